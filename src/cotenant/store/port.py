@@ -1,0 +1,156 @@
+"""The one port through which state is kept: keys, revisions, transactions, watches, leases.
+
+The model is etcd's, for it is the one that makes fencing possible: the store has one revision, which every
+committed transaction that writes anything raises by exactly 1; each key remembers the revision that made it and the
+one that changed it last. A transaction compares such revisions and then writes all or nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A key as it is at some revision."""
+
+    key: str
+    value: bytes
+    create_revision: int
+    mod_revision: int
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """All entries under a prefix, by key, and the store's revision at which that was so."""
+
+    entries: tuple[Entry, ...]
+    revision: int
+
+
+@dataclass(frozen=True, slots=True)
+class Compare:
+    """Holds while the key was last changed at `mod_revision`; 0 holds while there is no such key."""
+
+    key: str
+    mod_revision: int
+
+
+@dataclass(frozen=True, slots=True)
+class Put:
+    """Write a value. A key put under a lease goes when the lease does."""
+
+    key: str
+    value: bytes
+    lease_id: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Delete:
+    """Remove a key; removing what is not there is no error and, alone, raises no revision."""
+
+    key: str
+
+
+Operation = Put | Delete
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """All comparisons held and all operations were done, at this revision."""
+
+    revision: int
+
+
+@dataclass(frozen=True, slots=True)
+class Conflict:
+    """A comparison failed and nothing was done; the store is at this revision."""
+
+    revision: int
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A key was put, or deleted where `value` is None."""
+
+    key: str
+    value: bytes | None
+    mod_revision: int
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """What one transaction changed under a watched prefix."""
+
+    revision: int
+    changes: tuple[Change, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Relisted:
+    """The history that a watch asked for has been compacted away: this is the whole prefix instead."""
+
+    revision: int
+    entries: tuple[Entry, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """A time-limited promise to which keys may be bound."""
+
+    id: int
+    ttl_seconds: float
+
+
+class StoreUnavailable(Exception):
+    """The store did not answer. Whether a transaction under way was committed is unknown."""
+
+
+class LeaseLost(Exception):
+    """The lease has run out or was revoked; its keys are gone."""
+
+
+@runtime_checkable
+class Store(Protocol):
+    """What every adapter promises; one suite holds all of them to it.
+
+    All methods raise `StoreUnavailable` while the store is away, except `watch`, which waits for it to return.
+    """
+
+    async def get(self, key: str) -> Entry | None:
+        """Read one key, linearizably."""
+
+    async def list(self, prefix: str) -> Listing:
+        """Read all keys that begin with `prefix`, at one revision, sorted by key."""
+
+    async def transact(
+        self, compares: Sequence[Compare], operations: Sequence[Operation]
+    ) -> Committed | Conflict:
+        """Do all operations if all comparisons hold, else nothing.
+
+        A key may be written only once in a transaction (`ValueError` otherwise, as in etcd).
+        """
+
+    def watch(self, prefix: str, *, after_revision: int) -> AsyncIterator[Changes | Relisted]:
+        """Yield what is committed under `prefix` after a revision, in order, each transaction exactly once.
+
+        The iterator goes on through restarts of the store. Where its place in history has been compacted away it
+        yields one `Relisted` and goes on from there. It ends when the store is closed or the iterator is.
+        """
+
+    async def grant(self, ttl_seconds: float) -> Lease:
+        """Make a lease, which the caller must `keep_alive` before its time is over."""
+
+    async def keep_alive(self, lease: Lease) -> None:
+        """Start the lease's time anew. Raises `LeaseLost` where it is gone."""
+
+    async def revoke(self, lease: Lease) -> None:
+        """End the lease and delete its keys. Revoking a lease that is gone is no error."""
+
+    async def compact(self, revision: int) -> None:
+        """Forget the history up to and including `revision`; present values stay."""
+
+    async def close(self) -> None:
+        """End all watches and let go of the store."""
