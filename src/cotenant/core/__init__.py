@@ -1,0 +1,1 @@
+"""The domain: words, protocols and decisions. No clock, no network, no chance: time and rng are arguments."""

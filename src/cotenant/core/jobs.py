@@ -1,0 +1,146 @@
+"""What a user wants to be run, in the domain's words."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+WHOLE_GPU_MILLI = 1000
+GRACE_SECONDS_DEFAULT = 30.0
+TENANT_DEFAULT = "default"
+QUEUE_DEFAULT = "default"
+
+
+class JobKind(StrEnum):
+    """What kind of work a job is."""
+
+    TRAINING = "training"
+    INFERENCE = "inference"
+    CPU = "cpu"
+
+
+class Locality(StrEnum):
+    """How close together a gang wants to be (Philly, section 3.1 [P])."""
+
+    SERVER = "server"
+    RACK = "rack"
+    ANYWHERE = "anywhere"
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What one replica asks for. `cores` None is `auto`: the CPU allocator decides."""
+
+    gpu_milli: int = 0
+    cores: int | None = None
+    memory_bytes: int = 0
+    gpu_type: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Role:
+    """Some replicas of the same thing: workers, parameter servers."""
+
+    name: str = "worker"
+    replicas: int = 1
+    request: Request = Request()
+    command: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Qos:
+    """What a job promises its user; 0 means nothing is promised."""
+
+    rate_min_per_second: float = 0.0
+    latency_seconds: float = 0.0
+    latency_percentile: float = 0.0
+    arrivals_per_second: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class JobSpec:
+    """A job as its user described it; every default filled in."""
+
+    name: str = ""
+    kind: JobKind = JobKind.TRAINING
+    tenant: str = TENANT_DEFAULT
+    queue: str = QUEUE_DEFAULT
+    roles: tuple[Role, ...] = ()
+    command: tuple[str, ...] = ()
+    environment: tuple[tuple[str, str], ...] = ()
+    working_directory: str = ""
+    model: str = ""
+    steps_total: int = 0
+    deadline_seconds: float | None = None  # unix time
+    qos: Qos = Qos()
+    priority: int = 0
+    preemptible: bool = True
+    grace_seconds: float = GRACE_SECONDS_DEFAULT
+    warning_signal: str = "SIGTERM"
+    retries_max: int = 0
+    locality: Locality | None = None
+    progress_regex: str = ""
+    labels: tuple[tuple[str, str], ...] = ()
+    expected_seconds: float | None = None
+
+    @property
+    def gpu_milli(self) -> int:
+        """GPUs over all replicas, in thousandths."""
+        return sum(role.replicas * role.request.gpu_milli for role in self.roles)
+
+    @property
+    def replicas(self) -> int:
+        """Processes over all roles."""
+        return sum(role.replicas for role in self.roles)
+
+    @property
+    def shape(self) -> Shape:
+        """What decides where the job fits: two jobs of one shape are refused for the same reasons."""
+        return tuple((role.name, role.replicas, role.request) for role in self.roles), self.locality
+
+
+Shape = tuple[tuple[tuple[str, int, Request], ...], Locality | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What one replica will hold, its cores decided."""
+
+    gpu_milli: int = 0
+    cores: int = 0
+    memory_bytes: int = 0
+    gpu_type: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """The replicas of one role of a gang."""
+
+    role: str
+    replicas: int
+    demand: Demand
+
+
+@dataclass(frozen=True, slots=True)
+class Gang:
+    """A job as placement sees it: parts that get their places together or not at all."""
+
+    job_id: str
+    parts: tuple[Part, ...]
+    locality: Locality | None = None
+    sizing: str = field(default="", compare=False)  # how the cores were decided, for people
+
+    @property
+    def gpu_milli(self) -> int:
+        """GPUs over all replicas, in thousandths."""
+        return sum(part.replicas * part.demand.gpu_milli for part in self.parts)
+
+    @property
+    def cores(self) -> int:
+        """Cores over all replicas."""
+        return sum(part.replicas * part.demand.cores for part in self.parts)
+
+    @property
+    def memory_bytes(self) -> int:
+        """Memory over all replicas."""
+        return sum(part.replicas * part.demand.memory_bytes for part in self.parts)

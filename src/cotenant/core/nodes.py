@@ -1,0 +1,81 @@
+"""What a node is made of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Core:
+    """A schedulable core: a physical one with its SMT siblings, or one logical CPU where a node splits them."""
+
+    id: int
+    cpus: tuple[int, ...]
+    numa_node: int = 0
+    socket: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """A GPU, named by its UUID alone."""
+
+    uuid: str
+    model: str = ""
+    memory_bytes: int = 0
+    numa_node: int = -1
+    shareable: bool = False
+    declared: bool = False
+    pci_bus_id: str = ""
+    unhealthy_reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Inventory:
+    """All that jobs may use of a node."""
+
+    cores: tuple[Core, ...] = ()
+    gpus: tuple[Gpu, ...] = ()
+    memory_bytes: int = 0
+    rack: str = ""
+    address: str = ""
+    not_enforced: tuple[str, ...] = ()
+    agent_version: str = ""
+
+    @property
+    def gpu_type(self) -> str:
+        """The type of its GPUs; a node's GPUs are taken to be alike."""
+        return self.gpus[0].model if self.gpus else ""
+
+    @property
+    def shareable(self) -> bool:
+        """Whether shares of its GPUs may be given out."""
+        return any(gpu.shareable for gpu in self.gpus)
+
+
+@dataclass(frozen=True, slots=True)
+class NodeShape:
+    """What a node has in all, for those who only count. `count` 0: such a node could join but has not."""
+
+    gpus: int
+    cores: int
+    memory_bytes: int = 0
+    gpu_type: str = ""
+    shareable: bool = False
+    count: int = 1
+
+    def __str__(self) -> str:
+        """The shape in words, as refusals name it."""
+        gpus = f"{self.gpus} × {self.gpu_type}" if self.gpu_type else f"{self.gpus} GPUs"
+        memory = f", {self.memory_bytes / 2**30:.0f} GiB" if self.memory_bytes else ""
+        return f"{gpus}, {self.cores} cores{memory}"
+
+
+def shape_of(inventory: Inventory) -> NodeShape:
+    """Count what a node has."""
+    return NodeShape(
+        gpus=len(inventory.gpus),
+        cores=len(inventory.cores),
+        memory_bytes=inventory.memory_bytes,
+        gpu_type=inventory.gpu_type,
+        shareable=inventory.shareable,
+    )

@@ -1,0 +1,143 @@
+"""What policies promise. Each group is found through entry points; a policy is pure, seeded and columnar."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cotenant.core.estimates import Estimate, Observation, Query
+from cotenant.core.jobs import Gang, JobSpec
+from cotenant.core.ledger import Ledger, Offer
+from cotenant.core.nodes import NodeShape
+from cotenant.core.refusals import Refusal
+from cotenant.core.table import Jobs
+
+API_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """A level and a score for every active job; the lower runs first.
+
+    `valid_seconds` says for how long nothing changes if nothing happens, so that nothing is recomputed for no reason.
+    """
+
+    level: NDArray[np.int64]
+    score: NDArray[np.float64]
+    valid_seconds: float = math.inf
+
+
+class QueuePolicy(Protocol):
+    """Orders active jobs.
+
+    `preemptive`: running jobs that fall in the order make room. `strict`: a job that does not fit holds back all
+    behind it. `running_first`: inside a level, jobs that run come before jobs that wait.
+    """
+
+    name: str
+    api_version: int
+    preemptive: bool
+    strict: bool
+    running_first: bool
+
+    def order(self, jobs: Jobs, now: float) -> Order:
+        """Give each active job its level and score."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sizing:
+    """Cores per replica for each role of a job, in the roles' order, and why, in one sentence."""
+
+    cores: tuple[int, ...]
+    reason: str
+
+
+class CpuAllocator(Protocol):
+    """Gives a job its cores."""
+
+    name: str
+    api_version: int
+
+    def size(self, spec: JobSpec, estimate: Estimate, shapes: Sequence[NodeShape]) -> Sizing:
+        """Decide the cores per replica of each role; never fewer than 1 for a process of a real job."""
+
+
+class PlacementPolicy(Protocol):
+    """Finds places for one gang, all or nothing."""
+
+    name: str
+    api_version: int
+
+    def place(self, gang: Gang, ledger: Ledger, rng: np.random.Generator) -> Offer | Refusal:
+        """Offer places for all replicas, or say why there are none. The ledger is left as it was."""
+
+
+class Predictor(Protocol):
+    """Turns observations into estimates with confidence."""
+
+    name: str
+    api_version: int
+
+    def observe(self, observation: Observation) -> None:
+        """Take in what was seen."""
+
+    def estimate(self, query: Query) -> Estimate:
+        """Say what is known of a job; `predictable` False where that is nothing."""
+
+    def dump(self) -> Mapping[str, bytes]:
+        """What changed since the last dump, by key, to be kept across restarts."""
+
+    def restore(self, records: Mapping[str, bytes]) -> Sequence[str]:
+        """Take back what was kept; names the records that could not be read."""
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptWindow:
+    """What one attempt did in a window; None where the hardware or the job does not tell."""
+
+    job_id: str
+    number: int
+    cpu_job: bool
+    cores_used: float
+    rate_per_second: float | None = None
+    gpu_utilisation_percent: float | None = None
+    memory_bandwidth_bytes_per_second: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NodeWindow:
+    """What a node saw in a window that ended at `now`."""
+
+    node_id: str
+    now: float
+    seconds: float
+    attempts: tuple[AttemptWindow, ...]
+    cpu_some_percent: float = 0.0
+    memory_some_percent: float = 0.0
+    io_some_percent: float = 0.0
+    memory_bandwidth_bytes_per_second: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Directive:
+    """The share of its full speed that an attempt may have: 0 suspends it, 1 frees it."""
+
+    job_id: str
+    number: int
+    share: float
+    reason: str
+
+
+class ContentionPolicy(Protocol):
+    """Turns a node's window of samples into directives."""
+
+    name: str
+    api_version: int
+
+    def judge(self, window: NodeWindow) -> Sequence[Directive]:
+        """Say what to do now; nothing where all is well."""

@@ -1,0 +1,104 @@
+"""Why a job waits: data, with the numbers and with what would change it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from types import MappingProxyType
+
+
+class Wait(StrEnum):
+    """The kinds of wait (Philly, section 3.1 [P]), by which simulations and metrics sum them up."""
+
+    FAIR_SHARE = "fair_share"
+    FRAGMENTATION = "fragmentation"
+    CAPACITY = "capacity"
+    DEPENDENCY = "dependency"
+
+
+class Code(StrEnum):
+    """Stable reason codes."""
+
+    CAPACITY = "CAPACITY"
+    FRAGMENTED = "FRAGMENTED"
+    NEVER_FITS = "NEVER_FITS"
+    BEHIND = "BEHIND"
+    OUTRANKED = "OUTRANKED"
+    QUOTA = "QUOTA"
+    NO_NODES = "NO_NODES"
+    SUSPENDED = "SUSPENDED"
+    BACK_OFF = "BACK_OFF"
+    NOT_YET_CONSIDERED = "NOT_YET_CONSIDERED"
+
+
+WAIT_OF: Mapping[Code, Wait] = MappingProxyType(
+    {
+        Code.CAPACITY: Wait.CAPACITY,
+        Code.FRAGMENTED: Wait.FRAGMENTATION,
+        Code.NEVER_FITS: Wait.CAPACITY,
+        Code.BEHIND: Wait.CAPACITY,
+        Code.OUTRANKED: Wait.CAPACITY,
+        Code.QUOTA: Wait.FAIR_SHARE,
+        Code.NO_NODES: Wait.CAPACITY,
+        Code.SUSPENDED: Wait.DEPENDENCY,
+        Code.BACK_OFF: Wait.DEPENDENCY,
+        Code.NOT_YET_CONSIDERED: Wait.CAPACITY,
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """One reason why a job does not run now."""
+
+    code: Code
+    detail: str
+    remedy: str = ""
+    numbers: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def wait(self) -> Wait:
+        """The kind of wait that this reason makes."""
+        return WAIT_OF[self.code]
+
+    def __str__(self) -> str:
+        """The reason in one sentence."""
+        return f"{self.code}: {self.detail}"
+
+
+def plural(count: float, noun: str) -> str:
+    """Write a count with its noun: `1 GPU`, `0.5 GPUs`, `3 servers`.
+
+    >>> plural(1, "GPU"), plural(2.5, "GPU")
+    ('1 GPU', '2.5 GPUs')
+    """
+    return f"{count:g} {noun}" if count == 1 else f"{count:g} {noun}s"
+
+
+def gpus(milli: int) -> str:
+    """Write GPUs given in thousandths.
+
+    >>> gpus(8000), gpus(500)
+    ('8 GPUs', '0.5 GPUs')
+    """
+    return plural(milli / 1000, "GPU")
+
+
+def behind(job_id: str, wanted: str) -> Refusal:
+    """A strict queue: the job at its head does not fit, and nobody may pass it."""
+    return Refusal(
+        Code.BEHIND,
+        f"waits behind {job_id}, which is at the head of a strict queue and {wanted}",
+        "the job at the head starts, or the queue is set to backfill",
+    )
+
+
+def outranked(rank: int, ahead: int) -> Refusal:
+    """The policy gave what there is to jobs that come first in its order."""
+    return Refusal(
+        Code.OUTRANKED,
+        f"is number {rank} in the order; the {plural(ahead, 'job')} before it take all that it could use",
+        "jobs before it finish, or fall in the order",
+        {"rank": rank, "ahead": ahead},
+    )

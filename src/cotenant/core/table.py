@@ -1,0 +1,185 @@
+"""Active jobs in columns, kept up to date by whoever owns them: the queue, or the simulator."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Flags = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class JobRow:
+    """A job as it enters the table; later columns start at nothing attained."""
+
+    id: str
+    arrival_seconds: float
+    sequence: int  # breaks ties: earlier jobs have smaller ones
+    gpu_milli: int = 0
+    cores: int = 0
+    memory_bytes: int = 0
+    replicas: int = 1
+    priority: int = 0
+    tenant: int = 0
+    deadline_seconds: float = np.inf
+    preemptible: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Jobs:
+    """All active jobs at one moment: one array per column, all of one length, rows in no order.
+
+    Times are in seconds; `attained_seconds` is run time so far, `attained_gpu_seconds` that times the GPUs held,
+    `waiting_since` when the job last began to wait, `running_since` when its present run began, `remaining_seconds`
+    the predicted rest (NaN: unpredictable) with `confidence` from 0 to 1.
+    """
+
+    sequence: Ints
+    arrival_seconds: Floats
+    gpu_milli: Ints
+    cores: Ints
+    memory_bytes: Ints
+    replicas: Ints
+    priority: Ints
+    tenant: Ints
+    deadline_seconds: Floats
+    preemptible: Flags
+    running: Flags
+    attained_seconds: Floats
+    attained_gpu_seconds: Floats
+    waiting_since: Floats
+    running_since: Floats
+    remaining_seconds: Floats
+    confidence: Floats
+
+    def __len__(self) -> int:
+        return len(self.sequence)
+
+
+_INTS = ("sequence", "gpu_milli", "cores", "memory_bytes", "replicas", "priority", "tenant")
+_FLAGS = ("preemptible", "running")
+_FLOATS = (
+    "arrival_seconds",
+    "deadline_seconds",
+    "attained_seconds",
+    "attained_gpu_seconds",
+    "waiting_since",
+    "running_since",
+    "remaining_seconds",
+    "confidence",
+)
+
+
+class JobTable:
+    """Active jobs, dense: removing a job moves the last row into its place.
+
+    >>> table = JobTable()
+    >>> table.add(JobRow("a", arrival_seconds=0, sequence=0, gpu_milli=2000))
+    >>> table.start("a", now=10)
+    >>> table.jobs(now=25).attained_gpu_seconds.tolist()
+    [30.0]
+    """
+
+    def __init__(self, capacity: int = 64) -> None:
+        self.ids: list[str] = []
+        self._row: dict[str, int] = {}
+        self._columns: dict[str, NDArray[Any]] = {
+            **{name: np.zeros(capacity, dtype=np.int64) for name in _INTS},
+            **{name: np.zeros(capacity, dtype=np.bool_) for name in _FLAGS},
+            **{name: np.zeros(capacity, dtype=np.float64) for name in _FLOATS},
+        }
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def __contains__(self, job_id: str) -> bool:
+        return job_id in self._row
+
+    def row(self, job_id: str) -> int:
+        """Say in which row a job is now; another job's removal may move it."""
+        return self._row[job_id]
+
+    def add(self, job: JobRow) -> None:
+        """Take a waiting job in."""
+        if job.id in self._row:
+            raise ValueError(f"job {job.id} is in the table already")
+        row = len(self.ids)
+        if row == len(self._columns["sequence"]):
+            self._columns = {name: np.concatenate([old, old]) for name, old in self._columns.items()}
+        self.ids.append(job.id)
+        self._row[job.id] = row
+        self._set(
+            row,
+            sequence=job.sequence,
+            arrival_seconds=job.arrival_seconds,
+            gpu_milli=job.gpu_milli,
+            cores=job.cores,
+            memory_bytes=job.memory_bytes,
+            replicas=job.replicas,
+            priority=job.priority,
+            tenant=job.tenant,
+            deadline_seconds=job.deadline_seconds,
+            preemptible=job.preemptible,
+            running=False,
+            attained_seconds=0.0,
+            attained_gpu_seconds=0.0,
+            waiting_since=job.arrival_seconds,
+            running_since=np.nan,
+            remaining_seconds=np.nan,
+            confidence=0.0,
+        )
+
+    def remove(self, job_id: str) -> None:
+        """Let a job go."""
+        row, last = self._row.pop(job_id), len(self.ids) - 1
+        if row != last:
+            for column in self._columns.values():
+                column[row] = column[last]
+            moved = self.ids[last]
+            self.ids[row], self._row[moved] = moved, row
+        self.ids.pop()
+
+    def start(self, job_id: str, now: float) -> None:
+        """Note that a job has begun to run."""
+        self._set(self._row[job_id], running=True, running_since=now)
+
+    def stop(self, job_id: str, now: float) -> None:
+        """Note that a job waits again; what it attained stays."""
+        row = self._row[job_id]
+        if self._columns["running"][row]:
+            ran = max(0.0, now - float(self._columns["running_since"][row]))
+            self._add_service(row, ran)
+        self._set(row, running=False, running_since=np.nan, waiting_since=now)
+
+    def attain(self, job_id: str, run_seconds: float) -> None:
+        """Credit run time from before the table knew the job."""
+        self._add_service(self._row[job_id], run_seconds)
+
+    def update(self, job_id: str, **values: float) -> None:
+        """Set columns of one job: priority, deadline_seconds, remaining_seconds, confidence, cores…"""
+        self._set(self._row[job_id], **values)
+
+    def _add_service(self, row: int, run_seconds: float) -> None:
+        columns = self._columns
+        columns["attained_seconds"][row] += run_seconds
+        gpus = columns["gpu_milli"][row] / 1000
+        columns["attained_gpu_seconds"][row] += run_seconds * gpus
+
+    def _set(self, row: int, **values: float) -> None:
+        for name, value in values.items():
+            self._columns[name][row] = value
+
+    def jobs(self, now: float) -> Jobs:
+        """Picture all active jobs at a moment. The arrays are views: good until the table next changes."""
+        size = len(self.ids)
+        columns = {name: column[:size] for name, column in self._columns.items()}
+        running = columns["running"]
+        ran = np.where(running, np.maximum(0.0, now - columns["running_since"]), 0.0)
+        columns["attained_seconds"] = columns["attained_seconds"] + ran
+        columns["attained_gpu_seconds"] = columns["attained_gpu_seconds"] + ran * columns["gpu_milli"] / 1000
+        return Jobs(**columns)
