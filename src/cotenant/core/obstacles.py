@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-
 from cotenant.core.jobs import WHOLE_GPU_MILLI, Demand, Gang, JobSpec, Request
 from cotenant.core.ledger import Counts, Ledger
 from cotenant.core.nodes import NodeShape
@@ -153,6 +151,7 @@ def _gib(count: int) -> str:
 def fill(room: Counts, nodes: Sequence[int] | Counts, replicas: int) -> list[tuple[int, int]] | None:
     """Put replicas on nodes in the given order, as many on each as it has room for; None where they do not all fit.
 
+    >>> import numpy as np
     >>> fill(np.array([2, 0, 3]), [0, 1, 2], 4)
     [(0, 2), (2, 2)]
     """
