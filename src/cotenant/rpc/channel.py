@@ -1,0 +1,198 @@
+"""Channels to the services: retries, deadlines, keepalive and the token, so that callers need not think of them.
+
+The defaults are added by a channel that wraps grpc's own and passes each call on. Interceptors could do it too, but
+in grpc.aio every interceptor makes a task per call, which costs more than the rest of this package together.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from cotenant import telemetry
+from cotenant.rpc.methods import METHODS, Method
+
+MIB = 2**20
+ANSWER_BYTES_MAX = 64 * MIB
+ATTEMPTS_MAX = 4
+SERVICES = ("queue", "placement", "predictor", "contention")
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoints:
+    """Where each service is; "" where that is not known. One address may serve all."""
+
+    queue: str = ""
+    placement: str = ""
+    predictor: str = ""
+    contention: str = ""
+
+    @classmethod
+    def one(cls, address: str) -> Endpoints:
+        """All services at one address."""
+        return cls(address, address, address, address)
+
+    @classmethod
+    def parse(cls, text: str) -> Endpoints:
+        """Read `host:port`, or `queue=host:port,placement=host:port,…`.
+
+        >>> Endpoints.parse("127.0.0.1:7070").predictor
+        '127.0.0.1:7070'
+        >>> Endpoints.parse("queue=a:1,placement=b:2").placement
+        'b:2'
+
+        Raises:
+            ValueError: a part names no service, or an address has no port.
+        """
+        if "=" not in text:
+            return cls.one(_address(text))
+        parts = (part.partition("=") for part in text.split(","))
+        named = {name.strip(): _address(address) for name, _, address in parts}
+        if unknown := sorted(set(named) - set(SERVICES)):
+            raise ValueError(f"{unknown[0]!r} is no service; {', '.join(SERVICES)} are")
+        return cls(**named)
+
+
+def _address(text: str) -> str:
+    address = text.strip()
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal():
+        raise ValueError(f"{address!r} is no address; write host:port")
+    return address
+
+
+def connect(endpoint: str, token: str = "", *, health_service: str | None = None) -> Channel:
+    """Open a channel. Nothing is sent before the first call, so that the server may start later.
+
+    With `health_service`, calls go only to addresses whose health says that this service is serving.
+    """
+    if not endpoint:
+        raise ValueError("an endpoint is needed: host:port")
+    inner = grpc.aio.insecure_channel(
+        endpoint, options=_options(health_service), interceptors=telemetry.client_interceptors()
+    )
+    return Channel(inner, token)
+
+
+class Channel(grpc.aio.Channel):
+    """grpc's channel with a default deadline, the token and a `request_id` on each call that needs one."""
+
+    def __init__(self, inner: Any, token: str) -> None:
+        self._inner = inner
+        self._metadata = (("authorization", f"Bearer {token}"),) if token else ()
+
+    def unary_unary(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        """Make a unary call's stub; calls of the contract get a deadline where the caller sets none."""
+        call = self._inner.unary_unary(method, *args, **kwargs)
+        return _unary(call, METHODS.get(method, Method()), self._metadata)
+
+    def unary_stream(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        """Make the stub of a call that answers with a stream."""
+        return _streaming(self._inner.unary_stream(method, *args, **kwargs), self._metadata)
+
+    def stream_unary(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        """Make the stub of a call that asks with a stream."""
+        return _streaming(self._inner.stream_unary(method, *args, **kwargs), self._metadata)
+
+    def stream_stream(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        """Make the stub of a call that streams both ways."""
+        return _streaming(self._inner.stream_stream(method, *args, **kwargs), self._metadata)
+
+    async def close(self, grace: float | None = None) -> None:
+        """Let calls under way finish within the grace, then cut them off."""
+        await self._inner.close(grace)
+
+    def get_state(self, try_to_connect: bool = False) -> Any:
+        """Tell the state of the connection."""
+        return self._inner.get_state(try_to_connect)
+
+    async def wait_for_state_change(self, last_observed_state: Any) -> None:
+        """Return once the connection's state is another one."""
+        await self._inner.wait_for_state_change(last_observed_state)
+
+    async def channel_ready(self) -> None:
+        """Return once the connection stands."""
+        await self._inner.channel_ready()
+
+    async def __aenter__(self) -> Channel:
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self.close()
+
+
+def _unary(call: Any, method: Method, extra: tuple[tuple[str, str], ...]) -> Callable[..., Any]:
+    def make(request: Any, *, timeout: float | None = None, metadata: Any = None, **kwargs: Any) -> Any:
+        if method.has_request_id and not request.request_id:
+            request = _identified(request)
+        return call(
+            request,
+            timeout=method.deadline_seconds if timeout is None else timeout,
+            metadata=_joined(metadata, extra),
+            **kwargs,
+        )
+
+    return make
+
+
+def _streaming(call: Any, extra: tuple[tuple[str, str], ...]) -> Callable[..., Any]:
+    def make(*args: Any, metadata: Any = None, **kwargs: Any) -> Any:
+        return call(*args, metadata=_joined(metadata, extra), **kwargs)
+
+    return make
+
+
+def _identified(request: Any) -> Any:
+    """Give a copy a `request_id`: without one, a retry inside the channel could do the same thing twice."""
+    copy = type(request)()
+    copy.CopyFrom(request)
+    copy.request_id = uuid.uuid4().hex
+    return copy
+
+
+def _joined(metadata: Any, extra: tuple[tuple[str, str], ...]) -> Any:
+    return extra if not metadata else (*metadata, *extra)
+
+
+def service_config(health_service: str | None = None) -> Mapping[str, Any]:
+    """Return gRPC's service config: which methods are retried, and how calls spread over addresses."""
+    retried = [path.removeprefix("/").split("/") for path, method in METHODS.items() if method.retried]
+    config: dict[str, Any] = {
+        "loadBalancingConfig": [{"round_robin": {}}],
+        "methodConfig": [
+            {
+                "name": [{"service": service, "method": name} for service, name in retried],
+                "retryPolicy": {
+                    "maxAttempts": ATTEMPTS_MAX,
+                    "initialBackoff": "0.1s",
+                    "maxBackoff": "2s",
+                    "backoffMultiplier": 2,
+                    "retryableStatusCodes": ["UNAVAILABLE"],
+                },
+            }
+        ],
+        "retryThrottling": {"maxTokens": 100, "tokenRatio": 0.1},
+    }
+    if health_service is not None:
+        config["healthCheckConfig"] = {"serviceName": health_service}
+    return config
+
+
+def _options(health_service: str | None) -> list[tuple[str, Any]]:
+    return [
+        ("grpc.service_config", json.dumps(service_config(health_service))),
+        ("grpc.enable_http_proxy", 0),  # services are near; a proxy of the environment's is for the web
+        ("grpc.max_receive_message_length", ANSWER_BYTES_MAX),
+        ("grpc.keepalive_time_ms", 20_000),
+        ("grpc.keepalive_timeout_ms", 10_000),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.initial_reconnect_backoff_ms", 100),
+        ("grpc.min_reconnect_backoff_ms", 1_000),  # also how long one attempt to connect may take
+        ("grpc.max_reconnect_backoff_ms", 2_000),
+    ]

@@ -1,0 +1,82 @@
+"""Every unary method of the contract, and how a client calls it. A test holds this table to the protos.
+
+A method is retried on UNAVAILABLE where a repeat does no harm: it only reads, or it carries a `request_id` by which
+the server knows the repeat. Streams are not in the table: their callers resume them, which a channel cannot do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+PACKAGE = "cotenant.v1"
+DEADLINE_SECONDS_DEFAULT = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """How a method is called."""
+
+    retried: bool = False
+    has_request_id: bool = False
+    deadline_seconds: float = DEADLINE_SECONDS_DEFAULT
+
+
+READ = Method(retried=True)
+WRITE = Method(retried=True, has_request_id=True)
+
+_BY_SERVICE = {
+    "JobService": {
+        "CreateJob": WRITE,
+        "GetJob": READ,
+        "ListJobs": READ,
+        "CancelJob": WRITE,
+        "SuspendJob": WRITE,
+        "ResumeJob": WRITE,
+        "UpdateJob": WRITE,
+        "ExplainJob": READ,
+        "SimulateJob": Method(retried=True, deadline_seconds=30),  # a whole scheduling cycle
+    },
+    "TenantService": {
+        "CreateTenant": WRITE,
+        "GetTenant": READ,
+        "ListTenants": READ,
+        "UpdateTenant": WRITE,
+        "DeleteTenant": WRITE,
+        "ListQueues": READ,
+    },
+    "NodeService": {
+        "GetNode": READ,
+        "ListNodes": READ,
+        "DrainNode": WRITE,
+        "CordonNode": WRITE,
+        "UncordonNode": WRITE,
+    },
+    "PlacementService": {
+        # Not retried: the next cycle plans anew, from what is free then.
+        "PlanPlacement": Method(has_request_id=True, deadline_seconds=30),
+        "StopAttempts": Method(),  # the next cycle orders again what has not stopped
+        "GetCapacity": READ,
+    },
+    "PredictorService": {
+        "Estimate": READ,
+        "Observe": Method(),  # a repeat would count twice
+        "PlanProfile": READ,
+    },
+    "ContentionService": {
+        "ListIncidents": READ,
+        "ListSamples": READ,
+    },
+    "PolicyService": {
+        "ListPolicies": READ,
+    },
+}
+
+METHODS: Mapping[str, Method] = MappingProxyType(
+    {
+        f"/{PACKAGE}.{service}/{name}": method
+        for service, methods in _BY_SERVICE.items()
+        for name, method in methods.items()
+    }
+)

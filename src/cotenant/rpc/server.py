@@ -1,0 +1,155 @@
+"""The one gRPC server of a process: any number of services behind one guard, with health and reflection."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+import grpc.aio
+import structlog
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1.health import aio as health_aio
+from grpc_reflection.v1alpha import reflection
+
+from cotenant import telemetry
+from cotenant.rpc.guard import Guard
+from cotenant.rpc.identity import Anyone, Authenticator, BearerToken
+from cotenant.rpc.methods import METHODS
+
+log = structlog.get_logger()
+
+MIB = 2**20
+MESSAGE_BYTES_MAX_DEFAULT = 4 * MIB
+DEADLINE_SECONDS_DEFAULT = 60.0
+OVERALL = ""  # the health protocol's name for the server as a whole
+
+AddServicer = Callable[[Any, Any], None]
+
+
+class CannotListen(Exception):
+    """The address cannot be listened on; the message says why."""
+
+
+class Server:
+    """Serves what was added to it before `start`.
+
+    Without a token and without an authenticator it lets everybody in.
+    """
+
+    def __init__(
+        self,
+        address: str = "127.0.0.1:0",
+        token: str | None = None,
+        *,
+        authenticator: Authenticator | None = None,
+        message_bytes_max: int = MESSAGE_BYTES_MAX_DEFAULT,
+        deadline_seconds_default: float = DEADLINE_SECONDS_DEFAULT,
+    ) -> None:
+        if authenticator is None:
+            authenticator = BearerToken(token) if token is not None else Anyone()
+        self._address = address
+        self._guard = Guard(authenticator, deadline_seconds_default)
+        self._message_bytes_max = message_bytes_max
+        self._servicers: list[tuple[AddServicer, Any]] = []
+        self._serving: dict[str, bool] = {}
+        self._health = health_aio.HealthServicer()
+        self._health_updates: set[asyncio.Task[None]] = set()
+        self._server: Any = None
+
+    def add(self, add_servicer: AddServicer, servicer: Any, service: str) -> None:
+        """Serve `service`, for example "cotenant.v1.JobService", with the generated `add_…_to_server`."""
+        if self._server is not None:
+            raise RuntimeError("services are added before the server starts")
+        self._servicers.append((add_servicer, servicer))
+        self._serving.setdefault(service, True)
+
+    async def start(self) -> int:
+        """Begin to serve and return the port.
+
+        Raises:
+            CannotListen: the address is in use, or not this machine's.
+        """
+        server = grpc.aio.server(
+            interceptors=[*telemetry.server_interceptors(METHODS.__contains__), self._guard],
+            options=_options(self._message_bytes_max),
+        )
+        for add_servicer, servicer in self._servicers:
+            add_servicer(servicer, server)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        names = [*self._serving, health_pb2.DESCRIPTOR.services_by_name["Health"].full_name, reflection.SERVICE_NAME]
+        reflection.enable_server_reflection(names, server)
+        port = _bind(server, self._address)
+        self._server = server
+        for service, serving in self._serving.items():
+            await self._health.set(service, _status(serving))
+        await self._health.set(OVERALL, _status(all(self._serving.values())))
+        await server.start()
+        return port
+
+    def set_serving(self, service: str, serving: bool) -> None:
+        """Tell by the health protocol whether a service can do its work; the server as a whole can if all can."""
+        if service not in self._serving:
+            raise KeyError(f"{service} is not served here; {', '.join(self._serving)} are")
+        self._serving[service] = serving
+        if self._server is not None:
+            self._update_health(service, serving)
+            self._update_health(OVERALL, all(self._serving.values()))
+
+    async def stop(self, grace_seconds: float = 5.0) -> None:
+        """Take no new calls, let those under way finish within the grace, then cut them off."""
+        if self._server is None:
+            return
+        await asyncio.gather(*self._health_updates)
+        await self._health.enter_graceful_shutdown()
+        await self._server.stop(grace_seconds)
+
+    async def wait(self) -> None:
+        """Return once the server has been stopped."""
+        await self._server.wait_for_termination()
+
+    def _update_health(self, service: str, serving: bool) -> None:
+        update = asyncio.ensure_future(self._health.set(service, _status(serving)))
+        self._health_updates.add(update)
+        update.add_done_callback(self._health_updates.discard)
+
+
+def _options(message_bytes_max: int) -> list[tuple[str, int]]:
+    return [
+        ("grpc.so_reuseport", 0),  # else a second server on the same port would silently share its calls
+        ("grpc.max_receive_message_length", message_bytes_max),
+        ("grpc.max_send_message_length", -1),  # the receiver says what it takes
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+        ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
+        ("grpc.keepalive_time_ms", 30_000),
+        ("grpc.keepalive_timeout_ms", 10_000),
+    ]
+
+
+def _bind(server: Any, address: str) -> int:
+    try:
+        return int(server.add_insecure_port(address))
+    except RuntimeError as error:
+        raise CannotListen(f"cannot listen on {address}: {_why(address) or error}") from None
+
+
+def _why(address: str) -> str:
+    """Ask the kernel, since gRPC does not pass on why a port could not be bound."""
+    host, _, port = address.rpartition(":")
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((host.strip("[]"), int(port)))
+            probe.listen()
+    except (OSError, ValueError, OverflowError) as error:
+        return (getattr(error, "strerror", None) or str(error)).lower()
+    return ""
+
+
+def _status(serving: bool) -> Any:
+    response = health_pb2.HealthCheckResponse
+    return response.SERVING if serving else response.NOT_SERVING

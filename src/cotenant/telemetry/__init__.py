@@ -1,0 +1,37 @@
+"""Logs, spans and metrics, one small vocabulary for all of Cotenant.
+
+Logs are on: events with fields, not prose. Spans and metrics are off until the standard OpenTelemetry variables ask
+for them; until then the SDK is not even imported and each call below costs a fraction of a microsecond.
+"""
+
+from cotenant.telemetry.metrics import Counter, Gauge, Histogram, counter, gauge, histogram
+from cotenant.telemetry.switch import setup, shutdown
+from cotenant.telemetry.tracing import (
+    Attribute,
+    Span,
+    client_interceptors,
+    current,
+    record,
+    root,
+    server_interceptors,
+    span,
+)
+
+__all__ = [
+    "Attribute",
+    "Counter",
+    "Gauge",
+    "Histogram",
+    "Span",
+    "client_interceptors",
+    "counter",
+    "current",
+    "gauge",
+    "histogram",
+    "record",
+    "root",
+    "server_interceptors",
+    "setup",
+    "shutdown",
+    "span",
+]

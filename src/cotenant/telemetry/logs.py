@@ -1,0 +1,80 @@
+"""Log lines: JSON on stderr for programs, colours where a person looks at a terminal."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import TextIO
+
+import structlog
+from structlog.typing import EventDict, Processor, WrappedLogger
+
+from cotenant.telemetry import tracing
+
+LEVEL_DEFAULT = "info"
+LEVELS = {
+    "debug": logging.DEBUG,
+    "info": logging.INFO,
+    "warning": logging.WARNING,
+    "error": logging.ERROR,
+    "critical": logging.CRITICAL,
+}
+LEVEL_OF_SERVICE = {"cli": "warning"}  # a command's own output is what its user reads
+
+
+def configure(service: str, level: str, stream: TextIO | None = None) -> None:
+    """Send the logs of structlog and of the standard library, in one form, to `stream` (stderr)."""
+    out = stream or sys.stderr
+    known = level.lower() in LEVELS
+    number = LEVELS[level.lower() if known else LEVEL_DEFAULT]
+    shared: list[Processor] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.stdlib.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        _Named(service),
+        _add_trace_id,
+    ]
+    structlog.configure(
+        processors=[*shared, *_rendering(out)],
+        wrapper_class=structlog.make_filtering_bound_logger(number),
+        logger_factory=structlog.WriteLoggerFactory(file=out),
+        cache_logger_on_first_use=False,  # so that a later `setup`, or a test that captures logs, is heard
+    )
+    _adopt_standard_logging(shared, out, number)
+    if not known:
+        structlog.get_logger().warning("log_level_unknown", given=level, used=LEVEL_DEFAULT, known=[*LEVELS])
+
+
+def _rendering(out: TextIO) -> list[Processor]:
+    if out.isatty():
+        return [structlog.dev.ConsoleRenderer()]
+    return [structlog.processors.dict_tracebacks, structlog.processors.JSONRenderer(default=str)]
+
+
+def _adopt_standard_logging(shared: list[Processor], out: TextIO, number: int) -> None:
+    """Give lines of libraries (grpc, opentelemetry) the same form."""
+    handler = logging.StreamHandler(out)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=[*shared, structlog.stdlib.add_logger_name],
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *_rendering(out)],
+        )
+    )
+    logging.basicConfig(handlers=[handler], level=max(number, logging.WARNING), force=True)
+
+
+class _Named:
+    """Puts the service's name into each line."""
+
+    def __init__(self, service: str) -> None:
+        self._service = service
+
+    def __call__(self, logger: WrappedLogger, method: str, event: EventDict) -> EventDict:
+        event["service"] = self._service
+        return event
+
+
+def _add_trace_id(logger: WrappedLogger, method: str, event: EventDict) -> EventDict:
+    if trace_parent := tracing.current():
+        event["trace_id"] = trace_parent.split("-")[1]
+    return event

@@ -1,0 +1,123 @@
+"""The OpenTelemetry side of spans and metrics. Imported only once the environment asks for either."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from opentelemetry import metrics, trace
+from opentelemetry.context import Context
+from opentelemetry.exporter.otlp.proto.grpc.metric_exporter import OTLPMetricExporter
+from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+from opentelemetry.instrumentation.grpc import aio_client_interceptors, aio_server_interceptor
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+from cotenant.telemetry.tracing import Attribute
+
+SCOPE = "cotenant"
+NANOSECONDS = 1_000_000_000
+_W3C = TraceContextTextMapPropagator()
+
+
+class Tracing:
+    """A tracer provider that exports by OTLP in batches."""
+
+    def __init__(self, resource: Resource) -> None:
+        self._provider = TracerProvider(resource=resource)
+        self._provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
+        self._tracer = self._provider.get_tracer(SCOPE)
+        if isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):
+            trace.set_tracer_provider(self._provider)  # for plug-ins that speak to OpenTelemetry themselves
+
+    @contextmanager
+    def span(self, name: str, parent: str, attributes: Mapping[str, Attribute]) -> Iterator[_LiveSpan]:
+        """Open a span and make it the active one."""
+        with self._tracer.start_as_current_span(name, _context(parent), attributes=attributes) as span:
+            yield _LiveSpan(span)
+
+    def record(
+        self,
+        name: str,
+        parent: str,
+        start_seconds: float,
+        end_seconds: float,
+        attributes: Mapping[str, Attribute],
+    ) -> str:
+        """Export a span that is over."""
+        span = self._tracer.start_span(
+            name,
+            _context(parent),
+            attributes=attributes,
+            start_time=int(start_seconds * NANOSECONDS),
+        )
+        span.end(end_time=int(end_seconds * NANOSECONDS))
+        return _trace_parent(span)
+
+    def root(self, name: str, attributes: Mapping[str, Attribute]) -> str:
+        """Export a span of no length that has no parent, whatever is active."""
+        span = self._tracer.start_span(name, Context(), attributes=attributes)
+        span.end()
+        return _trace_parent(span)
+
+    def current(self) -> str:
+        """Name the active span."""
+        return _trace_parent(trace.get_current_span())
+
+    def server_interceptors(self, traced: Callable[[str], bool]) -> list[Any]:
+        """Trace the methods that `traced` picks."""
+
+        def picked(call: Any) -> bool:
+            return traced(call.method)
+
+        return [aio_server_interceptor(tracer_provider=self._provider, filter_=picked)]
+
+    def client_interceptors(self) -> list[Any]:
+        """Trace unary calls only: a stream lives as long as its process, and its span would never be seen."""
+        return [aio_client_interceptors(tracer_provider=self._provider)[0]]
+
+    def shutdown(self) -> None:
+        """Send what is left and stop."""
+        self._provider.shutdown()
+
+
+class Metrics:
+    """A meter provider that exports by OTLP every so often (OTEL_METRIC_EXPORT_INTERVAL)."""
+
+    def __init__(self, resource: Resource) -> None:
+        reader = PeriodicExportingMetricReader(OTLPMetricExporter())
+        self._provider = MeterProvider([reader], resource=resource)
+        self.meter: metrics.Meter = self._provider.get_meter(SCOPE)
+
+    def shutdown(self) -> None:
+        """Send what is left and stop."""
+        self._provider.shutdown()
+
+
+class _LiveSpan:
+    def __init__(self, span: trace.Span) -> None:
+        self._span = span
+
+    @property
+    def trace_parent(self) -> str:
+        return _trace_parent(self._span)
+
+    def set(self, **attributes: Attribute) -> None:
+        self._span.set_attributes(attributes)
+
+
+def _context(parent: str) -> Context | None:
+    """Read a traceparent; "" means whatever is active, and one that cannot be read begins a new trace."""
+    return _W3C.extract({"traceparent": parent}, Context()) if parent else None
+
+
+def _trace_parent(span: trace.Span) -> str:
+    context = span.get_span_context()
+    if not context.is_valid:
+        return ""
+    return f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags:02x}"

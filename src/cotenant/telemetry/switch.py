@@ -1,0 +1,80 @@
+"""Turns logs on, and spans and metrics where the standard environment variables ask for them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from importlib.metadata import version
+from typing import TYPE_CHECKING
+
+import structlog
+
+from cotenant.telemetry import logs, metrics, tracing
+
+if TYPE_CHECKING:
+    from cotenant.telemetry.otel import Metrics, Tracing
+
+log = structlog.get_logger()
+
+_running: list[Tracing | Metrics] = []
+
+
+def setup(service: str) -> None:
+    """Set up this process's telemetry. A later call changes the logs only.
+
+    Reads COTENANT_LOG (debug, info, warning, error, critical) and the standard OTEL_ variables.
+    """
+    environment = os.environ
+    logs.configure(service, environment.get("COTENANT_LOG") or logs.LEVEL_OF_SERVICE.get(service, logs.LEVEL_DEFAULT))
+    if _running:
+        return
+    wants_traces, wants_metrics = wants(environment, "TRACES"), wants(environment, "METRICS")
+    if wants_traces or wants_metrics:
+        _start(service, wants_traces, wants_metrics)
+
+
+def shutdown() -> None:
+    """Send what is left, then turn spans and metrics off. Does nothing where they are off."""
+    tracing.install(None)
+    metrics.install(None)
+    while _running:
+        _running.pop().shutdown()
+
+
+def wants(environment: Mapping[str, str], signal: str) -> bool:
+    """Tell whether the environment asks for a signal, TRACES or METRICS, to be exported by OTLP over gRPC.
+
+    >>> wants({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://localhost:4317"}, "TRACES")
+    True
+    >>> wants({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://localhost:4317", "OTEL_TRACES_EXPORTER": "none"}, "TRACES")
+    False
+    >>> wants({}, "TRACES")
+    False
+    """
+    if environment.get("OTEL_SDK_DISABLED", "").lower() == "true":
+        return False
+    exporter = environment.get(f"OTEL_{signal}_EXPORTER", "")
+    endpoint = environment.get(f"OTEL_EXPORTER_OTLP_{signal}_ENDPOINT") or environment.get(
+        "OTEL_EXPORTER_OTLP_ENDPOINT"
+    )
+    if exporter not in ("", "otlp", "none"):
+        log.warning("exporter_unknown", signal=signal.lower(), given=exporter, known=["otlp", "none"])
+    return exporter == "otlp" or (exporter == "" and bool(endpoint))
+
+
+def _start(service: str, wants_traces: bool, wants_metrics: bool) -> None:
+    # Imported here: the SDK costs a tenth of a second that a process without telemetry should not pay.
+    from opentelemetry.sdk.resources import Resource
+
+    from cotenant.telemetry.otel import Metrics, Tracing
+
+    named = {} if "OTEL_SERVICE_NAME" in os.environ else {"service.name": f"cotenant-{service}"}
+    resource = Resource.create({"service.namespace": "cotenant", "service.version": version("cotenant"), **named})
+    if wants_traces:
+        traces = Tracing(resource)
+        tracing.install(traces)
+        _running.append(traces)
+    if wants_metrics:
+        measures = Metrics(resource)
+        metrics.install(measures.meter)
+        _running.append(measures)
