@@ -7,27 +7,35 @@ reason is stable and in UPPER_SNAKE_CASE, so that programs decide by it and the 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import grpc
 from google.rpc import error_details_pb2, status_pb2
 
 from cotenant.core.options import nearest
+from cotenant.core.validate import Violation, shown
+
+__all__ = [
+    "Problem",
+    "Violation",
+    "already_exists",
+    "conflict",
+    "exhausted",
+    "failed_precondition",
+    "from_error",
+    "internal",
+    "invalid",
+    "not_found",
+    "to_status",
+    "unauthenticated",
+    "unavailable",
+]
 
 DOMAIN = "cotenant"
 DETAILS_KEY = "grpc-status-details-bin"  # fixed by gRPC
 MESSAGE_BYTES_MAX = 1024
 DETAILS_BYTES_MAX = 4096  # clients refuse trailers beyond 8 KiB in all, and details travel there in base 64
 RETRY_AFTER_SECONDS_DEFAULT = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class Violation:
-    """One field of a request that cannot be taken, by its path, for example `spec.roles[0].replicas`."""
-
-    field: str
-    description: str
 
 
 class Problem(Exception):
@@ -59,9 +67,9 @@ def invalid(violations: Sequence[Violation]) -> Problem:
     """Bad input; the message names every bad field.
 
     >>> invalid([Violation("spec.name", "is longer than 253 characters")]).message
-    'spec.name is longer than 253 characters'
+    'spec.name: is longer than 253 characters'
     """
-    message = "; ".join(f"{violation.field} {violation.description}".strip() for violation in violations)
+    message = "; ".join(f"{violation.field}: {violation.description}" for violation in violations)
     return Problem(grpc.StatusCode.INVALID_ARGUMENT, "INVALID_ARGUMENT", message or "bad input", violations=violations)
 
 
@@ -72,11 +80,11 @@ def not_found(kind: str, id: str, near: Iterable[str] = ()) -> Problem:
     "there is no job 'resnet-1'; did you mean 'resnet-7'?"
     """
     similar = nearest(id, near)
-    hint = f"; did you mean {' or '.join(repr(name) for name in similar)}?" if similar else ""
+    hint = f"; did you mean {' or '.join(shown(name) for name in similar)}?" if similar else ""
     return Problem(
         grpc.StatusCode.NOT_FOUND,
         f"{kind.upper().replace(' ', '_')}_NOT_FOUND",
-        f"there is no {kind} {id!r}{hint}",
+        f"there is no {kind} {shown(id)}{hint}",
         metadata={"kind": kind, "id": id},
     )
 
@@ -86,7 +94,7 @@ def already_exists(kind: str, id: str) -> Problem:
     return Problem(
         grpc.StatusCode.ALREADY_EXISTS,
         f"{kind.upper().replace(' ', '_')}_EXISTS",
-        f"there is a {kind} {id!r} already",
+        f"there is a {kind} {shown(id)} already",
         metadata={"kind": kind, "id": id},
     )
 
@@ -96,7 +104,7 @@ def conflict(kind: str, id: str, message: str = "") -> Problem:
     return Problem(
         grpc.StatusCode.ABORTED,
         "ETAG_MISMATCH",
-        message or f"{kind} {id!r} has changed since its etag was read; read it again",
+        message or f"{kind} {shown(id)} has changed since its etag was read; read it again",
         metadata={"kind": kind, "id": id},
     )
 

@@ -1,0 +1,194 @@
+"""Finds policies through entry points. A broken one is reported by name and skipped, never fatal.
+
+A policy is a class with a `name`, `api_version = 1` and the methods of its group (see `cotenant.core.policy`). One
+that has options declares them as a frozen dataclass `Options` inside it and takes an instance of that when it is
+made; one without `Options` is made with no argument.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from importlib.metadata import EntryPoint, entry_points
+from types import MappingProxyType
+from typing import Any
+
+from cotenant.core import options as declared_options
+from cotenant.core.options import BadOption, NotOptions, did_you_mean, nearest
+from cotenant.core.policy import API_VERSION
+from cotenant.core.validate import Violation
+
+__all__ = ["GROUPS", "BadOption", "Plugin", "UnknownPolicy", "discover", "load"]
+
+OURS = "cotenant"
+
+GROUPS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {  # and the methods that a policy of the group must have
+        "cotenant.queue_policies": ("order",),
+        "cotenant.cpu_allocators": ("size",),
+        "cotenant.placement_policies": ("place",),
+        "cotenant.predictors": ("observe", "estimate", "dump", "restore"),
+        "cotenant.contention_policies": ("judge",),
+        "cotenant.runtimes": (),
+    }
+)
+
+
+class UnknownPolicy(LookupError):
+    """No policy of that name can be used; the message says why, or names similar ones."""
+
+    def __init__(self, group: str, name: str, why: str, near: Iterable[str] = ()) -> None:
+        super().__init__(why)
+        self.group, self.name, self.near = group, name, tuple(near)
+
+
+@dataclass(frozen=True, slots=True)
+class Plugin:
+    """A policy found through an entry point, usable where `healthy`."""
+
+    group: str
+    name: str
+    package: str
+    version: str
+    api_version: int = 0
+    healthy: bool = False
+    error: str = ""
+    summary: str = ""
+    options: Mapping[str, str] = field(default_factory=dict)
+    policy: type | None = field(default=None, repr=False, compare=False)
+
+    def make(self, options: Mapping[str, str] = MappingProxyType({})) -> Any:
+        """Make the policy with these options; those not given keep their defaults.
+
+        Raises:
+            UnknownPolicy: the plug-in is broken.
+            BadOption: naming every option that cannot be taken, and those that can.
+        """
+        if self.policy is None:
+            raise self._unusable(self.error)
+        declared = getattr(self.policy, "Options", None)
+        if declared is None and options:
+            raise BadOption((Violation(name, "is no option; this policy has none") for name in options), {})
+        arguments = () if declared is None else (declared_options.parse(declared, options),)
+        try:
+            return self.policy(*arguments)
+        except Exception as error:  # whatever a stranger's constructor does
+            raise self._unusable(f"cannot be made: {type(error).__name__}: {error}") from error
+
+    def _unusable(self, why: str) -> UnknownPolicy:
+        return UnknownPolicy(
+            self.group,
+            self.name,
+            f"{_kind(self.group)} {self.name!r} of package {self.package} {self.version} cannot be used: {why}",
+        )
+
+
+def discover(group: str | None = None) -> list[Plugin]:
+    """List the policies of a group, or of all, by group and name, the broken ones among them."""
+    if group is not None and group not in GROUPS:
+        raise ValueError(f"there is no group {group!r}; {', '.join(GROUPS)} are")
+    return [plugin for each in sorted(GROUPS) if group in (None, each) for plugin in _of_group(each)]
+
+
+def load(group: str, name: str, options: Mapping[str, str] = MappingProxyType({})) -> Any:
+    """Make the policy of that name. Only its own module is imported.
+
+    Raises:
+        UnknownPolicy: there is none, or it is broken.
+        BadOption: naming every option that cannot be taken, and those that can.
+    """
+    points = list(entry_points(group=group))
+    named = [point for point in points if point.name == name]
+    if not named:
+        known = sorted({point.name for point in points})
+        raise UnknownPolicy(
+            group,
+            name,
+            f"there is no {_kind(group)} {name!r}{did_you_mean(name, known)} (installed: {', '.join(known) or 'none'})",
+            nearest(name, known),
+        )
+    plugins = _examined(group, named)
+    return next((plugin for plugin in plugins if plugin.healthy), plugins[0]).make(options)
+
+
+def _of_group(group: str) -> list[Plugin]:
+    by_name: dict[str, list[EntryPoint]] = defaultdict(list)
+    for point in entry_points(group=group):
+        by_name[point.name].append(point)
+    return [plugin for name in sorted(by_name) for plugin in _examined(group, by_name[name])]
+
+
+def _examined(group: str, points: list[EntryPoint]) -> list[Plugin]:
+    """Examine all entry points of one name. A name is our own policy's, or nobody's if two packages claim it."""
+    if len(points) == 1:
+        return [_examine(group, points[0])]
+    points = sorted(points, key=_package)
+    claims = ", ".join(_package(point) for point in points)
+    duplicate = f"{points[0].name!r} is claimed by more than one package: {claims}"
+    return [_examine(group, point) if _package(point) == OURS else _broken(group, point, duplicate) for point in points]
+
+
+def _examine(group: str, point: EntryPoint) -> Plugin:
+    try:
+        policy = point.load()
+    except (Exception, SystemExit) as error:  # whatever a stranger's module does on import
+        return _broken(group, point, f"cannot be imported: {type(error).__name__}: {error}")
+    if wrong := _wrong(group, point.name, policy):
+        return _broken(group, point, wrong, getattr(policy, "api_version", 0))
+    try:
+        declared = getattr(policy, "Options", None)
+        options = declared_options.defaults(declared) if declared is not None else {}
+    except (NotOptions, ValueError) as error:
+        return _broken(group, point, f"declares its options wrongly: {error}", policy.api_version)
+    return Plugin(
+        group=group,
+        name=point.name,
+        package=_package(point),
+        version=_version(point),
+        api_version=policy.api_version,
+        healthy=True,
+        summary=next(iter((policy.__doc__ or "").strip().splitlines()), ""),
+        options=options,
+        policy=policy,
+    )
+
+
+def _wrong(group: str, name: str, policy: Any) -> str:
+    """Say what a loaded object lacks to be a policy of the group, or nothing."""
+    if not isinstance(policy, type):
+        return f"is no class but {policy!r:.80}"
+    version = getattr(policy, "api_version", None)
+    if version is None:
+        return f"names no api_version; this Cotenant speaks version {API_VERSION}"
+    if version != API_VERSION:
+        return f"speaks version {version!r} of the policy API; this Cotenant speaks version {API_VERSION}"
+    if getattr(policy, "name", None) != name:
+        return f"is installed as {name!r} but calls itself {getattr(policy, 'name', None)!r}"
+    lacking = [method for method in GROUPS[group] if not callable(getattr(policy, method, None))]
+    return f"lacks {', '.join(f'{method}()' for method in lacking)}" if lacking else ""
+
+
+def _broken(group: str, point: EntryPoint, error: str, api_version: object = 0) -> Plugin:
+    return Plugin(
+        group=group,
+        name=point.name,
+        package=_package(point),
+        version=_version(point),
+        api_version=api_version if isinstance(api_version, int) else 0,
+        error=error,
+    )
+
+
+def _package(point: EntryPoint) -> str:
+    return point.dist.name if point.dist else ""
+
+
+def _version(point: EntryPoint) -> str:
+    return point.dist.version if point.dist else ""
+
+
+def _kind(group: str) -> str:
+    """Name a policy of the group in the singular: `queue policy`."""
+    words = group.rpartition(".")[2].replace("_", " ")
+    return f"{words.removesuffix('ies')}y" if words.endswith("ies") else words.removesuffix("s")

@@ -1,0 +1,248 @@
+"""How a client finds the services and the token, and how `cotenant up` lets itself be found.
+
+What to reach is looked for at four levels, the nearest first: flags, the environment, the configuration file
+(`~/.config/cotenant/config.toml`), the default state directory (`~/.local/state/cotenant`). The first level that
+names an endpoint or a state directory decides; at one level an endpoint wins. The token is looked for in the same
+order. A state directory holds `endpoint.json` and `token`, and can be entered by its owner alone.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import os
+import secrets
+import stat
+import tempfile
+import tomllib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from cotenant.rpc.channel import SERVICES, Endpoints
+
+TOKEN_FILE = "token"  # noqa: S105 a file's name
+ENDPOINT_FILE = "endpoint.json"
+TOKEN_BYTES = 32
+
+
+class NoAccess(Exception):
+    """It is not known where the services are, or how to be let in; the message says what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """Where the services are, and the token that they ask for."""
+
+    endpoints: Endpoints
+    token: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Level:
+    """What one source says; "" where it says nothing."""
+
+    source: str
+    endpoint: str = ""
+    token: str = ""
+    state_dir: Path | None = None
+
+
+def find(
+    state_dir: Path | None,
+    env: Mapping[str, str],
+    *,
+    endpoint: str = "",
+    token: str = "",
+    config: Path | None = None,
+) -> Access:
+    """Find out what to reach. `state_dir`, `endpoint` and `token` are what flags say.
+
+    Raises:
+        NoAccess: nothing was found, or what was found cannot be read.
+    """
+    flags = _Level("the command line", endpoint, token, state_dir)
+    levels = [
+        flags,
+        _environment(env),
+        _configuration(config or default_config(env)),
+        _Level("the default state directory", state_dir=default_state_dir(env)),
+    ]
+    deciding = next(level for level in levels if level.endpoint or level.state_dir)
+    endpoints = _endpoints(deciding)
+    return Access(endpoints, _token(levels, deciding, endpoints))
+
+
+def default_state_dir(env: Mapping[str, str]) -> Path:
+    """Return `$XDG_STATE_HOME/cotenant`, or `~/.local/state/cotenant`, for root as for everybody."""
+    return Path(env.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "cotenant"
+
+
+def default_config(env: Mapping[str, str]) -> Path:
+    """Return `$XDG_CONFIG_HOME/cotenant/config.toml`, or `~/.config/cotenant/config.toml`."""
+    return Path(env.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "cotenant" / "config.toml"
+
+
+def ensure_token(state_dir: Path) -> str:
+    """Return the state directory's token; make the directory, and the token, where there is none.
+
+    Two processes that make it at once get the same one.
+
+    Raises:
+        NoAccess: the directory or the file cannot be made, or is not ours alone.
+    """
+    _ensure_private(state_dir)
+    path = state_dir / TOKEN_FILE
+    try:
+        if not path.exists():
+            _create(path, secrets.token_urlsafe(TOKEN_BYTES))
+        path.chmod(0o600)
+    except OSError as error:
+        raise NoAccess(f"cannot keep the token in {path}: {error.strerror}") from None
+    return read_token(state_dir)
+
+
+def read_token(state_dir: Path) -> str:
+    """Return the state directory's token, "" where there is none.
+
+    Raises:
+        NoAccess: the file is there but not for us, or empty.
+    """
+    path = state_dir / TOKEN_FILE
+    try:
+        token = path.read_text().strip()
+    except (FileNotFoundError, NotADirectoryError):
+        return ""
+    except OSError as error:
+        raise NoAccess(f"cannot read the token in {path}: {error.strerror}") from None
+    if not token:
+        raise NoAccess(f"{path} is empty; remove it and start the server again")
+    return token
+
+
+def publish(state_dir: Path, endpoints: Endpoints) -> None:
+    """Write where the services are, for those who look into the state directory."""
+    _ensure_private(state_dir)
+    _replace(state_dir / ENDPOINT_FILE, json.dumps(asdict(endpoints), indent=2) + "\n")
+
+
+def withdraw(state_dir: Path) -> None:
+    """Remove what `publish` wrote."""
+    (state_dir / ENDPOINT_FILE).unlink(missing_ok=True)
+
+
+def _environment(env: Mapping[str, str]) -> _Level:
+    directory = env.get("COTENANT_STATE_DIR")
+    return _Level(
+        "the environment",
+        env.get("COTENANT_ENDPOINT", ""),
+        env.get("COTENANT_TOKEN", ""),
+        Path(directory) if directory else None,
+    )
+
+
+def _configuration(path: Path) -> _Level:
+    """Read `endpoint`, `token` and `state_dir` of a configuration file, which may hold more than these."""
+    try:
+        with path.open("rb") as file:
+            said = tomllib.load(file)
+    except (FileNotFoundError, NotADirectoryError):
+        return _Level(str(path))
+    except OSError as error:
+        raise NoAccess(f"cannot read {path}: {error.strerror}") from None
+    except tomllib.TOMLDecodeError as error:
+        raise NoAccess(f"{path} is no TOML: {error}") from None
+    for key in ("endpoint", "token", "state_dir"):
+        if not isinstance(said.get(key, ""), str):
+            raise NoAccess(f"{path}: {key} must be a text, not {said[key]!r}")
+    directory = said.get("state_dir")
+    return _Level(
+        str(path), said.get("endpoint", ""), said.get("token", ""), Path(directory).expanduser() if directory else None
+    )
+
+
+def _endpoints(level: _Level) -> Endpoints:
+    if level.endpoint:
+        try:
+            return Endpoints.parse(level.endpoint)
+        except ValueError as error:
+            raise NoAccess(f"the endpoint in {level.source} cannot be read: {error}") from None
+    assert level.state_dir is not None
+    return _published(level.state_dir)
+
+
+def _published(state_dir: Path) -> Endpoints:
+    path = state_dir / ENDPOINT_FILE
+    try:
+        said = json.loads(path.read_text())
+        return Endpoints(**{name: str(said.get(name, "")) for name in SERVICES})
+    except (FileNotFoundError, NotADirectoryError):
+        raise NoAccess(
+            f"nothing runs from {state_dir} ({ENDPOINT_FILE} is not there); "
+            "start it with `cotenant up`, or name a server in COTENANT_ENDPOINT"
+        ) from None
+    except OSError as error:
+        raise NoAccess(f"cannot read {path}: {error.strerror}") from None
+    except (ValueError, AttributeError):
+        raise NoAccess(f"{path} is damaged; start `cotenant up` again to write it anew") from None
+
+
+def _token(levels: list[_Level], deciding: _Level, endpoints: Endpoints) -> str:
+    """Take the first token that a level names or keeps.
+
+    The default directory's token belongs to this machine's own services and is shown to no others.
+    """
+    for level in levels:
+        if level.token:
+            return level.token
+        implied = level is levels[-1] and level is not deciding
+        if level.state_dir and (not implied or _all_local(endpoints)) and (found := read_token(level.state_dir)):
+            return found
+    return ""
+
+
+def _all_local(endpoints: Endpoints) -> bool:
+    return all(_is_local(address.rpartition(":")[0]) for address in asdict(endpoints).values() if address)
+
+
+def _is_local(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _ensure_private(directory: Path) -> None:
+    """Make a directory that its owner alone can enter. One that is there is left as it is, if not all may write it."""
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        writable_by_all = directory.stat().st_mode & stat.S_IWOTH
+    except OSError as error:
+        raise NoAccess(f"cannot keep state in {directory}: {error.strerror}") from None
+    if writable_by_all:
+        raise NoAccess(f"everybody may write into {directory}; choose a state directory of your own")
+
+
+def _create(path: Path, text: str) -> None:
+    """Write a file that is either whole or not there; leave one that another process made meanwhile."""
+    temporary = _written_aside(path, text)
+    try:
+        os.link(temporary, path)
+    except FileExistsError:
+        pass  # the other process's token is as good as ours
+    finally:
+        temporary.unlink()
+
+
+def _replace(path: Path, text: str) -> None:
+    _written_aside(path, text).replace(path)
+
+
+def _written_aside(path: Path, text: str) -> Path:
+    """Write a file, for its owner alone, beside `path` and on disk."""
+    descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)  # made with mode 0600
+    with os.fdopen(descriptor, "w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    return Path(name)
