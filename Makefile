@@ -1,0 +1,48 @@
+# From a fresh checkout, `make demo` and `make test` do all the set-up themselves.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-print-directory
+
+VENV := .venv
+STAMP := $(VENV)/.installed
+SOURCES := pyproject.toml hatch_build.py $(wildcard protos/cotenant/v1/*.proto)
+export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
+unexport VIRTUAL_ENV PYTHONPATH PYTHONHOME
+
+ARGS ?=
+
+.PHONY: help setup test tests lint bench docs demo clean
+
+help: ## this list
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 16
+
+setup: $(STAMP) ## install Cotenant and its tools into .venv
+
+$(STAMP): $(SOURCES)
+	@tools/setup $(VENV)
+	@touch $@
+
+test: lint tests ## lint, then all tests (ARGS="-k store" for some)
+
+tests: $(STAMP)
+	@printf '\n── tests\n'
+	@pytest -q $(ARGS)
+
+lint: $(STAMP) ## style, types, layers and the wire contract
+	@printf '── lint\n'
+	@python tools/lint.py
+
+bench: $(STAMP) ## the benchmarks, in their quick form (ARGS="" for the long one)
+	@for benchmark in $(filter-out %/harness.py %/__init__.py,$(wildcard benchmarks/*.py)); do \
+	  printf '\n── %s\n' "$$benchmark"; python "$$benchmark" $(if $(filter undefined file,$(origin ARGS)),--quick,$(ARGS)); done
+
+docs: $(STAMP) ## draw docs/lifecycle.md from the tables in the code
+	@python tools/lifecycle.py
+
+demo: $(STAMP) ## the whole mesh on this machine, with a real mixed workload
+	@cotenant demo $(ARGS)
+
+clean: ## remove what was built and cached; .venv stays
+	@rm -rf dist build site report .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	@find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +

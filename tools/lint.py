@@ -1,0 +1,129 @@
+"""Runs all checks that need no test, side by side, and prints a line for each: `make lint`.
+
+The checks are independent, so the slowest one alone decides how long it takes. Of a check that passes nothing else is
+shown; of one that fails, all that it said.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tarfile
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import contextmanager
+from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+BIN = Path(sys.executable).parent
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What came of a check."""
+
+    name: str
+    passed: bool
+    output: str
+    seconds: float
+    note: str = ""
+
+
+Check = Callable[[], Verdict]
+
+
+def command(name: str, *arguments: str) -> Check:
+    """Make a check of a command: it passes where the command exits with 0."""
+
+    def check() -> Verdict:
+        start = time.perf_counter()
+        done = run(*arguments)
+        return Verdict(name, done.returncode == 0, done.stdout, time.perf_counter() - start)
+
+    return check
+
+
+def run(tool: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run a tool of this environment in the repository."""
+    return subprocess.run(
+        [str(BIN / tool), *arguments],
+        cwd=ROOT,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+
+
+def breaking() -> Verdict:
+    """Compare the wire contract with the last release's, or, before the first one, with main's."""
+    name, start = "buf breaking", time.perf_counter()
+    against = baseline()
+    if against is None:
+        return Verdict(name, True, "", time.perf_counter() - start, "nothing to compare with in this clone")
+    with protos_at(against) as before:
+        done = run("buf", "breaking", "--against", str(before))
+    return Verdict(name, done.returncode == 0, done.stdout, time.perf_counter() - start, f"against {against}")
+
+
+def baseline() -> str | None:
+    """Name the commit whose protos are what clients rely on; None where there is none, as in a first clone."""
+    tag = git("describe", "--tags", "--abbrev=0", "--match", "v[0-9]*")
+    for name in (tag, "origin/main", "main", "HEAD"):
+        if name and git("rev-parse", "--verify", "--quiet", f"{name}:protos"):
+            return name
+    return None
+
+
+@contextmanager
+def protos_at(commit: str) -> Iterator[Path]:
+    """Unpack the protos of a commit; buf could read git itself, but not from every shallow clone."""
+    archive = subprocess.run(
+        ["git", "archive", commit, "protos", "buf.yaml"], cwd=ROOT, capture_output=True, check=True
+    ).stdout
+    with tempfile.TemporaryDirectory() as directory, tarfile.open(fileobj=BytesIO(archive)) as tar:
+        tar.extractall(directory, filter="data")
+        yield Path(directory)
+
+
+def git(*arguments: str) -> str:
+    """Ask git; "" where it has no answer or this is no repository."""
+    done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
+    return done.stdout.strip() if done.returncode == 0 else ""
+
+
+CHECKS: tuple[Check, ...] = (
+    command("ruff check", "ruff", "check", "--quiet", "."),
+    command("ruff format", "ruff", "format", "--check", "."),
+    command("mypy", "mypy", "--no-error-summary"),
+    command("import-linter", "lint-imports", "--no-logo"),
+    command("buf lint", "buf", "lint"),
+    command("buf format", "buf", "format", "--diff", "--exit-code"),
+    breaking,
+)
+
+
+def main() -> int:
+    """Run all checks and return the exit status."""
+    with ThreadPoolExecutor(len(CHECKS)) as pool:
+        verdicts = [show(done.result()) for done in as_completed([pool.submit(check) for check in CHECKS])]
+    failed = [verdict for verdict in verdicts if not verdict.passed]
+    for verdict in failed:
+        print(f"\n── {verdict.name}\n{verdict.output.strip()}")
+    return 1 if failed else 0
+
+
+def show(verdict: Verdict) -> Verdict:
+    """Print a check's line as soon as it is known."""
+    mark = "✓" if verdict.passed else "✗"
+    print(f"   {mark} {verdict.name:<14}{verdict.seconds:6.1f} s  {verdict.note}".rstrip(), flush=True)
+    return verdict
+
+
+if __name__ == "__main__":
+    sys.exit(main())
