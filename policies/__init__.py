@@ -1,0 +1,1 @@
+"""Policies: one decision, one file each; found through entry points, never imported by name."""

@@ -99,8 +99,10 @@ class Ledger:
             self._of_type[gpu_type] = np.array([wanted in name.lower() for name in self._types], dtype=np.bool_)
         return self._of_type[gpu_type]
 
-    def room(self, demand: Demand, *, empty: bool = False) -> Counts:
+    def room(self, demand: Demand, *, empty: bool = False, everywhere: bool = False) -> Counts:
         """Count for each node how many replicas of a demand it could take now, or if it were `empty`.
+
+        Nodes that take no new work have no room, unless `everywhere` is asked.
 
         >>> ledger = Ledger([NodeShape(gpus=8, cores=24), NodeShape(gpus=4, cores=2)])
         >>> ledger.room(Demand(gpu_milli=1000, cores=1)).tolist()
@@ -120,9 +122,10 @@ class Ledger:
             np.minimum(room, cores // demand.cores, out=room)
         if demand.memory_bytes:
             np.minimum(room, memory // demand.memory_bytes, out=room)
-        if demand.gpu_type:
+        if demand.gpu_milli and demand.gpu_type:
             room[~self.of_type(demand.gpu_type)] = 0
-        room[~self.open] = 0
+        if not everywhere:
+            room[~self.open] = 0
         return room
 
     def _room_for_share(self, milli: int, *, empty: bool) -> Counts:
@@ -142,7 +145,7 @@ class Ledger:
         shares: tuple[tuple[int, int], ...] = ()
         if node in self._parts and wanted:
             shares = self._pick_shares(node, demand.gpu_milli, replicas)
-        elif wanted % WHOLE_GPU_MILLI:
+        elif demand.gpu_milli % WHOLE_GPU_MILLI:
             raise Overcommitted(f"node {node} gives no shares of GPUs; {demand.gpu_milli} thousandths were taken")
         holding = Holding(
             node=node,
@@ -230,16 +233,22 @@ class Ledger:
                 for holding in reversed(attempt.taken):
                     self.release(holding)
 
+    def sums(self, nodes: NDArray[np.bool_], *, empty: bool = False) -> tuple[int, int, int]:
+        """Sum up GPUs in thousandths, cores and memory on some nodes: what is free, or all if they were `empty`."""
+        if empty:
+            gpus, cores, memory = self.total_gpus, self.total_cores, self.total_memory
+        else:
+            gpus, cores, memory = self.free_gpus, self.free_cores, self.free_memory
+        parts = 0 if empty else sum(self._broken_milli(node) for node in self._parts if nodes[node])
+        return int(gpus[nodes].sum()) * WHOLE_GPU_MILLI + parts, int(cores[nodes].sum()), int(memory[nodes].sum())
+
+    def _broken_milli(self, node: int) -> int:
+        return sum(free for free in self._parts[node] if free < WHOLE_GPU_MILLI)
+
     @property
     def free_gpu_milli(self) -> int:
         """Free GPUs on nodes that take work, in thousandths; parts of shared GPUs count."""
-        whole = int(self.free_gpus[self.open].sum()) * WHOLE_GPU_MILLI
-        parts = sum(
-            sum(free for free in parts if free < WHOLE_GPU_MILLI)
-            for node, parts in self._parts.items()
-            if self.open[node]
-        )
-        return whole + parts
+        return self.sums(self.open)[0]
 
     @property
     def total_gpu_milli(self) -> int:

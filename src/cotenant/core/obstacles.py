@@ -1,96 +1,183 @@
-"""What stands in a gang's way, by counting: the reasons that hold for every placement policy."""
+"""What stands in a gang's way, by counting: the reasons that hold for every placement policy.
+
+A wrong reason is worse than none, so each is checked on what it speaks of: only nodes that could ever hold a replica
+count as free, what an empty cluster could not hold is never said to wait for other jobs, and a fragment is blamed on
+cores or memory where the gang would fit without them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
-from cotenant.core.jobs import WHOLE_GPU_MILLI, Demand, Gang, JobSpec, Request
-from cotenant.core.ledger import Counts, Ledger
+import numpy as np
+from numpy.typing import NDArray
+
+from cotenant.core.jobs import WHOLE_GPU_MILLI, Demand, Gang, JobSpec, Locality, Part, Request
+from cotenant.core.ledger import UNLIMITED, Ledger
 from cotenant.core.nodes import NodeShape
+from cotenant.core.packing import room_for_all
 from cotenant.core.refusals import Code, Refusal, gpus, plural
+
+RESOURCES = ("gpu_milli", "cores", "memory_bytes")
 
 
 def no_place(gang: Gang, ledger: Ledger, *, one_node: bool = False) -> Refusal:
     """Say why a gang has no place now. `one_node`: the policy wants all of it on one node.
 
-    The reason is the first that holds: no node takes work; what is free does not suffice in sum; it suffices but
-    lies in fragments.
+    The reason is the first that holds: no node takes work; all of the cluster, empty, could not hold it; those nodes
+    that take work could not; what is free does not suffice in sum; it suffices but lies in fragments.
     """
     if not bool(ledger.open.any()):
         return Refusal(Code.NO_NODES, "no node takes work", "a node joins, or is uncordoned")
-    short = _short(gang, ledger)
-    if short:
-        return short
-    return _fragmented(gang, ledger, one_node=one_node)
+    if not fits(gang, ledger, one_node=one_node, empty=True):
+        if fits(gang, ledger, one_node=one_node, empty=True, everywhere=True):
+            return _closed(gang, ledger, one_node=one_node)
+        return _never(gang, one_node=one_node)
+    return _short(gang, ledger) or _fragmented(gang, ledger, one_node=one_node)
+
+
+def fits(gang: Gang, ledger: Ledger, *, one_node: bool, empty: bool = False, everywhere: bool = False) -> bool:
+    """Tell whether a gang fits, by counting: exact for one role, what must be so at least for several."""
+    if one_node:
+        return bool(len(room_for_all(gang, ledger, empty=empty, everywhere=everywhere)))
+    able = np.zeros(len(ledger), dtype=np.bool_)
+    for part in gang.parts:
+        room = ledger.room(part.demand, empty=empty, everywhere=everywhere)
+        if int(np.minimum(room, part.replicas).sum()) < part.replicas:
+            return False
+        able |= room > 0
+    return len(gang.parts) == 1 or not _lacking(gang, ledger, able, empty=empty)
+
+
+def _lacking(gang: Gang, ledger: Ledger, able: NDArray[np.bool_], *, empty: bool = False) -> list[str]:
+    """Name what there is too little of in sum on some nodes."""
+    there = ledger.sums(able, empty=empty)
+    return [name for name, have in zip(RESOURCES, there, strict=True) if getattr(gang, name) > have]
+
+
+def _closed(gang: Gang, ledger: Ledger, *, one_node: bool) -> Refusal:
+    where = "on one server" if one_node else "on the servers that take work"
+    return Refusal(
+        Code.NO_NODES,
+        f"needs {_gang_in_words(gang)}, for which there would be no room {where} even if they were empty; "
+        f"{plural(int((~ledger.open).sum()), 'server')} take no work",
+        "a node that is large enough joins, or is uncordoned",
+        {"closed_nodes": float((~ledger.open).sum())},
+    )
+
+
+def _never(gang: Gang, *, one_node: bool) -> Refusal:
+    where = "no server" if one_node else "the whole cluster not"
+    return Refusal(
+        Code.NEVER_FITS,
+        f"needs {_gang_in_words(gang)}, which {where}, even if empty, could hold",
+        "ask for less per replica, spread the job over more replicas or servers, or add nodes",
+    )
 
 
 def _short(gang: Gang, ledger: Ledger) -> Refusal | None:
-    wanted = {"gpu_milli": gang.gpu_milli, "cores": gang.cores, "memory_bytes": gang.memory_bytes}
-    free = {
-        "gpu_milli": ledger.free_gpu_milli,
-        "cores": int(ledger.free_cores[ledger.open].sum()),
-        "memory_bytes": int(ledger.free_memory[ledger.open].sum()),
-    }
+    """Find what is too little in sum, for one role or for all together."""
+    alone = [Gang(gang.job_id, (part,)) for part in gang.parts] if len(gang.parts) > 1 else []
+    for some in [*alone, gang]:
+        able = np.zeros(len(ledger), dtype=np.bool_)
+        for part in some.parts:
+            able |= ledger.room(part.demand, empty=True) > 0
+        if lacking := _lacking(some, ledger, able):
+            return _too_little(some, ledger, able, lacking)
+    return None
+
+
+def _too_little(gang: Gang, ledger: Ledger, able: NDArray[np.bool_], lacking: Sequence[str]) -> Refusal:
+    free = dict(zip(RESOURCES, ledger.sums(able), strict=True))
+    total = dict(zip(RESOURCES, ledger.sums(able, empty=True), strict=True))
+    kinds = {part.demand.gpu_type for part in gang.parts if part.demand.gpu_type}
+    kind = f" ({', '.join(sorted(kinds))})" if kinds else ""
     words = {
-        "gpu_milli": (f"{gpus(gang.gpu_milli)}", f"{free['gpu_milli'] / 1000:g} of {ledger.total_gpu_milli / 1000:g}"),
-        "cores": (plural(gang.cores, "core"), f"{free['cores']} of {int(ledger.total_cores[ledger.open].sum())}"),
-        "memory_bytes": (f"{_gib(gang.memory_bytes)} of memory", f"{_gib(free['memory_bytes'])}"),
+        "gpu_milli": f"{gpus(gang.gpu_milli)}{kind}, {free['gpu_milli'] / 1000:g} of {total['gpu_milli'] / 1000:g}",
+        "cores": f"{plural(gang.cores, 'core')}, {free['cores']} of {total['cores']}",
+        "memory_bytes": f"{_gib(gang.memory_bytes)} of memory, {_gib(free['memory_bytes'])}",
     }
-    lacking = [name for name in wanted if wanted[name] > free[name]]
-    if not lacking:
-        return None
-    told = "; ".join(f"needs {words[name][0]}, {words[name][1]} free" for name in lacking)
-    numbers = {f"wanted_{name}": float(wanted[name]) for name in lacking}
+    numbers = {f"wanted_{name}": float(getattr(gang, name)) for name in lacking}
     numbers |= {f"free_{name}": float(free[name]) for name in lacking}
+    told = "; ".join(f"needs {words[name]} free" for name in lacking)
     return Refusal(Code.CAPACITY, told, "running jobs finish, or nodes join", numbers)
 
 
 def _fragmented(gang: Gang, ledger: Ledger, *, one_node: bool) -> Refusal:
-    part = max(gang.parts, key=lambda part: (part.demand.gpu_milli, part.demand.cores, part.role))
-    room = ledger.room(part.demand)
-    best = int(room.max(initial=0))
-    holders = int((room > 0).sum())
-    each = in_words(part.demand)
+    part = _tightest(gang, ledger, one_node=one_node)
+    room = np.minimum(ledger.room(part.demand), part.replicas)
+    numbers = {
+        "wanted_replicas": part.replicas,
+        "best_node_replicas": int(room.max(initial=0)),
+        "room_replicas": int(room.sum()),
+        "nodes_with_room": int((room > 0).sum()),
+    }
+    each = f"{plural(part.replicas, 'replica')} of {in_words(part.demand)}"
+    together = "" if len(gang.parts) == 1 else f" beside its other {plural(len(gang.parts) - 1, 'role')}"
+    found = f"the best has room for {numbers['best_node_replicas']}"
     if one_node:
         told = (
-            f"needs {plural(part.replicas, 'replica')} of {each} on one server; the best server has room for {best}; "
-            f"{plural(int(room.sum()), 'replica')} would fit over {plural(holders, 'server')}"
+            f"needs {each} on one server{together}; {found}, "
+            f"{plural(numbers['nodes_with_room'], 'server')} together for {_or_more(room, part)}"
         )
         remedy = "jobs on one server finish, or the job is content with several servers"
     else:
-        told = f"needs {plural(part.replicas, 'replica')} of {each}; what is free has room for {int(room.sum())}"
+        told = f"needs {each}{together}; what is free lies in fragments with room for {_or_more(room, part)}"
         remedy = "running jobs finish, or smaller replicas are asked for"
-    numbers = {"wanted_replicas": part.replicas, "best_node_replicas": best, "nodes_with_room": holders}
-    return Refusal(Code.FRAGMENTED, told, remedy, {name: float(value) for name, value in numbers.items()})
+    culprits = list(_culprits(gang, ledger, one_node=one_node))
+    if culprits:
+        told += f"; {' or '.join(_NOUNS[name] for name in culprits)} stand in its way"
+    blamed = {f"fits_without_{name}": 1.0 for name in culprits}
+    return Refusal(Code.FRAGMENTED, told, remedy, {name: float(value) for name, value in numbers.items()} | blamed)
+
+
+_NOUNS = {"gpu_milli": "GPUs", "cores": "cores", "memory_bytes": "memory"}
+
+
+def _or_more(room: NDArray[np.int64], part: Part) -> str:
+    return f"{int(room.sum())}" if int(room.sum()) < part.replicas else f"{part.replicas} or more"
+
+
+def _tightest(gang: Gang, ledger: Ledger, *, one_node: bool) -> Part:
+    """Choose the part to speak of: the first that does not fit alone, else the one that asks for the most."""
+    for part in gang.parts:
+        if not fits(Gang(gang.job_id, (part,)), ledger, one_node=one_node):
+            return part
+    return max(gang.parts, key=lambda part: (part.demand.gpu_milli, part.demand.cores, part.role))
+
+
+def _culprits(gang: Gang, ledger: Ledger, *, one_node: bool) -> Iterator[str]:
+    """Name the resources without which the gang would fit; only one of two or more that it asks for can be blamed."""
+    asked = [name for name in RESOURCES if getattr(gang, name)]
+    for name in asked if len(asked) > 1 else []:
+        parts = tuple(replace(part, demand=_without(part.demand, name)) for part in gang.parts)
+        if fits(Gang(gang.job_id, parts), ledger, one_node=one_node):
+            yield name
+
+
+def _without(demand: Demand, name: str) -> Demand:
+    """Take one resource out of a demand; without GPUs there is no type of them either."""
+    relaxed = {
+        "gpu_milli": {"gpu_milli": 0, "gpu_type": ""},
+        "cores": {"cores": 0},
+        "memory_bytes": {"memory_bytes": 0},
+    }
+    return replace(demand, **relaxed[name])  # type: ignore[arg-type]  # each field has its own type
 
 
 def never_fits(spec: JobSpec, shapes: Sequence[NodeShape], *, elastic: bool) -> Refusal | None:
     """Say whether a job could never run on nodes of these shapes, even if all of them were empty.
 
-    `elastic`: any number of nodes of these shapes could join, so only single replicas can be too large.
+    `elastic`: any number of nodes of these shapes could join, so only what must be on one node can be too large.
     """
     if not shapes:
         return None
-    lacking: list[str] = []
-    for role in spec.roles:
-        room = [room_on(shape, role.request) for shape in shapes]
-        if not any(room):
-            lacking.append(f"a replica of role {role.name!r} needs {_request_in_words(role.request)}")
-        elif not elastic and role.replicas > (
-            fits := sum(each * s.count for each, s in zip(room, shapes, strict=True))
-        ):
-            lacking.append(
-                f"{role.replicas} replicas of role {role.name!r} need {_request_in_words(role.request)} each; "
-                f"the whole cluster, empty, has room for {fits}"
-            )
+    lacking = list(_roles_too_large(spec, shapes, elastic=elastic))
+    if not lacking and spec.locality is Locality.SERVER and not any(_holds_all(shape, spec) for shape in shapes):
+        lacking.append("the job wants to be on one server, and none could hold all of it")
     if not lacking and not elastic:
-        total_gpus = sum(shape.gpus * shape.count for shape in shapes) * WHOLE_GPU_MILLI
-        total_cores = sum(shape.cores * shape.count for shape in shapes)
-        cores = sum(role.replicas * (role.request.cores or 1) for role in spec.roles)
-        if spec.gpu_milli > total_gpus:
-            lacking.append(f"the job needs {gpus(spec.gpu_milli)}; the whole cluster has {total_gpus // 1000}")
-        if cores > total_cores:
-            lacking.append(f"the job needs {plural(cores, 'core')} at least; the whole cluster has {total_cores}")
+        lacking += _sums_too_large(spec, shapes)
     if not lacking:
         return None
     largest = max(shapes, key=lambda shape: (shape.gpus, shape.cores, shape.memory_bytes))
@@ -102,16 +189,67 @@ def never_fits(spec: JobSpec, shapes: Sequence[NodeShape], *, elastic: bool) -> 
     )
 
 
+def _roles_too_large(spec: JobSpec, shapes: Sequence[NodeShape], *, elastic: bool) -> Iterator[str]:
+    for role in spec.roles:
+        room = [room_on(shape, role.request) for shape in shapes]
+        fitting = sum(each * shape.count for each, shape in zip(room, shapes, strict=True))
+        if not any(room):
+            yield f"a replica of role {role.name!r} needs {_request_in_words(role.request)}"
+        elif not elastic and role.replicas > fitting:
+            yield (
+                f"{role.replicas} replicas of role {role.name!r} need {_request_in_words(role.request)} each; "
+                f"the whole cluster, empty, has room for {fitting}"
+            )
+
+
+def _sums_too_large(spec: JobSpec, shapes: Sequence[NodeShape]) -> Iterator[str]:
+    wanted = _least(spec)
+    total_gpus = sum(shape.gpus * shape.count for shape in shapes)
+    total_cores = sum(shape.cores * shape.count for shape in shapes)
+    total_memory = sum(shape.memory_bytes * shape.count for shape in shapes)
+    if wanted.gpu_milli > total_gpus * WHOLE_GPU_MILLI:
+        yield f"the job needs {gpus(wanted.gpu_milli)}; the whole cluster has {total_gpus}"
+    if wanted.cores > total_cores:
+        yield f"the job needs {plural(wanted.cores, 'core')} at least; the whole cluster has {total_cores}"
+    if wanted.memory_bytes > total_memory:
+        yield f"the job needs {_gib(wanted.memory_bytes)} of memory; the whole cluster has {_gib(total_memory)}"
+
+
+def _holds_all(shape: NodeShape, spec: JobSpec) -> bool:
+    wanted = _least(spec)
+    return (
+        all(room_on(shape, role.request) >= role.replicas for role in spec.roles)
+        and wanted.gpu_milli <= shape.gpus * WHOLE_GPU_MILLI
+        and wanted.cores <= shape.cores
+        and wanted.memory_bytes <= shape.memory_bytes
+    )
+
+
+def _least(spec: JobSpec) -> Demand:
+    """Sum up the least that a job could be given."""
+    return Demand(
+        gpu_milli=spec.gpu_milli,
+        cores=sum(role.replicas * _cores_least(role.request) for role in spec.roles),
+        memory_bytes=sum(role.replicas * role.request.memory_bytes for role in spec.roles),
+    )
+
+
+def _cores_least(request: Request) -> int:
+    """`auto` is one core at least; those who ask for none get none."""
+    return 1 if request.cores is None else request.cores
+
+
 def room_on(shape: NodeShape, request: Request) -> int:
     """Count how many replicas of a request an empty node of this shape could take; `auto` counts as one core."""
-    limits: list[int] = []
+    limits = [int(UNLIMITED)]
     if request.gpu_milli >= WHOLE_GPU_MILLI:
         limits.append(shape.gpus // (request.gpu_milli // WHOLE_GPU_MILLI))
     elif request.gpu_milli:
         limits.append(shape.gpus * (WHOLE_GPU_MILLI // request.gpu_milli) if shape.shareable else 0)
     if request.gpu_milli and request.gpu_type and request.gpu_type.lower() not in shape.gpu_type.lower():
         return 0
-    limits.append(shape.cores // (request.cores or 1))
+    if cores := _cores_least(request):
+        limits.append(shape.cores // cores)
     if request.memory_bytes:
         limits.append(shape.memory_bytes // request.memory_bytes)
     return min(limits)
@@ -121,11 +259,9 @@ def shapes_of(ledger: Ledger) -> tuple[NodeShape, ...]:
     """Group a ledger's nodes by shape, in the order in which shapes first appear."""
     counts: dict[NodeShape, int] = {}
     for shape in ledger.shapes:
-        key = NodeShape(shape.gpus, shape.cores, shape.memory_bytes, shape.gpu_type, shape.shareable, 1)
+        key = replace(shape, count=1)
         counts[key] = counts.get(key, 0) + 1
-    return tuple(
-        NodeShape(s.gpus, s.cores, s.memory_bytes, s.gpu_type, s.shareable, count) for s, count in counts.items()
-    )
+    return tuple(replace(shape, count=count) for shape, count in counts.items())
 
 
 def in_words(demand: Demand) -> str:
@@ -140,27 +276,13 @@ def in_words(demand: Demand) -> str:
     return " and ".join(words) or "nothing"
 
 
+def _gang_in_words(gang: Gang) -> str:
+    return " with ".join(f"{plural(part.replicas, 'replica')} of {in_words(part.demand)}" for part in gang.parts)
+
+
 def _request_in_words(request: Request) -> str:
     return in_words(Demand(request.gpu_milli, request.cores or 0, request.memory_bytes, request.gpu_type))
 
 
 def _gib(count: int) -> str:
     return f"{count / 2**30:.3g} GiB"
-
-
-def fill(room: Counts, nodes: Sequence[int] | Counts, replicas: int) -> list[tuple[int, int]] | None:
-    """Put replicas on nodes in the given order, as many on each as it has room for; None where they do not all fit.
-
-    >>> import numpy as np
-    >>> fill(np.array([2, 0, 3]), [0, 1, 2], 4)
-    [(0, 2), (2, 2)]
-    """
-    placed: list[tuple[int, int]] = []
-    for node in nodes:
-        if replicas == 0:
-            break
-        here = min(replicas, int(room[node]))
-        if here:
-            placed.append((int(node), here))
-            replicas -= here
-    return None if replicas else placed

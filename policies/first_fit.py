@@ -1,0 +1,36 @@
+"""The first place that fits."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from cotenant.core.jobs import Gang
+from cotenant.core.ledger import Ledger, Offer
+from cotenant.core.obstacles import no_place
+from cotenant.core.packing import in_node_order, on_many, on_one, room_for_all
+from cotenant.core.refusals import Refusal
+
+
+class FirstFit:
+    """Put a gang on the first node that has room for all of it; else let its replicas fill nodes in order.
+
+    No paper: a baseline, the quickest rule that keeps small gangs together. A gang never waits for a better place.
+
+    >>> from cotenant.core.jobs import Demand, Part
+    >>> from cotenant.core.nodes import NodeShape
+    >>> ledger = Ledger([NodeShape(gpus=1, cores=8), NodeShape(gpus=2, cores=8)])
+    >>> gang = Gang("a", (Part("worker", 2, Demand(gpu_milli=1000)),))
+    >>> [(share.node, share.replicas) for share in FirstFit().place(gang, ledger, np.random.default_rng(0))]
+    [(1, 2)]
+    """
+
+    name = "first-fit"
+    api_version = 1
+
+    def place(self, gang: Gang, ledger: Ledger, rng: np.random.Generator) -> Offer | Refusal:
+        """Offer the first node that takes all, or the first nodes that together do."""
+        for node in room_for_all(gang, ledger).tolist():
+            if (whole := on_one(gang, ledger, node)) is not None:
+                return whole
+        offer = on_many(gang, ledger, lambda part, room: in_node_order(room, part.replicas))
+        return no_place(gang, ledger) if offer is None else offer

@@ -1,0 +1,110 @@
+"""Least attained service first."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from cotenant.core.options import written
+from cotenant.core.policy import Order
+from cotenant.core.table import Flags, Floats, Ints, Jobs
+from cotenant.core.validate import Violation
+
+CROSSING_SECONDS = 0.001  # a threshold this near counts as crossed, so that rounding never asks for a wake-up of 0 s
+
+
+class Las:
+    """Run the jobs that have had the least so far: short jobs finish soon, and nobody needs to be predicted.
+
+    Discretised two-dimensional LAS as in Tiresias (Gu et al., NSDI 2019), the reference of AITurbo [D]. Service is
+    executed time × GPUs. Each threshold that a job's service reaches takes it one level down; inside a level running
+    jobs come before waiting ones, then first in, first out. Few levels mean few preemptions.
+
+    A waiting job returns to the top once it has waited `promote_knob` × its executed time, and is then judged by the
+    service of its new run alone. Unlike Tiresias' own code we count a wait from the last stop and not from the last
+    promotion, for a table of jobs knows no more than that [R].
+
+    A job without GPUs is charged its cores, `cores_per_gpu` of them like one GPU [R].
+
+    >>> from cotenant.core.table import JobRow, JobTable
+    >>> table = JobTable()
+    >>> for number, job_id in enumerate(["new", "old"]):
+    ...     table.add(JobRow(job_id, arrival_seconds=0, sequence=number, gpu_milli=2000))
+    >>> table.attain("old", run_seconds=2000)
+    >>> table.start("new", now=0)
+    >>> order = Las().order(table.jobs(now=25), now=25)
+    >>> order.level.tolist(), order.valid_seconds
+    ([0, 1], 1600.0)
+    """
+
+    name = "las"
+    api_version = 1
+    preemptive = True
+    strict = False
+    running_first = True
+
+    @dataclass(frozen=True, slots=True)
+    class Options:
+        """Where the levels end, and who may return to the top.
+
+        thresholds: GPU-seconds of service at which a job falls to the next level, ascending.
+        promote_knob: a job returns to the top when it has waited this many times its executed time; 0 is never.
+        cores_per_gpu: so many cores of a job without GPUs count as one GPU.
+        """
+
+        thresholds: tuple[float, ...] = (3250.0, 7200.0)
+        promote_knob: float = 0.0
+        cores_per_gpu: float = 3.0
+
+        def check(self) -> Iterator[Violation]:
+            """Name every option that makes no sense."""
+            finite = all(math.isfinite(threshold) and threshold > 0 for threshold in self.thresholds)
+            if not finite or list(self.thresholds) != sorted(set(self.thresholds)):
+                yield Violation("thresholds", f"must be positive and ascending, not {written(self.thresholds)}")
+            if not 0 <= self.promote_knob < math.inf:
+                yield Violation("promote_knob", f"must be 0 or more, not {self.promote_knob:g}")
+            if not 0 < self.cores_per_gpu < math.inf:
+                yield Violation("cores_per_gpu", f"must be more than 0, not {self.cores_per_gpu:g}")
+
+    def __init__(self, options: Options | None = None) -> None:
+        self.options = options or self.Options()
+        self._thresholds = np.array(self.options.thresholds, dtype=np.float64)
+
+    def order(self, jobs: Jobs, now: float) -> Order:
+        """Give jobs the level of their service; arrival decides inside a level."""
+        speed = self._service_per_second(jobs)
+        seconds = jobs.attained_seconds
+        promoted = np.zeros(len(jobs), dtype=np.bool_)
+        due = np.full(len(jobs), math.inf)
+        if self.options.promote_knob:
+            seconds, promoted, due = self._promote(jobs, now)
+        service = seconds * speed
+        level = np.searchsorted(self._thresholds, service + speed * CROSSING_SECONDS, side="right")
+        level[promoted & ~jobs.running] = 0
+        crossing = self._seconds_to_crossing(service, speed, level)
+        soonest = min(
+            float(crossing[jobs.running].min(initial=math.inf)),
+            float(due[~jobs.running & (level > 0)].min(initial=math.inf)),
+        )
+        return Order(level.astype(np.int64), jobs.arrival_seconds.copy(), soonest)
+
+    def _service_per_second(self, jobs: Jobs) -> Floats:
+        by_cores = jobs.cores / self.options.cores_per_gpu
+        return np.where(jobs.gpu_milli > 0, jobs.gpu_milli / 1000, by_cores)
+
+    def _promote(self, jobs: Jobs, now: float) -> tuple[Floats, Flags, Floats]:
+        """Say which run time counts, who waited long enough before this moment or this run, and when others will."""
+        this_run = np.where(jobs.running, now - jobs.running_since, 0.0)
+        before = np.maximum(0.0, jobs.attained_seconds - this_run)
+        waited = np.where(jobs.running, jobs.running_since, now) - jobs.waiting_since
+        due = self.options.promote_knob * before - waited
+        promoted = (before > 0) & (due <= CROSSING_SECONDS)
+        return np.where(promoted & jobs.running, this_run, jobs.attained_seconds), promoted, due
+
+    def _seconds_to_crossing(self, service: Floats, speed: Floats, level: Ints) -> Floats:
+        ends = np.append(self._thresholds, math.inf)[level]
+        crossing: Floats = np.divide(ends - service, speed, out=np.full(len(speed), math.inf), where=speed > 0)
+        return crossing

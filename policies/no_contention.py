@@ -1,0 +1,24 @@
+"""No contention control."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from cotenant.core.policy import Directive, NodeWindow
+
+
+class NoContention:
+    """Let jobs on one node hurt each other: nothing is ever throttled.
+
+    No paper: a baseline, to be compared with.
+
+    >>> NoContention().judge(NodeWindow("n1", now=0, seconds=5, attempts=(), cpu_some_percent=99))
+    ()
+    """
+
+    name = "none"
+    api_version = 1
+
+    def judge(self, window: NodeWindow) -> Sequence[Directive]:
+        """Leave all as it is."""
+        return ()

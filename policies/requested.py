@@ -1,0 +1,32 @@
+"""Cores as asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from cotenant.core.estimates import Estimate
+from cotenant.core.jobs import JobSpec
+from cotenant.core.nodes import NodeShape
+from cotenant.core.policy import Sizing
+
+
+class Requested:
+    """Give each replica the cores that its user asked for, and 1 where none were.
+
+    No paper: a baseline, what most schedulers do, and how GPU jobs come to starve on one core.
+
+    >>> from cotenant.core.estimates import UNKNOWN
+    >>> from cotenant.core.jobs import Request, Role
+    >>> spec = JobSpec(roles=(Role("worker", request=Request(gpu_milli=1000)), Role("ps", request=Request(cores=3))))
+    >>> Requested().size(spec, UNKNOWN, []).cores
+    (1, 3)
+    """
+
+    name = "requested"
+    api_version = 1
+
+    def size(self, spec: JobSpec, estimate: Estimate, shapes: Sequence[NodeShape]) -> Sizing:
+        """Give what was asked for; 0 only to those who asked for 0."""
+        cores = tuple(1 if role.request.cores is None else role.request.cores for role in spec.roles)
+        auto = any(role.request.cores is None for role in spec.roles)
+        return Sizing(cores, "1 core per replica that asked for none" if auto else "as requested")

@@ -1,0 +1,117 @@
+"""Putting gangs on nodes: the steps that placement policies have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cotenant.core.jobs import WHOLE_GPU_MILLI, Demand, Gang, Part
+from cotenant.core.ledger import Counts, Ledger, Offer, Overcommitted, Share
+from cotenant.core.nodes import NodeShape
+
+Nodes = NDArray[np.int64]
+Placer = Callable[[Part, Counts], list[tuple[int, int]] | None]
+
+
+def hardest_first(gang: Gang) -> list[int]:
+    """Number the parts of a gang, those that fit on the fewest nodes first: GPUs, then a type, then cores.
+
+    >>> ps, worker = Part("ps", 1, Demand(cores=4)), Part("worker", 2, Demand(gpu_milli=1000, cores=2))
+    >>> hardest_first(Gang("a", (ps, worker)))
+    [1, 0]
+    """
+
+    def hardness(number: int) -> tuple[int, bool, int, int, int]:
+        demand = gang.parts[number].demand
+        return -demand.gpu_milli, not demand.gpu_type, -demand.cores, -demand.memory_bytes, number
+
+    return sorted(range(len(gang.parts)), key=hardness)
+
+
+def room_for_all(gang: Gang, ledger: Ledger, *, empty: bool = False, everywhere: bool = False) -> Nodes:
+    """Number the nodes that could take all of a gang now, or if they were `empty`; `everywhere`: closed ones too.
+
+    Exact, save for shares of GPUs in several sizes: whether those fit only `on_one` tells.
+    """
+    able = np.ones(len(ledger), dtype=np.bool_)
+    for part in gang.parts:
+        able &= ledger.room(part.demand, empty=empty, everywhere=everywhere) >= part.replicas
+    if len(gang.parts) > 1:
+        able &= ledger.room(_together(gang), empty=empty, everywhere=everywhere) >= 1
+    return np.flatnonzero(able)
+
+
+def _together(gang: Gang) -> Demand:
+    """Sum a gang up as if it were one replica; shares of GPUs are left to be tried."""
+    whole = sum(part.replicas * (part.demand.gpu_milli // WHOLE_GPU_MILLI) for part in gang.parts)
+    return Demand(whole * WHOLE_GPU_MILLI, gang.cores, gang.memory_bytes)
+
+
+def could_hold_all(gang: Gang, ledger: Ledger) -> bool:
+    """Tell whether some node that takes work could hold all of a gang if it were empty."""
+    nodes = room_for_all(gang, ledger, empty=True)
+    if len(gang.parts) == 1 or not len(nodes):
+        return bool(len(nodes))
+    shapes = {ledger.shapes[node] for node in nodes.tolist()}
+    return any(on_one(gang, empty_node(shape), 0) is not None for shape in shapes)
+
+
+def empty_node(shape: NodeShape) -> Ledger:
+    """Make a ledger of one empty node."""
+    return Ledger([shape])
+
+
+def on_one(gang: Gang, ledger: Ledger, node: int) -> Offer | None:
+    """Put all of a gang on one node, where `room_for_all` sees room; None where shares of GPUs do not fit after all."""
+    offer = tuple(Share(node, number, gang.parts[number].replicas) for number in hardest_first(gang))
+    if len(gang.parts) > 1 and ledger.parts_of(node):
+        with ledger.attempt() as attempt:
+            try:
+                for share in offer:
+                    attempt.take(node, gang.parts[share.part].demand, share.replicas)
+            except Overcommitted:
+                return None
+    return offer
+
+
+def on_many(gang: Gang, ledger: Ledger, place: Placer) -> Offer | None:
+    """Put a gang's parts where `place` says, the hardest part first; None where one of them finds no room."""
+    offer: list[Share] = []
+    with ledger.attempt() as attempt:
+        numbers = hardest_first(gang)
+        for number in numbers:
+            part = gang.parts[number]
+            placed = place(part, ledger.room(part.demand))
+            if placed is None:
+                return None
+            offer += [Share(node, number, replicas) for node, replicas in placed]
+            if number != numbers[-1]:
+                for node, replicas in placed:
+                    attempt.take(node, part.demand, replicas)
+    return tuple(offer)
+
+
+def fill(room: Counts, nodes: Sequence[int] | Counts, replicas: int) -> list[tuple[int, int]] | None:
+    """Put replicas on nodes in the given order, as many on each as it has room for; None where they do not all fit.
+
+    >>> fill(np.array([2, 0, 3]), [0, 1, 2], 4)
+    [(0, 2), (2, 2)]
+    """
+    order = np.asarray(nodes, dtype=np.int64)
+    order = order[room[order] > 0]
+    reach = np.cumsum(np.minimum(room[order], replicas))
+    if not replicas:
+        return []
+    if not len(reach) or reach[-1] < replicas:
+        return None
+    last = int(np.searchsorted(reach, replicas))
+    placed = [(int(node), int(room[node])) for node in order[:last]]
+    before = int(reach[last - 1]) if last else 0
+    return [*placed, (int(order[last]), replicas - before)]
+
+
+def in_node_order(room: Counts, replicas: int) -> list[tuple[int, int]] | None:
+    """Fill nodes from the first on."""
+    return fill(room, np.flatnonzero(room), replicas)
