@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import tarfile
 import tempfile
 import time
+import zipfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
@@ -84,10 +84,10 @@ def baseline() -> str | None:
 def protos_at(commit: str) -> Iterator[Path]:
     """Unpack the protos of a commit; buf could read git itself, but not from every shallow clone."""
     archive = subprocess.run(
-        ["git", "archive", commit, "protos", "buf.yaml"], cwd=ROOT, capture_output=True, check=True
+        ["git", "archive", "--format=zip", commit, "protos", "buf.yaml"], cwd=ROOT, capture_output=True, check=True
     ).stdout
-    with tempfile.TemporaryDirectory() as directory, tarfile.open(fileobj=BytesIO(archive)) as tar:
-        tar.extractall(directory, filter="data")
+    with tempfile.TemporaryDirectory() as directory, zipfile.ZipFile(BytesIO(archive)) as unpacked:
+        unpacked.extractall(directory)
         yield Path(directory)
 
 
