@@ -46,9 +46,10 @@ def configure(service: str, level: str, stream: TextIO | None = None) -> None:
 
 
 def _rendering(out: TextIO) -> list[Processor]:
+    """Choose the last steps. Tracebacks never show local variables, among which a token may be."""
     if out.isatty():
-        return [structlog.dev.ConsoleRenderer()]
-    return [structlog.processors.dict_tracebacks, structlog.processors.JSONRenderer(default=str)]
+        return [structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)]
+    return [structlog.processors.format_exc_info, structlog.processors.JSONRenderer(default=str)]
 
 
 def _adopt_standard_logging(shared: list[Processor], out: TextIO, number: int) -> None:

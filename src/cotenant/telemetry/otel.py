@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -22,6 +23,7 @@ from cotenant.telemetry.tracing import Attribute
 
 SCOPE = "cotenant"
 NANOSECONDS = 1_000_000_000
+FLUSH_SECONDS_MAX = 2.0
 _W3C = TraceContextTextMapPropagator()
 
 
@@ -29,8 +31,9 @@ class Tracing:
     """A tracer provider that exports by OTLP in batches."""
 
     def __init__(self, resource: Resource) -> None:
-        self._provider = TracerProvider(resource=resource)
-        self._provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
+        self._exporter = OTLPSpanExporter()
+        self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)  # `shutdown` below is bounded
+        self._provider.add_span_processor(BatchSpanProcessor(self._exporter))
         self._tracer = self._provider.get_tracer(SCOPE)
         if isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):
             trace.set_tracer_provider(self._provider)  # for plug-ins that speak to OpenTelemetry themselves
@@ -83,20 +86,21 @@ class Tracing:
 
     def shutdown(self) -> None:
         """Send what is left and stop."""
-        self._provider.shutdown()
+        _close(self._provider, self._exporter)
 
 
 class Metrics:
     """A meter provider that exports by OTLP every so often (OTEL_METRIC_EXPORT_INTERVAL)."""
 
     def __init__(self, resource: Resource) -> None:
-        reader = PeriodicExportingMetricReader(OTLPMetricExporter())
-        self._provider = MeterProvider([reader], resource=resource)
+        self._exporter = OTLPMetricExporter()
+        reader = PeriodicExportingMetricReader(self._exporter)
+        self._provider = MeterProvider([reader], resource=resource, shutdown_on_exit=False)
         self.meter: metrics.Meter = self._provider.get_meter(SCOPE)
 
     def shutdown(self) -> None:
         """Send what is left and stop."""
-        self._provider.shutdown()
+        _close(self._provider, self._exporter)
 
 
 class _LiveSpan:
@@ -109,6 +113,17 @@ class _LiveSpan:
 
     def set(self, **attributes: Attribute) -> None:
         self._span.set_attributes(attributes)
+
+
+def _close(provider: TracerProvider | MeterProvider, exporter: OTLPSpanExporter | OTLPMetricExporter) -> None:
+    """Flush and stop, soon: a collector that is away would be tried again for ten seconds, with a user waiting."""
+    giving_up = threading.Timer(FLUSH_SECONDS_MAX, exporter.shutdown)
+    giving_up.daemon = True
+    giving_up.start()
+    try:
+        provider.shutdown()
+    finally:
+        giving_up.cancel()
 
 
 def _context(parent: str) -> Context | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 from collections.abc import Mapping
 from importlib.metadata import version
@@ -54,12 +55,20 @@ def wants(environment: Mapping[str, str], signal: str) -> bool:
     if environment.get("OTEL_SDK_DISABLED", "").lower() == "true":
         return False
     exporter = environment.get(f"OTEL_{signal}_EXPORTER", "")
-    endpoint = environment.get(f"OTEL_EXPORTER_OTLP_{signal}_ENDPOINT") or environment.get(
-        "OTEL_EXPORTER_OTLP_ENDPOINT"
-    )
     if exporter not in ("", "otlp", "none"):
         log.warning("exporter_unknown", signal=signal.lower(), given=exporter, known=["otlp", "none"])
-    return exporter == "otlp" or (exporter == "" and bool(endpoint))
+    asked = exporter == "otlp" or (exporter == "" and bool(_of(environment, signal, "ENDPOINT")))
+    protocol = _of(environment, signal, "PROTOCOL")
+    if asked and protocol not in ("", "grpc"):
+        log.warning("protocol_unknown", signal=signal.lower(), given=protocol, known=["grpc"])
+        return False
+    return asked
+
+
+def _of(environment: Mapping[str, str], signal: str, what: str) -> str:
+    """Read a variable of the exporter; the signal's own wins over the common one."""
+    own, common = f"OTEL_EXPORTER_OTLP_{signal}_{what}", f"OTEL_EXPORTER_OTLP_{what}"
+    return environment.get(own) or environment.get(common, "")
 
 
 def _start(service: str, wants_traces: bool, wants_metrics: bool) -> None:
@@ -78,3 +87,4 @@ def _start(service: str, wants_traces: bool, wants_metrics: bool) -> None:
         measures = Metrics(resource)
         metrics.install(measures.meter)
         _running.append(measures)
+    atexit.register(shutdown)
