@@ -7,7 +7,7 @@ these functions. Nothing here knows a clock, a network or chance: time and the g
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -16,13 +16,20 @@ from cotenant.core.jobs import Demand, Gang, JobSpec, Part
 from cotenant.core.ledger import Holding, Ledger, Offer
 from cotenant.core.nodes import NodeShape
 from cotenant.core.policy import CpuAllocator, Order, PlacementPolicy, QueuePolicy
-from cotenant.core.refusals import Code, Refusal, behind
+from cotenant.core.refusals import Code, Refusal, behind, plural
 from cotenant.core.table import Ints, Jobs
+
+
+class BrokenGang(Exception):
+    """A policy offered places for a part of a gang, or for more than all of it: a bug in the policy."""
 
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """Sums over the nodes that take work; what leaves soon is counted as there."""
+    """What the jobs of the table may share: what is free on nodes that take work, and all that they hold now.
+
+    What leaves soon is counted as free.
+    """
 
     gpu_milli: int
     cores: int
@@ -38,13 +45,23 @@ class Choice:
     victims: Ints
     outranked: Ints
 
+    def ahead(self) -> Ints:
+        """Count for each victim the starts that come before it in the order: those for which it may have to go."""
+        place_of = np.empty_like(self.ranked)
+        place_of[self.ranked] = np.arange(len(self.ranked))
+        return np.searchsorted(place_of[self.starts], place_of[self.victims])
+
 
 @dataclass(frozen=True, slots=True)
 class Victim:
-    """A running job that the order does not protect, and what it holds."""
+    """A running job that the order does not protect, and what it holds.
+
+    Only the first `ahead` gangs may have its room, for those after it in the order do not outrank it; None: all may.
+    """
 
     job_id: str
     holdings: tuple[Holding, ...]
+    ahead: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,9 +122,9 @@ def choose(
 def _fill(jobs: Jobs, ranked: Ints, protected: np.ndarray, capacity: Capacity, *, strict: bool) -> np.ndarray:
     """Walk the order and take what fits into what is left; what may not be preempted is taken beforehand."""
     selected = protected.copy()
-    gpus = capacity.gpu_milli - int(jobs.gpu_milli[protected].sum())
-    cores = capacity.cores - int(jobs.cores[protected].sum())
-    memory = capacity.memory_bytes - int(jobs.memory_bytes[protected].sum())
+    gpus = max(0, capacity.gpu_milli - int(jobs.gpu_milli[protected].sum()))
+    cores = max(0, capacity.cores - int(jobs.cores[protected].sum()))
+    memory = max(0, capacity.memory_bytes - int(jobs.memory_bytes[protected].sum()))
     need_gpus, need_cores = jobs.gpu_milli[ranked].tolist(), jobs.cores[ranked].tolist()
     need_memory, taken = jobs.memory_bytes[ranked].tolist(), protected[ranked].tolist()
     least = min(need_gpus, default=0)
@@ -152,52 +169,111 @@ def place(
     leaving: Sequence[Holding] = (),
     strict: bool = False,
 ) -> Plan:
-    """Find places for gangs in their order; leaves the ledger as it was.
+    """Find places for gangs in their order; leaves the ledger as it was. Victims are given the last first.
 
-    1. What is `leaving` anyway, and what victims hold, counts as free.
+    1. What is `leaving` anyway counts as free.
     2. Each gang gets its places or a refusal. A refusal ends nothing, unless the queue is strict. Gangs of one shape
        are refused for the same reason, once.
-    3. Victims whose room nobody used, the most deserving first, keep it.
+    3. Where free room does not do, as few victims as suffice make room, the least deserving first. Those whose room
+       is not used after all keep it, and none makes room for a gang that it outranks.
     4. A start whose room is not free yet `needs_room`: the stops come first.
     """
-    lent = [*leaving, *(holding for victim in victims for holding in victim.holdings)]
-    for holding in lent:
-        ledger.release(holding)
-    starts, refusals, blocked = _place_all(gangs, ledger, policy, rng, strict=strict)
-    stops: list[str] = []
-    kept: list[Holding] = []
-    for victim in reversed(victims):
-        if _hold_all(ledger, victim.holdings):
-            kept += victim.holdings
-        else:
-            stops.append(victim.job_id)
-    for holding in [*kept, *(holding for start in starts for holding in start.holdings)]:
-        ledger.release(holding)
-    for holding in lent:
-        ledger.hold(holding)
-    return Plan(tuple(_mark(starts, ledger)), tuple(stops), refusals, blocked)
+    with ledger.undone():
+        for holding in leaving:
+            ledger.release(holding)
+        starts, stops, refusals, blocked = _place_all(gangs, _Floor(ledger, policy, rng, victims), strict=strict)
+    with ledger.undone():
+        marked = tuple(_mark(starts, ledger))
+    return Plan(marked, tuple(stops), refusals, blocked)
 
 
 def _place_all(
-    gangs: Iterable[Gang], ledger: Ledger, policy: PlacementPolicy, rng: np.random.Generator, *, strict: bool
-) -> tuple[list[Start], dict[str, Refusal], bool]:
+    gangs: Iterable[Gang], floor: _Floor, *, strict: bool
+) -> tuple[list[Start], list[str], dict[str, Refusal], bool]:
     starts: list[Start] = []
     refusals: dict[str, Refusal] = {}
     refused: dict[tuple[object, ...], Refusal] = {}
-    head: tuple[str, Refusal] | None = None
-    for gang in gangs:
-        if head:
-            refusals[gang.job_id] = behind(head[0], head[1].detail)
+    blocked: Refusal | None = None
+    for number, gang in enumerate(gangs):
+        if blocked:
+            refusals[gang.job_id] = blocked
             continue
+        floor.protect(number)
         shape = (gang.parts, gang.locality)
-        answer = refused.get(shape) or policy.place(gang, ledger, rng)
-        if isinstance(answer, Refusal):
-            refusals[gang.job_id] = refused[shape] = answer
-            if strict and answer.code is not Code.NEVER_FITS:
-                head = (gang.job_id, answer)
-        else:
-            starts.append(Start(gang, answer, take(ledger, gang, answer), needs_room=False))
-    return starts, refusals, head is not None
+        answer = refused.get(shape) or floor.place(gang)
+        if isinstance(answer, Start):
+            starts.append(answer)
+            continue
+        refusals[gang.job_id] = refused[shape] = answer
+        if strict and answer.code is not Code.NEVER_FITS:
+            blocked = behind(gang.job_id, answer.detail)
+    return starts, floor.stops, refusals, blocked is not None
+
+
+class _Floor:
+    """Where gangs are placed, and the victims that still stand on it, the most deserving first."""
+
+    def __init__(
+        self, ledger: Ledger, policy: PlacementPolicy, rng: np.random.Generator, victims: Sequence[Victim]
+    ) -> None:
+        self._ledger, self._policy, self._rng = ledger, policy, rng
+        self._victims = list(reversed(victims))
+        self.stops: list[str] = []
+
+    def protect(self, number: int) -> None:
+        """Let those victims stay for good that outrank the gang of this number, and so all after it."""
+        while self._victims and (ahead := self._victims[0].ahead) is not None and ahead <= number:
+            del self._victims[0]
+
+    def place(self, gang: Gang) -> Start | Refusal:
+        """Place a gang on free room; else on that of as few victims as suffice."""
+        offer = self._policy.place(gang, self._ledger, self._rng)
+        if not isinstance(offer, Refusal):
+            return self._start(gang, offer)
+        if not self._victims:
+            return offer
+        enough = len(self._victims)
+        offer = self._try_without(gang, enough)
+        if isinstance(offer, Refusal):
+            counted = f"{offer.detail}, the room of {plural(enough, 'job')} that would give way counted in"
+            return replace(offer, detail=counted)
+        too_few = 0
+        while enough - too_few > 1:
+            middle = (enough + too_few) // 2
+            tried = self._try_without(gang, middle)
+            if isinstance(tried, Refusal):
+                too_few = middle
+            else:
+                enough, offer = middle, tried
+        return self._make_room(gang, offer, enough)
+
+    def _try_without(self, gang: Gang, count: int) -> Offer | Refusal:
+        """Ask for places as if the last `count` victims were gone."""
+        with self._ledger.undone():
+            for victim in self._victims[-count:]:
+                self._lift(victim)
+            return self._policy.place(gang, self._ledger, self._rng)
+
+    def _make_room(self, gang: Gang, offer: Offer, count: int) -> Start:
+        """Start a gang in place of victims; those among the last `count` whose room it did not use keep it."""
+        staying, lifted = self._victims[:-count], self._victims[-count:]
+        for victim in lifted:
+            self._lift(victim)
+        start = self._start(gang, offer)
+        for victim in lifted:
+            if _hold_all(self._ledger, victim.holdings):
+                staying.append(victim)
+            else:
+                self.stops.append(victim.job_id)
+        self._victims = staying
+        return start
+
+    def _lift(self, victim: Victim) -> None:
+        for holding in victim.holdings:
+            self._ledger.release(holding)
+
+    def _start(self, gang: Gang, offer: Offer) -> Start:
+        return Start(gang, offer, take(self._ledger, gang, offer), needs_room=False)
 
 
 def take(ledger: Ledger, gang: Gang, offer: Offer) -> tuple[Holding, ...]:
@@ -205,7 +281,13 @@ def take(ledger: Ledger, gang: Gang, offer: Offer) -> tuple[Holding, ...]:
 
     Raises:
         Overcommitted: the offer names what is not free.
+        BrokenGang: the offer has not a place for each replica, or more than one.
     """
+    offered = [0] * len(gang.parts)
+    for share in offer:
+        offered[share.part] += share.replicas
+    if offered != [part.replicas for part in gang.parts]:
+        raise BrokenGang(f"{gang} was offered places for {offered} replicas: {offer}")
     with ledger.attempt() as attempt:
         for share in offer:
             attempt.take(share.node, gang.parts[share.part].demand, share.replicas)
@@ -224,14 +306,7 @@ def _hold_all(ledger: Ledger, holdings: Sequence[Holding]) -> bool:
     return True
 
 
-def _mark(starts: list[Start], ledger: Ledger) -> Iterator[Start]:
-    """Take the starts in order from what is free now; those that do not fit yet need room. Undoes what it took."""
-    taken: list[Holding] = []
+def _mark(starts: Iterable[Start], ledger: Ledger) -> Iterator[Start]:
+    """Take the starts in order from what is free now; those that do not fit yet need room."""
     for start in starts:
-        if _hold_all(ledger, start.holdings):
-            taken += start.holdings
-            yield start
-        else:
-            yield Start(start.gang, start.offer, start.holdings, needs_room=True)
-    for holding in taken:
-        ledger.release(holding)
+        yield start if _hold_all(ledger, start.holdings) else replace(start, needs_room=True)

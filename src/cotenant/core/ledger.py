@@ -87,6 +87,7 @@ class Ledger:
         self.racks = tuple(racks) or ("",) * count
         self._types = tuple(shape.gpu_type for shape in shapes)
         self._of_type: dict[str, NDArray[np.bool_]] = {}
+        self._journals: list[list[tuple[Holding, int]]] = []  # one per `undone` that is under way
         self._parts = {node: [WHOLE_GPU_MILLI] * shape.gpus for node, shape in enumerate(shapes) if shape.shareable}
 
     def __len__(self) -> int:
@@ -211,6 +212,11 @@ class Ledger:
             raise Overcommitted(f"{holding} was given back but never taken: {self.story(node)}")
 
     def _add(self, holding: Holding, sign: int) -> None:
+        if self._journals:
+            self._journals[-1].append((holding, sign))
+        self._apply(holding, sign)
+
+    def _apply(self, holding: Holding, sign: int) -> None:
         node = holding.node
         self.free_cores[node] += sign * holding.cores
         self.free_memory[node] += sign * holding.memory_bytes
@@ -221,6 +227,18 @@ class Ledger:
             self.free_gpus[node] = sum(free >= WHOLE_GPU_MILLI for free in parts)
         else:
             self.free_gpus[node] += sign * holding.gpus
+
+    @contextmanager
+    def undone(self) -> Iterator[None]:
+        """Undo at the end whatever was taken or given back inside, in whatever way it ends."""
+        journal: list[tuple[Holding, int]] = []
+        self._journals.append(journal)
+        try:
+            yield
+        finally:
+            self._journals.pop()
+            for holding, sign in reversed(journal):
+                self._apply(holding, -sign)
 
     @contextmanager
     def attempt(self) -> Iterator[Attempt]:
