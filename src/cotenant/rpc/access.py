@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from cotenant.rpc.channel import SERVICES, Endpoints
+from cotenant.rpc.endpoints import SERVICES, Endpoints, host_and_port
 
 TOKEN_FILE = "token"  # noqa: S105 a file's name
 ENDPOINT_FILE = "endpoint.json"
@@ -175,7 +175,10 @@ def _published(state_dir: Path) -> Endpoints:
     path = state_dir / ENDPOINT_FILE
     try:
         said = json.loads(path.read_text())
-        return Endpoints(**{name: str(said.get(name, "")) for name in SERVICES})
+        written = {name: said[name] for name in SERVICES if said.get(name)}
+        for address in written.values():
+            host_and_port(address)
+        return Endpoints(**written)
     except (FileNotFoundError, NotADirectoryError):
         raise NoAccess(
             f"nothing runs from {state_dir} ({ENDPOINT_FILE} is not there); "
@@ -183,7 +186,7 @@ def _published(state_dir: Path) -> Endpoints:
         ) from None
     except OSError as error:
         raise NoAccess(f"cannot read {path}: {error.strerror}") from None
-    except (ValueError, AttributeError):
+    except (ValueError, TypeError, AttributeError):
         raise NoAccess(f"{path} is damaged; start `cotenant up` again to write it anew") from None
 
 
@@ -202,12 +205,12 @@ def _token(levels: list[_Level], deciding: _Level, endpoints: Endpoints) -> str:
 
 
 def _all_local(endpoints: Endpoints) -> bool:
-    return all(_is_local(address.rpartition(":")[0]) for address in asdict(endpoints).values() if address)
+    return all(_is_local(host_and_port(address)[0]) for address in asdict(endpoints).values() if address)
 
 
 def _is_local(host: str) -> bool:
     try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
+        return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
 

@@ -9,62 +9,20 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import grpc
 import grpc.aio
 
 from cotenant import telemetry
+from cotenant.rpc.endpoints import Endpoints
 from cotenant.rpc.methods import METHODS, Method
+
+__all__ = ["Channel", "Endpoints", "connect", "service_config"]
 
 MIB = 2**20
 ANSWER_BYTES_MAX = 64 * MIB
 ATTEMPTS_MAX = 4
-SERVICES = ("queue", "placement", "predictor", "contention")
-
-
-@dataclass(frozen=True, slots=True)
-class Endpoints:
-    """Where each service is; "" where that is not known. One address may serve all."""
-
-    queue: str = ""
-    placement: str = ""
-    predictor: str = ""
-    contention: str = ""
-
-    @classmethod
-    def one(cls, address: str) -> Endpoints:
-        """All services at one address."""
-        return cls(address, address, address, address)
-
-    @classmethod
-    def parse(cls, text: str) -> Endpoints:
-        """Read `host:port`, or `queue=host:port,placement=host:port,…`.
-
-        >>> Endpoints.parse("127.0.0.1:7070").predictor
-        '127.0.0.1:7070'
-        >>> Endpoints.parse("queue=a:1,placement=b:2").placement
-        'b:2'
-
-        Raises:
-            ValueError: a part names no service, or an address has no port.
-        """
-        if "=" not in text:
-            return cls.one(_address(text))
-        parts = (part.partition("=") for part in text.split(","))
-        named = {name.strip(): _address(address) for name, _, address in parts}
-        if unknown := sorted(set(named) - set(SERVICES)):
-            raise ValueError(f"{unknown[0]!r} is no service; {', '.join(SERVICES)} are")
-        return cls(**named)
-
-
-def _address(text: str) -> str:
-    address = text.strip()
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdecimal():
-        raise ValueError(f"{address!r} is no address; write host:port")
-    return address
 
 
 def connect(endpoint: str, token: str = "", *, health_service: str | None = None) -> Channel:

@@ -6,10 +6,12 @@ reason is stable and in UPPER_SNAKE_CASE, so that programs decide by it and the 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import grpc
+from google.protobuf.message import DecodeError
 from google.rpc import error_details_pb2, status_pb2
 
 from cotenant.core.options import nearest
@@ -167,11 +169,13 @@ def to_status(problem: Problem) -> Any:
 
 def from_error(error: Exception) -> Problem:
     """Read what a failed call tells: a rich status where there is one, else a plain one in our words."""
-    code, details = error.code(), error.details() or ""  # type: ignore[attr-defined]  # what grpc.Call promises
-    status = _rich_status(error)
-    if status is None or status.code != code.value[0]:
-        return _from_plain(code, details)
-    return _from_rich(code, status)
+    code: grpc.StatusCode = error.code()  # type: ignore[attr-defined]  # grpc.Call promises these three
+    details: str = error.details() or ""  # type: ignore[attr-defined]
+    trailers = error.trailing_metadata() or ()  # type: ignore[attr-defined]
+    for key, value in trailers:
+        if key == DETAILS_KEY and (problem := _from_rich(code, value)):
+            return problem
+    return _from_plain(code, details)
 
 
 def _bad_request(violations: Sequence[Violation], room_bytes: int) -> Any:
@@ -198,26 +202,22 @@ def _clipped(text: str, bytes_max: int = MESSAGE_BYTES_MAX) -> str:
     return encoded[: bytes_max - 3].decode(errors="ignore") + "…"
 
 
-def _rich_status(error: Any) -> Any | None:
-    for key, value in error.trailing_metadata() or ():
-        if key == DETAILS_KEY:
-            return status_pb2.Status.FromString(value)
-    return None
-
-
-def _from_rich(code: grpc.StatusCode, status: Any) -> Problem:
-    info, bad, retry = (
-        error_details_pb2.ErrorInfo(reason=code.name),
-        error_details_pb2.BadRequest(),
-        error_details_pb2.RetryInfo(),
-    )
+def _from_rich(code: grpc.StatusCode, encoded: bytes) -> Problem | None:
+    """Read a rich status; None where it is damaged or tells of another code than the call ended with."""
+    info, bad, retry = error_details_pb2.ErrorInfo(), error_details_pb2.BadRequest(), error_details_pb2.RetryInfo()
     told_retry = False
-    for detail in status.details:
-        told_retry |= detail.Is(retry.DESCRIPTOR)
-        _ = detail.Unpack(info) or detail.Unpack(bad) or detail.Unpack(retry)
+    try:
+        status = status_pb2.Status.FromString(encoded)
+        for detail in status.details:
+            told_retry |= detail.Unpack(retry)
+            _ = detail.Unpack(info) or detail.Unpack(bad)
+    except DecodeError:
+        return None
+    if status.code != code.value[0]:
+        return None
     return Problem(
         code,
-        info.reason,
+        info.reason or code.name,
         status.message,
         metadata=dict(info.metadata),
         violations=[Violation(one.field, one.description) for one in bad.field_violations],
@@ -236,7 +236,12 @@ PLAIN = {
 }
 
 
+_TOO_LARGE = re.compile(r"message larger than max \((\d+) vs\. (\d+)\)")
+
+
 def _from_plain(code: grpc.StatusCode, details: str) -> Problem:
+    if size := _TOO_LARGE.search(details):
+        return exhausted("MESSAGE_TOO_LARGE", f"a message has {size[1]} bytes; at most {size[2]} bytes are taken")
     words = PLAIN.get(code)
     message = f"{words}: {details}" if words and details else words or details or code.name
     return Problem(code, code.name, message)

@@ -61,8 +61,8 @@ class Guard(grpc.aio.ServerInterceptor):
             wrapped: Behavior = self._generator(method, behavior)
         elif inspect.iscoroutinefunction(behavior):
             wrapped = self._coroutine(method, behavior, bounded=kind == "unary_unary")
-        else:
-            raise TypeError(f"{method} is served by a function that is not async: {behavior!r}")
+        else:  # generated base classes answer in such a function that they know nothing
+            wrapped = self._coroutine(method, _unimplemented(method), bounded=False)
         make = getattr(grpc, f"{kind}_rpc_method_handler")
         return make(wrapped, handler.request_deserializer, handler.response_serializer)
 
@@ -110,6 +110,13 @@ class Guard(grpc.aio.ServerInterceptor):
                 f"the call set no deadline and took longer than the {self._deadline_seconds:g} s "
                 "that the server allows then",
             ) from None
+
+
+def _unimplemented(method: str) -> Behavior:
+    async def refuse(request: Any, context: Any) -> NoReturn:
+        raise Problem(grpc.StatusCode.UNIMPLEMENTED, "UNIMPLEMENTED", f"{method} is not implemented by this server")
+
+    return refuse
 
 
 async def _send(context: Any, method: str, error: Exception) -> NoReturn:

@@ -1,7 +1,8 @@
 """Every unary method of the contract, and how a client calls it. A test holds this table to the protos.
 
-A method is retried on UNAVAILABLE where a repeat does no harm: it only reads, or it carries a `request_id` by which
-the server knows the repeat. Streams are not in the table: their callers resume them, which a channel cannot do.
+A method is retried on UNAVAILABLE where a repeat does no harm: it only reads, it carries a `request_id` by which the
+server knows the repeat, or it asks for something that may be true already. Streams are not in the table: their
+callers resume them, which a channel cannot do.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ class Method:
 
 READ = Method(retried=True)
 WRITE = Method(retried=True, has_request_id=True)
+HARMLESS = Method(retried=True)  # a repeat finds nothing left to do
 
 _BY_SERVICE = {
     "JobService": {
@@ -56,7 +58,8 @@ _BY_SERVICE = {
     "PlacementService": {
         # Not retried: the next cycle plans anew, from what is free then.
         "PlanPlacement": Method(has_request_id=True, deadline_seconds=30),
-        "StopAttempts": Method(),  # the next cycle orders again what has not stopped
+        "StopAttempts": HARMLESS,
+        "ForgetAttempts": HARMLESS,
         "GetCapacity": READ,
     },
     "PredictorService": {

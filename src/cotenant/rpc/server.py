@@ -15,6 +15,7 @@ from grpc_health.v1.health import aio as health_aio
 from grpc_reflection.v1alpha import reflection
 
 from cotenant import telemetry
+from cotenant.rpc.endpoints import host_and_port
 from cotenant.rpc.guard import Guard
 from cotenant.rpc.identity import Anyone, Authenticator, BearerToken
 from cotenant.rpc.methods import METHODS
@@ -131,22 +132,23 @@ def _options(message_bytes_max: int) -> list[tuple[str, int]]:
 
 def _bind(server: Any, address: str) -> int:
     try:
+        host, port = host_and_port(address)  # gRPC would take port 65,537 for port 1
         return int(server.add_insecure_port(address))
+    except ValueError as error:
+        raise CannotListen(f"cannot listen on {address}: {error}") from None
     except RuntimeError as error:
-        raise CannotListen(f"cannot listen on {address}: {_why(address) or error}") from None
+        raise CannotListen(f"cannot listen on {address}: {_why(host, port) or error}") from None
 
 
-def _why(address: str) -> str:
+def _why(host: str, port: int) -> str:
     """Ask the kernel, since gRPC does not pass on why a port could not be bound."""
-    host, _, port = address.rpartition(":")
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        with socket.socket(family, socket.SOCK_STREAM) as probe:
+        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind((host.strip("[]"), int(port)))
+            probe.bind((host, port))
             probe.listen()
-    except (OSError, ValueError, OverflowError) as error:
-        return (getattr(error, "strerror", None) or str(error)).lower()
+    except OSError as error:
+        return (error.strerror or str(error)).lower()
     return ""
 
 

@@ -1,0 +1,127 @@
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack
+from typing import Any
+
+import pytest_asyncio
+
+from cotenant.rpc.channel import Channel, connect
+from cotenant.rpc.server import Server
+from cotenant.v1 import job_service_pb2 as jobs_pb
+from cotenant.v1 import job_service_pb2_grpc as jobs_grpc
+from cotenant.v1 import node_service_pb2 as nodes_pb
+from cotenant.v1 import node_service_pb2_grpc as nodes_grpc
+from cotenant.v1 import predictor_service_pb2 as predictor_pb
+from cotenant.v1 import predictor_service_pb2_grpc as predictor_grpc
+
+JOBS = "cotenant.v1.JobService"
+AGENTS = "cotenant.v1.AgentService"
+PREDICTOR = "cotenant.v1.PredictorService"
+TOKEN = "a-token-for-tests"
+
+Answer = Callable[[Any, Any], Awaitable[None]]
+
+
+async def nothing(request: Any, context: Any) -> None:
+    """Answer at once."""
+
+
+class Jobs(jobs_grpc.JobServiceServicer):
+    """Does in each call what the test says, and remembers what it was asked."""
+
+    def __init__(self) -> None:
+        self.answer: Answer = nothing
+        self.asked: list[Any] = []
+
+    async def _ask(self, request: Any, context: Any) -> None:
+        self.asked.append(request)
+        await self.answer(request, context)
+
+    async def GetJob(self, request: Any, context: Any) -> Any:
+        await self._ask(request, context)
+        return jobs_pb.GetJobResponse()
+
+    async def CreateJob(self, request: Any, context: Any) -> Any:
+        await self._ask(request, context)
+        return jobs_pb.CreateJobResponse()
+
+    async def SimulateJob(self, request: Any, context: Any) -> Any:
+        await self._ask(request, context)
+        return jobs_pb.SimulateJobResponse()
+
+    async def WatchJobs(self, request: Any, context: Any) -> Any:
+        await self._ask(request, context)
+        yield jobs_pb.WatchJobsResponse(synced=True)
+
+
+class Agents(nodes_grpc.AgentServiceServicer):
+    """The same for calls that ask with a stream."""
+
+    def __init__(self) -> None:
+        self.answer: Answer = nothing
+
+    async def Connect(self, request_iterator: Any, context: Any) -> Any:
+        async for request in request_iterator:
+            await self.answer(request, context)
+            yield nodes_pb.ConnectResponse()
+
+    async def UploadOutput(self, request_iterator: Any, context: Any) -> Any:
+        async for request in request_iterator:
+            await self.answer(request, context)
+        return nodes_pb.UploadOutputResponse()
+
+
+class Predictor(predictor_grpc.PredictorServiceServicer):
+    """The same for a method that is not to be repeated."""
+
+    def __init__(self) -> None:
+        self.answer: Answer = nothing
+
+    async def Observe(self, request: Any, context: Any) -> Any:
+        await self.answer(request, context)
+        return predictor_pb.ObserveResponse()
+
+
+class Mesh:
+    """A server with scripted services, and channels to it."""
+
+    def __init__(self, stack: AsyncExitStack) -> None:
+        self._stack = stack
+        self.jobs = Jobs()  # type: ignore[abstract]  # the generated base answers the other methods
+        self.agents = Agents()
+        self.predictor = Predictor()  # type: ignore[abstract]  # the same
+        self.port = 0
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    async def serve(self, **options: Any) -> Server:
+        server = Server(**{"address": self.address, "token": TOKEN} | options)
+        server.add(jobs_grpc.add_JobServiceServicer_to_server, self.jobs, JOBS)
+        server.add(nodes_grpc.add_AgentServiceServicer_to_server, self.agents, AGENTS)
+        server.add(predictor_grpc.add_PredictorServiceServicer_to_server, self.predictor, PREDICTOR)
+        self.port = await server.start()
+        self._stack.push_async_callback(server.stop, 0)
+        return server
+
+    def channel(self, token: str = TOKEN) -> Channel:
+        channel = connect(self.address, token)
+        self._stack.push_async_callback(channel.close)
+        return channel
+
+    def job_stub(self, token: str = TOKEN) -> Any:
+        return jobs_grpc.JobServiceStub(self.channel(token))
+
+    def agent_stub(self, token: str = TOKEN) -> Any:
+        return nodes_grpc.AgentServiceStub(self.channel(token))
+
+    def predictor_stub(self) -> Any:
+        return predictor_grpc.PredictorServiceStub(self.channel())
+
+
+@pytest_asyncio.fixture
+async def mesh() -> AsyncIterator[Mesh]:
+    async with AsyncExitStack() as stack:
+        yield Mesh(stack)
