@@ -1,0 +1,28 @@
+"""The simulator: replays a trace through the very core and policies of the live mesh, under a virtual clock.
+
+>>> from cotenant.simulator import simulate
+>>> result = simulate("sample", "2x8", queue="fifo", placement="consolidate")
+>>> result.jobs, result.finished
+(260, 260)
+"""
+
+from cotenant.simulator.clusters import BadCluster, Cluster, parse_cluster
+from cotenant.simulator.policies import PolicyFailed
+from cotenant.simulator.results import Outcome, Result
+from cotenant.simulator.run import simulate
+from cotenant.simulator.traces import BadRow, BadTrace, Trace, TraceJob, load
+
+__all__ = [
+    "BadCluster",
+    "BadRow",
+    "BadTrace",
+    "Cluster",
+    "Outcome",
+    "PolicyFailed",
+    "Result",
+    "Trace",
+    "TraceJob",
+    "load",
+    "parse_cluster",
+    "simulate",
+]

@@ -1,0 +1,67 @@
+"""Which jobs can ever run: asked once for each shape of gang, of the empty cluster.
+
+A job that cannot run is set aside with the reason; it is neither lost nor in anybody's way.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from cotenant.core.cycle import gang_of
+from cotenant.core.estimates import Estimate
+from cotenant.core.jobs import Gang, JobSpec, Locality, Part
+from cotenant.core.jobs import Shape as SpecShape
+from cotenant.core.obstacles import never_fits, shapes_of
+from cotenant.core.refusals import Code, Refusal
+from cotenant.simulator.clusters import Cluster
+from cotenant.simulator.lives import Shape, shape_of
+from cotenant.simulator.policies import AskedPlacement, Policies, PolicyFailed
+from cotenant.simulator.traces import TraceJob
+
+
+class Admission:
+    """Sizes jobs at their submission and tells those that can never run."""
+
+    def __init__(self, cluster: Cluster, policies: Policies, seed: int) -> None:
+        self._policies = policies
+        self._empty = cluster.ledger()
+        self._node_shapes = shapes_of(self._empty)
+        self._rng = np.random.default_rng(seed)  # its own, so that asking here changes nothing elsewhere
+        self._shapes: dict[tuple[tuple[Part, ...], Locality | None], Shape] = {}
+        self._too_large: dict[SpecShape, Refusal | None] = {}
+
+    def shape(self, job: TraceJob, estimate: Estimate) -> Shape | Refusal:
+        """Decide a job's cores, or say why it can never run.
+
+        Raises:
+            PolicyFailed: the allocator or the placement policy raised an error.
+        """
+        spec = job.spec()
+        if refusal := self._never_fits(spec):
+            return refusal
+        try:
+            gang = gang_of(job.id, spec, estimate, self._policies.allocator, self._node_shapes)
+        except Exception as error:  # whatever a stranger's code does
+            raise PolicyFailed(
+                "allocation", self._policies.allocator, job.id, f"{type(error).__name__}: {error}"
+            ) from error
+        key = gang.parts, gang.locality
+        if key not in self._shapes:
+            shape = shape_of(gang)
+            shape.impossible = self._impossible(gang)
+            self._shapes[key] = shape
+        shape = self._shapes[key]
+        return shape.impossible or shape
+
+    def _never_fits(self, spec: JobSpec) -> Refusal | None:
+        if spec.shape not in self._too_large:
+            self._too_large[spec.shape] = never_fits(spec, self._node_shapes, elastic=False)
+        return self._too_large[spec.shape]
+
+    def _impossible(self, gang: Gang) -> Refusal | None:
+        """Ask the placement policy itself, for it may want more than counts tell."""
+        answer = AskedPlacement(self._policies.placement).place(gang, self._empty, self._rng)
+        if not isinstance(answer, Refusal):
+            return None
+        detail = f"refused even on the empty cluster: {answer.detail}"
+        return Refusal(Code.NEVER_FITS, detail, answer.remedy, answer.numbers)

@@ -1,0 +1,175 @@
+"""What the simulator lets the policies know in advance: the arms of an experiment about prediction.
+
+`oracle` tells the true rest of each job, `noisy-oracle` that of some jobs with an error, `none` tells nothing, and any
+installed predictor learns from the jobs that finished and is asked at each submission. What is told is a job's whole
+run time; what the job has attained comes off it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import numpy as np
+
+from cotenant.core.estimates import UNKNOWN, Candidate, Estimate, Observation, Query
+from cotenant.core.policy import Predictor
+from cotenant.core.table import Floats, Jobs
+from cotenant.core.validate import Violation
+from cotenant.simulator.traces import TraceJob
+
+
+class Arm(Protocol):
+    """Tells what may be known of jobs. `sequence` numbers jobs in the order of their submission."""
+
+    def submitted(self, sequence: int, job: TraceJob) -> Estimate:
+        """Say what is known of a job at its submission."""
+
+    def stopped(self, sequence: int, total_seconds: float) -> None:
+        """Note that a job will take so long in all, for it has work to repeat."""
+
+    def finished(self, job: TraceJob, run_seconds: float) -> None:
+        """Learn from a job's end."""
+
+    def know(self, jobs: Jobs) -> Jobs:
+        """Fill in the remaining time of the jobs, as far as it is known."""
+
+
+class Nothing:
+    """The arm in which nobody knows anything."""
+
+    name = "none"
+
+    def submitted(self, sequence: int, job: TraceJob) -> Estimate:
+        """Nothing is known."""
+        return UNKNOWN
+
+    def stopped(self, sequence: int, total_seconds: float) -> None:
+        """Nothing is kept."""
+
+    def finished(self, job: TraceJob, run_seconds: float) -> None:
+        """Nothing is learnt."""
+
+    def know(self, jobs: Jobs) -> Jobs:
+        """Nothing is known."""
+        return jobs
+
+
+class Told:
+    """Knows the total run time of some jobs; the others' is NaN."""
+
+    def __init__(self, count: int) -> None:
+        self._total_seconds: Floats = np.full(count, np.nan)
+        self._confidence: Floats = np.zeros(count)
+
+    def tell(self, sequence: int, total_seconds: float | None, confidence: float) -> None:
+        """Note what one job is expected to run in all."""
+        self._total_seconds[sequence] = np.nan if total_seconds is None else total_seconds
+        self._confidence[sequence] = confidence
+
+    def know(self, jobs: Jobs) -> Jobs:
+        """Take off the expected total what each job has attained."""
+        rest = np.maximum(0.0, self._total_seconds[jobs.sequence] - jobs.attained_seconds)
+        return replace(jobs, remaining_seconds=rest, confidence=self._confidence[jobs.sequence])
+
+
+class Oracle(Told):
+    """Knows the truth: how an order would do if every prediction were right."""
+
+    name = "oracle"
+
+    def submitted(self, sequence: int, job: TraceJob) -> Estimate:
+        """Tell the whole truth."""
+        self.tell(sequence, job.work_seconds, 1.0)
+        return Estimate(predictable=True, confidence=1.0, remaining_seconds=job.work_seconds, source=self.name)
+
+    def stopped(self, sequence: int, total_seconds: float) -> None:
+        """Keep to the truth."""
+        self.tell(sequence, total_seconds, 1.0)
+
+    def finished(self, job: TraceJob, run_seconds: float) -> None:
+        """There is nothing left to learn."""
+
+
+class NoisyOracle(Told):
+    """Knows some jobs, with an error: prediction error is an input of a fair comparison, not a surprise."""
+
+    name = "noisy-oracle"
+
+    @dataclass(frozen=True, slots=True)
+    class Options:
+        """How much is known.
+
+        predictable: share of the jobs that are predictable, from 0 to 1.
+        spread: standard deviation of the logarithm of predicted / true run time.
+        """
+
+        predictable: float = 0.5
+        spread: float = 0.3
+
+        def check(self) -> list[Violation]:
+            """Name what the types cannot say."""
+            wrong = []
+            if not 0 <= self.predictable <= 1:
+                wrong.append(Violation("predictable", f"must be from 0 to 1, not {self.predictable:g}"))
+            if not 0 <= self.spread <= 10:
+                wrong.append(Violation("spread", f"must be from 0 to 10, not {self.spread:g}"))
+            return wrong
+
+    def __init__(self, options: Options, count: int, seed: int) -> None:
+        super().__init__(count)
+        rng = np.random.default_rng([seed, 1])  # a stream of its own: each arm's jobs err alike
+        self._predictable = rng.random(count) < options.predictable
+        self._error = np.exp(options.spread * rng.standard_normal(count))
+
+    def submitted(self, sequence: int, job: TraceJob) -> Estimate:
+        """Tell about what is true, or nothing."""
+        if not self._predictable[sequence]:
+            self.tell(sequence, None, 0.0)
+            return UNKNOWN
+        seconds = job.work_seconds * float(self._error[sequence])
+        self.tell(sequence, seconds, 1.0)
+        return Estimate(predictable=True, confidence=1.0, remaining_seconds=seconds, source=self.name)
+
+    def stopped(self, sequence: int, total_seconds: float) -> None:
+        """Stay with what was told."""
+
+    def finished(self, job: TraceJob, run_seconds: float) -> None:
+        """Nothing is learnt."""
+
+
+class Learner(Told):
+    """Asks a predictor, and shows it every job that finishes."""
+
+    def __init__(self, predictor: Predictor, count: int) -> None:
+        super().__init__(count)
+        self._predictor = predictor
+
+    def submitted(self, sequence: int, job: TraceJob) -> Estimate:
+        """Ask the predictor once."""
+        spec = job.spec()
+        estimate = self._predictor.estimate(
+            Query(job.tenant, job.model, spec.name, gpu_milli=spec.gpu_milli, replicas=spec.replicas)
+        )
+        known = estimate.predictable and estimate.remaining_seconds is not None
+        self.tell(sequence, estimate.remaining_seconds if known else None, estimate.confidence if known else 0.0)
+        return estimate
+
+    def stopped(self, sequence: int, total_seconds: float) -> None:
+        """A prediction stays what it was."""
+
+    def finished(self, job: TraceJob, run_seconds: float) -> None:
+        """Show the predictor how long the job ran."""
+        spec = job.spec()
+        self._predictor.observe(
+            Observation(
+                job.tenant,
+                job.model,
+                spec.name,
+                gpu_milli=spec.gpu_milli,
+                replicas=spec.replicas,
+                allocation=Candidate(cores=sum(role.request.cores or 0 for role in spec.roles)),
+                run_seconds=run_seconds,
+                succeeded=True,
+            )
+        )

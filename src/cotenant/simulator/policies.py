@@ -1,0 +1,96 @@
+"""The policies of a simulation, and what is said of one that fails."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from cotenant.core.jobs import Gang
+from cotenant.core.ledger import Ledger, Offer
+from cotenant.core.policy import CpuAllocator, Order, PlacementPolicy, QueuePolicy
+from cotenant.core.refusals import Refusal
+from cotenant.core.table import Jobs
+
+GROUPS = {
+    "queue": "cotenant.queue_policies",
+    "placement": "cotenant.placement_policies",
+    "allocator": "cotenant.cpu_allocators",
+    "predictor": "cotenant.predictors",
+    "contention": "cotenant.contention_policies",
+}
+
+
+class PolicyFailed(Exception):
+    """A policy raised an error or answered nonsense; says which policy, over what, and how."""
+
+    def __init__(self, kind: str, policy: object, over: str, fault: str) -> None:
+        name = getattr(policy, "name", type(policy).__name__)
+        super().__init__(f"{kind} policy {name!r} failed over {over}: {fault}")
+
+
+@dataclass(frozen=True, slots=True)
+class Policies:
+    """Who decides in a simulation."""
+
+    queue: QueuePolicy
+    placement: PlacementPolicy
+    allocator: CpuAllocator
+
+
+def ordered(policy: QueuePolicy, jobs: Jobs, now: float) -> Order:
+    """Ask a queue policy for its order, and check that it is one.
+
+    Raises:
+        PolicyFailed: it is not.
+    """
+    over = f"{len(jobs)} jobs at {now:.3f} s"
+    try:
+        order = policy.order(jobs, now)
+        sizes = len(order.level), len(order.score)
+        unordered = bool(np.isnan(order.score).any())
+        valid = float(order.valid_seconds)
+    except Exception as error:  # whatever a stranger's code does
+        raise PolicyFailed("queue", policy, over, f"{type(error).__name__}: {error}") from error
+    if sizes != (len(jobs), len(jobs)):
+        raise PolicyFailed("queue", policy, over, f"{sizes[0]} levels and {sizes[1]} scores for {len(jobs)} jobs")
+    if unordered:
+        raise PolicyFailed("queue", policy, over, "a score that is no number")
+    if not valid >= 0:
+        raise PolicyFailed("queue", policy, over, f"an order that is valid for {valid} s")
+    return order
+
+
+class AskedPlacement:
+    """A placement policy that remembers its last answer; `refusal` is None where that was an offer."""
+
+    api_version = 1
+
+    def __init__(self, policy: PlacementPolicy) -> None:
+        self.name = policy.name
+        self.refusal: Refusal | None = None
+        self._policy = policy
+
+    def place(self, gang: Gang, ledger: Ledger, rng: np.random.Generator) -> Offer | Refusal:
+        """Ask the policy.
+
+        Raises:
+            PolicyFailed: it raised an error, or offered places for a part of the gang.
+        """
+        try:
+            answer = self._policy.place(gang, ledger, rng)
+        except Exception as error:  # whatever a stranger's code does
+            raise PolicyFailed("placement", self, gang.job_id, f"{type(error).__name__}: {error}") from error
+        self.refusal = answer if isinstance(answer, Refusal) else None
+        if not isinstance(answer, Refusal):
+            self._check(gang, answer)
+        return answer
+
+    def _check(self, gang: Gang, offer: Offer) -> None:
+        placed = [0] * len(gang.parts)
+        for share in offer:
+            placed[share.part] += share.replicas
+        if placed != [part.replicas for part in gang.parts]:
+            raise PolicyFailed(
+                "placement", self, gang.job_id, f"it offered places for {placed} replicas of {gang.parts}"
+            )

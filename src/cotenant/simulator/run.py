@@ -1,0 +1,190 @@
+"""One call from names to a result: find the policies, replay the trace, sum up."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Literal
+
+from cotenant import plugins
+from cotenant.core.jobs import Role
+from cotenant.core.options import BadOption, did_you_mean, nearest, parse
+from cotenant.core.policy import CpuAllocator, PlacementPolicy, QueuePolicy
+from cotenant.core.validate import Violation
+from cotenant.simulator.arms import Arm, Learner, NoisyOracle, Nothing, Oracle
+from cotenant.simulator.clusters import Cluster, parse_cluster
+from cotenant.simulator.engine import Simulation
+from cotenant.simulator.policies import GROUPS, Policies
+from cotenant.simulator.results import Result, result_of
+from cotenant.simulator.traces import Trace, load
+
+WATCH_SECONDS = 0.1
+WATCH_EVENTS = 64
+NO_CONTENTION = "none"
+ARMS = (Oracle.name, NoisyOracle.name, Nothing.name)
+
+Options = Mapping[str, Mapping[str, str]]
+Watch = Callable[[Simulation], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Options of the simulator itself, in the group `simulator`.
+
+    preemption_cost_seconds: work that a job repeats each time it starts again after a preemption.
+    cores: what jobs ask for whose trace tells no cores: `none`, or `auto`, so that the allocator decides.
+    """
+
+    preemption_cost_seconds: float = 0.0
+    cores: Literal["none", "auto"] = "none"
+
+    def check(self) -> list[Violation]:
+        """Name what the types cannot say."""
+        cost = self.preemption_cost_seconds
+        return [] if 0 <= cost < 1e9 else [Violation("preemption_cost_seconds", f"must be 0 or more, not {cost:g}")]
+
+
+def simulate(
+    trace: Trace | Path | str,
+    cluster: Cluster | str,
+    *,
+    queue: QueuePolicy | str = "fifo",
+    placement: PlacementPolicy | str = "consolidate",
+    allocator: CpuAllocator | str = "requested",
+    predictor: str = Oracle.name,
+    contention: str = NO_CONTENTION,
+    options: Options = MappingProxyType({}),
+    seed: int = 0,
+    format_name: str | None = None,
+    skip_bad_rows: bool = False,
+    watch: Watch | None = None,
+) -> Result:
+    """Replay a trace on a cluster under policies, given by name or as they are.
+
+    `options` are texts by group (queue, placement, allocator, predictor, simulator) and name. `watch` is called every
+    tenth of a second or so; the simulation stops early where it returns False. The same arguments give the same
+    result, but for `wall_seconds`.
+
+    Raises:
+        BadTrace, BadCluster, UnknownPolicy, BadOption: the input cannot be taken; the message says what is wrong.
+        PolicyFailed: a policy raised an error, or answered nonsense.
+    """
+    began = time.perf_counter()
+    settings = _settings(options)
+    policies = Policies(
+        _made("queue", queue, options), _made("placement", placement, options), _made("allocator", allocator, options)
+    )
+    place = cluster if isinstance(cluster, Cluster) else parse_cluster(cluster)
+    _refuse_contention(contention)
+    jobs = trace if isinstance(trace, Trace) else load(trace, format_name, skip_bad_rows=skip_bad_rows)
+    jobs = _with_auto_cores(jobs) if settings.cores == "auto" else jobs
+    with _naming("predictor"):
+        arm = _arm(predictor, options.get("predictor", {}), len(jobs), seed)
+    simulation = Simulation(
+        jobs,
+        place,
+        policies,
+        arm,
+        seed=seed,
+        preemption_cost_seconds=settings.preemption_cost_seconds,
+    )
+    complete = _run(simulation, watch)
+    return result_of(
+        simulation,
+        complete=complete,
+        wall_seconds=time.perf_counter() - began,
+        seed=seed,
+        policies={
+            "queue": policies.queue.name,
+            "placement": policies.placement.name,
+            "allocator": policies.allocator.name,
+            "predictor": predictor,
+            "contention": contention,
+        },
+        options={group: dict(given) for group, given in options.items()},
+    )
+
+
+def _run(simulation: Simulation, watch: Watch | None) -> bool:
+    if watch is None:
+        while simulation.step():
+            pass
+        return True
+    looked = time.perf_counter()
+    while simulation.step():
+        if simulation.steps % WATCH_EVENTS == 0 and (now := time.perf_counter()) - looked >= WATCH_SECONDS:
+            looked = now
+            if not watch(simulation):
+                return False
+    return True
+
+
+def _settings(options: Options) -> Settings:
+    groups = [*GROUPS, "simulator"]
+    if unknown := [
+        Violation(group, f"is no group{did_you_mean(group, groups)}") for group in options if group not in groups
+    ]:
+        raise BadOption(unknown, dict.fromkeys(groups, "…"))
+    with _naming("simulator"):
+        return parse(Settings, options.get("simulator", {}))
+
+
+def _made(kind: str, policy: Any, options: Options) -> Any:
+    """Find a policy by its name; one that is a policy already has its options."""
+    if isinstance(policy, str):
+        with _naming(kind):
+            return plugins.load(GROUPS[kind], policy, options.get(kind, {}))
+    if given := options.get(kind):
+        raise BadOption(
+            (Violation(f"{kind}.{name}", "was given for a policy that is made already") for name in given), {}
+        )
+    return policy
+
+
+@contextmanager
+def _naming(group: str) -> Iterator[None]:
+    """Name options by their group too, as users write them."""
+    try:
+        yield
+    except BadOption as error:
+        faults = (Violation(f"{group}.{bad.field}", bad.description) for bad in error.violations)
+        raise BadOption(faults, {f"{group}.{name}": default for name, default in error.allowed.items()}) from error
+
+
+def _arm(name: str, options: Mapping[str, str], jobs: int, seed: int) -> Arm:
+    """Make the arm of a predictor: one of the simulator's own, or one that is installed."""
+    if name == NoisyOracle.name:
+        return NoisyOracle(parse(NoisyOracle.Options, options), jobs, seed)
+    if name in (Oracle.name, Nothing.name):
+        if options:
+            raise BadOption((Violation(option, f"is no option; {name} has none") for option in options), {})
+        return Oracle(jobs) if name == Oracle.name else Nothing()
+    try:
+        return Learner(plugins.load(GROUPS["predictor"], name, options), jobs)
+    except plugins.UnknownPolicy as error:
+        near = nearest(name, ARMS)
+        hint = f"; did you mean {' or '.join(near)}?" if near else f"; or {', '.join(ARMS)}"
+        raise plugins.UnknownPolicy(error.group, name, f"{error}{hint}", (*near, *error.near)) from error
+
+
+def _refuse_contention(name: str) -> None:
+    if name != NO_CONTENTION:
+        why = (
+            f"jobs do not slow each other down in a simulation yet: contention can only be {NO_CONTENTION}, not {name}"
+        )
+        raise plugins.UnknownPolicy(GROUPS["contention"], name, why, (NO_CONTENTION,))
+
+
+def _with_auto_cores(trace: Trace) -> Trace:
+    return replace(trace, jobs=tuple(replace(job, roles=_auto(job.roles)) for job in trace.jobs))
+
+
+@lru_cache(maxsize=1024)
+def _auto(roles: tuple[Role, ...]) -> tuple[Role, ...]:
+    """Let the allocator decide where nothing was asked for."""
+    return tuple(replace(role, request=replace(role.request, cores=role.request.cores or None)) for role in roles)

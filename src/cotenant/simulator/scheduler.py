@@ -1,0 +1,241 @@
+"""What decides in a simulation: the jobs, the free resources, and the very cycle that the live mesh runs.
+
+Decisions come from `core.cycle` and the policies and from nothing else. What is added here saves questions whose
+answers are known:
+- while nobody waits there is nothing to decide;
+- what was refused stays refused, for all gangs of its shape, until something is freed, and so does what needs more
+  than is free in sum. Where nobody may be stopped for others, such gangs are not asked about, and where there is no
+  other gang there is no cycle;
+- a strict queue is asked about its gangs one by one, up to the first that does not fit.
+That holds for every policy whose refusals depend on the gang's shape and on what is free.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from cotenant.core import cycle
+from cotenant.core.jobs import Gang
+from cotenant.core.ledger import Overcommitted
+from cotenant.core.refusals import Refusal, Wait
+from cotenant.core.table import Ints, JobRow, JobTable
+from cotenant.simulator.arms import Arm
+from cotenant.simulator.clusters import Cluster
+from cotenant.simulator.lives import Life, Shape
+from cotenant.simulator.policies import AskedPlacement, Policies, PolicyFailed, ordered
+from cotenant.simulator.waits import Meter
+
+VALID_SECONDS_MIN = 0.001  # an order is asked for anew no sooner than this, so that rounding cannot stop the clock
+
+
+@dataclass(slots=True)
+class Free:
+    """What is free in sum over all nodes."""
+
+    gpu_milli: int
+    cores: int
+    memory_bytes: int
+
+    def lacks(self, shape: Shape) -> bool:
+        """Tell whether a gang needs more."""
+        return shape.gpu_milli > self.gpu_milli or shape.cores > self.cores or shape.memory_bytes > self.memory_bytes
+
+    def take(self, shape: Shape, times: int = 1) -> None:
+        """Have that much less; a negative number of times gives back."""
+        self.gpu_milli -= times * shape.gpu_milli
+        self.cores -= times * shape.cores
+        self.memory_bytes -= times * shape.memory_bytes
+
+
+class Scheduler:
+    """The jobs that run or wait, and what is free. `order_expires` is when the order may change by itself."""
+
+    def __init__(
+        self, cluster: Cluster, policies: Policies, arm: Arm, *, jobs: int, seed: int, preemption_cost_seconds: float
+    ) -> None:
+        self.order_expires = math.inf
+        self._queue = policies.queue
+        self._placement = AskedPlacement(policies.placement)
+        self._alike = not (policies.queue.preemptive or policies.queue.strict)  # gangs of one shape wait for one reason
+        self._arm = arm
+        self._rng = np.random.default_rng(seed)
+        self._preemption_cost_seconds = preemption_cost_seconds
+        self._ledger = cluster.ledger()
+        self._table = JobTable()
+        memory_bytes = int(self._ledger.total_memory.sum())
+        self._capacity = cycle.Capacity(self._ledger.total_gpu_milli, cluster.cores, memory_bytes)
+        self._free = Free(self._ledger.total_gpu_milli, cluster.cores, memory_bytes)
+        self._lives: dict[int, Life] = {}
+        self._sequences: dict[str, int] = {}
+        self._shapes: list[Shape] = []
+        self._codes: Ints = np.zeros(jobs, dtype=np.int64)  # of each job's shape, by sequence
+        self._waiting: dict[int, Shape] = {}  # shapes of which some gang waits, by code
+        self._meters = {wait: Meter(wait=wait) for wait in Wait}
+        self._labelled: list[Life] = []  # those on another meter than that of capacity
+
+    def submit(self, life: Life, now: float) -> None:
+        """Take a job in; it waits."""
+        job, shape = life.job, life.shape
+        if shape.code < 0:
+            shape.code = len(self._shapes)
+            self._shapes.append(shape)
+        self._codes[life.sequence] = shape.code
+        self._lives[life.sequence] = life
+        self._sequences[job.id] = life.sequence
+        self._table.add(
+            JobRow(
+                job.id,
+                arrival_seconds=job.submitted_seconds,
+                sequence=life.sequence,
+                gpu_milli=shape.gpu_milli,
+                cores=shape.cores,
+                memory_bytes=shape.memory_bytes,
+                replicas=shape.replicas,
+            )
+        )
+        self._wait(life, now)
+
+    def finish(self, life: Life, now: float) -> None:
+        """Let a job go that is done."""
+        self._release(life)
+        life.finish(now)
+        self._table.remove(life.job.id)
+        del self._lives[life.sequence], self._sequences[life.job.id]
+
+    def decide(self, now: float) -> list[tuple[Life, float]]:
+        """Decide, and do it: returns who was started and when each will finish if nobody stops it.
+
+        Raises:
+            PolicyFailed: a policy raised an error, or answered nonsense.
+        """
+        self.order_expires = math.inf if now >= self.order_expires else self.order_expires
+        refusals: Mapping[str, Refusal] = {}
+        started: list[tuple[Life, float]] = []
+        if self._may_start():
+            plan = self._plan(now)
+            for job_id in plan.stops:
+                self._preempt(self._lives[self._sequences[job_id]], now)
+            started = [(life, self._start(life, start, now)) for life, start in self._by_life(plan.starts)]
+            refusals = plan.refusals
+        else:
+            self.order_expires = math.inf
+        self._label(refusals, now)
+        return started
+
+    def _may_start(self) -> bool:
+        """Tell whether any waiting gang might get a place, as far as that can be told without asking."""
+        if self._queue.preemptive:
+            return bool(self._waiting)
+        if self._queue.strict:
+            return any(not self._free.lacks(shape) for shape in self._waiting.values())
+        return any(shape.refusal is None and not self._free.lacks(shape) for shape in self._waiting.values())
+
+    def _plan(self, now: float) -> cycle.Plan:
+        jobs = self._arm.know(self._table.jobs(now))
+        order = ordered(self._queue, jobs, now)
+        self.order_expires = now + max(order.valid_seconds, VALID_SECONDS_MIN)
+        choice = cycle.choose(jobs, self._queue, order, self._capacity, now=now)
+        victims = [self._lives[sequence] for sequence in jobs.sequence[choice.victims].tolist()]
+        try:
+            return cycle.place(
+                self._gangs(jobs.sequence[choice.starts]),
+                self._ledger,
+                self._placement,
+                self._rng,
+                victims=[cycle.Victim(life.job.id, life.holdings) for life in victims],
+                strict=self._queue.strict,
+            )
+        except Overcommitted as error:
+            over = f"the cycle at {now:.3f} s"
+            raise PolicyFailed("placement", self._placement, over, f"it offered what is not free: {error}") from error
+
+    def _gangs(self, sequences: Ints) -> Iterator[Gang]:
+        """Make gangs of jobs in their order, one by one as they are asked for, without those whose answer is known."""
+        if self._queue.preemptive:
+            return (self._gang(sequence) for sequence in sequences.tolist())
+        free = Free(self._free.gpu_milli, self._free.cores, self._free.memory_bytes)
+        return self._up_to_a_refusal(sequences, free) if self._queue.strict else self._hopeful(sequences, free)
+
+    def _up_to_a_refusal(self, sequences: Ints, free: Free) -> Iterator[Gang]:
+        for sequence in sequences:
+            shape = self._lives[int(sequence)].shape
+            if free.lacks(shape):
+                return
+            yield self._gang(int(sequence))
+            if self._placement.refusal:
+                return
+            free.take(shape)
+
+    def _hopeful(self, sequences: Ints, free: Free) -> Iterator[Gang]:
+        """Leave out shapes that were refused since something was last freed, and those that need more than is free."""
+        codes = self._codes[sequences]
+        while True:
+            hopeful = np.array([shape.refusal is None and not free.lacks(shape) for shape in self._shapes])
+            kept = hopeful[codes]
+            sequences, codes = sequences[kept], codes[kept]
+            if not len(sequences):
+                return
+            yield self._gang(int(sequences[0]))
+            shape = self._shapes[codes[0]]
+            shape.refusal = self._placement.refusal
+            if not shape.refusal:
+                free.take(shape)
+            sequences, codes = sequences[1:], codes[1:]
+
+    def _gang(self, sequence: int) -> Gang:
+        life = self._lives[sequence]
+        return life.shape.gang(life.job.id)
+
+    def _by_life(self, starts: Sequence[cycle.Start]) -> Iterator[tuple[Life, cycle.Start]]:
+        return ((self._lives[self._sequences[start.gang.job_id]], start) for start in starts)
+
+    def _start(self, life: Life, start: cycle.Start, now: float) -> float:
+        for holding in start.holdings:
+            self._ledger.hold(holding)
+        self._free.take(life.shape)
+        life.shape.waiting -= 1
+        if not life.shape.waiting:
+            del self._waiting[life.shape.code]
+        self._table.start(life.job.id, now)
+        return life.start(start.holdings, now)
+
+    def _preempt(self, life: Life, now: float) -> None:
+        self._release(life)
+        self._table.stop(life.job.id, now)
+        life.stop(now, self._preemption_cost_seconds)
+        self._arm.stopped(life.sequence, life.attained_seconds + life.restart_seconds + life.rest_seconds)
+        self._wait(life, now)
+
+    def _release(self, life: Life) -> None:
+        for holding in life.holdings:
+            self._ledger.release(holding)
+        self._free.take(life.shape, -1)
+        for shape in self._shapes:
+            shape.refusal = None
+
+    def _wait(self, life: Life, now: float) -> None:
+        life.begin_to_wait(life.shape.meter if self._alike else self._meters[Wait.CAPACITY], now)
+        life.shape.waiting += 1
+        self._waiting[life.shape.code] = life.shape
+
+    def _label(self, refusals: Mapping[str, Refusal], now: float) -> None:
+        """Say for what each waiting job waits from now on."""
+        if self._alike:
+            for shape in self._waiting.values():
+                known = shape.refusal if not self._free.lacks(shape) else None
+                shape.meter.turn(known.wait if known else Wait.CAPACITY, now)
+            return
+        others = [
+            (self._lives[self._sequences[job_id]], refusal.wait)
+            for job_id, refusal in refusals.items()
+            if refusal.wait is not Wait.CAPACITY
+        ]
+        for life in self._labelled:
+            life.move(self._meters[Wait.CAPACITY], now)
+        for life, wait in others:
+            life.move(self._meters[wait], now)
+        self._labelled = [life for life, _ in others]

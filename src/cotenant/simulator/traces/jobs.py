@@ -1,0 +1,49 @@
+"""A job as a trace tells it, and what can be wrong with a trace."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+from cotenant.core.jobs import TENANT_DEFAULT, WHOLE_GPU_MILLI, JobKind, JobSpec, Request, Role
+
+
+@dataclass(frozen=True, slots=True)
+class TraceJob:
+    """One line of a trace. `work_seconds` is how long the job runs when nothing stops or slows it."""
+
+    id: str
+    submitted_seconds: float
+    work_seconds: float
+    roles: tuple[Role, ...]
+    kind: JobKind = JobKind.TRAINING
+    tenant: str = TENANT_DEFAULT
+    model: str = ""
+    name: str = ""  # what its user called it; few traces tell
+
+    def spec(self) -> JobSpec:
+        """Describe the job as its user would have submitted it."""
+        return JobSpec(name=self.name, kind=self.kind, tenant=self.tenant, roles=self.roles, model=self.model)
+
+
+@lru_cache(maxsize=1024)
+def workers(gpus: int) -> tuple[Role, ...]:
+    """Make a gang of one-GPU replicas, as traces mean it that give a number of GPUs and nothing else.
+
+    >>> workers(4)[0].replicas, workers(4)[0].request.gpu_milli, workers(4)[0].request.cores
+    (4, 1000, 0)
+    """
+    return (Role("worker", gpus, Request(gpu_milli=WHOLE_GPU_MILLI, cores=0)),)
+
+
+class BadTrace(Exception):
+    """A trace that cannot be read, and why, in one sentence that names the file."""
+
+
+class BadRow(BadTrace):
+    """One row that cannot be read: where it is, what was expected there and what was found."""
+
+    def __init__(self, source: str, line: int, column: str, expected: str, found: str) -> None:
+        where = f"{source}, line {line}" + (f", column {column!r}" if column else "")
+        super().__init__(f"{where}: expected {expected}, found {found}")
+        self.line, self.column, self.expected, self.found = line, column, expected, found

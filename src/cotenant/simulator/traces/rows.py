@@ -1,0 +1,146 @@
+"""Rows of a CSV file, one by one: plain or gzipped, with or without a byte order mark, lines ended either way."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import math
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import IO, cast
+
+from cotenant.simulator.traces.jobs import BadRow, BadTrace
+
+GZIP_MAGIC = b"\x1f\x8b"
+SECONDS_MAX = 1e10  # some 300 years: beyond it, a sum of seconds no longer tells milliseconds apart
+GPUS_MAX = 1_000_000
+FOUND_CHARS_MAX = 60
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One row, its fields by column, that knows where it stands so that errors can say it."""
+
+    source: str
+    line: int
+    fields: Mapping[str, str]
+
+    def text(self, column: str) -> str:
+        """Read a text that must be there."""
+        if not (found := self.fields[column]):
+            raise self.bad(column, "some text")
+        return found
+
+    def seconds(self, column: str) -> float:
+        """Read a time on the trace's own clock, in seconds."""
+        return self._number(column, "a number of seconds", least=-SECONDS_MAX)
+
+    def duration_seconds(self, column: str) -> float:
+        """Read a time span above 0, in seconds."""
+        value = self._number(column, "a number of seconds above 0", least=0)
+        if value == 0:
+            raise self.bad(column, "a number of seconds above 0")
+        return value
+
+    def gpus(self, column: str) -> int:
+        """Read a number of whole GPUs, 1 at least."""
+        expected = f"a whole number of GPUs from 1 to {GPUS_MAX}"
+        value = self._number(column, expected, least=1, most=GPUS_MAX)
+        if not value.is_integer():
+            raise self.bad(column, expected)
+        return int(value)
+
+    def unix_seconds(self, column: str) -> float:
+        """Read a date and time; without a zone it is UTC."""
+        try:
+            moment = datetime.fromisoformat(self.fields[column])
+        except ValueError:
+            raise self.bad(column, "a date and time such as 2017-09-26 22:24:39") from None
+        return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+
+    def _number(self, column: str, expected: str, *, least: float, most: float = SECONDS_MAX) -> float:
+        try:
+            value = float(self.fields[column])
+        except ValueError:
+            raise self.bad(column, expected) from None
+        if not (math.isfinite(value) and least <= value <= most):
+            raise self.bad(column, expected)
+        return value
+
+    def bad(self, column: str, expected: str) -> BadRow:
+        """Say that a column does not hold what is expected."""
+        return BadRow(self.source, self.line, column, expected, _shown(self.fields[column]))
+
+
+def _shown(text: str) -> str:
+    if not text:
+        return "nothing"
+    return repr(text if len(text) <= FOUND_CHARS_MAX else text[:FOUND_CHARS_MAX] + "…")
+
+
+@contextmanager
+def open_text(path: Path) -> Iterator[IO[str]]:
+    """Open a file as text; a gzipped one is known by its first bytes, whatever its name.
+
+    Raises:
+        BadTrace: the file cannot be read, or is no UTF-8 text; also while it is being read.
+    """
+    try:
+        with path.open("rb") as raw:
+            packed = raw.peek(len(GZIP_MAGIC))[: len(GZIP_MAGIC)] == GZIP_MAGIC
+            plain = cast(IO[bytes], gzip.GzipFile(fileobj=raw)) if packed else raw
+            with io.TextIOWrapper(plain, encoding="utf-8-sig", newline="") as text:
+                yield text
+    except UnicodeDecodeError as error:
+        byte = error.object[error.start]
+        raise BadTrace(f"{path} is no UTF-8 text: byte 0x{byte:02x} means nothing there") from error
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise BadTrace(f"{path} is a damaged gzip file: {error}") from error
+    except OSError as error:
+        raise BadTrace(f"{path} cannot be read: {error.strerror or error}") from error
+
+
+class Table:
+    """A CSV file under way: its header, then its rows."""
+
+    def __init__(self, source: str, lines: Iterator[str]) -> None:
+        self.source = source
+        self._reader = csv.reader(lines, strict=True)
+        self.header = self._read_header()
+
+    def _read_header(self) -> tuple[str, ...]:
+        try:
+            header = next((record for record in self._reader if any(record)), None)
+        except csv.Error as error:
+            raise BadRow(self.source, max(1, self._reader.line_num), "", "a CSV header", str(error)) from error
+        if header is None:
+            raise BadTrace(f"{self.source} is empty: a header and one row per job were expected")
+        columns = tuple(name.strip().lower() for name in header)
+        if twice := sorted({name for name in columns if columns.count(name) > 1}):
+            raise BadRow(self.source, self._reader.line_num, twice[0], "each column once", "it more than once")
+        return columns
+
+    def rows(self) -> Iterator[Row | BadRow]:
+        """Give each row, or what is wrong with it as a whole; blank lines are passed over."""
+        while True:
+            line = self._reader.line_num + 1
+            try:
+                record = next(self._reader)
+            except StopIteration:
+                return
+            except csv.Error as error:
+                yield BadRow(self.source, line, "", "a CSV row", str(error))
+                continue
+            if any(record):
+                yield self._row(line, record)
+
+    def _row(self, line: int, record: Sequence[str]) -> Row | BadRow:
+        if len(record) != len(self.header):
+            expected = f"{len(self.header)} fields ({', '.join(self.header)})"
+            return BadRow(self.source, line, "", expected, f"{len(record)}")
+        return Row(self.source, line, {name: field.strip() for name, field in zip(self.header, record, strict=True)})
