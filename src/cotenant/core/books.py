@@ -70,8 +70,10 @@ class Book:
     ) -> tuple[GpuShare, ...]:
         count = wanted // WHOLE_GPU_MILLI or (1 if wanted else 0)
         if shares:
-            taken = [shares.pop(0) for _ in range(count)]
-            chosen = tuple(GpuShare(self.inventory.gpus[index].uuid, part) for index, part in taken)
+            chosen = tuple(GpuShare(self.inventory.gpus[index].uuid, part) for index, part in shares[:count])
+            del shares[:count]
+        elif wanted % WHOLE_GPU_MILLI:
+            raise Overcommitted(f"{self.node_id}: {wanted} thousandths of a GPU that nobody has chosen")
         else:
             free = [gpu for gpu in self.inventory.gpus if milli[gpu.uuid] == WHOLE_GPU_MILLI]
             chosen = tuple(GpuShare(gpu.uuid) for gpu in _near_each_other(free, count, cores))

@@ -6,6 +6,7 @@ these functions. Nothing here knows a clock, a network or chance: time and the g
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -18,6 +19,8 @@ from cotenant.core.nodes import NodeShape
 from cotenant.core.policy import CpuAllocator, Order, PlacementPolicy, QueuePolicy
 from cotenant.core.refusals import Code, Refusal, behind, plural
 from cotenant.core.table import Ints, Jobs
+
+HOPELESS = frozenset({Code.NEVER_FITS, Code.NO_NODES})  # nobody's leaving would help
 
 
 class BrokenGang(Exception):
@@ -198,7 +201,7 @@ def _place_all(
         if blocked:
             refusals[gang.job_id] = blocked
             continue
-        floor.protect(number)
+        floor.turn(number)
         shape = (gang.parts, gang.locality)
         answer = refused.get(shape) or floor.place(gang)
         if isinstance(answer, Start):
@@ -207,30 +210,40 @@ def _place_all(
         refusals[gang.job_id] = refused[shape] = answer
         if strict and answer.code is not Code.NEVER_FITS:
             blocked = behind(gang.job_id, answer.detail)
-    return starts, floor.stops, refusals, blocked is not None
+    return starts, floor.stops(), refusals, blocked is not None
 
 
 class _Floor:
-    """Where gangs are placed, and the victims that still stand on it, the most deserving first."""
+    """Where gangs are placed, the victims that may still have to go, and those that have gone; most deserving first."""
 
     def __init__(
         self, ledger: Ledger, policy: PlacementPolicy, rng: np.random.Generator, victims: Sequence[Victim]
     ) -> None:
         self._ledger, self._policy, self._rng = ledger, policy, rng
         self._victims = list(reversed(victims))
-        self.stops: list[str] = []
+        self._merit = {victim.job_id: number for number, victim in enumerate(self._victims)}
+        self._gone: list[Victim] = []
 
-    def protect(self, number: int) -> None:
-        """Let those victims stay for good that outrank the gang of this number, and so all after it."""
-        while self._victims and (ahead := self._victims[0].ahead) is not None and ahead <= number:
+    def turn(self, number: float) -> None:
+        """Let those have their turn that come before the gang of this number: they stay, or return to free room."""
+        while self._victims and _turn_of(self._victims[0]) <= number:
             del self._victims[0]
+        if self._gone:
+            due = [victim for victim in self._gone if _turn_of(victim) <= number]
+            back = {victim.job_id for victim in due if _hold_all(self._ledger, victim.holdings)}
+            self._gone = [victim for victim in self._gone if victim.job_id not in back]
+
+    def stops(self) -> list[str]:
+        """Name those who had to go, once all have had their turn."""
+        self.turn(math.inf)
+        return [victim.job_id for victim in self._gone]
 
     def place(self, gang: Gang) -> Start | Refusal:
         """Place a gang on free room; else on that of as few victims as suffice."""
         offer = self._policy.place(gang, self._ledger, self._rng)
         if not isinstance(offer, Refusal):
             return self._start(gang, offer)
-        if not self._victims:
+        if not self._victims or offer.code in HOPELESS:
             return offer
         enough = len(self._victims)
         offer = self._try_without(gang, enough)
@@ -264,8 +277,9 @@ class _Floor:
             if _hold_all(self._ledger, victim.holdings):
                 staying.append(victim)
             else:
-                self.stops.append(victim.job_id)
+                self._gone.append(victim)
         self._victims = staying
+        self._gone.sort(key=lambda victim: self._merit[victim.job_id])
         return start
 
     def _lift(self, victim: Victim) -> None:
@@ -274,6 +288,10 @@ class _Floor:
 
     def _start(self, gang: Gang, offer: Offer) -> Start:
         return Start(gang, offer, take(self._ledger, gang, offer), needs_room=False)
+
+
+def _turn_of(victim: Victim) -> float:
+    return math.inf if victim.ahead is None else victim.ahead
 
 
 def take(ledger: Ledger, gang: Gang, offer: Offer) -> tuple[Holding, ...]:

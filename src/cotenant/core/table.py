@@ -88,6 +88,7 @@ class JobTable:
     def __init__(self, capacity: int = 64) -> None:
         self.ids: list[str] = []
         self._row: dict[str, int] = {}
+        capacity = max(1, capacity)  # it grows by doubling
         self._columns: dict[str, NDArray[Any]] = {
             **{name: np.zeros(capacity, dtype=np.int64) for name in _INTS},
             **{name: np.zeros(capacity, dtype=np.bool_) for name in _FLAGS},

@@ -1,0 +1,164 @@
+"""Small worlds for properties: clusters that are partly taken, and gangs that may or may not fit into them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from hypothesis import strategies as st
+
+from cotenant.core.jobs import Demand, Gang, JobKind, JobSpec, Locality, Part, Request, Role
+from cotenant.core.ledger import Holding, Ledger, Offer, Overcommitted
+from cotenant.core.nodes import NodeShape
+from cotenant.core.table import JobRow, JobTable
+
+TYPES = ("", "NVIDIA A100", "Tesla T4")
+WANTED_TYPES = ("", "", "a100", "T4")
+
+
+def demands(*, shares: bool = True) -> st.SearchStrategy[Demand]:
+    sizes = [0, 1000, 1000, 2000, 3000] + ([200, 500, 700] if shares else [])
+    return st.builds(
+        Demand,
+        gpu_milli=st.sampled_from(sizes),
+        cores=st.integers(0, 5),
+        memory_bytes=st.sampled_from([0, 0, 1, 7]),
+        gpu_type=st.sampled_from(WANTED_TYPES),
+    )
+
+
+def shapes(*, shares: bool = True) -> st.SearchStrategy[NodeShape]:
+    return st.builds(
+        NodeShape,
+        gpus=st.integers(0, 5),
+        cores=st.integers(0, 12),
+        memory_bytes=st.integers(0, 20),
+        gpu_type=st.sampled_from(TYPES),
+        shareable=st.booleans() if shares else st.just(False),
+    )
+
+
+def parts(*, shares: bool = True) -> st.SearchStrategy[Part]:
+    return st.builds(Part, st.sampled_from(["worker", "ps"]), st.integers(1, 5), demands(shares=shares))
+
+
+LOCALITIES = st.sampled_from([None, None, Locality.SERVER, Locality.ANYWHERE])
+
+
+@st.composite
+def gangs(draw: st.DrawFn, *, shares: bool = True, roles_max: int = 3, job_id: str = "job") -> Gang:
+    return Gang(
+        job_id,
+        tuple(draw(st.lists(parts(shares=shares), min_size=1, max_size=roles_max))),
+        draw(LOCALITIES),
+    )
+
+
+def many_gangs(*, shares: bool = True, count_max: int = 8) -> st.SearchStrategy[list[Gang]]:
+    drawn = st.lists(gangs(shares=shares, roles_max=2), max_size=count_max)
+    return drawn.map(lambda found: [Gang(f"job{n}", gang.parts, gang.locality) for n, gang in enumerate(found)])
+
+
+@dataclass
+class World:
+    """A cluster and what is taken of it, attempt by attempt."""
+
+    ledger: Ledger
+    taken: list[tuple[Holding, ...]]
+
+
+@st.composite
+def worlds(draw: st.DrawFn, *, shares: bool = True, closed: bool = True, nodes_max: int = 5) -> World:
+    ledger = Ledger(draw(st.lists(shapes(shares=shares), min_size=1, max_size=nodes_max)))
+    taken: list[tuple[Holding, ...]] = []
+    for demand, spots in draw(st.lists(st.tuples(demands(shares=shares), st.lists(st.integers(0, nodes_max - 1))))):
+        held = [take_one(ledger, node, demand) for node in spots[:3] if node < len(ledger)]
+        if kept := tuple(holding for holding in held if holding is not None):
+            taken.append(kept)
+    if closed:
+        ledger.open[:] = draw(st.lists(st.booleans(), min_size=len(ledger), max_size=len(ledger)))
+    return World(ledger, taken)
+
+
+def take_one(ledger: Ledger, node: int, demand: Demand) -> Holding | None:
+    try:
+        return ledger.take(node, demand)
+    except Overcommitted:
+        return None
+
+
+Picture = tuple[list[int], list[int], list[int], list[tuple[int, ...]], list[bool]]
+
+
+def picture(ledger: Ledger) -> Picture:
+    """All that a ledger says, to be compared."""
+    return (
+        ledger.free_gpus.tolist(),
+        ledger.free_cores.tolist(),
+        ledger.free_memory.tolist(),
+        [ledger.parts_of(node) for node in range(len(ledger))],
+        ledger.open.tolist(),
+    )
+
+
+def emptied(ledger: Ledger) -> Ledger:
+    """Make a ledger of the same nodes with nothing taken."""
+    empty = Ledger(ledger.shapes)
+    empty.open[:] = ledger.open
+    return empty
+
+
+def replicas_of(offer: Offer, gang: Gang) -> list[int]:
+    """Count the replicas that an offer names, part by part."""
+    return [sum(share.replicas for share in offer if share.part == number) for number in range(len(gang.parts))]
+
+
+def requests() -> st.SearchStrategy[Request]:
+    return st.builds(
+        Request,
+        gpu_milli=st.sampled_from([0, 200, 500, 1000, 2000, 4000]),
+        cores=st.none() | st.integers(0, 6),
+        memory_bytes=st.sampled_from([0, 0, 3, 11]),
+        gpu_type=st.sampled_from(WANTED_TYPES),
+    )
+
+
+def specs(*, roles_max: int = 3) -> st.SearchStrategy[JobSpec]:
+    roles = st.builds(Role, st.sampled_from(["worker", "ps"]), st.integers(1, 4), requests())
+    return st.builds(
+        JobSpec,
+        kind=st.sampled_from(JobKind),
+        roles=st.lists(roles, min_size=1, max_size=roles_max).map(tuple),
+        locality=LOCALITIES,
+    )
+
+
+@st.composite
+def tables(draw: st.DrawFn, *, now: float = 10_000.0, count_max: int = 12) -> JobTable:
+    """Jobs that came before `now`: some run, some have run, some wait."""
+    table = JobTable()
+    for number in range(draw(st.integers(0, count_max))):
+        job_id = f"job{number}"
+        arrival = draw(st.sampled_from([0.0, 1.0, 50.5, now - 1]))
+        table.add(
+            JobRow(
+                job_id,
+                arrival,
+                sequence=number,
+                gpu_milli=draw(st.sampled_from([0, 500, 1000, 2000, 8000])),
+                cores=draw(st.integers(0, 8)),
+                memory_bytes=draw(st.integers(0, 4)),
+                priority=draw(st.integers(-1, 1)),
+                preemptible=draw(st.booleans()),
+            )
+        )
+        table.attain(job_id, draw(st.sampled_from([0.0, 0.0, 3.0, 3250.0, 5000.0, 1e6])))
+        if draw(st.booleans()):
+            table.start(job_id, draw(st.floats(arrival, now)))
+        elif draw(st.booleans()):
+            table.stop(job_id, draw(st.floats(arrival, now)))
+    return table
+
+
+def rng(seed: int = 0) -> np.random.Generator:
+    return np.random.default_rng(seed)
