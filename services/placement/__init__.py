@@ -1,0 +1,1 @@
+"""Placement: owns nodes, allocations and assignments; commits each decision in one transaction."""

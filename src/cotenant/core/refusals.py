@@ -25,6 +25,7 @@ class Code(StrEnum):
     NEVER_FITS = "NEVER_FITS"
     BEHIND = "BEHIND"
     OUTRANKED = "OUTRANKED"
+    MAKING_ROOM = "MAKING_ROOM"
     QUOTA = "QUOTA"
     NO_NODES = "NO_NODES"
     SUSPENDED = "SUSPENDED"
@@ -39,6 +40,7 @@ WAIT_OF: Mapping[Code, Wait] = MappingProxyType(
         Code.NEVER_FITS: Wait.CAPACITY,
         Code.BEHIND: Wait.CAPACITY,
         Code.OUTRANKED: Wait.CAPACITY,
+        Code.MAKING_ROOM: Wait.CAPACITY,
         Code.QUOTA: Wait.FAIR_SHARE,
         Code.NO_NODES: Wait.CAPACITY,
         Code.SUSPENDED: Wait.DEPENDENCY,

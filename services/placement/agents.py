@@ -1,0 +1,150 @@
+"""Agents' streams: one session per connected node, and the messages that wait to be sent to it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable
+
+from cotenant.core.lifecycle import StopReason
+from cotenant.rpc import translate
+from cotenant.services.placement.cluster import Live
+from cotenant.v1 import node_service_pb2 as node_pb2
+
+
+class Session:
+    """One agent's stream. Messages put in before the stream next writes go out together."""
+
+    def __init__(self, node_id: str, incarnation: str) -> None:
+        self.node_id, self.incarnation = node_id, incarnation
+        self._pending = node_pb2.ConnectResponse()
+        self._wake = asyncio.Event()
+        self._closed = False
+
+    def put(self, message: node_pb2.ConnectResponse) -> None:
+        """Send something as soon as the stream takes it."""
+        self._pending.MergeFrom(message)
+        self._wake.set()
+
+    def close(self) -> None:
+        """End the stream once what waits has been sent."""
+        self._closed = True
+        self._wake.set()
+
+    async def messages(self) -> AsyncIterator[node_pb2.ConnectResponse]:
+        """What is to be written to the stream, until the session is closed."""
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            if self._pending.ByteSize():
+                message, self._pending = self._pending, node_pb2.ConnectResponse()
+                yield message
+            if self._closed:
+                return
+
+
+class Sessions:
+    """All connected agents."""
+
+    def __init__(self) -> None:
+        self._by_node: dict[str, Session] = {}
+
+    def get(self, node_id: str) -> Session | None:
+        """The session of a node, if its agent is connected."""
+        return self._by_node.get(node_id)
+
+    def open(self, session: Session) -> None:
+        """Take a session as its node's."""
+        self._by_node[session.node_id] = session
+
+    def close(self, session: Session) -> bool:
+        """Let a session go; False where another one had taken its place."""
+        session.close()
+        if self._by_node.get(session.node_id) is not session:
+            return False
+        del self._by_node[session.node_id]
+        return True
+
+    def close_all(self) -> None:
+        """End all streams."""
+        for session in list(self._by_node.values()):
+            session.close()
+
+    def send(self, node_id: str, message: node_pb2.ConnectResponse) -> bool:
+        """Send to a node; False where its agent is away (it hears of everything when it returns)."""
+        session = self._by_node.get(node_id)
+        if session:
+            session.put(message)
+        return session is not None
+
+    def assign(self, live: Live) -> None:
+        """Tell the agents of an attempt's nodes to run their parts."""
+        for node_rank in range(len(live.allocation)):
+            self.send(live.allocation[node_rank].node_id, assignment(live, node_rank))
+
+    def stop(self, live: Live, nodes: Iterable[str]) -> None:
+        """Tell the agents of some of an attempt's nodes to stop their parts."""
+        order = stop_order(live)
+        for node_id in nodes:
+            self.send(node_id, order)
+
+    def ack(self, live: Live) -> None:
+        """Tell the agents of an attempt's nodes that they may forget it."""
+        message = ack(*live.key)
+        for node_id in live.nodes:
+            self.send(node_id, message)
+
+
+def assignment(live: Live, node_rank: int) -> node_pb2.ConnectResponse:
+    """An attempt's part on one of its nodes, as the agent hears it."""
+    attempt, allocation = live.attempt, live.allocation[node_rank]
+    by_rank = sorted((task.rank, task.role, part.node_id) for part in live.allocation for task in part.tasks)
+    message = node_pb2.ConnectResponse()
+    told = message.assignments.add(
+        job_id=attempt.job_id,
+        number=attempt.number,
+        epoch=live.epoch,
+        spec=live.record.spec,
+        allocation=attempt.allocations[node_rank],
+        world_size=len(by_rank),
+        master_address=attempt.master_address,
+        master_port=attempt.master_port,
+        node_rank=node_rank,
+        trace_parent=live.record.trace_parent,
+    )
+    if len(by_rank) > 1:
+        told.replica_roles.extend(role for _, role, _ in by_rank)
+        told.replica_addresses.extend(node_id for _, _, node_id in by_rank)
+    assert told.allocation.node_id == allocation.node_id
+    return message
+
+
+def stop_order(live: Live) -> node_pb2.ConnectResponse:
+    """An order to stop an attempt, with the reason that its record gives."""
+    message = node_pb2.ConnectResponse()
+    order = message.stops.add(
+        job_id=live.attempt.job_id,
+        number=live.attempt.number,
+        epoch=live.epoch,
+        reason=live.attempt.stop_reason,
+    )
+    order.grace.CopyFrom(live.record.spec.grace)
+    return message
+
+
+def supersede(report: node_pb2.AttemptReport) -> node_pb2.ConnectResponse:
+    """An order to stop what placement does not believe in."""
+    message = node_pb2.ConnectResponse()
+    message.stops.add(
+        job_id=report.job_id,
+        number=report.number,
+        epoch=report.epoch,
+        reason=translate.STOP_REASONS.to_wire(StopReason.SUPERSEDED),
+    )
+    return message
+
+
+def ack(job_id: str, number: int) -> node_pb2.ConnectResponse:
+    """The end of an attempt has been committed, or concerns nobody any more."""
+    message = node_pb2.ConnectResponse()
+    message.acks.add(job_id=job_id, number=number)
+    return message

@@ -1,0 +1,169 @@
+"""From the queue's candidates to attempts with names: what the core decides, written down."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from cotenant.core import cycle
+from cotenant.core.allocations import NodeAllocation
+from cotenant.core.books import Task
+from cotenant.core.jobs import Gang
+from cotenant.core.lifecycle import AttemptState
+from cotenant.core.policy import CpuAllocator, PlacementPolicy
+from cotenant.core.refusals import Code, Refusal, plural
+from cotenant.rpc import translate
+from cotenant.services.placement.cluster import SCHEMA_VERSION, Cluster, Live
+from cotenant.v1 import placement_service_pb2 as placement_pb2
+from cotenant.v1 import records_pb2
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What a plan comes to: attempts to commit, attempts to stop, and why others wait."""
+
+    starts: tuple[Live, ...]
+    sizings: tuple[str, ...]
+    stops: tuple[Live, ...]
+    refusals: dict[str, Refusal]
+
+
+def plan(
+    cluster: Cluster,
+    request: placement_pb2.PlanPlacementRequest,
+    policy: PlacementPolicy,
+    allocator: CpuAllocator,
+) -> tuple[cycle.Plan, dict[str, Gang]]:
+    """Run the core's `place` over the candidates; nothing is held afterwards."""
+    shapes = cluster.open_shapes()
+    ledger = cluster.ledger
+    gangs = {
+        candidate.job_id: cycle.gang_of(
+            candidate.job_id,
+            translate.spec_from_wire(candidate.spec),
+            translate.estimate_from_wire(candidate.estimate),
+            allocator,
+            shapes,
+        )
+        for candidate in request.candidates
+    }
+    victims = cluster.victims([(victim.job_id, victim.number) for victim in request.victims])
+    return (
+        cycle.place(
+            gangs.values(),
+            ledger,
+            policy,
+            np.random.default_rng(request.seed),
+            victims=[cycle.Victim(live.key[0], live.holdings) for live in victims],
+            leaving=cluster.leaving(),
+            strict=request.strict,
+        ),
+        gangs,
+    )
+
+
+def decide(cluster: Cluster, request: placement_pb2.PlanPlacementRequest, outcome: cycle.Plan) -> Decision:
+    """Give names to what can start now, and hold them; what needs room waits for the stops."""
+    candidates = {candidate.job_id: candidate for candidate in request.candidates}
+    starts: list[Live] = []
+    sizings: list[str] = []
+    refusals = dict(outcome.refusals)
+    for start in outcome.starts:
+        if start.needs_room:
+            refusals[start.gang.job_id] = making_room(len(outcome.stops))
+        else:
+            starts.append(assign(cluster, start, candidates[start.gang.job_id]))
+            sizings.append(start.gang.sizing)
+    stops = tuple(cluster.attempts[job_id] for job_id in outcome.stops)
+    return Decision(tuple(starts), tuple(sizings), stops, refusals)
+
+
+def making_room(stops: int) -> Refusal:
+    """Its place is known, but whoever is there has to leave first."""
+    told = f"{plural(stops, 'job')} with a lower rank now" if stops else "jobs that are stopping already"
+    return Refusal(
+        Code.MAKING_ROOM, f"its place is chosen; it waits for {told} to stop", "they stop, within their grace"
+    )
+
+
+def assign(cluster: Cluster, start: cycle.Start, candidate: placement_pb2.Candidate) -> Live:
+    """Choose cores and GPUs by name for a start, hold them, and write the attempt down."""
+    ledger = cluster.ledger
+    for holding in start.holdings:
+        ledger.hold(holding)
+    allocation = tuple(name_tasks(cluster, start))
+    record = records_pb2.StoredAttempt(
+        schema_version=SCHEMA_VERSION, spec=candidate.spec, trace_parent=candidate.trace_parent
+    )
+    attempt = record.attempt
+    attempt.job_id, attempt.number = candidate.job_id, candidate.number
+    attempt.state = translate.ATTEMPT_STATES.to_wire(AttemptState.ASSIGNED)
+    attempt.allocations.extend(translate.allocation_to_wire(part) for part in allocation)
+    attempt.assign_time.FromNanoseconds(time.time_ns())
+    head = allocation[0].node_id
+    attempt.master_port = cluster.master_port(head)
+    attempt.master_address = cluster.nodes[head].inventory.address or head
+    live = Live(record, allocation, holdings=start.holdings)
+    cluster.add(live)
+    return live
+
+
+def name_tasks(cluster: Cluster, start: cycle.Start) -> list[NodeAllocation]:
+    """Number the replicas over the gang, part by part, and give each its cores and GPUs on its node."""
+    by_node: dict[int, list[Task]] = {}
+    shares: dict[int, list[tuple[int, int]]] = {}
+    ranks = ranks_of(start.gang)
+    for share, holding in zip(start.offer, start.holdings, strict=True):
+        part = start.gang.parts[share.part]
+        tasks = by_node.setdefault(share.node, [])
+        tasks += [Task(part.role, ranks[share.part].pop(0), part.demand) for _ in range(share.replicas)]
+        shares.setdefault(share.node, []).extend(holding.shares)
+    named = [cluster.node_at(number).book.assign(tasks, shares[number]) for number, tasks in by_node.items()]
+    return sorted(named, key=lambda allocation: min(task.rank for task in allocation.tasks))
+
+
+def ranks_of(gang: Gang) -> list[list[int]]:
+    """Ranks of each part's replicas: 0… over the whole gang, in the parts' order."""
+    ranks: list[list[int]] = []
+    first = 0
+    for part in gang.parts:
+        ranks.append(list(range(first, first + part.replicas)))
+        first += part.replicas
+    return ranks
+
+
+def undo(cluster: Cluster, starts: Sequence[Live]) -> None:
+    """Give back what a decision held that was not committed."""
+    for live in starts:
+        cluster.release(live)
+        cluster.forget(live.key[0])
+
+
+def answer(cluster: Cluster, decision: Decision) -> placement_pb2.PlanPlacementResponse:
+    """Write a decision down for the queue."""
+    response = placement_pb2.PlanPlacementResponse()
+    for live, sizing in zip(decision.starts, decision.sizings, strict=True):
+        response.placed.add(attempt=live.attempt, sizing=sizing)
+    for job_id, refusal in decision.refusals.items():
+        response.refused.add(job_id=job_id, refusal=translate.refusal_to_wire(refusal))
+    for live in decision.stops:
+        response.preempted.add(job_id=live.key[0], number=live.key[1])
+    response.capacity.CopyFrom(capacity(cluster))
+    return response
+
+
+def capacity(cluster: Cluster) -> placement_pb2.Capacity:
+    """Sum up what nodes that take work have, and what of it is free."""
+    ledger = cluster.ledger
+    of = ledger.open
+    return placement_pb2.Capacity(
+        total_gpu_milli=ledger.total_gpu_milli,
+        total_cores=int(ledger.total_cores[of].sum()),
+        total_memory_bytes=int(ledger.total_memory[of].sum()),
+        free_gpu_milli=ledger.free_gpu_milli,
+        free_cores=int(ledger.free_cores[of].sum()),
+        free_memory_bytes=int(ledger.free_memory[of].sum()),
+    )

@@ -1,0 +1,379 @@
+"""Between the wire's messages and the core's words. Every spec that comes from outside comes through here.
+
+`…_from_wire` trusts its message: it is for what this mesh has written itself. `accept_spec` trusts nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Any, Generic, TypeVar
+
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.timestamp_pb2 import Timestamp
+
+from cotenant.core import validate
+from cotenant.core.allocations import GpuShare, NodeAllocation, TaskAllocation
+from cotenant.core.estimates import CandidateEstimate, Estimate
+from cotenant.core.jobs import (
+    GRACE_SECONDS_DEFAULT,
+    QUEUE_DEFAULT,
+    TENANT_DEFAULT,
+    JobKind,
+    JobSpec,
+    Locality,
+    Qos,
+    Request,
+    Role,
+)
+from cotenant.core.lifecycle import AttemptState, Phase, StopReason
+from cotenant.core.nodes import Core, Gpu, Inventory, NodeShape
+from cotenant.core.refusals import Code, Refusal
+from cotenant.rpc import errors
+from cotenant.v1 import job_pb2, placement_service_pb2, predictor_service_pb2, resources_pb2
+
+Word = TypeVar("Word", bound=StrEnum)
+
+
+class EnumMap(Generic[Word]):
+    """A wire enum and the core's words for it; the names are the same but for the wire's prefix."""
+
+    def __init__(self, words: type[Word], wire: Any, prefix: str) -> None:
+        self._to = {word: wire.Value(f"{prefix}_{word.name}") for word in words}
+        self._from = {number: word for word, number in self._to.items()}
+        self.names: Mapping[int, str] = {number: word.value for number, word in self._from.items()}
+
+    def to_wire(self, word: Word) -> Any:
+        """The wire's number for a word."""
+        return self._to[word]
+
+    def from_wire(self, number: int) -> Word:
+        """The word for the wire's number.
+
+        Raises:
+            KeyError: the number is unspecified, or from a newer version.
+        """
+        return self._from[number]
+
+
+PHASES = EnumMap(Phase, job_pb2.JobPhase, "JOB_PHASE")
+ATTEMPT_STATES = EnumMap(AttemptState, job_pb2.AttemptState, "ATTEMPT_STATE")
+STOP_REASONS = EnumMap(StopReason, job_pb2.StopReason, "STOP_REASON")
+KINDS = EnumMap(JobKind, job_pb2.JobKind, "JOB_KIND")
+LOCALITIES = EnumMap(Locality, job_pb2.Locality, "LOCALITY")
+
+
+def timestamp(seconds: float) -> Timestamp:
+    """Unix seconds on the wire."""
+    message = Timestamp()
+    message.FromNanoseconds(int(seconds * 1e9))
+    return message
+
+
+def duration(seconds: float) -> Duration:
+    """Seconds on the wire."""
+    message = Duration()
+    message.FromNanoseconds(int(seconds * 1e9))
+    return message
+
+
+def seconds(message: Timestamp | Duration) -> float:
+    """Unix seconds of a time, or seconds of a duration."""
+    return message.seconds + message.nanos / 1e9
+
+
+def accept_spec(message: job_pb2.JobSpec, *, now: float) -> JobSpec:
+    """Take a spec in from outside, all defaults filled in.
+
+    Raises:
+        Problem: INVALID_ARGUMENT naming every field that cannot be taken.
+    """
+    spec = spec_from_wire(message)
+    violations = [*_wire_violations(message), *validate.check_spec(spec, now=now)]
+    if violations:
+        raise errors.invalid(violations)
+    return spec
+
+
+def _wire_violations(message: job_pb2.JobSpec) -> list[validate.Violation]:
+    """What the core cannot see any more: enum numbers that nobody knows, times that no clock can show."""
+    found = []
+    for field, number, known in (
+        ("kind", message.kind, KINDS.names),
+        ("locality", message.locality, LOCALITIES.names),
+    ):
+        if number and number not in known:
+            found.append(validate.Violation(f"spec.{field}", f"{number} is not known; known are {_known(known)}"))
+    return found
+
+
+def _known(names: Mapping[int, str]) -> str:
+    return ", ".join(f"{number} ({name})" for number, name in names.items())
+
+
+def spec_from_wire(message: job_pb2.JobSpec) -> JobSpec:
+    """Read a spec, with the defaults of what it leaves out."""
+    roles = tuple(
+        Role(
+            role.name or "worker",
+            role.replicas,
+            _request_from_wire(role.resources),
+            tuple(role.command),
+        )
+        for role in message.roles
+    )
+    qos = message.qos
+    return JobSpec(
+        name=message.name,
+        kind=KINDS.from_wire(message.kind) if message.kind in KINDS.names else validate.default_kind(roles),
+        tenant=message.tenant or TENANT_DEFAULT,
+        queue=message.queue or QUEUE_DEFAULT,
+        roles=roles,
+        command=tuple(message.command),
+        environment=tuple(sorted(message.environment.items())),
+        working_directory=message.working_directory,
+        model=message.model,
+        steps_total=message.steps_total,
+        deadline_seconds=seconds(message.deadline) if message.HasField("deadline") else None,
+        qos=Qos(qos.rate_min_per_second, qos.latency_seconds, qos.latency_percentile, qos.arrivals_per_second),
+        priority=message.priority,
+        preemptible=not message.not_preemptible,
+        grace_seconds=seconds(message.grace) if message.HasField("grace") else GRACE_SECONDS_DEFAULT,
+        warning_signal=message.warning_signal or "SIGTERM",
+        retries_max=message.retries_max,
+        locality=LOCALITIES.from_wire(message.locality) if message.locality in LOCALITIES.names else None,
+        progress_regex=message.progress.regex,
+        labels=tuple(sorted(message.labels.items())),
+        expected_seconds=seconds(message.expected_duration) if message.HasField("expected_duration") else None,
+    )
+
+
+def _request_from_wire(message: resources_pb2.ResourceRequest) -> Request:
+    return Request(
+        message.gpu_milli,
+        message.cores if message.HasField("cores") else None,
+        message.memory_bytes,
+        message.gpu_type,
+    )
+
+
+def spec_to_wire(spec: JobSpec) -> job_pb2.JobSpec:
+    """Write a spec out, defaults included."""
+    message = job_pb2.JobSpec(
+        name=spec.name,
+        kind=KINDS.to_wire(spec.kind),
+        tenant=spec.tenant,
+        queue=spec.queue,
+        roles=[_role_to_wire(role) for role in spec.roles],
+        command=spec.command,
+        environment=dict(spec.environment),
+        working_directory=spec.working_directory,
+        model=spec.model,
+        steps_total=spec.steps_total,
+        priority=spec.priority,
+        not_preemptible=not spec.preemptible,
+        grace=duration(spec.grace_seconds),
+        warning_signal=spec.warning_signal,
+        retries_max=spec.retries_max,
+        labels=dict(spec.labels),
+    )
+    if spec.deadline_seconds is not None:
+        message.deadline.CopyFrom(timestamp(spec.deadline_seconds))
+    if spec.expected_seconds is not None:
+        message.expected_duration.CopyFrom(duration(spec.expected_seconds))
+    if spec.locality:
+        message.locality = LOCALITIES.to_wire(spec.locality)
+    if spec.progress_regex:
+        message.progress.regex = spec.progress_regex
+    if spec.qos != Qos():
+        qos = spec.qos
+        message.qos.rate_min_per_second, message.qos.latency_seconds = qos.rate_min_per_second, qos.latency_seconds
+        message.qos.latency_percentile = qos.latency_percentile
+        message.qos.arrivals_per_second = qos.arrivals_per_second
+    return message
+
+
+def _role_to_wire(role: Role) -> job_pb2.Role:
+    request = role.request
+    resources = resources_pb2.ResourceRequest(
+        gpu_milli=request.gpu_milli,
+        cores=request.cores,
+        memory_bytes=request.memory_bytes,
+        gpu_type=request.gpu_type,
+    )
+    return job_pb2.Role(name=role.name, replicas=role.replicas, resources=resources, command=role.command)
+
+
+def inventory_from_wire(message: resources_pb2.Inventory) -> Inventory:
+    """Read what a node is made of."""
+    return Inventory(
+        cores=tuple(Core(core.id, tuple(core.cpus), core.numa_node, core.socket) for core in message.cores),
+        gpus=tuple(
+            Gpu(
+                uuid=gpu.uuid,
+                model=gpu.model,
+                memory_bytes=gpu.memory_bytes,
+                numa_node=gpu.numa_node,
+                shareable=gpu.shareable,
+                declared=gpu.declared,
+                pci_bus_id=gpu.pci_bus_id,
+                unhealthy_reason=gpu.unhealthy_reason,
+            )
+            for gpu in message.gpus
+        ),
+        memory_bytes=message.memory_bytes,
+        rack=message.rack,
+        address=message.address,
+        not_enforced=tuple(message.not_enforced),
+        agent_version=message.agent_version,
+    )
+
+
+def inventory_to_wire(inventory: Inventory) -> resources_pb2.Inventory:
+    """Write down what a node is made of."""
+    return resources_pb2.Inventory(
+        cores=[
+            resources_pb2.Core(id=core.id, cpus=core.cpus, numa_node=core.numa_node, socket=core.socket)
+            for core in inventory.cores
+        ],
+        gpus=[
+            resources_pb2.Gpu(
+                uuid=gpu.uuid,
+                model=gpu.model,
+                memory_bytes=gpu.memory_bytes,
+                numa_node=gpu.numa_node,
+                shareable=gpu.shareable,
+                declared=gpu.declared,
+                pci_bus_id=gpu.pci_bus_id,
+                unhealthy_reason=gpu.unhealthy_reason,
+            )
+            for gpu in inventory.gpus
+        ],
+        memory_bytes=inventory.memory_bytes,
+        rack=inventory.rack,
+        address=inventory.address,
+        not_enforced=inventory.not_enforced,
+        agent_version=inventory.agent_version,
+    )
+
+
+def allocation_from_wire(message: resources_pb2.NodeAllocation) -> NodeAllocation:
+    """Read what an attempt holds on a node."""
+    return NodeAllocation(
+        message.node_id,
+        tuple(
+            TaskAllocation(
+                role=task.role,
+                rank=task.rank,
+                core_ids=tuple(task.core_ids),
+                cpu_ids=tuple(task.cpu_ids),
+                gpus=tuple(GpuShare(share.uuid, share.milli) for share in task.gpus),
+                memory_bytes=task.memory_bytes,
+                memory_nodes=tuple(task.memory_nodes),
+                reclaimable=task.reclaimable,
+            )
+            for task in message.tasks
+        ),
+    )
+
+
+def allocation_to_wire(allocation: NodeAllocation) -> resources_pb2.NodeAllocation:
+    """Write down what an attempt holds on a node."""
+    return resources_pb2.NodeAllocation(
+        node_id=allocation.node_id,
+        tasks=[
+            resources_pb2.TaskAllocation(
+                role=task.role,
+                rank=task.rank,
+                core_ids=task.core_ids,
+                cpu_ids=task.cpu_ids,
+                gpus=[resources_pb2.GpuShare(uuid=share.uuid, milli=share.milli) for share in task.gpus],
+                memory_bytes=task.memory_bytes,
+                memory_nodes=task.memory_nodes,
+                reclaimable=task.reclaimable,
+            )
+            for task in allocation.tasks
+        ],
+    )
+
+
+def shape_to_wire(shape: NodeShape) -> placement_service_pb2.NodeShape:
+    """Write a node's shape."""
+    return placement_service_pb2.NodeShape(
+        gpus=shape.gpus,
+        cores=shape.cores,
+        memory_bytes=shape.memory_bytes,
+        gpu_type=shape.gpu_type,
+        shareable=shape.shareable,
+        count=shape.count,
+    )
+
+
+def shape_from_wire(message: placement_service_pb2.NodeShape) -> NodeShape:
+    """Read a node's shape."""
+    return NodeShape(
+        gpus=message.gpus,
+        cores=message.cores,
+        memory_bytes=message.memory_bytes,
+        gpu_type=message.gpu_type,
+        shareable=message.shareable,
+        count=message.count,
+    )
+
+
+def estimate_from_wire(message: predictor_service_pb2.Estimate) -> Estimate:
+    """Read what is known of a job."""
+    return Estimate(
+        predictable=message.predictable,
+        confidence=message.confidence,
+        remaining_seconds=_seconds_or_none(message, "remaining"),
+        remaining_p10_seconds=_seconds_or_none(message, "remaining_p10"),
+        remaining_p90_seconds=_seconds_or_none(message, "remaining_p90"),
+        cores_useful=message.cores_useful or None,
+        candidates=tuple(
+            CandidateEstimate(one.rate_per_second or None, _seconds_or_none(one, "remaining"), one.confidence)
+            for one in message.candidates
+        ),
+        source=message.source,
+    )
+
+
+def estimate_to_wire(job_id: str, estimate: Estimate) -> predictor_service_pb2.Estimate:
+    """Write down what is known of a job."""
+    message = predictor_service_pb2.Estimate(
+        job_id=job_id,
+        predictable=estimate.predictable,
+        confidence=estimate.confidence,
+        cores_useful=estimate.cores_useful or 0,
+        source=estimate.source,
+        remaining=_duration_or_none(estimate.remaining_seconds),
+        remaining_p10=_duration_or_none(estimate.remaining_p10_seconds),
+        remaining_p90=_duration_or_none(estimate.remaining_p90_seconds),
+    )
+    for one in estimate.candidates:
+        message.candidates.add(
+            rate_per_second=one.rate_per_second or 0.0,
+            remaining=_duration_or_none(one.remaining_seconds),
+            confidence=one.confidence,
+        )
+    return message
+
+
+def _seconds_or_none(message: Any, field: str) -> float | None:
+    return seconds(getattr(message, field)) if message.HasField(field) else None
+
+
+def _duration_or_none(value: float | None) -> Duration | None:
+    return None if value is None else duration(value)
+
+
+def refusal_to_wire(refusal: Refusal) -> job_pb2.Refusal:
+    """Write down why a job waits."""
+    return job_pb2.Refusal(
+        code=refusal.code.value, detail=refusal.detail, remedy=refusal.remedy, numbers=dict(refusal.numbers)
+    )
+
+
+def refusal_from_wire(message: job_pb2.Refusal) -> Refusal:
+    """Read why a job waits."""
+    return Refusal(Code(message.code), message.detail, message.remedy, dict(message.numbers))
