@@ -1,0 +1,1 @@
+"""Where state is kept: one port, and adapters in memory, in an SQLite file and in etcd."""

@@ -11,6 +11,8 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
+VALUE_BYTES_MAX = 1024 * 1024  # of one value; what is larger does not belong in the store
+
 
 @dataclass(frozen=True, slots=True)
 class Entry:
@@ -112,11 +114,17 @@ class LeaseLost(Exception):
     """The lease has run out or was revoked; its keys are gone."""
 
 
+class StoreInUse(Exception):
+    """Another process, or another store in this one, has the file open; the message names it."""
+
+
 @runtime_checkable
 class Store(Protocol):
     """What every adapter promises; one suite holds all of them to it.
 
-    All methods raise `StoreUnavailable` while the store is away, except `watch`, which waits for it to return.
+    All methods raise `StoreUnavailable` while the store is away or once it is closed, except `watch`, which waits for
+    it to return. Reads repeat themselves until then or until their deadline; a transaction is never repeated.
+    Keys are text, not empty; a store that holds nothing is at revision 1.
     """
 
     async def get(self, key: str) -> Entry | None:
@@ -125,12 +133,13 @@ class Store(Protocol):
     async def list(self, prefix: str) -> Listing:
         """Read all keys that begin with `prefix`, at one revision, sorted by key."""
 
-    async def transact(
-        self, compares: Sequence[Compare], operations: Sequence[Operation]
-    ) -> Committed | Conflict:
+    async def transact(self, compares: Sequence[Compare], operations: Sequence[Operation]) -> Committed | Conflict:
         """Do all operations if all comparisons hold, else nothing.
 
-        A key may be written only once in a transaction (`ValueError` otherwise, as in etcd).
+        What changes nothing raises no revision. `ValueError` where a key is written twice, a key is empty, a value is
+        above `VALUE_BYTES_MAX`, or the adapter's server takes no transaction so large (etcd: 128 operations or
+        comparisons and 1.5 MiB, unless told otherwise). `LeaseLost` where the comparisons hold and a put names a lease
+        that is gone. Nothing is done then.
         """
 
     def watch(self, prefix: str, *, after_revision: int) -> AsyncIterator[Changes | Relisted]:
@@ -141,16 +150,22 @@ class Store(Protocol):
         """
 
     async def grant(self, ttl_seconds: float) -> Lease:
-        """Make a lease, which the caller must `keep_alive` before its time is over."""
+        """Make a lease, which the caller must `keep_alive` before its time is over.
+
+        The lease says what time it was given: a store may round up, and a restart of it starts the time anew.
+        """
 
     async def keep_alive(self, lease: Lease) -> None:
         """Start the lease's time anew. Raises `LeaseLost` where it is gone."""
 
     async def revoke(self, lease: Lease) -> None:
-        """End the lease and delete its keys. Revoking a lease that is gone is no error."""
+        """End the lease and delete its keys, at one revision. Revoking a lease that is gone is no error."""
 
     async def compact(self, revision: int) -> None:
-        """Forget the history up to and including `revision`; present values stay."""
+        """Forget the history up to and including `revision`; present values stay.
+
+        What is forgotten already is no error; a revision that is not reached yet is a `ValueError`.
+        """
 
     async def close(self) -> None:
-        """End all watches and let go of the store."""
+        """End all watches and let go of the store. Closing twice is no error."""

@@ -1,0 +1,232 @@
+"""The store of a cluster: etcd, through the stubs and messages of `aetcd`.
+
+Its client proper hides what the port is about (the revision of an answer, of a page, of a fragment), so the calls are
+made here. What may be asked twice is asked until its deadline; what may have been committed is not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from typing import Any
+
+import structlog
+from aetcd import rpc  # type: ignore[import-untyped]  # ships no types; only its stubs and messages are used
+
+from cotenant.store.checks import check_key, check_transaction, check_ttl
+from cotenant.store.etcd_members import PAUSE_SECONDS_FIRST, PAUSE_SECONDS_MAX, Member, Members, Refused
+from cotenant.store.etcd_watch import HistoryCompacted, StreamBroken, follow
+from cotenant.store.port import (
+    Changes,
+    Committed,
+    Compare,
+    Conflict,
+    Entry,
+    Lease,
+    LeaseLost,
+    Listing,
+    Operation,
+    Put,
+    Relisted,
+    StoreUnavailable,
+)
+
+log = structlog.get_logger()
+
+PAGE_KEYS_FIRST = 64
+PAGE_KEYS_MAX = 8_192
+PAGE_BYTES_WANTED = 2 * 1024 * 1024
+LISTING_ATTEMPTS = 5  # a listing starts over when its revision is compacted away before the last page
+
+
+class EtcdStore:
+    """The port over an etcd cluster, given as `host:port` of some or all of its members.
+
+    Make it inside the event loop that will use it. Each call is over within `timeout_seconds`, one way or the other.
+    """
+
+    def __init__(self, endpoints: Sequence[str], *, timeout_seconds: float = 5.0) -> None:
+        self._members = Members(endpoints, timeout_seconds)
+        self._timeout_seconds = timeout_seconds
+
+    async def get(self, key: str) -> Entry | None:
+        """Read one key, linearizably."""
+        check_key(key)
+        page = await self._range(rpc.RangeRequest(key=key.encode()))
+        return entry_of(page.kvs[0]) if page.kvs else None
+
+    async def list(self, prefix: str) -> Listing:
+        """Read all keys under a prefix, page by page, all at the revision of the first."""
+        for _ in range(LISTING_ATTEMPTS):
+            if listing := await self._list_once(prefix):
+                return listing
+        raise StoreUnavailable(f"etcd compacts faster than {prefix!r} can be read")
+
+    async def _list_once(self, prefix: str) -> Listing | None:
+        key, range_end = range_of(prefix)
+        entries: list[Entry] = []
+        revision, keys_max = 0, PAGE_KEYS_FIRST
+        while True:
+            request = rpc.RangeRequest(key=key, range_end=range_end, limit=keys_max, revision=revision)
+            try:
+                page = await self._range(request)
+            except Refused as refusal:
+                if refusal.is_compacted:
+                    return None
+                if not refusal.is_message_too_large or keys_max == 1:
+                    raise
+                keys_max //= 2
+                continue
+            revision = revision or page.header.revision
+            entries.extend(map(entry_of, page.kvs))
+            if not page.more:
+                return Listing(tuple(entries), revision)
+            key = page.kvs[-1].key + b"\0"
+            keys_max = next_page(keys_max, page.ByteSize())
+
+    async def _range(self, request: Any) -> Any:
+        return await self._members.call(lambda member, seconds: member.kv.Range(request, timeout=seconds), repeat=True)
+
+    async def transact(self, compares: Sequence[Compare], operations: Sequence[Operation]) -> Committed | Conflict:
+        """Do all operations if all comparisons hold, else nothing."""
+        check_transaction(compares, operations)
+        request = rpc.TxnRequest(
+            compare=[compare_of(compare) for compare in compares],
+            success=[operation_of(operation) for operation in operations],
+        )
+        try:
+            reply = await self._members.call(
+                lambda member, seconds: member.kv.Txn(request, timeout=seconds), repeat=False
+            )
+        except Refused as refusal:
+            if refusal.is_lease_unknown:
+                raise LeaseLost("a put names a lease that is gone, so nothing was done") from refusal
+            raise
+        outcome = Committed if reply.succeeded else Conflict
+        return outcome(reply.header.revision)
+
+    async def watch(self, prefix: str, *, after_revision: int) -> AsyncGenerator[Changes | Relisted, None]:
+        """Yield what is committed under a prefix after a revision, through restarts, until the store is closed."""
+        position, pause_seconds = after_revision, PAUSE_SECONDS_FIRST
+        while not self._members.closing.is_set():
+            try:
+                async with aclosing(self._follow(prefix, position)) as updates:
+                    async for update in updates:
+                        position, pause_seconds = update.revision, PAUSE_SECONDS_FIRST
+                        yield update
+            except (StreamBroken, StoreUnavailable) as error:
+                if not self._members.closing.is_set():
+                    log.warning("store_watch_interrupted", prefix=prefix, revision=position, error=str(error))
+                await self._members.pause(pause_seconds)
+                pause_seconds = min(2 * pause_seconds, PAUSE_SECONDS_MAX)
+
+    async def _follow(self, prefix: str, position: int) -> AsyncGenerator[Changes | Relisted, None]:
+        """Yield from one stream until it breaks, or what stands for the history that is gone."""
+        member = await self._members.ready(self._timeout_seconds)
+        key, range_end = range_of(prefix)
+        stream = follow(member, key, range_end, after_revision=position, timeout_seconds=self._timeout_seconds)
+        try:
+            async with aclosing(stream):
+                async for changes in stream:
+                    yield changes
+        except HistoryCompacted:
+            listing = await self.list(prefix)
+            yield Relisted(listing.revision, listing.entries)
+        except StreamBroken:
+            self._members.leave(member)
+            raise
+        except asyncio.CancelledError:
+            self._members.raise_if_closed()
+            raise
+
+    async def grant(self, ttl_seconds: float) -> Lease:
+        """Make a lease of whole seconds, and at least of what etcd's election timeout asks for."""
+        check_ttl(ttl_seconds)
+        request = rpc.LeaseGrantRequest(TTL=math.ceil(ttl_seconds))
+        reply = await self._members.call(
+            lambda member, seconds: member.lease.LeaseGrant(request, timeout=seconds), repeat=True
+        )
+        return Lease(reply.ID, float(reply.TTL))
+
+    async def keep_alive(self, lease: Lease) -> None:
+        """Start the lease's time anew."""
+
+        async def ask(member: Member, seconds: float) -> int:
+            request = rpc.LeaseKeepAliveRequest(ID=lease.id)
+            async for reply in member.lease.LeaseKeepAlive([request], timeout=seconds):
+                return int(reply.TTL)
+            raise StoreUnavailable(f"etcd at {member.endpoint} ended the stream without an answer")
+
+        if await self._members.call(ask, repeat=True) <= 0:
+            raise LeaseLost(f"lease {lease.id} has run out or was revoked")
+
+    async def revoke(self, lease: Lease) -> None:
+        """End the lease and delete its keys."""
+        request = rpc.LeaseRevokeRequest(ID=lease.id)
+        try:
+            await self._members.call(
+                lambda member, seconds: member.lease.LeaseRevoke(request, timeout=seconds), repeat=True
+            )
+        except Refused as refusal:
+            if not refusal.is_lease_unknown:
+                raise
+
+    async def compact(self, revision: int) -> None:
+        """Forget the history up to and including a revision."""
+        request = rpc.CompactionRequest(revision=revision)
+        try:
+            await self._members.call(lambda member, seconds: member.kv.Compact(request, timeout=seconds), repeat=True)
+        except Refused as refusal:
+            if not refusal.is_compacted:
+                raise
+
+    async def close(self) -> None:
+        """End all watches and calls, and let go of the connections."""
+        await self._members.close()
+
+
+def range_of(prefix: str) -> tuple[bytes, bytes]:
+    """Give the first key of a prefix and the first behind it; for no prefix, etcd's words for all keys.
+
+    >>> range_of("jobs/"), range_of("")
+    ((b'jobs/', b'jobs0'), (b'\\x00', b'\\x00'))
+    """
+    if not prefix:
+        return b"\0", b"\0"
+    key = prefix.encode()
+    return key, key[:-1] + bytes([key[-1] + 1])  # UTF-8 has no byte 255, so this never overflows
+
+
+def next_page(keys: int, page_bytes: int) -> int:
+    """Choose how many keys to ask for next, so that a page comes near the size wanted.
+
+    >>> next_page(64, 64 * 1024), next_page(64, 64 * 1024 * 1024)
+    (256, 2)
+    """
+    fitting = keys * PAGE_BYTES_WANTED // max(1, page_bytes)
+    return max(1, min(fitting, 4 * keys, PAGE_KEYS_MAX))
+
+
+def entry_of(kv: Any) -> Entry:
+    """Read one key of etcd's."""
+    return Entry(kv.key.decode(), kv.value, kv.create_revision, kv.mod_revision)
+
+
+def compare_of(compare: Compare) -> Any:
+    """Write a comparison as etcd wants it."""
+    return rpc.Compare(
+        key=compare.key.encode(),
+        target=rpc.Compare.MOD,
+        result=rpc.Compare.EQUAL,
+        mod_revision=compare.mod_revision,
+    )
+
+
+def operation_of(operation: Operation) -> Any:
+    """Write an operation as etcd wants it."""
+    key = operation.key.encode()
+    if isinstance(operation, Put):
+        return rpc.RequestOp(request_put=rpc.PutRequest(key=key, value=operation.value, lease=operation.lease_id))
+    return rpc.RequestOp(request_delete_range=rpc.DeleteRangeRequest(key=key))

@@ -1,0 +1,159 @@
+"""The members of an etcd cluster: a channel to each, which one to ask, and what an error of theirs means.
+
+Calls go to one member as long as it answers. When it does not, the next one that is connected takes over: a question is
+asked again there, until its deadline; a transaction is not, for it may have been committed before the answer was lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, TypeVar
+
+from aetcd import rpc  # type: ignore[import-untyped]  # ships no types; only its stubs and messages are used
+
+from cotenant.store.port import StoreUnavailable
+
+Reply = TypeVar("Reply")
+
+CHANNEL_OPTIONS = (
+    ("grpc.initial_reconnect_backoff_ms", 50),
+    ("grpc.min_reconnect_backoff_ms", 2_000),  # how long one attempt to connect may take
+    ("grpc.max_reconnect_backoff_ms", 1_000),
+    ("grpc.keepalive_time_ms", 10_000),  # etcd forbids less than 5 s
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.http2.max_pings_without_data", 0),  # an idle watch goes on asking whether the other side still lives
+    ("grpc.max_receive_message_length", 64 * 1024 * 1024),
+    ("grpc.use_local_subchannel_pool", 1),  # two stores do not share one's wait to reconnect
+)
+PAUSE_SECONDS_FIRST = 0.02
+PAUSE_SECONDS_MAX = 1.0
+
+REFUSALS = (rpc.StatusCode.NOT_FOUND, rpc.StatusCode.OUT_OF_RANGE, rpc.StatusCode.INVALID_ARGUMENT)
+
+
+class Refused(ValueError):
+    """The cluster is there, and refuses this very request."""
+
+    @property
+    def is_compacted(self) -> bool:
+        """Tell whether the revision asked for has been forgotten."""
+        return "has been compacted" in str(self)
+
+    @property
+    def is_lease_unknown(self) -> bool:
+        """Tell whether the lease named in the request is gone."""
+        return "lease not found" in str(self)
+
+    @property
+    def is_message_too_large(self) -> bool:
+        """Tell whether gRPC refused to carry so large a message."""
+        return "larger than max" in str(self)
+
+
+class Member:
+    """One member and the stubs to call it by."""
+
+    def __init__(self, endpoint: str) -> None:
+        self.endpoint = endpoint
+        self.channel = rpc.insecure_channel(endpoint, options=CHANNEL_OPTIONS)
+        self.kv = rpc.KVStub(self.channel)
+        self.lease = rpc.LeaseStub(self.channel)
+        self.watch = rpc.WatchStub(self.channel)
+
+    @property
+    def is_ready(self) -> bool:
+        """Tell whether the channel is connected, and have it connect if not."""
+        return str(self.channel.get_state(try_to_connect=True)) == "ChannelConnectivity.READY"
+
+
+class Members:
+    """All members, the one in use first. `closing` ends every wait."""
+
+    def __init__(self, endpoints: Sequence[str], timeout_seconds: float) -> None:
+        if not endpoints:
+            raise ValueError("etcd needs at least one endpoint, as host:port")
+        self.endpoints = ", ".join(endpoints)
+        self.closing = asyncio.Event()
+        self._timeout_seconds = timeout_seconds
+        self._members = deque(Member(endpoint) for endpoint in endpoints)
+
+    async def ready(self, timeout_seconds: float) -> Member:
+        """Choose a member that is connected, waiting for one if need be."""
+        if self.closing.is_set():
+            raise StoreUnavailable("the store is closed")
+        for member in self._members:
+            if member.is_ready:
+                return self._use(member)
+        connecting = {asyncio.create_task(member.channel.channel_ready()): member for member in self._members}
+        closing = asyncio.create_task(self.closing.wait())
+        try:
+            waiting = (closing, *connecting)
+            await asyncio.wait(waiting, timeout=timeout_seconds, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in (closing, *connecting):
+                task.cancel()
+        for task, member in connecting.items():
+            if task.done() and not task.cancelled() and not task.exception():
+                return self._use(member)
+        raise StoreUnavailable(f"no etcd member answers at {self.endpoints} within {timeout_seconds:.1f} s")
+
+    def _use(self, member: Member) -> Member:
+        self._members.rotate(-self._members.index(member))
+        return member
+
+    def leave(self, member: Member) -> None:
+        """Ask another member next time, if there is one."""
+        if self._members[0] is member:
+            self._members.rotate(-1)
+
+    async def call(self, ask: Callable[[Member, float], Awaitable[Reply]], *, repeat: bool) -> Reply:
+        """Ask a member, within the deadline. With `repeat`, others are asked until then where one does not answer."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._timeout_seconds
+        share = 0.5 if repeat and len(self._members) > 1 else 1.0  # leave time to ask another one
+        pause_seconds = PAUSE_SECONDS_FIRST
+        while True:
+            member = await self.ready(max(0.0, deadline - loop.time()))
+            try:
+                return await ask(member, share * max(0.001, deadline - loop.time()))
+            except rpc.AioRpcError as error:
+                failure = meaning(error, member.endpoint)
+                if isinstance(failure, Refused):
+                    raise failure from error
+                self.leave(member)
+                if not repeat or loop.time() + pause_seconds >= deadline:
+                    raise failure from error
+            except asyncio.CancelledError:
+                self.raise_if_closed()
+                raise
+            await self.pause(pause_seconds)
+            pause_seconds = min(2 * pause_seconds, PAUSE_SECONDS_MAX)
+
+    def raise_if_closed(self) -> None:
+        """Tell a call that `close` cut off from a task that was cancelled: only the former may go on."""
+        task = asyncio.current_task()
+        if self.closing.is_set() and not (task and task.cancelling()):
+            raise StoreUnavailable("the store was closed before etcd answered")
+
+    async def pause(self, seconds: float) -> None:
+        """Let some time pass, less if the store is closed."""
+        closing = asyncio.create_task(self.closing.wait())
+        await asyncio.wait([closing], timeout=seconds)
+        closing.cancel()
+
+    async def close(self) -> None:
+        """End every wait and every call."""
+        self.closing.set()
+        for member in self._members:
+            await member.channel.close()
+
+
+def meaning(error: Any, endpoint: str) -> Refused | StoreUnavailable:
+    """Tell a request that etcd refuses from a member that cannot serve it now."""
+    details = error.details() or error.code().name
+    refusal = Refused(details)
+    if error.code() in REFUSALS or refusal.is_message_too_large:
+        return refusal
+    return StoreUnavailable(f"etcd at {endpoint}: {details}")

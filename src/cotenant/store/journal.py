@@ -1,0 +1,200 @@
+"""The SQLite file behind a store: opened for one process only, read once, then only written.
+
+Two tables say the same at different times: `entries` is what is, `history` is how it came to be, as far back as
+watches may ask. A draft becomes one SQLite transaction, and each kind of row one statement for many rows: the
+interpreter's lock is given up and fought for again at every statement, and beside a busy event loop that is what costs.
+
+The file is in WAL mode with synchronous=FULL, so COMMIT returns when the disk has the transaction, and a crash at any
+moment leaves all of it or nothing. The exclusive locking mode keeps everyone else out, for the state in memory is only
+true as long as nobody else writes, and goes when the process does.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
+from itertools import groupby
+from pathlib import Path
+from typing import TypeVar
+
+from cotenant.store.keyspace import FIRST_REVISION, Draft, Held, Keyspace
+from cotenant.store.port import Change, Changes, Entry, Lease, StoreInUse, StoreUnavailable
+
+APPLICATION_ID = 0x436F746E  # "Cotn", in the file's header
+SCHEMA_VERSION = 1
+ROWS_PER_STATEMENT_MAX = 256
+CHECKPOINT_PAGES = 4_000  # 16 MiB of WAL before its pages are moved into the file
+
+SCHEMA = """
+CREATE TABLE entries (
+    key TEXT PRIMARY KEY, value BLOB NOT NULL, create_revision INTEGER NOT NULL, mod_revision INTEGER NOT NULL,
+    lease_id INTEGER NOT NULL
+);
+CREATE TABLE history (
+    revision INTEGER NOT NULL, ordinal INTEGER NOT NULL, key TEXT NOT NULL, value BLOB,
+    PRIMARY KEY (revision, ordinal)
+) WITHOUT ROWID;
+CREATE TABLE leases (id INTEGER PRIMARY KEY AUTOINCREMENT, ttl_seconds REAL NOT NULL);
+CREATE TABLE compaction (revision INTEGER NOT NULL);
+INSERT INTO compaction VALUES (0);
+"""
+
+Row = tuple[object, ...]
+Item = TypeVar("Item")
+
+
+class Journal:
+    """The open file. Not for two threads at once."""
+
+    def __init__(self, path: Path) -> None:
+        """Open the file, or make it. Raises `StoreInUse` where somebody else has it."""
+        self.path = path
+        try:
+            self._connection = sqlite3.connect(
+                path, timeout=0, isolation_level=None, check_same_thread=False, cached_statements=64
+            )
+        except sqlite3.Error as error:
+            raise StoreUnavailable(f"cannot open {path}: {error}") from error
+        try:
+            self._prepare()
+        except sqlite3.Error as error:
+            self._connection.close()
+            if error.sqlite_errorcode in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+                raise StoreInUse(f"{path} is open in another process: one store, one process") from error
+            raise StoreUnavailable(f"cannot open {path}: {error}") from error
+        except StoreUnavailable:
+            self._connection.close()
+            raise
+
+    def _prepare(self) -> None:
+        for pragma in (
+            "locking_mode = EXCLUSIVE",  # before WAL is entered: then its index is private to this process too
+            "journal_mode = WAL",
+            "synchronous = FULL",
+            f"wal_autocheckpoint = {CHECKPOINT_PAGES}",
+        ):
+            self._connection.execute(f"PRAGMA {pragma}")
+        with self._transaction():
+            application_id, version = self._pragma("application_id"), self._pragma("user_version")
+            if (application_id, version) == (APPLICATION_ID, SCHEMA_VERSION):
+                return
+            if (application_id, version) != (0, 0) or self._pragma("schema_version"):
+                raise StoreUnavailable(
+                    f"{self.path} is not a store of this version: "
+                    f"application id {application_id:#x}, schema {version}; expected {SCHEMA_VERSION}"
+                )
+            for statement in SCHEMA.strip().split(";")[:-1]:
+                self._connection.execute(statement)
+            self._connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+            self._connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+
+    def _pragma(self, name: str) -> int:
+        (value,) = self._connection.execute(f"PRAGMA {name}").fetchone()
+        return int(value)
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        self._connection.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+            self._connection.execute("COMMIT")
+        except BaseException:
+            if self._connection.in_transaction:  # a full disk has SQLite roll back by itself
+                self._connection.execute("ROLLBACK")
+            raise
+
+    def load(self) -> Keyspace:
+        """Read all that was committed."""
+        try:
+            return self._load()
+        except sqlite3.Error as error:
+            raise StoreUnavailable(f"cannot read {self.path}: {error}") from error
+
+    def _load(self) -> Keyspace:
+        read = self._connection.execute
+        keyspace = Keyspace()
+        for key, value, create_revision, mod_revision, lease_id in read("SELECT * FROM entries ORDER BY key"):
+            keyspace.place(key, Held(Entry(key, value, create_revision, mod_revision), lease_id))
+        for lease_id, ttl_seconds in read("SELECT id, ttl_seconds FROM leases"):
+            keyspace.leases[lease_id] = Lease(lease_id, ttl_seconds)
+        for (last,) in read("SELECT seq FROM sqlite_sequence WHERE name = 'leases'"):
+            keyspace.lease_id_last = last
+        (compacted,) = read("SELECT revision FROM compaction").fetchone()
+        keyspace.forget(compacted)
+        keyspace.revision = max(FIRST_REVISION, compacted)
+        rows = read("SELECT revision, key, value FROM history ORDER BY revision, ordinal")
+        for revision, group in groupby(rows, key=lambda row: int(row[0])):
+            keyspace.record(Changes(revision, tuple(Change(key, value, revision) for _, key, value in group)))
+        return keyspace
+
+    def write(self, draft: Draft) -> None:
+        """Make a draft durable, whole. Raises `StoreUnavailable` where the disk refuses; nothing is written then."""
+        try:
+            with self._transaction():
+                self._write(draft)
+        except sqlite3.Error as error:
+            raise StoreUnavailable(f"cannot write {self.path}: {error}") from error
+
+    def _write(self, draft: Draft) -> None:
+        held = draft.held_by_key.items()
+        self._insert("INSERT OR REPLACE INTO entries", [row_of(key, kept) for key, kept in held if kept])
+        self._delete("entries WHERE key", [key for key, kept in held if kept is None])
+        self._insert("INSERT INTO history", [row for changes in draft.history for row in history_rows(changes)])
+        self._insert("INSERT INTO leases", [(lease.id, lease.ttl_seconds) for lease in draft.granted.values()])
+        self._delete("leases WHERE id", list(draft.revoked))
+        if draft.compacted > draft.base.compacted:
+            self._connection.execute("DELETE FROM history WHERE revision <= ?", (draft.compacted,))
+            self._connection.execute("UPDATE compaction SET revision = ?", (draft.compacted,))
+
+    def _insert(self, into: str, rows: Sequence[Row]) -> None:
+        for part in in_parts(rows):
+            values = [value for row in part for value in row]
+            self._connection.execute(insert_statement(into, len(part), len(part[0])), values)
+
+    def _delete(self, where: str, keys: Sequence[object]) -> None:
+        for part in in_parts(keys):
+            self._connection.execute(delete_statement(where, len(part)), part)
+
+    def close(self) -> None:
+        """Move what the WAL holds into the file and let go of it."""
+        self._connection.close()
+
+
+def row_of(key: str, held: Held) -> Row:
+    """Write an entry as its table has it."""
+    entry = held.entry
+    return key, entry.value, entry.create_revision, entry.mod_revision, held.lease_id
+
+
+def history_rows(changes: Changes) -> Iterable[Row]:
+    """Write a revision as its table has it, one row per change."""
+    return ((changes.revision, ordinal, change.key, change.value) for ordinal, change in enumerate(changes.changes))
+
+
+def in_parts(rows: Sequence[Item]) -> Iterator[Sequence[Item]]:
+    """Split rows into powers of two, so that there are few different statements to compile.
+
+    >>> [len(part) for part in in_parts(range(261))]
+    [256, 4, 1]
+    """
+    start, size = 0, ROWS_PER_STATEMENT_MAX
+    while start < len(rows):
+        while size > len(rows) - start:
+            size //= 2
+        yield rows[start : start + size]
+        start += size
+
+
+@cache
+def insert_statement(into: str, rows: int, columns: int) -> str:
+    """Build one statement that inserts many rows."""
+    row = f"({', '.join('?' * columns)})"
+    return f"{into} VALUES {', '.join([row] * rows)}"
+
+
+@cache
+def delete_statement(where: str, rows: int) -> str:
+    """Build one statement that deletes many rows."""
+    return f"DELETE FROM {where} IN ({', '.join('?' * rows)})"

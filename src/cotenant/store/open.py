@@ -1,0 +1,68 @@
+"""From a URL to a store."""
+
+from __future__ import annotations
+
+import difflib
+import re
+
+from cotenant.store.etcd import EtcdStore
+from cotenant.store.memory import MemoryStore
+from cotenant.store.port import Store
+from cotenant.store.sqlite import SqliteStore
+
+FORMS = {"memory": "memory:", "sqlite": "sqlite:PATH", "etcd": "etcd://HOST:PORT,HOST:PORT"}
+ENDPOINT = re.compile(r"(\[[0-9a-fA-F:.]+\]|[^\s/:@\[\]]+):(\d{1,5})")
+
+
+async def open_store(url: str) -> Store:
+    """Open the store that a URL names: `memory:`, `sqlite:PATH` or `etcd://HOST:PORT,HOST:PORT`.
+
+    Raises `ValueError` for any other, `StoreInUse` where a file is open elsewhere, and `StoreUnavailable` where it
+    cannot be opened. An etcd need not be there yet.
+    """
+    scheme, colon, rest = url.partition(":")
+    if url == "memory:":
+        return MemoryStore()
+    if colon and scheme == "sqlite":
+        return SqliteStore(path_of(url, rest))
+    if colon and scheme == "etcd":
+        return EtcdStore(endpoints_of(url, rest))
+    raise ValueError(f"{url!r} names no store: {advice(scheme)}")
+
+
+def advice(scheme: str) -> str:
+    """Say what a URL may look like, the likeliest first.
+
+    >>> advice("sqlit")
+    'did you mean sqlite:PATH?'
+    """
+    near = difflib.get_close_matches(scheme.lower(), FORMS, n=2)
+    if near:
+        return f"did you mean {' or '.join(FORMS[name] for name in near)}?"
+    return f"expected one of {', '.join(FORMS.values())}"
+
+
+def path_of(url: str, rest: str) -> str:
+    """Read the path of an SQLite file. `sqlite:///x` is the absolute path `/x`, as elsewhere."""
+    path = rest.removeprefix("//") if rest.startswith("///") else rest
+    if not path or path.startswith("//") or path == ":memory:":
+        raise ValueError(f"{url!r} names no file: expected {FORMS['sqlite']}, or memory: to keep nothing")
+    return path
+
+
+def endpoints_of(url: str, rest: str) -> list[str]:
+    """Read the endpoints of an etcd cluster.
+
+    >>> endpoints_of("etcd://a:2379,[::1]:2380", "//a:2379,[::1]:2380")
+    ['a:2379', '[::1]:2380']
+    """
+    endpoints = [endpoint.strip() for endpoint in rest.removeprefix("//").split(",")]
+    if not rest.startswith("//") or not all(map(is_endpoint, endpoints)):
+        raise ValueError(f"{url!r} names no etcd cluster: expected {FORMS['etcd']}")
+    return endpoints
+
+
+def is_endpoint(text: str) -> bool:
+    """Tell whether a text is a host and a port."""
+    match = ENDPOINT.fullmatch(text)
+    return match is not None and 0 < int(match[2]) < 65_536

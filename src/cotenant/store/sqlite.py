@@ -1,0 +1,120 @@
+"""The embedded store: everything in memory, each write in an SQLite file before it is acknowledged.
+
+A disk commits a hundred transactions in about the time it takes for one, so they go in groups. While the writer thread
+waits for the disk, transactions queue up; when it is done, all that queued are drafted one after another, each judged
+on its own, and the draft goes down as one SQLite transaction. Only then are its futures resolved and its changes seen
+by readers and watches. So the more writers there are, the larger the groups; nobody waits for more than two commits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cotenant.store.journal import Journal
+from cotenant.store.keyspace import Draft, HistoryLimit
+from cotenant.store.local import LocalStore, Result
+from cotenant.store.memory import DEFAULT_LIMIT
+
+GROUP_MAX = 1_000  # transactions in one commit: about 10 ms of drafting
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A step that waits to be drafted, and whom to tell."""
+
+    step: Callable[[Draft], Any]
+    done: asyncio.Future[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What came of a step: to be told once the draft is committed."""
+
+    done: asyncio.Future[Any]
+    result: Any = None
+    refusal: Exception | None = None
+
+    def tell(self) -> None:
+        """Resolve the future, unless its caller is gone."""
+        if self.done.done():
+            return
+        if self.refusal:
+            self.done.set_exception(self.refusal)
+        else:
+            self.done.set_result(self.result)
+
+
+class SqliteStore(LocalStore):
+    """The port over one file, which no other process may have open meanwhile.
+
+    Opening reads the whole file; make it at start-up. `now` tells the time for leases.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        limit: HistoryLimit = DEFAULT_LIMIT,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._journal = Journal(Path(path))
+        super().__init__(self._journal.load(), limit, now)
+        self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="cotenant-store")
+        self._asked: deque[Asked] = deque()
+        self._committing: asyncio.Task[None] | None = None
+
+    async def _submit(self, step: Callable[[Draft], Result]) -> Result:
+        loop = asyncio.get_running_loop()
+        done: asyncio.Future[Result] = loop.create_future()
+        self._asked.append(Asked(step, done))
+        if self._committing is None:
+            self._committing = loop.create_task(self._commit_all())
+        return await done
+
+    async def _commit_all(self) -> None:
+        """Commit group after group until nobody asks any more."""
+        loop = asyncio.get_running_loop()
+        try:
+            while self._asked:
+                draft, answers = self._draft_group()
+                try:
+                    if not draft.is_empty:
+                        await loop.run_in_executor(self._writer, self._journal.write, draft)
+                        self._keep(draft)
+                except Exception as error:  # whatever it is, those who asked have to know; nothing was kept
+                    answers = [Answer(answer.done, refusal=error) for answer in answers]
+                for answer in answers:
+                    answer.tell()
+        finally:
+            self._committing = None
+
+    def _draft_group(self) -> tuple[Draft, list[Answer]]:
+        draft = Draft(self._keyspace)
+        answers = [attempt(self._asked.popleft(), draft) for _ in range(min(len(self._asked), GROUP_MAX))]
+        draft.trim(self._limit)
+        return draft, answers
+
+    async def close(self) -> None:
+        """Commit what was asked for, end all watches and let go of the file."""
+        if self._closed:
+            return
+        await super().close()
+        if self._committing:
+            await asyncio.wait([self._committing])
+        await asyncio.get_running_loop().run_in_executor(self._writer, self._journal.close)
+        self._writer.shutdown()
+
+
+def attempt(asked: Asked, draft: Draft) -> Answer:
+    """Try one step; its refusal concerns nobody else."""
+    try:
+        return Answer(asked.done, asked.step(draft))
+    except Exception as refusal:  # whatever it is, it goes to the one who asked
+        return Answer(asked.done, refusal=refusal)

