@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any, Generic, TypeVar
@@ -31,6 +32,10 @@ from cotenant.core.nodes import Core, Gpu, Inventory, NodeShape
 from cotenant.core.refusals import Code, Refusal
 from cotenant.rpc import errors
 from cotenant.v1 import job_pb2, placement_service_pb2, predictor_service_pb2, resources_pb2
+
+NANOS = 1_000_000_000
+TIMESTAMP_SECONDS_MAX = 253_402_300_799  # the end of the year 9999, where google.protobuf.Timestamp ends
+DURATION_SECONDS_MAX = 315_576_000_000  # 10,000 years, where google.protobuf.Duration ends
 
 Word = TypeVar("Word", bound=StrEnum)
 
@@ -64,22 +69,25 @@ LOCALITIES = EnumMap(Locality, job_pb2.Locality, "LOCALITY")
 
 
 def timestamp(seconds: float) -> Timestamp:
-    """Unix seconds on the wire."""
-    message = Timestamp()
-    message.FromNanoseconds(int(seconds * 1e9))
-    return message
+    """Unix seconds on the wire, to the nanosecond."""
+    return Timestamp(**_split(seconds))
 
 
 def duration(seconds: float) -> Duration:
-    """Seconds on the wire."""
-    message = Duration()
-    message.FromNanoseconds(int(seconds * 1e9))
-    return message
+    """Seconds, not negative, on the wire, to the nanosecond."""
+    return Duration(**_split(seconds))
+
+
+def _split(seconds: float) -> dict[str, int]:
+    """Cut seconds into whole ones and nanoseconds; only so does a time come back as the very number that it was."""
+    whole = math.floor(seconds)
+    nanos = round((seconds - whole) * NANOS)
+    return {"seconds": whole + nanos // NANOS, "nanos": nanos % NANOS}
 
 
 def seconds(message: Timestamp | Duration) -> float:
     """Unix seconds of a time, or seconds of a duration."""
-    return message.seconds + message.nanos / 1e9
+    return (message.seconds * NANOS + message.nanos) / NANOS  # whole numbers, so that nothing is rounded twice
 
 
 def accept_spec(message: job_pb2.JobSpec, *, now: float) -> JobSpec:
@@ -89,9 +97,11 @@ def accept_spec(message: job_pb2.JobSpec, *, now: float) -> JobSpec:
         Problem: INVALID_ARGUMENT naming every field that cannot be taken.
     """
     spec = spec_from_wire(message)
-    violations = [*_wire_violations(message), *validate.check_spec(spec, now=now)]
-    if violations:
-        raise errors.invalid(violations)
+    strange = _wire_violations(message)
+    named = {violation.field for violation in strange}
+    wrong = [violation for violation in validate.check_spec(spec, now=now) if violation.field not in named]
+    if strange or wrong:
+        raise errors.invalid([*strange, *wrong])
     return spec
 
 
@@ -104,6 +114,14 @@ def _wire_violations(message: job_pb2.JobSpec) -> list[validate.Violation]:
     ):
         if number and number not in known:
             found.append(validate.Violation(f"spec.{field}", f"{number} is not known; known are {_known(known)}"))
+    for field, time, seconds_max in (
+        ("deadline", message.deadline, TIMESTAMP_SECONDS_MAX),
+        ("grace", message.grace, DURATION_SECONDS_MAX),
+        ("expected_duration", message.expected_duration, DURATION_SECONDS_MAX),
+    ):
+        if not (0 <= time.seconds <= seconds_max and 0 <= time.nanos < NANOS):
+            wrong = f"{time.seconds} s and {time.nanos} ns are no time that can be written down"
+            found.append(validate.Violation(f"spec.{field}", wrong))
     return found
 
 

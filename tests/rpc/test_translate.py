@@ -1,0 +1,318 @@
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+import pytest
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.message import DecodeError
+from google.protobuf.timestamp_pb2 import Timestamp
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cotenant.core import validate
+from cotenant.core.allocations import GpuShare, NodeAllocation, TaskAllocation
+from cotenant.core.estimates import CandidateEstimate, Estimate
+from cotenant.core.jobs import JobKind, JobSpec, Locality, Qos, Request, Role
+from cotenant.core.nodes import Core, Gpu, Inventory, NodeShape
+from cotenant.core.refusals import Code, Refusal
+from cotenant.rpc import translate
+from cotenant.rpc.errors import Problem, to_status
+from cotenant.v1 import job_pb2, placement_service_pb2, predictor_service_pb2, resources_pb2
+
+NOW = 1_800_000_000.0
+
+texts = st.text(max_size=12)
+counts = st.integers(0, 2**31 - 1)
+sizes = st.integers(0, 2**50)
+figures = st.floats(0, 1e12)
+times = st.floats(0, 1e11)
+intervals = st.integers(0, 10**15).map(lambda micros: micros / 1e6)
+pairs = st.dictionaries(texts, texts, max_size=3).map(lambda found: tuple(sorted(found.items())))
+words = st.lists(texts, max_size=3).map(tuple)
+numbers = st.lists(counts, max_size=4).map(tuple)
+
+requests = st.builds(Request, counts, st.none() | counts, sizes, texts)
+roles = st.builds(Role, texts.filter(bool), counts, requests, words)
+specs = st.builds(
+    JobSpec,
+    name=texts,
+    kind=st.sampled_from(JobKind),
+    tenant=texts.filter(bool),
+    queue=texts.filter(bool),
+    roles=st.lists(roles, max_size=3).map(tuple),
+    command=words,
+    environment=pairs,
+    working_directory=texts,
+    model=texts,
+    steps_total=sizes,
+    deadline_seconds=st.none() | intervals,
+    qos=st.builds(Qos, figures, figures, figures, figures),
+    priority=st.integers(-(2**31), 2**31 - 1),
+    preemptible=st.booleans(),
+    grace_seconds=intervals,
+    warning_signal=texts.filter(bool),
+    retries_max=counts,
+    locality=st.none() | st.sampled_from(Locality),
+    progress_regex=texts,
+    labels=pairs,
+    expected_seconds=st.none() | intervals,
+)
+inventories = st.builds(
+    Inventory,
+    cores=st.lists(st.builds(Core, counts, numbers, counts, counts), max_size=3).map(tuple),
+    gpus=st.lists(
+        st.builds(Gpu, texts, texts, sizes, st.integers(-1, 7), st.booleans(), st.booleans(), texts, texts), max_size=3
+    ).map(tuple),
+    memory_bytes=sizes,
+    rack=texts,
+    address=texts,
+    not_enforced=words,
+    agent_version=texts,
+)
+tasks = st.builds(
+    TaskAllocation,
+    role=texts,
+    rank=counts,
+    core_ids=numbers,
+    cpu_ids=numbers,
+    gpus=st.lists(st.builds(GpuShare, texts, counts), max_size=3).map(tuple),
+    memory_bytes=sizes,
+    memory_nodes=numbers,
+    reclaimable=st.booleans(),
+)
+allocations = st.builds(NodeAllocation, texts, st.lists(tasks, max_size=3).map(tuple))
+shapes = st.builds(NodeShape, counts, counts, sizes, texts, st.booleans(), counts)
+known = st.none() | figures.filter(bool)
+estimates = st.builds(
+    Estimate,
+    predictable=st.booleans(),
+    confidence=st.floats(0, 1),
+    remaining_seconds=st.none() | intervals,
+    remaining_p10_seconds=st.none() | intervals,
+    remaining_p90_seconds=st.none() | intervals,
+    cores_useful=st.none() | st.integers(1, 4096),
+    candidates=st.lists(st.builds(CandidateEstimate, known, st.none() | intervals, st.floats(0, 1)), max_size=3).map(
+        tuple
+    ),
+    source=texts,
+)
+refusals = st.builds(Refusal, st.sampled_from(Code), texts, texts, st.dictionaries(texts, figures, max_size=3))
+
+
+def over_the_wire(message: Any) -> Any:
+    return type(message).FromString(message.SerializeToString())
+
+
+@given(specs)
+def test_a_spec_comes_back_as_it_went(spec: JobSpec) -> None:
+    assert translate.spec_from_wire(over_the_wire(translate.spec_to_wire(spec))) == spec
+
+
+@given(inventories)
+def test_an_inventory_comes_back_as_it_went(inventory: Inventory) -> None:
+    assert translate.inventory_from_wire(over_the_wire(translate.inventory_to_wire(inventory))) == inventory
+
+
+@given(allocations)
+def test_an_allocation_comes_back_as_it_went(allocation: NodeAllocation) -> None:
+    assert translate.allocation_from_wire(over_the_wire(translate.allocation_to_wire(allocation))) == allocation
+
+
+@given(shapes)
+def test_a_shape_comes_back_as_it_went(shape: NodeShape) -> None:
+    assert translate.shape_from_wire(over_the_wire(translate.shape_to_wire(shape))) == shape
+
+
+@given(estimates)
+def test_an_estimate_comes_back_as_it_went(estimate: Estimate) -> None:
+    message = over_the_wire(translate.estimate_to_wire("a", estimate))
+    assert message.job_id == "a"
+    assert translate.estimate_from_wire(message) == estimate
+
+
+@given(refusals)
+def test_a_refusal_comes_back_as_it_went(refusal: Refusal) -> None:
+    assert translate.refusal_from_wire(over_the_wire(translate.refusal_to_wire(refusal))) == refusal
+
+
+@given(times | st.floats(-1e9, 1e11))
+def test_a_time_comes_back_to_the_nanosecond(time: float) -> None:
+    back = translate.seconds(translate.timestamp(time))
+    assert math.isclose(back, time, rel_tol=0, abs_tol=1e-9) or back == time
+    if abs(time) > 1e8:  # there a float is coarser than a nanosecond
+        assert back == time
+
+
+@given(intervals)
+def test_a_duration_comes_back_to_the_microsecond(interval: float) -> None:
+    assert translate.seconds(translate.duration(interval)) == interval
+
+
+@pytest.mark.parametrize(
+    ("map", "wire"),
+    [
+        (translate.PHASES, job_pb2.JobPhase),
+        (translate.ATTEMPT_STATES, job_pb2.AttemptState),
+        (translate.STOP_REASONS, job_pb2.StopReason),
+        (translate.KINDS, job_pb2.JobKind),
+        (translate.LOCALITIES, job_pb2.Locality),
+    ],
+)
+def test_every_number_of_a_wire_enum_is_a_word_of_the_core(map: translate.EnumMap[Any], wire: Any) -> None:
+    numbers = set(wire.values()) - {0}
+    assert set(map.names) == numbers
+    assert {map.to_wire(map.from_wire(number)) for number in numbers} == numbers
+    with pytest.raises(KeyError):
+        map.from_wire(0)
+
+
+# Every field of these messages is read: a field that is added to the contract and forgotten here fails.
+TRANSLATED: dict[Any, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
+    job_pb2.JobSpec: (translate.spec_from_wire, translate.spec_to_wire),
+    resources_pb2.Inventory: (translate.inventory_from_wire, translate.inventory_to_wire),
+    resources_pb2.NodeAllocation: (translate.allocation_from_wire, translate.allocation_to_wire),
+    placement_service_pb2.NodeShape: (translate.shape_from_wire, translate.shape_to_wire),
+    predictor_service_pb2.Estimate: (
+        translate.estimate_from_wire,
+        lambda estimate: translate.estimate_to_wire("text", estimate),
+    ),
+}
+
+
+def filled(message: Any, depth: int = 0) -> Any:
+    """Set every field, at every depth, to something that is not its default."""
+    for field in message.DESCRIPTOR.fields:
+        value: Any = {"string": "text", "int": 1, "double": 0.5, "bool": True}.get(_sort(field))
+        if field.message_type and field.message_type.GetOptions().map_entry:
+            getattr(message, field.name)["text"] = "text"
+        elif field.message_type:
+            inner = getattr(message, field.name)
+            filled(inner.add() if field.is_repeated else inner, depth + 1)
+        elif field.is_repeated:
+            getattr(message, field.name).append(value)
+        else:
+            setattr(message, field.name, 1 if field.enum_type else value)
+    return message
+
+
+def _sort(field: Any) -> str:
+    sorts = {
+        field.TYPE_STRING: "string",
+        field.TYPE_INT32: "int",
+        field.TYPE_INT64: "int",
+        field.TYPE_DOUBLE: "double",
+        field.TYPE_BOOL: "bool",
+    }
+    return sorts.get(field.type, "")
+
+
+@pytest.mark.parametrize("kind", TRANSLATED, ids=lambda kind: str(kind.DESCRIPTOR.name))
+def test_no_field_of_the_contract_is_lost_in_translation(kind: Any) -> None:
+    read, write = TRANSLATED[kind]
+    message = filled(kind())
+    assert write(read(message)) == message
+
+
+def a_spec(**fields: Any) -> job_pb2.JobSpec:
+    role = job_pb2.Role(name="worker", replicas=1, resources=resources_pb2.ResourceRequest(gpu_milli=1000))
+    return job_pb2.JobSpec(**{"name": "a", "roles": [role], "command": ["true"]} | fields)
+
+
+def refused(message: job_pb2.JobSpec) -> dict[str, str]:
+    with pytest.raises(Problem) as problem:
+        translate.accept_spec(message, now=NOW)
+    assert problem.value.code is grpc.StatusCode.INVALID_ARGUMENT
+    assert all(violation.field in problem.value.message for violation in problem.value.violations)
+    return {violation.field: violation.description for violation in problem.value.violations}
+
+
+def test_what_a_spec_leaves_out_is_filled_in() -> None:
+    message = job_pb2.JobSpec(command=["true"], roles=[job_pb2.Role(replicas=2)])
+    spec = translate.accept_spec(message, now=NOW)
+    assert spec == JobSpec(kind=JobKind.CPU, command=("true",), roles=(Role("worker", 2),))
+    assert (spec.tenant, spec.queue, spec.grace_seconds, spec.warning_signal) == ("default", "default", 30.0, "SIGTERM")
+    assert translate.accept_spec(a_spec(), now=NOW).kind is JobKind.TRAINING
+
+
+def test_no_cores_is_auto_and_zero_cores_is_a_mistake() -> None:
+    assert translate.accept_spec(a_spec(), now=NOW).roles[0].request.cores is None
+    message = a_spec()
+    message.roles[0].resources.cores = 0
+    assert "absent for auto" in refused(message)["spec.roles[0].resources.cores"]
+
+
+def test_a_grace_of_nothing_is_not_the_default() -> None:
+    message = a_spec()
+    message.grace.SetInParent()
+    assert translate.accept_spec(message, now=NOW).grace_seconds == 0
+
+
+def test_every_bad_field_is_named_at_once_by_its_path_on_the_wire() -> None:
+    message = a_spec(tenant="Vision!", kind=99, locality=77, retries_max=-1, steps_total=-5)
+    message.roles[0].resources.gpu_milli = 1500
+    message.roles.add(name="ps", replicas=0)
+    message.deadline.FromSeconds(int(NOW) - 60)
+    message.environment["BAD-NAME"] = "x"
+    assert set(refused(message)) == {
+        "spec.tenant",
+        "spec.kind",
+        "spec.locality",
+        "spec.retries_max",
+        "spec.steps_total",
+        "spec.roles[0].resources.gpu_milli",
+        "spec.roles[1].replicas",
+        "spec.deadline",
+        "spec.environment['BAD-NAME']",
+    }
+
+
+def test_an_enum_number_that_nobody_knows_is_answered_with_those_known() -> None:
+    assert refused(a_spec(kind=99))["spec.kind"] == "99 is not known; known are 1 (training), 2 (inference), 3 (cpu)"
+
+
+@pytest.mark.parametrize("field", ["deadline", "grace", "expected_duration"])
+@pytest.mark.parametrize(("seconds", "nanos"), [(2**62, 0), (-1, 0), (-(2**62), 0), (1, -1), (1, 10**9)])
+def test_a_time_that_cannot_be_is_refused(field: str, seconds: int, nanos: int) -> None:
+    message = a_spec()
+    time = getattr(message, field)
+    time.seconds, time.nanos = seconds, nanos
+    assert "no time that can be written down" in refused(message)[f"spec.{field}"]
+
+
+@given(st.binary(max_size=200))
+def test_whatever_comes_is_taken_or_refused_and_what_is_taken_can_be_sent_on(noise: bytes) -> None:
+    message = job_pb2.JobSpec()
+    try:
+        message.ParseFromString(a_spec().SerializeToString() + noise)  # which adds to its fields, or replaces them
+        spec = translate.accept_spec(message, now=NOW)
+    except (DecodeError, Problem):
+        return
+    assert validate.check_spec(spec) == ()
+    assert translate.spec_from_wire(over_the_wire(translate.spec_to_wire(spec))) == spec
+
+
+messages = st.builds(
+    a_spec,
+    name=texts,
+    kind=st.integers(0, 5),
+    tenant=texts,
+    steps_total=st.integers(-(2**63), 2**63 - 1),
+    grace=st.builds(Duration, seconds=st.integers(-(2**63), 2**63 - 1), nanos=st.integers(-(2**31), 2**31 - 1)),
+    deadline=st.builds(Timestamp, seconds=st.integers(-(2**63), 2**63 - 1), nanos=st.integers(0, 2**31 - 1)),
+    qos=st.builds(
+        job_pb2.Qos, rate_min_per_second=st.floats(), latency_seconds=st.floats(), latency_percentile=st.floats()
+    ),
+    environment=st.dictionaries(texts, texts),
+    progress=st.builds(job_pb2.ProgressRule, regex=texts),
+)
+
+
+@given(messages)
+def test_whatever_the_fields_hold_the_answer_is_a_spec_or_a_problem(message: job_pb2.JobSpec) -> None:
+    try:
+        translate.spec_to_wire(translate.accept_spec(message, now=NOW))
+    except Problem as problem:
+        to_status(problem)
