@@ -30,9 +30,9 @@ def demands(*, shares: bool = True) -> st.SearchStrategy[Demand]:
 def shapes(*, shares: bool = True) -> st.SearchStrategy[NodeShape]:
     return st.builds(
         NodeShape,
-        gpus=st.integers(0, 5),
-        cores=st.integers(0, 12),
-        memory_bytes=st.integers(0, 20),
+        gpus=st.sampled_from([0, 1, 2, 4, 8]),
+        cores=st.integers(0, 24),
+        memory_bytes=st.sampled_from([0, 10, 40]),
         gpu_type=st.sampled_from(TYPES),
         shareable=st.booleans() if shares else st.just(False),
     )
@@ -76,7 +76,8 @@ def worlds(draw: st.DrawFn, *, shares: bool = True, closed: bool = True, nodes_m
         if kept := tuple(holding for holding in held if holding is not None):
             taken.append(kept)
     if closed:
-        ledger.open[:] = draw(st.lists(st.booleans(), min_size=len(ledger), max_size=len(ledger)))
+        shut = draw(st.sets(st.integers(0, nodes_max - 1)) if draw(st.booleans()) else st.just(set[int]()))
+        ledger.open[[node for node in shut if node < len(ledger)]] = False
     return World(ledger, taken)
 
 

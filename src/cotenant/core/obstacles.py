@@ -57,21 +57,22 @@ def _lacking(gang: Gang, ledger: Ledger, able: NDArray[np.bool_], *, empty: bool
 
 
 def _closed(gang: Gang, ledger: Ledger, *, one_node: bool) -> Refusal:
-    where = "on one server" if one_node else "on the servers that take work"
+    holder = "any one server" if one_node else "the servers"
+    closed = int((~ledger.open).sum())
     return Refusal(
         Code.NO_NODES,
-        f"needs {_gang_in_words(gang)}, for which there would be no room {where} even if they were empty; "
-        f"{plural(int((~ledger.open).sum()), 'server')} take no work",
+        f"needs {_gang_in_words(gang)}, more than {holder} now taking work could hold even if empty; "
+        f"{plural(closed, 'server')} {'takes' if closed == 1 else 'take'} no work",
         "a node that is large enough joins, or is uncordoned",
-        {"closed_nodes": float((~ledger.open).sum())},
+        {"closed_nodes": float(closed)},
     )
 
 
 def _never(gang: Gang, *, one_node: bool) -> Refusal:
-    where = "no server" if one_node else "the whole cluster not"
+    holder = "any one server" if one_node else "the whole cluster"
     return Refusal(
         Code.NEVER_FITS,
-        f"needs {_gang_in_words(gang)}, which {where}, even if empty, could hold",
+        f"needs {_gang_in_words(gang)}, more than {holder} could hold even if empty",
         "ask for less per replica, spread the job over more replicas or servers, or add nodes",
     )
 
@@ -114,7 +115,7 @@ def _fragmented(gang: Gang, ledger: Ledger, *, one_node: bool) -> Refusal:
         "nodes_with_room": int((room > 0).sum()),
     }
     each = f"{plural(part.replicas, 'replica')} of {in_words(part.demand)}"
-    together = "" if len(gang.parts) == 1 else f" beside its other {plural(len(gang.parts) - 1, 'role')}"
+    together = {1: "", 2: " beside its other role"}.get(len(gang.parts), " beside its other roles")
     found = f"the best has room for {numbers['best_node_replicas']}"
     if one_node:
         told = (
@@ -132,7 +133,7 @@ def _fragmented(gang: Gang, ledger: Ledger, *, one_node: bool) -> Refusal:
     return Refusal(Code.FRAGMENTED, told, remedy, {name: float(value) for name, value in numbers.items()} | blamed)
 
 
-_NOUNS = {"gpu_milli": "GPUs", "cores": "cores", "memory_bytes": "memory"}
+_NOUNS = {"cores": "cores", "memory_bytes": "memory"}
 
 
 def _or_more(room: NDArray[np.int64], part: Part) -> str:
@@ -148,22 +149,16 @@ def _tightest(gang: Gang, ledger: Ledger, *, one_node: bool) -> Part:
 
 
 def _culprits(gang: Gang, ledger: Ledger, *, one_node: bool) -> Iterator[str]:
-    """Name the resources without which the gang would fit; only one of two or more that it asks for can be blamed."""
-    asked = [name for name in RESOURCES if getattr(gang, name)]
-    for name in asked if len(asked) > 1 else []:
+    """Name cores or memory where a gang that asks for more than that would fit without them."""
+    for name in _NOUNS:
         parts = tuple(replace(part, demand=_without(part.demand, name)) for part in gang.parts)
-        if fits(Gang(gang.job_id, parts), ledger, one_node=one_node):
+        asks_for_more = any(getattr(gang, other) for other in RESOURCES if other != name)
+        if getattr(gang, name) and asks_for_more and fits(Gang(gang.job_id, parts), ledger, one_node=one_node):
             yield name
 
 
 def _without(demand: Demand, name: str) -> Demand:
-    """Take one resource out of a demand; without GPUs there is no type of them either."""
-    relaxed = {
-        "gpu_milli": {"gpu_milli": 0, "gpu_type": ""},
-        "cores": {"cores": 0},
-        "memory_bytes": {"memory_bytes": 0},
-    }
-    return replace(demand, **relaxed[name])  # type: ignore[arg-type]  # each field has its own type
+    return replace(demand, cores=0) if name == "cores" else replace(demand, memory_bytes=0)
 
 
 def never_fits(spec: JobSpec, shapes: Sequence[NodeShape], *, elastic: bool) -> Refusal | None:
