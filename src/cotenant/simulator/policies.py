@@ -75,22 +75,11 @@ class AskedPlacement:
         """Ask the policy.
 
         Raises:
-            PolicyFailed: it raised an error, or offered places for a part of the gang.
+            PolicyFailed: it raised an error.
         """
         try:
             answer = self._policy.place(gang, ledger, rng)
         except Exception as error:  # whatever a stranger's code does
             raise PolicyFailed("placement", self, gang.job_id, f"{type(error).__name__}: {error}") from error
         self.refusal = answer if isinstance(answer, Refusal) else None
-        if not isinstance(answer, Refusal):
-            self._check(gang, answer)
         return answer
-
-    def _check(self, gang: Gang, offer: Offer) -> None:
-        placed = [0] * len(gang.parts)
-        for share in offer:
-            placed[share.part] += share.replicas
-        if placed != [part.replicas for part in gang.parts]:
-            raise PolicyFailed(
-                "placement", self, gang.job_id, f"it offered places for {placed} replicas of {gang.parts}"
-            )

@@ -22,7 +22,7 @@ from cotenant.core import cycle
 from cotenant.core.jobs import Gang
 from cotenant.core.ledger import Overcommitted
 from cotenant.core.refusals import Refusal, Wait
-from cotenant.core.table import Ints, JobRow, JobTable
+from cotenant.core.table import Ints, JobRow, Jobs, JobTable
 from cotenant.simulator.arms import Arm
 from cotenant.simulator.clusters import Cluster
 from cotenant.simulator.lives import Life, Shape
@@ -139,19 +139,30 @@ class Scheduler:
         order = ordered(self._queue, jobs, now)
         self.order_expires = now + max(order.valid_seconds, VALID_SECONDS_MIN)
         choice = cycle.choose(jobs, self._queue, order, self._capacity, now=now)
-        victims = [self._lives[sequence] for sequence in jobs.sequence[choice.victims].tolist()]
         try:
             return cycle.place(
                 self._gangs(jobs.sequence[choice.starts]),
                 self._ledger,
                 self._placement,
                 self._rng,
-                victims=[cycle.Victim(life.job.id, life.holdings) for life in victims],
+                victims=self._victims(jobs, choice),
                 strict=self._queue.strict,
             )
-        except Overcommitted as error:
+        except (Overcommitted, cycle.BrokenGang) as error:
             over = f"the cycle at {now:.3f} s"
-            raise PolicyFailed("placement", self._placement, over, f"it offered what is not free: {error}") from error
+            raise PolicyFailed(
+                "placement", self._placement, over, f"it made no offer that can be taken: {error}"
+            ) from error
+
+    def _victims(self, jobs: Jobs, choice: cycle.Choice) -> list[cycle.Victim]:
+        if not len(choice.victims):
+            return []
+        sequences = jobs.sequence[choice.victims].tolist()
+        lives = [self._lives[sequence] for sequence in sequences]
+        return [
+            cycle.Victim(life.job.id, life.holdings, ahead)
+            for life, ahead in zip(lives, choice.ahead().tolist(), strict=True)
+        ]
 
     def _gangs(self, sequences: Ints) -> Iterator[Gang]:
         """Make gangs of jobs in their order, one by one as they are asked for, without those whose answer is known."""
