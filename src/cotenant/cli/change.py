@@ -1,0 +1,144 @@
+"""Commands that change jobs: cancel, suspend, resume, update."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Annotated, Any
+
+import typer
+from google.protobuf.field_mask_pb2 import FieldMask
+
+from cotenant.cli import options, units, views
+from cotenant.cli.flags import Flags
+from cotenant.cli.follow import standing
+from cotenant.cli.jobs import split_labels
+from cotenant.cli.mesh import Mesh, reach
+from cotenant.cli.names import find_jobs
+from cotenant.cli.outcome import usage
+from cotenant.core.validate import PRIORITY_MAX, RETRIES_MAX
+from cotenant.v1.job_pb2 import Job, JobSpec
+from cotenant.v1.job_service_pb2 import CancelJobRequest, ResumeJobRequest, SuspendJobRequest, UpdateJobRequest
+
+Act = Callable[[Mesh, Job], Awaitable[Any]]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    app.command("cancel")(cancel)
+    app.command("suspend")(suspend)
+    app.command("resume")(resume)
+    app.command("update")(update)
+
+
+def cancel(context: typer.Context, job_ids: options.JobIds, as_json: options.AsJson = False) -> None:
+    """End jobs. What runs gets its warning signal, and its grace, first.
+
+    \b
+    Example:
+      cotenant cancel ID ID
+    """
+    _change(context, job_ids, as_json, lambda mesh, job: mesh.jobs.CancelJob(CancelJobRequest(id=job.id)))
+
+
+def suspend(context: typer.Context, job_ids: options.JobIds, as_json: options.AsJson = False) -> None:
+    """Stop jobs, with their grace, and hold them back until they are resumed.
+
+    \b
+    Example:
+      cotenant suspend ID
+    """
+    _change(context, job_ids, as_json, lambda mesh, job: mesh.jobs.SuspendJob(SuspendJobRequest(id=job.id)))
+
+
+def resume(context: typer.Context, job_ids: options.JobIds, as_json: options.AsJson = False) -> None:
+    """Let suspended jobs queue again.
+
+    \b
+    Example:
+      cotenant resume ID
+    """
+    _change(context, job_ids, as_json, lambda mesh, job: mesh.jobs.ResumeJob(ResumeJobRequest(id=job.id)))
+
+
+def update(
+    context: typer.Context,
+    job_id: options.JobId,
+    name: Annotated[str | None, typer.Option(help="Another name.", show_default=False)] = None,
+    priority: Annotated[
+        int | None, typer.Option(min=-PRIORITY_MAX, max=PRIORITY_MAX, help="Higher runs earlier.")
+    ] = None,
+    deadline: Annotated[
+        str | None, typer.Option(metavar="TIME", help="2h, or 2030-01-31T18:00; none takes it away.")
+    ] = None,
+    retries: Annotated[
+        int | None, typer.Option(min=0, max=RETRIES_MAX, help="How many times a failed attempt is tried again.")
+    ] = None,
+    label: Annotated[
+        list[str] | None, typer.Option(metavar="K=V", help="Set a label; with K= alone, remove it.")
+    ] = None,
+    preemptible: Annotated[
+        bool | None, typer.Option("--preemptible/--not-preemptible", help="Whether it may be stopped to make room.")
+    ] = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """Change a job that has not ended.
+
+    \b
+    Examples:
+      cotenant update ID --priority 10 --deadline 2h
+      cotenant update ID --label project=vision --not-preemptible
+    """
+    given: dict[str, Any] = {
+        "name": name,
+        "priority": priority,
+        "retries_max": retries,
+        "not_preemptible": None if preemptible is None else not preemptible,
+    }
+    changed = {field: value for field, value in given.items() if value is not None}
+    due = None if deadline in (None, "none") else _deadline(str(deadline))
+    if not changed and deadline is None and not label:
+        raise usage("nothing to change", hint="`cotenant update --help` shows what can be changed")
+
+    async def act(mesh: Mesh, job: Job) -> Any:
+        spec = JobSpec(**changed)
+        if due is not None:
+            spec.deadline.FromNanoseconds(int(due * 1e9))
+        paths = [f"spec.{field}" for field in changed] + (["spec.deadline"] if deadline is not None else [])
+        if label:
+            spec.labels.update(_relabelled(job, label))
+            paths.append("spec.labels")
+        request = UpdateJobRequest(job=Job(id=job.id, spec=spec), update_mask=FieldMask(paths=paths))
+        if label:
+            request.job.etag = job.etag  # labels are changed as a whole, so only those that were read
+        return await mesh.jobs.UpdateJob(request)
+
+    _change(context, [job_id], as_json, act)
+
+
+def _deadline(text: str) -> float:
+    try:
+        return units.parse_deadline(text, time.time())
+    except ValueError as error:
+        raise usage(f"--deadline {error}") from None
+
+
+def _relabelled(job: Job, pairs: Sequence[str]) -> dict[str, str]:
+    labels = {**job.spec.labels, **split_labels(pairs)}
+    return {key: value for key, value in labels.items() if value}
+
+
+def _change(context: typer.Context, texts: Sequence[str], as_json: bool, act: Act) -> None:
+    """Do something to each of the jobs, once it is clear which ones are meant; print how they stand then."""
+
+    async def work(mesh: Mesh) -> list[Job]:
+        meant = await find_jobs(mesh, texts)
+        return [(await act(mesh, job)).job for job in meant]
+
+    changed = reach(Flags.of(context), work)
+    if as_json:
+        now = time.time()
+        views.print_json([views.job_view(job, now) for job in changed])
+        return
+    for job in changed:
+        print(f"{job.id} {standing(job)}")

@@ -1,0 +1,82 @@
+"""`cotenant explain`: why a job stands where it stands."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import typer
+
+from cotenant.cli import options, units, views
+from cotenant.cli.flags import Flags
+from cotenant.cli.mesh import Mesh, reach
+from cotenant.cli.names import find_job
+from cotenant.cli.outcome import harmless
+from cotenant.cli.render import Column, plain_lines, print_card
+from cotenant.rpc.translate import seconds
+from cotenant.v1.job_service_pb2 import ExplainJobRequest, ExplainJobResponse
+
+EVENTS = (Column("SINCE", right=True), Column("WHAT"), Column("DETAIL"))
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("explain")(explain)
+
+
+def explain(context: typer.Context, job_id: options.JobId, as_json: options.AsJson = False) -> None:
+    """Tell why a job stands where it stands, and what would change it.
+
+    \b
+    Example:
+      cotenant explain ID
+    """
+
+    async def work(mesh: Mesh) -> Any:
+        job = await find_job(mesh, job_id)
+        return await mesh.jobs.ExplainJob(ExplainJobRequest(id=job.id))
+
+    told = reach(Flags.of(context), work)
+    now = time.time()
+    if as_json:
+        views.print_json(explained_view(told, now))
+        return
+    print(harmless(told.summary))
+    print_card(_card(told))
+    if told.events:
+        print()
+        rows = [[_ago(now - seconds(event.time)), event.what, harmless(event.detail)] for event in told.events]
+        print("\n".join(plain_lines(EVENTS, rows)))
+
+
+def explained_view(told: ExplainJobResponse, now: float) -> views.View:
+    """Tell the same for programs."""
+    return {
+        "job": views.job_view(told.job, now),
+        "summary": told.summary,
+        "position": told.position or None,
+        "waiting": told.waiting,
+        "queue_policy": told.queue_policy,
+        "level": told.level,
+        "score": told.score,
+        "sizing": told.sizing,
+        "events": [
+            {"time": views.time_of(event, "time"), "what": event.what, "detail": event.detail} for event in told.events
+        ],
+    }
+
+
+def _card(told: ExplainJobResponse) -> Iterator[tuple[str, str]]:
+    refusal = told.job.refusal
+    if told.job.HasField("refusal"):
+        yield "reason", f"{refusal.code}: {refusal.detail}"
+        yield "remedy", refusal.remedy
+    if told.position:
+        policy = f", level {told.level}, score {told.score:g} by {told.queue_policy}" if told.queue_policy else ""
+        yield "position", f"{told.position} of {told.waiting} that wait{policy}"
+    yield "cores", told.sizing
+
+
+def _ago(seconds: float) -> str:
+    return f"{units.short_seconds(seconds)} ago"

@@ -1,0 +1,49 @@
+"""What to reach, as the options that every command takes say it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, MutableMapping
+from dataclasses import dataclass
+from typing import Any
+
+import typer
+
+GLOBAL_OPTIONS: Mapping[str, str] = {"--state-dir": "state_dir", "--endpoint": "endpoint", "--token": "token"}
+
+
+@dataclass(frozen=True, slots=True)
+class Flags:
+    """The global options; "" where one was not given."""
+
+    state_dir: str = ""
+    endpoint: str = ""
+    token: str = ""
+
+    @classmethod
+    def of(cls, context: typer.Context) -> Flags:
+        """Read them from a command's context, also while a shell completes."""
+        given = context.find_root().params
+        return cls(**{name: given.get(name) or "" for name in GLOBAL_OPTIONS.values()})
+
+
+def hoist(arguments: list[str], into: MutableMapping[str, Any], own: Collection[str]) -> list[str]:
+    """Take global options out of a command's arguments, up to a `--`, unless the command has one of that name.
+
+    So `cotenant jobs --endpoint X` means `cotenant --endpoint X jobs`.
+
+    >>> given = {}
+    >>> hoist(["--all", "--endpoint", "a:1", "--", "--token", "t"], given, own=()), given
+    (['--all', '--', '--token', 't'], {'endpoint': 'a:1'})
+    """
+    rest: list[str] = []
+    waiting = list(arguments)
+    while waiting:
+        argument = waiting.pop(0)
+        name, assigned, value = argument.partition("=")
+        if argument == "--":
+            return [*rest, argument, *waiting]
+        if name not in GLOBAL_OPTIONS or name in own or not (assigned or waiting):
+            rest.append(argument)
+        else:
+            into[GLOBAL_OPTIONS[name]] = value if assigned else waiting.pop(0)
+    return rest

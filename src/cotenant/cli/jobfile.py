@@ -1,0 +1,392 @@
+r"""Job files: what a user wants to be run, in YAML, and every mistake in it at once with its line and column.
+
+A file holds one job, or several that are parted by `---`. The fields are those of the options of `cotenant submit`,
+and options are read by the same code: they are a document whose places are `--gpus` and the like. Durations,
+sizes and counts are texts until the field that takes them reads them.
+
+>>> [job] = read_jobs("gpus: 8\nmemory: 64GiB\ncommand: [python3, train.py]", "job.yaml", now=0.0)
+>>> job.spec.kind.value, job.spec.gpu_milli, job.spec.roles[0].request.memory_bytes
+('training', 8000, 68719476736)
+>>> read_jobs("gpu: 8\ngrace: soon\ncommand: [python3, train.py]", "job.yaml", now=0.0)
+Traceback (most recent call last):
+...
+cotenant.cli.jobfile.BadJobs: job.yaml has 2 mistakes
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cotenant.cli import units
+from cotenant.cli.located import Fault, Fields, Items, Node, Text, compose, kind_of, overlay
+from cotenant.cli.outcome import CommandError, ExitCode, usage
+from cotenant.core.jobs import JobKind, JobSpec, Locality, Qos, Request, Role
+from cotenant.core.options import did_you_mean
+from cotenant.core.validate import ROLES_MAX, check_spec, default_kind, shown
+
+FILE_BYTES_MAX = 2**20
+JOBS_MAX = 1000
+MISTAKES_SHOWN_MAX = 100
+STDIN = "-"
+
+
+@dataclass(frozen=True, slots=True)
+class Mistake:
+    """Something wrong at a place; `label` names the field, where the place does not."""
+
+    place: str
+    label: str
+    message: str
+
+    def __str__(self) -> str:
+        """The mistake on one line."""
+        named = f"{self.place}: {self.label}" if self.label and not self.place.startswith("--") else self.place
+        return f"{named}: {self.message}"
+
+
+class BadJobs(CommandError):
+    """Jobs that cannot be taken, with all that is wrong with them."""
+
+    def __init__(self, source: str, mistakes: Iterable[Mistake]) -> None:
+        self.mistakes = tuple(dict.fromkeys(mistakes))  # an option over several jobs is wrong once
+        count = len(self.mistakes)
+        lines = [str(mistake) for mistake in self.mistakes[:MISTAKES_SHOWN_MAX]]
+        if count > MISTAKES_SHOWN_MAX:
+            lines.append(f"and {count - MISTAKES_SHOWN_MAX} more")
+        message = f"{source} has {count} mistakes" if count > 1 else f"{source} has a mistake"
+        super().__init__(message, details=lines, code=ExitCode.USAGE)
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A job that was read: its spec, and where each field of it was written."""
+
+    spec: JobSpec
+    place: str
+    places: Mapping[str, tuple[str, str]]  # of a wire path: the place, and the field's name in the file
+
+    def mistake(self, field: str, message: str) -> Mistake:
+        """Point at the field that a violation names, or at the nearest one around it that was written."""
+        path = field.removeprefix("spec.")
+        while path:
+            if path in self.places:
+                place, label = self.places[path]
+                return Mistake(place, label, message)
+            path = path[: max(path.rfind("."), path.rfind("["), 0)]
+        return Mistake(self.place, field.removeprefix("spec."), message)
+
+
+def load_jobs(path: str, now: float, above: Fields | None = None) -> list[Draft]:
+    """Read a job file, or stdin where the path is `-`, with options over it.
+
+    Raises:
+        CommandError: the file cannot be read.
+        BadJobs: what stands in it cannot be taken.
+    """
+    try:
+        raw = sys.stdin.buffer.read(FILE_BYTES_MAX + 1) if path == STDIN else _head(Path(path))
+    except OSError as error:
+        why = (error.strerror or str(error)).lower()
+        raise usage(f"cannot read {path}: {why}", hint="a command to run stands behind `--`") from None
+    source = source_of(path)
+    if len(raw) > FILE_BYTES_MAX:
+        raise usage(f"{source} has more than 1 MiB", hint="a job file says what to run; put data elsewhere")
+    try:
+        text = raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = raw.count(b"\n", 0, error.start) + 1
+        raise BadJobs(source, [Mistake(f"{source}:{line}", "", "is no UTF-8 text")]) from None
+    return read_jobs(text, source, now, above)
+
+
+def source_of(path: str) -> str:
+    """Name a file in errors."""
+    return "stdin" if path == STDIN else path
+
+
+def _head(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return file.read(FILE_BYTES_MAX + 1)
+
+
+def read_jobs(text: str, source: str, now: float, above: Fields | None = None) -> list[Draft]:
+    """Read all jobs of a YAML text, with options over each.
+
+    Raises:
+        BadJobs: naming every mistake in every job.
+    """
+    drafts, mistakes = [], []
+    for node in compose(text, source):
+        if isinstance(node, Fault):
+            mistakes.append(Mistake(node.place, "", node.message))
+            continue
+        reader = _Reader(now)
+        drafts.append(reader.job(overlay(node, above) if above else node))
+        mistakes += reader.mistakes
+        if len(drafts) > JOBS_MAX:
+            mistakes.append(Mistake(node.place, "", f"is one job too many; a file may have {JOBS_MAX}"))
+            break
+    if not (drafts or mistakes):
+        mistakes.append(Mistake(source, "", "has no job in it; `cotenant submit --example` shows one"))
+    if mistakes:
+        raise BadJobs(source, mistakes)
+    return drafts
+
+
+def read_options(options: Fields, now: float) -> Draft:
+    """Read a job from options alone.
+
+    Raises:
+        BadJobs: naming every option that cannot be taken.
+    """
+    reader = _Reader(now)
+    draft = reader.job(options)
+    if reader.mistakes:
+        raise BadJobs("the command line", reader.mistakes)
+    return draft
+
+
+def _signal(text: str) -> str:
+    name = text.strip().upper()
+    return name if name.startswith("SIG") else f"SIG{name}"
+
+
+def _choice(choices: type[JobKind] | type[Locality]) -> Callable[[str], Any]:
+    def read(text: str) -> Any:
+        try:
+            return choices(text.strip().lower())
+        except ValueError:
+            raise ValueError(f"must be one of {', '.join(choices)}, not {shown(text)}") from None
+
+    return read
+
+
+@dataclass(frozen=True, slots=True)
+class _Field:
+    """A field of one text: the attribute that it sets, its path on the wire, and how it is read."""
+
+    attribute: str
+    wire: str
+    read: Callable[[str], Any] = str
+
+
+_JOB = {
+    "name": _Field("name", "name"),
+    "kind": _Field("kind", "kind", _choice(JobKind)),
+    "tenant": _Field("tenant", "tenant"),
+    "queue": _Field("queue", "queue"),
+    "priority": _Field("priority", "priority", units.parse_integer),
+    "model": _Field("model", "model"),
+    "steps": _Field("steps_total", "steps_total", units.parse_integer),
+    "expected": _Field("expected_seconds", "expected_duration", units.parse_seconds),
+    "grace": _Field("grace_seconds", "grace", units.parse_seconds),
+    "signal": _Field("warning_signal", "warning_signal", _signal),
+    "retries": _Field("retries_max", "retries_max", units.parse_integer),
+    "preemptible": _Field("preemptible", "not_preemptible", units.parse_truth),
+    "locality": _Field("locality", "locality", _choice(Locality)),
+    "workdir": _Field("working_directory", "working_directory"),
+}
+_REQUEST = {
+    "gpus": _Field("gpu_milli", "resources.gpu_milli", units.parse_gpu_milli),
+    "cpus": _Field("cores", "resources.cores", units.parse_cores),
+    "memory": _Field("memory_bytes", "resources.memory_bytes", units.parse_bytes),
+    "gpu_type": _Field("gpu_type", "resources.gpu_type"),
+}
+_REPLICAS = {"replicas": _Field("replicas", "replicas", units.parse_integer)}
+_SHORT_ROLE = {"role": _Field("name", "name"), **_REPLICAS}  # of a job with one role, whose fields are the job's
+_ROLE = {"name": _Field("name", "name"), **_REPLICAS}
+_QOS = {
+    "rate": _Field("rate_min_per_second", "qos.rate_min_per_second", units.parse_number),
+    "latency": _Field("latency_seconds", "qos.latency_seconds", units.parse_seconds),
+    "percentile": _Field("latency_percentile", "qos.latency_percentile", units.parse_number),
+    "arrivals": _Field("arrivals_per_second", "qos.arrivals_per_second", units.parse_number),
+}
+_PROGRESS = {"regex": _Field("progress_regex", "progress.regex")}
+_NESTED = ("command", "deadline", "env", "labels", "progress", "qos", "roles")
+JOB_FIELDS = (*_JOB, *_SHORT_ROLE, *_REQUEST, *_NESTED)
+ROLE_FIELDS = (*_ROLE, *_REQUEST, "command")
+_OTHER_NAMES = {  # what the wire, or another scheduler, calls a field
+    "environment": "env",
+    "working_directory": "workdir",
+    "cores": "cpus",
+    "cpu": "cpus",
+    "mem": "memory",
+    "gpu_milli": "gpus",
+    "steps_total": "steps",
+    "retries_max": "retries",
+    "expected_duration": "expected",
+    "warning_signal": "signal",
+    "not_preemptible": "preemptible",
+    "args": "command",
+}
+
+
+class _Reader:
+    """Reads one document, and goes on after a mistake."""
+
+    def __init__(self, now: float) -> None:
+        self.mistakes: list[Mistake] = []
+        self._now = now
+        self._place = ""
+        self._places: dict[str, tuple[str, str]] = {}
+        self._failed: set[str] = set()
+
+    def job(self, node: Node) -> Draft:
+        """Read a job; what could not be read keeps its default."""
+        self._place = node.place
+        given = self._fields(node, JOB_FIELDS, "job")
+        deadline = {
+            "deadline": _Field("deadline_seconds", "deadline", lambda text: units.parse_deadline(text, self._now))
+        }
+        values = self._scalars(given, {**_JOB, **deadline})
+        qos = self._inner(given, "qos", _QOS)
+        progress = self._inner(given, "progress", _PROGRESS)
+        roles = self._roles(given)
+        spec = JobSpec(
+            **{"kind": default_kind(roles), **values, **progress},
+            roles=roles,
+            command=self._command(given, "", ""),
+            environment=self._pairs(given, "env", "environment"),
+            labels=self._pairs(given, "labels", "labels"),
+            qos=Qos(**qos),
+        )
+        draft = Draft(spec, node.place, self._places)
+        self._judge(draft)
+        return draft
+
+    def _judge(self, draft: Draft) -> None:
+        """Apply the rules that every job obeys, except where a field that a rule looks at could not be read."""
+        unread = {field.rsplit(".", 1)[-1] for field in self._failed}
+        doubtful = {"kind", "gpu_type"} if unread & {"gpu_milli", "roles"} else set()
+        for violation in check_spec(draft.spec, now=self._now):
+            path = violation.field.removeprefix("spec.")
+            leaf = path.rsplit(".", 1)[-1]
+            if path not in self._failed and leaf not in doubtful and not (leaf == "command" and leaf in unread):
+                self.mistakes.append(draft.mistake(violation.field, violation.description))
+
+    def _fields(self, node: Node, known: Iterable[str], what: str) -> dict[str, tuple[Text, Node]]:
+        """Take a map apart; report what is no field, and what stands twice."""
+        if not isinstance(node, Fields):
+            self._report(node.place, "", f"a {what} is a map of fields, not {kind_of(node)}")
+            return {}
+        found: dict[str, tuple[Text, Node]] = {}
+        for key, value in node.entries:
+            if key.text not in known:
+                meant = _meant(key.text, known) if len(self.mistakes) < MISTAKES_SHOWN_MAX else ""
+                self._report(key.place, "", f"a {what} has no field {shown(key.text)}{meant}")
+            elif key.text in found:
+                self._report(key.place, key.text, "stands twice")
+            else:
+                found[key.text] = (key, value)
+        return found
+
+    def _scalars(
+        self, given: Mapping[str, tuple[Text, Node]], known: Mapping[str, _Field], wire: str = "", label: str = ""
+    ) -> dict[str, Any]:
+        """Read the fields of one text each."""
+        values = {}
+        for name, field in known.items():
+            if name not in given:
+                continue
+            _, node = given[name]
+            path = f"{wire}{field.wire}"
+            self._places[path] = node.place, f"{label}{name}"
+            text = self._text(node, path, f"{label}{name}")
+            if text is None:
+                continue
+            try:
+                values[field.attribute] = field.read(text)
+            except ValueError as error:
+                self._fail(path, node.place, f"{label}{name}", str(error))
+        return values
+
+    def _inner(self, given: Mapping[str, tuple[Text, Node]], name: str, known: Mapping[str, _Field]) -> dict[str, Any]:
+        if name not in given:
+            return {}
+        return self._scalars(self._fields(given[name][1], known, f"{name} entry"), known, label=f"{name}.")
+
+    def _roles(self, given: Mapping[str, tuple[Text, Node]]) -> tuple[Role, ...]:
+        """Read the list of roles, or the one role whose fields are the job's."""
+        if "roles" not in given:
+            self._places["roles[0].command"] = self._place, "command"
+            values = self._scalars(given, _SHORT_ROLE, "roles[0].")
+            return (Role(**values, request=Request(**self._scalars(given, _REQUEST, "roles[0]."))),)
+        for name in (*_SHORT_ROLE, *_REQUEST):
+            if name in given:
+                self._report(given[name][0].place, name, "stands beside roles; say it in each role")
+        node = given["roles"][1]
+        self._places["roles"] = node.place, "roles"
+        if not isinstance(node, Items):
+            self._fail("roles", node.place, "roles", f"must be a list of roles, not {kind_of(node)}")
+            return (Role(),)
+        if len(node.items) > ROLES_MAX:
+            self._fail("roles", node.place, "roles", f"at most {ROLES_MAX} are taken, not {len(node.items)}")
+        return tuple(self._role(index, item) for index, item in enumerate(node.items[:ROLES_MAX]))
+
+    def _role(self, index: int, node: Node) -> Role:
+        wire, label = f"roles[{index}].", f"roles[{index}]."
+        self._places[f"roles[{index}]"] = node.place, f"roles[{index}]"
+        given = self._fields(node, ROLE_FIELDS, "role")
+        request = Request(**self._scalars(given, _REQUEST, wire, label))
+        return Role(
+            **self._scalars(given, _ROLE, wire, label), request=request, command=self._command(given, wire, label)
+        )
+
+    def _command(self, given: Mapping[str, tuple[Text, Node]], wire: str, label: str) -> tuple[str, ...]:
+        """Read a command: a list is run as it stands, a text by the shell."""
+        if "command" not in given:
+            return ()
+        path, name = f"{wire}command", f"{label}command"
+        node = given["command"][1]
+        self._places[path] = node.place, name
+        match node:
+            case Items(items=items):
+                words = [self._text(item, path, f"{name}[{index}]") for index, item in enumerate(items)]
+                return tuple(word for word in words if word is not None)
+            case Text(null=False):
+                return ("sh", "-c", node.text)
+        self._fail(path, node.place, name, f"must be a list of words, or a text for the shell, not {kind_of(node)}")
+        return ()
+
+    def _pairs(self, given: Mapping[str, tuple[Text, Node]], name: str, wire: str) -> tuple[tuple[str, str], ...]:
+        """Read a map of texts."""
+        if name not in given:
+            return ()
+        node = given[name][1]
+        self._places[wire] = node.place, name
+        if not isinstance(node, Fields):
+            self._fail(wire, node.place, name, f"must be a map of texts, not {kind_of(node)}")
+            return ()
+        pairs: dict[str, str] = {}
+        for key, value in node.entries:
+            path, label = f"{wire}[{shown(key.text)}]", f"{name}.{key.text}"
+            self._places[path] = key.place, label
+            if key.text in pairs:
+                self._report(key.place, label, "stands twice")
+            text = self._text(value, path, label)
+            if text is not None:
+                pairs[key.text] = text
+        return tuple(sorted(pairs.items()))
+
+    def _text(self, node: Node, path: str, label: str) -> str | None:
+        if isinstance(node, Text) and not node.null:
+            return node.text
+        empty = "has no value; write '' for an empty text" if isinstance(node, Text) else ""
+        self._fail(path, node.place, label, empty or f"must be one value, not {kind_of(node)}")
+        return None
+
+    def _fail(self, path: str, place: str, label: str, message: str) -> None:
+        self._failed.add(path)
+        self._report(place, label, message)
+
+    def _report(self, place: str, label: str, message: str) -> None:
+        self.mistakes.append(Mistake(place, label, message))
+
+
+def _meant(name: str, known: Iterable[str]) -> str:
+    other = _OTHER_NAMES.get(name, "")
+    return f"; did you mean {other}?" if other in known else did_you_mean(name, known)

@@ -1,0 +1,118 @@
+"""Writes jobs as a job file that reads as the same jobs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from typing import Any
+
+import yaml
+
+from cotenant.cli import units
+from cotenant.core.jobs import JobSpec, Qos, Role
+
+DEFAULT, DEFAULT_ROLE = JobSpec(), Role()
+WIDTH = 100
+
+
+def write_jobs(specs: Iterable[JobSpec]) -> str:
+    """Write job files, parted by `---`; what is as by default is left out.
+
+    >>> from cotenant.core.jobs import Request
+    >>> print(write_jobs([JobSpec(name="a", roles=(Role(request=Request(gpu_milli=500)),), command=("true",))]), end="")
+    name: a
+    kind: training
+    gpus: 0.5
+    command: ['true']
+    """
+    documents = [_document(spec) for spec in specs]
+    return yaml.dump_all(
+        documents, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=WIDTH, default_flow_style=None
+    )
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes maps in blocks and lists of words in a row, and never an alias."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        """Write everything out."""
+        return True
+
+    def represent_mapping(self, tag: str, mapping: Any, flow_style: bool | None = None) -> Any:
+        """Give each field a line of its own."""
+        return super().represent_mapping(tag, mapping, flow_style=False)
+
+
+def _document(spec: JobSpec) -> dict[str, Any]:
+    single = len(spec.roles) == 1 and not spec.roles[0].command
+    fields: dict[str, Any] = {
+        "name": spec.name,
+        "kind": spec.kind.value,
+        "tenant": _unless(spec.tenant, DEFAULT.tenant),
+        "queue": _unless(spec.queue, DEFAULT.queue),
+        "priority": spec.priority,
+        "model": spec.model,
+        "steps": spec.steps_total,
+        "expected": None if spec.expected_seconds is None else units.write_seconds(spec.expected_seconds),
+        "deadline": None if spec.deadline_seconds is None else _time(spec.deadline_seconds),
+        "grace": _unless(units.write_seconds(spec.grace_seconds), units.write_seconds(DEFAULT.grace_seconds)),
+        "signal": _unless(spec.warning_signal, DEFAULT.warning_signal),
+        "retries": spec.retries_max,
+        "preemptible": None if spec.preemptible else False,
+        "locality": spec.locality.value if spec.locality else None,
+        "progress": {"regex": spec.progress_regex} if spec.progress_regex else None,
+        "qos": _qos(spec.qos),
+        "labels": dict(spec.labels),
+        "env": dict(spec.environment),
+        "workdir": spec.working_directory,
+    }
+    if single:
+        fields |= {f"{'role' if name == 'name' else name}": value for name, value in _role(spec.roles[0]).items()}
+    fields["command"] = list(spec.command)
+    if not single:
+        fields["roles"] = [_given(_role(role) | {"command": list(role.command)}) for role in spec.roles]
+    return _given(fields)
+
+
+def _role(role: Role) -> dict[str, Any]:
+    request = role.request
+    return {
+        "name": _unless(role.name, DEFAULT_ROLE.name),
+        "replicas": _unless(role.replicas, DEFAULT_ROLE.replicas),
+        "gpus": _number(units.write_gpus(request.gpu_milli)) if request.gpu_milli else None,
+        "gpu_type": request.gpu_type,
+        "cpus": request.cores,
+        "memory": units.write_bytes(request.memory_bytes) if request.memory_bytes else None,
+    }
+
+
+def _qos(qos: Qos) -> dict[str, Any]:
+    return _given(
+        {
+            "rate": _plain(qos.rate_min_per_second),
+            "latency": units.write_seconds(qos.latency_seconds) if qos.latency_seconds else None,
+            "percentile": _plain(qos.latency_percentile),
+            "arrivals": _plain(qos.arrivals_per_second),
+        }
+    )
+
+
+def _given(fields: dict[str, Any]) -> dict[str, Any]:
+    """Leave out what says nothing."""
+    return {name: value for name, value in fields.items() if value is False or value not in (None, "", 0, [], {})}
+
+
+def _unless(value: Any, default: Any) -> Any:
+    return None if value == default else value
+
+
+def _plain(value: float) -> float | int:
+    return int(value) if value == int(value) else value
+
+
+def _number(text: str) -> float | int:
+    return _plain(float(text))
+
+
+def _time(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat()

@@ -1,0 +1,82 @@
+"""Commands that are imported when they are run, so that `cotenant --help` starts at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, MutableMapping
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from cotenant.cli.flags import hoist
+from cotenant.cli.outcome import usage
+from cotenant.core.options import nearest
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A command that can be imported: `module` has a `register(app)` that adds it to a typer app."""
+
+    name: str
+    module: str
+    summary: str
+    panel: str
+
+
+class LazyCommand(TyperCommand):
+    """Stands for a command in the list of all, and becomes the true one when it is called."""
+
+    def __init__(self, entry: Entry) -> None:
+        super().__init__(entry.name, short_help=entry.summary)
+        self.entry = entry
+
+    def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
+        """Hand over to the true command."""
+        command = load(self.entry)
+        if parent is not None:
+            own = {option for parameter in command.params for option in parameter.opts}
+            args = hoist(args, parent.params, own)
+        return command.make_context(info_name, args, parent=parent, **extra)
+
+
+class LazyGroup(TyperGroup):
+    """A group whose commands are imported one at a time."""
+
+    def add_entries(self, entries: Iterable[Entry]) -> None:
+        """Add commands, in the order in which help shows them."""
+        for entry in entries:
+            self.add_command(LazyCommand(entry))
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """List the commands in panels."""
+        panels: dict[str, list[tuple[str, str]]] = {}
+        for command in self.commands.values():
+            assert isinstance(command, LazyCommand)
+            panels.setdefault(command.entry.panel, []).append((command.entry.name, command.entry.summary))
+        for title, rows in panels.items():
+            with formatter.section(title):
+                formatter.write_dl(rows)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Find the command; name the nearest ones where there is none."""
+        name = args[0]
+        if name in self.commands or name.startswith("-") or ctx.resilient_parsing:
+            return super().resolve_command(ctx, args)
+        near = nearest(name, self.commands)
+        hint = f"did you mean {' or '.join(near)}?" if near else "`cotenant --help` lists all commands"
+        raise usage(f"there is no command {name!r}", hint=hint)
+
+
+def load(entry: Entry) -> Any:
+    """Import a command and build it."""
+    app = typer.Typer(add_completion=False, rich_markup_mode=None)
+    app.callback()(_together)  # else an app with one command would be that command
+    import_module(entry.module).register(app)
+    commands: MutableMapping[str, Any] = typer.main.get_group(app).commands
+    return commands[entry.name]
+
+
+def _together() -> None:
+    """Holds commands together."""

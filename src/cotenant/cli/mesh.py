@@ -1,0 +1,162 @@
+"""The line between a command and the mesh: find it, call it, and put what it refuses into a user's words."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar, cast
+
+import grpc
+import grpc.aio
+
+from cotenant.cli.flags import Flags
+from cotenant.cli.outcome import CommandError, ExitCode
+from cotenant.rpc.access import Access, NoAccess, find
+from cotenant.rpc.channel import connect
+from cotenant.rpc.errors import Problem, from_error
+from cotenant.v1.contention_service_pb2_grpc import ContentionServiceStub
+from cotenant.v1.job_service_pb2_grpc import JobServiceStub
+from cotenant.v1.node_service_pb2_grpc import NodeServiceStub
+from cotenant.v1.policy_service_pb2_grpc import PolicyServiceStub
+
+if TYPE_CHECKING:  # these names are the type checker's alone
+    from cotenant.v1.contention_service_pb2_grpc import ContentionServiceAsyncStub
+    from cotenant.v1.job_service_pb2_grpc import JobServiceAsyncStub
+    from cotenant.v1.node_service_pb2_grpc import NodeServiceAsyncStub
+    from cotenant.v1.policy_service_pb2_grpc import PolicyServiceAsyncStub
+
+T = TypeVar("T")
+Code = grpc.StatusCode
+
+_AWAY = frozenset({Code.UNAVAILABLE, Code.DEADLINE_EXCEEDED})
+_BAD_INPUT = frozenset(
+    {Code.INVALID_ARGUMENT, Code.NOT_FOUND, Code.OUT_OF_RANGE, Code.ALREADY_EXISTS, Code.UNAUTHENTICATED}
+)
+
+
+class Mesh:
+    """Stubs of the services, over one channel per address."""
+
+    def __init__(self, access: Access) -> None:
+        self._access = access
+        self._channels: dict[str, grpc.aio.Channel] = {}
+
+    @property
+    def jobs(self) -> JobServiceAsyncStub:
+        """The queue's API for jobs."""
+        return cast("JobServiceAsyncStub", JobServiceStub(self._channel("queue")))
+
+    @property
+    def nodes(self) -> NodeServiceAsyncStub:
+        """Placement's API for nodes."""
+        return cast("NodeServiceAsyncStub", NodeServiceStub(self._channel("placement")))
+
+    @property
+    def contention(self) -> ContentionServiceAsyncStub:
+        """Contention's samples and incidents."""
+        return cast("ContentionServiceAsyncStub", ContentionServiceStub(self._channel("contention")))
+
+    def policies(self) -> dict[str, PolicyServiceAsyncStub]:
+        """Each service's list of policies, by the first service at each address."""
+        firsts: dict[str, str] = {}
+        for service, address in asdict(self._access.endpoints).items():
+            if address:
+                firsts.setdefault(address, service)
+        return {
+            service: cast("PolicyServiceAsyncStub", PolicyServiceStub(self._channel(service)))
+            for service in firsts.values()
+        }
+
+    async def close(self) -> None:
+        """Hang up."""
+        for channel in self._channels.values():
+            await channel.close()
+
+    def _channel(self, service: str) -> grpc.aio.Channel:
+        address: str = getattr(self._access.endpoints, service)
+        if not address:
+            raise NoAccess(f"it is not known where {service} is; name it in --endpoint {service}=HOST:PORT")
+        if address not in self._channels:
+            self._channels[address] = connect(address, self._access.token)
+        return self._channels[address]
+
+
+def access_of(flags: Flags) -> Access:
+    """Find out where the mesh is.
+
+    Raises:
+        NoAccess: nothing tells.
+    """
+    state_dir = Path(flags.state_dir).expanduser() if flags.state_dir else None
+    return find(state_dir, os.environ, endpoint=flags.endpoint, token=flags.token)
+
+
+@asynccontextmanager
+async def opened(flags: Flags) -> AsyncIterator[Mesh]:
+    """Find the mesh, and hang up at the end.
+
+    Raises:
+        NoAccess: it is not known where the mesh is.
+    """
+    mesh = Mesh(access_of(flags))
+    try:
+        yield mesh
+    finally:
+        await mesh.close()
+
+
+def reach(flags: Flags, work: Callable[[Mesh], Awaitable[T]]) -> T:
+    """Do something with the mesh.
+
+    Raises:
+        CommandError: the mesh cannot be reached, or refused.
+    """
+
+    async def session() -> T:
+        async with opened(flags) as mesh:
+            return await work(mesh)
+
+    try:
+        return asyncio.run(session())
+    except NoAccess as error:
+        raise CommandError(str(error), code=ExitCode.UNREACHABLE) from None
+    except grpc.aio.AioRpcError as error:
+        raise told(from_error(error)) from error
+
+
+def told(problem: Problem) -> CommandError:
+    """Put what a service answered into a user's words, with the exit code that fits."""
+    plain = problem.reason in (problem.code.name, "") or problem.reason.endswith("_NOT_FOUND")
+    message = problem.message if plain else f"{problem.reason}: {problem.message}"
+    details = [f"{violation.field}: {violation.description}".lstrip(": ") for violation in problem.violations]
+    if details:
+        message = "this cannot be taken as it is"
+    return CommandError(message, hint=_hint(problem), details=details, code=exit_code(problem.code))
+
+
+def away(code: grpc.StatusCode) -> bool:
+    """Tell whether a status means that nobody answered."""
+    return code in _AWAY
+
+
+def exit_code(code: grpc.StatusCode) -> ExitCode:
+    """Sort a status into the exit codes that scripts tell apart."""
+    if away(code):
+        return ExitCode.UNREACHABLE
+    return ExitCode.USAGE if code in _BAD_INPUT else ExitCode.FAILED
+
+
+def _hint(problem: Problem) -> str:
+    if remedy := problem.metadata.get("remedy"):
+        return remedy
+    if away(problem.code) and problem.reason == problem.code.name:
+        return "is the mesh up? `cotenant up` starts one here; --endpoint or COTENANT_ENDPOINT names another"
+    if problem.retry_after_seconds is not None:
+        return f"try again in {problem.retry_after_seconds:g} s"
+    if problem.code is Code.ABORTED:
+        return "it changed meanwhile; try again"
+    return ""

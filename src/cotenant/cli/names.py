@@ -1,0 +1,119 @@
+"""Which job or node a user means: an exact id, or the beginning or the end of one that is unique."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from typing import TypeVar
+
+import grpc
+import grpc.aio
+
+from cotenant.cli.mesh import Mesh
+from cotenant.cli.outcome import CommandError, usage
+from cotenant.core.lifecycle import Phase
+from cotenant.core.options import nearest
+from cotenant.rpc.translate import PHASES
+from cotenant.v1.job_pb2 import Job
+from cotenant.v1.job_service_pb2 import GetJobRequest, GetJobResponse, JobFilter, ListJobsRequest
+from cotenant.v1.node_service_pb2 import GetNodeRequest, GetNodeResponse, ListNodesRequest, Node
+
+T = TypeVar("T", Job, Node)
+PAGE_SIZE = 1000
+CANDIDATES_SHOWN_MAX = 10
+
+
+async def all_jobs(mesh: Mesh, wanted: JobFilter | None = None) -> AsyncIterator[Job]:
+    """Yield all matching jobs, newest first, page after page."""
+    token = ""
+    while True:
+        request = ListJobsRequest(filter=wanted, page_size=PAGE_SIZE, page_token=token)
+        page = await mesh.jobs.ListJobs(request)
+        for job in page.jobs:
+            yield job
+        token = page.next_page_token
+        if not token:
+            return
+
+
+async def all_nodes(mesh: Mesh) -> AsyncIterator[Node]:
+    """Yield all nodes by id, page after page."""
+    token = ""
+    while True:
+        page = await mesh.nodes.ListNodes(ListNodesRequest(page_size=PAGE_SIZE, page_token=token))
+        for node in page.nodes:
+            yield node
+        token = page.next_page_token
+        if not token:
+            return
+
+
+async def find_job(mesh: Mesh, text: str) -> Job:
+    """Find the job that is meant; only a text that is no id costs a look at all jobs.
+
+    Raises:
+        CommandError: no job is meant, or more than one.
+    """
+    try:
+        exact: GetJobResponse = await mesh.jobs.GetJob(GetJobRequest(id=text))
+        return exact.job
+    except grpc.aio.AioRpcError as error:
+        if error.code() not in (grpc.StatusCode.NOT_FOUND, grpc.StatusCode.INVALID_ARGUMENT):
+            raise
+    return choose(text, [job async for job in all_jobs(mesh)], "job", _told_job)
+
+
+async def find_jobs(mesh: Mesh, texts: Sequence[str]) -> list[Job]:
+    """Find all jobs that are meant, each one once, before anything is done to any."""
+    found = [await find_job(mesh, text) for text in texts]
+    return list({job.id: job for job in found}.values())
+
+
+async def find_node(mesh: Mesh, text: str) -> Node:
+    """Find the node that is meant.
+
+    Raises:
+        CommandError: no node is meant, or more than one.
+    """
+    try:
+        exact: GetNodeResponse = await mesh.nodes.GetNode(GetNodeRequest(id=text))
+        return exact.node
+    except grpc.aio.AioRpcError as error:
+        if error.code() not in (grpc.StatusCode.NOT_FOUND, grpc.StatusCode.INVALID_ARGUMENT):
+            raise
+    return choose(text, [node async for node in all_nodes(mesh)], "node", lambda node: node.id)
+
+
+def choose(text: str, known: Iterable[T], kind: str, show: Callable[[T], str]) -> T:
+    """Take the one whose id begins or ends with the text.
+
+    Raises:
+        CommandError: there is none, or more than one.
+    """
+    everything = list(known)
+    matching = [one for one in everything if text and (one.id.startswith(text) or one.id.endswith(text))]
+    if len(matching) == 1:
+        return matching[0]
+    if matching:
+        raise _ambiguous(text, kind, [show(one) for one in matching])
+    near = nearest(text, (one.id for one in everything))
+    hint = f"did you mean {' or '.join(near)}?" if near else f"`cotenant {kind}s` lists them"
+    raise usage(f"there is no {kind} {text!r}", hint=hint)
+
+
+def _ambiguous(text: str, kind: str, lines: Sequence[str]) -> CommandError:
+    shown = list(lines[:CANDIDATES_SHOWN_MAX])
+    if len(lines) > CANDIDATES_SHOWN_MAX:
+        shown.append(f"and {len(lines) - CANDIDATES_SHOWN_MAX} more")
+    return usage(f"{text!r} may be any of {len(lines)} {kind}s", details=shown, hint="give more of the id")
+
+
+def _told_job(job: Job) -> str:
+    return f"{job.id}  {phase_of(job)}  {job.spec.name}".rstrip()
+
+
+def phase_of(job: Job) -> Phase | str:
+    """Name the phase in the domain's words; a newer server's phase keeps its number."""
+    try:
+        return PHASES.from_wire(job.phase)
+    except KeyError:
+        return f"phase {job.phase}"

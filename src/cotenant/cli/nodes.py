@@ -1,0 +1,146 @@
+"""Commands for nodes: list, drain, cordon, uncordon."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable
+from typing import Annotated, Any
+
+import typer
+
+from cotenant.cli import options, units, views
+from cotenant.cli.flags import Flags
+from cotenant.cli.mesh import Mesh, reach
+from cotenant.cli.names import all_nodes, find_node
+from cotenant.cli.outcome import note
+from cotenant.cli.render import Column, print_table
+from cotenant.v1.node_service_pb2 import CordonNodeRequest, DrainNodeRequest, Node, UncordonNodeRequest
+
+COLUMNS = (
+    Column("NODE"),
+    Column("STATE", styled=True),
+    Column("GPUS", right=True),
+    Column("CORES", right=True),
+    Column("MEMORY", right=True),
+    Column("MODEL", elastic=True),
+    Column("JOBS", right=True),
+    Column("NOTES", elastic=True),
+)
+Reason = Annotated[str, typer.Option(help="Why, for those who look.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    app.command("nodes")(nodes)
+    app.command("drain")(drain)
+    app.command("cordon")(cordon)
+    app.command("uncordon")(uncordon)
+
+
+def nodes(context: typer.Context, as_json: options.AsJson = False) -> None:
+    """List nodes: their state, and what is used of what they have.
+
+    \b
+    Examples:
+      cotenant nodes
+      cotenant nodes --json
+    """
+
+    async def work(mesh: Mesh) -> list[Node]:
+        return [node async for node in all_nodes(mesh)]
+
+    now = time.time()
+    rows = [views.node_view(node, now) for node in reach(Flags.of(context), work)]
+    if as_json:
+        views.print_json(rows)
+        return
+    print_table(COLUMNS, [row(view) for view in rows], nothing="no node has registered yet")
+    for view in rows:
+        for sentence in view["not_enforced"]:
+            note(f"{view['id']}: not enforced: {sentence}")
+
+
+def drain(
+    context: typer.Context, node_id: options.NodeId, reason: Reason = "", as_json: options.AsJson = False
+) -> None:
+    """Empty a node: it gets no new work, and what runs there is stopped with its grace and queued again.
+
+    \b
+    Example:
+      cotenant drain gpu-7 --reason "new power supply"
+    """
+    request = DrainNodeRequest(reason=reason)
+    _act(context, node_id, as_json, lambda mesh, node: mesh.nodes.DrainNode(_to(request, node)))
+
+
+def cordon(
+    context: typer.Context, node_id: options.NodeId, reason: Reason = "", as_json: options.AsJson = False
+) -> None:
+    """Give a node no new work; what runs there runs on.
+
+    \b
+    Example:
+      cotenant cordon gpu-7 --reason "noisy fan"
+    """
+    request = CordonNodeRequest(reason=reason)
+    _act(context, node_id, as_json, lambda mesh, node: mesh.nodes.CordonNode(_to(request, node)))
+
+
+def uncordon(context: typer.Context, node_id: options.NodeId, as_json: options.AsJson = False) -> None:
+    """Take back a cordon or a drain.
+
+    \b
+    Example:
+      cotenant uncordon gpu-7
+    """
+    _act(context, node_id, as_json, lambda mesh, node: mesh.nodes.UncordonNode(UncordonNodeRequest(id=node.id)))
+
+
+def _to(request: Any, node: Node) -> Any:
+    request.id = node.id
+    return request
+
+
+def _act(context: typer.Context, text: str, as_json: bool, act: Callable[[Mesh, Node], Awaitable[Any]]) -> None:
+    async def work(mesh: Mesh) -> Node:
+        node: Node = (await act(mesh, await find_node(mesh, text))).node
+        return node
+
+    view = views.node_view(reach(Flags.of(context), work), time.time())
+    if as_json:
+        views.print_json(view)
+        return
+    running = f", {len(view['attempts'])} still there" if view["attempts"] else ""
+    print(f"{view['id']} {view['state']}{running}")
+
+
+def row(view: views.View) -> list[str]:
+    """Write a node for a table: used of all."""
+    return [
+        view["id"],
+        view["state"],
+        f"{view['gpus_used']:g}/{view['gpus']}" if view["gpus"] else "-",
+        f"{view['cores_used']}/{view['cores']}",
+        f"{units.short_bytes(view['memory_used_bytes'])}/{units.short_bytes(view['memory_bytes'])}",
+        _model(view),
+        str(len(view["attempts"])),
+        _notes(view),
+    ]
+
+
+def _model(view: views.View) -> str:
+    """Name the GPUs; declared ones as what they are."""
+    names = ", ".join(model for model in view["gpu_models"] if model)
+    if not view["gpus_declared"]:
+        return names
+    what = "declared" if view["gpus_declared"] == view["gpus"] else f"{view['gpus_declared']} declared"
+    return f"{names} ({what})".strip()
+
+
+def _notes(view: views.View) -> str:
+    told = [view["state_reason"]] if view["state_reason"] else []
+    if view["gpus_unhealthy"]:
+        told.append(f"{len(view['gpus_unhealthy'])} GPUs ill: {next(iter(view['gpus_unhealthy'].values()))}")
+    if view["state"] in ("away", "lost") and view["seen_seconds"] is not None:
+        told.append(f"last seen {units.short_seconds(view['seen_seconds'])} ago")
+    return "; ".join(told)

@@ -1,0 +1,109 @@
+"""`cotenant policies`: which policies are installed, from which package, and which of them work."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated
+
+import grpc
+import grpc.aio
+import typer
+
+from cotenant.cli import options, views
+from cotenant.cli.flags import Flags
+from cotenant.cli.mesh import Mesh, reach, told
+from cotenant.cli.outcome import note
+from cotenant.cli.render import Column, print_table
+from cotenant.rpc.errors import from_error
+from cotenant.v1.policy_service_pb2 import ListPoliciesRequest, ListPoliciesResponse, Policy
+
+GROUP_PREFIX = "cotenant."
+COLUMNS = (
+    Column("GROUP"),
+    Column("NAME"),
+    Column("PACKAGE", elastic=True),
+    Column("VERSION", elastic=True),
+    Column("HEALTHY", styled=True),
+    Column("ACTIVE"),
+    Column("WHAT IT DOES, OR WHAT IS WRONG", elastic=True),
+)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("policies")(policies)
+
+
+def policies(
+    context: typer.Context,
+    group: Annotated[str, typer.Option(metavar="GROUP", help="Only this group, such as queue_policies.")] = "",
+    as_json: options.AsJson = False,
+) -> None:
+    """List installed policies, from which package they come, and which of them work.
+
+    \b
+    Examples:
+      cotenant policies
+      cotenant policies --group queue_policies --json
+    """
+    full = group if not group or group.startswith(GROUP_PREFIX) else f"{GROUP_PREFIX}{group}"
+    found = reach(Flags.of(context), lambda mesh: _collected(mesh, full))
+    if as_json:
+        views.print_json([_view(policy) for policy in found])
+        return
+    print_table(COLUMNS, [_row(policy) for policy in found], nothing="no policies")
+
+
+async def _collected(mesh: Mesh, group: str) -> list[Policy]:
+    """Ask every service for its groups and join what they say; fail only where none answers."""
+    stubs = mesh.policies()
+    request = ListPoliciesRequest(group=group)
+    answers = await asyncio.gather(*(stub.ListPolicies(request) for stub in stubs.values()), return_exceptions=True)
+    joined: dict[tuple[str, str, str], Policy] = {}
+    failures: dict[str, grpc.aio.AioRpcError] = {}
+    for service, answer in zip(stubs, answers, strict=True):
+        if isinstance(answer, grpc.aio.AioRpcError):
+            failures[service] = answer
+        elif isinstance(answer, BaseException):
+            raise answer
+        else:
+            _join(joined, answer)
+    if len(failures) == len(stubs):
+        raise next(iter(failures.values()))
+    for service, failure in failures.items():
+        note(f"{service} does not tell of its policies: {told(from_error(failure)).message}")
+    return [joined[key] for key in sorted(joined)]
+
+
+def _join(joined: dict[tuple[str, str, str], Policy], answer: ListPoliciesResponse) -> None:
+    """Add what one service says; a policy is active where any service uses it."""
+    for policy in answer.policies:
+        known = joined.setdefault((policy.group, policy.name, policy.package), policy)
+        known.active = known.active or policy.active
+
+
+def _view(policy: Policy) -> views.View:
+    return {
+        "group": policy.group,
+        "name": policy.name,
+        "package": policy.package,
+        "version": policy.version,
+        "api_version": policy.api_version,
+        "healthy": policy.healthy,
+        "error": policy.error,
+        "active": policy.active,
+        "summary": policy.summary,
+        "options": dict(sorted(policy.options.items())),
+    }
+
+
+def _row(policy: Policy) -> list[str]:
+    return [
+        policy.group.removeprefix(GROUP_PREFIX),
+        policy.name,
+        policy.package,
+        policy.version,
+        "yes" if policy.healthy else "no",
+        "*" if policy.active else "",
+        policy.summary if policy.healthy else policy.error,
+    ]

@@ -1,0 +1,150 @@
+"""`cotenant show`: all that is known of a job."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Annotated
+
+import typer
+
+from cotenant.cli import options, units, views
+from cotenant.cli.flags import Flags
+from cotenant.cli.follow import exit_words
+from cotenant.cli.jobwriter import write_jobs
+from cotenant.cli.mesh import reach
+from cotenant.cli.names import find_job
+from cotenant.cli.render import print_card
+from cotenant.rpc.translate import spec_from_wire
+from cotenant.v1.job_pb2 import Job
+
+CORES_SHOWN_MAX = 12
+Pairs = Iterator[tuple[str, str]]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("show")(show)
+
+
+def show(
+    context: typer.Context,
+    job_id: options.JobId,
+    as_file: Annotated[
+        bool, typer.Option("--file", help="Print the job file that it could be submitted with.")
+    ] = False,
+    as_json: options.AsJson = False,
+) -> None:
+    """Show all that is known of a job.
+
+    \b
+    Examples:
+      cotenant show ID
+      cotenant show --file ID > again.yaml
+    """
+    job = reach(Flags.of(context), lambda mesh: find_job(mesh, job_id))
+    if as_file:
+        print(write_jobs([spec_from_wire(job.spec)]), end="")
+    elif as_json:
+        views.print_json(views.job_view(job, time.time()))
+    else:
+        print_card(_card(job, time.time()))
+
+
+def _card(job: Job, now: float) -> Pairs:
+    view = views.job_view(job, now)
+    yield "id", view["id"]
+    yield "name", view["name"]
+    yield "phase", f"{view['phase']}{': ' if view['phase_reason'] else ''}{view['phase_reason']}"
+    if view["reason"]:
+        yield "waits for", f"{view['reason']['code']}: {view['reason']['detail']}"
+        yield "remedy", view["reason"]["remedy"]
+    yield "kind", view["kind"]
+    yield "tenant, queue", f"{view['tenant']}, {view['queue']}"
+    yield from _wishes(job)
+    yield from _times(view)
+    yield from _service(view)
+    yield from _attempt(view)
+
+
+def _wishes(job: Job) -> Pairs:
+    """Tell what the user asked for."""
+    spec = job.spec
+    for role in spec.roles:
+        wants = role.resources
+        cores = units.write_cores(wants.cores if wants.HasField("cores") else None)
+        memory = f", {units.short_bytes(wants.memory_bytes)}" if wants.memory_bytes else ""
+        kind = f" {wants.gpu_type}" if wants.gpu_type else ""
+        yield (
+            f"role {role.name}",
+            f"{role.replicas} × ({units.write_gpus(wants.gpu_milli)} GPUs{kind}, {cores} cores{memory})",
+        )
+    yield "command", " ".join(spec.command)
+    yield "model", spec.model
+    yield "priority", str(spec.priority or "")
+    yield "preemptible", "no" if spec.not_preemptible else ""
+    yield "locality", views.locality_of(spec)
+    yield "labels", ", ".join(f"{key}={value}" for key, value in sorted(spec.labels.items()))
+    yield "deadline", views.time_of(spec, "deadline") or ""
+
+
+def _times(view: views.View) -> Pairs:
+    yield "submitted", view["create_time"] or ""
+    yield "submitted by", view["submitter"]
+    yield "waited", units.short_seconds(view["wait_seconds"])
+    yield "started", view["start_time"] or ""
+    yield "ran", units.short_seconds(view["run_seconds"]) if view["run_seconds"] else ""
+    yield "ended", view["end_time"] or ""
+
+
+def _service(view: views.View) -> Pairs:
+    """Tell how far the job has come, and at what cost."""
+    if told := view["progress"]:
+        of = f" of {told['steps']}" if told["steps"] else ""
+        loss = "" if told["loss"] is None else f", loss {told['loss']:g}"
+        yield "progress", f"step {told['step']}{of}, {told['rate_per_second']:g} a second{loss}"
+    yield "GPU-hours", f"{view['attained_gpu_seconds'] / 3600:.2f}" if view["attained_gpu_seconds"] else ""
+    yield "failures", f"{view['failures']} of at most {view['retries']} retried" if view["failures"] else ""
+    yield "preemptions", str(view["preemptions"] or "")
+
+
+def _attempt(view: views.View) -> Pairs:
+    """Tell of the last attempt, and what it holds or held."""
+    attempt = view["attempt"]
+    if not attempt:
+        return
+    yield "attempt", f"{attempt['number']}, {attempt['state']}"
+    yield "message", attempt["message"]
+    if attempt["exit"]:
+        yield "exit", exit_words(attempt["exit"])
+    for allocation in attempt["allocations"]:
+        for task in allocation["tasks"]:
+            yield f"rank {task['rank']}", f"{allocation['node']}: {held(task)}"
+
+
+def held(task: views.View) -> str:
+    """Write what a task holds, its cores as ranges.
+
+    >>> held({"cores": [0, 1, 2, 5], "gpus": [{"uuid": "GPU-1", "share": 0.5}], "reclaimable": False})
+    'cores 0-2,5; 0.5 of GPU-1'
+    """
+    parts = [f"cores {ranges(task['cores'])}"] if task["cores"] else []
+    parts += [
+        f"{share['share']:g} of {share['uuid']}" if share["share"] != 1 else share["uuid"] for share in task["gpus"]
+    ]
+    return "; ".join([*parts, "reclaimable"] if task["reclaimable"] else parts)
+
+
+def ranges(numbers: list[int]) -> str:
+    """Write numbers as the kernel writes cpusets.
+
+    >>> ranges([0, 1, 2, 5, 7, 8])
+    '0-2,5,7-8'
+    """
+    runs: list[tuple[int, int]] = []
+    for number in sorted(numbers):
+        if runs and runs[-1][1] == number - 1:
+            runs[-1] = runs[-1][0], number
+        else:
+            runs.append((number, number))
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)

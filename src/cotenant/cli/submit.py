@@ -1,0 +1,192 @@
+"""`cotenant submit`: jobs from files or from options, and waiting for their end."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from importlib.resources import files as resources
+from typing import Annotated
+
+import grpc.aio
+import typer
+
+from cotenant.cli import options, views
+from cotenant.cli.flags import Flags
+from cotenant.cli.follow import Output, Teller, ended, ending, follow, is_gang, try_to_copy
+from cotenant.cli.jobfile import BadJobs, Draft
+from cotenant.cli.joboptions import TailCommand, read_drafts, takes_job
+from cotenant.cli.located import Fields
+from cotenant.cli.mesh import Mesh, away, exit_code, reach, told
+from cotenant.cli.names import phase_of
+from cotenant.cli.outcome import CommandError, ExitCode, note, usage
+from cotenant.core.lifecycle import Phase
+from cotenant.rpc.errors import Problem, from_error
+from cotenant.rpc.translate import spec_to_wire
+from cotenant.v1.job_pb2 import Job
+from cotenant.v1.job_service_pb2 import CreateJobRequest, ReadLogsRequest
+
+REQUEST_ID_LENGTH_MAX = 120  # leaves room for a number behind it
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("submit", cls=TailCommand)(takes_job(submit))
+
+
+def submit(
+    context: typer.Context,
+    job: Fields,
+    files: Annotated[
+        list[str] | None, typer.Argument(metavar="FILE", help="Job files; - is stdin.", show_default=False)
+    ] = None,
+    example: Annotated[bool, typer.Option("--example", help="Print a job file with comments, and stop.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say whether the jobs would be taken.")] = False,
+    request_id: Annotated[
+        str, typer.Option(metavar="TEXT", help="A repeat with the same text submits nothing twice.")
+    ] = "",
+    wait: Annotated[
+        bool, typer.Option("--wait", help="Wait for the end, print the output; exit 0 where the jobs succeeded.")
+    ] = False,
+    following: Annotated[bool, typer.Option("--follow", "-f", help="As --wait, and print output as it comes.")] = False,
+    as_json: options.AsJson = False,
+) -> None:
+    """Submit jobs from files, or one from options; print their ids.
+
+    Options go over each job of the files. All jobs are checked before the first one is submitted.
+
+    \b
+    Examples:
+      cotenant submit --gpus 1 --wait -- python3 train.py --epochs 90
+      cotenant submit --cpus 4 --memory 8GiB --env DATA=/data -- ./preprocess
+      cotenant submit --example > job.yaml
+      cotenant submit job.yaml --tenant vision
+    """
+    if example:
+        print(example_text(), end="")
+        return
+    if len(request_id) > REQUEST_ID_LENGTH_MAX:
+        raise usage(f"--request-id: at most {REQUEST_ID_LENGTH_MAX} characters are taken, not {len(request_id)}")
+    drafts = read_drafts(files or [], job, time.time())
+    if following and len(drafts) > 1:
+        raise usage("--follow prints the output of one job", hint="--wait prints that of several, each at its end")
+    taken: list[Job] = []
+    try:
+        reach(Flags.of(context), lambda mesh: _submit(mesh, drafts, request_id, dry_run, taken))
+        if wait or following:
+            taken[:] = reach(Flags.of(context), lambda mesh: _wait(mesh, taken, following, quiet=as_json))
+    except KeyboardInterrupt:
+        _interrupted(taken, dry_run)
+        raise
+    _print(taken, as_json, dry_run, waited=wait or following)
+
+
+def example_text() -> str:
+    """Read the job file that shows every field."""
+    return resources("cotenant.cli").joinpath("example.yaml").read_text(encoding="utf-8")
+
+
+async def _submit(mesh: Mesh, drafts: Sequence[Draft], request_id: str, dry_run: bool, taken: list[Job]) -> None:
+    """Check all jobs where there are several, then submit one after the other, in their order."""
+    if dry_run or len(drafts) > 1:
+        checked = await _check(mesh, drafts)
+        if dry_run:
+            taken += checked
+            return
+    for index, draft in enumerate(drafts):
+        own_id = f"{request_id}/{index}" if request_id and len(drafts) > 1 else request_id
+        try:
+            answer = await mesh.jobs.CreateJob(CreateJobRequest(spec=spec_to_wire(draft.spec), request_id=own_id))
+        except grpc.aio.AioRpcError as error:
+            if taken:
+                note(f"submitted before that: {' '.join(job.id for job in taken)}")
+            raise refused([(draft, from_error(error))]) from error
+        taken.append(answer.job)
+
+
+async def _check(mesh: Mesh, drafts: Sequence[Draft]) -> list[Job]:
+    """Ask whether each job would be taken.
+
+    Raises:
+        CommandError: naming every job that would not.
+    """
+    jobs: list[Job] = []
+    problems: list[tuple[Draft, Problem]] = []
+    for draft in drafts:
+        try:
+            answer = await mesh.jobs.CreateJob(CreateJobRequest(spec=spec_to_wire(draft.spec), validate_only=True))
+        except grpc.aio.AioRpcError as error:
+            if away(error.code()):
+                raise
+            problems.append((draft, from_error(error)))
+        else:
+            jobs.append(answer.job)
+    if problems:
+        raise refused(problems)
+    return jobs
+
+
+def refused(problems: Sequence[tuple[Draft, Problem]]) -> CommandError:
+    """Tell why jobs are refused, pointing at their fields."""
+    mistakes = [
+        draft.mistake(violation.field, violation.description)
+        for draft, problem in problems
+        for violation in problem.violations
+    ]
+    if mistakes and all(problem.violations for _, problem in problems):
+        return BadJobs("the submission", mistakes)
+    if len(problems) == 1:
+        return told(problems[0][1])
+    plain = [f"{draft.place}: {told(problem).message}" for draft, problem in problems if not problem.violations]
+    worst = max(exit_code(problem.code) for _, problem in problems)
+    return CommandError(f"{len(problems)} jobs are refused", details=[*map(str, mistakes), *plain], code=worst)
+
+
+async def _wait(mesh: Mesh, jobs: Sequence[Job], following: bool, quiet: bool) -> list[Job]:
+    """Wait until all jobs have ended, telling how they stand, and print their output unless `quiet`."""
+    teller = Teller()
+    for job in jobs:
+        note(f"submitted {job.id} {job.spec.name}".rstrip())
+    if following and not quiet:
+        [job] = jobs
+        output = Output(sys.stdout.buffer, marked=is_gang(job))
+        return [await follow(mesh, job.id, ReadLogsRequest(id=job.id), output, teller)]
+    last = {job.id: job for job in jobs}
+    async for job in ended(mesh, list(last), teller):
+        last[job.id] = job
+        if not quiet and job.HasField("attempt"):
+            await try_to_copy(mesh, ReadLogsRequest(id=job.id), Output(sys.stdout.buffer, marked=is_gang(job)))
+    return list(last.values())
+
+
+def _interrupted(taken: Sequence[Job], dry_run: bool) -> None:
+    """Ctrl-C ends the waiting, not the jobs."""
+    if taken and not dry_run:
+        ids = " ".join(job.id for job in taken)
+        note(
+            f"\nno longer waiting; {'jobs run' if len(taken) > 1 else 'the job runs'} on. To end: cotenant cancel {ids}"
+        )
+
+
+def _print(jobs: Sequence[Job], as_json: bool, dry_run: bool, waited: bool) -> None:
+    if as_json:
+        now = time.time()
+        views.print_json([views.job_view(job, now) for job in jobs])
+    elif dry_run:
+        print("the job would be taken" if len(jobs) == 1 else f"all {len(jobs)} jobs would be taken")
+    elif not waited:
+        for job in jobs:
+            print(job.id)
+    for job in jobs if not waited else ():
+        if job.HasField("refusal") and job.refusal.code == "NEVER_FITS":
+            note(f"note: {job.id} waits: {job.refusal.code}: {job.refusal.detail}")
+    failed = [job for job in jobs if waited and phase_of(job) != Phase.SUCCEEDED]
+    if failed:
+        raise _failure(failed)
+
+
+def _failure(failed: Sequence[Job]) -> CommandError:
+    if len(failed) == 1:
+        return CommandError(f"{failed[0].id} {ending(failed[0])}", code=ExitCode.FAILED)
+    lines = [f"{job.id} {ending(job)}" for job in failed]
+    return CommandError(f"{len(failed)} jobs did not succeed", details=lines, code=ExitCode.FAILED)

@@ -1,0 +1,233 @@
+"""Quantities as people write them, and back: `2h30m`, `4GiB`, `0.5` GPUs, `auto` cores.
+
+Every reader raises `ValueError` with what was expected; every writer gives a text that its reader takes.
+"""
+
+from __future__ import annotations
+
+import re
+from datetime import datetime
+from decimal import Decimal
+
+from cotenant.core.jobs import WHOLE_GPU_MILLI
+from cotenant.core.validate import shown
+
+AUTO = "auto"
+DURATION_SECONDS_MAX = 100 * 365 * 86_400.0
+INTEGER_MAX = 2**63 - 1
+SECONDS_OF = {"ms": Decimal("0.001"), "s": Decimal(1), "m": Decimal(60), "h": Decimal(3600), "d": Decimal(86_400)}
+BYTES_OF = {
+    "B": 1,
+    **{f"{prefix}B": 1000**power for power, prefix in enumerate(("k", "M", "G", "T", "P"), 1)},
+    **{f"{prefix}iB": 1024**power for power, prefix in enumerate(("K", "M", "G", "T", "P"), 1)},
+}
+
+_PART = r"([0-9]+(?:\.[0-9]+)?)(ms|s|m|h|d)"
+_DURATION = re.compile(rf"(?:{_PART})+")
+_SIZE = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,18})?) ?([A-Za-z]*)")
+_NUMBER = re.compile(r"-?[0-9]{1,20}(?:\.[0-9]{1,20})?(?:[eE][-+]?[0-9]{1,3})?")
+_INTEGER = re.compile(r"-?[0-9]{1,19}")
+_TEXT_LENGTH_MAX = 100  # of a quantity; longer is a mistake, and not worth a long look
+
+
+def parse_seconds(text: str) -> float:
+    """Read a length of time; a number without a unit is in seconds.
+
+    >>> parse_seconds("2h30m"), parse_seconds("90"), parse_seconds("250ms")
+    (9000.0, 90.0, 0.25)
+    """
+    told = text.strip()
+    if re.fullmatch(r"[0-9]+(\.[0-9]+)?", told):
+        told += "s"
+    if len(told) > _TEXT_LENGTH_MAX or not _DURATION.fullmatch(told):
+        raise ValueError(f"must be a length of time, such as 30s, 10m or 2h30m, not {shown(text)}")
+    seconds = float(sum(Decimal(count) * SECONDS_OF[unit] for count, unit in re.findall(_PART, told)))
+    if seconds > DURATION_SECONDS_MAX:
+        raise ValueError(f"must be at most 100 years, not {shown(text)}")
+    return seconds
+
+
+def write_seconds(seconds: float) -> str:
+    """Write a length of time exactly, to a millisecond.
+
+    >>> write_seconds(9000), write_seconds(90.25), write_seconds(0)
+    ('2h30m', '1m30s250ms', '0s')
+    """
+    left = round(seconds * 1000)
+    parts = []
+    for unit in ("d", "h", "m", "s", "ms"):
+        count, left = divmod(left, int(SECONDS_OF[unit] * 1000))
+        if count:
+            parts.append(f"{count}{unit}")
+    return "".join(parts) or "0s"
+
+
+def short_seconds(seconds: float) -> str:
+    """Write a length of time for a table: two units at most, never wider than six characters below 100 days.
+
+    >>> [short_seconds(seconds) for seconds in (0.25, 45.2, 192, 7500, 273_600)]
+    ['0.2s', '45s', '3m12s', '2h05m', '3d4h']
+    """
+    if seconds < 10:
+        return f"{max(0.0, seconds):.1f}s" if seconds % 1 else f"{seconds:.0f}s"
+    whole = int(seconds)
+    if whole < 60:
+        return f"{whole}s"
+    if whole < 3600:
+        return f"{whole // 60}m{whole % 60:02d}s"
+    if whole < 86_400:
+        return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
+    return f"{whole // 86_400}d{whole % 86_400 // 3600}h"
+
+
+def parse_bytes(text: str) -> int:
+    """Read a size with its unit; only 0 needs none.
+
+    >>> parse_bytes("4GiB"), parse_bytes("1.5 GB"), parse_bytes("512Mi"), parse_bytes("0")
+    (4294967296, 1500000000, 536870912, 0)
+    """
+    match = _SIZE.fullmatch(text.strip())
+    if not match:
+        raise ValueError(f"must be a size, such as 512MiB or 4GiB, not {shown(text)}")
+    count, unit = Decimal(match[1]), match[2]
+    if not unit and count:
+        raise ValueError(f"needs a unit: {text.strip()}MiB or {text.strip()}GiB?")
+    factor = _bytes_of(unit)
+    if factor is None:
+        raise ValueError(f"has no unit that is known, such as MiB or GiB: {shown(text)}")
+    size = count * factor
+    if size != int(size) or size > INTEGER_MAX:
+        raise ValueError(f"must be a whole number of bytes below 8 EiB, not {shown(text)}")
+    return int(size)
+
+
+def _bytes_of(unit: str) -> int | None:
+    """Look up a unit; `Gi` is GiB and `G` is GB, in any case."""
+    known = {name.lower(): factor for name, factor in BYTES_OF.items()}
+    lower = unit.lower()
+    return 1 if not unit else known.get(lower, known.get(f"{lower}b"))
+
+
+def write_bytes(size: int) -> str:
+    """Write a size exactly, in the largest unit that divides it.
+
+    >>> write_bytes(4 * 2**30), write_bytes(1536 * 2**20), write_bytes(1000), write_bytes(0)
+    ('4GiB', '1536MiB', '1000B', '0')
+    """
+    if size == 0:
+        return "0"
+    binary = [(name, factor) for name, factor in BYTES_OF.items() if name.endswith("iB") or name == "B"]
+    name, factor = max((pair for pair in binary if size % pair[1] == 0), key=lambda pair: pair[1])
+    return f"{size // factor}{name}"
+
+
+def short_bytes(size: float) -> str:
+    """Write a size for a table.
+
+    >>> [short_bytes(size) for size in (0, 1536 * 2**20, 503 * 2**30)]
+    ['0', '1.5GiB', '503GiB']
+    """
+    for name in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if size < 1000 or name == "TiB":
+            break
+        size /= 1024
+    return "0" if not size else f"{size:.0f}{name}" if size >= 10 or size == int(size) else f"{size:.1f}{name}"
+
+
+def parse_gpu_milli(text: str) -> int:
+    """Read GPUs as thousandths.
+
+    >>> parse_gpu_milli("8"), parse_gpu_milli("0.5")
+    (8000, 500)
+    """
+    told = text.strip()
+    if not re.fullmatch(r"-?[0-9]{1,9}(\.[0-9]{1,9})?", told):
+        raise ValueError(f"must be a number of GPUs, such as 1, 8 or 0.5, not {shown(text)}")
+    milli = Decimal(told) * WHOLE_GPU_MILLI
+    if milli != int(milli):
+        raise ValueError(f"can be given to a thousandth of a GPU, not {shown(text)}")
+    return int(milli)
+
+
+def write_gpus(milli: int) -> str:
+    """Write thousandths as GPUs.
+
+    >>> write_gpus(8000), write_gpus(500)
+    ('8', '0.5')
+    """
+    return f"{milli / WHOLE_GPU_MILLI:g}" if abs(milli) < 10**8 else str(Decimal(milli) / WHOLE_GPU_MILLI)
+
+
+def parse_cores(text: str) -> int | None:
+    """Read a number of cores, or `auto` as None.
+
+    >>> parse_cores("6"), parse_cores("auto")
+    (6, None)
+    """
+    if text.strip().lower() == AUTO:
+        return None
+    try:
+        return parse_integer(text)
+    except ValueError:
+        raise ValueError(f"must be a whole number of cores, or auto, not {shown(text)}") from None
+
+
+def write_cores(cores: int | None) -> str:
+    """Write a number of cores.
+
+    >>> write_cores(None), write_cores(6)
+    ('auto', '6')
+    """
+    return AUTO if cores is None else str(cores)
+
+
+def parse_integer(text: str) -> int:
+    """Read a whole number.
+
+    >>> parse_integer("-12")
+    -12
+    """
+    told = text.strip()
+    if not _INTEGER.fullmatch(told) or abs(int(told)) > INTEGER_MAX:
+        raise ValueError(f"must be a whole number, not {shown(text)}")
+    return int(told)
+
+
+def parse_number(text: str) -> float:
+    """Read a number.
+
+    >>> parse_number("99.9")
+    99.9
+    """
+    if not _NUMBER.fullmatch(text.strip()):
+        raise ValueError(f"must be a number, not {shown(text)}")
+    return float(text)
+
+
+def parse_truth(text: str) -> bool:
+    """Read yes or no.
+
+    >>> parse_truth("no")
+    False
+    """
+    known = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
+    try:
+        return known[text.strip().lower()]
+    except KeyError:
+        raise ValueError(f"must be true or false, not {shown(text)}") from None
+
+
+def parse_deadline(text: str, now: float) -> float:
+    """Read a deadline as unix time: a length of time from now, or a time as in ISO 8601, local unless it says.
+
+    >>> parse_deadline("2h", now=100.0), parse_deadline("2030-01-01T00:00:00Z", now=100.0)
+    (7300.0, 1893456000.0)
+    """
+    try:
+        return now + parse_seconds(text)
+    except ValueError:
+        pass  # not a length of time, so a time
+    try:
+        return datetime.fromisoformat(text.strip()).timestamp()
+    except (ValueError, OverflowError, OSError):
+        raise ValueError(f"must be a time, such as 2h or 2030-01-31T18:00, not {shown(text)}") from None

@@ -1,0 +1,240 @@
+"""Jobs and nodes as `--json` prints them: plain maps with stable keys. Tables and cards are made from the same maps.
+
+A time is a text as in ISO 8601, in UTC. A length of time is in seconds, memory in bytes, GPUs are counted in GPUs.
+What is not known is null.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from cotenant.cli.names import phase_of
+from cotenant.core.jobs import WHOLE_GPU_MILLI
+from cotenant.core.lifecycle import AttemptState
+from cotenant.rpc.translate import ATTEMPT_STATES, KINDS, LOCALITIES, seconds
+from cotenant.v1.job_pb2 import Attempt, ExitStatus, Job, JobSpec, Refusal
+from cotenant.v1.node_service_pb2 import Node, NodeState
+from cotenant.v1.resources_pb2 import NodeAllocation
+
+View = dict[str, Any]
+LIVE = frozenset({AttemptState.ASSIGNED, AttemptState.RUNNING, AttemptState.STOPPING})
+
+
+def print_json(value: object) -> None:
+    """Print one JSON value."""
+    print(json.dumps(value, indent=2, ensure_ascii=False))
+
+
+def print_json_line(value: object) -> None:
+    """Print one JSON value on one line, for streams of them."""
+    print(json.dumps(value, ensure_ascii=False), flush=True)
+
+
+def job_view(job: Job, now: float) -> View:
+    """Tell all that is known of a job."""
+    spec = job.spec
+    live = job.HasField("attempt") and state_of(job.attempt) in LIVE
+    return {
+        "id": job.id,
+        "name": spec.name,
+        "kind": KINDS.names.get(spec.kind, f"kind {spec.kind}"),
+        "phase": str(phase_of(job)),
+        "phase_reason": job.phase_reason,
+        "tenant": spec.tenant,
+        "queue": spec.queue,
+        "priority": spec.priority,
+        "submitter": job.submitter,
+        "labels": dict(sorted(spec.labels.items())),
+        "replicas": sum(role.replicas for role in spec.roles),
+        "gpus": gpus(sum(role.replicas * role.resources.gpu_milli for role in spec.roles)),
+        "cores": held_cores(job.attempt) if live else wanted_cores(spec),
+        "memory_bytes": sum(role.replicas * role.resources.memory_bytes for role in spec.roles),
+        "nodes": sorted(one.node_id for one in job.attempt.allocations) if live else [],
+        "create_time": time_of(job, "create_time"),
+        "start_time": time_of(job, "start_time"),
+        "end_time": time_of(job, "end_time"),
+        "wait_seconds": wait_seconds(job, now),
+        "run_seconds": run_seconds(job, now),
+        "deadline": time_of(spec, "deadline"),
+        "reason": reason_view(job.refusal) if job.HasField("refusal") else None,
+        "attempt": attempt_view(job.attempt) if job.HasField("attempt") else None,
+        "progress": _progress(job),
+        "failures": job.failures,
+        "retries": spec.retries_max,
+        "preemptions": job.preemptions,
+        "attained_gpu_seconds": job.attained_gpu_seconds,
+        "attained_core_seconds": job.attained_core_seconds,
+    }
+
+
+def attempt_view(attempt: Attempt) -> View:
+    """Tell of one run of a job."""
+    return {
+        "number": attempt.number,
+        "state": str(state_of(attempt)),
+        "assign_time": time_of(attempt, "assign_time"),
+        "start_time": time_of(attempt, "start_time"),
+        "end_time": time_of(attempt, "end_time"),
+        "message": attempt.message,
+        "exit": exit_view(attempt.exit) if attempt.HasField("exit") else None,
+        "allocations": [allocation_view(one) for one in attempt.allocations],
+    }
+
+
+def exit_view(status: ExitStatus) -> View:
+    """Tell how a process ended."""
+    return {
+        "code": status.code,
+        "signal": status.signal,
+        "out_of_memory": status.out_of_memory,
+        "rank": status.rank,
+        "node": status.node_id,
+    }
+
+
+def allocation_view(allocation: NodeAllocation) -> View:
+    """Tell what is held on one node."""
+    return {
+        "node": allocation.node_id,
+        "tasks": [
+            {
+                "role": task.role,
+                "rank": task.rank,
+                "cores": list(task.core_ids),
+                "gpus": [{"uuid": share.uuid, "share": gpus(share.milli)} for share in task.gpus],
+                "memory_bytes": task.memory_bytes,
+                "reclaimable": task.reclaimable,
+            }
+            for task in allocation.tasks
+        ],
+    }
+
+
+def reason_view(refusal: Refusal) -> View:
+    """Tell why a job waits."""
+    return {
+        "code": refusal.code,
+        "detail": refusal.detail,
+        "remedy": refusal.remedy,
+        "numbers": dict(sorted(refusal.numbers.items())),
+        "since": time_of(refusal, "since"),
+    }
+
+
+def node_view(node: Node, now: float) -> View:
+    """Tell all that is known of a node."""
+    inventory = node.inventory
+    return {
+        "id": node.id,
+        "state": node_state(node),
+        "state_reason": node.state_reason,
+        "state_owner": node.state_owner,
+        "gpus": len(inventory.gpus),
+        "gpus_used": gpus(node.used_gpu_milli),
+        "gpu_models": sorted({gpu.model for gpu in inventory.gpus}),
+        "gpus_declared": sum(gpu.declared for gpu in inventory.gpus),
+        "gpus_unhealthy": {gpu.uuid: gpu.unhealthy_reason for gpu in inventory.gpus if gpu.unhealthy_reason},
+        "cores": len(inventory.cores),
+        "cores_used": node.used_cores,
+        "memory_bytes": inventory.memory_bytes,
+        "memory_used_bytes": node.used_memory_bytes,
+        "rack": inventory.rack,
+        "address": inventory.address,
+        "attempts": list(node.attempts),
+        "not_enforced": list(inventory.not_enforced),
+        "agent_version": inventory.agent_version,
+        "create_time": time_of(node, "create_time"),
+        "seen_seconds": max(0.0, now - seconds(node.seen_time)) if node.HasField("seen_time") else None,
+    }
+
+
+def wanted_cores(spec: JobSpec) -> int | None:
+    """Sum the cores that a job asks for; None where any are for the allocator to decide."""
+    if not all(role.resources.HasField("cores") for role in spec.roles):
+        return None
+    return sum(role.replicas * role.resources.cores for role in spec.roles)
+
+
+def held_cores(attempt: Attempt) -> int:
+    """Sum the cores that an attempt holds."""
+    return sum(len(task.core_ids) for one in attempt.allocations for task in one.tasks)
+
+
+def wait_seconds(job: Job, now: float) -> float:
+    """Tell how long a job has waited for its first run."""
+    until = next((getattr(job, name) for name in ("start_time", "end_time") if job.HasField(name)), None)
+    return max(0.0, (now if until is None else seconds(until)) - seconds(job.create_time))
+
+
+def run_seconds(job: Job, now: float) -> float:
+    """Tell how long a job has run, over all attempts."""
+    ran = job.run_time.ToNanoseconds() / 1e9
+    running = job.HasField("attempt") and state_of(job.attempt) in (AttemptState.RUNNING, AttemptState.STOPPING)
+    if running and job.attempt.HasField("start_time"):
+        ran += max(0.0, now - seconds(job.attempt.start_time))
+    return ran
+
+
+def state_of(attempt: Attempt) -> AttemptState | str:
+    """Name an attempt's state in the domain's words; a newer server's state keeps its number."""
+    try:
+        return ATTEMPT_STATES.from_wire(attempt.state)
+    except KeyError:
+        return f"state {attempt.state}"
+
+
+def locality_of(spec: JobSpec) -> str:
+    """Name a locality wish; "" where there is none."""
+    return LOCALITIES.names.get(spec.locality, f"locality {spec.locality}") if spec.locality else ""
+
+
+def node_state(node: Node) -> str:
+    """Name a node's state; a newer server's state keeps its number.
+
+    >>> node_state(Node(state=NodeState.NODE_STATE_READY)), node_state(Node(state=99))
+    ('ready', 'state 99')
+    """
+    if node.state not in NodeState.values():
+        return f"state {node.state}"
+    return NodeState.Name(node.state).removeprefix("NODE_STATE_").lower()
+
+
+def gpus(milli: int) -> float:
+    """Turn thousandths into GPUs, whole ones without a fraction.
+
+    >>> gpus(2000), gpus(500)
+    (2, 0.5)
+    """
+    return milli // WHOLE_GPU_MILLI if milli % WHOLE_GPU_MILLI == 0 else milli / WHOLE_GPU_MILLI
+
+
+def time_of(message: Any, field: str) -> str | None:
+    """Write a message's timestamp as text, where it is set."""
+    if not message.HasField(field):
+        return None
+    return written(seconds(getattr(message, field)))
+
+
+def written(unix_seconds: float) -> str:
+    """Write a time.
+
+    >>> written(0.25)
+    '1970-01-01T00:00:00.250Z'
+    """
+    return datetime.fromtimestamp(unix_seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _progress(job: Job) -> Mapping[str, Any] | None:
+    if not job.HasField("progress"):
+        return None
+    told = job.progress
+    return {
+        "step": told.step,
+        "steps": job.spec.steps_total or None,
+        "rate_per_second": told.rate_per_second,
+        "loss": told.loss if told.HasField("loss") else None,
+        "update_time": time_of(told, "update_time"),
+    }

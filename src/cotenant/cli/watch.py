@@ -1,0 +1,84 @@
+"""Following what changes: a stream that survives a restart of the queue, and a table that shows it."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import sys
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+
+import grpc
+import grpc.aio
+
+from cotenant.cli.mesh import Mesh
+from cotenant.cli.outcome import harmless, note
+from cotenant.cli.render import Column, console, plain_lines, table
+from cotenant.v1.job_pb2 import Job
+from cotenant.v1.job_service_pb2 import JobFilter, WatchJobsRequest
+
+PAUSES_SECONDS = (0.2, 0.5, 1.0, 2.0, 4.0, 5.0, 5.0, 5.0, 5.0, 5.0)  # half a minute: enough for a restart
+REFRESH_SECONDS = 1.0
+CUT = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED})
+
+
+async def changes(
+    mesh: Mesh, wanted: JobFilter, *, until_ended: bool = False, pauses_seconds: Sequence[float] = PAUSES_SECONDS
+) -> AsyncIterator[Job]:
+    """Yield each matching job as it is, then each change, also beyond a restart of the queue.
+
+    After a cut all jobs come once more, as they are then.
+
+    Raises:
+        AioRpcError: the queue stayed away, or refused.
+    """
+    pauses = itertools.chain(pauses_seconds)
+    while True:
+        try:
+            async for response in mesh.jobs.WatchJobs(WatchJobsRequest(filter=wanted, until_ended=until_ended)):
+                pauses = itertools.chain(pauses_seconds)
+                if response.HasField("job"):
+                    yield response.job
+            return
+        except grpc.aio.AioRpcError as error:
+            pause = next(pauses, None)
+            if error.code() not in CUT or pause is None:
+                raise
+            note("the queue is away; jobs run on meanwhile; trying again")
+            await asyncio.sleep(pause)
+
+
+async def live_table(
+    jobs: AsyncIterator[Job],
+    columns: Sequence[Column],
+    rows: Callable[[Iterable[Job]], list[list[str]]],
+) -> None:
+    """Show jobs as they change: a table in place on a terminal, else one line for each change."""
+    if not sys.stdout.isatty():
+        async for job in jobs:
+            for row in rows([job]):
+                print(plain_lines(columns, [[harmless(cell) for cell in row]])[1], flush=True)
+        return
+    from rich.live import Live
+
+    known: dict[str, Job] = {}
+    with Live(console=console(), auto_refresh=False) as live:
+        async for _ in _ticks(jobs, known):
+            cleaned = [[harmless(cell) for cell in row] for row in rows(known.values())]
+            live.update(table(columns, cleaned), refresh=True)
+
+
+async def _ticks(jobs: AsyncIterator[Job], known: dict[str, Job]) -> AsyncIterator[None]:
+    """Keep `known` up to date, and yield after each change and each second, so that durations go on."""
+    pending = asyncio.ensure_future(anext(jobs, None))
+    try:
+        while True:
+            done, _ = await asyncio.wait({pending}, timeout=REFRESH_SECONDS)
+            if done:
+                job = pending.result()
+                if job is None:
+                    return
+                known[job.id] = job
+                pending = asyncio.ensure_future(anext(jobs, None))
+            yield
+    finally:
+        pending.cancel()
