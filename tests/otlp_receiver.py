@@ -57,7 +57,7 @@ class OtlpReceiver(trace_service_pb2_grpc.TraceServiceServicer):
         """Receive no more."""
         await self._server.stop(None)
 
-    async def Export(self, request: Any, context: Any) -> Any:  # noqa: N802 the protocol's name
+    async def Export(self, request: Any, context: Any) -> Any:
         """Take spans in."""
         async with self._arrived:
             self.spans.extend(_spans(request))
@@ -96,7 +96,7 @@ class _Metrics(metrics_service_pb2_grpc.MetricsServiceServicer):
     def __init__(self, receiver: OtlpReceiver) -> None:
         self._receiver = receiver
 
-    async def Export(self, request: Any, context: Any) -> Any:  # noqa: N802 the protocol's name
+    async def Export(self, request: Any, context: Any) -> Any:
         await self._receiver.take_metrics(request)
         return metrics_service_pb2.ExportMetricsServiceResponse()
 

@@ -11,10 +11,13 @@ import timeit
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+import grpc
+import grpc.aio
 import pytest
 import structlog
 
 from cotenant import telemetry
+from cotenant.rpc import errors
 from cotenant.rpc.channel import connect
 from cotenant.rpc.server import Server
 from cotenant.telemetry import logs
@@ -181,9 +184,7 @@ async def test_an_exception_marks_its_span_and_goes_on(traced: OtlpReceiver) -> 
 
 
 class Tracer(pb_grpc.PolicyServiceServicer):
-    async def ListPolicies(  # noqa: N802 the contract's name
-        self, request: Any, context: Any
-    ) -> pb.ListPoliciesResponse:
+    async def ListPolicies(self, request: Any, context: Any) -> pb.ListPoliciesResponse:
         with telemetry.span("inside"):
             return pb.ListPoliciesResponse()
 
@@ -204,6 +205,25 @@ async def test_a_call_carries_its_trace_from_client_to_servicer(traced: OtlpRece
     assert client.parent_id == traced.named("outside").span_id
     assert server_side.parent_id == client.span_id
     assert traced.named("inside").parent_id == server_side.span_id
+
+
+async def test_a_problem_arrives_whole_and_marks_the_call_while_tracing_is_on(traced: OtlpReceiver) -> None:
+    class Failing(Tracer):
+        async def ListPolicies(self, request: Any, context: Any) -> pb.ListPoliciesResponse:
+            raise errors.not_found("policy", "fiffo", near=["fifo"])
+
+    server = Server(token="secret")
+    server.add(pb_grpc.add_PolicyServiceServicer_to_server, Failing(), SERVICE)
+    port = await server.start()
+    async with connect(f"127.0.0.1:{port}", "secret") as channel:
+        with pytest.raises(grpc.aio.AioRpcError) as failed:
+            await pb_grpc.PolicyServiceStub(channel).ListPolicies(pb.ListPoliciesRequest())
+    await server.stop(0)
+    await flush()
+
+    assert errors.from_error(failed.value).reason == "POLICY_NOT_FOUND"
+    assert {span.attributes["rpc.grpc.status_code"] for span in traced.spans} == {grpc.StatusCode.NOT_FOUND.value[0]}
+    assert len(traced.spans) == 2
 
 
 async def test_counters_gauges_and_histograms_are_exported_when_asked_for(

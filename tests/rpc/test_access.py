@@ -137,6 +137,14 @@ def test_the_tokens_levels_are_the_same(home: dict[str, str], tmp_path: Path) ->
     assert access.find(tmp_path, env, token="from-flag").token == "from-flag"
 
 
+def test_a_token_is_taken_without_the_line_end_that_was_copied_with_it(home: dict[str, str]) -> None:
+    env = home | {"COTENANT_ENDPOINT": "127.0.0.1:1"}
+    assert access.find(None, env | {"COTENANT_TOKEN": "abc\n"}).token == "abc"
+    for token in ("tökén", "a\nb"):
+        with pytest.raises(NoAccess, match="cannot be sent"):
+            access.find(None, env | {"COTENANT_TOKEN": token})
+
+
 def test_a_token_of_this_machine_is_not_shown_to_another(home: dict[str, str]) -> None:
     token = running(default_dir(home))
     assert access.find(None, home, endpoint="gpu1.example:7070") == Access(FAR, "")

@@ -214,6 +214,12 @@ def test_an_endpoint_is_needed() -> None:
         connect("")
 
 
+def test_a_token_that_no_header_can_carry_is_said_at_once() -> None:
+    for token in ("tökén", "a\nb"):
+        with pytest.raises(ValueError, match="cannot be sent"):
+            connect("127.0.0.1:1", token)
+
+
 @pytest.mark.parametrize(
     ("text", "endpoints"),
     [

@@ -266,6 +266,23 @@ async def test_a_message_over_the_limit_is_refused_with_both_sizes(mesh: Mesh) -
     await mesh.job_stub().GetJob(jobs_pb.GetJobRequest())
 
 
+async def test_calls_beyond_the_limit_are_refused_and_the_others_go_on(mesh: Mesh) -> None:
+    await mesh.serve(calls_max=1)
+    begun, finish = asyncio.Event(), asyncio.Event()
+
+    async def work(request: Any, context: Any) -> None:
+        begun.set()
+        await finish.wait()
+
+    mesh.jobs.answer = work
+    stub = mesh.job_stub()
+    first = asyncio.ensure_future(_awaited(stub.GetJob(jobs_pb.GetJobRequest())))
+    await begun.wait()
+    assert (await problem_of(stub.GetJob(jobs_pb.GetJobRequest()))).code is grpc.StatusCode.RESOURCE_EXHAUSTED
+    finish.set()
+    assert await first == jobs_pb.GetJobResponse()
+
+
 async def test_a_method_that_a_servicer_leaves_to_its_base_is_not_implemented(mesh: Mesh) -> None:
     await mesh.serve()
     problem = await problem_of(mesh.job_stub().CancelJob(jobs_pb.CancelJobRequest()))

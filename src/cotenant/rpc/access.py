@@ -70,7 +70,10 @@ def find(
     ]
     deciding = next(level for level in levels if level.endpoint or level.state_dir)
     endpoints = _endpoints(deciding)
-    return Access(endpoints, _token(levels, deciding, endpoints))
+    found = _token(levels, deciding, endpoints)
+    if not found.isascii() or any(not letter.isprintable() for letter in found):
+        raise NoAccess("the token has characters that cannot be sent; copy it again from the server's state directory")
+    return Access(endpoints, found)
 
 
 def default_state_dir(env: Mapping[str, str]) -> Path:
@@ -196,8 +199,8 @@ def _token(levels: list[_Level], deciding: _Level, endpoints: Endpoints) -> str:
     The default directory's token belongs to this machine's own services and is shown to no others.
     """
     for level in levels:
-        if level.token:
-            return level.token
+        if level.token.strip():
+            return level.token.strip()
         implied = level is levels[-1] and level is not deciding
         if level.state_dir and (not implied or _all_local(endpoints)) and (found := read_token(level.state_dir)):
             return found

@@ -32,6 +32,8 @@ def connect(endpoint: str, token: str = "", *, health_service: str | None = None
     """
     if not endpoint:
         raise ValueError("an endpoint is needed: host:port")
+    if not (token.isascii() and (token.isprintable() or not token)):
+        raise ValueError("the token has characters that cannot be sent")
     inner = grpc.aio.insecure_channel(
         endpoint, options=_options(health_service), interceptors=telemetry.client_interceptors()
     )
@@ -135,7 +137,7 @@ def service_config(health_service: str | None = None) -> Mapping[str, Any]:
                 },
             }
         ],
-        "retryThrottling": {"maxTokens": 100, "tokenRatio": 0.1},
+        "retryThrottling": {"maxTokens": 100, "tokenRatio": 0.5},
     }
     if health_service is not None:
         config["healthCheckConfig"] = {"serviceName": health_service}
@@ -150,6 +152,7 @@ def _options(health_service: str | None) -> list[tuple[str, Any]]:
         ("grpc.keepalive_time_ms", 20_000),
         ("grpc.keepalive_timeout_ms", 10_000),
         ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.max_pings_without_data", 0),  # no limit: an agent's streams may be silent for long
         ("grpc.initial_reconnect_backoff_ms", 100),
         ("grpc.min_reconnect_backoff_ms", 1_000),  # also how long one attempt to connect may take
         ("grpc.max_reconnect_backoff_ms", 2_000),

@@ -159,7 +159,7 @@ def to_status(problem: Problem) -> Any:
     )
     if problem.retry_after_seconds is not None:
         retry = error_details_pb2.RetryInfo()
-        retry.retry_delay.FromNanoseconds(int(problem.retry_after_seconds * 1e9))
+        retry.retry_delay.FromNanoseconds(round(problem.retry_after_seconds * 1e9))
         status.details.add().Pack(retry)
     if problem.violations:
         room = DETAILS_BYTES_MAX - status.ByteSize()

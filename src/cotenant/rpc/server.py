@@ -24,6 +24,7 @@ log = structlog.get_logger()
 
 MIB = 2**20
 MESSAGE_BYTES_MAX_DEFAULT = 4 * MIB
+CALLS_MAX_DEFAULT = 100_000  # at once; each agent holds two streams
 DEADLINE_SECONDS_DEFAULT = 60.0
 OVERALL = ""  # the health protocol's name for the server as a whole
 
@@ -47,6 +48,7 @@ class Server:
         *,
         authenticator: Authenticator | None = None,
         message_bytes_max: int = MESSAGE_BYTES_MAX_DEFAULT,
+        calls_max: int = CALLS_MAX_DEFAULT,
         deadline_seconds_default: float = DEADLINE_SECONDS_DEFAULT,
     ) -> None:
         if authenticator is None:
@@ -54,6 +56,7 @@ class Server:
         self._address = address
         self._guard = Guard(authenticator, deadline_seconds_default)
         self._message_bytes_max = message_bytes_max
+        self._calls_max = calls_max
         self._servicers: list[tuple[AddServicer, Any]] = []
         self._serving: dict[str, bool] = {}
         self._health = health_aio.HealthServicer()
@@ -76,6 +79,7 @@ class Server:
         server = grpc.aio.server(
             interceptors=[*telemetry.server_interceptors(METHODS.__contains__), self._guard],
             options=_options(self._message_bytes_max),
+            maximum_concurrent_rpcs=self._calls_max,
         )
         for add_servicer, servicer in self._servicers:
             add_servicer(servicer, server)
@@ -124,7 +128,6 @@ def _options(message_bytes_max: int) -> list[tuple[str, int]]:
         ("grpc.max_send_message_length", -1),  # the receiver says what it takes
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
-        ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
         ("grpc.keepalive_time_ms", 30_000),
         ("grpc.keepalive_timeout_ms", 10_000),
     ]
