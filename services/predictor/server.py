@@ -1,0 +1,160 @@
+"""The predictor's side of the wire, and how it is composed from its parts."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from cotenant import plugins, telemetry
+from cotenant.core import estimates
+from cotenant.core.validate import CORES_MAX
+from cotenant.rpc import errors
+from cotenant.rpc.errors import Violation
+from cotenant.rpc.policies import PolicyServicer
+from cotenant.rpc.server import Server
+from cotenant.services.predictor import words
+from cotenant.services.predictor.chain import Chain
+from cotenant.services.predictor.keeper import Keeper
+from cotenant.services.predictor.observations import Intake, rejection
+from cotenant.services.predictor.profiling import STEPS, Measured, plan, reason_of
+from cotenant.store.port import Store
+from cotenant.v1 import predictor_service_pb2 as pb
+from cotenant.v1 import predictor_service_pb2_grpc as pb_grpc
+
+T = TypeVar("T")
+
+SERVICE = "cotenant.v1.PredictorService"
+GROUP = "cotenant.predictors"
+MEASURED = "measured-cores"  # the name of Measured's records in the store
+BATCH_MAX = 10_000
+SLICE = 64  # queries between two chances for other calls: about 2 ms
+
+queries_answered = telemetry.counter("cotenant.predictor.queries", "{query}", "Jobs estimated")
+observations_taken = telemetry.counter("cotenant.predictor.observations", "{observation}", "Observations taken in")
+observations_rejected = telemetry.counter("cotenant.predictor.rejected", "{observation}", "Observations rejected")
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """Which predictors are asked, in which order, with which options; how often is kept what they learn."""
+
+    predictors: Sequence[str] = ("history",)
+    options: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # by predictor
+    keep_seconds: float = 3.0
+    close_seconds: float = 5.0
+
+
+class PredictorServicer(pb_grpc.PredictorServiceServicer):
+    """Tells how fast and how long jobs will run."""
+
+    def __init__(self, chain: Chain, measured: Measured, keeper: Keeper) -> None:
+        self._chain, self._measured, self._keeper = chain, measured, keeper
+        self._intake = Intake()
+
+    async def Estimate(self, request: pb.EstimateRequest, context: Any) -> pb.EstimateResponse:
+        """Estimate each job. A query that cannot be taken is answered with why; the others are not held up."""
+        _require_batch("queries", len(request.queries))
+        response = pb.EstimateResponse()
+        for queries in _slices(request.queries):
+            for query in queries:
+                message = response.estimates.add(job_id=query.job_id)
+                words.write(self._estimate(query), message, len(query.candidates) or 1)
+            await asyncio.sleep(0)
+        self._chain.tell_failures()
+        queries_answered.add(len(request.queries))
+        return response
+
+    async def Observe(self, request: pb.ObserveRequest, context: Any) -> pb.ObserveResponse:
+        """Take in what was seen, each observation on its own."""
+        _require_batch("observations", len(request.observations))
+        if not self._keeper.restored:
+            raise errors.unavailable("what was learnt before has not been read from the store yet")
+        rejected = []
+        for index, message in enumerate(request.observations):
+            try:
+                self._observe(message)
+            except ValueError as error:
+                rejected.append(rejection(index, message, error))
+        self._chain.tell_failures()
+        accepted = len(request.observations) - len(rejected)
+        observations_taken.add(accepted)
+        observations_rejected.add(len(rejected))
+        return pb.ObserveResponse(accepted=accepted, rejected=rejected)
+
+    async def PlanProfile(self, request: pb.PlanProfileRequest, context: Any) -> pb.PlanProfileResponse:
+        """Say at which core counts a job should be measured next.
+
+        A simple design: the most cores first, then the geometric middles of the widest gaps, until four are known.
+        """
+        if not 1 <= request.cores_max <= CORES_MAX:
+            problem = f"must be from 1 to {CORES_MAX}, not {request.cores_max}"
+            raise errors.invalid([Violation("cores_max", problem)])
+        try:
+            kind = words.kind_of(request.spec)
+        except ValueError as error:
+            raise errors.invalid([Violation("spec", str(error))]) from None
+        known = [cores for cores in self._measured.at(kind) if cores <= request.cores_max]
+        planned = plan(known, request.cores_max)
+        return pb.PlanProfileResponse(cores=planned, steps=STEPS, reason=reason_of(known, planned))
+
+    def _estimate(self, query: pb.EstimateQuery) -> estimates.Estimate:
+        if not self._keeper.restored:
+            return estimates.Estimate(source="what was learnt before has not been read from the store yet")
+        try:
+            return self._chain.estimate(words.query_of(query))
+        except ValueError as error:
+            return estimates.Estimate(source=f"the query cannot be taken: {error}")
+
+    def _observe(self, message: pb.Observation) -> None:
+        observation = self._intake.take(message)
+        self._chain.observe(observation)
+        if observation.rate_per_second:
+            self._measured.saw(words.kind_of(message.spec), observation.allocation.cores)
+
+
+class Predicting:
+    """A predictor that is being served."""
+
+    def __init__(self, keeper: Keeper, config: Config) -> None:
+        self._keeper, self._config = keeper, config
+        self._keeping = asyncio.create_task(keeper.run(config.keep_seconds), name="predictor-keeper")
+
+    async def close(self) -> None:
+        """Keep what was learnt last. The store must still be open, the server stopped."""
+        self._keeping.cancel()
+        await asyncio.wait([self._keeping])
+        await self._keeper.keep_all(self._config.close_seconds)
+
+
+async def start(server: Server, store: Store, policies: PolicyServicer, config: Config = Config()) -> Predicting:
+    """Add a predictor to a server that has not started yet.
+
+    It is NOT_SERVING until what was learnt before has been restored, and whenever the store is away; estimates are
+    given all the same.
+
+    Raises:
+        UnknownPolicy: a predictor is not installed, or broken.
+        BadOption: a predictor does not take an option.
+        ValueError: no predictor, one twice, or options for one that is not used.
+    """
+    if stray := sorted(set(config.options) - set(config.predictors)):
+        raise ValueError(f"options are given for {stray[0]!r}, which is not among the predictors in use")
+    chain = Chain([plugins.load(GROUP, name, config.options.get(name, {})) for name in config.predictors])
+    policies.use(GROUP, *config.predictors)
+    measured = Measured()
+    keeper = Keeper(store, {**chain.predictors, MEASURED: measured}, lambda ready: server.set_serving(SERVICE, ready))
+    servicer = PredictorServicer(chain, measured, keeper)
+    server.add(pb_grpc.add_PredictorServiceServicer_to_server, servicer, SERVICE)
+    server.set_serving(SERVICE, False)
+    return Predicting(keeper, config)
+
+
+def _require_batch(field: str, size: int) -> None:
+    if size > BATCH_MAX:
+        raise errors.invalid([Violation(field, f"has {size} entries; {BATCH_MAX} are taken at most")])
+
+
+def _slices(entries: Sequence[T]) -> Iterator[Sequence[T]]:
+    return (entries[start : start + SLICE] for start in range(0, len(entries), SLICE))
