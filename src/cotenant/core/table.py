@@ -105,6 +105,10 @@ class JobTable:
         """Say in which row a job is now; another job's removal may move it."""
         return self._row[job_id]
 
+    def running(self, job_id: str) -> bool:
+        """Say whether a job runs."""
+        return bool(self._columns["running"][self._row[job_id]])
+
     def add(self, job: JobRow) -> None:
         """Take a waiting job in."""
         if job.id in self._row:

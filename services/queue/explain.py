@@ -1,0 +1,51 @@
+"""Why a job stands where it stands, in words."""
+
+from __future__ import annotations
+
+from cotenant.core.lifecycle import Phase
+from cotenant.rpc import translate
+from cotenant.services.queue.records import Record
+from cotenant.services.queue.state import State
+from cotenant.v1 import job_service_pb2 as pb
+
+
+def explain(state: State, record: Record, policy: str) -> pb.ExplainJobResponse:
+    """Gather all that is known of a job's standing."""
+    waiting = [job_id for job_id in state.ranked if job_id in state.records and _waits(state.records[job_id])]
+    message = state.message(record)
+    level, score = state.level(record.id)
+    position = waiting.index(record.id) + 1 if record.id in waiting else 0
+    return pb.ExplainJobResponse(
+        job=message,
+        summary=_summary(state, record, position, len(waiting)),
+        position=position,
+        waiting=len(waiting),
+        events=record.stored.events,
+        queue_policy=policy,
+        level=level,
+        score=score,
+        sizing=record.sizing,
+    )
+
+
+def _waits(record: Record) -> bool:
+    return record.phase is Phase.QUEUED
+
+
+def _summary(state: State, record: Record, position: int, waiting: int) -> str:
+    job, phase = record.job, record.phase
+    nodes = ", ".join(allocation.node_id for allocation in job.attempt.allocations)
+    if phase is Phase.QUEUED:
+        refusal, _ = state.refusal(record)
+        place = f"number {position} of {waiting} waiting" if position else "not ordered yet"
+        return f"waits ({place}): {refusal}" + (f"; {refusal.remedy}" if refusal.remedy else "")
+    if phase in (Phase.STARTING, Phase.RUNNING):
+        return f"{phase.value} on {nodes}, attempt {job.attempt.number}" + (
+            f"; {record.sizing}" if record.sizing else ""
+        )
+    if phase is Phase.STOPPING:
+        why = translate.STOP_REASONS.names.get(job.attempt.stop_reason, "").replace("_", " ")
+        return f"is stopping on {nodes}" + (f" because it was {why}" if why else "")
+    if phase is Phase.SUSPENDED:
+        return "is held back by its owner; `cotenant resume` lets it queue again"
+    return phase.value + (f": {job.phase_reason}" if job.phase_reason else "")

@@ -1,0 +1,42 @@
+"""Which jobs a caller means."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+from cotenant.services.queue.records import Record
+from cotenant.services.queue.state import State
+from cotenant.v1 import job_service_pb2 as pb
+
+
+class Filter:
+    """Conditions that must all hold."""
+
+    def __init__(self, message: pb.JobFilter) -> None:
+        self._message = message
+        self._phases = frozenset(message.phases)
+        self._labels = dict(message.labels)
+        self._ids = frozenset(message.ids)
+        self.everything = message.ByteSize() == 0
+        raw = message.SerializeToString(deterministic=True)
+        self.digest = "" if self.everything else hashlib.blake2b(raw, digest_size=8).hexdigest()
+
+    def ids(self, state: State) -> Sequence[str]:
+        """Ids of the jobs that are meant, sorted."""
+        if self._ids:
+            return sorted(i for i in self._ids if i in state.records and self.takes(state.records[i]))
+        return [job_id for job_id in state.ids if self.takes(state.records[job_id])]
+
+    def takes(self, record: Record) -> bool:
+        """Whether a job is meant."""
+        job, wanted = record.job, self._message
+        return (
+            (not self._phases or job.phase in self._phases)
+            and (not self._ids or job.id in self._ids)
+            and (not wanted.tenant or record.spec.tenant == wanted.tenant)
+            and (not wanted.queue or record.spec.queue == wanted.queue)
+            and (not wanted.name or record.spec.name == wanted.name)
+            and all(job.spec.labels.get(key) == value for key, value in self._labels.items())
+            and (not wanted.node_id or any(part.node_id == wanted.node_id for part in job.attempt.allocations))
+        )

@@ -1,0 +1,174 @@
+"""Follows placement: what becomes of attempts becomes of jobs."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Coroutine
+from typing import Any
+
+import grpc
+import structlog
+
+from cotenant.core.cycle import Capacity
+from cotenant.core.lifecycle import AttemptState, Phase, StopReason
+from cotenant.rpc import errors, translate
+from cotenant.services.queue.keeper import Keeper
+from cotenant.services.queue.observations import Observations
+from cotenant.services.queue.records import Record, take_attempt
+from cotenant.services.queue.state import State
+from cotenant.v1 import job_pb2, placement_service_pb2_grpc
+from cotenant.v1 import placement_service_pb2 as placement_pb2
+
+log = structlog.get_logger()
+
+RETRY_SECONDS = 0.3
+
+
+class Follower:
+    """Keeps jobs in step with placement's attempts."""
+
+    def __init__(
+        self,
+        state: State,
+        keeper: Keeper,
+        placement: placement_service_pb2_grpc.PlacementServiceAsyncStub,
+        observations: Observations,
+    ) -> None:
+        self.state, self.keeper, self.placement, self.observations = state, keeper, placement, observations
+        self.synced = asyncio.Event()  # set while placement can be heard
+        self._revision = 0
+        self._forget: list[placement_pb2.Victim] = []
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    async def run(self) -> None:
+        """Follow for ever, through placement's restarts."""
+        while True:
+            try:
+                watch = self.placement.WatchAttempts(placement_pb2.WatchAttemptsRequest(after_revision=self._revision))
+                async for event in watch:
+                    await self._take(event)
+            except grpc.aio.AioRpcError as error:
+                log.warning("placement_away", error=errors.from_error(error).message)
+            self.synced.clear()
+            await asyncio.sleep(RETRY_SECONDS)
+
+    async def _take(self, event: placement_pb2.WatchAttemptsResponse) -> None:
+        if event.capacity_changed:
+            await self.refresh_capacity()
+        for attempt in event.attempts:
+            self.take_attempt(attempt)
+        if event.snapshot:
+            self._take_absent({attempt.job_id for attempt in event.attempts})
+        for told in event.progress:
+            self._take_progress(told)
+        self._revision = max(self._revision, event.revision)
+        if not self.synced.is_set():
+            self.synced.set()
+            self.state.wake()
+
+    def _take_absent(self, present: set[str]) -> None:
+        """What holds something in our eyes but is unknown to placement has been lost."""
+        for record in list(self.state.holding()):
+            if record.id not in present:
+                lost = job_pb2.Attempt()
+                lost.CopyFrom(record.job.attempt)
+                lost.state = translate.ATTEMPT_STATES.to_wire(AttemptState.LOST)
+                lost.message = "placement does not know this attempt any more"
+                lost.end_time.FromNanoseconds(time.time_ns())
+                self._spawn(self._end(record, lost))
+
+    def take_attempt(self, attempt: job_pb2.Attempt) -> None:
+        """Let a job follow its attempt."""
+        record = self.state.records.get(attempt.job_id)
+        ended = translate.ATTEMPT_STATES.from_wire(attempt.state).ended
+        if record is None:
+            log.warning("attempt_of_unknown_job", job=attempt.job_id)
+            return
+        if ended:
+            self._spawn(self._end(record, attempt))
+        elif not record.lock.locked():
+            self._follow(record, attempt)
+        else:
+            self._spawn(self._follow_later(record, attempt))
+
+    async def _follow_later(self, record: Record, attempt: job_pb2.Attempt) -> None:
+        async with record.lock:
+            self._follow(record, attempt)
+
+    def _follow(self, record: Record, attempt: job_pb2.Attempt) -> None:
+        """Take in that an attempt was assigned, runs or stops. None of this is kept: placement keeps it."""
+        if take_attempt(record.stored, attempt):
+            self.state.sync(record)
+        if record.phase is Phase.SUSPENDED or record.phase.ended:
+            reason = StopReason.SUSPENDED if record.phase is Phase.SUSPENDED else StopReason.CANCELLED
+            self._spawn(self.stop(record, attempt.number, reason))
+        elif record.stored.wish and record.phase is not Phase.STOPPING:
+            self._spawn(self.stop(record, attempt.number, wished(record)))
+
+    async def _end(self, record: Record, attempt: job_pb2.Attempt) -> None:
+        """Take in that an attempt has ended, durably; then let placement forget it."""
+        if await self.keeper.insist(record, lambda stored: take_attempt(stored, attempt)):
+            log.info("attempt_ended", job=record.id, attempt=attempt.number, phase=record.phase.value)
+            self.observations.ended(record, attempt)
+            if self.state.backing_off(record):
+                wait = translate.seconds(record.stored.not_before_time) - time.time()
+                asyncio.get_running_loop().call_later(max(0.0, wait) + 0.001, self.state.sync, record)
+        self._forget.append(placement_pb2.Victim(job_id=attempt.job_id, number=attempt.number))
+        if len(self._forget) == 1:
+            self._spawn(self._forget_soon())
+
+    async def _forget_soon(self) -> None:
+        await asyncio.sleep(0.05)  # many ends make one call
+        gone, self._forget = self._forget, []
+        try:
+            await self.placement.ForgetAttempts(placement_pb2.ForgetAttemptsRequest(attempts=gone))
+        except grpc.aio.AioRpcError as error:
+            log.info("forget_delayed", attempts=len(gone), error=errors.from_error(error).message)
+
+    async def stop(self, record: Record, number: int, reason: StopReason) -> None:
+        """Ask placement to stop a job's attempt; the answer comes as any news of attempts."""
+        request = placement_pb2.StopAttemptsRequest(
+            attempts=[placement_pb2.Victim(job_id=record.id, number=number)],
+            reason=translate.STOP_REASONS.to_wire(reason),
+        )
+        try:
+            await self.placement.StopAttempts(request)
+        except grpc.aio.AioRpcError as error:
+            log.info("stop_delayed", job=record.id, error=errors.from_error(error).message)
+
+    def _take_progress(self, told: placement_pb2.JobProgress) -> None:
+        record = self.state.records.get(told.job_id)
+        if record is None or record.phase.ended:
+            return
+        record.job.progress.CopyFrom(told.progress)
+        self.observations.progressed(record)
+
+    async def refresh_capacity(self) -> None:
+        """Learn what the cluster has."""
+        try:
+            response = await self.placement.GetCapacity(placement_pb2.GetCapacityRequest())
+        except grpc.aio.AioRpcError as error:
+            log.info("capacity_unknown", error=errors.from_error(error).message)
+            return
+        total = response.capacity
+        self.state.capacity = Capacity(total.total_gpu_milli, total.total_cores, total.total_memory_bytes)
+        self.state.shapes = tuple(translate.shape_from_wire(shape) for shape in response.shapes)
+        self.state.elastic = response.elastic
+        self.state.wake()
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()):
+            log.error("following_failed", exc_info=error)
+
+
+def wished(record: Record) -> StopReason:
+    """Why a job that has a wish is to be stopped."""
+    cancelled = record.stored.wish == job_pb2.JOB_PHASE_CANCELLED
+    return StopReason.CANCELLED if cancelled else StopReason.SUSPENDED

@@ -1,0 +1,229 @@
+"""A job as the queue holds it, and what events make of it. No IO: whoever calls commits the result."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass, field
+
+from cotenant.core.jobs import JobSpec
+from cotenant.core.lifecycle import AttemptState, JobEvent, Phase, next_phase
+from cotenant.rpc import translate
+from cotenant.v1 import job_pb2, predictor_service_pb2, records_pb2
+
+SCHEMA_VERSION = 1
+EVENTS_MAX = 40
+PAST_ATTEMPTS_MAX = 8
+BACK_OFF_SECONDS, BACK_OFF_SECONDS_MAX = 1.0, 300.0
+
+PHASES = translate.PHASES
+
+
+@dataclass(slots=True)
+class Record:
+    """A job: its record as kept, the spec in the core's words, and the revision of the last commit."""
+
+    stored: records_pb2.StoredJob
+    spec: JobSpec
+    revision: int = 0
+    sequence: int = 0  # the order in which jobs were taken in
+    shape: int = 0  # jobs of one shape have one number
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    estimate: predictor_service_pb2.Estimate | None = None
+    sizing: str = ""
+
+    @property
+    def job(self) -> job_pb2.Job:
+        """The job's message."""
+        return self.stored.job
+
+    @property
+    def id(self) -> str:
+        """The job's id."""
+        return self.stored.job.id
+
+    @property
+    def phase(self) -> Phase:
+        """Where the job stands."""
+        return PHASES.from_wire(self.stored.job.phase)
+
+    @property
+    def attempt_number(self) -> int:
+        """The number of the last attempt; 0 before the first."""
+        return self.stored.job.attempt.number
+
+
+def new_record(job_id: str, spec: JobSpec, submitter: str, trace_parent: str) -> Record:
+    """Make the record of a job that has just been taken in."""
+    stored = records_pb2.StoredJob(schema_version=SCHEMA_VERSION)
+    job = stored.job
+    job.id = job_id
+    job.spec.CopyFrom(translate.spec_to_wire(spec))
+    job.phase = PHASES.to_wire(Phase.QUEUED)
+    job.create_time.FromNanoseconds(time.time_ns())
+    job.trace_parent, job.submitter = trace_parent, submitter
+    note(stored, "queued", f"submitted by {submitter}")
+    return Record(stored, spec)
+
+
+def loaded(stored: records_pb2.StoredJob, revision: int) -> Record:
+    """Make a record of what was kept. Whether the job still holds something is for placement to say."""
+    record = Record(stored, translate.spec_from_wire(stored.job.spec), revision)
+    if record.phase.holds_resources:
+        stored.job.phase = PHASES.to_wire(Phase.QUEUED)
+    return record
+
+
+def note(stored: records_pb2.StoredJob, what: str, detail: str = "", at: float | None = None) -> None:
+    """Add a line to the job's story; the oldest lines go first, but never the first of all."""
+    event = stored.events.add(what=what, detail=detail)
+    event.time.FromNanoseconds(time.time_ns() if at is None else int(at * 1e9))
+    if len(stored.events) > EVENTS_MAX:
+        del stored.events[1]
+
+
+def move(stored: records_pb2.StoredJob, event: JobEvent) -> Phase:
+    """Take the job where the table says."""
+    job = stored.job
+    story = ", ".join(one.what for one in stored.events)
+    phase = next_phase(job.id, PHASES.from_wire(job.phase), event, story)
+    job.phase = PHASES.to_wire(phase)
+    if phase.ended:
+        job.end_time.FromNanoseconds(time.time_ns())
+    return phase
+
+
+def take_attempt(stored: records_pb2.StoredJob, attempt: job_pb2.Attempt) -> bool:
+    """Let the job follow its attempt; False where it says nothing new. Repeats and stale news change nothing."""
+    job = stored.job
+    phase = PHASES.from_wire(job.phase)
+    if phase.ended or attempt.number < job.attempt.number:
+        return False
+    if phase is Phase.SUSPENDED:
+        return False  # an attempt that nobody wants; it is being stopped
+    state = translate.ATTEMPT_STATES.from_wire(attempt.state)
+    if attempt.number > job.attempt.number:
+        if job.attempt.number:
+            job.past_attempts.append(job.attempt)
+            del job.past_attempts[: len(job.past_attempts) - PAST_ATTEMPTS_MAX]
+    elif phase is Phase.QUEUED:
+        if translate.ATTEMPT_STATES.from_wire(job.attempt.state).ended:
+            return False  # the end of this attempt is what made the job wait again
+    elif job.attempt.state == attempt.state:
+        return False
+    job.attempt.CopyFrom(attempt)
+    if phase is Phase.QUEUED:
+        _assigned(stored)
+    if state is AttemptState.RUNNING:
+        _started(stored)
+    elif state is AttemptState.STOPPING:
+        move(stored, JobEvent.STOP_ORDERED)
+        note(stored, "stopping", _reason(attempt))
+    elif state.ended:
+        _ended(stored, state)
+    return True
+
+
+def _assigned(stored: records_pb2.StoredJob) -> None:
+    attempt = stored.job.attempt
+    move(stored, JobEvent.ASSIGNED)
+    nodes = ", ".join(allocation.node_id for allocation in attempt.allocations)
+    note(stored, "assigned", f"attempt {attempt.number} on {nodes}", translate.seconds(attempt.assign_time))
+
+
+def _started(stored: records_pb2.StoredJob) -> None:
+    job = stored.job
+    if move(stored, JobEvent.STARTED) is Phase.RUNNING:
+        note(stored, "running", f"attempt {job.attempt.number}", translate.seconds(job.attempt.start_time))
+    if not job.HasField("start_time"):
+        job.start_time.CopyFrom(job.attempt.start_time)
+
+
+def _ended(stored: records_pb2.StoredJob, state: AttemptState) -> None:
+    job = stored.job
+    _credit(job)
+    if state is AttemptState.SUCCEEDED:
+        move(stored, JobEvent.SUCCEEDED)
+        note(stored, "succeeded")
+    elif stored.wish == job_pb2.JOB_PHASE_CANCELLED:
+        _stopping(stored)
+        move(stored, JobEvent.CANCELLED)
+        note(stored, "cancelled")
+    elif stored.wish == job_pb2.JOB_PHASE_SUSPENDED:
+        _stopping(stored)
+        move(stored, JobEvent.SUSPENDED)
+        stored.wish = job_pb2.JOB_PHASE_UNSPECIFIED
+        note(stored, "suspended")
+    elif state is AttemptState.FAILED or _broken(job.attempt):
+        _failed(stored)
+    else:
+        _requeued(stored, state)
+
+
+def _stopping(stored: records_pb2.StoredJob) -> None:
+    if PHASES.from_wire(stored.job.phase) is not Phase.STOPPING:
+        move(stored, JobEvent.STOP_ORDERED)
+
+
+def _broken(attempt: job_pb2.Attempt) -> bool:
+    """Whether an attempt stopped that nobody wanted stopped: the job's own doing, or its gang's."""
+    return attempt.state == job_pb2.ATTEMPT_STATE_STOPPED and attempt.stop_reason in (
+        job_pb2.STOP_REASON_UNSPECIFIED,
+        job_pb2.STOP_REASON_GANG_BROKEN,
+    )
+
+
+def _failed(stored: records_pb2.StoredJob) -> None:
+    job = stored.job
+    why = failure(job.attempt)
+    job.failures += 1
+    if job.failures > job.spec.retries_max:
+        move(stored, JobEvent.FAILED)
+        job.phase_reason = why
+        note(stored, "failed", why)
+        return
+    move(stored, JobEvent.REQUEUED)
+    wait = min(BACK_OFF_SECONDS_MAX, BACK_OFF_SECONDS * 2 ** (job.failures - 1))
+    stored.not_before_time.FromNanoseconds(int((time.time() + wait) * 1e9))
+    job.phase_reason = f"{why}; tried again, {job.spec.retries_max - job.failures} tries left"
+    note(stored, "requeued", f"{why}; the next attempt starts in {wait:g} s at the earliest")
+
+
+def _requeued(stored: records_pb2.StoredJob, state: AttemptState) -> None:
+    job = stored.job
+    move(stored, JobEvent.REQUEUED)
+    reason = job.attempt.message if state is AttemptState.LOST else _reason(job.attempt)
+    if job.attempt.stop_reason == job_pb2.STOP_REASON_PREEMPTED:
+        job.preemptions += 1
+    job.phase_reason = reason
+    note(stored, "requeued", reason)
+
+
+def _credit(job: job_pb2.Job) -> None:
+    """Add what the attempt ran to what the job has attained."""
+    attempt = job.attempt
+    if not attempt.HasField("start_time"):
+        return
+    ran = max(0.0, translate.seconds(attempt.end_time) - translate.seconds(attempt.start_time))
+    job.run_time.FromNanoseconds(int((translate.seconds(job.run_time) + ran) * 1e9))
+    tasks = [task for allocation in attempt.allocations for task in allocation.tasks]
+    job.attained_gpu_seconds += ran * sum(share.milli for task in tasks for share in task.gpus) / 1000
+    job.attained_core_seconds += ran * sum(len(task.core_ids) for task in tasks)
+
+
+def _reason(attempt: job_pb2.Attempt) -> str:
+    names = translate.STOP_REASONS.names
+    return names.get(attempt.stop_reason, "stopped").replace("_", " ")
+
+
+def failure(attempt: job_pb2.Attempt) -> str:
+    """Say in one sentence how an attempt failed."""
+    end = attempt.exit
+    where = f" (rank {end.rank} on {end.node_id})" if end.node_id else ""
+    if end.out_of_memory:
+        return f"killed by the kernel: out of memory{where}"
+    if attempt.message:
+        return f"{attempt.message}{where}"
+    if end.signal:
+        return f"killed by signal {end.signal}{where}"
+    return f"exited with status {end.code}{where}"

@@ -1,0 +1,379 @@
+"""The public job API: gRPC in, effects out."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any, cast
+
+import grpc
+import structlog
+
+from cotenant import telemetry
+from cotenant.core import obstacles
+from cotenant.core.jobs import QUEUE_DEFAULT, JobSpec
+from cotenant.core.lifecycle import JobEvent, Phase, StopReason
+from cotenant.core.options import did_you_mean
+from cotenant.core.validate import Violation
+from cotenant.rpc import errors, translate
+from cotenant.rpc.identity import caller
+from cotenant.rpc.pages import page_of
+from cotenant.rpc.server import Server
+from cotenant.services.queue import explain
+from cotenant.services.queue.filters import Filter
+from cotenant.services.queue.follower import Follower
+from cotenant.services.queue.keeper import Keeper, Request
+from cotenant.services.queue.observations import Observations
+from cotenant.services.queue.records import Record, move, new_record, note
+from cotenant.services.queue.scheduler import Scheduler, SchedulerConfig, candidate_of
+from cotenant.services.queue.state import State
+from cotenant.services.queue.tenants import Tenants
+from cotenant.services.queue.updates import apply_update, check_update
+from cotenant.store.port import Store, StoreUnavailable
+from cotenant.v1 import (
+    job_pb2,
+    job_service_pb2_grpc,
+    placement_service_pb2_grpc,
+    predictor_service_pb2_grpc,
+    records_pb2,
+    tenant_service_pb2_grpc,
+)
+from cotenant.v1 import job_service_pb2 as pb
+from cotenant.v1 import placement_service_pb2 as placement_pb2
+
+log = structlog.get_logger()
+
+JOB = "cotenant.v1.JobService"
+TENANT = "cotenant.v1.TenantService"
+SPEC_BYTES_MAX = 256 * 1024
+REQUEST_ID_LENGTH_MAX = 128
+ENDED_KEPT_MAX = 20_000
+SWEEP_SECONDS = 30.0
+STORE_PROBE_SECONDS = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class QueueConfig:
+    """How the queue is run."""
+
+    scheduler: SchedulerConfig
+    ended_kept_max: int = ENDED_KEPT_MAX
+
+
+class JobQueue(job_service_pb2_grpc.JobServiceServicer):
+    """Serves jobs from one picture of them all, and runs the scheduling cycle."""
+
+    def __init__(self, store: Store, config: QueueConfig, placement: grpc.aio.Channel, predictor: grpc.aio.Channel):
+        self.store, self.config = store, config
+        self.placement = cast(
+            "placement_service_pb2_grpc.PlacementServiceAsyncStub",
+            placement_service_pb2_grpc.PlacementServiceStub(placement),
+        )
+        predictor_stub = cast(
+            "predictor_service_pb2_grpc.PredictorServiceAsyncStub",
+            predictor_service_pb2_grpc.PredictorServiceStub(predictor),
+        )
+        self.state = State()
+        self.keeper = Keeper(store, self.state)
+        self.observations = Observations(predictor_stub)
+        self.follower = Follower(self.state, self.keeper, self.placement, self.observations)
+        self.scheduler = Scheduler(self.state, self.follower, config.scheduler, self.placement, predictor_stub)
+        self.state.wake = self.scheduler.wake
+        self.tenants = Tenants(self.keeper, config.scheduler.policy.name)
+        self._server: Server | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+
+    # Life ----------------------------------------------------------------------------------------------------
+
+    def add_to(self, server: Server) -> None:
+        """Serve this on a server that has not started yet."""
+        self._server = server
+        server.add(job_service_pb2_grpc.add_JobServiceServicer_to_server, self, JOB)
+        server.add(tenant_service_pb2_grpc.add_TenantServiceServicer_to_server, self.tenants, TENANT)
+
+    async def start(self) -> None:
+        """Read the state, then follow placement and schedule."""
+        await self.keeper.load()
+        self._tasks = [
+            asyncio.create_task(self.follower.run(), name="queue-follower"),
+            asyncio.create_task(self.scheduler.run(), name="queue-scheduler"),
+            asyncio.create_task(self.observations.run(), name="queue-observations"),
+            asyncio.create_task(self._sweep(), name="queue-sweep"),
+            asyncio.create_task(self._probe(), name="queue-probe"),
+        ]
+
+    async def close(self) -> None:
+        """Stop scheduling; jobs run on."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _sweep(self) -> None:
+        """Forget the oldest ended jobs once there are too many."""
+        while True:
+            await asyncio.sleep(SWEEP_SECONDS)
+            ended = [job_id for job_id in self.state.ids if self.state.records[job_id].phase.ended]
+            try:
+                await self.keeper.purge(ended[: max(0, len(ended) - self.config.ended_kept_max)])
+            except StoreUnavailable as error:
+                log.info("purge_delayed", error=str(error))
+
+    async def _probe(self) -> None:
+        """Tell by the health protocol whether the store is there."""
+        while True:
+            await asyncio.sleep(STORE_PROBE_SECONDS)
+            try:
+                await self.store.get("queue/probe")
+                serving = True
+            except StoreUnavailable:
+                serving = False
+            if self._server:
+                self._server.set_serving(JOB, serving)
+                self._server.set_serving(TENANT, serving)
+
+    # Jobs in -------------------------------------------------------------------------------------------------
+
+    async def CreateJob(self, request: pb.CreateJobRequest, context: Any) -> pb.CreateJobResponse:
+        """Check, commit, acknowledge."""
+        with telemetry.span("submit", job_name=request.spec.name) as span:
+            spec = self._accept(request.spec)
+            once = _request("CreateJob", request.request_id, request.spec)
+            if request.validate_only:
+                record = new_record("", spec, caller().name, "")
+                return pb.CreateJobResponse(job=record.job)
+            record = await self.keeper.create(spec, caller().name, span.trace_parent, once)
+            log.info("job_created", job=record.id, name=spec.name, tenant=spec.tenant, gpus=spec.gpu_milli / 1000)
+            return pb.CreateJobResponse(job=self.state.message(record))
+
+    def _accept(self, message: job_pb2.JobSpec) -> JobSpec:
+        if message.ByteSize() > SPEC_BYTES_MAX:
+            raise errors.invalid(
+                [Violation("spec", f"has {message.ByteSize()} bytes; {SPEC_BYTES_MAX} are taken at most")]
+            )
+        spec = translate.accept_spec(message, now=time.time())
+        if spec.queue != QUEUE_DEFAULT:
+            near = did_you_mean(spec.queue, [QUEUE_DEFAULT])
+            raise errors.invalid([Violation("spec.queue", f"there is no queue {spec.queue!r}{near}")])
+        if refusal := obstacles.never_fits(spec, self.state.shapes, elastic=self.state.elastic):
+            raise errors.failed_precondition("NEVER_FITS", refusal.detail, remedy=refusal.remedy)
+        return spec
+
+    def _record(self, job_id: str) -> Record:
+        if record := self.state.records.get(job_id):
+            return record
+        raise errors.not_found("job", job_id, near=self.state.ids[-1000:])
+
+    # Jobs out ------------------------------------------------------------------------------------------------
+
+    async def GetJob(self, request: pb.GetJobRequest, context: Any) -> pb.GetJobResponse:
+        """Tell of one job."""
+        return pb.GetJobResponse(job=self.state.message(self._record(request.id)))
+
+    async def ListJobs(self, request: pb.ListJobsRequest, context: Any) -> pb.ListJobsResponse:
+        """Tell of jobs, newest first, page by page."""
+        chosen = Filter(request.filter)
+        ids = self.state.ids if chosen.everything else chosen.ids(self.state)
+        page, token = page_of(ids, request.page_size, request.page_token, descending=True, scope=chosen.digest)
+        return pb.ListJobsResponse(
+            jobs=[self.state.message(self.state.records[job_id]) for job_id in page],
+            next_page_token=token,
+            total_size=len(ids),
+        )
+
+    async def WatchJobs(self, request: pb.WatchJobsRequest, context: Any) -> AsyncIterator[pb.WatchJobsResponse]:
+        """Tell of jobs as they are, then of each change."""
+        chosen = Filter(request.filter)
+        watcher = self.state.watch()
+        try:
+            open_ids = set()
+            for job_id in list(chosen.ids(self.state)):
+                record = self.state.records[job_id]
+                if not record.phase.ended:
+                    open_ids.add(job_id)
+                yield pb.WatchJobsResponse(job=self.state.message(record))
+            yield pb.WatchJobsResponse(synced=True)
+            if request.until_ended and not open_ids:
+                return
+            async for job_id in watcher.changes():
+                known = self.state.records.get(job_id)
+                if known is None or not chosen.takes(known):
+                    continue
+                yield pb.WatchJobsResponse(job=self.state.message(known))
+                if known.phase.ended:
+                    open_ids.discard(job_id)
+                    if request.until_ended and not open_ids:
+                        return
+        finally:
+            self.state.unwatch(watcher)
+
+    async def ExplainJob(self, request: pb.ExplainJobRequest, context: Any) -> pb.ExplainJobResponse:
+        """Tell why a job stands where it stands."""
+        return explain.explain(self.state, self._record(request.id), self.config.scheduler.policy.name)
+
+    async def SimulateJob(self, request: pb.SimulateJobRequest, context: Any) -> pb.SimulateJobResponse:
+        """Ask placement whether a job that was not submitted would start now, behind all that wait."""
+        spec = self._accept(request.spec)
+        record = new_record("whatif", spec, caller().name, "")
+        plan = placement_pb2.PlanPlacementRequest(validate_only=True, strict=self.config.scheduler.policy.strict)
+        ahead = [self.state.records[job_id] for job_id in self.state.ranked[:1000] if job_id in self.state.records]
+        now = time.time()
+        for other in [one for one in ahead if one.phase is Phase.QUEUED]:
+            plan.candidates.append(candidate_of(other, now))
+        plan.candidates.append(candidate_of(record, now))
+        response = await self.placement.PlanPlacement(plan)
+        answer = pb.SimulateJobResponse(position=len(plan.candidates))
+        for placed in response.placed:
+            if placed.attempt.job_id == "whatif":
+                answer.starts_now = True
+                answer.allocations.extend(placed.attempt.allocations)
+        for refused in response.refused:
+            if refused.job_id == "whatif":
+                answer.refusal.CopyFrom(refused.refusal)
+        return answer
+
+    async def ReadLogs(self, request: pb.ReadLogsRequest, context: Any) -> AsyncIterator[pb.ReadLogsResponse]:
+        """Pass a job's output on; with `follow` through all of its attempts."""
+        record = self._record(request.id)
+        number = request.attempt
+        while True:
+            attempt = await self._attempt_with_output(record, number, follow=request.follow)
+            if attempt is None:
+                return
+            async for piece in self._read(record, attempt, request):
+                yield pb.ReadLogsResponse(rank=piece.rank, data=piece.data, truncated=piece.truncated)
+            if not request.follow or request.attempt or record.phase.ended:
+                return
+            number = attempt.number + 1
+
+    async def _attempt_with_output(self, record: Record, number: int, *, follow: bool) -> job_pb2.Attempt | None:
+        """Find the attempt that is meant; wait for it to run where the caller follows."""
+        watcher = self.state.watch()
+        watcher.tell(record.id)
+        try:
+            async for job_id in watcher.changes():
+                if job_id != record.id:
+                    continue
+                attempts = [*record.job.past_attempts, record.job.attempt]
+                found = next((one for one in attempts if one.number and one.number == (number or one.number)), None)
+                if not number and record.attempt_number:
+                    found = record.job.attempt
+                if found and found.state != job_pb2.ATTEMPT_STATE_ASSIGNED:
+                    return found
+                if record.phase.ended or not follow:
+                    if found or number == 0 or follow:
+                        return found
+                    raise errors.not_found("attempt", f"{record.id}/{number}")
+        finally:
+            self.state.unwatch(watcher)
+        return None
+
+    async def _read(
+        self, record: Record, attempt: job_pb2.Attempt, request: pb.ReadLogsRequest
+    ) -> AsyncIterator[placement_pb2.ReadAttemptLogsResponse]:
+        call = placement_pb2.ReadAttemptLogsRequest(
+            job_id=record.id,
+            number=attempt.number,
+            follow=request.follow,
+            tail_bytes=request.tail_bytes,
+            node_ids=[allocation.node_id for allocation in attempt.allocations],
+        )
+        if request.HasField("rank"):
+            call.rank = request.rank
+        try:
+            async for piece in self.placement.ReadAttemptLogs(call):
+                yield piece
+        except grpc.aio.AioRpcError as error:
+            raise errors.from_error(error) from None
+
+    # Changes -------------------------------------------------------------------------------------------------
+
+    async def CancelJob(self, request: pb.CancelJobRequest, context: Any) -> pb.CancelJobResponse:
+        """End a job, or begin to."""
+        record = await self._wish(request, "CancelJob", job_pb2.JOB_PHASE_CANCELLED)
+        return pb.CancelJobResponse(job=self.state.message(record))
+
+    async def SuspendJob(self, request: pb.SuspendJobRequest, context: Any) -> pb.SuspendJobResponse:
+        """Hold a job back, or begin to."""
+        record = self._record(request.id)
+        if record.phase.ended:
+            raise errors.failed_precondition("JOB_ENDED", f"job {record.id} has {record.phase.value} already")
+        record = await self._wish(request, "SuspendJob", job_pb2.JOB_PHASE_SUSPENDED)
+        return pb.SuspendJobResponse(job=self.state.message(record))
+
+    async def ResumeJob(self, request: pb.ResumeJobRequest, context: Any) -> pb.ResumeJobResponse:
+        """Let a suspended job queue again."""
+        record = self._record(request.id)
+        once = _request("ResumeJob", request.request_id, request)
+        if not await self.keeper.repeated(once):
+            if record.phase.ended:
+                raise errors.failed_precondition("JOB_ENDED", f"job {record.id} has {record.phase.value} already")
+            await self.keeper.change(record, _resume, request=once, etag=request.etag)
+        return pb.ResumeJobResponse(job=self.state.message(record))
+
+    async def _wish(self, request: Any, method: str, wish: job_pb2.JobPhase.ValueType) -> Record:
+        record = self._record(request.id)
+        once = _request(method, request.request_id, request)
+        if await self.keeper.repeated(once):
+            return record
+        await self.keeper.change(record, lambda stored: _hold_back(stored, wish), request=once, etag=request.etag)
+        if record.phase.holds_resources:
+            reason = StopReason.CANCELLED if wish == job_pb2.JOB_PHASE_CANCELLED else StopReason.SUSPENDED
+            await self.follower.stop(record, record.attempt_number, reason)
+        return record
+
+    async def UpdateJob(self, request: pb.UpdateJobRequest, context: Any) -> pb.UpdateJobResponse:
+        """Change what may be changed of a job that has not ended."""
+        record = self._record(request.job.id)
+        once = _request("UpdateJob", request.request_id, request)
+        if not await self.keeper.repeated(once):
+            if record.phase.ended:
+                raise errors.failed_precondition("JOB_ENDED", f"job {record.id} has {record.phase.value} already")
+            changed = check_update(record, request)
+            if request.validate_only:
+                preview = job_pb2.Job()
+                preview.CopyFrom(record.job)
+                preview.spec.CopyFrom(translate.spec_to_wire(changed))
+                return pb.UpdateJobResponse(job=preview)
+            await self.keeper.change(
+                record, lambda stored: apply_update(stored, request), request=once, etag=request.job.etag
+            )
+            record.spec = changed
+            self.state.renew(record)
+        return pb.UpdateJobResponse(job=self.state.message(record))
+
+
+def _request(method: str, request_id: str, message: Any) -> Request:
+    if len(request_id) > REQUEST_ID_LENGTH_MAX or not request_id.isprintable() or "/" in request_id:
+        raise errors.invalid(
+            [Violation("request_id", f"must be printable, without slashes and at most {REQUEST_ID_LENGTH_MAX} long")]
+        )
+    return Request(method, request_id, message.SerializeToString(deterministic=True))
+
+
+def _hold_back(stored: records_pb2.StoredJob, wish: job_pb2.JobPhase.ValueType) -> bool:
+    """Cancel or suspend a job: at once where it holds nothing, else by a wish that its attempt's end fulfils."""
+    phase = translate.PHASES.from_wire(stored.job.phase)
+    cancel = wish == job_pb2.JOB_PHASE_CANCELLED
+    if phase.ended or (phase is Phase.SUSPENDED and not cancel):
+        return False
+    if phase.holds_resources:
+        if stored.wish == job_pb2.JOB_PHASE_CANCELLED:
+            return False
+        stored.wish = wish
+        note(stored, "cancel wanted" if cancel else "suspend wanted")
+    else:
+        move(stored, JobEvent.CANCELLED if cancel else JobEvent.SUSPENDED)
+        note(stored, "cancelled" if cancel else "suspended")
+    return True
+
+
+def _resume(stored: records_pb2.StoredJob) -> bool:
+    if stored.wish == job_pb2.JOB_PHASE_SUSPENDED:
+        raise errors.unavailable("the job is still being stopped; it can be resumed once it is suspended", 1.0)
+    if translate.PHASES.from_wire(stored.job.phase) is not Phase.SUSPENDED:
+        return False
+    move(stored, JobEvent.RESUMED)
+    note(stored, "resumed")
+    return True

@@ -1,0 +1,228 @@
+"""All jobs that the queue knows, the table of active ones, and everyone who watches. No IO."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from bisect import bisect_left, insort
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+
+from cotenant.core.cycle import Capacity
+from cotenant.core.jobs import Shape
+from cotenant.core.lifecycle import Phase
+from cotenant.core.nodes import NodeShape
+from cotenant.core.policy import Order
+from cotenant.core.refusals import Code, Refusal, behind
+from cotenant.core.table import JobRow, JobTable
+from cotenant.rpc import translate
+from cotenant.services.queue.records import Record
+from cotenant.v1 import job_pb2, records_pb2, tenant_service_pb2
+
+IN_TABLE = frozenset({Phase.QUEUED, Phase.STARTING, Phase.RUNNING})
+
+
+class Watcher:
+    """Someone who wants to hear of changes: the ids of changed jobs, each at most once until it is heard of."""
+
+    def __init__(self) -> None:
+        self.changed: dict[str, None] = {}
+        self.wake = asyncio.Event()
+
+    def tell(self, job_id: str) -> None:
+        """Note a change."""
+        self.changed[job_id] = None
+        self.wake.set()
+
+    async def changes(self) -> AsyncIterator[str]:
+        """Yield ids of changed jobs as they come; a job that changes twice before it is heard of comes once."""
+        while True:
+            while self.changed:
+                job_id = next(iter(self.changed))
+                del self.changed[job_id]
+                yield job_id
+            self.wake.clear()
+            await self.wake.wait()
+
+
+class State:
+    """Jobs by id, in the order in which they were taken in."""
+
+    def __init__(self) -> None:
+        self.wake: Callable[[], None] = lambda: None  # set by whoever schedules
+        self.records: dict[str, Record] = {}
+        self.ids: list[str] = []  # sorted; ids rise with time
+        self.table = JobTable()
+        self.tenants: dict[str, tuple[tenant_service_pb2.Tenant, int]] = {}  # with the revision of each
+        self.capacity = Capacity(0, 0, 0)
+        self.shapes: tuple[NodeShape, ...] = ()
+        self.elastic = False
+        self.refusals: dict[str, tuple[Refusal, float]] = {}  # with the time since when
+        self.refused_shapes: dict[int, Refusal] = {}
+        self.head: tuple[str, Refusal] | None = None  # what a strict queue stopped at
+        self.ranked: list[str] = []  # waiting jobs, in the last cycle's order
+        self.last_order: tuple[list[str], Order] | None = None  # ids by row, and the policy's answer
+        self.unestimated: dict[str, None] = {}  # jobs of which the predictor was not asked yet
+        self._watchers: set[Watcher] = set()
+        self._sequence = 0
+        self._shape_numbers: dict[Shape, int] = {}
+        self._tenant_numbers: dict[str, int] = {}
+
+    # Jobs ----------------------------------------------------------------------------------------------------
+
+    def add(self, record: Record) -> None:
+        """Take a job in."""
+        self._sequence += 1
+        record.sequence = self._sequence
+        record.shape = self._shape_numbers.setdefault(record.spec.shape, len(self._shape_numbers))
+        self.records[record.id] = record
+        insort(self.ids, record.id)
+        if not record.phase.ended:
+            self.unestimated[record.id] = None
+        self.sync(record)
+
+    def take_unestimated(self, most: int) -> list[Record]:
+        """Jobs about which the predictor should be asked now; they are asked about once."""
+        taken = [job_id for job_id, _ in zip(self.unestimated, range(most), strict=False)]
+        for job_id in taken:
+            del self.unestimated[job_id]
+        return [record for job_id in taken if (record := self.records.get(job_id)) and not record.phase.ended]
+
+    def level(self, job_id: str) -> tuple[int, float]:
+        """The level and the score that the last cycle's order gave a job."""
+        if self.last_order is None or job_id not in self.last_order[0]:
+            return 0, 0.0
+        row = self.last_order[0].index(job_id)
+        return int(self.last_order[1].level[row]), float(self.last_order[1].score[row])
+
+    def remove(self, job_id: str) -> None:
+        """Forget an ended job."""
+        del self.records[job_id]
+        del self.ids[bisect_left(self.ids, job_id)]
+
+    def sync(self, record: Record) -> None:
+        """Let the table, the watchers and the cycle know what a job has become."""
+        phase, job_id = record.phase, record.id
+        if phase in IN_TABLE and not (phase is Phase.QUEUED and self.backing_off(record)):
+            self._enter(record)
+            self._run(record, running=phase is not Phase.QUEUED)
+        elif job_id in self.table:
+            self.table.remove(job_id)
+        if phase is not Phase.QUEUED:
+            self.refusals.pop(job_id, None)
+        for watcher in self._watchers:
+            watcher.tell(job_id)
+        self.wake()
+
+    def renew(self, record: Record) -> None:
+        """Let the table know that a job's spec has changed."""
+        if record.id in self.table:
+            self.table.remove(record.id)
+        self.sync(record)
+
+    def _enter(self, record: Record) -> None:
+        if record.id in self.table:
+            return
+        spec, job = record.spec, record.job
+        self.table.add(
+            JobRow(
+                record.id,
+                arrival_seconds=translate.seconds(job.create_time),
+                sequence=record.sequence,
+                gpu_milli=spec.gpu_milli,
+                cores=sum(role.replicas * (role.request.cores or 1) for role in spec.roles),
+                memory_bytes=sum(role.replicas * role.request.memory_bytes for role in spec.roles),
+                replicas=spec.replicas,
+                priority=spec.priority,
+                tenant=self._tenant_numbers.setdefault(spec.tenant, len(self._tenant_numbers)),
+                deadline_seconds=spec.deadline_seconds if spec.deadline_seconds is not None else float("inf"),
+                preemptible=spec.preemptible,
+            )
+        )
+        self.table.attain(record.id, translate.seconds(job.run_time))
+        if record.estimate and record.estimate.predictable:
+            self.table.update(
+                record.id,
+                remaining_seconds=translate.seconds(record.estimate.remaining),
+                confidence=record.estimate.confidence,
+            )
+
+    def _run(self, record: Record, *, running: bool) -> None:
+        runs = bool(self.table.running(record.id))
+        if running and not runs:
+            attempt = record.job.attempt
+            since = attempt.start_time if attempt.HasField("start_time") else attempt.assign_time
+            self.table.start(record.id, translate.seconds(since))
+        elif runs and not running:
+            self.table.remove(record.id)
+            self._enter(record)
+
+    @staticmethod
+    def backing_off(record: Record) -> bool:
+        """Whether a job waits for the time at which it may be tried again."""
+        return translate.seconds(record.stored.not_before_time) > time.time()
+
+    # What is told --------------------------------------------------------------------------------------------
+
+    def message(self, record: Record) -> job_pb2.Job:
+        """A job as callers see it: with its reason to wait, and what it attains at this moment."""
+        job = job_pb2.Job()
+        job.CopyFrom(record.job)
+        job.etag = str(record.revision)
+        if record.phase is Phase.QUEUED:
+            refusal, since = self.refusal(record)
+            job.refusal.CopyFrom(translate.refusal_to_wire(refusal))
+            job.refusal.since.FromNanoseconds(int(since * 1e9))
+        elif record.phase is Phase.RUNNING:
+            ran = max(0.0, time.time() - translate.seconds(job.attempt.start_time))
+            job.run_time.FromNanoseconds(int((translate.seconds(job.run_time) + ran) * 1e9))
+            job.attained_gpu_seconds += ran * record.spec.gpu_milli / 1000
+        return job
+
+    def refusal(self, record: Record) -> tuple[Refusal, float]:
+        """Why a job waits, and since when that has been the reason."""
+        created = translate.seconds(record.job.create_time)
+        if self.backing_off(record):
+            until = translate.seconds(record.stored.not_before_time)
+            return Refusal(
+                Code.BACK_OFF,
+                f"{record.job.phase_reason}; waits {max(0.0, until - time.time()):.0f} s before the next attempt",
+                "the time passes",
+            ), created
+        if known := self.refusals.get(record.id):
+            return known
+        if self.head and self.head[0] != record.id:
+            return behind(self.head[0], self.head[1].detail), created
+        if shape := self.refused_shapes.get(record.shape):
+            return shape, created
+        return Refusal(Code.NOT_YET_CONSIDERED, "the next scheduling cycle will consider it"), created
+
+    def refuse(self, job_id: str, refusal: Refusal) -> None:
+        """Note why a job waits; the time stays where the reason does."""
+        known = self.refusals.get(job_id)
+        since = known[1] if known and known[0].code is refusal.code else time.time()
+        self.refusals[job_id] = (refusal, since)
+
+    def watch(self) -> Watcher:
+        """Begin to watch; `unwatch` ends it."""
+        watcher = Watcher()
+        self._watchers.add(watcher)
+        return watcher
+
+    def unwatch(self, watcher: Watcher) -> None:
+        """Stop watching."""
+        self._watchers.discard(watcher)
+
+    def waiting(self) -> Iterator[Record]:
+        """Jobs in the table that wait for resources."""
+        return (record for job_id in self.table.ids if (record := self.records[job_id]).phase is Phase.QUEUED)
+
+    def holding(self) -> Iterable[Record]:
+        """Jobs that hold resources."""
+        return [record for record in self.records.values() if record.phase.holds_resources]
+
+
+def clone(stored: records_pb2.StoredJob) -> records_pb2.StoredJob:
+    """A copy to change and commit."""
+    copy = records_pb2.StoredJob()
+    copy.CopyFrom(stored)
+    return copy

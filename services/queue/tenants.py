@@ -1,0 +1,163 @@
+"""Tenants and queues."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from cotenant.core.jobs import QUEUE_DEFAULT, TENANT_DEFAULT
+from cotenant.core.lifecycle import Phase
+from cotenant.core.validate import Violation, shown
+from cotenant.rpc import errors
+from cotenant.rpc.pages import page_of
+from cotenant.services.queue.keeper import TENANTS, Keeper
+from cotenant.services.queue.records import SCHEMA_VERSION
+from cotenant.services.queue.scheduler import held_cores
+from cotenant.store.port import Compare, Conflict, Delete, Put
+from cotenant.v1 import records_pb2, tenant_service_pb2_grpc
+from cotenant.v1 import tenant_service_pb2 as pb
+
+_ID = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
+CHANGEABLE = ("quota_gpu_milli", "quota_cores", "limit_gpu_milli", "limit_cores", "weight")
+
+
+class Tenants(tenant_service_pb2_grpc.TenantServiceServicer):
+    """Keeps tenants. A tenant that nobody made has no guarantee and no limit."""
+
+    def __init__(self, keeper: Keeper, policy: str) -> None:
+        self._keeper, self._policy = keeper, policy
+
+    async def CreateTenant(self, request: pb.CreateTenantRequest, context: Any) -> pb.CreateTenantResponse:
+        """Make a tenant; a repeat of the same call returns it as it is."""
+        _check(request.tenant)
+        known = self._keeper.state.tenants.get(request.tenant.id)
+        if known:
+            if _settings(known[0]) == _settings(request.tenant):
+                return pb.CreateTenantResponse(tenant=self._message(request.tenant.id))
+            raise errors.already_exists("tenant", request.tenant.id)
+        if request.validate_only:
+            return pb.CreateTenantResponse(tenant=request.tenant)
+        await self._put(request.tenant, 0)
+        return pb.CreateTenantResponse(tenant=self._message(request.tenant.id))
+
+    async def GetTenant(self, request: pb.GetTenantRequest, context: Any) -> pb.GetTenantResponse:
+        """Tell of one tenant."""
+        self._revision(request.id)
+        return pb.GetTenantResponse(tenant=self._message(request.id))
+
+    async def ListTenants(self, request: pb.ListTenantsRequest, context: Any) -> pb.ListTenantsResponse:
+        """Tell of tenants: those that were made, and those that have jobs."""
+        state = self._keeper.state
+        active = {record.spec.tenant for record in state.records.values() if not record.phase.ended}
+        ids, token = page_of(sorted({TENANT_DEFAULT, *state.tenants, *active}), request.page_size, request.page_token)
+        return pb.ListTenantsResponse(tenants=[self._message(tenant_id) for tenant_id in ids], next_page_token=token)
+
+    async def UpdateTenant(self, request: pb.UpdateTenantRequest, context: Any) -> pb.UpdateTenantResponse:
+        """Change a tenant."""
+        revision = self._revision(request.tenant.id)
+        self._check_etag(request.tenant.id, request.tenant.etag, revision)
+        paths = request.update_mask.paths or [name for name in CHANGEABLE if _is_set(request.tenant, name)]
+        if wrong := [path for path in paths if path not in CHANGEABLE]:
+            raise errors.invalid(
+                [Violation("update_mask", f"{path!r} cannot be changed; {', '.join(CHANGEABLE)} can") for path in wrong]
+            )
+        tenant = pb.Tenant()
+        tenant.CopyFrom(self._keeper.state.tenants[request.tenant.id][0])
+        for path in paths:
+            tenant.ClearField(path)
+            if _is_set(request.tenant, path):
+                setattr(tenant, path, getattr(request.tenant, path))
+        _check(tenant)
+        if not request.validate_only:
+            await self._put(tenant, revision)
+        return pb.UpdateTenantResponse(tenant=tenant if request.validate_only else self._message(tenant.id))
+
+    async def DeleteTenant(self, request: pb.DeleteTenantRequest, context: Any) -> pb.DeleteTenantResponse:
+        """Remove a tenant that has no live job."""
+        revision = self._revision(request.id)
+        self._check_etag(request.id, request.etag, revision)
+        state = self._keeper.state
+        live = [r.id for r in state.records.values() if r.spec.tenant == request.id and not r.phase.ended]
+        if live:
+            raise errors.failed_precondition(
+                "TENANT_IN_USE", f"tenant {request.id} has {len(live)} live jobs: {live[0]}…"
+            )
+        key = TENANTS + request.id
+        if isinstance(await self._keeper.store.transact([Compare(key, revision)], [Delete(key)]), Conflict):
+            raise errors.conflict("tenant", request.id)
+        del state.tenants[request.id]
+        return pb.DeleteTenantResponse()
+
+    async def ListQueues(self, request: pb.ListQueuesRequest, context: Any) -> pb.ListQueuesResponse:
+        """Tell of the queues; there is one so far."""
+        records = self._keeper.state.records.values()
+        return pb.ListQueuesResponse(
+            queues=[
+                pb.Queue(
+                    id=QUEUE_DEFAULT,
+                    policy=self._policy,
+                    waiting=sum(record.phase is Phase.QUEUED for record in records),
+                    running=sum(record.phase.holds_resources for record in records),
+                )
+            ]
+        )
+
+    async def _put(self, tenant: pb.Tenant, revision: int) -> None:
+        key = TENANTS + tenant.id
+        stored = records_pb2.StoredTenant(schema_version=SCHEMA_VERSION, tenant=tenant)
+        for derived in ("etag", "used_gpu_milli", "used_cores"):
+            stored.tenant.ClearField(derived)  # type: ignore[arg-type]  # fields of the message
+        result = await self._keeper.store.transact([Compare(key, revision)], [Put(key, stored.SerializeToString())])
+        if isinstance(result, Conflict):
+            raise errors.conflict("tenant", tenant.id)
+        self._keeper.state.tenants[tenant.id] = (stored.tenant, result.revision)
+        self._keeper.state.wake()
+
+    def _revision(self, tenant_id: str) -> int:
+        tenants = self._keeper.state.tenants
+        if tenant_id not in tenants:
+            raise errors.not_found("tenant", tenant_id, near=tenants)
+        return tenants[tenant_id][1]
+
+    @staticmethod
+    def _check_etag(tenant_id: str, etag: str, revision: int) -> None:
+        if etag and etag != str(revision):
+            raise errors.conflict("tenant", tenant_id)
+
+    def _message(self, tenant_id: str) -> pb.Tenant:
+        state = self._keeper.state
+        kept, revision = state.tenants.get(tenant_id, (pb.Tenant(id=tenant_id), 0))
+        tenant = pb.Tenant()
+        tenant.CopyFrom(kept)
+        tenant.etag = str(revision) if revision else ""
+        held = [record for record in state.holding() if record.spec.tenant == tenant_id]
+        tenant.used_gpu_milli = sum(record.spec.gpu_milli for record in held)
+        tenant.used_cores = sum(held_cores(record) for record in held)
+        return tenant
+
+
+def _check(tenant: pb.Tenant) -> None:
+    found = []
+    if not _ID.fullmatch(tenant.id):
+        found.append(
+            Violation("tenant.id", f"must be lower-case letters, digits and dashes, at most 63, not {shown(tenant.id)}")
+        )
+    found += [
+        Violation(f"tenant.{name}", f"must not be negative, not {getattr(tenant, name):g}")
+        for name in CHANGEABLE
+        if getattr(tenant, name) < 0
+    ]
+    for unit in ("gpu_milli", "cores"):
+        quota, limit = f"quota_{unit}", f"limit_{unit}"
+        if tenant.HasField(quota) and tenant.HasField(limit) and getattr(tenant, quota) > getattr(tenant, limit):  # type: ignore[arg-type]  # fields of the message
+            found.append(Violation(f"tenant.{quota}", "is more than the limit"))
+    if found:
+        raise errors.invalid(found)
+
+
+def _is_set(tenant: pb.Tenant, name: str) -> bool:
+    return bool(tenant.weight) if name == "weight" else tenant.HasField(name)  # type: ignore[arg-type]  # a field
+
+
+def _settings(tenant: pb.Tenant) -> list[float | None]:
+    return [getattr(tenant, name) if _is_set(tenant, name) else None for name in CHANGEABLE]

@@ -1,0 +1,58 @@
+"""What may be changed of a job that has been submitted."""
+
+from __future__ import annotations
+
+import time
+
+from cotenant.core.jobs import JobSpec
+from cotenant.core.options import did_you_mean
+from cotenant.core.validate import Violation
+from cotenant.rpc import errors, translate
+from cotenant.services.queue.records import Record, note
+from cotenant.v1 import job_pb2, records_pb2
+from cotenant.v1 import job_service_pb2 as pb
+
+CHANGEABLE = ("priority", "deadline", "labels", "retries_max", "not_preemptible", "name")
+
+
+def check_update(record: Record, request: pb.UpdateJobRequest) -> JobSpec:
+    """Say what the job's spec would become.
+
+    Raises:
+        Problem: INVALID_ARGUMENT naming each field that cannot be changed, or not to that.
+    """
+    wrong = [path for path in request.update_mask.paths if path.removeprefix("spec.") not in CHANGEABLE]
+    if wrong or not request.update_mask.paths:
+        names = [f"spec.{name}" for name in CHANGEABLE]
+        raise errors.invalid(
+            [
+                Violation(
+                    "update_mask", f"{path!r} cannot be changed{did_you_mean(path, names)}; {', '.join(names)} can"
+                )
+                for path in wrong or [""]
+            ]
+        )
+    message = job_pb2.JobSpec()
+    message.CopyFrom(record.job.spec)
+    _copy(message, request)
+    return translate.accept_spec(message, now=time.time())
+
+
+def apply_update(stored: records_pb2.StoredJob, request: pb.UpdateJobRequest) -> None:
+    """Change a job's record as the mask says."""
+    _copy(stored.job.spec, request)
+    note(stored, "updated", ", ".join(path.removeprefix("spec.") for path in request.update_mask.paths))
+
+
+def _copy(spec: job_pb2.JobSpec, request: pb.UpdateJobRequest) -> None:
+    for path in request.update_mask.paths:
+        name = path.removeprefix("spec.")
+        spec.ClearField(name)  # type: ignore[arg-type]  # one of CHANGEABLE
+        new = getattr(request.job.spec, name)
+        if name == "labels":
+            spec.labels.update(new)
+        elif name == "deadline":
+            if request.job.spec.HasField("deadline"):
+                spec.deadline.CopyFrom(new)
+        else:
+            setattr(spec, name, new)
