@@ -11,7 +11,7 @@ import numpy as np
 from cotenant.core import cycle
 from cotenant.core.allocations import NodeAllocation
 from cotenant.core.books import Task
-from cotenant.core.jobs import Gang
+from cotenant.core.jobs import WHOLE_GPU_MILLI, Gang
 from cotenant.core.lifecycle import AttemptState
 from cotenant.core.policy import CpuAllocator, PlacementPolicy
 from cotenant.core.refusals import Code, Refusal, plural
@@ -50,6 +50,7 @@ def plan(
         )
         for candidate in request.candidates
     }
+    ahead = {victim.job_id: victim.ahead if victim.HasField("ahead") else None for victim in request.victims}
     victims = cluster.victims([(victim.job_id, victim.number) for victim in request.victims])
     return (
         cycle.place(
@@ -57,7 +58,7 @@ def plan(
             ledger,
             policy,
             np.random.default_rng(request.seed),
-            victims=[cycle.Victim(live.key[0], live.holdings) for live in victims],
+            victims=[cycle.Victim(live.key[0], live.holdings, ahead[live.key[0]]) for live in victims],
             leaving=cluster.leaving(),
             strict=request.strict,
         ),
@@ -156,14 +157,16 @@ def answer(cluster: Cluster, decision: Decision) -> placement_pb2.PlanPlacementR
 
 
 def capacity(cluster: Cluster) -> placement_pb2.Capacity:
-    """Sum up what nodes that take work have, and what of it is free."""
+    """Sum up what is free on nodes that take work, and with it what is held anywhere."""
     ledger = cluster.ledger
-    of = ledger.open
+    free, free_anywhere = ledger.sums(ledger.open), ledger.sums(np.ones_like(ledger.open))
+    have = (int(ledger.total_gpus.sum()) * WHOLE_GPU_MILLI, ledger.total_cores.sum(), ledger.total_memory.sum())
+    total = [here + int(all_of) - anywhere for here, all_of, anywhere in zip(free, have, free_anywhere, strict=True)]
     return placement_pb2.Capacity(
-        total_gpu_milli=ledger.total_gpu_milli,
-        total_cores=int(ledger.total_cores[of].sum()),
-        total_memory_bytes=int(ledger.total_memory[of].sum()),
-        free_gpu_milli=ledger.free_gpu_milli,
-        free_cores=int(ledger.free_cores[of].sum()),
-        free_memory_bytes=int(ledger.free_memory[of].sum()),
+        total_gpu_milli=total[0],
+        total_cores=total[1],
+        total_memory_bytes=total[2],
+        free_gpu_milli=free[0],
+        free_cores=free[1],
+        free_memory_bytes=free[2],
     )

@@ -9,13 +9,14 @@ from dataclasses import dataclass, field
 
 import structlog
 
-from cotenant import telemetry
+from cotenant import plugins, telemetry
 from cotenant.core.ledger import Overcommitted
 from cotenant.core.lifecycle import StopReason
 from cotenant.core.nodes import NodeShape
 from cotenant.core.policy import CpuAllocator, PlacementPolicy
 from cotenant.rpc import errors, translate
 from cotenant.rpc.pages import page_of
+from cotenant.rpc.policies import PolicyServicer
 from cotenant.rpc.server import Server
 from cotenant.services.placement import planner
 from cotenant.services.placement.agents import Sessions
@@ -36,6 +37,7 @@ log = structlog.get_logger()
 PLACEMENT = "cotenant.v1.PlacementService"
 NODE = "cotenant.v1.NodeService"
 AGENT = "cotenant.v1.AgentService"
+PLACEMENTS, ALLOCATORS = "cotenant.placement_policies", "cotenant.cpu_allocators"
 LEADER = "placement/leader"
 OPERATOR = "operator"
 
@@ -44,13 +46,13 @@ OPERATOR = "operator"
 class PlacementConfig:
     """How placement is run. `could_join` are shapes of nodes that may join; with `elastic` any number of them."""
 
-    policy: PlacementPolicy
-    allocator: CpuAllocator
+    placement: str = "consolidate"
+    allocator: str = "proportional"
+    options: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # by policy
     heartbeat_seconds: float = 5.0
     lost_after_seconds: float = 300.0
     could_join: tuple[NodeShape, ...] = ()
     elastic: bool = False
-    options: Mapping[str, str] = field(default_factory=dict)
 
 
 class Placement(placement_grpc.PlacementServiceServicer, node_grpc.NodeServiceServicer, node_grpc.AgentServiceServicer):
@@ -58,6 +60,9 @@ class Placement(placement_grpc.PlacementServiceServicer, node_grpc.NodeServiceSe
 
     def __init__(self, store: Store, config: PlacementConfig) -> None:
         self.store, self.config = store, config
+        options = config.options
+        self.policy: PlacementPolicy = plugins.load(PLACEMENTS, config.placement, options.get(config.placement, {}))
+        self.allocator: CpuAllocator = plugins.load(ALLOCATORS, config.allocator, options.get(config.allocator, {}))
         self.cluster = Cluster()
         self.committer = Committer(store)
         self.sessions = Sessions()
@@ -173,7 +178,7 @@ class Placement(placement_grpc.PlacementServiceServicer, node_grpc.NodeServiceSe
         async with self._planning:
             begin = time.time()
             standing = self._standing(request)
-            outcome, _ = planner.plan(self.cluster, request, self.config.policy, self.config.allocator)
+            outcome, _ = planner.plan(self.cluster, request, self.policy, self.allocator)
             decision = planner.decide(self.cluster, request, outcome)
             if request.validate_only:
                 response = planner.answer(self.cluster, decision)
@@ -350,3 +355,21 @@ def _told(error: BaseException) -> BaseException:
     if isinstance(error, Overcommitted):
         return errors.internal(str(error))
     return error
+
+
+async def start(
+    server: Server, store: Store, policies: PolicyServicer, config: PlacementConfig = PlacementConfig()
+) -> Placement:
+    """Read the state and add placement to a server that has not started yet.
+
+    Raises:
+        UnknownPolicy: a policy is not installed, or broken.
+        BadOption: a policy does not take an option.
+        StoreUnavailable: the state cannot be read.
+    """
+    placement = Placement(store, config)
+    policies.use(PLACEMENTS, config.placement)
+    policies.use(ALLOCATORS, config.allocator)
+    placement.add_to(server)
+    await placement.start()
+    return placement

@@ -20,7 +20,7 @@ import grpc
 import structlog
 
 from cotenant import telemetry
-from cotenant.core.cycle import choose
+from cotenant.core.cycle import Capacity, choose
 from cotenant.core.lifecycle import Phase
 from cotenant.core.policy import QueuePolicy
 from cotenant.core.refusals import Code, Refusal, gpus, outranked
@@ -54,11 +54,19 @@ class SchedulerConfig:
 class _Ranking:
     waiting: list[str]
     starts: list[str]
-    victims: list[str]
+    victims: list[tuple[str, int]]  # each with how many of the starts come before it
     began: float
     estimated: float
     ordered: float
     valid_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """A candidate, and its place among all that should start."""
+
+    place: int
+    record: Record
 
 
 class Scheduler:
@@ -134,7 +142,7 @@ class Scheduler:
         return _Ranking(
             waiting,
             [ids[row] for row in choice.starts.tolist()],
-            [ids[row] for row in choice.victims.tolist()],
+            [(ids[row], ahead) for row, ahead in zip(choice.victims.tolist(), choice.ahead().tolist(), strict=True)],
             began,
             estimated,
             time.time(),
@@ -175,8 +183,8 @@ class Scheduler:
         )
 
     async def _place(self, ranking: _Ranking) -> None:
-        victims = [self.state.records[job_id] for job_id in ranking.victims]
-        index, size = 0, PAGE_MIN
+        victims = [(self.state.records[job_id], ahead) for job_id, ahead in ranking.victims]
+        index, size = 0, len(ranking.starts) if victims else PAGE_MIN
         over = Quotas(self.state)
         while index < len(ranking.starts) and self.state.head is None:
             page, index = self._page(ranking.starts, index, size, over)
@@ -185,11 +193,11 @@ class Scheduler:
             response = await self._plan(page, victims)
             self._take(ranking, page, response)
             preempted = {victim.job_id for victim in response.preempted}
-            victims = [victim for victim in victims if victim.id not in preempted]
+            victims = [(victim, ahead) for victim, ahead in victims if victim.id not in preempted]
             size = min(PAGE_MAX, size * 2)
 
-    def _page(self, starts: Sequence[str], index: int, size: int, over: Quotas) -> tuple[list[Record], int]:
-        page: list[Record] = []
+    def _page(self, starts: Sequence[str], index: int, size: int, over: Quotas) -> tuple[list[_Entry], int]:
+        page: list[_Entry] = []
         while index < len(starts) and len(page) < size:
             record = self.state.records.get(starts[index])
             index += 1
@@ -198,22 +206,27 @@ class Scheduler:
             if refusal := over.refuse(record):
                 self.state.refuse(record.id, refusal)
             elif record.shape not in self.state.refused_shapes:
-                page.append(record)
+                page.append(_Entry(index - 1, record))
         return page, index
 
-    async def _plan(self, page: Sequence[Record], victims: Sequence[Record]) -> placement_pb2.PlanPlacementResponse:
+    async def _plan(
+        self, page: Sequence[_Entry], victims: Sequence[tuple[Record, int]]
+    ) -> placement_pb2.PlanPlacementResponse:
         now = time.time()
         request = placement_pb2.PlanPlacementRequest(strict=self.config.policy.strict, seed=self.config.seed)
-        for record in page:
-            request.candidates.append(candidate_of(record, now))
-        for victim in victims:
-            request.victims.add(job_id=victim.id, number=victim.attempt_number)
+        for entry in page:
+            request.candidates.append(candidate_of(entry.record, now))
+        for victim, ahead in victims:
+            before = sum(entry.place < ahead for entry in page)
+            request.victims.add(job_id=victim.id, number=victim.attempt_number, ahead=before)
         response: placement_pb2.PlanPlacementResponse = await self.placement.PlanPlacement(
             request, timeout=PLAN_DEADLINE_SECONDS
         )
         return response
 
-    def _take(self, ranking: _Ranking, page: Sequence[Record], response: placement_pb2.PlanPlacementResponse) -> None:
+    def _take(self, ranking: _Ranking, page: Sequence[_Entry], response: placement_pb2.PlanPlacementResponse) -> None:
+        total = response.capacity
+        self.state.capacity = Capacity(total.total_gpu_milli, total.total_cores, total.total_memory_bytes)
         for placed in response.placed:
             record = self.state.records[placed.attempt.job_id]
             record.sizing = placed.sizing
@@ -221,7 +234,7 @@ class Scheduler:
             telemetry.record("estimate", parent, ranking.began, ranking.estimated, job=record.id)
             telemetry.record("order", parent, ranking.estimated, ranking.ordered, job=record.id)
             self.follower.take_attempt(placed.attempt)
-        by_id = {record.id: record for record in page}
+        by_id = {entry.record.id: entry.record for entry in page}
         for refused in response.refused:
             refusal, record = translate.refusal_from_wire(refused.refusal), by_id[refused.job_id]
             self.state.refuse(record.id, refusal)

@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 import grpc
 import structlog
 
-from cotenant import telemetry
+from cotenant import plugins, telemetry
 from cotenant.core import obstacles
 from cotenant.core.jobs import QUEUE_DEFAULT, JobSpec
 from cotenant.core.lifecycle import JobEvent, Phase, StopReason
 from cotenant.core.options import did_you_mean
+from cotenant.core.policy import QueuePolicy
 from cotenant.core.validate import Violation
 from cotenant.rpc import errors, translate
 from cotenant.rpc.identity import caller
 from cotenant.rpc.pages import page_of
+from cotenant.rpc.policies import PolicyServicer
 from cotenant.rpc.server import Server
 from cotenant.services.queue import explain
 from cotenant.services.queue.filters import Filter
@@ -45,6 +47,7 @@ from cotenant.v1 import placement_service_pb2 as placement_pb2
 
 log = structlog.get_logger()
 
+QUEUES = "cotenant.queue_policies"
 JOB = "cotenant.v1.JobService"
 TENANT = "cotenant.v1.TenantService"
 SPEC_BYTES_MAX = 256 * 1024
@@ -56,9 +59,13 @@ STORE_PROBE_SECONDS = 2.0
 
 @dataclass(frozen=True, slots=True)
 class QueueConfig:
-    """How the queue is run."""
+    """How the queue is run. `run_seconds_min` protects a job that has just started from preemption."""
 
-    scheduler: SchedulerConfig
+    policy: str = "fifo"
+    options: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # by policy
+    debounce_seconds: float = 0.003
+    run_seconds_min: float = 0.0
+    seed: int = 0
     ended_kept_max: int = ENDED_KEPT_MAX
 
 
@@ -79,9 +86,11 @@ class JobQueue(job_service_pb2_grpc.JobServiceServicer):
         self.keeper = Keeper(store, self.state)
         self.observations = Observations(predictor_stub)
         self.follower = Follower(self.state, self.keeper, self.placement, self.observations)
-        self.scheduler = Scheduler(self.state, self.follower, config.scheduler, self.placement, predictor_stub)
+        self.policy: QueuePolicy = plugins.load(QUEUES, config.policy, config.options.get(config.policy, {}))
+        cycle = SchedulerConfig(self.policy, config.debounce_seconds, config.run_seconds_min, config.seed)
+        self.scheduler = Scheduler(self.state, self.follower, cycle, self.placement, predictor_stub)
         self.state.wake = self.scheduler.wake
-        self.tenants = Tenants(self.keeper, config.scheduler.policy.name)
+        self.tenants = Tenants(self.keeper, config.policy)
         self._server: Server | None = None
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -94,8 +103,11 @@ class JobQueue(job_service_pb2_grpc.JobServiceServicer):
         server.add(tenant_service_pb2_grpc.add_TenantServiceServicer_to_server, self.tenants, TENANT)
 
     async def start(self) -> None:
-        """Read the state, then follow placement and schedule."""
+        """Read the state; nothing is followed or scheduled before `run`."""
         await self.keeper.load()
+
+    def run(self) -> None:
+        """Follow placement and schedule."""
         self._tasks = [
             asyncio.create_task(self.follower.run(), name="queue-follower"),
             asyncio.create_task(self.scheduler.run(), name="queue-scheduler"),
@@ -210,13 +222,13 @@ class JobQueue(job_service_pb2_grpc.JobServiceServicer):
 
     async def ExplainJob(self, request: pb.ExplainJobRequest, context: Any) -> pb.ExplainJobResponse:
         """Tell why a job stands where it stands."""
-        return explain.explain(self.state, self._record(request.id), self.config.scheduler.policy.name)
+        return explain.explain(self.state, self._record(request.id), self.config.policy)
 
     async def SimulateJob(self, request: pb.SimulateJobRequest, context: Any) -> pb.SimulateJobResponse:
         """Ask placement whether a job that was not submitted would start now, behind all that wait."""
         spec = self._accept(request.spec)
         record = new_record("whatif", spec, caller().name, "")
-        plan = placement_pb2.PlanPlacementRequest(validate_only=True, strict=self.config.scheduler.policy.strict)
+        plan = placement_pb2.PlanPlacementRequest(validate_only=True, strict=self.policy.strict)
         ahead = [self.state.records[job_id] for job_id in self.state.ranked[:1000] if job_id in self.state.records]
         now = time.time()
         for other in [one for one in ahead if one.phase is Phase.QUEUED]:
@@ -377,3 +389,25 @@ def _resume(stored: records_pb2.StoredJob) -> bool:
     move(stored, JobEvent.RESUMED)
     note(stored, "resumed")
     return True
+
+
+async def start(
+    server: Server,
+    store: Store,
+    policies: PolicyServicer,
+    config: QueueConfig,
+    placement: grpc.aio.Channel,
+    predictor: grpc.aio.Channel,
+) -> JobQueue:
+    """Read the state and add the queue to a server that has not started yet; `run` it once the others can be reached.
+
+    Raises:
+        UnknownPolicy: the policy is not installed, or broken.
+        BadOption: it does not take an option.
+        StoreUnavailable: the state cannot be read.
+    """
+    queue = JobQueue(store, config, placement, predictor)
+    policies.use(QUEUES, config.policy)
+    queue.add_to(server)
+    await queue.start()
+    return queue

@@ -64,7 +64,7 @@ class Tenants(tenant_service_pb2_grpc.TenantServiceServicer):
         tenant = pb.Tenant()
         tenant.CopyFrom(self._keeper.state.tenants[request.tenant.id][0])
         for path in paths:
-            tenant.ClearField(path)
+            tenant.ClearField(path)  # type: ignore[arg-type]  # one of CHANGEABLE
             if _is_set(request.tenant, path):
                 setattr(tenant, path, getattr(request.tenant, path))
         _check(tenant)
@@ -106,7 +106,7 @@ class Tenants(tenant_service_pb2_grpc.TenantServiceServicer):
         key = TENANTS + tenant.id
         stored = records_pb2.StoredTenant(schema_version=SCHEMA_VERSION, tenant=tenant)
         for derived in ("etag", "used_gpu_milli", "used_cores"):
-            stored.tenant.ClearField(derived)  # type: ignore[arg-type]  # fields of the message
+            stored.tenant.ClearField(derived)
         result = await self._keeper.store.transact([Compare(key, revision)], [Put(key, stored.SerializeToString())])
         if isinstance(result, Conflict):
             raise errors.conflict("tenant", tenant.id)

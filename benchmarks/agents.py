@@ -1,0 +1,124 @@
+"""Agents that speak the real stream but start no processes: a load for placement, and a stand-in for its tests."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import cast
+
+import grpc.aio
+
+from cotenant.v1 import job_pb2, node_service_pb2_grpc, resources_pb2
+from cotenant.v1 import node_service_pb2 as node_pb2
+
+
+def inventory(gpus: int, cores: int, *, memory_bytes: int = 2**39, node_id: str = "") -> resources_pb2.Inventory:
+    """A node with two NUMA nodes, GPUs and cores halved between them."""
+    half = max(1, cores // 2)
+    return resources_pb2.Inventory(
+        cores=[resources_pb2.Core(id=n, cpus=[n], numa_node=min(1, n // half)) for n in range(cores)],
+        gpus=[
+            resources_pb2.Gpu(
+                uuid=f"GPU-{node_id}-{n}", model="declared", numa_node=min(1, n // max(1, gpus // 2)), declared=True
+            )
+            for n in range(gpus)
+        ],
+        memory_bytes=memory_bytes,
+        address=node_id,
+    )
+
+
+class SimulatedAgent:
+    """One node's agent. A job runs for `run_seconds`, or until it is stopped where that is None."""
+
+    def __init__(
+        self,
+        node_id: str,
+        channel: grpc.aio.Channel,
+        *,
+        gpus: int = 8,
+        cores: int = 24,
+        run_seconds: float | None = None,
+        on_assigned: Callable[[str], None] = lambda job_id: None,
+    ) -> None:
+        self.node_id, self.run_seconds, self._on_assigned = node_id, run_seconds, on_assigned
+        self.inventory = inventory(gpus, cores, node_id=node_id)
+        self.attempts: dict[tuple[str, int], node_pb2.AttemptReport] = {}
+        self.assignments: dict[tuple[str, int], node_pb2.Assignment] = {}
+        self.stops: list[node_pb2.StopOrder] = []
+        self.acked: list[tuple[str, int]] = []
+        self.welcomes: list[node_pb2.Welcome] = []
+        self.refuses_to_stop = False
+        self.exit_code = 0
+        self._stub = cast(
+            "node_service_pb2_grpc.AgentServiceAsyncStub", node_service_pb2_grpc.AgentServiceStub(channel)
+        )
+        self._out: asyncio.Queue[node_pb2.ConnectRequest] = asyncio.Queue()
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Connect, and stay connected until `stop`."""
+        self._task = asyncio.create_task(self._run(), name=self.node_id)
+
+    async def stop(self) -> None:
+        """Go away; what ran runs on and is told of when `start` is called again."""
+        if self._task:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _run(self) -> None:
+        while True:
+            self._out = asyncio.Queue()
+            hello = node_pb2.Hello(node_id=self.node_id, inventory=self.inventory, incarnation="one")
+            hello.attempts.extend(self.attempts.values())
+            self._out.put_nowait(node_pb2.ConnectRequest(hello=hello))
+            try:
+                async for message in self._stub.Connect(self._requests()):
+                    self._take(message)
+            except grpc.aio.AioRpcError:
+                await asyncio.sleep(0.1)
+
+    async def _requests(self):  # type: ignore[no-untyped-def]  # an async generator of ConnectRequest
+        while True:
+            message = await self._out.get()
+            while not self._out.empty():
+                message.MergeFrom(self._out.get_nowait())
+            yield message
+
+    def _take(self, message: node_pb2.ConnectResponse) -> None:
+        if message.HasField("welcome"):
+            self.welcomes.append(message.welcome)
+        for assignment in message.assignments:
+            key = (assignment.job_id, assignment.number)
+            if key not in self.attempts:
+                self.assignments[key] = assignment
+                self._on_assigned(assignment.job_id)
+                self.report(key, job_pb2.ATTEMPT_STATE_RUNNING)
+                if self.run_seconds is not None:
+                    asyncio.get_running_loop().call_later(self.run_seconds, self.finish, key)
+        for order in message.stops:
+            self.stops.append(order)
+            if not self.refuses_to_stop:
+                self.report((order.job_id, order.number), job_pb2.ATTEMPT_STATE_STOPPED)
+        for ack in message.acks:
+            self.acked.append((ack.job_id, ack.number))
+            self.attempts.pop((ack.job_id, ack.number), None)
+
+    def finish(self, key: tuple[str, int], code: int | None = None) -> None:
+        """End a process, if it still runs."""
+        known = self.attempts.get(key)
+        if known and known.state == job_pb2.ATTEMPT_STATE_RUNNING:
+            code = self.exit_code if code is None else code
+            state = job_pb2.ATTEMPT_STATE_FAILED if code else job_pb2.ATTEMPT_STATE_SUCCEEDED
+            self.report(key, state, code)
+
+    def report(self, key: tuple[str, int], state: job_pb2.AttemptState.ValueType, code: int = 0) -> None:
+        """Say where an attempt stands."""
+        assignment = self.assignments.get(key)
+        report = node_pb2.AttemptReport(
+            job_id=key[0], number=key[1], epoch=assignment.epoch if assignment else 0, state=state
+        )
+        report.time.GetCurrentTime()
+        report.exit.code = code
+        self.attempts[key] = report
+        self._out.put_nowait(node_pb2.ConnectRequest(reports=[report]))
