@@ -37,8 +37,9 @@ class History:
     (Zhao et al., HPDC 2021 [C]). Jobs are alike that share their user, their model (else their name), their GPUs and
     their replicas. The rest of a running job is the median of those runs that lasted longer than it has; a job that
     outlives them all is unpredictable again. A job counts as predictable from a confidence of 0.5 on [D]; confidence
-    grows with the number of runs and falls with their spread [R]. Where rates and a total of steps are known, the
-    steps that are left decide. A user's own expectation serves where nothing else is known, with low confidence.
+    grows with the number of runs and falls with the spread of their middle half [R]. Where rates and a total of steps
+    are known, the steps that are left decide. A user's own expectation serves where nothing else is known, with low
+    confidence.
 
     θ, the cores beyond which nothing is gained (Xiao et al., SoCC 2018), is the smallest count within 2 % of the best
     rate, told once three counts were seen [R].
@@ -212,12 +213,12 @@ def _fastest(rates: Rates) -> list[float]:
 
 
 def _confidence(samples: list[float]) -> float:
-    """Trust more samples more, and those less that differ: from 0 to 1.
+    """Trust more samples more, and those less whose middle half differs: from 0 to 1.
 
     >>> _confidence([60.0]), _confidence([60.0] * 8)
     (0.3333333333333333, 0.8)
     """
-    low, middle, high = np.quantile(samples, (0.1, 0.5, 0.9))
+    low, middle, high = np.quantile(samples, (0.25, 0.5, 0.75))
     return float(len(samples) / (len(samples) + 2) / (1 + (high - low) / middle))
 
 

@@ -53,12 +53,16 @@ def _share(role: Role, shapes: Sequence[NodeShape]) -> int:
 
 
 def _trim(spec: JobSpec, cores: list[int], shapes: Sequence[NodeShape]) -> list[int]:
-    """Take cores back from `auto` GPU replicas, evenly, until the cluster would have enough for all."""
+    """Take cores beyond the first back from `auto` GPU replicas, evenly, until the cluster would have enough."""
     total = sum(shape.cores * shape.count for shape in shapes)
     gives = [role.request.cores is None and role.request.gpu_milli > 0 for role in spec.roles]
-    wanted = sum(role.replicas * each for role, each in zip(spec.roles, cores, strict=True))
-    givers = sum(role.replicas * each for role, each, give in zip(spec.roles, cores, gives, strict=True) if give)
-    if not givers or wanted <= total or not total:
+    least = [1 if give else each for each, give in zip(cores, gives, strict=True)]
+    wanted, needed = _over_replicas(spec, cores), _over_replicas(spec, least)
+    if wanted <= total or wanted == needed:
         return cores
-    left = max(0, total - (wanted - givers))
-    return [max(1, each * left // givers) if give else each for each, give in zip(cores, gives, strict=True)]
+    spare = max(0, total - needed)
+    return [low + (each - low) * spare // (wanted - needed) for each, low in zip(cores, least, strict=True)]
+
+
+def _over_replicas(spec: JobSpec, cores: list[int]) -> int:
+    return sum(role.replicas * each for role, each in zip(spec.roles, cores, strict=True))

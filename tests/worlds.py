@@ -13,7 +13,7 @@ from cotenant.core.nodes import NodeShape
 from cotenant.core.table import JobRow, JobTable
 
 TYPES = ("", "NVIDIA A100", "Tesla T4")
-WANTED_TYPES = ("", "", "a100", "T4")
+WANTED_TYPES = ("", "", "", "", "", "a100", "T4")
 
 
 def demands(*, shares: bool = True) -> st.SearchStrategy[Demand]:
@@ -22,7 +22,7 @@ def demands(*, shares: bool = True) -> st.SearchStrategy[Demand]:
         Demand,
         gpu_milli=st.sampled_from(sizes),
         cores=st.integers(0, 5),
-        memory_bytes=st.sampled_from([0, 0, 1, 7]),
+        memory_bytes=st.sampled_from([0, 0, 0, 1, 7]),
         gpu_type=st.sampled_from(WANTED_TYPES),
     )
 
@@ -30,16 +30,16 @@ def demands(*, shares: bool = True) -> st.SearchStrategy[Demand]:
 def shapes(*, shares: bool = True) -> st.SearchStrategy[NodeShape]:
     return st.builds(
         NodeShape,
-        gpus=st.sampled_from([0, 1, 2, 4, 8]),
-        cores=st.integers(0, 24),
-        memory_bytes=st.sampled_from([0, 10, 40]),
+        gpus=st.sampled_from([4, 8, 2, 1, 0]),
+        cores=st.sampled_from([24, 12, 6, 3, 0]),
+        memory_bytes=st.sampled_from([40, 40, 10, 0]),
         gpu_type=st.sampled_from(TYPES),
         shareable=st.booleans() if shares else st.just(False),
     )
 
 
 def parts(*, shares: bool = True) -> st.SearchStrategy[Part]:
-    return st.builds(Part, st.sampled_from(["worker", "ps"]), st.integers(1, 5), demands(shares=shares))
+    return st.builds(Part, st.sampled_from(["worker", "ps"]), st.sampled_from([1, 2, 2, 3, 5]), demands(shares=shares))
 
 
 LOCALITIES = st.sampled_from([None, None, Locality.SERVER, Locality.ANYWHERE])
@@ -54,11 +54,6 @@ def gangs(draw: st.DrawFn, *, shares: bool = True, roles_max: int = 3, job_id: s
     )
 
 
-def many_gangs(*, shares: bool = True, count_max: int = 8) -> st.SearchStrategy[list[Gang]]:
-    drawn = st.lists(gangs(shares=shares, roles_max=2), max_size=count_max)
-    return drawn.map(lambda found: [Gang(f"job{n}", gang.parts, gang.locality) for n, gang in enumerate(found)])
-
-
 @dataclass
 class World:
     """A cluster and what is taken of it, attempt by attempt."""
@@ -71,8 +66,9 @@ class World:
 def worlds(draw: st.DrawFn, *, shares: bool = True, closed: bool = True, nodes_max: int = 5) -> World:
     ledger = Ledger(draw(st.lists(shapes(shares=shares), min_size=1, max_size=nodes_max)))
     taken: list[tuple[Holding, ...]] = []
-    for demand, spots in draw(st.lists(st.tuples(demands(shares=shares), st.lists(st.integers(0, nodes_max - 1))))):
-        held = [take_one(ledger, node, demand) for node in spots[:3] if node < len(ledger)]
+    spots = st.lists(st.integers(0, nodes_max - 1), min_size=1, max_size=3)
+    for demand, nodes in draw(st.lists(st.tuples(demands(shares=shares), spots))):
+        held = [take_one(ledger, node % len(ledger), demand) for node in nodes]
         if kept := tuple(holding for holding in held if holding is not None):
             taken.append(kept)
     if closed:

@@ -1,0 +1,353 @@
+"""One suite over every policy that is installed: what a group promises, each of its members keeps."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import inspect
+import math
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.worlds import World, emptied, gangs, picture, replicas_of, rng, shapes, specs, tables, worlds
+
+from cotenant import plugins
+from cotenant.core import options as declared_options
+from cotenant.core.cycle import rank, take
+from cotenant.core.estimates import UNKNOWN, Candidate, Estimate, Observation, Query
+from cotenant.core.jobs import Gang, JobSpec, Request, Role
+from cotenant.core.nodes import NodeShape
+from cotenant.core.obstacles import never_fits, room_on
+from cotenant.core.policy import (
+    AttemptWindow,
+    ContentionPolicy,
+    CpuAllocator,
+    NodeWindow,
+    PlacementPolicy,
+    Predictor,
+    QueuePolicy,
+)
+from cotenant.core.refusals import Code, Refusal
+from cotenant.core.table import Jobs, JobTable
+
+DECIDING = tuple(group for group in plugins.GROUPS if group != "cotenant.runtimes")
+FORBIDDEN = {
+    *("asyncio", "concurrent", "datetime", "grpc", "multiprocessing", "os", "random", "secrets", "socket", "sqlite3"),
+    *("structlog", "subprocess", "threading", "time", "uuid"),
+}
+NOW = 10_000.0
+
+
+def installed(*groups: str) -> pytest.MarkDecorator:
+    """Parametrise a test with every policy of some groups."""
+    found = [plugin for group in groups for plugin in plugins.discover(group)]
+    names = [f"{plugin.group.removeprefix('cotenant.')}:{plugin.name}" for plugin in found]
+    return pytest.mark.parametrize("plugin", found, ids=names)
+
+
+@installed(*DECIDING)
+def test_a_policy_is_found_whole(plugin: plugins.Plugin) -> None:
+    assert plugin.healthy, plugin.error
+    assert plugin.policy is not None
+    assert (plugin.policy.name, plugin.policy.api_version) == (plugin.name, 1)  # type: ignore[attr-defined]
+
+
+@installed(*DECIDING)
+def test_a_policy_says_its_idea_where_that_is_from_and_shows_it(plugin: plugins.Plugin) -> None:
+    told = inspect.getdoc(plugin.policy) or ""
+    cites = re.search(r"\b(19|20)\d\d\b.*\[[PDCR]\]", told, re.DOTALL)
+    assert cites or "baseline" in told, "neither a paper with its tag nor a baseline"
+    assert re.search(r"^>>> ", told, re.MULTILINE), "no doctest"
+
+
+@installed(*DECIDING)
+def test_a_policy_imports_no_clock_no_chance_and_nothing_that_waits(plugin: plugins.Plugin) -> None:
+    assert plugin.policy is not None
+    tree = ast.parse(Path(inspect.getfile(plugin.policy)).read_text(encoding="utf-8"))
+    names = set(imported(tree))
+    assert not {name.split(".")[0] for name in names} & FORBIDDEN
+    assert all(name.startswith(("cotenant.core", "cotenant.policies")) for name in names if name.startswith("cotenant"))
+    drawn = [
+        node for node in ast.walk(tree) if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "np.random"
+    ]
+    assert {node.attr for node in drawn} <= {"Generator"}, "chance comes in as an argument"
+
+
+def imported(tree: ast.Module) -> Iterable[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0
+            yield node.module or ""
+
+
+@installed(*DECIDING)
+def test_options_are_told_field_by_field_and_read_back_as_written(plugin: plugins.Plugin) -> None:
+    declared = getattr(plugin.policy, "Options", None)
+    if declared is None:
+        return
+    told = inspect.getdoc(declared) or ""
+    for field in dataclasses.fields(declared):
+        assert re.search(rf"^{field.name}: \S", told, re.MULTILINE), f"{field.name} is not told"
+    assert declared_options.parse(declared, plugin.options) == declared()
+
+
+@installed(*DECIDING)
+def test_an_option_that_is_none_is_named(plugin: plugins.Plugin) -> None:
+    with pytest.raises(plugins.BadOption, match="no_such_option"):
+        plugin.make({"no_such_option": "1"})
+
+
+def unreadable(plugin: plugins.Plugin) -> list[str]:
+    """Name the options that are numbers, and so cannot be words."""
+    return [name for name, default in plugin.options.items() if re.fullmatch(r"[\d.,]+", default)]
+
+
+@installed(*DECIDING)
+def test_options_that_cannot_be_read_are_all_named_at_once(plugin: plugins.Plugin) -> None:
+    if numbers := unreadable(plugin):
+        with pytest.raises(plugins.BadOption) as caught:
+            plugin.make(dict.fromkeys(numbers, "many"))
+        assert {violation.field for violation in caught.value.violations} == set(numbers)
+
+
+@installed("cotenant.queue_policies")
+@settings(max_examples=60)
+@given(tables(), st.data())
+def test_every_job_gets_a_finite_score_whatever_the_rows_order(
+    plugin: plugins.Plugin, table: JobTable, data: st.DataObject
+) -> None:
+    policy: QueuePolicy = plugin.make()
+    jobs, before = table.jobs(NOW), table.jobs(NOW)
+    order = policy.order(jobs, NOW)
+    assert len(order.level) == len(order.score) == len(jobs)
+    assert np.isfinite(order.score).all()
+    assert order.valid_seconds > 1e-4, "a wake-up that never comes to an end"
+    for column in dataclasses.fields(Jobs):
+        np.testing.assert_array_equal(getattr(jobs, column.name), getattr(before, column.name))
+    shuffle = np.array(data.draw(st.permutations(range(len(jobs)))), dtype=np.int64)
+    shuffled = Jobs(**{column.name: getattr(jobs, column.name)[shuffle] for column in dataclasses.fields(Jobs)})
+    again = plugin.make().order(shuffled, NOW)
+    np.testing.assert_array_equal(again.level, order.level[shuffle])
+    np.testing.assert_array_equal(again.score, order.score[shuffle])
+    assert again.valid_seconds == order.valid_seconds
+
+
+@installed("cotenant.queue_policies")
+@settings(max_examples=60)
+@given(tables(), st.floats(0, 1))
+def test_while_an_order_is_valid_it_does_not_change(plugin: plugins.Plugin, table: JobTable, share: float) -> None:
+    policy: QueuePolicy = plugin.make()
+    order = policy.order(table.jobs(NOW), NOW)
+    later = NOW + share * 0.999 * min(order.valid_seconds, 1e7)
+    again = policy.order(table.jobs(later), later)
+    assert (
+        rank(table.jobs(NOW), order, running_first=policy.running_first).tolist()
+        == rank(table.jobs(later), again, running_first=policy.running_first).tolist()
+    )
+
+
+@installed("cotenant.queue_policies")
+def test_an_empty_queue_has_an_order(plugin: plugins.Plugin) -> None:
+    order = plugin.make().order(JobTable().jobs(NOW), NOW)
+    assert (len(order.level), len(order.score)) == (0, 0)
+
+
+@installed("cotenant.placement_policies")
+@settings(max_examples=150)
+@given(worlds(), gangs(), st.integers(0, 2**32))
+def test_an_offer_is_whole_and_free_and_the_same_for_a_seed(
+    plugin: plugins.Plugin, world: World, gang: Gang, seed: int
+) -> None:
+    policy: PlacementPolicy = plugin.make()
+    ledger, before = world.ledger, picture(world.ledger)
+    answer = policy.place(gang, ledger, rng(seed))
+    assert picture(ledger) == before
+    assert plugin.make().place(gang, ledger, rng(seed)) == answer
+    if isinstance(answer, Refusal):
+        assert answer.detail
+        return
+    assert replicas_of(answer, gang) == [part.replicas for part in gang.parts]
+    for share in answer:
+        demand = gang.parts[share.part].demand
+        assert ledger.open[share.node]
+        assert not demand.gpu_milli or ledger.of_type(demand.gpu_type)[share.node]
+    with ledger.undone():
+        take(ledger, gang, answer)
+
+
+@installed("cotenant.placement_policies")
+@settings(max_examples=150)
+@given(worlds(), gangs(roles_max=1))
+def test_a_refusal_is_true_for_without_its_obstacle_the_gang_starts(
+    plugin: plugins.Plugin, world: World, gang: Gang
+) -> None:
+    policy: PlacementPolicy = plugin.make()
+    refusal = policy.place(gang, world.ledger, rng())
+    if not isinstance(refusal, Refusal):
+        return
+    idle = emptied(world.ledger)
+    if refusal.code is Code.NO_NODES:
+        idle.open[:] = True
+    starts = isinstance(policy.place(gang, idle, rng()), tuple)
+    if refusal.code in (Code.CAPACITY, Code.FRAGMENTED):
+        assert starts, f"{refusal}, and yet it finds no place when all others have finished"
+    elif refusal.code is Code.NEVER_FITS:
+        idle.open[:] = True
+        assert isinstance(policy.place(gang, idle, rng()), Refusal)
+    elif world.ledger.open.any():
+        assert starts, f"{refusal}, and yet it finds no place when all nodes are open and empty"
+
+
+@installed("cotenant.cpu_allocators")
+@given(specs(), st.lists(shapes(), max_size=3))
+def test_cores_are_given_to_every_role_and_never_none_unasked(
+    plugin: plugins.Plugin, spec: JobSpec, made_of: list[NodeShape]
+) -> None:
+    allocator: CpuAllocator = plugin.make()
+    sizing = allocator.size(spec, UNKNOWN, made_of)
+    assert len(sizing.cores) == len(spec.roles)
+    assert sizing.reason
+    assert plugin.make().size(spec, UNKNOWN, made_of) == sizing
+    for role, cores in zip(spec.roles, sizing.cores, strict=True):
+        assert cores >= 1 or role.request.cores == 0
+
+
+@installed("cotenant.cpu_allocators")
+@given(specs(roles_max=2), st.lists(shapes(), min_size=1, max_size=3), st.none() | st.integers(1, 64))
+def test_a_job_that_fits_fits_with_the_cores_it_is_given(
+    plugin: plugins.Plugin, spec: JobSpec, made_of: list[NodeShape], useful: int | None
+) -> None:
+    if never_fits(spec, made_of, elastic=True):
+        return
+    estimate = Estimate(predictable=useful is not None, confidence=0.9, cores_useful=useful)
+    sizing = plugin.make().size(spec, estimate, made_of)
+    for role, cores in zip(spec.roles, sizing.cores, strict=True):
+        request = dataclasses.replace(role.request, cores=cores)
+        assert any(room_on(shape, request) for shape in made_of), f"no node could hold {role} with {cores} cores"
+
+
+observations = st.builds(
+    Observation,
+    user=st.sampled_from(["ann", "bob"]),
+    model=st.sampled_from(["", "bert"]),
+    name=st.sampled_from(["", "run/7"]),
+    gpu_milli=st.sampled_from([0, 1000]),
+    replicas=st.just(1),
+    allocation=st.builds(Candidate, cores=st.integers(0, 4), gpu_type=st.sampled_from(["", "A100"])),
+    rate_per_second=st.none() | st.floats(1e-3, 1e6),
+    run_seconds=st.none() | st.floats(1e-3, 1e9),
+    succeeded=st.booleans(),
+)
+queries = st.builds(
+    Query,
+    user=st.sampled_from(["ann", "bob"]),
+    model=st.sampled_from(["", "bert"]),
+    name=st.sampled_from(["", "run/7"]),
+    gpu_milli=st.sampled_from([0, 1000]),
+    replicas=st.just(1),
+    cores=st.none() | st.integers(0, 4),
+    run_seconds=st.floats(0, 1e9),
+    step=st.integers(0, 100),
+    steps_total=st.integers(0, 200),
+    expected_seconds=st.none() | st.floats(1.0, 1e9),
+    candidates=st.lists(st.builds(Candidate, cores=st.integers(0, 4)), max_size=2).map(tuple),
+)
+
+
+@installed("cotenant.predictors")
+@given(st.lists(observations, max_size=20), queries)
+def test_an_estimate_makes_sense_and_survives_a_restart(
+    plugin: plugins.Plugin, seen: list[Observation], query: Query
+) -> None:
+    predictor: Predictor = plugin.make()
+    for observation in seen:
+        predictor.observe(observation)
+    estimate = predictor.estimate(query)
+    assert estimate.source
+    assert 0 <= estimate.confidence <= 1
+    assert len(estimate.candidates) == len(query.candidates)
+    if estimate.predictable:
+        assert estimate.remaining_seconds is not None
+        low, high = estimate.remaining_p10_seconds, estimate.remaining_p90_seconds
+        assert (low or 0) <= estimate.remaining_seconds <= (math.inf if high is None else high)
+        assert math.isfinite(estimate.remaining_seconds)
+    else:
+        assert (estimate.remaining_seconds, estimate.confidence) == (None, 0.0)
+    restarted: Predictor = plugin.make()
+    assert restarted.restore(predictor.dump()) == []
+    assert restarted.estimate(query) == estimate
+    assert predictor.dump() == {}, "nothing has changed since the last dump"
+
+
+@installed("cotenant.predictors")
+def test_nothing_is_known_of_the_unknown(plugin: plugins.Plugin) -> None:
+    estimate = plugin.make().estimate(Query("ann", "bert", "", gpu_milli=1000, replicas=1))
+    assert not estimate.predictable
+    assert (estimate.remaining_seconds, estimate.cores_useful, estimate.candidates) == (None, None, ())
+    assert estimate.source
+
+
+@installed("cotenant.predictors")
+@pytest.mark.parametrize("figure", [math.nan, math.inf, -1.0])
+@pytest.mark.parametrize("field", ["rate_per_second", "run_seconds"])
+def test_a_figure_that_cannot_be_is_rejected_whole(plugin: plugins.Plugin, field: str, figure: float) -> None:
+    predictor: Predictor = plugin.make()
+    sound = Observation("ann", "bert", "", 1000, 1, Candidate(4), rate_per_second=1.0, run_seconds=9.0, succeeded=True)
+    with pytest.raises(ValueError, match="positive and finite"):
+        predictor.observe(dataclasses.replace(sound, **{field: figure}))  # type: ignore[arg-type]  # by name
+    assert predictor.dump() == {}
+
+
+@installed("cotenant.predictors")
+@given(st.dictionaries(st.text(max_size=5), st.binary(min_size=1, max_size=30), max_size=3))
+def test_records_that_cannot_be_read_are_named(plugin: plugins.Plugin, records: dict[str, bytes]) -> None:
+    assert set(plugin.make().restore(records)) == set(records)
+
+
+attempts = st.builds(
+    AttemptWindow,
+    job_id=st.sampled_from(["a", "b", "c"]),
+    number=st.integers(1, 3),
+    cpu_job=st.booleans(),
+    cores_used=st.floats(0, 64),
+    rate_per_second=st.none() | st.floats(0, 1e4),
+    gpu_utilisation_percent=st.none() | st.floats(0, 100),
+    memory_bandwidth_bytes_per_second=st.none() | st.floats(0, 1e12),
+)
+nodes_seen = st.builds(
+    NodeWindow,
+    node_id=st.just("n1"),
+    now=st.just(NOW),
+    seconds=st.just(5.0),
+    attempts=st.lists(attempts, max_size=4).map(tuple),
+    cpu_some_percent=st.floats(0, 100),
+    memory_bandwidth_bytes_per_second=st.none() | st.floats(0, 1e12),
+)
+
+
+@installed("cotenant.contention_policies")
+@given(st.lists(nodes_seen, max_size=5))
+def test_directives_are_about_jobs_that_were_seen(plugin: plugins.Plugin, seen: list[NodeWindow]) -> None:
+    policy: ContentionPolicy = plugin.make()
+    again: ContentionPolicy = plugin.make()
+    for window in seen:
+        directives = policy.judge(window)
+        assert list(again.judge(window)) == list(directives)
+        for directive in directives:
+            assert 0 <= directive.share <= 1
+            assert directive.reason
+            assert (directive.job_id, directive.number) in {(seen.job_id, seen.number) for seen in window.attempts}
+
+
+def test_an_explicit_number_of_cores_is_honoured_by_the_baselines() -> None:
+    spec = JobSpec(roles=(Role(request=Request(1000, cores=0)), Role(request=Request(1000, cores=7))))
+    for name in ("requested", "proportional"):
+        allocator = plugins.load("cotenant.cpu_allocators", name)
+        assert allocator.size(spec, UNKNOWN, [NodeShape(8, 24)]).cores == (0, 7)

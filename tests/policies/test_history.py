@@ -1,0 +1,166 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from cotenant.core.estimates import Candidate, Estimate, Observation, Query
+from cotenant.core.options import BadOption, parse
+from cotenant.policies.history import History
+
+
+def ran(seconds: float, user: str = "ann", model: str = "bert", *, succeeded: bool = True) -> Observation:
+    return Observation(user, model, "", 1000, 1, Candidate(4, 1000), run_seconds=seconds, succeeded=succeeded)
+
+
+def paced(rate: float, cores: int = 4, gpu_type: str = "", model: str = "bert") -> Observation:
+    allocation = Candidate(cores, 1000, gpu_type=gpu_type)
+    return Observation("ann", model, "", 1000, 1, allocation, rate_per_second=rate, window_seconds=60.0)
+
+
+def taught(*seen: Observation, **options: str) -> History:
+    history = History(parse(History.Options, options))
+    for observation in seen:
+        history.observe(observation)
+    return history
+
+
+def asked(history: History, **about: object) -> Estimate:
+    query = {"user": "ann", "model": "bert", "name": "", "gpu_milli": 1000, "replicas": 1, **about}
+    return history.estimate(Query(**query))  # type: ignore[arg-type]  # by name
+
+
+def test_one_wild_run_does_not_move_the_median() -> None:
+    runs = [ran(seconds) for seconds in (98, 99, 100, 100, 101, 102, 100, 99, 101, 10_000)]
+    assert asked(taught(*runs)).remaining_seconds == 100.0
+
+
+def test_only_successes_tell_how_long_a_job_takes() -> None:
+    assert not asked(taught(*[ran(5.0, succeeded=False)] * 9)).predictable
+
+
+def test_jobs_of_other_users_models_and_sizes_tell_nothing() -> None:
+    history = taught(*[ran(100.0)] * 4)
+    assert asked(history).predictable
+    for other in ({"user": "bob"}, {"model": "gnmt"}, {"gpu_milli": 2000}, {"replicas": 2}):
+        assert not asked(history, **other).predictable
+
+
+def test_a_job_without_a_model_is_known_by_its_name() -> None:
+    nameless = Observation("ann", "", "nightly", 1000, 1, Candidate(4), run_seconds=60.0, succeeded=True)
+    history = taught(nameless, nameless, nameless)
+    assert asked(history, model="", name="nightly").remaining_seconds == 60.0
+    assert not asked(history, model="", name="other").predictable
+
+
+def test_a_running_job_is_compared_with_those_that_lasted_longer() -> None:
+    history = taught(*[ran(10.0)] * 5, *[ran(1000.0)] * 5)
+    assert asked(history, run_seconds=50.0).remaining_seconds == 950.0
+
+
+def test_a_job_that_outlives_all_of_its_kind_is_unpredictable_again() -> None:
+    estimate = asked(taught(*[ran(100.0)] * 8), run_seconds=100.0)
+    assert (estimate.predictable, estimate.remaining_seconds) == (False, None)
+    assert estimate.source == "it has outlived 8 runs like it"
+
+
+def test_more_runs_and_a_smaller_spread_make_surer() -> None:
+    few, many = asked(taught(*[ran(100.0)] * 3)), asked(taught(*[ran(100.0)] * 9))
+    wide = asked(taught(*[ran(100.0 + 10 * n) for n in range(9)]))
+    assert few.confidence < many.confidence
+    assert wide.confidence < many.confidence
+    assert not asked(taught(ran(100.0))).predictable
+    assert asked(taught(ran(100.0))).source == "1 run like it are too few or differ too much"
+
+
+def test_steps_that_are_left_decide_where_the_rate_is_known() -> None:
+    history = taught(*[paced(2.0)] * 6, *[ran(9.0)] * 6)
+    estimate = asked(history, cores=4, step=100, steps_total=1100)
+    assert estimate.remaining_seconds == 500.0
+    assert estimate.source == "1000 steps left at 2 per second, the median of 6"
+    assert asked(history, cores=5, step=100, steps_total=1100).remaining_seconds == 9.0
+
+
+def test_a_hint_serves_where_nothing_else_is_known_and_until_it_is_wrong() -> None:
+    estimate = asked(History(), expected_seconds=600.0, run_seconds=100.0)
+    assert (estimate.predictable, estimate.remaining_seconds, estimate.confidence) == (True, 500.0, 0.25)
+    assert estimate.source == "its user expects 600 s in all"
+    assert not asked(History(), expected_seconds=600.0, run_seconds=600.0).predictable
+    assert asked(taught(*[ran(100.0)] * 4), expected_seconds=600.0).remaining_seconds == 100.0
+
+
+def test_theta_is_the_fewest_cores_within_two_percent_of_the_best() -> None:
+    seen = [paced(rate, cores) for cores, rate in ((2, 5.0), (4, 9.85), (8, 10.0), (16, 9.9))]
+    assert asked(taught(*seen)).cores_useful == 4
+    assert asked(taught(*seen[:2])).cores_useful is None
+    assert asked(taught(*seen), gpu_type="A100").cores_useful is None
+
+
+def test_rates_of_gpu_types_are_kept_apart_and_the_best_known_serves_where_none_is_named() -> None:
+    history = taught(paced(9.0, gpu_type="A100"), paced(1.0, gpu_type="T4"), paced(1.2, gpu_type="T4"))
+    judged = asked(
+        history, candidates=(Candidate(4, gpu_type="A100"), Candidate(4, gpu_type="T4"), Candidate(4), Candidate(9))
+    ).candidates
+    assert [estimate.rate_per_second for estimate in judged] == [9.0, 1.1, 1.1, None]
+
+
+def test_a_candidate_is_told_its_rest_where_steps_are_known() -> None:
+    (judged,) = asked(taught(paced(4.0)), steps_total=400, candidates=(Candidate(4),)).candidates
+    assert (judged.rate_per_second, judged.remaining_seconds) == (4.0, 100.0)
+
+
+def test_the_latest_samples_are_kept_and_the_kinds_used_last() -> None:
+    history = taught(*[ran(1.0)] * 5, *[ran(9.0)] * 3, samples_max="3")
+    assert asked(history).remaining_seconds == 9.0
+    small = taught(*[ran(1.0, "ann")] * 3, *[ran(2.0, "bob")] * 3, kinds_max="2")
+    asked(small, user="ann")
+    small.observe(ran(3.0, "cyd"))
+    assert asked(small, user="ann").predictable
+    assert not asked(small, user="bob").predictable
+
+
+def test_what_is_forgotten_is_dumped_as_nothing() -> None:
+    history = taught(ran(1.0, "ann"), kinds_max="1")
+    kept = history.dump()
+    history.observe(ran(2.0, "bob"))
+    changed = history.dump()
+    assert [changed[name] for name in kept] == [b""]
+    assert len(changed) == 2
+    assert History().restore(changed) == []
+
+
+def test_a_core_count_beyond_the_limit_replaces_the_oldest() -> None:
+    history = taught(*[paced(1.0, cores) for cores in range(1, 6)], samples_max="3")
+    (record,) = history.dump().values()
+    assert [cores for _, cores, _ in json.loads(record)["rates"]] == [3, 4, 5]
+
+
+def test_a_zero_tells_nothing_and_makes_no_record() -> None:
+    assert taught(ran(0.0), paced(0.0)).dump() == {}
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        b"{}",
+        b"[]",
+        b'{"key":["a","b","1"],"runs":[],"rates":[]}',
+        b'{"key":["a","b","1","1"],"runs":[-1],"rates":[]}',
+        b'{"key":["a","b","1","1"],"runs":[NaN],"rates":[]}',
+        b'{"key":["a","b","1","1"],"runs":[1],"rates":[["",1,["x"]]]}',
+        b'{"key":["a","b","1","1"],"runs":7,"rates":[]}',
+        b'{"key":{},"runs":[],"rates":[]}',
+    ],
+)
+def test_a_record_that_is_no_profile_is_named_and_the_others_are_read(record: bytes) -> None:
+    good = taught(*[ran(100.0)] * 4).dump()
+    history = History()
+    assert history.restore({"bad": record, **good}) == ["bad"]
+    assert asked(history).remaining_seconds == 100.0
+
+
+def test_options_that_make_no_sense_are_all_named() -> None:
+    wrong = {"kinds_max": "0", "samples_max": "0", "core_counts_min": "0", "confidence_min": "2", "tolerance": "-0.1"}
+    with pytest.raises(BadOption) as caught:
+        parse(History.Options, wrong)
+    assert {violation.field for violation in caught.value.violations} == set(wrong)

@@ -1,0 +1,169 @@
+from __future__ import annotations
+
+from itertools import combinations
+
+import pytest
+from hypothesis import given
+from tests.worlds import World, gangs, rng, worlds
+
+from cotenant.core.jobs import Demand, Gang, Locality, Part
+from cotenant.core.ledger import Ledger, Offer
+from cotenant.core.nodes import NodeShape
+from cotenant.core.packing import could_hold_all
+from cotenant.core.policy import PlacementPolicy
+from cotenant.core.refusals import Code, Refusal
+from cotenant.policies.consolidate import Consolidate
+from cotenant.policies.count import Count
+from cotenant.policies.first_fit import FirstFit
+
+
+def workers(replicas: int, gpus: int = 1, cores: int = 0, locality: Locality | None = None) -> Gang:
+    return Gang("job", (Part("worker", replicas, Demand(gpus * 1000, cores)),), locality)
+
+
+def cluster(*free_gpus: int, gpus: int = 8, cores: int = 24) -> Ledger:
+    """Nodes of 8 GPUs with so many of them free."""
+    ledger = Ledger([NodeShape(gpus, cores)] * len(free_gpus))
+    for node, free in enumerate(free_gpus):
+        if free < gpus:
+            ledger.take(node, Demand(1000), gpus - free)
+    return ledger
+
+
+def places(policy: PlacementPolicy, gang: Gang, ledger: Ledger) -> dict[int, int] | Code:
+    """Count the replicas on each node, or say why there are none."""
+    answer = policy.place(gang, ledger, rng())
+    return answer.code if isinstance(answer, Refusal) else on_nodes(answer)
+
+
+def on_nodes(offer: Offer) -> dict[int, int]:
+    counts: dict[int, int] = {}
+    for share in offer:
+        counts[share.node] = counts.get(share.node, 0) + share.replicas
+    return counts
+
+
+@pytest.mark.parametrize(
+    ("free", "replicas", "count", "first_fit", "consolidate"),
+    [
+        ((8, 8), 8, {0: 8}, {0: 8}, {0: 8}),
+        ((2, 4), 4, {0: 2, 1: 2}, {1: 4}, {1: 4}),
+        ((2, 2), 4, {0: 2, 1: 2}, {0: 2, 1: 2}, Code.FRAGMENTED),
+        ((8, 3, 4), 3, {0: 3}, {0: 3}, {1: 3}),
+        ((4, 8, 8), 16, {0: 4, 1: 8, 2: 4}, {0: 4, 1: 8, 2: 4}, {1: 8, 2: 8}),
+        ((8, 5, 4, 3), 12, {0: 8, 1: 4}, {0: 8, 1: 4}, {0: 8, 2: 4}),
+        ((6, 6, 6), 12, {0: 6, 1: 6}, {0: 6, 1: 6}, {0: 6, 1: 6}),
+        ((8, 7), 16, Code.CAPACITY, Code.CAPACITY, Code.CAPACITY),
+        ((8, 8), 17, Code.NEVER_FITS, Code.NEVER_FITS, Code.NEVER_FITS),
+    ],
+)
+def test_where_a_gang_goes(
+    free: tuple[int, ...],
+    replicas: int,
+    count: dict[int, int] | Code,
+    first_fit: dict[int, int] | Code,
+    consolidate: dict[int, int] | Code,
+) -> None:
+    gang = workers(replicas)
+    assert places(Count(), gang, cluster(*free)) == count
+    assert places(FirstFit(), gang, cluster(*free)) == first_fit
+    assert places(Consolidate(), gang, cluster(*free)) == consolidate
+
+
+@given(worlds(), gangs(shares=False, roles_max=1))
+def test_consolidated_is_the_node_that_loses_least_or_else_the_fewest_nodes(world: World, gang: Gang) -> None:
+    """The slow twin tries every node, then every set of nodes."""
+    ledger, (part,) = world.ledger, gang.parts
+    room = ledger.room(part.demand).tolist()
+    answer = Consolidate().place(gang, ledger, rng())
+    if not part.demand.gpu_milli:
+        return
+    able = [node for node in range(len(ledger)) if room[node] >= part.replicas]
+    if able:
+        best = min(able, key=lambda node: (ledger.free_gpus[node], ledger.free_cores[node], node))
+        assert isinstance(answer, tuple)
+        assert on_nodes(answer) == {best: part.replicas}
+    elif gang.locality is Locality.SERVER or (gang.locality is None and could_hold_all(gang, ledger)):
+        assert isinstance(answer, Refusal)
+    elif isinstance(answer, tuple):
+        nodes = range(len(ledger))
+        fewest = next(size for size in nodes if any(sum(some) >= part.replicas for some in combinations(room, size)))
+        assert len(on_nodes(answer)) == fewest
+
+
+def test_best_fit_counts_cores_where_gpus_are_even() -> None:
+    ledger = cluster(4, 4, 4)
+    ledger.take(1, Demand(cores=10))
+    ledger.take(2, Demand(cores=10))
+    assert places(Consolidate(), workers(2), ledger) == {1: 2}
+
+
+def test_a_gang_content_with_any_place_does_not_wait_for_one_node() -> None:
+    assert places(Consolidate(), workers(4, locality=Locality.ANYWHERE), cluster(2, 2)) == {0: 2, 1: 2}
+
+
+def test_a_gang_too_large_for_any_server_never_gets_one_it_insists_on() -> None:
+    assert places(Consolidate(), workers(9, locality=Locality.SERVER), cluster(8, 8)) == Code.NEVER_FITS
+
+
+def test_a_gang_whose_only_large_node_is_closed_spreads_over_those_that_take_work() -> None:
+    ledger = Ledger([NodeShape(8, 24), NodeShape(4, 24), NodeShape(4, 24)])
+    ledger.open[0] = False
+    assert places(Consolidate(), workers(8), ledger) == {1: 4, 2: 4}
+
+
+def test_cpu_gangs_keep_away_from_gpus_that_others_could_use() -> None:
+    ledger = Ledger([NodeShape(8, 24), NodeShape(8, 24), NodeShape(0, 8)])
+    ledger.take(1, Demand(8000, 8))
+    cpu = workers(2, gpus=0, cores=4)
+    for expected in ({2: 2}, {1: 2}, {1: 2}, {0: 2}):
+        assert places(Consolidate(), cpu, ledger) == expected
+        answer = Consolidate().place(cpu, ledger, rng())
+        assert isinstance(answer, tuple)
+        for share in answer:
+            ledger.take(share.node, cpu.parts[0].demand, share.replicas)
+
+
+def test_a_cpu_gang_would_rather_be_apart_than_strand_gpus_or_wait() -> None:
+    ledger = Ledger([NodeShape(8, 24), NodeShape(0, 4), NodeShape(0, 4)])
+    assert places(Consolidate(), workers(2, gpus=0, cores=4), ledger) == {1: 1, 2: 1}
+    assert places(Consolidate(), workers(3, gpus=0, cores=4), ledger) == {0: 1, 1: 1, 2: 1}
+    assert places(Consolidate(), workers(3, gpus=0, cores=4, locality=Locality.SERVER), ledger) == {0: 3}
+
+
+def test_parameter_servers_go_where_their_workers_are() -> None:
+    gang = Gang("job", (Part("ps", 2, Demand(cores=2)), Part("worker", 16, Demand(1000, 1))))
+    assert places(Consolidate(), gang, cluster(8, 8, 8)) == {0: 10, 1: 8}
+
+
+def test_a_role_that_fits_beside_the_others_on_one_node_does() -> None:
+    gang = Gang("job", (Part("ps", 1, Demand(cores=8)), Part("worker", 4, Demand(1000, 3))))
+    ledger = cluster(4, 8)
+    ledger.take(0, Demand(cores=8))
+    assert places(Consolidate(), gang, ledger) == {1: 5}
+    assert places(FirstFit(), gang, ledger) == {1: 5}
+
+
+def test_shares_of_several_sizes_are_tried_before_they_are_offered() -> None:
+    """Three times 0.6 and twice 0.5 make 2.8 GPUs, and yet do not fit on three."""
+    gang = Gang("job", (Part("a", 3, Demand(600)), Part("b", 2, Demand(500))))
+    tight, wide = NodeShape(3, 8, shareable=True), NodeShape(4, 8, shareable=True)
+    for policy in (FirstFit(), Consolidate()):
+        assert places(policy, gang, Ledger([tight, wide])) == {1: 5}
+        assert isinstance(places(policy, gang, Ledger([tight])), Code)
+
+
+def test_count_passes_over_a_wish_for_locality() -> None:
+    assert places(Count(), workers(4, locality=Locality.SERVER), cluster(2, 2)) == {0: 2, 1: 2}
+
+
+def test_a_type_is_found_anywhere_in_the_name_of_a_gpu() -> None:
+    ledger = Ledger([NodeShape(8, 24, gpu_type="Tesla T4"), NodeShape(8, 24, gpu_type="NVIDIA A100-SXM4-80GB")])
+    gang = Gang("job", (Part("worker", 2, Demand(1000, gpu_type="a100")),))
+    for policy in (Count(), FirstFit(), Consolidate()):
+        assert places(policy, gang, ledger) == {1: 2}
+
+
+def test_who_asks_for_nothing_is_placed_all_the_same() -> None:
+    for policy in (Count(), FirstFit(), Consolidate()):
+        assert isinstance(places(policy, workers(3, gpus=0), cluster(0)), dict)
