@@ -62,13 +62,31 @@ class Server:
         self._health = health_aio.HealthServicer()
         self._health_updates: set[asyncio.Task[None]] = set()
         self._server: Any = None
+        self._port = 0
+        self._started = False
 
     def add(self, add_servicer: AddServicer, servicer: Any, service: str) -> None:
         """Serve `service`, for example "cotenant.v1.JobService", with the generated `add_…_to_server`."""
-        if self._server is not None:
+        if self._started:
             raise RuntimeError("services are added before the server starts")
         self._servicers.append((add_servicer, servicer))
         self._serving.setdefault(service, True)
+
+    def bind(self) -> int:
+        """Take the port and return it, so that services can be told where they will be; `start` does it otherwise.
+
+        Raises:
+            CannotListen: the address is in use, or not this machine's.
+        """
+        if self._server is None:
+            server = grpc.aio.server(
+                interceptors=[*telemetry.server_interceptors(METHODS.__contains__), self._guard],
+                options=_options(self._message_bytes_max),
+                maximum_concurrent_rpcs=self._calls_max,
+            )
+            self._port = _bind(server, self._address)
+            self._server = server
+        return self._port
 
     async def start(self) -> int:
         """Begin to serve and return the port.
@@ -76,36 +94,31 @@ class Server:
         Raises:
             CannotListen: the address is in use, or not this machine's.
         """
-        server = grpc.aio.server(
-            interceptors=[*telemetry.server_interceptors(METHODS.__contains__), self._guard],
-            options=_options(self._message_bytes_max),
-            maximum_concurrent_rpcs=self._calls_max,
-        )
+        self.bind()
+        self._started = True
         for add_servicer, servicer in self._servicers:
-            add_servicer(servicer, server)
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+            add_servicer(servicer, self._server)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         names = [*self._serving, health_pb2.DESCRIPTOR.services_by_name["Health"].full_name, reflection.SERVICE_NAME]
-        reflection.enable_server_reflection(names, server)
-        port = _bind(server, self._address)
-        self._server = server
+        reflection.enable_server_reflection(names, self._server)
         for service, serving in self._serving.items():
             await self._health.set(service, _status(serving))
         await self._health.set(OVERALL, _status(all(self._serving.values())))
-        await server.start()
-        return port
+        await self._server.start()
+        return self._port
 
     def set_serving(self, service: str, serving: bool) -> None:
         """Tell by the health protocol whether a service can do its work; the server as a whole can if all can."""
         if service not in self._serving:
             raise KeyError(f"{service} is not served here; {', '.join(self._serving)} are")
         self._serving[service] = serving
-        if self._server is not None:
+        if self._started:
             self._update_health(service, serving)
             self._update_health(OVERALL, all(self._serving.values()))
 
     async def stop(self, grace_seconds: float = 5.0) -> None:
         """Take no new calls, let those under way finish within the grace, then cut them off."""
-        if self._server is None:
+        if not self._started:
             return
         await asyncio.gather(*self._health_updates)
         await self._health.enter_graceful_shutdown()
