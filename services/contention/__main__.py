@@ -1,0 +1,41 @@
+"""Contention as a process of its own: config in, everything composed, nothing decided."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import structlog
+
+from cotenant import telemetry
+from cotenant.rpc.policies import serve_policies
+from cotenant.rpc.server import Server
+from cotenant.services.contention.server import DEFAULTS, Config, start
+
+log = structlog.get_logger()
+
+
+async def serve(
+    *,
+    address: str,
+    token: str | None = None,
+    config: Config = DEFAULTS,
+    on_start: Callable[[int], None] = lambda port: None,
+) -> None:
+    """Serve until cancelled. No store is needed. `on_start` is told the port."""
+    telemetry.setup("contention")
+    server = Server(address, token)
+    contention = await start(server, serve_policies(server), config)
+    try:
+        port = await server.start()
+        log.info("serving", port=port, policy=config.policy)
+        on_start(port)
+        await asyncio.Event().wait()  # until cancelled
+    finally:
+        contention.close()
+        await server.stop()
+        telemetry.shutdown()
+
+
+if __name__ == "__main__":
+    raise SystemExit("this is started with: cotenant serve contention")

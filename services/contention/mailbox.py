@@ -1,0 +1,50 @@
+"""Directives on their way to one agent."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable, Sequence
+
+from cotenant.v1 import contention_service_pb2 as pb
+
+
+class Mailbox:
+    """Holds, for each attempt, the newest directive that has not been sent.
+
+    An agent that reads slowly holds up nobody: nothing piles up for it, since a newer share replaces an older one.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: dict[tuple[str, int], pb.Directive] = {}
+        self._wake = asyncio.Event()
+        self._closed = False
+        self._error: Exception | None = None
+
+    def put(self, directives: Iterable[pb.Directive]) -> None:
+        """Send these as soon as the agent reads."""
+        for directive in directives:
+            attempt = directive.job_id, directive.number
+            self._waiting.pop(attempt, None)  # so that the order is that of the newest ones
+            self._waiting[attempt] = directive
+            self._wake.set()
+
+    def close(self, error: Exception | None = None) -> None:
+        """End the stream once what waits has been sent, or at once with an error. The first close counts."""
+        if not self._closed:
+            self._closed, self._error = True, error
+            self._wake.set()
+
+    async def read(self) -> AsyncIterator[Sequence[pb.Directive]]:
+        """Yield what waits, whenever something does, until the mailbox is closed."""
+        while True:
+            await self._wake.wait()
+            if self._error:
+                raise self._error
+            if not self._closed:
+                self._wake.clear()
+            if self._waiting:
+                directives = tuple(self._waiting.values())
+                self._waiting.clear()
+                yield directives
+            elif self._closed:
+                return
