@@ -45,7 +45,7 @@ class EtcdServer:
 
     def __init__(self, directory: Path, *, name: str = "etcd", arguments: Sequence[str] = ()) -> None:
         self.name = name
-        self.client_port, self.peer_port = free_ports(2)
+        self.client_port, self.peer_port = free_ports(2)  # the former may be changed while it is down
         self.peers = [self]
         self._directory = directory
         self._arguments = arguments
@@ -130,6 +130,11 @@ class EtcdServer:
         """Stop it from answering, while its connections stay open."""
         assert self._process, "etcd is not running"
         self._process.send_signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """Let it go on where it was frozen."""
+        assert self._process, "etcd is not running"
+        self._process.send_signal(signal.SIGCONT)
 
     def restart(self) -> None:
         """Kill it and start it again on the same data and ports."""

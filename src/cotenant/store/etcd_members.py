@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
 from aetcd import rpc  # type: ignore[import-untyped]  # ships no types; only its stubs and messages are used
+from grpc import ChannelConnectivity
 
 from cotenant.store.port import StoreUnavailable
 
@@ -65,7 +66,7 @@ class Member:
     @property
     def is_ready(self) -> bool:
         """Tell whether the channel is connected, and have it connect if not."""
-        return str(self.channel.get_state(try_to_connect=True)) == "ChannelConnectivity.READY"
+        return bool(self.channel.get_state(try_to_connect=True) == ChannelConnectivity.READY)
 
 
 class Members:
@@ -81,8 +82,7 @@ class Members:
 
     async def ready(self, timeout_seconds: float) -> Member:
         """Choose a member that is connected, waiting for one if need be."""
-        if self.closing.is_set():
-            raise StoreUnavailable("the store is closed")
+        self._require_open()
         for member in self._members:
             if member.is_ready:
                 return self._use(member)
@@ -94,10 +94,15 @@ class Members:
         finally:
             for task in (closing, *connecting):
                 task.cancel()
+        self._require_open()
         for task, member in connecting.items():
             if task.done() and not task.cancelled() and not task.exception():
                 return self._use(member)
         raise StoreUnavailable(f"no etcd member answers at {self.endpoints} within {timeout_seconds:.1f} s")
+
+    def _require_open(self) -> None:
+        if self.closing.is_set():
+            raise StoreUnavailable("the store is closed")
 
     def _use(self, member: Member) -> Member:
         self._members.rotate(-self._members.index(member))

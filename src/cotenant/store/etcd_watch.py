@@ -77,10 +77,10 @@ async def follow(
     """
     create = rpc.WatchCreateRequest(key=key, range_end=range_end, start_revision=max(1, after_revision), fragment=True)
     assembly = Assembly(after_revision)
-    call = member.watch.Watch(metadata=NEEDS_LEADER)
+    over = asyncio.Event()
+    call = member.watch.Watch(asked_once(rpc.WatchRequest(create_request=create), over), metadata=NEEDS_LEADER)
     try:
         async with asyncio.timeout(timeout_seconds):
-            await call.write(rpc.WatchRequest(create_request=create))
             response = await call.read()
         while response:  # what stands for the end of the stream is false
             if response.compact_revision:
@@ -96,4 +96,11 @@ async def follow(
     except rpc.AioRpcError as error:
         raise StreamBroken(error.details() or error.code().name) from error
     finally:
+        over.set()
         call.cancel()
+
+
+async def asked_once(request: Any, over: asyncio.Event) -> AsyncGenerator[Any, None]:
+    """Send one request and leave the stream open until it is over: to send no more would end it."""
+    yield request
+    await over.wait()

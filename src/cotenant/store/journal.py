@@ -61,7 +61,7 @@ class Journal:
             self._prepare()
         except sqlite3.Error as error:
             self._connection.close()
-            if error.sqlite_errorcode in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+            if error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_BUSY:  # the rest of the code says busy with what
                 raise StoreInUse(f"{path} is open in another process: one store, one process") from error
             raise StoreUnavailable(f"cannot open {path}: {error}") from error
         except StoreUnavailable:
