@@ -21,6 +21,7 @@ import numpy as np
 from cotenant.core import cycle
 from cotenant.core.jobs import Gang
 from cotenant.core.ledger import Overcommitted
+from cotenant.core.policy import Order
 from cotenant.core.refusals import Refusal, Wait
 from cotenant.core.table import Ints, JobRow, Jobs, JobTable
 from cotenant.simulator.arms import Arm
@@ -112,17 +113,20 @@ class Scheduler:
         Raises:
             PolicyFailed: a policy raised an error, or answered nonsense.
         """
-        self.order_expires = math.inf if now >= self.order_expires else self.order_expires
         refusals: Mapping[str, Refusal] = {}
         started: list[tuple[Life, float]] = []
-        if self._may_start():
-            plan = self._plan(now)
+        if not self._may_start():
+            self.order_expires = math.inf
+        else:
+            jobs, order = self._order(now)
+            plan = self._plan(jobs, order, now)
             for job_id in plan.stops:
-                self._preempt(self._lives[self._sequences[job_id]], now)
+                self._preempt(self._life(job_id), now)
             started = [(life, self._start(life, start, now)) for life, start in self._by_life(plan.starts)]
             refusals = plan.refusals
-        else:
-            self.order_expires = math.inf
+            if plan.starts and self._waiting:  # those who run now may change the order sooner than those who ran before
+                _, order = self._order(now)
+            self.order_expires = now + max(order.valid_seconds, VALID_SECONDS_MIN)
         self._label(refusals, now)
         return started
 
@@ -134,10 +138,11 @@ class Scheduler:
             return any(not self._free.lacks(shape) for shape in self._waiting.values())
         return any(shape.refusal is None and not self._free.lacks(shape) for shape in self._waiting.values())
 
-    def _plan(self, now: float) -> cycle.Plan:
+    def _order(self, now: float) -> tuple[Jobs, Order]:
         jobs = self._arm.know(self._table.jobs(now))
-        order = ordered(self._queue, jobs, now)
-        self.order_expires = now + max(order.valid_seconds, VALID_SECONDS_MIN)
+        return jobs, ordered(self._queue, jobs, now)
+
+    def _plan(self, jobs: Jobs, order: Order, now: float) -> cycle.Plan:
         choice = cycle.choose(jobs, self._queue, order, self._capacity, now=now)
         try:
             return cycle.place(
@@ -202,7 +207,10 @@ class Scheduler:
         return life.shape.gang(life.job.id)
 
     def _by_life(self, starts: Sequence[cycle.Start]) -> Iterator[tuple[Life, cycle.Start]]:
-        return ((self._lives[self._sequences[start.gang.job_id]], start) for start in starts)
+        return ((self._life(start.gang.job_id), start) for start in starts)
+
+    def _life(self, job_id: str) -> Life:
+        return self._lives[self._sequences[job_id]]
 
     def _start(self, life: Life, start: cycle.Start, now: float) -> float:
         for holding in start.holdings:
@@ -241,7 +249,7 @@ class Scheduler:
                 shape.meter.turn(known.wait if known else Wait.CAPACITY, now)
             return
         others = [
-            (self._lives[self._sequences[job_id]], refusal.wait)
+            (self._life(job_id), refusal.wait)
             for job_id, refusal in refusals.items()
             if refusal.wait is not Wait.CAPACITY
         ]

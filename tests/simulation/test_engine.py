@@ -1,0 +1,292 @@
+"""What happens when: instants, jobs that never fit, kinds of wait, and policies that fail."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cotenant.core.jobs import Gang, Request, Role
+from cotenant.core.ledger import Ledger, Offer, Share
+from cotenant.core.policy import Order
+from cotenant.core.refusals import Code, Refusal
+from cotenant.core.table import Jobs
+from cotenant.simulator import PolicyFailed, Result, Trace, TraceJob, simulate
+from cotenant.simulator.engine import Simulation
+from cotenant.simulator.traces import workers
+
+
+def trace(*jobs: tuple[float, float, int]) -> Trace:
+    """Make a trace of (submitted, seconds, GPUs); jobs are called a, b, c…"""
+    made = (TraceJob(chr(ord("a") + n), at, seconds, workers(gpus)) for n, (at, seconds, gpus) in enumerate(jobs))
+    return Trace("made up", "none", tuple(made))
+
+
+def finishes(result: Result) -> dict[str, float | None]:
+    return {one.id: one.finished_seconds for one in result.outcomes}
+
+
+BACKFILL = {"queue": {"mode": "backfill"}}
+
+
+def test_what_is_freed_at_an_instant_is_there_for_who_comes_at_that_instant() -> None:
+    result = simulate(trace((0, 10, 2), (10, 5, 2)), "1x2")
+    assert finishes(result) == {"a": 10.0, "b": 15.0}
+    assert result.avg_queue_seconds == 0
+
+
+def test_jct_counts_from_the_submission_and_makespan_from_the_first_one() -> None:
+    result = simulate(trace((0, 10, 2), (4, 5, 2)), "1x2")
+    assert finishes(result) == {"a": 10.0, "b": 15.0}
+    assert (result.avg_jct_seconds, result.makespan_seconds, result.avg_queue_seconds) == (10.5, 15.0, 3.0)
+    assert result.gpu_utilisation == pytest.approx(1.0)
+
+
+def test_percentiles_interpolate_linearly() -> None:
+    result = simulate(trace((0, 10, 1), (0, 20, 1)), "1x2")
+    assert (result.median_jct_seconds, result.p95_jct_seconds, result.p99_jct_seconds) == pytest.approx(
+        (15, 19.5, 19.9)
+    )
+
+
+def test_a_job_larger_than_the_cluster_is_named_with_its_reason_and_holds_nobody_back() -> None:
+    result = simulate(trace((0, 10, 3), (0, 10, 2), (1, 10, 64)), "1x2")
+    assert finishes(result) == {"b": 10.0}
+    assert (result.jobs, result.finished) == (3, 1)
+    assert [job_id for job_id, _ in result.unschedulable] == ["a", "c"]
+    assert all(refusal.code is Code.NEVER_FITS for _, refusal in result.unschedulable)
+    assert "has room for 2" in result.unschedulable[0][1].detail
+
+
+class OneNode:
+    """Wants all of a gang on the first node."""
+
+    name, api_version = "one-node", 1
+
+    def place(self, gang: Gang, ledger: Ledger, rng: np.random.Generator) -> Offer | Refusal:
+        replicas = gang.parts[0].replicas
+        if ledger.room(gang.parts[0].demand)[0] >= replicas:
+            return (Share(0, 0, replicas),)
+        return Refusal(Code.FRAGMENTED, "not on the first node", "something leaves it")
+
+
+def test_a_job_that_its_placement_policy_would_never_place_holds_nobody_back_either() -> None:
+    result = simulate(trace((0, 10, 3), (0, 10, 2)), "2x2", placement=OneNode())
+    assert finishes(result) == {"b": 10.0}
+    assert "refused even on the empty cluster: not on the first node" in result.unschedulable[0][1].detail
+
+
+class Moody(OneNode):
+    """Places nothing once it has been asked often enough."""
+
+    name = "moody"
+    patience = 2
+
+    def place(self, gang: Gang, ledger: Ledger, rng: np.random.Generator) -> Offer | Refusal:
+        self.patience -= 1
+        return super().place(gang, ledger, rng) if self.patience >= 0 else Refusal(Code.FRAGMENTED, "no mood")
+
+
+def test_a_job_that_is_left_waiting_for_ever_is_not_dropped_in_silence() -> None:
+    result = simulate(trace((0, 10, 2), (1, 10, 2)), "1x2", placement=Moody())
+    assert finishes(result) == {"a": 10.0, "b": None}
+    assert [(job_id, refusal.detail) for job_id, refusal in result.unschedulable] == [
+        ("b", "was still waiting when nothing ran any more and nothing was to come: the policies found no place for it")
+    ]
+
+
+def test_a_job_without_gpus_counts_among_the_cpu_jobs() -> None:
+    role = Role("worker", 1, Request(cores=2))
+    jobs = tuple(TraceJob(name, 0.0, 10.0, (role,)) for name in "ab")
+    result = simulate(Trace("made up", "none", jobs), "1x1x2")
+    assert result.cpu_jobs_avg_queue_seconds == 5.0
+    assert (result.gpu_utilisation, result.cpu_utilisation) == (0.0, 1.0)
+
+
+def test_a_wait_is_for_capacity_until_enough_is_free_and_then_for_fragmentation() -> None:
+    # d wants 2 GPUs on one server: none free until 10, one on each server from 12 to 20, two together from 20.
+    jobs = trace((0, 10, 1), (0, 20, 1), (0, 12, 1), (0, 30, 1), (1, 5, 2))
+    for mode in ("strict", "backfill"):
+        result = simulate(jobs, "2x2", placement="consolidate", options={"queue": {"mode": mode}})
+        assert finishes(result)["e"] == 25.0
+        assert result.outcomes[4].waits_seconds == (0.0, 8.0, 11.0)
+        assert result.waits == {"fair_share": 0, "fragmentation": 0, "capacity": 1}
+        assert result.waits_seconds == {"fair_share": 0.0, "fragmentation": 8.0, "capacity": 11.0}
+
+
+def test_who_waits_behind_the_head_of_a_strict_queue_waits_for_capacity() -> None:
+    jobs = trace((0, 10, 1), (0, 20, 1), (0, 12, 1), (0, 30, 1), (1, 5, 2), (1, 5, 1))
+    strict = simulate(jobs, "2x2", placement="consolidate")
+    assert strict.outcomes[5].waits_seconds == (0.0, 0.0, 19.0)
+    assert strict.waits == {"fair_share": 0, "fragmentation": 0, "capacity": 2}
+    backfill = simulate(jobs, "2x2", placement="consolidate", options=BACKFILL)
+    assert backfill.outcomes[5].waits_seconds == (0.0, 0.0, 9.0)
+
+
+def test_the_same_arguments_give_the_same_json() -> None:
+    def told(**arguments: Any) -> str:
+        result = simulate("sample", "2x8", queue="las", predictor="noisy-oracle", **arguments).as_json()
+        del result["wall_seconds"]
+        return json.dumps(result)
+
+    assert told(seed=3) == told(seed=3)
+
+
+def test_all_that_is_promised_is_in_the_json() -> None:
+    told = simulate("sample", "1x8").as_json()
+    promised = """jobs finished avg_jct_seconds median_jct_seconds p95_jct_seconds p99_jct_seconds makespan_seconds
+        avg_queue_seconds preemptions gpu_utilisation cpu_utilisation cpu_jobs_avg_queue_seconds qos_guarantee_percent
+        waits events wall_seconds seed policies unschedulable"""
+    assert set(promised.split()) <= set(told)
+    assert json.loads(json.dumps(told, allow_nan=False)) == told
+    assert told["policies"] == {
+        "queue": "fifo",
+        "placement": "consolidate",
+        "allocator": "requested",
+        "predictor": "oracle",
+        "contention": "none",
+    }
+    assert [one["code"] for one in told["unschedulable"]] == ["NEVER_FITS", "NEVER_FITS"]
+
+
+def test_where_nothing_finishes_there_are_no_figures() -> None:
+    result = simulate(trace((0, 10, 3)), "1x2")
+    assert (result.finished, result.avg_jct_seconds, result.makespan_seconds, result.gpu_utilisation) == (
+        0,
+        None,
+        None,
+        None,
+    )
+    json.dumps(result.as_json(), allow_nan=False)
+
+
+def test_a_simulation_that_is_stopped_tells_what_had_happened_by_then() -> None:
+    seen: list[float] = []
+
+    def watch(simulation: Simulation) -> bool:
+        seen.append(simulation.now)
+        return False
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("cotenant.simulator.run.WATCH_SECONDS", 0.0)
+        result = simulate("sample", "2x8", watch=watch)
+    assert not result.complete
+    assert [result.simulated_seconds] == seen
+    assert 0 < result.finished < result.jobs < 260
+    assert 0 < (result.gpu_utilisation or 0) <= 1
+    assert not result.unschedulable
+    running = [one for one in result.outcomes if one.finished_seconds is None]
+    assert all(one.run_seconds + one.queue_seconds == pytest.approx(seen[0] - one.submitted_seconds) for one in running)
+
+
+class Shortest:
+    """Runs the job with the least left to do; jobs of which nothing is known come last."""
+
+    name, api_version, preemptive, strict, running_first = "shortest", 1, True, False, False
+
+    def order(self, jobs: Jobs, now: float) -> Order:
+        return Order(np.zeros(len(jobs), dtype=np.int64), np.nan_to_num(jobs.remaining_seconds, nan=1e12))
+
+
+def test_the_oracle_tells_the_true_rest() -> None:
+    # At 4 s job a has 6 s left, less than b; at 6 s it has 4 s left, more than c.
+    jobs = trace((0, 10, 1), (4, 7, 1), (6, 3, 1))
+    assert finishes(simulate(jobs, "1x1", queue=Shortest())) == {"a": 13.0, "b": 20.0, "c": 9.0}
+    assert finishes(simulate(jobs, "1x1", queue=Shortest(), predictor="none")) == {"a": 10.0, "b": 17.0, "c": 20.0}
+
+
+def test_work_to_be_repeated_is_part_of_the_true_rest() -> None:
+    # Stopped at 6 s with 4 s left, a needs 5 s more, which is longer than d.
+    jobs = trace((0, 10, 1), (6, 3, 1), (8, 4.5, 1))
+    cost = {"simulator": {"preemption_cost_seconds": "1"}}
+    assert finishes(simulate(jobs, "1x1", queue=Shortest(), options=cost)) == {"a": 18.5, "b": 9.0, "c": 13.5}
+    assert finishes(simulate(jobs, "1x1", queue=Shortest())) == {"a": 13.0, "b": 9.0, "c": 17.5}
+
+
+def test_a_noisy_oracle_without_noise_is_an_oracle() -> None:
+    told = {"predictor": {"predictable": "1", "spread": "0"}}
+    exact = simulate("sample", "2x8", queue=Shortest())
+    assert finishes(simulate("sample", "2x8", queue=Shortest(), predictor="noisy-oracle", options=told)) == finishes(
+        exact
+    )
+    noisy = simulate("sample", "2x8", queue=Shortest(), predictor="noisy-oracle")
+    assert finishes(noisy) != finishes(exact)
+
+
+def test_a_predictor_that_learns_can_be_simulated() -> None:
+    result = simulate("sample", "2x8", queue=Shortest(), predictor="history")
+    assert result.finished == 260
+
+
+class Failing(Shortest):
+    name = "failing"
+
+    def __init__(self, order: Order | Exception) -> None:
+        self._order = order
+
+    def order(self, jobs: Jobs, now: float) -> Order:
+        if isinstance(self._order, Exception):
+            raise self._order
+        return self._order
+
+
+NO_LEVEL = np.zeros(1, dtype=np.int64)
+
+
+@pytest.mark.parametrize(
+    ("order", "fault"),
+    [
+        (ZeroDivisionError("division by zero"), "ZeroDivisionError: division by zero"),
+        (Order(np.zeros(2, dtype=np.int64), np.zeros(2)), "2 levels and 2 scores for 1 jobs"),
+        (Order(NO_LEVEL, np.array([np.nan])), "a score that is no number"),
+        (Order(NO_LEVEL, np.zeros(1), valid_seconds=-1.0), "valid for -1.0 s"),
+        (Order(NO_LEVEL, np.zeros(1), valid_seconds=float("nan")), "valid for nan s"),
+    ],
+)
+def test_a_queue_policy_that_fails_is_named(order: Order | Exception, fault: str) -> None:
+    with pytest.raises(PolicyFailed, match="queue policy 'failing' failed over 1 jobs") as failure:
+        simulate(trace((0, 10, 1)), "1x1", queue=Failing(order))
+    assert fault in str(failure.value)
+
+
+class BadPlacement(OneNode):
+    name = "bad"
+
+    def __init__(self, offer: Offer | Exception) -> None:
+        self._offer = offer
+
+    def place(self, gang: Gang, ledger: Ledger, rng: np.random.Generator) -> Offer | Refusal:
+        if isinstance(self._offer, Exception):
+            raise self._offer
+        return self._offer
+
+
+@pytest.mark.parametrize(
+    ("offer", "fault"),
+    [
+        (KeyError("node"), "KeyError: 'node'"),
+        ((Share(0, 0, 1),), "it made no offer that can be taken"),
+        ((Share(0, 0, 1), Share(0, 0, 1)), "it made no offer that can be taken"),
+    ],
+)
+def test_a_placement_policy_that_fails_is_named(offer: Offer | Exception, fault: str) -> None:
+    with pytest.raises(PolicyFailed, match="placement policy 'bad' failed") as failure:
+        simulate(trace((0, 10, 2)), "2x1", placement=BadPlacement(offer))
+    assert fault in str(failure.value)
+
+
+class Restless(Shortest):
+    """Says that its order never lasts."""
+
+    name = "restless"
+
+    def order(self, jobs: Jobs, now: float) -> Order:
+        return Order(np.zeros(len(jobs), dtype=np.int64), jobs.arrival_seconds, valid_seconds=0.0)
+
+
+def test_an_order_that_never_lasts_cannot_stop_the_clock() -> None:
+    result = simulate(trace((0, 0.5, 1), (0, 0.5, 1)), "1x1", queue=Restless())
+    assert finishes(result) == {"a": 0.5, "b": 1.0}
+    assert 400 <= result.events <= 600

@@ -1,0 +1,65 @@
+"""The questions that the simulator does not ask: the same simulation that asks every one of them gives the same."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from cotenant import plugins
+from cotenant.core.jobs import Gang, Request, Role
+from cotenant.core.table import Ints
+from cotenant.simulator import Trace, TraceJob, parse_cluster
+from cotenant.simulator.arms import Nothing
+from cotenant.simulator.engine import Simulation
+from cotenant.simulator.policies import GROUPS, Policies
+from cotenant.simulator.scheduler import Scheduler
+
+
+class Thorough(Scheduler):
+    """Runs a cycle whenever anybody waits, and asks about everybody."""
+
+    def _may_start(self) -> bool:
+        return bool(self._waiting)
+
+    def _gangs(self, sequences: Ints) -> Iterator[Gang]:
+        return (self._gang(sequence) for sequence in sequences.tolist())
+
+
+def workload(seed: int) -> Trace:
+    rng = random.Random(seed)
+    now, jobs = 0.0, []
+    for number in range(rng.randint(2, 60)):
+        now += rng.choice([0, 0, 1, 5, 25]) if number else 0
+        gpus = rng.choice([0, 1, 1, 2, 3, 4, 6])
+        cores = rng.choice([0, 1, 2]) if gpus else rng.randint(1, 6)
+        roles: tuple[Role, ...] = (Role("worker", gpus or 1, Request(gpu_milli=1000 if gpus else 0, cores=cores)),)
+        if gpus and rng.random() < 0.2:
+            roles += (Role("ps", rng.randint(1, 2), Request(cores=2)),)
+        jobs.append(TraceJob(f"j{number}", now, float(rng.randint(1, 60)), roles))
+    return Trace("made up", "none", tuple(jobs))
+
+
+def fates(trace: Trace, queue: str, mode: str, placement: str) -> list[tuple[str, float, float]]:
+    options = {"mode": mode} if queue == "fifo" else {}
+    made: list[Any] = [plugins.load(GROUPS["queue"], queue, options)]
+    made += [plugins.load(GROUPS["placement"], placement), plugins.load(GROUPS["allocator"], "requested")]
+    simulation = Simulation(trace, parse_cluster("3x4x8"), Policies(*made), Nothing())
+    while simulation.step():
+        pass
+    return [(life.job.id, life.finished_seconds, sum(life.waited)) for life in simulation.lives]
+
+
+@pytest.mark.parametrize("placement", ["count", "first-fit", "consolidate"])
+@pytest.mark.parametrize("mode", ["strict", "backfill"])
+def test_a_simulation_that_asks_every_question_gives_the_same(
+    mode: str, placement: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for seed in range(20):
+        trace = workload(seed)
+        quick = fates(trace, "fifo", mode, placement)
+        with monkeypatch.context() as patch:
+            patch.setattr("cotenant.simulator.engine.Scheduler", Thorough)
+            assert quick == fates(trace, "fifo", mode, placement), f"seed {seed}"
