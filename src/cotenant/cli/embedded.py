@@ -1,0 +1,187 @@
+"""The whole mesh in one process: every service on one loopback port, one store, and agents for this machine."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+import structlog
+
+from cotenant.node_agent.agent import Agent, AgentConfig
+from cotenant.rpc import access
+from cotenant.rpc.channel import Channel, connect
+from cotenant.rpc.endpoints import Endpoints
+from cotenant.rpc.policies import serve_policies
+from cotenant.rpc.server import Server
+from cotenant.services.contention import server as contention
+from cotenant.services.placement import server as placement
+from cotenant.services.predictor import server as predictor
+from cotenant.services.queue import server as queue
+from cotenant.store.open import open_store
+from cotenant.v1 import node_service_pb2, node_service_pb2_grpc
+
+if TYPE_CHECKING:
+    from cotenant.v1.node_service_pb2_grpc import NodeServiceAsyncStub
+
+log = structlog.get_logger()
+
+STORE_FILE = "cotenant.sqlite"
+
+
+@dataclass(frozen=True, slots=True)
+class MeshConfig:
+    """What the mesh is made of. Policies go by name; their options by group, for example `queue.mode`."""
+
+    state_dir: Path
+    listen: str = "127.0.0.1:0"
+    store_url: str = ""  # empty: an SQLite file in the state directory
+    agents: Sequence[AgentConfig] = ()
+    queue: str = "fifo"
+    placement: str = "consolidate"
+    allocator: str = "proportional"
+    predictors: Sequence[str] = ("history",)
+    contention: str = "none"
+    options: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # by group
+    heartbeat_seconds: float = 5.0
+    lost_after_seconds: float = 300.0
+    run_seconds_min: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Closing:
+    """A part that was started, and how it is ended."""
+
+    name: str
+    close: Callable[[], Awaitable[None] | None]
+
+
+class EmbeddedMesh:
+    """Everything that was started, to be closed; what runs on nodes runs on then."""
+
+    def __init__(self, config: MeshConfig) -> None:
+        self.config = config
+        self.token = ""
+        self.address = ""
+        self.channel: Channel | None = None
+        self._closing: list[Closing] = []
+        self._agents_stop = asyncio.Event()
+        self._agents: list[asyncio.Task[None]] = []
+
+    async def start(self) -> None:
+        """Start everything, or nothing.
+
+        Raises:
+            UnknownPolicy, BadOption: a policy cannot be used as told.
+            ValueError: the store's URL names none.
+            StoreInUse, StoreUnavailable: the state cannot be read.
+            CannotListen: the address cannot be taken.
+        """
+        try:
+            await self._start()
+        except BaseException:
+            await self.close()
+            raise
+
+    async def _start(self) -> None:
+        config = self.config
+        config.state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self.token = access.ensure_token(config.state_dir)
+        store = await open_store(config.store_url or f"sqlite:{config.state_dir / STORE_FILE}")
+        self._closing.append(Closing("store", store.close))
+        server = Server(config.listen, self.token)
+        port = server.bind()
+        self.address = f"{config.listen.rpartition(':')[0]}:{port}"
+        channel = self.channel = connect(_reachable(self.address), self.token)
+        self._closing.append(Closing("channel", channel.close))
+        policies = serve_policies(server)
+        predicting = await predictor.start(server, store, policies, self._predictor())
+        self._closing.append(Closing("predictor", predicting.close))
+        self._closing.append(Closing("server", lambda: server.stop(grace_seconds=1.0)))
+        watching = await contention.start(server, policies, self._contention())
+        self._closing.append(Closing("contention", watching.close))
+        places = await placement.start(server, store, policies, self._placement())
+        self._closing.append(Closing("placement", places.close))
+        jobs = await queue.start(server, store, policies, self._queue(), channel, channel)
+        self._closing.append(Closing("queue", jobs.close))
+        await server.start()
+        jobs.run()
+        self._start_agents()
+        access.publish(config.state_dir, Endpoints.one(_reachable(self.address)))
+
+    def _options(self, group: str) -> Mapping[str, str]:
+        return self.config.options.get(group, {})
+
+    def _predictor(self) -> predictor.Config:
+        names = self.config.predictors
+        return predictor.Config(predictors=names, options={names[0]: self._options("predictor")})
+
+    def _contention(self) -> contention.Config:
+        return contention.Config(policy=self.config.contention, options=self._options("contention"))
+
+    def _placement(self) -> placement.PlacementConfig:
+        config = self.config
+        return placement.PlacementConfig(
+            placement=config.placement,
+            allocator=config.allocator,
+            options={
+                config.placement: self._options("placement"),
+                config.allocator: self._options("allocator"),
+            },
+            heartbeat_seconds=config.heartbeat_seconds,
+            lost_after_seconds=config.lost_after_seconds,
+        )
+
+    def _queue(self) -> queue.QueueConfig:
+        config = self.config
+        return queue.QueueConfig(
+            policy=config.queue,
+            options={config.queue: self._options("queue")},
+            run_seconds_min=config.run_seconds_min,
+        )
+
+    def _start_agents(self) -> None:
+        for config in self.config.agents:
+            reached = _reachable(self.address)
+            complete = replace(config, placement_endpoint=reached, contention_endpoint=reached, token=self.token)
+            self._agents.append(asyncio.create_task(Agent(complete).run(self._agents_stop), name=config.node_id))
+
+    async def nodes_ready(self) -> Sequence[node_service_pb2.Node]:
+        """Wait until the agents of this process are connected, and tell of their nodes."""
+        stub = cast("NodeServiceAsyncStub", node_service_pb2_grpc.NodeServiceStub(self.channel))
+        wanted = {config.node_id for config in self.config.agents}
+        while True:
+            response = await stub.ListNodes(node_service_pb2.ListNodesRequest(page_size=1000))
+            ready = [
+                node for node in response.nodes if node.id in wanted and node.state != node_service_pb2.NODE_STATE_AWAY
+            ]
+            if len(ready) == len(wanted):
+                return ready
+            await self._watch_agents()
+
+    async def _watch_agents(self) -> None:
+        """Wait a little; an agent that ended already ends the wait with its error."""
+        done, _ = await asyncio.wait(self._agents, timeout=0.05, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+
+    async def close(self) -> None:
+        """End agents first, so that the services hear from them to the last; jobs run on."""
+        access.withdraw(self.config.state_dir)
+        self._agents_stop.set()
+        await asyncio.gather(*self._agents, return_exceptions=True)
+        for step in reversed(self._closing):
+            try:
+                if (ending := step.close()) is not None:
+                    await ending
+            except Exception:  # the other parts must be closed all the same
+                log.exception("close_failed", part=step.name)
+        self._closing.clear()
+
+
+def _reachable(address: str) -> str:
+    """The address under which a process of this machine reaches a listener; 0.0.0.0 is reached at the loopback."""
+    host, _, port = address.rpartition(":")
+    return f"127.0.0.1:{port}" if host in ("0.0.0.0", "[::]", "") else address

@@ -1,0 +1,223 @@
+"""`cotenant serve`: one service of the mesh in a process of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import Coroutine
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from cotenant.cli.outcome import CommandError, ExitCode, note, usage
+from cotenant.cli.settings import Settings, merged, node_name, read_options, read_settings
+from cotenant.cli.up import BACKFILL, state_dir_of
+from cotenant.core.options import did_you_mean
+
+if TYPE_CHECKING:
+    from cotenant.rpc.endpoints import Endpoints
+
+PORTS = {"queue": 7070, "placement": 7071, "predictor": 7072, "contention": 7073}
+SERVICES = (*PORTS, "agent")
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command()(serve)
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What every service is told."""
+
+    settings: Settings
+    options: dict[str, dict[str, str]]
+    state_dir: Path
+    listen: str
+    store_url: str
+    token: str
+    endpoints: str
+
+
+def serve(
+    context: typer.Context,
+    service: Annotated[str, typer.Argument(metavar="SERVICE", help=f"One of {', '.join(SERVICES)}.")],
+    config: Annotated[Path | None, typer.Option(metavar="FILE", help="Settings in TOML; flags win over them.")] = None,
+    listen: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="Where to serve.")] = None,
+    store: Annotated[str | None, typer.Option(metavar="URL", help="sqlite, sqlite:PATH or etcd://HOST:PORT,…")] = None,
+    endpoints: Annotated[
+        str, typer.Option(metavar="…", help="Where the others are: HOST:PORT, or NAME=…,NAME=….")
+    ] = "",
+    node: Annotated[str, typer.Option(metavar="ID", help="The agent's node; this machine's name.")] = "",
+    gpus: Annotated[str | None, typer.Option(metavar="auto|fake:N", help="The agent's GPUs.")] = None,
+    cpus: Annotated[str, typer.Option(metavar="0-3,8", help="The CPUs that the agent may give to jobs; all.")] = "",
+    address: Annotated[str, typer.Option(metavar="HOST", help="Where other nodes reach this one; its name.")] = "",
+    option: Annotated[list[str] | None, typer.Option(metavar="GROUP.KEY=VALUE", help="Of a policy; again.")] = None,
+) -> None:
+    """Run one service of the mesh in the foreground: queue, placement, predictor, contention or agent.
+
+    All of them read the same token: from COTENANT_TOKEN, else from the file `token` of the state directory, which the
+    first one makes. Without --listen they serve on loopback at the ports 7070 (queue), 7071 (placement), 7072
+    (predictor) and 7073 (contention); without --endpoints they look for each other there. With the store `sqlite`
+    each keeps a file of its own in the state directory; several machines share an etcd.
+
+    \b
+    Examples:
+      cotenant serve placement
+      cotenant serve queue --store etcd://10.0.0.1:2379 --listen 0.0.0.0:7070
+      cotenant serve agent --endpoints 10.0.0.5:7070 --gpus auto
+    """
+    if service not in SERVICES:
+        raise usage(f"there is no service {service!r}{did_you_mean(service, SERVICES)}; {', '.join(SERVICES)} are")
+    settings = read_settings(config)
+    state_dir = state_dir_of(context)
+    told = Told(
+        settings=settings,
+        options=merged(BACKFILL if settings.queue == "fifo" else {}, settings.options, read_options(option or ())),
+        state_dir=state_dir,
+        listen=listen or f"127.0.0.1:{PORTS.get(service, 0)}",
+        store_url=_store_url(store or settings.store, state_dir, service),
+        token=_token(state_dir),
+        endpoints=endpoints or ",".join(f"{name}=127.0.0.1:{port}" for name, port in PORTS.items()),
+    )
+    if service == "agent":
+        asyncio.run(_agent(told, node or node_name(), gpus or settings.gpus, _cpus(cpus), address))
+    else:
+        asyncio.run(_until_signal(_service(service, told)))
+
+
+def _store_url(store: str, state_dir: Path, service: str) -> str:
+    if store != "sqlite":
+        return store
+    state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+    return f"sqlite:{state_dir / service}.sqlite"
+
+
+def _token(state_dir: Path) -> str:
+    from cotenant.rpc.access import ensure_token
+
+    return os.environ.get("COTENANT_TOKEN") or ensure_token(state_dir)
+
+
+def _cpus(text: str) -> tuple[int, ...] | None:
+    """Read a list of CPUs as the kernel writes it.
+
+    >>> _cpus("0-2,8")
+    (0, 1, 2, 8)
+    """
+    if not text:
+        return None
+    try:
+        ranges = [part.partition("-") for part in text.split(",")]
+        return tuple(cpu for first, _, last in ranges for cpu in range(int(first), int(last or first) + 1))
+    except ValueError:
+        raise usage(f"{text!r} is no list of CPUs; write it like 0-3,8") from None
+
+
+def _service(service: str, told: Told) -> Coroutine[Any, Any, None]:
+    """Compose one of the four services."""
+    common: dict[str, Any] = {"address": told.listen, "store_url": told.store_url, "token": told.token}
+    common["on_start"] = lambda port: note(f"{service} serves at {told.listen.rpartition(':')[0]}:{port}")
+    compose = {"placement": _placement, "predictor": _predictor, "contention": _contention, "queue": _queue}
+    return compose[service](told, common)
+
+
+def _placement(told: Told, common: dict[str, Any]) -> Coroutine[Any, Any, None]:
+    from cotenant.services.placement.__main__ import serve as run
+    from cotenant.services.placement.server import PlacementConfig
+
+    settings, options = told.settings, told.options
+    config = PlacementConfig(
+        placement=settings.placement,
+        allocator=settings.allocator,
+        options={
+            settings.placement: options.get("placement", {}),
+            settings.allocator: options.get("allocator", {}),
+        },
+        heartbeat_seconds=settings.heartbeat_seconds,
+        lost_after_seconds=settings.lost_after_seconds,
+    )
+    return run(**common, config=config)
+
+
+def _predictor(told: Told, common: dict[str, Any]) -> Coroutine[Any, Any, None]:
+    from cotenant.services.predictor.__main__ import serve as run
+    from cotenant.services.predictor.server import Config
+
+    name = told.settings.predictor
+    return run(**common, config=Config(predictors=(name,), options={name: told.options.get("predictor", {})}))
+
+
+def _contention(told: Told, common: dict[str, Any]) -> Coroutine[Any, Any, None]:
+    from cotenant.services.contention.__main__ import serve as run
+    from cotenant.services.contention.server import Config
+
+    config = Config(policy=told.settings.contention, options=told.options.get("contention", {}))
+    return run(**common, config=config)
+
+
+def _queue(told: Told, common: dict[str, Any]) -> Coroutine[Any, Any, None]:
+    from cotenant.services.queue.__main__ import serve as run
+    from cotenant.services.queue.server import QueueConfig
+
+    config = QueueConfig(
+        policy=told.settings.queue,
+        options={told.settings.queue: told.options.get("queue", {})},
+        run_seconds_min=told.settings.run_seconds_min,
+    )
+    return run(**common, endpoints=_endpoints(told), config=config)
+
+
+def _endpoints(told: Told) -> Endpoints:
+    from cotenant.rpc.endpoints import Endpoints
+
+    try:
+        return Endpoints.parse(told.endpoints)
+    except ValueError as error:
+        raise usage(str(error)) from None
+
+
+async def _until_signal(work: Coroutine[Any, Any, None]) -> None:
+    """Run a service until SIGINT or SIGTERM; what keeps it from starting is told in a user's words."""
+    from cotenant import plugins
+    from cotenant.rpc.server import CannotListen
+    from cotenant.store.port import StoreInUse, StoreUnavailable
+
+    task = asyncio.ensure_future(work)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, task.cancel)
+    try:
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+    except (plugins.UnknownPolicy, plugins.BadOption, ValueError) as error:
+        raise usage(str(error)) from None
+    except StoreUnavailable as error:
+        raise CommandError(str(error), code=ExitCode.UNREACHABLE) from None
+    except (StoreInUse, CannotListen, OSError) as error:
+        raise CommandError(str(error)) from None
+
+
+async def _agent(told: Told, node: str, gpus: str, cpus: tuple[int, ...] | None, address: str) -> None:
+    from cotenant.node_agent.__main__ import serve as serve_agent
+    from cotenant.node_agent.agent import AgentConfig
+
+    settings, endpoints = told.settings, _endpoints(told)
+    await serve_agent(
+        AgentConfig(
+            node_id=node,
+            state_dir=told.state_dir / "nodes" / node,
+            placement_endpoint=endpoints.placement,
+            contention_endpoint=endpoints.contention,
+            token=told.token,
+            gpus=gpus,
+            cpus=cpus,
+            rack=settings.rack,
+            address=address or node,
+            shareable_gpus=settings.shareable_gpus,
+            split_siblings=settings.split_siblings,
+        )
+    )

@@ -1,0 +1,141 @@
+"""What `up` and `serve` are told: options of policies, a configuration file, this machine's nodes."""
+
+from __future__ import annotations
+
+import os
+import socket
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from cotenant.cli.outcome import usage
+from cotenant.core.options import did_you_mean
+
+GROUPS = ("queue", "placement", "allocator", "predictor", "contention")
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Everything that a configuration file may say of the mesh; flags win over it."""
+
+    listen: str = "127.0.0.1:0"
+    store: str = "sqlite"
+    gpus: str = "auto"
+    nodes: int = 1
+    shareable_gpus: bool = False
+    split_siblings: bool = False
+    rack: str = ""
+    queue: str = "fifo"
+    placement: str = "consolidate"
+    allocator: str = "proportional"
+    predictor: str = "history"
+    contention: str = "none"
+    heartbeat_seconds: float = 5.0
+    lost_after_seconds: float = 300.0
+    run_seconds_min: float = 0.0
+    options: Mapping[str, Mapping[str, str]] | None = None
+
+
+def read_settings(path: Path | None) -> Settings:
+    """Read a TOML file; without one all is as by default.
+
+    Raises:
+        CommandError: the file cannot be read, is no TOML (with line and column), or has unknown or unfit keys.
+    """
+    if path is None:
+        return Settings()
+    try:
+        table = tomllib.loads(path.read_text())
+    except OSError as error:
+        raise usage(f"cannot read {path}: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise usage(f"{path} is no TOML: {error}") from None
+    kinds = {field.name: field for field in fields(Settings)}
+    wrong = [f"{key}: no such setting{did_you_mean(key, kinds)}" for key in table if key not in kinds]
+    known = {key: value for key, value in table.items() if key in kinds}
+    wrong += [told for key, value in known.items() if (told := _unfit(key, value))]
+    if wrong:
+        raise usage(f"{path} cannot be taken", details=wrong)
+    if "options" in known:
+        known["options"] = {group: {k: str(v) for k, v in own.items()} for group, own in known["options"].items()}
+    return Settings(**known)
+
+
+def _unfit(key: str, value: Any) -> str:
+    if key == "options":
+        if not isinstance(value, dict) or not all(isinstance(own, dict) for own in value.values()):
+            return "options: must be tables by group, for example [options.queue]"
+        unknown = [group for group in value if group not in GROUPS]
+        return f"options.{unknown[0]}: no such group{did_you_mean(unknown[0], GROUPS)}" if unknown else ""
+    default = getattr(Settings(), key)
+    if isinstance(default, bool) != isinstance(value, bool):
+        return f"{key}: must be {_kind(default)}, not {value!r}"
+    if isinstance(default, float) and isinstance(value, int):
+        return ""
+    return "" if isinstance(value, type(default)) else f"{key}: must be {_kind(default)}, not {value!r}"
+
+
+def _kind(default: Any) -> str:
+    return {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}[type(default)]
+
+
+def read_options(texts: Sequence[str]) -> dict[str, dict[str, str]]:
+    """Read `group.key=value` options.
+
+    >>> read_options(["queue.mode=backfill"])
+    {'queue': {'mode': 'backfill'}}
+
+    Raises:
+        CommandError: naming every one that is not of this form.
+    """
+    options: dict[str, dict[str, str]] = {}
+    wrong = []
+    for text in texts:
+        path, equals, value = text.partition("=")
+        group, dot, key = path.partition(".")
+        if not (equals and dot and key):
+            wrong.append(f"{text!r} is not of the form group.key=value")
+        elif group not in GROUPS:
+            wrong.append(f"{text!r}: no such group{did_you_mean(group, GROUPS)}; {', '.join(GROUPS)} are")
+        else:
+            options.setdefault(group, {})[key] = value
+    if wrong:
+        raise usage("options cannot be taken", details=wrong)
+    return options
+
+
+def merged(*layers: Mapping[str, Mapping[str, str]] | None) -> dict[str, dict[str, str]]:
+    """Lay options over each other; later layers win."""
+    result: dict[str, dict[str, str]] = {}
+    for layer in layers:
+        for group, own in (layer or {}).items():
+            result.setdefault(group, {}).update(own)
+    return result
+
+
+def node_name() -> str:
+    """This machine's name as a node's id."""
+    name = "".join(c if c.isalnum() or c in "-." else "-" for c in socket.gethostname().lower()).strip("-.")
+    return name or "node"
+
+
+def split_cpus(nodes: int) -> list[tuple[int, ...] | None]:
+    """Divide this machine's CPUs among so many nodes; None stands for all of them.
+
+    Raises:
+        CommandError: there are fewer CPUs than nodes.
+    """
+    if nodes == 1:
+        return [None]
+    cpus = sorted(os.sched_getaffinity(0))
+    if not 1 <= nodes <= len(cpus):
+        raise usage(
+            f"this machine has {len(cpus)} CPUs; they make from 1 to {len(cpus)} nodes, not {nodes}",
+            hint="each node needs a CPU of its own, since cores are never shared",
+        )
+    size, more = divmod(len(cpus), nodes)
+    bounds = [number * size + min(number, more) for number in range(nodes + 1)]
+    return [tuple(cpus[begin:end]) for begin, end in pairwise(bounds)]

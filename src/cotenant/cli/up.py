@@ -1,0 +1,179 @@
+"""`cotenant up`: the whole mesh on this machine."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from cotenant.cli.outcome import CommandError, ExitCode, note, usage
+from cotenant.cli.settings import Settings, merged, node_name, read_options, read_settings, split_cpus
+
+if TYPE_CHECKING:  # grpc and the services load only when the mesh is started
+    from cotenant.cli.embedded import EmbeddedMesh, MeshConfig
+
+BACKFILL = {"queue": {"mode": "backfill"}}  # a gang that finds no room holds nobody back, unless that is wanted
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command()(up)
+
+
+def up(
+    context: typer.Context,
+    config: Annotated[Path | None, typer.Option(metavar="FILE", help="Settings in TOML; flags win over them.")] = None,
+    store: Annotated[str | None, typer.Option(metavar="URL", help="sqlite, sqlite:PATH or etcd://HOST:PORT,…")] = None,
+    gpus: Annotated[str | None, typer.Option(metavar="auto|fake:N", help="Found by NVML, or declared.")] = None,
+    nodes: Annotated[int | None, typer.Option(metavar="N", help="Divide this machine into so many nodes.")] = None,
+    listen: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="Where to serve; a free port.")] = None,
+    queue: Annotated[str | None, typer.Option(metavar="NAME", help="Queue policy.")] = None,
+    placement: Annotated[str | None, typer.Option(metavar="NAME", help="Placement policy.")] = None,
+    allocator: Annotated[str | None, typer.Option(metavar="NAME", help="CPU allocator.")] = None,
+    predictor: Annotated[str | None, typer.Option(metavar="NAME", help="Predictor.")] = None,
+    contention: Annotated[str | None, typer.Option(metavar="NAME", help="Contention policy.")] = None,
+    option: Annotated[list[str] | None, typer.Option(metavar="GROUP.KEY=VALUE", help="Of a policy; again.")] = None,
+) -> None:
+    """Run the whole mesh on this machine, in the foreground.
+
+    Jobs run in processes of their own: Ctrl-C ends the mesh and no job; the next `up` with the same state directory
+    finds them again. The mesh listens on loopback and asks for the token that it keeps in its state directory.
+
+    \b
+    Examples:
+      cotenant up
+      cotenant up --gpus fake:4
+      cotenant up --state-dir ./state --queue las --option queue.thresholds=600,3600
+      cotenant up --store etcd://10.0.0.1:2379,10.0.0.2:2379 --listen 127.0.0.1:7070
+    """
+    flags = {
+        "store": store,
+        "gpus": gpus,
+        "nodes": nodes,
+        "listen": listen,
+        "queue": queue,
+        "placement": placement,
+        "allocator": allocator,
+        "predictor": predictor,
+        "contention": contention,
+    }
+    settings = read_settings(config)
+    settings = Settings(
+        **{name: getattr(settings, name) for name in Settings.__dataclass_fields__}
+        | {name: value for name, value in flags.items() if value is not None}
+    )
+    mesh = mesh_config(settings, state_dir_of(context), read_options(option or ()))
+    asyncio.run(run(mesh))
+
+
+def state_dir_of(context: typer.Context) -> Path:
+    """The state directory: from the flag, else COTENANT_STATE_DIR, else the default one."""
+    from cotenant.rpc.access import default_state_dir  # imports no grpc, but a little that --help need not wait for
+
+    given = (context.parent.params.get("state_dir") if context.parent else "") or os.environ.get("COTENANT_STATE_DIR")
+    return Path(given).absolute() if given else default_state_dir(os.environ)
+
+
+def mesh_config(settings: Settings, state_dir: Path, options: dict[str, dict[str, str]]) -> MeshConfig:
+    """Make of settings what the mesh is made of.
+
+    Raises:
+        CommandError: a setting cannot be taken.
+    """
+    from cotenant.cli.embedded import MeshConfig
+    from cotenant.node_agent.agent import AgentConfig
+
+    defaults = BACKFILL if settings.queue == "fifo" else {}
+    name, parts = node_name(), split_cpus(settings.nodes)
+    agents = [
+        AgentConfig(
+            node_id=name if len(parts) == 1 else f"{name}-{number}",
+            state_dir=state_dir / "nodes" / (name if len(parts) == 1 else f"{name}-{number}"),
+            gpus=settings.gpus,
+            cpus=cpus,
+            rack=settings.rack,
+            address="127.0.0.1",
+            shareable_gpus=settings.shareable_gpus,
+            split_siblings=settings.split_siblings,
+        )
+        for number, cpus in enumerate(parts, 1)
+    ]
+    return MeshConfig(
+        state_dir=state_dir,
+        listen=settings.listen,
+        store_url="" if settings.store == "sqlite" else settings.store,
+        agents=agents,
+        queue=settings.queue,
+        placement=settings.placement,
+        allocator=settings.allocator,
+        predictors=(settings.predictor,),
+        contention=settings.contention,
+        options=merged(defaults, settings.options, options),
+        heartbeat_seconds=settings.heartbeat_seconds,
+        lost_after_seconds=settings.lost_after_seconds,
+        run_seconds_min=settings.run_seconds_min,
+    )
+
+
+async def run(config: MeshConfig) -> None:
+    """Run the mesh until a signal ends it."""
+    from cotenant import telemetry
+
+    telemetry.setup("cotenant")
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop.set)
+    try:
+        async with opened(config) as mesh:
+            await tell_ready(mesh)
+            await stop.wait()
+            note("ending the mesh; jobs run on, and the next `cotenant up` with this state directory finds them again")
+    finally:
+        telemetry.shutdown()
+
+
+@asynccontextmanager
+async def opened(config: MeshConfig) -> AsyncIterator[EmbeddedMesh]:
+    """Run the mesh inside; what keeps it from starting is told in a user's words."""
+    from cotenant import plugins
+    from cotenant.cli.embedded import EmbeddedMesh
+    from cotenant.rpc.server import CannotListen
+    from cotenant.store.port import StoreInUse, StoreUnavailable
+
+    mesh = EmbeddedMesh(config)
+    try:
+        await mesh.start()
+    except (plugins.UnknownPolicy, plugins.BadOption, ValueError) as error:
+        raise usage(str(error), hint="`cotenant policies` and `cotenant up --help` show what there is") from None
+    except StoreInUse as error:
+        raise CommandError(str(error), hint="another `cotenant up` runs here; stop it, or pass --state-dir") from None
+    except StoreUnavailable as error:
+        raise CommandError(str(error), code=ExitCode.UNREACHABLE) from None
+    except (CannotListen, OSError) as error:
+        raise CommandError(str(error)) from None
+    try:
+        yield mesh
+    finally:
+        await mesh.close()
+
+
+async def tell_ready(mesh: EmbeddedMesh) -> None:
+    """Say where the mesh is, once its nodes are there."""
+    from cotenant.rpc.access import default_state_dir
+
+    nodes = await mesh.nodes_ready()
+    for node in nodes:
+        kind = "declared GPUs" if any(gpu.declared for gpu in node.inventory.gpus) else "GPUs"
+        note(f"node {node.id}: {len(node.inventory.gpus)} {kind}, {len(node.inventory.cores)} cores")
+        for sentence in node.inventory.not_enforced:
+            note(f"  not enforced here: {sentence}")
+    note(f"the mesh is up at {mesh.address}; its state is in {mesh.config.state_dir}")
+    default = "" if mesh.config.state_dir == default_state_dir(os.environ) else f" --state-dir {mesh.config.state_dir}"
+    note(f"try: cotenant submit{default} --gpus 1 --wait -- nvidia-smi -L")
