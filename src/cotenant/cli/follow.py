@@ -85,7 +85,8 @@ async def _pieces(mesh: Mesh, request: ReadLogsRequest) -> AsyncIterator[ReadLog
                 known = min(again[piece.rank], len(piece.data))
                 again[piece.rank] -= known
                 came[piece.rank] += len(piece.data) - known
-                yield ReadLogsResponse(rank=piece.rank, data=piece.data[known:], truncated=piece.truncated)
+                if known < len(piece.data) or piece.truncated:
+                    yield ReadLogsResponse(rank=piece.rank, data=piece.data[known:], truncated=piece.truncated)
             return
         except grpc.aio.AioRpcError as error:
             pause = next(pauses, None)

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from cotenant.cli import units
-from cotenant.cli.located import Fault, Fields, Items, Node, Text, compose, kind_of, overlay
+from cotenant.cli.located import Fault, Fields, Items, Node, Place, Text, compose, kind_of, overlay
 from cotenant.cli.outcome import CommandError, ExitCode, usage
 from cotenant.core.jobs import JobKind, JobSpec, Locality, Qos, Request, Role
 from cotenant.core.options import did_you_mean
@@ -32,20 +32,21 @@ FILE_BYTES_MAX = 2**20
 JOBS_MAX = 1000
 MISTAKES_SHOWN_MAX = 100
 STDIN = "-"
+SHELL = ("sh", "-c")  # runs a command that is one text
 
 
 @dataclass(frozen=True, slots=True)
 class Mistake:
     """Something wrong at a place; `label` names the field, where the place does not."""
 
-    place: str
+    place: Place
     label: str
     message: str
 
     def __str__(self) -> str:
         """The mistake on one line."""
-        named = f"{self.place}: {self.label}" if self.label and not self.place.startswith("--") else self.place
-        return f"{named}: {self.message}"
+        named_by_place = self.place.source.startswith("--")
+        return ": ".join([str(self.place), *([self.label] if self.label and not named_by_place else []), self.message])
 
 
 class BadJobs(CommandError):
@@ -66,8 +67,8 @@ class Draft:
     """A job that was read: its spec, and where each field of it was written."""
 
     spec: JobSpec
-    place: str
-    places: Mapping[str, tuple[str, str]]  # of a wire path: the place, and the field's name in the file
+    place: Place
+    places: Mapping[str, tuple[Place, str]]  # of a wire path: the place, and the field's name in the file
 
     def mistake(self, field: str, message: str) -> Mistake:
         """Point at the field that a violation names, or at the nearest one around it that was written."""
@@ -99,7 +100,7 @@ def load_jobs(path: str, now: float, above: Fields | None = None) -> list[Draft]
         text = raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = raw.count(b"\n", 0, error.start) + 1
-        raise BadJobs(source, [Mistake(f"{source}:{line}", "", "is no UTF-8 text")]) from None
+        raise BadJobs(source, [Mistake(Place(source, line), "", "is no UTF-8 text")]) from None
     return read_jobs(text, source, now, above)
 
 
@@ -126,12 +127,12 @@ def read_jobs(text: str, source: str, now: float, above: Fields | None = None) -
             continue
         reader = _Reader(now)
         drafts.append(reader.job(overlay(node, above) if above else node))
-        mistakes += reader.mistakes
+        mistakes += sorted(reader.mistakes, key=lambda mistake: mistake.place[1:])
         if len(drafts) > JOBS_MAX:
             mistakes.append(Mistake(node.place, "", f"is one job too many; a file may have {JOBS_MAX}"))
             break
     if not (drafts or mistakes):
-        mistakes.append(Mistake(source, "", "has no job in it; `cotenant submit --example` shows one"))
+        mistakes.append(Mistake(Place(source), "", "has no job in it; `cotenant submit --example` shows one"))
     if mistakes:
         raise BadJobs(source, mistakes)
     return drafts
@@ -231,8 +232,8 @@ class _Reader:
     def __init__(self, now: float) -> None:
         self.mistakes: list[Mistake] = []
         self._now = now
-        self._place = ""
-        self._places: dict[str, tuple[str, str]] = {}
+        self._place = Place("")
+        self._places: dict[str, tuple[Place, str]] = {}
         self._failed: set[str] = set()
 
     def job(self, node: Node) -> Draft:
@@ -255,7 +256,8 @@ class _Reader:
             qos=Qos(**qos),
         )
         draft = Draft(spec, node.place, self._places)
-        self._judge(draft)
+        if isinstance(node, Fields):
+            self._judge(draft)
         return draft
 
     def _judge(self, draft: Draft) -> None:
@@ -348,7 +350,7 @@ class _Reader:
                 words = [self._text(item, path, f"{name}[{index}]") for index, item in enumerate(items)]
                 return tuple(word for word in words if word is not None)
             case Text(null=False):
-                return ("sh", "-c", node.text)
+                return (*SHELL, node.text)
         self._fail(path, node.place, name, f"must be a list of words, or a text for the shell, not {kind_of(node)}")
         return ()
 
@@ -379,11 +381,11 @@ class _Reader:
         self._fail(path, node.place, label, empty or f"must be one value, not {kind_of(node)}")
         return None
 
-    def _fail(self, path: str, place: str, label: str, message: str) -> None:
+    def _fail(self, path: str, place: Place, label: str, message: str) -> None:
         self._failed.add(path)
         self._report(place, label, message)
 
-    def _report(self, place: str, label: str, message: str) -> None:
+    def _report(self, place: Place, label: str, message: str) -> None:
         self.mistakes.append(Mistake(place, label, message))
 
 

@@ -12,10 +12,10 @@ import typer
 from typer.core import TyperCommand
 
 from cotenant.cli.jobfile import BadJobs, Draft, Mistake, load_jobs, read_options, source_of
-from cotenant.cli.located import Fields, Items, Node, Text
+from cotenant.cli.located import Fields, Items, Node, Place, Text
 from cotenant.cli.outcome import usage
 
-THE_COMMAND_LINE = "the command line"
+THE_COMMAND_LINE = Place("the command line")
 TAIL = "cotenant.tail"  # what stands behind `--`, in the context's meta
 
 
@@ -144,7 +144,7 @@ def _document(said: Mapping[str, Any], tail: list[str] | None) -> Fields:
     pairs = ((option, said[option.parameter]) for option in PAIRS)
     entries: list[tuple[Text, Node]] = [
         *(_entry(option.field, option.flag, text) for option, text in texts if text is not None),
-        *((Text(option.flag, option.field), _pairs(option, given)) for option, given in pairs if given),
+        *((Text(Place(option.flag), option.field), _pairs(option, given)) for option, given in pairs if given),
     ]
     if said[NOT_PREEMPTIBLE.parameter]:
         entries.append(_entry("preemptible", NOT_PREEMPTIBLE.flag, "false"))
@@ -157,10 +157,11 @@ def _document(said: Mapping[str, Any], tail: list[str] | None) -> Fields:
 def _entry(field: str, flag: str, text: str) -> tuple[Text, Node]:
     """Set a field, `progress.regex` as one inside another."""
     outer, _, inner = field.partition(".")
-    value: Node = Text(flag, text)
+    place = Place(flag)
+    value: Node = Text(place, text)
     if inner:
-        value = Fields(flag, ((Text(flag, inner), value),))
-    return Text(flag, outer), value
+        value = Fields(place, ((Text(place, inner), value),))
+    return Text(place, outer), value
 
 
 def _pairs(option: JobOption, pairs: Iterable[str]) -> Fields:
@@ -173,6 +174,5 @@ def _pairs(option: JobOption, pairs: Iterable[str]) -> Fields:
             meant = "; it is not set here" if option.field == "env" and key else ""
             raise usage(f"{option.flag} {pair}: has no value{meant}", hint=f"write {option.flag} KEY=VALUE")
         taken[key] = value
-    return Fields(
-        option.flag, tuple((Text(option.flag, key), Text(option.flag, value)) for key, value in taken.items())
-    )
+    place = Place(option.flag)
+    return Fields(place, tuple((Text(place, key), Text(place, value)) for key, value in taken.items()))

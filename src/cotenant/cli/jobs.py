@@ -45,7 +45,8 @@ def register(app: typer.Typer) -> None:
 def jobs(
     context: typer.Context,
     phase: Annotated[
-        list[Phase] | None, typer.Option("--phase", help="Only jobs in this phase; may be said more than once.")
+        list[Phase] | None,
+        typer.Option(metavar="PHASE", help=f"Only jobs in this phase: {', '.join(Phase)}. May be said more than once."),
     ] = None,
     tenant: Annotated[str, typer.Option(help="Only jobs of this tenant.")] = "",
     queue: Annotated[str, typer.Option(help="Only jobs of this queue.")] = "",

@@ -9,6 +9,7 @@ from typing import Any
 import yaml
 
 from cotenant.cli import units
+from cotenant.cli.jobfile import SHELL
 from cotenant.core.jobs import JobSpec, Qos, Role
 
 DEFAULT, DEFAULT_ROLE = JobSpec(), Role()
@@ -42,6 +43,24 @@ class _Dumper(yaml.SafeDumper):
         """Give each field a line of its own."""
         return super().represent_mapping(tag, mapping, flow_style=False)
 
+    def represent_text(self, data: str) -> Any:
+        """Escape what would not come through as it is: line breaks of other scripts, control characters."""
+        style = None if data.isprintable() else '"'
+        return self.represent_scalar("tag:yaml.org,2002:str", data, style)
+
+    def represent_script(self, data: str) -> Any:
+        """Write lines as lines."""
+        plain = all(line.isprintable() for line in data.split("\n"))
+        return self.represent_scalar("tag:yaml.org,2002:str", data, "|" if plain else '"')
+
+
+class _Script(str):
+    """A text that the shell runs."""
+
+
+_Dumper.add_representer(str, _Dumper.represent_text)
+_Dumper.add_representer(_Script, _Dumper.represent_script)
+
 
 def _document(spec: JobSpec) -> dict[str, Any]:
     single = len(spec.roles) == 1 and not spec.roles[0].command
@@ -68,10 +87,14 @@ def _document(spec: JobSpec) -> dict[str, Any]:
     }
     if single:
         fields |= {f"{'role' if name == 'name' else name}": value for name, value in _role(spec.roles[0]).items()}
-    fields["command"] = list(spec.command)
+    fields["command"] = _command(spec.command)
     if not single:
-        fields["roles"] = [_given(_role(role) | {"command": list(role.command)}) for role in spec.roles]
+        fields["roles"] = [_given(_role(role) | {"command": _command(role.command)}) for role in spec.roles]
     return _given(fields)
+
+
+def _command(words: tuple[str, ...]) -> _Script | list[str]:
+    return _Script(words[2]) if len(words) == 3 and words[:2] == SHELL else list(words)
 
 
 def _role(role: Role) -> dict[str, Any]:
@@ -99,7 +122,11 @@ def _qos(qos: Qos) -> dict[str, Any]:
 
 def _given(fields: dict[str, Any]) -> dict[str, Any]:
     """Leave out what says nothing."""
-    return {name: value for name, value in fields.items() if value is False or value not in (None, "", 0, [], {})}
+    return {
+        name: value
+        for name, value in fields.items()
+        if value is False or isinstance(value, _Script) or value not in (None, "", 0, [], {})
+    }
 
 
 def _unless(value: Any, default: Any) -> Any:

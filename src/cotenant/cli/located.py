@@ -8,17 +8,30 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import yaml
 
 NULL_TAG = "tag:yaml.org,2002:null"
 
 
+class Place(NamedTuple):
+    """Where something was written: in a file, or in an option, which has no lines."""
+
+    source: str
+    line: int = 0
+    column: int = 0
+
+    def __str__(self) -> str:
+        """The place as compilers write it, for editors to jump to."""
+        return ":".join(str(part) for part in self if part)
+
+
 @dataclass(frozen=True, slots=True)
 class Text:
     """A scalar; `null` where nothing was written."""
 
-    place: str
+    place: Place
     text: str
     null: bool = False
 
@@ -27,7 +40,7 @@ class Text:
 class Items:
     """A list."""
 
-    place: str
+    place: Place
     items: tuple[Node, ...]
 
 
@@ -35,7 +48,7 @@ class Items:
 class Fields:
     """A map; a key may stand more than once, which its reader reports. Keys that are no texts have an empty one."""
 
-    place: str
+    place: Place
     entries: tuple[tuple[Text, Node], ...]
 
 
@@ -46,7 +59,7 @@ Node = Text | Items | Fields
 class Fault:
     """Something wrong with a document as a whole, which therefore has no content to look at."""
 
-    place: str
+    place: Place
     message: str
 
 
@@ -54,7 +67,7 @@ def compose(text: str, source: str) -> Iterator[Node | Fault]:
     """Yield each document of a YAML text that is not empty, and last a fault where one ends the reading.
 
     >>> [fault] = compose("gpus: [1", "job.yaml")
-    >>> fault.place
+    >>> str(fault.place)
     'job.yaml:1:9'
     """
     try:
@@ -69,7 +82,7 @@ def compose(text: str, source: str) -> Iterator[Node | Fault]:
             _at_index(text, source, int(error.position)), f"is a character that YAML does not allow: {_shown(error)}"
         )
     except RecursionError:
-        yield Fault(source, "is nested too deeply")
+        yield Fault(Place(source), "is nested too deeply")
 
 
 def overlay(base: Node, above: Fields) -> Node:
@@ -127,13 +140,13 @@ def _key(node: yaml.Node, source: str) -> Text:
     return Text(_place(source, node.start_mark), node.value if isinstance(node, yaml.ScalarNode) else "")
 
 
-def _place(source: str, mark: yaml.Mark | None) -> str:
-    return f"{source}:{mark.line + 1}:{mark.column + 1}" if mark else source
+def _place(source: str, mark: yaml.Mark | None) -> Place:
+    return Place(source, mark.line + 1, mark.column + 1) if mark else Place(source)
 
 
-def _at_index(text: str, source: str, index: int) -> str:
+def _at_index(text: str, source: str, index: int) -> Place:
     before = text[:index]
-    return f"{source}:{before.count(chr(10)) + 1}:{index - (before.rfind(chr(10)) + 1) + 1}"
+    return Place(source, before.count("\n") + 1, index - before.rfind("\n"))
 
 
 def _told(error: yaml.MarkedYAMLError) -> str:

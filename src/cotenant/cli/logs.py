@@ -13,7 +13,10 @@ from cotenant.cli.follow import Output, copy_output, follow, is_gang, standing
 from cotenant.cli.mesh import Mesh, reach
 from cotenant.cli.names import find_job
 from cotenant.cli.outcome import CommandError, usage
+from cotenant.core.validate import REPLICAS_MAX
 from cotenant.v1.job_service_pb2 import ReadLogsRequest
+
+RANK_MAX, ATTEMPT_MAX = REPLICAS_MAX - 1, 2**31 - 1
 
 
 def register(app: typer.Typer) -> None:
@@ -25,11 +28,13 @@ def logs(
     context: typer.Context,
     job_id: options.JobId,
     following: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job has ended.")] = False,
-    rank: Annotated[int, typer.Option(min=0, help="Only the process of this rank.", show_default=False)] = -1,
+    rank: Annotated[int | None, typer.Option(min=0, max=RANK_MAX, help="Only the process of this rank.")] = None,
     tail: Annotated[
         str, typer.Option(metavar="SIZE", help="Only the last so many bytes of what is there, such as 64KiB.")
     ] = "",
-    attempt: Annotated[int, typer.Option(min=0, help="Of this attempt; the last one by default.")] = 0,
+    attempt: Annotated[
+        int, typer.Option(min=0, max=ATTEMPT_MAX, help="Of this attempt; the last one by default.", show_default=False)
+    ] = 0,
 ) -> None:
     """Print a job's output, as its processes wrote it.
 
@@ -41,7 +46,7 @@ def logs(
       cotenant logs -f --tail 4KiB ID
       cotenant logs --rank 3 ID
     """
-    request = ReadLogsRequest(attempt=attempt, tail_bytes=_tail(tail), rank=rank if rank >= 0 else None)
+    request = ReadLogsRequest(attempt=attempt, tail_bytes=_tail(tail), rank=rank)
     reach(Flags.of(context), lambda mesh: _print(mesh, job_id, request, following))
 
 

@@ -134,7 +134,7 @@ def refused(problems: Sequence[tuple[Draft, Problem]]) -> CommandError:
         for violation in problem.violations
     ]
     if mistakes and all(problem.violations for _, problem in problems):
-        return BadJobs("the submission", mistakes)
+        return BadJobs("the submission", sorted(mistakes, key=lambda mistake: mistake.place))
     if len(problems) == 1:
         return told(problems[0][1])
     plain = [f"{draft.place}: {told(problem).message}" for draft, problem in problems if not problem.violations]

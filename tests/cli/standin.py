@@ -1,0 +1,408 @@
+"""A mesh for tests: the true stubs and server, with state in memory and no scheduler.
+
+It takes jobs in by the true rules. `autopilot` runs a job's command as soon as it was taken; without it, the test
+moves jobs by `run` and `finish`. The true queue is met in the end-to-end tests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from typing import Any, TypeVar
+
+from cotenant.core.jobs import JobSpec
+from cotenant.core.lifecycle import ENDED, HOLDING, Phase
+from cotenant.rpc import errors
+from cotenant.rpc.server import Server
+from cotenant.rpc.translate import PHASES, accept_spec, spec_to_wire, timestamp
+from cotenant.v1 import contention_service_pb2 as contention_pb
+from cotenant.v1 import contention_service_pb2_grpc as contention_grpc
+from cotenant.v1 import job_pb2
+from cotenant.v1 import job_service_pb2 as pb
+from cotenant.v1 import job_service_pb2_grpc as jobs_grpc
+from cotenant.v1 import node_service_pb2 as nodes_pb
+from cotenant.v1 import node_service_pb2_grpc as nodes_grpc
+from cotenant.v1 import policy_service_pb2 as policies_pb
+from cotenant.v1 import policy_service_pb2_grpc as policies_grpc
+from cotenant.v1.resources_pb2 import Core, Gpu, GpuShare, Inventory, NodeAllocation, TaskAllocation
+
+T = TypeVar("T")
+TOKEN = "a-token-for-tests"
+GPU_MILLI_MAX = 8000
+CREATED = 1_800_000_000.0
+
+
+class Jobs(jobs_grpc.JobServiceServicer):
+    """Jobs in a dictionary."""
+
+    def __init__(self) -> None:
+        self.jobs: dict[str, job_pb2.Job] = {}
+        self.logs: dict[tuple[str, int], list[tuple[int, bytes]]] = {}
+        self.asked: list[Any] = []
+        self.autopilot = False
+        self.after_piece: Callable[[], Awaitable[None]] | None = None  # what happens once a reader has a piece
+        self.cut_streams = 0  # how many streams are to be cut after their first message
+        self._by_request: dict[str, str] = {}
+        self._changed: set[asyncio.Queue[job_pb2.Job]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def CreateJob(self, request: pb.CreateJobRequest, context: Any) -> pb.CreateJobResponse:
+        self.asked.append(request)
+        spec = accept_spec(request.spec, now=time.time())
+        if spec.gpu_milli > GPU_MILLI_MAX:
+            raise errors.failed_precondition(
+                "NEVER_FITS",
+                f"needs {spec.gpu_milli / 1000:g} GPUs; the largest node has {GPU_MILLI_MAX / 1000:g}",
+                remedy="ask for fewer GPUs on each server, or add a larger one",
+            )
+        if request.validate_only:
+            return pb.CreateJobResponse(job=self._made("", spec))
+        if request.request_id not in self._by_request:
+            job = self.add(spec)
+            self._by_request[request.request_id] = job.id
+            if self.autopilot:
+                task = asyncio.ensure_future(self.drive(job))
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
+        return pb.CreateJobResponse(job=self.jobs[self._by_request[request.request_id]])
+
+    async def GetJob(self, request: pb.GetJobRequest, context: Any) -> pb.GetJobResponse:
+        return pb.GetJobResponse(job=self._known(request.id))
+
+    async def ListJobs(self, request: pb.ListJobsRequest, context: Any) -> pb.ListJobsResponse:
+        self.asked.append(request)
+        found = sorted((job for job in self.jobs.values() if matches(job, request.filter)), key=lambda job: job.id)
+        found.reverse()
+        begin = int(request.page_token or 0)
+        end = begin + min(request.page_size or 100, 1000)
+        token = str(end) if end < len(found) else ""
+        return pb.ListJobsResponse(jobs=found[begin:end], next_page_token=token, total_size=len(found))
+
+    async def WatchJobs(self, request: pb.WatchJobsRequest, context: Any) -> AsyncIterator[pb.WatchJobsResponse]:
+        changed: asyncio.Queue[job_pb2.Job] = asyncio.Queue()
+        self._changed.add(changed)
+        try:
+            known = [job for job in self.jobs.values() if matches(job, request.filter)]
+            for job in known:
+                yield pb.WatchJobsResponse(job=job)
+            if self.cut_streams:
+                self.cut_streams -= 1
+                raise errors.unavailable("the stand-in was told to cut this")
+            yield pb.WatchJobsResponse(synced=True)
+            left = {job.id for job in known if PHASES.from_wire(job.phase) not in ENDED}
+            while left or not request.until_ended:
+                job = await changed.get()
+                if matches(job, request.filter):
+                    yield pb.WatchJobsResponse(job=job)
+                if PHASES.from_wire(job.phase) in ENDED:
+                    left.discard(job.id)
+        finally:
+            self._changed.discard(changed)
+
+    async def CancelJob(self, request: pb.CancelJobRequest, context: Any) -> pb.CancelJobResponse:
+        job = self._known(request.id)
+        if PHASES.from_wire(job.phase) not in ENDED:
+            self.move(job.id, Phase.CANCELLED)
+        return pb.CancelJobResponse(job=self.jobs[job.id])
+
+    async def SuspendJob(self, request: pb.SuspendJobRequest, context: Any) -> pb.SuspendJobResponse:
+        job = self._known(request.id)
+        if PHASES.from_wire(job.phase) in ENDED:
+            raise errors.failed_precondition("JOB_ENDED", f"job {job.id} has ended and cannot be suspended")
+        self.move(job.id, Phase.SUSPENDED)
+        return pb.SuspendJobResponse(job=self.jobs[job.id])
+
+    async def ResumeJob(self, request: pb.ResumeJobRequest, context: Any) -> pb.ResumeJobResponse:
+        job = self._known(request.id)
+        self.move(job.id, Phase.QUEUED)
+        return pb.ResumeJobResponse(job=self.jobs[job.id])
+
+    async def UpdateJob(self, request: pb.UpdateJobRequest, context: Any) -> pb.UpdateJobResponse:
+        self.asked.append(request)
+        job = self._known(request.job.id)
+        if request.job.etag and request.job.etag != job.etag:
+            raise errors.conflict("job", job.id)
+        for path in request.update_mask.paths:
+            field = path.removeprefix("spec.")
+            job.spec.ClearField(field)  # type: ignore[arg-type]  # a field's name that is only known here
+            part = job_pb2.JobSpec()
+            value = getattr(request.job.spec, field)
+            if field == "labels":
+                part.labels.update(value)
+            elif field == "deadline":
+                if request.job.spec.HasField("deadline"):
+                    part.deadline.CopyFrom(value)
+            else:
+                setattr(part, field, value)
+            job.spec.MergeFrom(part)
+        return pb.UpdateJobResponse(job=job)
+
+    async def ExplainJob(self, request: pb.ExplainJobRequest, context: Any) -> pb.ExplainJobResponse:
+        job = self._known(request.id)
+        return pb.ExplainJobResponse(
+            job=job,
+            summary=f"{job.id} waits because 8 GPUs are asked for and 5 are free",
+            position=2,
+            waiting=7,
+            events=[pb.JobEvent(time=timestamp(CREATED), what="queued", detail="taken in by default")],
+            queue_policy="las",
+            level=1,
+            score=3250.5,
+            sizing="6 cores per replica, by proportional",
+        )
+
+    async def SimulateJob(self, request: pb.SimulateJobRequest, context: Any) -> pb.SimulateJobResponse:
+        spec = accept_spec(request.spec, now=time.time())
+        if spec.gpu_milli > 4000:
+            refusal = job_pb2.Refusal(code="CAPACITY", detail="needs 8 GPUs; 4 of 8 are free", remedy="a job ends")
+            return pb.SimulateJobResponse(refusal=refusal, position=3)
+        return pb.SimulateJobResponse(starts_now=True, allocations=[allocation()], preempted_job_ids=["old"])
+
+    async def ReadLogs(self, request: pb.ReadLogsRequest, context: Any) -> AsyncIterator[pb.ReadLogsResponse]:
+        self.asked.append(request)
+        job = self._known(request.id)
+        number = request.attempt or job.attempt.number
+        sent = 0
+        while True:
+            pieces = self.logs.get((job.id, number), [])
+            for rank, data in pieces[sent:]:
+                sent += 1
+                if not request.HasField("rank") or rank == request.rank:
+                    yield pb.ReadLogsResponse(rank=rank, data=data[-request.tail_bytes :])
+                    if self.after_piece:
+                        then, self.after_piece = self.after_piece, None
+                        await then()
+                    if self.cut_streams:
+                        self.cut_streams -= 1
+                        raise errors.unavailable("the stand-in was told to cut this")
+            ended = PHASES.from_wire(self.jobs[job.id].phase) in ENDED or self.jobs[job.id].attempt.number != number
+            if not request.follow or ended:
+                return
+            await self._next_change()
+
+    def add(self, spec: JobSpec, **fields: Any) -> job_pb2.Job:
+        """Take a job in."""
+        job = self._made(f"{len(self.jobs):08d}k{len(self.jobs):03d}", spec)
+        job.MergeFrom(job_pb2.Job(**fields))
+        self._set(job)
+        return job
+
+    def move(self, job_id: str, phase: Phase, **fields: Any) -> None:
+        """Put a job into another phase."""
+        job = job_pb2.Job()
+        job.CopyFrom(self.jobs[job_id])
+        job.phase = PHASES.to_wire(phase)
+        if phase != Phase.QUEUED:
+            job.ClearField("refusal")
+        if phase in ENDED:
+            job.end_time.CopyFrom(timestamp(time.time()))
+        job.MergeFrom(job_pb2.Job(**fields))
+        self._set(job)
+
+    def run(self, job_id: str, node_id: str = "gpu-1") -> None:
+        """Start the next attempt of a job."""
+        number = self.jobs[job_id].attempt.number + 1
+        attempt = job_pb2.Attempt(
+            job_id=job_id,
+            number=number,
+            state=job_pb2.ATTEMPT_STATE_RUNNING,
+            allocations=[allocation(node_id)],
+            start_time=timestamp(time.time()),
+        )
+        self.jobs[job_id].ClearField("attempt")
+        self.logs.setdefault((job_id, number), [])
+        self.move(job_id, Phase.RUNNING, attempt=attempt, start_time=timestamp(time.time()))
+
+    def say(self, job_id: str, data: bytes, rank: int = 0) -> None:
+        """Let a job print something."""
+        self.logs[job_id, self.jobs[job_id].attempt.number].append((rank, data))
+        self._set(self.jobs[job_id])
+
+    def finish(self, job_id: str, code: int = 0) -> None:
+        """End a job's attempt, and the job."""
+        state = job_pb2.ATTEMPT_STATE_FAILED if code else job_pb2.ATTEMPT_STATE_SUCCEEDED
+        exit = job_pb2.ExitStatus(code=code, node_id="gpu-1")
+        attempt = job_pb2.Attempt(state=state, exit=exit, end_time=timestamp(time.time()))
+        self.move(job_id, Phase.FAILED if code else Phase.SUCCEEDED, attempt=attempt)
+
+    async def drive(self, job: job_pb2.Job) -> None:
+        """Run the command of a job with one process."""
+        self.run(job.id)
+        process = await asyncio.create_subprocess_exec(*job.spec.command, stdout=asyncio.subprocess.PIPE)
+        assert process.stdout is not None
+        while data := await process.stdout.read(4096):
+            self.say(job.id, data)
+        self.finish(job.id, await process.wait())
+
+    def _made(self, job_id: str, spec: JobSpec) -> job_pb2.Job:
+        refusal = job_pb2.Refusal(code="CAPACITY", detail="needs 1 GPU; 0 of 8 are free", remedy="a job ends")
+        return job_pb2.Job(
+            id=job_id,
+            spec=spec_to_wire(spec),
+            phase=job_pb2.JOB_PHASE_QUEUED,
+            create_time=timestamp(CREATED),
+            refusal=refusal,
+            etag="1",
+            submitter="operator",
+        )
+
+    def _known(self, job_id: str) -> job_pb2.Job:
+        if job_id not in self.jobs:
+            raise errors.not_found("job", job_id)
+        return self.jobs[job_id]
+
+    def _set(self, job: job_pb2.Job) -> None:
+        self.jobs[job.id] = job
+        for changed in self._changed:
+            changed.put_nowait(job)
+
+    async def _next_change(self) -> None:
+        changed: asyncio.Queue[job_pb2.Job] = asyncio.Queue()
+        self._changed.add(changed)
+        try:
+            await changed.get()
+        finally:
+            self._changed.discard(changed)
+
+
+def matches(job: job_pb2.Job, wanted: pb.JobFilter) -> bool:
+    """Apply a filter as the contract says."""
+    nodes = [one.node_id for one in job.attempt.allocations] if PHASES.from_wire(job.phase) in HOLDING else []
+    return all(
+        [
+            not wanted.phases or job.phase in wanted.phases,
+            wanted.tenant in ("", job.spec.tenant),
+            wanted.queue in ("", job.spec.queue),
+            wanted.name in ("", job.spec.name),
+            wanted.node_id in ("", *nodes),
+            not wanted.ids or job.id in wanted.ids,
+            wanted.labels.items() <= job.spec.labels.items(),
+        ]
+    )
+
+
+def allocation(node_id: str = "gpu-1") -> NodeAllocation:
+    """One task with one GPU and four cores."""
+    task = TaskAllocation(role="worker", rank=0, core_ids=[0, 1, 2, 5], gpus=[GpuShare(uuid="GPU-a", milli=1000)])
+    return NodeAllocation(node_id=node_id, tasks=[task])
+
+
+def node(node_id: str, **fields: Any) -> nodes_pb.Node:
+    """A node with two declared GPUs and eight cores."""
+    inventory = Inventory(
+        cores=[Core(id=index, cpus=[index]) for index in range(8)],
+        gpus=[Gpu(uuid=f"GPU-{name}", model="fake", declared=True) for name in "ab"],
+        memory_bytes=64 * 2**30,
+    )
+    made = nodes_pb.Node(id=node_id, state=nodes_pb.NODE_STATE_READY, inventory=inventory, used_cores=4)
+    made.used_gpu_milli, made.used_memory_bytes = 1500, 3 * 2**30
+    made.MergeFrom(nodes_pb.Node(**fields))
+    return made
+
+
+class Nodes(nodes_grpc.NodeServiceServicer):
+    """Nodes in a dictionary."""
+
+    def __init__(self) -> None:
+        self.nodes: dict[str, nodes_pb.Node] = {}
+
+    async def GetNode(self, request: nodes_pb.GetNodeRequest, context: Any) -> nodes_pb.GetNodeResponse:
+        return nodes_pb.GetNodeResponse(node=self._known(request.id))
+
+    async def ListNodes(self, request: nodes_pb.ListNodesRequest, context: Any) -> nodes_pb.ListNodesResponse:
+        found = [self.nodes[name] for name in sorted(self.nodes)]
+        return nodes_pb.ListNodesResponse(nodes=found, total_size=len(found))
+
+    async def DrainNode(self, request: nodes_pb.DrainNodeRequest, context: Any) -> nodes_pb.DrainNodeResponse:
+        return nodes_pb.DrainNodeResponse(node=self._put(request, nodes_pb.NODE_STATE_DRAINING))
+
+    async def CordonNode(self, request: nodes_pb.CordonNodeRequest, context: Any) -> nodes_pb.CordonNodeResponse:
+        return nodes_pb.CordonNodeResponse(node=self._put(request, nodes_pb.NODE_STATE_CORDONED))
+
+    async def UncordonNode(self, request: nodes_pb.UncordonNodeRequest, context: Any) -> nodes_pb.UncordonNodeResponse:
+        return nodes_pb.UncordonNodeResponse(node=self._put(request, nodes_pb.NODE_STATE_READY))
+
+    def _put(self, request: Any, state: nodes_pb.NodeState.ValueType) -> nodes_pb.Node:
+        found = self._known(request.id)
+        found.state, found.state_reason = state, getattr(request, "reason", "")
+        return found
+
+    def _known(self, node_id: str) -> nodes_pb.Node:
+        if node_id not in self.nodes:
+            raise errors.not_found("node", node_id)
+        return self.nodes[node_id]
+
+
+class Contention(contention_grpc.ContentionServiceServicer):
+    """The last samples, as the test puts them."""
+
+    def __init__(self) -> None:
+        self.samples: list[contention_pb.NodeSample] = []
+
+    async def ListSamples(self, request: Any, context: Any) -> contention_pb.ListSamplesResponse:
+        return contention_pb.ListSamplesResponse(samples=self.samples)
+
+
+class Policies(policies_grpc.PolicyServiceServicer):
+    """Policies, as the test puts them."""
+
+    def __init__(self) -> None:
+        self.policies: list[policies_pb.Policy] = []
+
+    async def ListPolicies(self, request: policies_pb.ListPoliciesRequest, context: Any) -> Any:
+        found = [policy for policy in self.policies if request.group in ("", policy.group)]
+        return policies_pb.ListPoliciesResponse(policies=found)
+
+
+class Standin:
+    """The services in a thread of their own, so that a test can run commands as a user does."""
+
+    def __init__(self) -> None:
+        self.jobs = Jobs()
+        self.nodes = Nodes()
+        self.contention = Contention()  # type: ignore[abstract]  # the generated base answers the other methods
+        self.policies = Policies()
+        self.port = 0
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._server: Server | None = None
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    def start(self) -> None:
+        self._thread.start()
+        self.do(self._start())
+
+    def stop(self) -> None:
+        assert self._server is not None
+        self.do(self._server.stop(0))
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def do(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run something in the services' thread."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(timeout=30)
+
+    def call(self, function: Callable[..., T], *arguments: Any, **fields: Any) -> T:
+        """Call something in the services' thread."""
+
+        async def called() -> T:
+            return function(*arguments, **fields)
+
+        return self.do(called())
+
+    async def _start(self) -> None:
+        server = Server(token=TOKEN)
+        server.add(jobs_grpc.add_JobServiceServicer_to_server, self.jobs, "cotenant.v1.JobService")
+        server.add(nodes_grpc.add_NodeServiceServicer_to_server, self.nodes, "cotenant.v1.NodeService")
+        server.add(
+            contention_grpc.add_ContentionServiceServicer_to_server, self.contention, "cotenant.v1.ContentionService"
+        )
+        server.add(policies_grpc.add_PolicyServiceServicer_to_server, self.policies, "cotenant.v1.PolicyService")
+        self.port = await server.start()
+        self._server = server

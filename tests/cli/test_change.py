@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+import pytest
+from tests.cli.conftest import Shell
+from tests.cli.standin import Standin
+
+from cotenant.cli.outcome import ExitCode
+from cotenant.core.jobs import JobSpec
+from cotenant.rpc.translate import seconds
+
+
+@pytest.fixture
+def job(standin: Standin, spec: JobSpec) -> str:
+    return str(standin.call(standin.jobs.add, spec).id)
+
+
+def test_jobs_are_cancelled_each_one_once(shell: Shell, standin: Standin, job: str, spec: JobSpec) -> None:
+    other = standin.call(standin.jobs.add, spec).id
+    ended = shell("cancel", job, other, job[-4:])
+    assert (ended.code, ended.out.splitlines()) == (ExitCode.DONE, [f"{job} cancelled", f"{other} cancelled"])
+
+
+def test_nothing_is_cancelled_while_one_of_them_is_not_clear(shell: Shell, standin: Standin, job: str) -> None:
+    ended = shell("cancel", job, "nowhere")
+    assert ended.code == ExitCode.USAGE
+    assert shell("show", "--json", job).json["phase"] == "queued"
+
+
+def test_a_job_is_suspended_and_resumed(shell: Shell, job: str) -> None:
+    assert shell("suspend", job).out == f"{job} suspended\n"
+    assert shell("resume", job).out.startswith(f"{job} queued")
+    assert shell("suspend", "--json", job).json[0]["phase"] == "suspended"
+
+
+def test_what_the_queue_refuses_fails_with_its_reason(shell: Shell, job: str) -> None:
+    shell("cancel", job)
+    ended = shell("suspend", job)
+    assert ended.code == ExitCode.FAILED
+    assert ended.err.startswith(f"error: JOB_ENDED: job {job} has ended")
+
+
+def test_an_update_changes_what_it_names_and_nothing_else(shell: Shell, standin: Standin, job: str) -> None:
+    ended = shell("update", job, "--priority", "5", "--deadline", "2030-01-01T00:00:00Z", "--not-preemptible")
+    assert ended.code == ExitCode.DONE
+    request = standin.jobs.asked[-1]
+    assert list(request.update_mask.paths) == ["spec.priority", "spec.not_preemptible", "spec.deadline"]
+    spec = standin.jobs.jobs[job].spec
+    assert (spec.priority, spec.not_preemptible, seconds(spec.deadline), spec.name) == (
+        5,
+        True,
+        1_893_456_000,
+        "resnet",
+    )
+
+
+def test_an_update_can_take_a_deadline_and_a_label_away(shell: Shell, standin: Standin, job: str) -> None:
+    shell("update", job, "--deadline", "2h", "--label", "team=a")
+    shell("update", job, "--deadline", "none", "--label", "project=", "--label", "team=b")
+    spec = standin.jobs.jobs[job].spec
+    assert not spec.HasField("deadline")
+    assert dict(spec.labels) == {"team": "b"}
+
+
+@pytest.mark.parametrize("arguments", [(), ("--deadline", "soon"), ("--priority", "99999999")])
+def test_an_update_of_nothing_or_to_nonsense_is_bad_usage(shell: Shell, job: str, arguments: tuple[str, ...]) -> None:
+    assert shell("update", job, *arguments).code == ExitCode.USAGE

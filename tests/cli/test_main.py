@@ -1,0 +1,160 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import grpc
+import pytest
+from tests.cli.conftest import Shell
+
+from cotenant.cli import main
+from cotenant.cli.lazy import Entry, load
+from cotenant.cli.main import ENTRIES
+from cotenant.cli.mesh import exit_code, told
+from cotenant.cli.outcome import ExitCode
+from cotenant.rpc.errors import Problem, Violation
+
+OWN = [entry for entry in ENTRIES if entry.panel in (main.JOBS, main.NODES) or entry.name == "policies"]
+
+
+def test_help_names_every_command_and_fits_80_columns(shell: Shell) -> None:
+    ended = shell("--help")
+    assert ended.code == ExitCode.DONE
+    for entry in ENTRIES:
+        assert f"  {entry.name} " in ended.out
+    assert max(map(len, ended.out.splitlines())) <= 80
+
+
+def test_nothing_said_is_bad_usage_and_shows_help(shell: Shell) -> None:
+    ended = shell()
+    assert ended.code == ExitCode.USAGE
+    assert "Usage: cotenant" in ended.out
+
+
+def test_the_version_is_the_package_s(shell: Shell) -> None:
+    assert shell("--version").out.startswith("cotenant 0.")
+
+
+def test_an_unknown_command_is_answered_with_the_nearest_ones(shell: Shell) -> None:
+    ended = shell("subnit")
+    assert ended.code == ExitCode.USAGE
+    assert "there is no command 'subnit'" in ended.err
+    assert "did you mean submit?" in ended.err
+
+
+def test_an_unknown_option_is_answered_with_where_help_is(shell: Shell) -> None:
+    ended = shell("jobs", "--nodde", "x")
+    assert ended.code == ExitCode.USAGE
+    assert ended.err.startswith("error: no such option: --nodde")
+    assert "`cotenant jobs --help` tells more" in ended.err
+
+
+def test_help_imports_neither_grpc_nor_rich() -> None:
+    script = (
+        "import sys; from cotenant.cli.main import run; run(['--help']);"
+        "print([name for name in ('grpc', 'google', 'rich', 'yaml', 'numpy') if name in sys.modules], file=sys.stderr)"
+    )
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert ended.stderr.strip() == "[]"
+
+
+@pytest.mark.parametrize("entry", OWN, ids=lambda entry: entry.name)
+def test_every_command_is_there_with_help_of_its_own(entry: Entry) -> None:
+    command = load(entry)
+    assert command.name == entry.name
+    assert command.help
+
+
+@pytest.mark.parametrize("entry", OWN, ids=lambda entry: entry.name)
+def test_help_shows_an_example_and_fits_80_columns(shell: Shell, entry: Entry) -> None:
+    ended = shell(entry.name, "--help")
+    assert ended.code == ExitCode.DONE
+    assert f"cotenant {entry.name}" in ended.out.split("Example", 1)[1]
+    assert max(map(len, ended.out.splitlines())) <= 80
+
+
+def test_nothing_to_reach_is_told_with_what_to_do(shell: Shell) -> None:
+    ended = shell("jobs")
+    assert ended.code == ExitCode.UNREACHABLE
+    assert "cotenant up" in ended.err
+    assert ended.out == ""
+
+
+def test_a_closed_port_is_not_reachable(shell: Shell) -> None:
+    ended = shell("jobs", "--endpoint", "127.0.0.1:1")
+    assert ended.code == ExitCode.UNREACHABLE
+    assert "cannot be reached" in ended.err
+
+
+def test_global_options_may_stand_behind_the_command(shell: Shell, tmp_path: Path) -> None:
+    before, behind = shell("--state-dir", str(tmp_path), "jobs"), shell("jobs", f"--state-dir={tmp_path}")
+    assert before == behind
+    assert str(tmp_path) in behind.err
+
+
+def test_a_wrong_token_is_bad_input(shell: Shell, standin: object) -> None:
+    ended = shell("--token", "wrong", "jobs")
+    assert ended.code == ExitCode.USAGE
+    assert "TOKEN_WRONG" in ended.err
+
+
+def test_a_surprise_is_one_line_without_a_traceback(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(context: object) -> None:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr("cotenant.cli.jobs.reach", broken)
+    monkeypatch.setattr("cotenant.cli.jobs.Flags.of", broken)
+    ended = shell("jobs")
+    assert ended.code == ExitCode.FAILED
+    assert ended.err.startswith("error: something went wrong inside: RuntimeError: a bug")
+
+
+def test_a_traceback_is_shown_to_who_asks_for_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken(context: object) -> None:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setenv("COTENANT_DEBUG", "1")
+    monkeypatch.setattr("cotenant.cli.jobs.Flags.of", broken)
+    assert main.run(["jobs"]) == ExitCode.FAILED
+    assert "Traceback" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [
+        (grpc.StatusCode.UNAVAILABLE, ExitCode.UNREACHABLE),
+        (grpc.StatusCode.DEADLINE_EXCEEDED, ExitCode.UNREACHABLE),
+        (grpc.StatusCode.INVALID_ARGUMENT, ExitCode.USAGE),
+        (grpc.StatusCode.NOT_FOUND, ExitCode.USAGE),
+        (grpc.StatusCode.UNAUTHENTICATED, ExitCode.USAGE),
+        (grpc.StatusCode.FAILED_PRECONDITION, ExitCode.FAILED),
+        (grpc.StatusCode.RESOURCE_EXHAUSTED, ExitCode.FAILED),
+        (grpc.StatusCode.INTERNAL, ExitCode.FAILED),
+    ],
+)
+def test_statuses_become_exit_codes(code: grpc.StatusCode, expected: ExitCode) -> None:
+    assert exit_code(code) == expected
+
+
+def test_a_refusal_shows_its_code_and_its_remedy() -> None:
+    problem = Problem(
+        grpc.StatusCode.FAILED_PRECONDITION, "NEVER_FITS", "needs 9 GPUs", metadata={"remedy": "add a server"}
+    )
+    error = told(problem)
+    assert (error.message, error.hint, error.code) == ("NEVER_FITS: needs 9 GPUs", "add a server", ExitCode.FAILED)
+
+
+def test_every_violation_stands_on_its_own_line() -> None:
+    violations = [Violation("spec.name", "is too long"), Violation("spec.roles[0].replicas", "must be positive")]
+    error = told(Problem(grpc.StatusCode.INVALID_ARGUMENT, "INVALID_ARGUMENT", "bad", violations=violations))
+    assert error.details == ("spec.name: is too long", "spec.roles[0].replicas: must be positive")
+
+
+def test_a_reader_that_goes_away_is_no_error() -> None:
+    script = f"{sys.executable} -c 'from cotenant.cli.main import main; main()' submit --example | head -n 1"
+    ended = subprocess.run(["bash", "-o", "pipefail", "-c", script], capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stderr) == (ExitCode.DONE, "")
+    assert ended.stdout.startswith("# A job file")

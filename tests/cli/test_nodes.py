@@ -1,0 +1,177 @@
+from __future__ import annotations
+
+import pytest
+from tests.cli.conftest import Shell
+from tests.cli.standin import Standin, node
+
+from cotenant.cli.outcome import ExitCode
+from cotenant.core.jobs import JobSpec
+from cotenant.rpc.translate import timestamp
+from cotenant.v1 import contention_service_pb2 as contention_pb
+from cotenant.v1 import node_service_pb2 as nodes_pb
+from cotenant.v1.policy_service_pb2 import Policy
+from cotenant.v1.resources_pb2 import Gpu, Inventory
+
+
+@pytest.fixture
+def nodes(standin: Standin) -> Standin:
+    away = node("gpu-2", state=nodes_pb.NODE_STATE_AWAY, seen_time=timestamp(0.0))
+    away.inventory.MergeFrom(Inventory(gpus=[Gpu(uuid="GPU-c", unhealthy_reason="XID 79")], not_enforced=["memory"]))
+    standin.nodes.nodes = {"gpu-1": node("gpu-1"), "gpu-2": away}
+    return standin
+
+
+def test_nodes_are_listed_with_what_is_used_of_what_they_have(shell: Shell, nodes: Standin) -> None:
+    ended = shell("nodes")
+    assert ended.code == ExitCode.DONE
+    head, first, second = ended.out.splitlines()
+    assert head.split() == ["NODE", "STATE", "GPUS", "CORES", "MEMORY", "MODEL", "JOBS", "NOTES"]
+    assert first.split() == ["gpu-1", "ready", "1.5/2", "4/8", "3GiB/64GiB", "fake", "(declared)", "0"]
+    assert "away" in second
+    assert "1 GPUs ill: XID 79; last seen" in second
+    assert "gpu-2: not enforced: memory" in ended.err
+
+
+def test_nodes_json_has_the_documented_keys(shell: Shell, nodes: Standin) -> None:
+    first, second = shell("nodes", "--json").json
+    assert (first["id"], first["state"], first["gpus"], first["gpus_used"]) == ("gpu-1", "ready", 2, 1.5)
+    assert (first["gpus_declared"], first["gpu_models"], first["cores_used"]) == (2, ["fake"], 4)
+    assert second["gpus_unhealthy"] == {"GPU-c": "XID 79"}
+
+
+def test_no_node_is_told_on_stderr(shell: Shell, standin: Standin) -> None:
+    ended = shell("nodes")
+    assert (ended.code, ended.out) == (ExitCode.DONE, "")
+    assert "no node has registered yet" in ended.err
+
+
+def test_a_node_is_drained_cordoned_and_taken_back(shell: Shell, nodes: Standin) -> None:
+    assert shell("drain", "gpu-1", "--reason", "new fan").out == "gpu-1 draining\n"
+    assert nodes.nodes.nodes["gpu-1"].state_reason == "new fan"
+    assert shell("uncordon", "1").out == "gpu-1 ready\n"
+    assert shell("cordon", "--json", "gpu-1").json["state"] == "cordoned"
+
+
+def test_a_node_that_is_not_there_is_bad_input(shell: Shell, nodes: Standin) -> None:
+    ended = shell("drain", "gpu-7")
+    assert ended.code == ExitCode.USAGE
+    assert "there is no node 'gpu-7'" in ended.err
+    assert "did you mean gpu-2 or gpu-1?" in ended.err
+
+
+def test_a_text_that_may_be_several_nodes_is_refused(shell: Shell, nodes: Standin) -> None:
+    ended = shell("drain", "gpu")
+    assert ended.code == ExitCode.USAGE
+    assert "'gpu' may be any of 2 nodes" in ended.err
+
+
+@pytest.fixture
+def busy(nodes: Standin, spec: JobSpec) -> str:
+    """A job that keeps 3.5 cores busy, as the last sample has it."""
+    job = str(nodes.call(nodes.jobs.add, spec).id)
+    nodes.call(nodes.jobs.run, job)
+    attempt = contention_pb.AttemptSample(
+        job_id=job, number=1, cores_used=3.5, gpu_utilisation_percent=87, rate_per_second=12.25
+    )
+    pressure = contention_pb.Pressure(some_avg10=20)
+    nodes.contention.samples = [
+        contention_pb.NodeSample(
+            node_id="gpu-1", cpu=pressure, cpu_percent=55, memory_used_bytes=2**32, attempts=[attempt]
+        )
+    ]
+    return job
+
+
+def test_top_shows_the_cores_that_are_busy(shell: Shell, busy: str) -> None:
+    ended = shell("top")
+    assert ended.code == ExitCode.DONE
+    lines = [line.split() for line in ended.out.splitlines()]
+    assert lines[1] == ["gpu-1", "ready", "1.5/2", "4/8", "3.5", "55", "20", "4GiB/64GiB", "0"]
+    assert lines[2][4] == "-"
+    assert lines[5][:7] == [busy, "resnet", "1", "87", "4", "3.5", "12.2/s"]
+
+
+def test_top_json_has_nodes_and_jobs(shell: Shell, busy: str) -> None:
+    told = shell("top", "--json").json
+    assert told["nodes"][0]["cores_busy"] == 3.5
+    assert told["nodes"][1]["cores_busy"] is None
+    assert (told["jobs"][0]["id"], told["jobs"][0]["gpu_percent"]) == (busy, 87)
+
+
+def test_policies_of_all_services_are_merged(shell: Shell, standin: Standin) -> None:
+    standin.policies.policies = [
+        Policy(group="cotenant.queue_policies", name="las", package="cotenant", version="0.1.0", healthy=True,
+               active=True, summary="Least attained service first"),
+        Policy(group="cotenant.predictors", name="broken", package="mine", version="2", error="no module named x"),
+    ]  # fmt: skip
+    ended = shell("policies")
+    assert ended.code == ExitCode.DONE
+    head, first, second = ended.out.splitlines()
+    assert head.split()[:6] == ["GROUP", "NAME", "PACKAGE", "VERSION", "HEALTHY", "ACTIVE"]
+    assert first.split()[:5] == ["predictors", "broken", "mine", "2", "no"]
+    assert first.endswith("no module named x")
+    assert second.split()[:6] == ["queue_policies", "las", "cotenant", "0.1.0", "yes", "*"]
+    [only] = shell("policies", "--group", "queue_policies", "--json").json
+    assert (only["name"], only["healthy"], only["active"]) == ("las", True, True)
+
+
+def test_policies_of_services_that_are_away_are_told_of(shell: Shell, standin: Standin) -> None:
+    standin.policies.policies = [Policy(group="cotenant.queue_policies", name="las", healthy=True)]
+    ended = shell("--endpoint", f"queue={standin.address},predictor=127.0.0.1:1", "policies", "--json")
+    assert ended.code == ExitCode.DONE
+    assert [policy["name"] for policy in ended.json] == ["las"]
+    assert "predictor does not tell of its policies" in ended.err
+
+
+def test_a_service_whose_place_is_not_known_is_not_reachable(shell: Shell, standin: Standin) -> None:
+    ended = shell("--endpoint", f"queue={standin.address}", "nodes")
+    assert ended.code == ExitCode.UNREACHABLE
+    assert "placement" in ended.err
+
+
+def test_whatif_tells_where_a_job_would_run(shell: Shell, standin: Standin) -> None:
+    ended = shell("whatif", "--gpus", "1", "--", "python3", "train.py")
+    assert ended.code == ExitCode.DONE
+    assert ended.out.splitlines() == [
+        "starts now     yes",
+        "would preempt  old",
+        "rank 0         gpu-1: cores 0-2,5; GPU-a",
+    ]
+    assert not standin.jobs.jobs
+
+
+def test_whatif_needs_no_command_and_tells_what_would_change_it(shell: Shell, standin: Standin) -> None:
+    [told] = shell("whatif", "--gpus", "8", "--json").json
+    assert (told["starts_now"], told["position"], told["reason"]["code"]) == (False, 3, "CAPACITY")
+    assert "needs 8 GPUs; 4 of 8 are free" in shell("whatif", "--gpus", "8").out
+    assert shell("whatif", "--gpus", "8.5").code == ExitCode.USAGE
+
+
+def test_ids_are_completed_from_the_mesh(
+    shell: Shell, nodes: Standin, spec: JobSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = nodes.call(nodes.jobs.add, spec).id
+    monkeypatch.setenv("_COTENANT_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", "cotenant show 00")
+    monkeypatch.setenv("COMP_CWORD", "2")
+    assert completed(shell) == [job]
+    monkeypatch.setenv("COMP_WORDS", "cotenant drain gpu")
+    assert completed(shell) == ["gpu-1", "gpu-2"]
+    monkeypatch.setenv("COMP_WORDS", "cotenant sub")
+    monkeypatch.setenv("COMP_CWORD", "1")
+    assert completed(shell) == ["submit"]
+
+
+def test_completion_offers_nothing_where_the_mesh_is_away(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("_COTENANT_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", "cotenant show 00")
+    monkeypatch.setenv("COMP_CWORD", "2")
+    assert completed(shell) == []
+
+
+def completed(shell: Shell) -> list[str]:
+    """What a shell would offer."""
+    with pytest.raises(SystemExit):
+        shell("unused")
+    out, _ = shell._capture.readouterr()
+    return out.split()

@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cotenant.cli import units
+
+
+@given(st.integers(0, 10**12))
+def test_a_duration_reads_as_it_was_written(milliseconds: int) -> None:
+    seconds = min(milliseconds / 1000, units.DURATION_SECONDS_MAX)
+    assert units.parse_seconds(units.write_seconds(seconds)) == pytest.approx(seconds, abs=1e-6)
+
+
+@given(st.integers(0, 2**50))
+def test_a_size_reads_as_it_was_written(size: int) -> None:
+    assert units.parse_bytes(units.write_bytes(size)) == size
+
+
+@given(st.integers(0, 64_000))
+def test_gpus_read_as_they_were_written(milli: int) -> None:
+    assert units.parse_gpu_milli(units.write_gpus(milli)) == milli
+
+
+@given(st.floats(0, 100 * 86_400))
+def test_a_short_duration_is_at_most_six_wide(seconds: float) -> None:
+    assert len(units.short_seconds(seconds)) <= 6
+
+
+@given(st.floats(0, 2**60))
+def test_a_short_size_is_at_most_seven_wide_and_near(size: float) -> None:
+    assert len(units.short_bytes(size)) <= 10
+
+
+@pytest.mark.parametrize(
+    "reader",
+    [
+        units.parse_seconds,
+        units.parse_bytes,
+        units.parse_gpu_milli,
+        units.parse_cores,
+        units.parse_integer,
+        units.parse_number,
+        units.parse_truth,
+        lambda text: units.parse_deadline(text, now=0.0),
+    ],
+)
+@given(text=st.text())
+def test_a_reader_takes_a_text_or_says_what_it_expected(reader: Callable[[str], object], text: str) -> None:
+    assert (told(reader, text) or "must").startswith(("must", "needs", "has", "can"))
+
+
+def told(reader: Callable[[str], object], text: str) -> str | None:
+    """What a reader says of a text that it does not take."""
+    try:
+        reader(text)
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("30s", 30), ("2h", 7200), ("1h30m", 5400), ("1.5h", 5400), ("90", 90), ("1d", 86_400)]
+)
+def test_durations_are_written_in_many_ways(text: str, seconds: float) -> None:
+    assert units.parse_seconds(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "s", "-5s", "1y", "1h 30m x", "soon", "101000h" * 20, "40000d", "1" * 101])
+def test_what_is_no_duration_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="must be"):
+        units.parse_seconds(text)
+
+
+@pytest.mark.parametrize("text", ["4", "4XB", "GiB", "-1GiB", "1.5B", "9EiB", ""])
+def test_what_is_no_size_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"must|needs|has"):
+        units.parse_bytes(text)
+
+
+def test_a_deadline_with_a_zone_is_that_time() -> None:
+    assert units.parse_deadline("2030-01-01T02:00:00+02:00", now=0.0) == 1_893_456_000
