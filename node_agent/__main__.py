@@ -1,0 +1,21 @@
+"""The composition root of `cotenant serve agent`."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+
+from cotenant.node_agent.agent import Agent, AgentConfig
+
+
+async def serve(config: AgentConfig) -> None:
+    """Run an agent until SIGTERM or SIGINT; jobs run on.
+
+    Raises:
+        AnotherAgent: the state directory is in use.
+    """
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for caught in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(caught, stop.set)
+    await Agent(config).run(stop)

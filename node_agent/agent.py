@@ -1,0 +1,227 @@
+"""The agent of one server: holds the lines to the control plane and runs what placement assigns.
+
+It may be stopped, killed and replaced at any time: jobs run on, and the next agent takes them up. It never gives up
+on a control plane that is away, and never acts without it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+
+import structlog
+
+from cotenant import plugins
+from cotenant.node_agent.background import Background
+from cotenant.node_agent.contention_link import ContentionLink
+from cotenant.node_agent.fence import Fence
+from cotenant.node_agent.gpus import NvmlGpus
+from cotenant.node_agent.orders import Orders
+from cotenant.node_agent.output_upload import OutputUploads
+from cotenant.node_agent.placement_link import PlacementLink
+from cotenant.node_agent.probe import ProbeWishes, probe
+from cotenant.node_agent.progress import Track
+from cotenant.node_agent.progress_reader import ProgressReader
+from cotenant.node_agent.records import AttemptKey, timestamp
+from cotenant.node_agent.runtime import Runtime, RuntimeContext
+from cotenant.node_agent.samples import Sampler
+from cotenant.node_agent.sockets import socket_directory
+from cotenant.v1 import job_pb2, node_service_pb2, resources_pb2
+
+log = structlog.get_logger()
+
+MEBIBYTE = 1 << 20
+DAY_SECONDS = 86_400.0
+
+
+class AnotherAgent(Exception):
+    """A second agent was started on the same state directory."""
+
+
+@dataclass(frozen=True, slots=True)
+class AgentConfig:
+    """What an agent is told.
+
+    `gpus` is "auto" or "fake:N". `cpus` restricts jobs to a subset of the logical CPUs, `memory_bytes` to a part of
+    the memory. `address` is the host name under which other nodes reach this one, by default `node_id`.
+    `shareable_gpus` lets several jobs have shares of a GPU; `split_siblings` makes each logical CPU a core.
+    An empty `contention_endpoint` means that no samples are sent. `kept_max` and `kept_seconds_max` bound for how
+    many acknowledged attempts, and for how long, output stays readable.
+    """
+
+    node_id: str
+    state_dir: Path
+    placement_endpoint: str
+    contention_endpoint: str = ""
+    token: str = ""
+    gpus: str = "auto"
+    cpus: tuple[int, ...] | None = None
+    memory_bytes: int | None = None
+    rack: str = ""
+    address: str = ""
+    shareable_gpus: bool = False
+    split_siblings: bool = False
+    output_bytes_max: int = 64 * MEBIBYTE
+    sample_interval_seconds: float = 5.0
+    kept_max: int = 200
+    kept_seconds_max: float = 30 * DAY_SECONDS
+    runtime: str = "process"
+
+
+class Agent:
+    """Everything of one node, wired up. `run` may be called once."""
+
+    def __init__(self, config: AgentConfig, runtime: Runtime | None = None) -> None:
+        self._config = config
+        self._runtime = runtime
+        self._incarnation = uuid.uuid4().hex
+        self._background = Background()
+        self._rng = Random(self._incarnation)  # spreads retries, guards nothing
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Serve until `stop` is set; what runs then, runs on.
+
+        Raises:
+            AnotherAgent: the state directory is in use.
+        """
+        state_dir = self._config.state_dir
+        state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        lock = lock_state_directory(state_dir)
+        log.info("agent_starting", node=self._config.node_id, incarnation=self._incarnation)
+        try:
+            inventory, nvml = await asyncio.to_thread(probe, self._wishes())
+            try:
+                await self._serve(inventory, nvml, stop)
+            finally:
+                nvml.close()
+        finally:
+            os.close(lock)
+        log.info("agent_stopped", node=self._config.node_id)
+
+    def _wishes(self) -> ProbeWishes:
+        config = self._config
+        return ProbeWishes(
+            node_id=config.node_id,
+            gpus=config.gpus,
+            cpus=config.cpus,
+            memory_bytes=config.memory_bytes,
+            rack=config.rack,
+            address=config.address or config.node_id,
+            shareable_gpus=config.shareable_gpus,
+            split_siblings=config.split_siblings,
+        )
+
+    async def _serve(self, inventory: resources_pb2.Inventory, nvml: NvmlGpus, stop: asyncio.Event) -> None:
+        config = self._config
+        runtime: Runtime = self._runtime or plugins.load("cotenant.runtimes", config.runtime)
+        fence = Fence(config.state_dir / "fence.jsonl")
+        progress = ProgressReader(socket_directory(config.state_dir), self._tell_progress)
+        orders = Orders(config.node_id, runtime, fence, progress, lambda report: self._link.report(report))
+        self._fence, self._orders, self._inventory = fence, orders, inventory
+        self._link = PlacementLink(
+            config.placement_endpoint,
+            config.token,
+            hello=self._hello,
+            welcome=self._welcome,
+            obey=self._obey,
+            rng=self._rng,
+        )
+        self._uploads = OutputUploads(self._link.upload, runtime.output_directory, self._is_running)
+        try:
+            for found in await runtime.open(self._context(inventory), orders.changed):
+                orders.take_up(found)
+            inventory.not_enforced.extend(runtime.not_enforced())
+            self._background.start(self._link.run())
+            if config.contention_endpoint:
+                self._background.start(self._contention(runtime, progress, nvml).run())
+            await stop.wait()
+        finally:
+            for part in (self._background, self._uploads, orders, progress, runtime):
+                await part.close()
+
+    def _context(self, inventory: resources_pb2.Inventory) -> RuntimeContext:
+        return RuntimeContext(
+            node_id=self._config.node_id,
+            state_dir=self._config.state_dir,
+            inventory=inventory,
+            output_bytes_max=self._config.output_bytes_max,
+            kept_max=self._config.kept_max,
+            kept_seconds_max=self._config.kept_seconds_max,
+        )
+
+    def _contention(self, runtime: Runtime, progress: ProgressReader, nvml: NvmlGpus) -> ContentionLink:
+        sampler = Sampler(
+            self._config.node_id,
+            runtime,
+            lambda: self._orders.attempts,
+            progress.rate_per_second,
+            nvml.utilisation_percent,
+        )
+        return ContentionLink(
+            self._config.contention_endpoint,
+            self._config.token,
+            self._config.node_id,
+            sample=sampler.sample,
+            interval_seconds=self._config.sample_interval_seconds,
+            rng=self._rng,
+        )
+
+    # What is said to placement, and heard.
+
+    def _hello(self) -> node_service_pb2.Hello:
+        return node_service_pb2.Hello(
+            node_id=self._config.node_id,
+            inventory=self._inventory,
+            attempts=self._orders.reports(),
+            incarnation=self._incarnation,
+        )
+
+    def _welcome(self, welcome: node_service_pb2.Welcome) -> bool:
+        """Whether to obey; an older leader than one that was seen is not obeyed."""
+        if self._fence.raise_term(welcome.term):
+            self._background.start(self._persist_term())
+            return True
+        log.warning("old_term_refused", term=welcome.term, seen=self._fence.term)
+        return False
+
+    async def _persist_term(self) -> None:
+        try:
+            await self._fence.flush()
+        except OSError as error:  # it counts until we end; the next flush tries again
+            log.error("term_not_recorded", term=self._fence.term, error=str(error))
+
+    def _obey(self, response: node_service_pb2.ConnectResponse) -> None:
+        for assignment in response.assignments:
+            self._orders.assign(assignment)
+        for stop in response.stops:
+            self._orders.stop(stop)
+        for ack in response.acks:
+            self._orders.acknowledge(ack)
+        for read in response.reads:
+            self._uploads.order(read)
+
+    def _is_running(self, key: AttemptKey) -> bool:
+        attempt = self._orders.attempts.get(key)
+        return attempt is not None and not attempt.status.ended
+
+    def _tell_progress(self, key: AttemptKey, track: Track, rate_per_second: float, time: float) -> None:
+        told = job_pb2.Progress(step=track.step, rate_per_second=rate_per_second, update_time=timestamp(time))
+        if track.loss is not None:
+            told.loss = track.loss
+        self._link.report_progress(node_service_pb2.ProgressReport(job_id=key.job_id, number=key.number, progress=told))
+
+
+def lock_state_directory(state_dir: Path) -> int:
+    """Hold the state directory against a second agent; returns what to close. Raises `AnotherAgent`."""
+    descriptor = os.open(state_dir / "agent.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        raise AnotherAgent(f"another agent is running on {state_dir}") from None
+    return descriptor

@@ -1,0 +1,147 @@
+"""Where an attempt's files lie: under `attempts/` until placement has acknowledged its end, then under `kept/`.
+
+attempts/<job id>-<number>/   assignment   the Assignment as it came
+                              spec.json    what the supervisor is to run
+                              lock         held by the supervisor for as long as it lives
+                              state.json   what the supervisor knows
+                              stop.json    the last stop order
+                              output-<rank>.log, output-<rank>.log.1
+                              work/        the working directory of a job that names none
+kept/<job id>-<number>/       output and work/, until enough newer ones are kept
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import structlog
+from google.protobuf.message import DecodeError
+
+from cotenant.node_agent.records import AttemptKey, Status, parse_status
+from cotenant.node_agent.state_file import StateFile
+from cotenant.v1 import node_service_pb2
+
+log = structlog.get_logger()
+
+
+class AttemptDirectory:
+    """One attempt's directory; making the object touches nothing."""
+
+    def __init__(self, root: Path, key: AttemptKey) -> None:
+        self.key = key
+        self.path = root / f"{key.job_id}-{key.number}"
+
+    def create(self, assignment: node_service_pb2.Assignment) -> None:
+        """Make it anew for an assignment; what a launch that never began has left is removed."""
+        if self.path.exists():
+            shutil.rmtree(self.path)
+        (self.path / "work").mkdir(parents=True, mode=0o700)
+        (self.path / "assignment").write_bytes(assignment.SerializeToString())
+
+    def write_spec(self, spec: dict[str, object]) -> None:
+        """Write what the supervisor is to run; it holds the job's environment, so nobody else may read it."""
+        descriptor = os.open(self.path / "spec.json", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with open(descriptor, "w", encoding="utf-8") as file:
+            json.dump(spec, file)
+
+    def write_stop_order(self, grace_seconds: float) -> None:
+        """Write what the supervisor reads when SIGTERM comes."""
+        fresh = self.path / "stop.json.new"
+        fresh.write_text(json.dumps({"grace_seconds": grace_seconds}), encoding="utf-8")
+        fresh.rename(self.path / "stop.json")
+
+    def write_end(self, status: Status) -> None:
+        """Record an end in place of a supervisor that cannot."""
+        file = StateFile(str(self.path / "state.json"), 4096)
+        file.write(status.to_json())
+        file.discard_spare()
+
+    def lock(self) -> int | None:
+        """Take the lock and return its descriptor; None where a supervisor holds it."""
+        descriptor = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(descriptor)
+            return None
+        return descriptor
+
+    def supervised(self) -> bool:
+        """Whether a supervisor lives."""
+        descriptor = self.lock()
+        if descriptor is not None:
+            os.close(descriptor)
+        return descriptor is None
+
+    def status(self) -> Status | None:
+        """What the supervisor has recorded; None where there is nothing, or nothing legible."""
+        try:
+            return parse_status((self.path / "state.json").read_bytes())
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError) as error:
+            log.warning("state_unreadable", attempt=str(self.key), error=str(error))
+            return None
+
+    def assignment(self) -> node_service_pb2.Assignment | None:
+        """The assignment; None where it is not there or not legible."""
+        try:
+            return node_service_pb2.Assignment.FromString((self.path / "assignment").read_bytes())
+        except (OSError, DecodeError) as error:
+            log.warning("assignment_unreadable", attempt=str(self.key), error=str(error))
+            return None
+
+    def last_words(self) -> str:
+        """The last line that the supervisor itself wrote, which is where its own failure would stand."""
+        try:
+            lines = (self.path / "supervisor.log").read_text(errors="replace").strip().splitlines()
+        except OSError:
+            return ""
+        return lines[-1] if lines else ""
+
+    def ranks(self) -> list[int]:
+        """The ranks of which there is output."""
+        names = (path.name for path in self.path.glob("output-*.log"))
+        return sorted(int(text) for name in names if (text := name[len("output-") : -len(".log")]).isdigit())
+
+    def remove(self) -> None:
+        """Remove it with all that is in it."""
+        shutil.rmtree(self.path, ignore_errors=True)
+
+    def keep(self, root: Path) -> None:
+        """Move it to the kept ones and leave only what a user may want to read."""
+        target = root / self.path.name
+        shutil.rmtree(target, ignore_errors=True)
+        self.path.rename(target)
+        self.path = target
+        for path in sorted(target.iterdir()):
+            if path.name != "work" and not path.name.startswith("output-"):
+                path.unlink()
+        work = target / "work"
+        if work.is_dir() and not any(work.iterdir()):
+            work.rmdir()
+
+
+def find_directories(root: Path) -> Iterator[AttemptDirectory]:
+    """All attempt directories under `root`, by name; anything else that lies there is passed over."""
+    for path in sorted(root.iterdir()):
+        job_id, dash, number = path.name.rpartition("-")
+        if dash and number.isdigit() and path.is_dir():
+            yield AttemptDirectory(root, AttemptKey(job_id, int(number)))
+
+
+def prune(root: Path, *, keep_max: int, younger_than: float) -> int:
+    """Remove the oldest kept directories beyond `keep_max`, and those last changed before `younger_than`.
+
+    Returns how many were removed. The time is in seconds since 1970.
+    """
+    by_age = sorted(((path.stat().st_mtime, path) for path in root.iterdir()), reverse=True)
+    surplus = [path for place, (time, path) in enumerate(by_age) if place >= keep_max or time < younger_than]
+    for path in surplus:
+        shutil.rmtree(path, ignore_errors=True)
+    return len(surplus)

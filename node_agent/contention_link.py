@@ -1,0 +1,87 @@
+"""The agent's stream to contention: samples go up, directives come down."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from random import Random
+from typing import Any
+
+import grpc
+import grpc.aio
+import structlog
+
+from cotenant.node_agent.backoff import Backoff
+from cotenant.rpc import channel
+from cotenant.v1 import contention_service_pb2, contention_service_pb2_grpc
+
+log = structlog.get_logger()
+
+
+class ContentionLink:
+    """One stream at a time. A sample that nobody takes is dropped: it would be old news."""
+
+    def __init__(
+        self,
+        endpoint: str,
+        token: str,
+        node_id: str,
+        *,
+        sample: Callable[[], Awaitable[contention_service_pb2.NodeSample]],
+        interval_seconds: float,
+        rng: Random,
+    ) -> None:
+        self._endpoint, self._token, self._node_id = endpoint, token, node_id
+        self._sample, self._interval_seconds = sample, interval_seconds
+        self._backoff = Backoff(first_seconds=0.5, longest_seconds=10.0, rng=rng)
+
+    async def run(self) -> None:
+        """Keep a stream open until cancelled."""
+        while True:
+            try:
+                await self._hold_stream()
+                reason = "contention ended the stream"
+            except grpc.aio.AioRpcError as error:
+                reason = f"{error.code().name}: {error.details()}"
+            wait_seconds = self._backoff.next_seconds()
+            log.info("contention_away", endpoint=self._endpoint, why=reason, retry_seconds=round(wait_seconds, 2))
+            await asyncio.sleep(wait_seconds)
+
+    async def _hold_stream(self) -> None:
+        async with channel.connect(self._endpoint, self._token) as connection:
+            stub: Any = contention_service_pb2_grpc.ContentionServiceStub(connection)
+            call = stub.StreamSamples()
+            sender = asyncio.create_task(self._send(call))
+            try:
+                while (response := await call.read()) is not grpc.aio.EOF:
+                    self._note(response)
+                if await call.code() is not grpc.StatusCode.OK:
+                    log.info("contention_refuses", code=(await call.code()).name, details=await call.details())
+            finally:
+                sender.cancel()
+                await asyncio.gather(sender, return_exceptions=True)
+                call.cancel()
+
+    async def _send(self, call: Any) -> None:
+        request = contention_service_pb2.StreamSamplesRequest(node_id=self._node_id)
+        try:
+            while True:
+                await call.write(request)
+                self._backoff.reset()
+                await asyncio.sleep(self._interval_seconds)
+                request = contention_service_pb2.StreamSamplesRequest(samples=[await self._sample()])
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
+            log.info("contention_stream_broken", error=type(error).__name__)
+            call.cancel()
+
+    def _note(self, response: contention_service_pb2.StreamSamplesResponse) -> None:
+        """Directives are not carried out by this agent: it says so, and nothing is throttled."""
+        for directive in response.directives:
+            if directive.share < 1:
+                log.warning(
+                    "directive_ignored",
+                    directive=directive.id,
+                    attempt=f"{directive.job_id}/{directive.number}",
+                    share=directive.share,
+                    reason=directive.reason,
+                )

@@ -1,0 +1,83 @@
+"""The environment that a job's processes see: a pure function of the assignment."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+
+from cotenant.v1 import node_service_pb2, resources_pb2
+
+PARAMETER_SERVER_ROLE = "ps"
+INHERITED = ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_ALL", "TZ", "TMPDIR", "LD_LIBRARY_PATH")
+
+
+def inherited(environment: Mapping[str, str]) -> dict[str, str]:
+    """The part of the agent's own environment that jobs may see: nothing of its configuration and no token."""
+    return {name: environment[name] for name in INHERITED if name in environment}
+
+
+def task_environment(
+    assignment: node_service_pb2.Assignment,
+    task: resources_pb2.TaskAllocation,
+    *,
+    base: Mapping[str, str],
+    progress_path: str,
+) -> dict[str, str]:
+    """All variables of one replica.
+
+    The user's variables win over the inherited ones and over mere defaults; those that say what the replica holds
+    and who it is win over the user's.
+    """
+    variables = dict(base)
+    variables["OMP_NUM_THREADS"] = str(max(1, len(task.core_ids)))
+    variables["PYTHONUNBUFFERED"] = "1"  # output that is read while the job runs must not wait in a buffer
+    variables.update(assignment.spec.environment)
+    variables.update(_held(assignment, task, progress_path))
+    variables.update(_gang(assignment, task))
+    return variables
+
+
+def _held(
+    assignment: node_service_pb2.Assignment, task: resources_pb2.TaskAllocation, progress_path: str
+) -> dict[str, str]:
+    return {
+        "COTENANT_JOB_ID": assignment.job_id,
+        "COTENANT_ATTEMPT": str(assignment.number),
+        "COTENANT_CORES": ",".join(str(core) for core in task.core_ids),
+        "COTENANT_PROGRESS": progress_path,
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+        "CUDA_VISIBLE_DEVICES": ",".join(share.uuid for share in task.gpus),  # empty hides all of them
+    }
+
+
+def _gang(assignment: node_service_pb2.Assignment, task: resources_pb2.TaskAllocation) -> dict[str, str]:
+    ranks_here = sorted(other.rank for other in assignment.allocation.tasks)
+    variables = {
+        "MASTER_ADDR": assignment.master_address,
+        "MASTER_PORT": str(assignment.master_port),
+        "RANK": str(task.rank),
+        "WORLD_SIZE": str(assignment.world_size),
+        "LOCAL_RANK": str(ranks_here.index(task.rank)),
+        "LOCAL_WORLD_SIZE": str(len(ranks_here)),
+        "NODE_RANK": str(assignment.node_rank),
+    }
+    if PARAMETER_SERVER_ROLE in assignment.replica_roles:
+        variables["TF_CONFIG"] = tf_config(
+            assignment.replica_roles, assignment.replica_addresses, assignment.master_port, task.rank
+        )
+    return variables
+
+
+def tf_config(roles: Sequence[str], addresses: Sequence[str], first_port: int, rank: int) -> str:
+    """TensorFlow's description of the cluster, as JSON. Replica r listens on `first_port` + r.
+
+    >>> tf_config(["ps", "worker"], ["a", "b"], 7000, 1)
+    '{"cluster": {"ps": ["a:7000"], "worker": ["b:7001"]}, "task": {"type": "worker", "index": 0}}'
+    """
+    cluster: dict[str, list[str]] = {}
+    index_of_rank = []
+    for replica, (role, address) in enumerate(zip(roles, addresses, strict=True)):
+        members = cluster.setdefault(role, [])
+        index_of_rank.append(len(members))
+        members.append(f"{address}:{first_port + replica}")
+    return json.dumps({"cluster": cluster, "task": {"type": roles[rank], "index": index_of_rank[rank]}})

@@ -1,0 +1,178 @@
+"""Starts a supervisor for an attempt: its directory, its control groups, its spec, its process."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from cotenant.node_agent.attempt_directory import AttemptDirectory
+from cotenant.node_agent.cgroups import Group, GroupError
+from cotenant.node_agent.checks import command_of, warning_signal_of
+from cotenant.node_agent.environment import task_environment
+from cotenant.v1 import node_service_pb2
+
+SUPERVISOR = Path(__file__).with_name("supervisor.py")
+GRACE_SECONDS_DEFAULT = 30.0
+
+
+class CannotLaunch(Exception):
+    """An attempt cannot be started, for this reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What all attempts of a node share."""
+
+    node_group: Group | None
+    all_cpus: tuple[int, ...]
+    notify_path: str
+    output_bytes_max: int
+    base_environment: Mapping[str, str]
+
+
+def grace_seconds_of(assignment: node_service_pb2.Assignment) -> float:
+    """How long a job may take to end after its warning, unless the order says otherwise."""
+    spec = assignment.spec
+    return spec.grace.ToMicroseconds() / 1e6 if spec.HasField("grace") else GRACE_SECONDS_DEFAULT
+
+
+def attempt_group(surroundings: Surroundings, directory: AttemptDirectory) -> Group | None:
+    """The control group of an attempt, which may not be made yet."""
+    return surroundings.node_group.child(directory.path.name) if surroundings.node_group else None
+
+
+def launch(
+    surroundings: Surroundings,
+    directory: AttemptDirectory,
+    assignment: node_service_pb2.Assignment,
+    progress_path: str,
+) -> int:
+    """Start the supervisor and return its pid. Blocks for some milliseconds. Raises `CannotLaunch`."""
+    group = attempt_group(surroundings, directory)
+    try:
+        check_working_directory(assignment.spec.working_directory)
+        directory.create(assignment)
+        if group is not None:
+            make_groups(group, assignment)
+        directory.write_spec(supervisor_spec(surroundings, directory, assignment, group, progress_path))
+        return start_supervisor(directory)
+    except (OSError, GroupError) as error:
+        if group is not None:
+            group.remove(patience_seconds=0)
+        raise CannotLaunch(str(error)) from error
+
+
+def check_working_directory(path: str) -> None:
+    """Refuse a working directory that is not one. Raises `CannotLaunch`."""
+    if path and not os.path.isdir(path):
+        problem = "is not a directory" if os.path.exists(path) else "does not exist"
+        raise CannotLaunch(f"the working directory {path} {problem}")
+
+
+def make_groups(group: Group, assignment: node_service_pb2.Assignment) -> None:
+    """Make the attempt's group, and one per task in it with the task's CPUs and memory limit."""
+    tasks = assignment.allocation.tasks
+    group.create()
+    if all(task.cpu_ids for task in tasks):
+        group.set_cpus(cpu for task in tasks for cpu in task.cpu_ids)
+    group.open_to_children()
+    for task in tasks:
+        child = group.child(f"task-{task.rank}")
+        child.create()
+        child.set_cpus(task.cpu_ids, task.memory_nodes)
+        child.limit_memory(task.memory_bytes)
+
+
+def supervisor_spec(
+    surroundings: Surroundings,
+    directory: AttemptDirectory,
+    assignment: node_service_pb2.Assignment,
+    group: Group | None,
+    progress_path: str,
+) -> dict[str, object]:
+    """What the supervisor needs to know, as JSON has it."""
+    working_directory = assignment.spec.working_directory or str(directory.path / "work")
+    return {
+        "job_id": assignment.job_id,
+        "number": assignment.number,
+        "epoch": assignment.epoch,
+        "notify": surroundings.notify_path,
+        "warning_signal": int(warning_signal_of(assignment)),
+        "grace_seconds": grace_seconds_of(assignment),
+        "output_bytes_max": surroundings.output_bytes_max,
+        "group": group.to_json() if group else None,
+        "tasks": [
+            {
+                "rank": task.rank,
+                "command": command_of(assignment, task),
+                "environment": task_environment(
+                    assignment, task, base=surroundings.base_environment, progress_path=progress_path
+                ),
+                "directory": working_directory,
+                "cpus": list(task.cpu_ids) or list(surroundings.all_cpus),
+                "memory_limit_bytes": task.memory_bytes,
+            }
+            for task in assignment.allocation.tasks
+        ],
+    }
+
+
+def start_supervisor(directory: AttemptDirectory) -> int:
+    """Start the supervisor in a session of its own, holding the attempt's lock; return its pid.
+
+    SIGTERM is blocked until the supervisor can hear it, so that a stop order that follows at once is not its death.
+    """
+    lock = directory.lock()
+    if lock is None:
+        raise CannotLaunch("another supervisor still runs this attempt")
+    inherited_lock = 3 if lock != 3 else 4
+    log_path = str(directory.path / "supervisor.log")
+    try:
+        return os.posix_spawn(
+            sys.executable,
+            [sys.executable, "-I", "-S", str(SUPERVISOR), str(directory.path), str(inherited_lock)],
+            {"PATH": os.defpath, "LANG": "C.UTF-8"},
+            file_actions=[
+                (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+                (os.POSIX_SPAWN_OPEN, 1, log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600),
+                (os.POSIX_SPAWN_DUP2, 1, 2),
+                (os.POSIX_SPAWN_DUP2, lock, inherited_lock),
+            ],
+            setsid=True,
+            setsigmask=[signal.SIGTERM],
+        )
+    finally:
+        os.close(lock)
+
+
+def change_cores(group: Group | None, directory: AttemptDirectory, assignment: node_service_pb2.Assignment) -> None:
+    """Move the tasks of a running attempt to other CPUs, and record the assignment that says so. Blocks.
+
+    The attempt's group first gets the old and the new CPUs, then the tasks get theirs, then it keeps only the new.
+    """
+    (directory.path / "assignment").write_bytes(assignment.SerializeToString())
+    if group is None:
+        return
+    tasks = assignment.allocation.tasks
+    fresh = {cpu for task in tasks for cpu in task.cpu_ids}
+    group.set_cpus(fresh | set(group.cpus()))
+    for task in tasks:
+        child = group.child(f"task-{task.rank}")
+        child.set_cpus(task.cpu_ids, task.memory_nodes)
+        for thread in (thread for pid in child.pids() for thread in threads(pid)):
+            with contextlib.suppress(ProcessLookupError):
+                os.sched_setaffinity(thread, task.cpu_ids)
+    group.set_cpus(fresh)
+
+
+def threads(pid: int) -> list[int]:
+    """The threads of a process; none where it is gone."""
+    try:
+        return [int(name) for name in os.listdir(f"/proc/{pid}/task")]
+    except OSError:
+        return []

@@ -1,0 +1,226 @@
+"""Obeys placement: what to run, what to stop, what to forget. Every order may come twice, late, or never.
+
+An attempt is kept until placement has acknowledged its end. Nothing is stopped or forgotten on our own authority.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import structlog
+
+from cotenant import telemetry
+from cotenant.node_agent.background import Background
+from cotenant.node_agent.fence import Fence
+from cotenant.node_agent.launching import grace_seconds_of
+from cotenant.node_agent.progress_reader import ProgressReader
+from cotenant.node_agent.records import AttemptKey, Status, report
+from cotenant.node_agent.runtime import Found, Runtime
+from cotenant.v1 import job_pb2, node_service_pb2
+
+log = structlog.get_logger()
+
+
+@dataclass(slots=True)
+class Attempt:
+    """An attempt as the agent knows it. Times are seconds since 1970."""
+
+    assignment: node_service_pb2.Assignment
+    status: Status
+    received: float
+    stop_grace_seconds: float | None = None
+    launched: bool = False
+
+
+class Orders:
+    """All attempts that are known here, and what becomes of them."""
+
+    def __init__(
+        self,
+        node_id: str,
+        runtime: Runtime,
+        fence: Fence,
+        progress: ProgressReader,
+        tell: Callable[[node_service_pb2.AttemptReport], None],
+    ) -> None:
+        self.attempts: dict[AttemptKey, Attempt] = {}
+        self._node_id = node_id
+        self._runtime = runtime
+        self._fence = fence
+        self._progress = progress
+        self._tell_placement = tell
+        self._background = Background()
+
+    def take_up(self, found: Found) -> None:
+        """Know an attempt that was there before us."""
+        key = found.status.key
+        epoch = max(found.status.epoch, found.assignment.epoch)
+        self.attempts[key] = Attempt(found.assignment, replace(found.status, epoch=epoch), time.time(), launched=True)
+        self._fence.raise_epoch(key.job_id, epoch)
+        if found.status.ended:
+            self._record_spans(self.attempts[key], found.status)
+        else:
+            self._watch_progress(found.assignment)
+
+    def reports(self) -> list[node_service_pb2.AttemptReport]:
+        """All that is known, for a Hello."""
+        return [report(attempt.status, self._node_id) for _, attempt in sorted(self.attempts.items())]
+
+    def _tell(self, status: Status) -> None:
+        self._tell_placement(report(status, self._node_id))
+
+    # Assignments.
+
+    def assign(self, assignment: node_service_pb2.Assignment) -> None:
+        """Run an attempt, unless it is known already or the order is older than one that was seen."""
+        key = AttemptKey(assignment.job_id, assignment.number)
+        if not self._fence.raise_epoch(key.job_id, assignment.epoch):
+            self._refuse(key, assignment.epoch, "assignment")
+            return
+        known = self.attempts.get(key)
+        if known is None and self._runtime.output_directory(key) is not None:
+            self._tell(self._status(key, "FAILED", "it has run here before, and its end was acknowledged"))
+        elif known is None:
+            attempt = Attempt(assignment, self._status(key, "STARTING"), time.time())
+            self.attempts[key] = attempt
+            self._background.start(self._launch(key, attempt))
+        elif assignment.epoch > known.status.epoch and not known.status.ended:
+            self._background.start(self._adopt(known, assignment))
+        else:
+            self._tell(known.status)
+
+    async def _launch(self, key: AttemptKey, attempt: Attempt) -> None:
+        try:
+            await self._fence.flush()
+        except OSError as error:
+            self.changed(self._status(key, "FAILED", f"its epoch cannot be recorded: {error.strerror}"))
+            return
+        if attempt.stop_grace_seconds is not None:
+            self.changed(self._status(key, "STOPPED", "stopped before it was started"))
+            return
+        attempt.launched = True
+        self._watch_progress(attempt.assignment)
+        try:
+            await self._runtime.launch(attempt.assignment)
+        except Exception as error:  # a stranger's runtime may raise whatever it likes
+            log.exception("runtime_failed", attempt=str(key))
+            self.changed(self._status(key, "FAILED", f"the runtime failed: {type(error).__name__}: {error}"))
+
+    def _watch_progress(self, assignment: node_service_pb2.Assignment) -> None:
+        key = AttemptKey(assignment.job_id, assignment.number)
+        regex = assignment.spec.progress.regex
+        self._progress.watch(key, regex, lambda: self._runtime.output_directory(key))
+
+    async def _adopt(self, known: Attempt, assignment: node_service_pb2.Assignment) -> None:
+        reason = await self._runtime.adopt(assignment)
+        if reason is None:
+            known.assignment = assignment
+            log.info("assignment_changed", attempt=str(known.status.key), epoch=assignment.epoch)
+        else:
+            log.error("assignment_not_changed", attempt=str(known.status.key), epoch=assignment.epoch, why=reason)
+        known.status = replace(known.status, epoch=assignment.epoch, message=reason or known.status.message)
+        self._tell(known.status)
+
+    def _refuse(self, key: AttemptKey, epoch: int, what: str) -> None:
+        """Say that an order is older than one that was obeyed; of a known attempt, say where it stands."""
+        seen = self._fence.epoch_of(key.job_id)
+        log.warning("old_epoch_refused", attempt=str(key), order=what, epoch=epoch, seen=seen)
+        if known := self.attempts.get(key):
+            self._tell(known.status)
+        else:
+            self._tell(self._status(key, "FAILED", f"refused: epoch {epoch} is older than {seen}"))
+
+    def _status(self, key: AttemptKey, state: str, message: str = "") -> Status:
+        return Status(key, self._fence.epoch_of(key.job_id), state, time.time(), message)
+
+    # Stops and ends.
+
+    def stop(self, order: node_service_pb2.StopOrder) -> None:
+        """End an attempt with its grace."""
+        key = AttemptKey(order.job_id, order.number)
+        known = self.attempts.get(key)
+        self._fence.raise_epoch(key.job_id, order.epoch)
+        if known is None:
+            self._tell(self._status(key, "STOPPED", "it is not known on this node"))
+        elif known.status.ended:
+            self._tell(known.status)
+        elif order.epoch < known.status.epoch:
+            self._refuse(key, order.epoch, "stop")
+        else:
+            grace = (
+                order.grace.ToMicroseconds() / 1e6 if order.HasField("grace") else grace_seconds_of(known.assignment)
+            )
+            log.info("attempt_stopping", attempt=str(key), grace_seconds=grace, reason=_reason_name(order.reason))
+            known.stop_grace_seconds = grace
+            if known.launched:
+                self._runtime.stop(key, grace)
+
+    def acknowledge(self, ack: node_service_pb2.AttemptAck) -> None:
+        """Forget an attempt whose end placement has committed."""
+        key = AttemptKey(ack.job_id, ack.number)
+        known = self.attempts.get(key)
+        if known is None:
+            return
+        if not known.status.ended:
+            log.error("end_acknowledged_too_early", attempt=str(key), state=known.status.state)
+            return
+        del self.attempts[key]
+        self._background.start(self._runtime.forget(key))
+
+    def changed(self, status: Status) -> None:
+        """The runtime tells of an attempt."""
+        attempt = self.attempts.get(status.key)
+        if attempt is None:
+            return
+        status = replace(status, epoch=max(status.epoch, attempt.status.epoch))
+        if status.ended:
+            self._background.start(self._ended(attempt, status))
+        else:
+            self._running(attempt, status)
+
+    def _running(self, attempt: Attempt, status: Status) -> None:
+        before, attempt.status = attempt.status, status
+        if status.state == "STARTING":
+            return
+        if status.state == "RUNNING" and before.state == "STARTING":
+            log.info("attempt_running", attempt=str(status.key), epoch=status.epoch)
+            self._record_launch(attempt, status)
+        self._tell(status)
+
+    async def _ended(self, attempt: Attempt, status: Status) -> None:
+        """Tell the last progress, then the end."""
+        await self._progress.finish(status.key)
+        before, attempt.status = attempt.status, status
+        log.info("attempt_ended", attempt=str(status.key), state=status.state, message=status.message)
+        if before.state == "STARTING" and status.start_time:
+            self._record_launch(attempt, status)
+        self._record_spans(attempt, status)
+        self._tell(status)
+
+    def _record_launch(self, attempt: Attempt, status: Status) -> None:
+        telemetry.record(
+            "launch", attempt.assignment.trace_parent, attempt.received, status.start_time, attempt=str(status.key)
+        )
+
+    def _record_spans(self, attempt: Attempt, status: Status) -> None:
+        told = status.exit
+        telemetry.record(
+            "exit",
+            attempt.assignment.trace_parent,
+            status.start_time or attempt.received,
+            status.end_time or status.time,
+            attempt=str(status.key),
+            state=status.state,
+            code=told.code if told else 0,
+            signal=told.signal if told else 0,
+        )
+
+    async def close(self) -> None:
+        """Let go of what is under way."""
+        await self._background.close()
+
+
+def _reason_name(reason: job_pb2.StopReason.ValueType) -> str:
+    return job_pb2.StopReason.Name(reason) if reason in job_pb2.StopReason.values() else str(reason)

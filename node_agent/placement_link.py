@@ -1,0 +1,154 @@
+"""The agent's stream to placement: says hello, beats, reports, and hears orders; comes back after every loss."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from random import Random
+from typing import Any
+
+import grpc
+import grpc.aio
+import structlog
+
+from cotenant.node_agent.backoff import Backoff
+from cotenant.node_agent.records import AttemptKey
+from cotenant.rpc import channel
+from cotenant.v1 import node_service_pb2, node_service_pb2_grpc, resources_pb2
+
+log = structlog.get_logger()
+
+WELCOME_SECONDS_MAX = 15.0
+HEARTBEAT_SECONDS_DEFAULT = 5.0
+HEARTBEAT_SECONDS_MIN = 0.05
+
+Upload = Callable[[AsyncIterator[node_service_pb2.UploadOutputRequest]], Any]
+
+
+class Unwelcome(Exception):
+    """Placement did not take us on, or is not the one to obey."""
+
+
+class PlacementLink:
+    """One stream at a time. What is told while there is none is not kept: the next hello tells all."""
+
+    def __init__(
+        self,
+        endpoint: str,
+        token: str,
+        *,
+        hello: Callable[[], node_service_pb2.Hello],
+        welcome: Callable[[node_service_pb2.Welcome], bool],
+        obey: Callable[[node_service_pb2.ConnectResponse], None],
+        rng: Random,
+    ) -> None:
+        self._endpoint, self._token = endpoint, token
+        self._hello, self._welcome, self._obey = hello, welcome, obey
+        self._backoff = Backoff(first_seconds=0.2, longest_seconds=5.0, rng=rng)
+        self._outbox = node_service_pb2.ConnectRequest()
+        self._progress: dict[AttemptKey, node_service_pb2.ProgressReport] = {}
+        self._wake = asyncio.Event()
+        self._stub: node_service_pb2_grpc.AgentServiceAsyncStub | None = None
+
+    def report(self, report: node_service_pb2.AttemptReport) -> None:
+        """Tell of an attempt; all reports go out, in order."""
+        self._outbox.reports.append(report)
+        self._wake.set()
+
+    def report_progress(self, report: node_service_pb2.ProgressReport) -> None:
+        """Tell how far a job has come; only the newest goes out."""
+        self._progress[AttemptKey(report.job_id, report.number)] = report
+        self._wake.set()
+
+    def report_inventory(self, inventory: resources_pb2.Inventory) -> None:
+        """Tell that the node has changed."""
+        self._outbox.inventory.CopyFrom(inventory)
+        self._wake.set()
+
+    async def upload(self, pieces: AsyncIterator[node_service_pb2.UploadOutputRequest]) -> None:
+        """Send output over the present connection. Raises `Unwelcome` without one, or grpc's error."""
+        if self._stub is None:
+            raise Unwelcome("there is no connection to placement")
+        await self._stub.UploadOutput(pieces)
+
+    async def run(self) -> None:
+        """Keep a stream open until cancelled."""
+        while True:
+            try:
+                await self._hold_stream()
+                reason = "placement ended the stream"
+            except Unwelcome as error:
+                reason = str(error)
+            except grpc.aio.AioRpcError as error:
+                reason = f"{error.code().name}: {error.details()}"
+            wait_seconds = self._backoff.next_seconds()
+            log.warning("placement_away", endpoint=self._endpoint, why=reason, retry_seconds=round(wait_seconds, 2))
+            await asyncio.sleep(wait_seconds)
+
+    async def _hold_stream(self) -> None:
+        async with channel.connect(self._endpoint, self._token) as connection:
+            stub: Any = node_service_pb2_grpc.AgentServiceStub(connection)
+            call = stub.Connect()
+            try:
+                heartbeat_seconds = await self._enter(call)
+                self._stub = stub
+                sender = asyncio.create_task(self._send(call, heartbeat_seconds))
+                try:
+                    await self._receive(call)
+                finally:
+                    sender.cancel()
+                    await asyncio.gather(sender, return_exceptions=True)
+            finally:
+                self._stub = None
+                call.cancel()
+
+    async def _enter(self, call: Any) -> float:
+        """Say hello and be welcomed; returns the heartbeat's interval in seconds."""
+        self._outbox = node_service_pb2.ConnectRequest()
+        self._progress.clear()
+        try:
+            async with asyncio.timeout(WELCOME_SECONDS_MAX):
+                await call.write(node_service_pb2.ConnectRequest(hello=self._hello()))
+                response = await call.read()
+        except TimeoutError:
+            raise Unwelcome(f"no welcome within {WELCOME_SECONDS_MAX:.0f} s") from None
+        if response is grpc.aio.EOF:
+            raise Unwelcome(await call.details() or "placement ended the stream at once")
+        if not response.HasField("welcome"):
+            raise Unwelcome("placement did not begin with a welcome")
+        if not self._welcome(response.welcome):
+            raise Unwelcome(f"term {response.welcome.term} is older than one that was seen")
+        self._backoff.reset()
+        log.info("placement_joined", endpoint=self._endpoint, term=response.welcome.term)
+        self._obey(response)
+        told = response.welcome.heartbeat_interval.ToMicroseconds() / 1e6
+        return max(HEARTBEAT_SECONDS_MIN, told) if told > 0 else HEARTBEAT_SECONDS_DEFAULT
+
+    async def _receive(self, call: Any) -> None:
+        while (response := await call.read()) is not grpc.aio.EOF:
+            if response.HasField("welcome") and not self._welcome(response.welcome):
+                raise Unwelcome(f"term {response.welcome.term} is older than one that was seen")
+            self._obey(response)
+        if await call.code() is not grpc.StatusCode.OK:
+            raise Unwelcome(f"{(await call.code()).name}: {await call.details()}")
+
+    async def _send(self, call: Any, heartbeat_seconds: float) -> None:
+        """Send what there is, in one message; after a silent interval, an empty one."""
+        try:
+            while True:
+                try:
+                    async with asyncio.timeout(heartbeat_seconds):
+                        await self._wake.wait()
+                except TimeoutError:
+                    pass  # nothing to say is said by an empty message
+                self._wake.clear()
+                await call.write(self._take_outbox())
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
+            log.info("placement_stream_broken", error=type(error).__name__)
+            call.cancel()
+
+    def _take_outbox(self) -> node_service_pb2.ConnectRequest:
+        message, self._outbox = self._outbox, node_service_pb2.ConnectRequest()
+        message.progress.extend(self._progress.values())
+        self._progress.clear()
+        return message

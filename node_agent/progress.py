@@ -1,0 +1,98 @@
+"""How far a job has come, from what it tells: pure, and tolerant of anything that a job may write."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import deque
+from dataclasses import dataclass
+
+LINE_BYTES_MAX = 4096
+STEP_MAX = 2**63 - 1
+WINDOW_SECONDS = 30.0
+SILENCE_SECONDS_MAX = 120.0
+RESTART_SECONDS = 60.0
+SAMPLE_SECONDS = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What one line told; either may be missing."""
+
+    step: int | None = None
+    loss: float | None = None
+
+
+def parse_line(line: bytes) -> Told | None:
+    """Read `step=12 loss=0.3` or the same as a JSON object; None where nothing can be made of it.
+
+    >>> parse_line(b"step=12 loss=0.5"), parse_line(b'{"step": 3}'), parse_line(b"hello")
+    (Told(step=12, loss=0.5), Told(step=3, loss=None), None)
+    """
+    text = line[:LINE_BYTES_MAX].decode(errors="replace").strip()
+    if text.startswith("{"):
+        try:
+            fields = json.loads(text)
+        except (ValueError, RecursionError):
+            return None
+    else:
+        fields = dict(word.split("=", 1) for word in text.replace(",", " ").split() if "=" in word)
+    return told(fields.get("step"), fields.get("loss")) if isinstance(fields, dict) else None
+
+
+def told(step: object, loss: object) -> Told | None:
+    """Make sense of a step and a loss in whatever form; None where neither does."""
+    number, value = _number(step), _number(loss)
+    whole = int(number) if number is not None and math.isfinite(number) and 0 <= number <= STEP_MAX else None
+    return None if whole is None and value is None else Told(whole, value)
+
+
+def _number(value: object) -> float | int | None:
+    if isinstance(value, str):
+        try:
+            return int(value) if value.isdecimal() and len(value) < 20 else float(value)
+        except ValueError:
+            return None
+    return value if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+
+
+class Track:
+    """One attempt's progress. Times are seconds on any one clock that never goes back."""
+
+    def __init__(self) -> None:
+        self.step = 0
+        self.loss: float | None = None
+        self._points: deque[tuple[float, int]] = deque()
+        self._advanced = -math.inf
+
+    def take(self, line: Told, now: float) -> None:
+        """Note what a line told.
+
+        Replicas of a gang tell the same steps, some later than others: a smaller step is old news, unless nothing
+        has advanced for so long that the job must have begun again.
+        """
+        if line.loss is not None:
+            self.loss = line.loss
+        if line.step is None or (line.step <= self.step and now - self._advanced < RESTART_SECONDS):
+            return
+        if line.step < self.step:
+            self._points.clear()
+        if line.step != self.step or not self._points:
+            self.step, self._advanced = line.step, now
+            self._note(now)
+
+    def _note(self, now: float) -> None:
+        """Keep few points, at least two, that span the window."""
+        points = self._points
+        if len(points) >= 2 and now - points[-2][0] < SAMPLE_SECONDS:
+            points.pop()
+        points.append((now, self.step))
+        while len(points) > 2 and now - points[1][0] >= WINDOW_SECONDS:
+            points.popleft()
+
+    def rate_per_second(self, now: float) -> float:
+        """Steps per second over the last window; 0 while unknown, or after a long silence."""
+        if len(self._points) < 2 or now - self._points[-1][0] > SILENCE_SECONDS_MAX:
+            return 0.0
+        (first_time, first_step), (last_time, last_step) = self._points[0], self._points[-1]
+        return (last_step - first_step) / (last_time - first_time) if last_time > first_time else 0.0

@@ -1,0 +1,81 @@
+"""The port through which the agent has attempts run: entry points of the group `cotenant.runtimes`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from cotenant.node_agent.records import AttemptKey, Status
+from cotenant.v1 import node_service_pb2, resources_pb2
+
+
+@dataclass(frozen=True, slots=True)
+class RuntimeContext:
+    """What a runtime is told when it opens.
+
+    `output_bytes_max` is what is kept of each task's output; `kept_max` and `kept_seconds_max` bound how many
+    acknowledged attempts' output is kept, and for how long.
+    """
+
+    node_id: str
+    state_dir: Path
+    inventory: resources_pb2.Inventory
+    output_bytes_max: int
+    kept_max: int
+    kept_seconds_max: float
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What an attempt has used of the CPUs since it began, and holds of memory now."""
+
+    cpu_seconds: float
+    memory_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """An attempt that was there before the agent was, and where it stands."""
+
+    assignment: node_service_pb2.Assignment
+    status: Status
+
+
+class Runtime(Protocol):
+    """Runs attempts in such a way that they outlive the agent.
+
+    A runtime is made without arguments and opened once. It tells of every change through `changed`, on the event
+    loop: of the end of an attempt exactly once, and only when nothing of the attempt runs any more.
+    """
+
+    api_version: int
+    name: str
+
+    async def open(self, context: RuntimeContext, changed: Callable[[Status], None]) -> Sequence[Found]:
+        """Begin, and find what runs already and what ended without being forgotten."""
+
+    def not_enforced(self) -> Sequence[str]:
+        """What it cannot enforce here, each in one sentence; known once it is open."""
+
+    async def launch(self, assignment: node_service_pb2.Assignment) -> None:
+        """Start an attempt. One that cannot be started becomes FAILED with the reason."""
+
+    def stop(self, key: AttemptKey, grace_seconds: float) -> None:
+        """Warn an attempt, and kill it when grace is over."""
+
+    async def adopt(self, assignment: node_service_pb2.Assignment) -> str | None:
+        """Let a running attempt go on under a newer assignment; a reason where it cannot."""
+
+    async def usage(self, key: AttemptKey) -> Usage | None:
+        """What an attempt uses; None where it is not running."""
+
+    def output_directory(self, key: AttemptKey) -> Path | None:
+        """Where an attempt's output lies, running or kept; None where there is none."""
+
+    async def forget(self, key: AttemptKey) -> None:
+        """Placement has committed the end: only the output is kept, for a while."""
+
+    async def close(self) -> None:
+        """Let go. What runs, runs on."""

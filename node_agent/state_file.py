@@ -1,0 +1,63 @@
+"""The file in which a supervisor keeps what it knows, so that no exit status is ever lost.
+
+Loaded by the supervisor without the package around it: it imports next to nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+
+PAGE_BYTES = 4096
+
+
+class StateFile:
+    """A JSON object that is replaced as a whole and is on the disk when `write` returns.
+
+    The next version is written over a spare file whose blocks were taken beforehand, so that the end of a job can
+    be recorded on a disk that the job has filled.
+    """
+
+    def __init__(self, path: str, capacity_bytes: int) -> None:
+        self._path = path
+        self._spare = path + ".spare"
+        self._capacity_bytes = -(-capacity_bytes // PAGE_BYTES) * PAGE_BYTES
+
+    def write(self, state: dict[str, object]) -> None:
+        """Replace the content. Raises `OSError` where the disk does not take it; the old content stays then."""
+        content = json.dumps(state).encode().ljust(self._capacity_bytes)
+        descriptor = os.open(self._spare, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            os.write(descriptor, content)
+            os.ftruncate(descriptor, len(content))
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        os.rename(self._spare, self._path)
+        sync_directory(os.path.dirname(self._path))
+        self.reserve()
+
+    def reserve(self) -> bool:
+        """Take the blocks for the next write; False where the disk has none."""
+        try:
+            with open(self._spare, "wb") as file:
+                file.write(b" " * self._capacity_bytes)
+        except OSError:
+            return False
+        return True
+
+    def discard_spare(self) -> None:
+        """Give the spare blocks back, after the last write."""
+        try:
+            os.unlink(self._spare)
+        except FileNotFoundError:
+            return
+
+
+def sync_directory(path: str) -> None:
+    """Put renames in a directory on the disk."""
+    descriptor = os.open(path or ".", os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

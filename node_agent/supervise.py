@@ -1,0 +1,359 @@
+"""Runs attempts as processes under supervisors that outlive the agent.
+
+The agent holds nothing that a job needs. It starts a supervisor per attempt, hears from it by datagrams, and waits
+for its end on a pidfd; after a restart it finds the directories, sees by their locks which supervisors live, and
+waits on those again. A supervisor that died before its attempt takes its direct children along; the rest is killed
+here, and the attempt has failed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import ClassVar
+
+import structlog
+
+from cotenant.node_agent import attempt_directory, cgroup_mounts, checks, environment, launching, remains
+from cotenant.node_agent.attempt_directory import AttemptDirectory
+from cotenant.node_agent.background import Background
+from cotenant.node_agent.cgroups import Group, GroupError
+from cotenant.node_agent.records import AttemptKey, Status, parse_status
+from cotenant.node_agent.runtime import Found, RuntimeContext, Usage
+from cotenant.node_agent.sockets import NOTIFY, progress_socket, socket_directory
+from cotenant.node_agent.supervisor import start_ticks
+from cotenant.v1 import node_service_pb2
+
+log = structlog.get_logger()
+
+DATAGRAM_BYTES_MAX = 1 << 18
+FIRST_STATE_SECONDS_MAX = 10.0
+REMAINS_SECONDS_MAX = 30.0
+
+
+@dataclass(slots=True)
+class Supervised:
+    """An attempt as the runtime holds it. `directory` is None where its id cannot name one."""
+
+    key: AttemptKey
+    assignment: node_service_pb2.Assignment
+    directory: AttemptDirectory | None
+    group: Group | None = None
+    status: Status | None = None
+    pidfd: int = -1
+    stop_grace_seconds: float | None = None
+
+    @property
+    def live(self) -> bool:
+        """Whether it holds cores and GPUs."""
+        return self.status is None or not self.status.ended
+
+
+class ProcessRuntime:
+    """Attempts as processes of this machine, in control groups where they can be had."""
+
+    api_version: ClassVar[int] = 1
+    name: ClassVar[str] = "process"
+
+    def __init__(self) -> None:
+        self._attempts: dict[AttemptKey, Supervised] = {}
+        self._background = Background()
+        self._not_enforced: list[str] = []
+
+    async def open(self, context: RuntimeContext, changed: Callable[[Status], None]) -> Sequence[Found]:
+        """Bind the socket that supervisors tell, then look at what they have recorded."""
+        self._context = context
+        self._changed = changed
+        self._loop = asyncio.get_running_loop()
+        self._attempts_root, self._kept_root = (context.state_dir / name for name in ("attempts", "kept"))
+        for root in (self._attempts_root, self._kept_root):
+            root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._sockets = socket_directory(context.state_dir)
+        node_group, self._not_enforced = cgroup_mounts.open_node_group(context.node_id)
+        self._surroundings = launching.Surroundings(
+            node_group=node_group,
+            all_cpus=tuple(sorted(cpu for core in context.inventory.cores for cpu in core.cpus)),
+            notify_path=str(self._sockets / NOTIFY),
+            output_bytes_max=context.output_bytes_max,
+            base_environment=environment.inherited(os.environ),
+        )
+        self._listen()
+        found = [await self._find(directory) for directory in attempt_directory.find_directories(self._attempts_root)]
+        return [each for each in found if each]
+
+    def not_enforced(self) -> Sequence[str]:
+        """What could not be had of control groups."""
+        return self._not_enforced
+
+    def _listen(self) -> None:
+        path = self._surroundings.notify_path
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
+        self._listener.bind(path)
+        self._loop.add_reader(self._listener, self._hear)
+
+    # What supervisors tell.
+
+    def _hear(self) -> None:
+        """Take in one datagram: a supervisor's whole state."""
+        try:
+            status = parse_status(self._listener.recv(DATAGRAM_BYTES_MAX))
+        except BlockingIOError:
+            return
+        except ValueError as error:
+            log.warning("supervisor_not_understood", error=str(error))
+            return
+        if attempt := self._attempts.get(status.key):
+            self._tell(attempt, status)
+
+    def _tell(self, attempt: Supervised, status: Status) -> None:
+        """Pass a status on unless it is no news; nothing is news after the end."""
+        if attempt.live and status != attempt.status:
+            attempt.status = status
+            self._changed(status)
+
+    def _watch(self, attempt: Supervised, pidfd: int) -> None:
+        attempt.pidfd = pidfd
+        self._loop.add_reader(pidfd, self._supervisor_ended, attempt)
+        if attempt.stop_grace_seconds is not None:
+            self._order_stop(attempt)
+
+    def _supervisor_ended(self, attempt: Supervised) -> None:
+        self._loop.remove_reader(attempt.pidfd)
+        with contextlib.suppress(ChildProcessError):  # an earlier agent's child: init has reaped it
+            os.waitid(os.P_PIDFD, attempt.pidfd, os.WEXITED | os.WNOHANG)
+        os.close(attempt.pidfd)
+        attempt.pidfd = -1
+        self._background.start(self._conclude(attempt))
+
+    async def _conclude(self, attempt: Supervised) -> None:
+        """The supervisor is gone: what it recorded is the end, or else it was killed and the attempt has failed."""
+        assert attempt.directory is not None
+        status = attempt.directory.status()
+        if status is None or not status.ended:
+            status = attempt.status if not attempt.live else await self._end_orphans(attempt)
+        if attempt.group is not None and attempt.group.exists():
+            await asyncio.to_thread(attempt.group.remove)
+        assert status is not None
+        self._tell(attempt, status)
+
+    async def _end_orphans(self, attempt: Supervised) -> Status:
+        """Kill what a dead supervisor left, and record the failure in its place."""
+        assert attempt.directory is not None
+        log.warning("supervisor_lost", attempt=str(attempt.key))
+        marker = f"COTENANT_PROGRESS={progress_socket(self._sockets, attempt.key)}"
+        while not await asyncio.to_thread(
+            remains.end_remains, attempt.group, marker, patience_seconds=REMAINS_SECONDS_MAX
+        ):
+            log.error("processes_not_killed", attempt=str(attempt.key), seconds=REMAINS_SECONDS_MAX)
+        words = attempt.directory.last_words()
+        status = replace(
+            attempt.status or self._new_status(attempt, "FAILED"),
+            state="FAILED",
+            time=time.time(),
+            end_time=time.time(),
+            message="its supervisor died; what was left of the job was killed" + (f" ({words})" if words else ""),
+            cpu_seconds=attempt.group.cpu_seconds() if attempt.group else 0.0,
+            memory_peak_bytes=attempt.group.memory_peak_bytes() if attempt.group else 0,
+        )
+        await self._record_end(attempt, status)
+        return status
+
+    async def _record_end(self, attempt: Supervised, status: Status) -> None:
+        if attempt.directory is None:
+            return
+        try:
+            await asyncio.to_thread(attempt.directory.write_end, status)
+        except OSError as error:
+            log.error("end_not_recorded", attempt=str(attempt.key), error=str(error))
+
+    def _new_status(self, attempt: Supervised, state: str, message: str = "") -> Status:
+        return Status(attempt.key, attempt.assignment.epoch, state, time.time(), message)
+
+    # What was there before.
+
+    async def _find(self, directory: AttemptDirectory) -> Found | None:
+        """Take one attempt up again; None where it never began."""
+        status = await self._first_status(directory)
+        supervised = directory.supervised()
+        if status is None and not supervised:
+            log.info("attempt_never_began", attempt=str(directory.key))
+            if group := launching.attempt_group(self._surroundings, directory):
+                group.remove(patience_seconds=0)
+            directory.remove()
+            return None
+        key = directory.key
+        assignment = directory.assignment() or node_service_pb2.Assignment(
+            job_id=key.job_id, number=key.number, epoch=status.epoch if status else 0
+        )
+        attempt = Supervised(key, assignment, directory, launching.attempt_group(self._surroundings, directory))
+        attempt.status = status or self._new_status(attempt, "STARTING")
+        self._attempts[key] = attempt
+        if attempt.live:
+            pidfd = open_process(attempt.status.pid, attempt.status.pid_start_ticks) if supervised else None
+            if pidfd is None:
+                self._background.start(self._conclude(attempt))
+            else:
+                self._watch(attempt, pidfd)
+        return Found(assignment, attempt.status)
+
+    async def _first_status(self, directory: AttemptDirectory) -> Status | None:
+        """What is recorded; a supervisor that was started a moment ago is given the time to record something."""
+        deadline = self._loop.time() + FIRST_STATE_SECONDS_MAX
+        while (status := directory.status()) is None and directory.supervised():
+            if self._loop.time() > deadline:
+                log.error("supervisor_silent", attempt=str(directory.key))
+                break
+            await asyncio.sleep(0.01)
+        return status or directory.status()
+
+    # What the agent asks for.
+
+    async def launch(self, assignment: node_service_pb2.Assignment) -> None:
+        """Check, then start a supervisor. Cores and GPUs are held from the first moment on."""
+        key = AttemptKey(assignment.job_id, assignment.number)
+        attempt = Supervised(key, assignment, None)
+        fault = self._fault(assignment)
+        self._attempts[key] = attempt
+        if checks.job_id_is_safe(key.job_id):
+            attempt.directory = AttemptDirectory(self._attempts_root, key)
+        if fault is None:
+            fault = await self._launch(attempt)
+        elif attempt.directory is not None:
+            await asyncio.to_thread(attempt.directory.create, assignment)
+        if fault is not None:
+            status = self._new_status(attempt, "FAILED", fault)
+            await self._record_end(attempt, status)
+            self._tell(attempt, status)
+
+    def _fault(self, assignment: node_service_pb2.Assignment) -> str | None:
+        live = [(str(key), other.assignment.allocation) for key, other in self._attempts.items() if other.live]
+        return checks.first_fault(assignment, self._context.inventory, self._context.node_id) or checks.overlap(
+            assignment.allocation, live
+        )
+
+    async def _launch(self, attempt: Supervised) -> str | None:
+        assert attempt.directory is not None
+        attempt.group = launching.attempt_group(self._surroundings, attempt.directory)
+        progress_path = str(progress_socket(self._sockets, attempt.key))
+        try:
+            pid = await asyncio.to_thread(
+                launching.launch, self._surroundings, attempt.directory, attempt.assignment, progress_path
+            )
+        except launching.CannotLaunch as error:
+            attempt.directory.path.mkdir(exist_ok=True)
+            return str(error)
+        self._watch(attempt, os.pidfd_open(pid))
+        return None
+
+    def stop(self, key: AttemptKey, grace_seconds: float) -> None:
+        """Order the supervisor to end the attempt; while it is being started, as soon as it is."""
+        attempt = self._attempts.get(key)
+        if attempt is not None and attempt.live:
+            attempt.stop_grace_seconds = grace_seconds
+            self._order_stop(attempt)
+
+    def _order_stop(self, attempt: Supervised) -> None:
+        if attempt.pidfd < 0 or attempt.directory is None or attempt.stop_grace_seconds is None:
+            return
+        try:
+            attempt.directory.write_stop_order(attempt.stop_grace_seconds)
+        except OSError as error:  # then the supervisor takes the job's own grace
+            log.warning("stop_order_not_written", attempt=str(attempt.key), error=str(error))
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(attempt.pidfd, signal.SIGTERM)
+
+    async def adopt(self, assignment: node_service_pb2.Assignment) -> str | None:
+        """Take a newer assignment of a running attempt: its cores may differ, and are changed at once."""
+        attempt = self._attempts[AttemptKey(assignment.job_id, assignment.number)]
+        others = [
+            (str(key), other.assignment.allocation)
+            for key, other in self._attempts.items()
+            if other.live and other is not attempt
+        ]
+        fault = (
+            checks.first_fault(assignment, self._context.inventory, self._context.node_id)
+            or checks.overlap(assignment.allocation, others)
+            or checks.cannot_become(attempt.assignment, assignment)
+        )
+        if fault is None and attempt.directory is not None:
+            attempt.assignment = assignment
+            try:
+                await asyncio.to_thread(launching.change_cores, attempt.group, attempt.directory, assignment)
+            except (OSError, GroupError) as error:
+                return str(error)
+        return fault
+
+    async def usage(self, key: AttemptKey) -> Usage | None:
+        """Read the account of the control group, or without one of the processes."""
+        attempt = self._attempts.get(key)
+        if attempt is None or not attempt.live:
+            return None
+        if attempt.group is not None:
+            return Usage(attempt.group.cpu_seconds(), attempt.group.memory_bytes())
+        return await asyncio.to_thread(remains.usage_of_descendants, attempt.status.pid if attempt.status else 0)
+
+    def output_directory(self, key: AttemptKey) -> Path | None:
+        """Where the output lies, wherever the attempt is in its life."""
+        if not checks.job_id_is_safe(key.job_id):
+            return None
+        for root in (self._attempts_root, self._kept_root):
+            path = AttemptDirectory(root, key).path
+            if path.is_dir():
+                return path
+        return None
+
+    async def forget(self, key: AttemptKey) -> None:
+        """Keep the output for a while and drop the rest."""
+        attempt = self._attempts.pop(key, None)
+        if attempt is None or attempt.directory is None:
+            return
+        if attempt.pidfd >= 0:
+            with contextlib.suppress(ProcessLookupError):  # it may be trying to record the end on a full disk
+                signal.pidfd_send_signal(attempt.pidfd, signal.SIGTERM)
+        await asyncio.to_thread(self._keep, attempt.directory)
+
+    def _keep(self, directory: AttemptDirectory) -> None:
+        try:
+            directory.keep(self._kept_root)
+            attempt_directory.prune(
+                self._kept_root,
+                keep_max=self._context.kept_max,
+                younger_than=time.time() - self._context.kept_seconds_max,
+            )
+        except OSError as error:
+            log.warning("attempt_not_kept", attempt=str(directory.key), error=str(error))
+
+    async def close(self) -> None:
+        """Stop listening and watching; supervisors go on and tell the next agent."""
+        self._loop.remove_reader(self._listener)
+        self._listener.close()
+        for attempt in self._attempts.values():
+            if attempt.pidfd >= 0:
+                self._loop.remove_reader(attempt.pidfd)
+                os.close(attempt.pidfd)
+                attempt.pidfd = -1
+        await self._background.close()
+
+
+def open_process(pid: int, ticks: int) -> int | None:
+    """A pidfd of the process that was started at `ticks`; None where that one is gone."""
+    try:
+        pidfd = os.pidfd_open(pid)
+    except (OSError, ValueError):
+        return None
+    try:
+        if start_ticks(pid) == ticks:
+            return pidfd
+    except OSError:
+        pass  # gone between the two calls
+    os.close(pidfd)
+    return None

@@ -1,0 +1,188 @@
+"""One process of an attempt, from fork to reaping.
+
+Loaded by the supervisor without the package around it: it imports next to nothing.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import signal
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from cotenant.node_agent.cgroups import Group
+    from cotenant.node_agent.output_file import OutputFile
+
+PR_SET_PDEATHSIG = 1
+PR_SET_CHILD_SUBREAPER = 36
+RESET_SIGNALS = (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD)
+LIBC = ctypes.CDLL(None, use_errno=True)
+
+
+class TaskProcess:
+    """A replica: what to start, and, once started, how it fares."""
+
+    def __init__(self, spec: dict[str, object], group: Group | None, output: OutputFile) -> None:
+        self.group = group
+        self.output = output
+        self.rank = number(spec["rank"])
+        self.command = [str(word) for word in sequence(spec["command"])]
+        self.cpus = [number(cpu) for cpu in sequence(spec["cpus"])]
+        self.memory_limit_bytes = number(spec["memory_limit_bytes"])
+        self.directory = str(spec["directory"])
+        variables = spec["environment"]
+        assert isinstance(variables, dict)
+        self.environment: dict[str, str] = variables
+        self.pid = 0
+        self.exec_reader = -1  # becomes readable when the program runs, or says why it does not
+        self.output_reader = -1
+        self.exec_error = ""
+        self.status: int | None = None  # as waitpid gives it
+
+    @property
+    def running(self) -> bool:
+        """Whether the process was forked and not reaped yet."""
+        return self.pid > 0 and self.status is None
+
+    @property
+    def failed(self) -> bool:
+        """Whether it ended, and not with status 0."""
+        return self.status is not None and self.status != 0
+
+    def start(self) -> None:
+        """Fork; the child becomes the program or writes into the exec pipe why it cannot."""
+        self.exec_reader, exec_writer = os.pipe()
+        self.output_reader, output_writer = os.pipe()
+        os.set_blocking(self.output_reader, False)
+        os.set_blocking(self.exec_reader, False)
+        parent = os.getpid()
+        try:
+            self.pid = os.fork()
+            if self.pid == 0:
+                self._become_program(parent, exec_writer, output_writer)
+        finally:
+            os.close(exec_writer)
+            os.close(output_writer)
+
+    def _become_program(self, parent: int, exec_writer: int, output_writer: int) -> None:
+        doing = "starting"
+        try:
+            reset_signals()
+            os.setsid()
+            die_with_parent(parent)
+            doing = "control group"
+            if self.group is not None:
+                self.group.attach()
+            doing = "cpus"
+            if self.cpus:
+                os.sched_setaffinity(0, self.cpus)
+            doing = "directory"
+            os.chdir(self.directory)
+            null = os.open(os.devnull, os.O_RDONLY)
+            for source, target in ((null, 0), (output_writer, 1), (output_writer, 2)):
+                os.dup2(source, target)
+            doing = "command"
+            os.execvpe(self.command[0], self.command, self.environment)
+        except BaseException as error:  # whatever it is, it must be told
+            os.write(exec_writer, self._reason(doing, error).encode(errors="replace"))
+        finally:
+            os._exit(127)
+
+    def _reason(self, doing: str, error: BaseException) -> str:
+        if not isinstance(error, OSError):
+            return f"could not be started ({doing}): {error}"
+        program = self.command[0]
+        if doing == "directory":
+            return f"the working directory {self.directory} cannot be entered: {error.strerror}"
+        if doing == "cpus":
+            return f"the CPUs {self.cpus} cannot be used: {error.strerror}"
+        if doing != "command":
+            return f"could not be started ({doing}): {error.strerror}"
+        if error.errno in (errno.ENOENT, errno.ENOTDIR):
+            places = [""] if "/" in program else self.environment.get("PATH", os.defpath).split(os.pathsep)
+            found = [path for path in (os.path.join(place, program) for place in places) if os.path.exists(path)]
+            return f"the interpreter of {found[0]} is missing" if found else f"command not found: {program}"
+        if error.errno == errno.EACCES:
+            return f"permission denied: {program} is not executable"
+        return f"cannot run {program}: {error.strerror}"
+
+    def read_exec_result(self) -> bool:
+        """Learn whether the program runs; False while that is still open."""
+        try:
+            told = os.read(self.exec_reader, 4096)
+        except BlockingIOError:
+            return False
+        os.close(self.exec_reader)
+        self.exec_reader = -1
+        self.exec_error = told.decode(errors="replace")
+        return True
+
+    def pump(self) -> bool:
+        """Move output that is there to its file; False once no one can write any more."""
+        try:
+            data = os.read(self.output_reader, 65536)
+        except BlockingIOError:
+            return True
+        if not data:
+            os.close(self.output_reader)
+            self.output_reader = -1
+            return False
+        self.output.write(data)
+        return True
+
+    def drain(self) -> None:
+        """Move what is left in the pipe, without waiting for whoever may still hold it."""
+        while self.output_reader >= 0:
+            try:
+                data = os.read(self.output_reader, 65536)
+            except BlockingIOError:
+                data = b""
+            if data:
+                self.output.write(data)
+            else:
+                os.close(self.output_reader)
+                self.output_reader = -1
+        self.output.close()
+
+    def signal_group(self, number: int) -> None:
+        """Send a signal to the process group that the process leads."""
+        if self.running:
+            try:
+                os.killpg(self.pid, number)
+            except (ProcessLookupError, PermissionError):
+                return  # it has just ended, or has not become a leader yet and is about to be killed anyway
+
+
+def number(value: object) -> int:
+    """Narrow a value from JSON."""
+    assert isinstance(value, int)
+    return value
+
+
+def sequence(value: object) -> list[object]:
+    """Narrow a value from JSON."""
+    assert isinstance(value, list)
+    return value
+
+
+def reset_signals() -> None:
+    """Give the program the signals as a shell would: nothing ignored, nothing blocked."""
+    signal.set_wakeup_fd(-1)
+    for which in RESET_SIGNALS:
+        signal.signal(which, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
+
+
+def die_with_parent(parent: int) -> None:
+    """Ask the kernel to kill this process when its supervisor dies; without cgroups nothing else would."""
+    LIBC.prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(127)
+
+
+def adopt_orphans() -> None:
+    """Become the parent of every descendant that loses its own, so that none escapes."""
+    if LIBC.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
