@@ -94,6 +94,7 @@ def mesh_config(settings: Settings, state_dir: Path, options: dict[str, dict[str
     agents = [
         AgentConfig(
             node_id=name if len(parts) == 1 else f"{name}-{number}",
+            placement_endpoint="",  # filled in once the mesh has its port
             state_dir=state_dir / "nodes" / (name if len(parts) == 1 else f"{name}-{number}"),
             gpus=settings.gpus,
             cpus=cpus,
