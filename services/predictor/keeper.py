@@ -88,15 +88,12 @@ class Keeper:
         if not operations:
             await self._watched(self._store.get(PREFIX))
             return False
-        for key in batch:
-            del self._pending[key]
         try:
             await self._watched(self._store.transact((), operations))
         except ValueError as error:
             self._shrink(batch, error)
-        except BaseException:
-            self._put_back(batch)
-            raise
+        else:
+            self._forget(batch)
         return bool(self._pending)
 
     async def keep_all(self, within_seconds: float) -> None:
@@ -108,16 +105,17 @@ class Keeper:
         except (StoreUnavailable, TimeoutError) as error:
             log.warning("records_not_kept", count=len(self._pending), error=str(error) or "the store took too long")
 
-    def _put_back(self, batch: Mapping[str, bytes]) -> None:
-        self._pending = {**batch, **self._pending}  # what was learnt meanwhile is newer
-
     def _shrink(self, batch: Mapping[str, bytes], error: ValueError) -> None:
         """Write less at once where the store takes less than we thought; what it does not take alone is dropped."""
-        if len(batch) == 1:
+        if len(batch) > 1:
+            self._records_max = len(batch) // 2
+        else:
+            self._forget(batch)
             log.error("record_refused", key=next(iter(batch)), error=str(error))
-            return
-        self._records_max = len(batch) // 2
-        self._put_back(batch)
+
+    def _forget(self, batch: Mapping[str, bytes]) -> None:
+        for key in batch:
+            del self._pending[key]
 
     def _gather(self) -> None:
         for name, kept in self._kept.items():

@@ -85,6 +85,9 @@ BAD = {
     "memory_used_bytes is -5": sample(memory_used_bytes=-5),
     "memory_bandwidth_bytes_per_second is -2": sample(memory_bandwidth_bytes_per_second=-2),
     "cores_used of job 'j1' is nan": sample(attempts=[attempt(cores_used=math.nan)]),
+    "memory_bandwidth_bytes_per_second of job 'j1' is inf": sample(
+        attempts=[attempt(memory_bandwidth_bytes_per_second=math.inf)]
+    ),
     "rate_per_second of job 'j1' is -1": sample(attempts=[attempt(rate_per_second=-1)]),
     "gpu_utilisation_percent of job 'j1' is 300": sample(attempts=[attempt(gpu_utilisation_percent=300)]),
     "'' with number 1 is no attempt": sample(attempts=[attempt("")]),
@@ -203,6 +206,15 @@ async def test_a_policy_that_raises_is_named_once_and_the_stream_goes_on(policy:
     assert logs[1]["failures"] == 3
 
 
+async def test_a_policy_that_still_fails_is_named_again_on_a_nodes_next_stream(policy: Policy) -> None:
+    policy.answer = lambda window: [1 / 0]  # type: ignore[list-item]  # it raises before that matters
+    async with serving() as contention:
+        with capture_logs() as logs:
+            for tick in range(2):
+                await contention.stream(sending("n1", sample(at=NOW + tick)))
+    assert [line["event"] for line in logs] == ["contention_policy_failed"] * 2
+
+
 @pytest.mark.parametrize(
     ("nonsense", "error"),
     [
@@ -234,7 +246,17 @@ async def test_a_nodes_new_stream_ends_its_old_one_which_may_hang_somewhere() ->
         await contention.stream(sending("n1", sample(at=NOW + 1)))
         problem = await refused(old.read())
         assert (problem.code, problem.reason) == (grpc.StatusCode.ABORTED, "STREAM_REPLACED")
-        await contention.stream(sending("n1", sample(at=NOW + 2)))
+
+
+async def test_an_old_stream_that_ends_takes_nothing_from_the_new_one() -> None:
+    async with serving() as contention:
+        old, new = contention.stub().StreamSamples(), contention.stub().StreamSamples()
+        await old.write(sending("n1", sample()))
+        await until_known(contention, "n1")
+        await new.write(sending("n1", sample(at=NOW + 1)))
+        await refused(old.read())
+        contention.servicer.close()
+        assert (await refused(new.read())).reason == "UNAVAILABLE"
 
 
 async def test_closing_contention_ends_its_streams_so_that_agents_look_for_another() -> None:

@@ -11,7 +11,10 @@ from cotenant.store.port import VALUE_BYTES_MAX, Put, Store, StoreUnavailable
 
 
 class Notes:
-    """Keeps texts; one that begins with "!" cannot be read, and one with "!!" is too much for it."""
+    """Keeps texts; one that begins with "!" cannot be read, and one with "!!" is too much for it.
+
+    It also complains of a record that it was never given.
+    """
 
     def __init__(self, **texts: bytes) -> None:
         self.changed = dict(texts)
@@ -25,7 +28,7 @@ class Notes:
         if any(value.startswith(b"!!") for value in records.values()):
             raise RuntimeError("too much")
         self.read |= {key: value for key, value in records.items() if not value.startswith(b"!")}
-        return [key for key, value in records.items() if value.startswith(b"!")]
+        return ["ghost", *(key for key, value in records.items() if value.startswith(b"!"))]
 
 
 async def keeper_of(store: Store, notes: Notes) -> Keeper:
