@@ -80,9 +80,20 @@ def test_the_choice_agrees_with_a_walk_through_the_order(
     selected = walk(jobs, ranked, capacity, run_seconds_min, strict=policy.strict)
     assert choice.starts.tolist() == [row for row in waiting if row in selected]
     assert choice.outranked.tolist() == [row for row in waiting if row not in selected]
-    assert choice.victims.tolist() == [row for row in reversed(ranked) if jobs.running[row] and row not in selected]
+    unwanted = [row for row in reversed(ranked) if jobs.running[row] and row not in selected]
+    first = min(map(ranked.index, choice.starts.tolist()), default=len(ranked))
+    in_the_way = [
+        row
+        for row in reversed(ranked[first:])
+        if jobs.running[row] and row in selected and may_stop(jobs, row, run_seconds_min)
+    ]
+    assert choice.victims.tolist() == [*unwanted, *in_the_way]
     for row, ahead in zip(choice.victims.tolist(), choice.ahead().tolist(), strict=True):
         assert ahead == sum(ranked.index(start) < ranked.index(row) for start in choice.starts.tolist())
+
+
+def may_stop(jobs: Jobs, row: int, run_seconds_min: float) -> bool:
+    return bool(jobs.preemptible[row] and NOW - jobs.running_since[row] >= run_seconds_min)
 
 
 def walk(jobs: Jobs, ranked: list[int], capacity: Capacity, run_seconds_min: float, *, strict: bool) -> set[int]:
@@ -91,11 +102,7 @@ def walk(jobs: Jobs, ranked: list[int], capacity: Capacity, run_seconds_min: flo
     def needs(row: int) -> tuple[int, int, int]:
         return int(jobs.gpu_milli[row]), int(jobs.cores[row]), int(jobs.memory_bytes[row])
 
-    selected = {
-        row
-        for row in ranked
-        if jobs.running[row] and (not jobs.preemptible[row] or NOW - jobs.running_since[row] < run_seconds_min)
-    }
+    selected = {row for row in ranked if jobs.running[row] and not may_stop(jobs, row, run_seconds_min)}
     left = [capacity.gpu_milli, capacity.cores, capacity.memory_bytes]
     left = [max(0, have - sum(needs(row)[kind] for row in selected)) for kind, have in enumerate(left)]
     for row in [row for row in ranked if row not in selected]:
@@ -163,7 +170,7 @@ def scenes(draw: st.DrawFn) -> Scene:
             running.append(holdings)
         leaving += holdings if role == "leaves" else ()
     ahead = draw(st.lists(st.integers(0, len(gangs)), min_size=len(running), max_size=len(running)))
-    victims = [Victim(f"victim{n}", running[n], place) for n, place in enumerate(sorted(ahead, reverse=True))]
+    victims = [Victim(f"victim{n}", running[n], place) for n, place in enumerate(ahead)]
     ledger.open[draw(st.sampled_from([[], [], [0], [1, 2]]))] = False
     return Scene(ledger, gangs, victims, leaving)
 

@@ -24,6 +24,9 @@ NEEDS_AT_ONCE = 256
 HOPELESS = frozenset({Code.NEVER_FITS, Code.NO_NODES})  # nobody's leaving would help
 
 
+IN_THE_WAY_MAX = 1_000  # victims that the count would let run; more make plans slow and large, and help little
+
+
 class BrokenGang(Exception):
     """A policy offered places for a part of a gang, or for more than all of it: a bug in the policy."""
 
@@ -42,7 +45,7 @@ class Capacity:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What the order says: rows that should start, in order, and rows that may have to make room, last first."""
+    """What the order says: rows that should start, in order; rows that may have to make room, the first to go first."""
 
     ranked: Ints
     starts: Ints
@@ -109,8 +112,9 @@ def choose(
     """Say who should run, by counting alone.
 
     Without preemption that is every waiting job, in order, as long as there is room; running jobs stay. With it, the
-    first jobs of the order that fit together into the whole capacity should run; running jobs that are not among
-    them, may be preempted and have run for `run_seconds_min` are victims, the last in the order first.
+    first jobs of the order that fit together into the whole capacity should run. Victims are running jobs that may be
+    preempted and have run for `run_seconds_min`: first those that should not run, the last in the order first; then
+    those that should, but come after one that starts, for a gang may find the room that it was counted in fragments.
     """
     ranked = rank(jobs, order, running_first=policy.running_first)
     waiting = ranked[~jobs.running[ranked]]
@@ -119,8 +123,12 @@ def choose(
         return Choice(ranked, waiting, nobody, nobody)
     protected = jobs.running & (~jobs.preemptible | (now - jobs.running_since < run_seconds_min))
     selected = _fill(jobs, ranked, protected, capacity, strict=policy.strict)
-    victims = ranked[(jobs.running & ~selected)[ranked]][::-1]
-    return Choice(ranked, waiting[selected[waiting]], victims, waiting[~selected[waiting]])
+    starts = waiting[selected[waiting]]
+    after = np.cumsum(np.isin(ranked, starts[:1])) > 0
+    unwanted = ranked[(jobs.running & ~selected)[ranked]][::-1]
+    in_the_way = ranked[after & (jobs.running & selected & ~protected)[ranked]][::-1]
+    victims = np.concatenate([unwanted, in_the_way[:IN_THE_WAY_MAX]])
+    return Choice(ranked, starts, victims, waiting[~selected[waiting]])
 
 
 def _fill(jobs: Jobs, ranked: Ints, protected: np.ndarray, capacity: Capacity, *, strict: bool) -> np.ndarray:
@@ -177,13 +185,13 @@ def place(
     leaving: Sequence[Holding] = (),
     strict: bool = False,
 ) -> Plan:
-    """Find places for gangs in their order; leaves the ledger as it was. Victims are given the last first.
+    """Find places for gangs in their order; leaves the ledger as it was. Victims are given the first to go first.
 
     1. What is `leaving` anyway counts as free.
     2. Each gang gets its places or a refusal. A refusal ends nothing, unless the queue is strict. Gangs of one shape
        are refused for the same reason, once.
-    3. Where free room does not do, as few victims as suffice make room, the least deserving first. Those whose room
-       is not used after all keep it, and none makes room for a gang that it outranks.
+    3. Where free room does not do, as few victims as suffice make room, the first to go first. Those whose room is
+       not used after all keep it, and none makes room for a gang that it outranks.
     4. A start whose room is not free yet `needs_room`: the stops come first.
     """
     with ledger.undone():
@@ -228,15 +236,18 @@ class _Floor:
         self._victims = list(reversed(victims))
         self._merit = {victim.job_id: number for number, victim in enumerate(self._victims)}
         self._gone: list[Victim] = []
+        self._next_turn = min(map(_turn_of, self._victims), default=math.inf)
 
     def turn(self, number: float) -> None:
         """Let those have their turn that come before the gang of this number: they stay, or return to free room."""
-        while self._victims and _turn_of(self._victims[0]) <= number:
-            del self._victims[0]
-        if self._gone:
-            due = [victim for victim in self._gone if _turn_of(victim) <= number]
-            back = {victim.job_id for victim in due if _hold_all(self._ledger, victim.holdings)}
-            self._gone = [victim for victim in self._gone if victim.job_id not in back]
+        if number < self._next_turn:
+            return
+        self._victims = [victim for victim in self._victims if _turn_of(victim) > number]
+        due = [victim for victim in self._gone if _turn_of(victim) <= number]
+        back = {victim.job_id for victim in due if _hold_all(self._ledger, victim.holdings)}
+        self._gone = [victim for victim in self._gone if victim.job_id not in back]
+        turns = [_turn_of(victim) for victim in [*self._victims, *self._gone]]
+        self._next_turn = min((turn for turn in turns if turn > number), default=math.inf)
 
     def stops(self) -> list[str]:
         """Name those who had to go, once all have had their turn."""
@@ -253,7 +264,7 @@ class _Floor:
         enough = len(self._victims)
         offer = self._try_without(gang, enough)
         if isinstance(offer, Refusal):
-            counted = f"{offer.detail}, the room of {plural(enough, 'job')} that would give way counted in"
+            counted = f"{offer.detail}; the room of {plural(enough, 'job')} that it outranks is counted as free"
             return replace(offer, detail=counted)
         too_few = 0
         while enough - too_few > 1:

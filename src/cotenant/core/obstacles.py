@@ -116,12 +116,8 @@ def _fragmented(gang: Gang, ledger: Ledger, *, one_node: bool) -> Refusal:
     }
     each = f"{plural(part.replicas, 'replica')} of {in_words(part.demand)}"
     together = {1: "", 2: " beside its other role"}.get(len(gang.parts), " beside its other roles")
-    found = f"the best has room for {numbers['best_node_replicas']}"
     if one_node:
-        told = (
-            f"needs {each} on one server{together}; {found}, "
-            f"{plural(numbers['nodes_with_room'], 'server')} together for {_or_more(room, part)}"
-        )
+        told = f"needs {each} on one server{together}; {_best_server(room, part)}"
         remedy = "jobs on one server finish, or the job is content with several servers"
     else:
         told = f"needs {each}{together}; what is free lies in fragments with room for {_or_more(room, part)}"
@@ -134,6 +130,13 @@ def _fragmented(gang: Gang, ledger: Ledger, *, one_node: bool) -> Refusal:
 
 
 _NOUNS = {"cores": "cores", "memory_bytes": "memory"}
+
+
+def _best_server(room: NDArray[np.int64], part: Part) -> str:
+    able = int((room > 0).sum())
+    if able < 2:
+        return f"the best has room for {int(room.max(initial=0))}"
+    return f"the best has room for {int(room.max())}, {able} servers together for {_or_more(room, part)}"
 
 
 def _or_more(room: NDArray[np.int64], part: Part) -> str:

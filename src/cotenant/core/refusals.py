@@ -100,7 +100,7 @@ def outranked(rank: int, ahead: int) -> Refusal:
     """The policy gave what there is to jobs that come first in its order."""
     return Refusal(
         Code.OUTRANKED,
-        f"is number {rank} in the order; the {plural(ahead, 'job')} before it take all that it could use",
+        f"is number {rank} in the order; those before it leave too little of the cluster",
         "jobs before it finish, or fall in the order",
         {"rank": rank, "ahead": ahead},
     )
