@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import operator
+
 import grpc
 import pytest
 from google.rpc import error_details_pb2
@@ -62,11 +64,10 @@ def test_details_are_those_that_other_clients_know() -> None:
     assert (retry.retry_delay.seconds, retry.retry_delay.nanos) == (2, 500_000_000)
 
 
-@given(
-    st.integers(0, 2000),
-    st.text(min_size=1, max_size=3000),
-    st.dictionaries(st.sampled_from("abcd"), st.text(max_size=5000)),
-)
+long = st.builds(operator.mul, st.sampled_from(["x", "π", "𝄞"]), st.integers(0, 3000))
+
+
+@given(st.integers(0, 2000), long, st.dictionaries(st.text(max_size=300), long, max_size=20))
 def test_whatever_is_told_fits_into_the_trailers(count: int, text: str, metadata: dict[str, str]) -> None:
     violations = [Violation(f"spec.roles[{index}].replicas", text) for index in range(count)]
     problem = Problem(grpc.StatusCode.INVALID_ARGUMENT, "X", text * 3, metadata=metadata, violations=violations)

@@ -63,7 +63,7 @@ async def test_nobody_is_served_without_the_token(mesh: Mesh, token: str, reason
 async def test_another_scheme_is_no_token(mesh: Mesh) -> None:
     await mesh.serve()
     stub = jobs_grpc.JobServiceStub(grpc.aio.insecure_channel(mesh.address))
-    call = stub.GetJob(jobs_pb.GetJobRequest(), metadata=(("authorization", f"Basic {TOKEN}"),))
+    call = stub.GetJob(jobs_pb.GetJobRequest(), metadata=(("authorization", f"Digest {TOKEN}"),))
     assert (await problem_of(call)).reason == "TOKEN_WRONG"
 
 

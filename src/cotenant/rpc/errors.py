@@ -35,8 +35,8 @@ __all__ = [
 
 DOMAIN = "cotenant"
 DETAILS_KEY = "grpc-status-details-bin"  # fixed by gRPC
-MESSAGE_BYTES_MAX = 1024
-DETAILS_BYTES_MAX = 4096  # clients refuse trailers beyond 8 KiB in all, and details travel there in base 64
+MESSAGE_BYTES_MAX = 768  # clients refuse trailers beyond 8 KiB in all, and a message travels there in percent code
+STATUS_BYTES_MAX = 3584  # and the status, which holds the message once more, in base 64
 RETRY_AFTER_SECONDS_DEFAULT = 1.0
 
 
@@ -162,7 +162,7 @@ def to_status(problem: Problem) -> Any:
         retry.retry_delay.FromNanoseconds(round(problem.retry_after_seconds * 1e9))
         status.details.add().Pack(retry)
     if problem.violations:
-        room = DETAILS_BYTES_MAX - status.ByteSize()
+        room = STATUS_BYTES_MAX - status.ByteSize()
         status.details.add().Pack(_bad_request(problem.violations, room))
     return status
 
@@ -183,7 +183,7 @@ def _bad_request(violations: Sequence[Violation], room_bytes: int) -> Any:
     bad = error_details_pb2.BadRequest()
     for index, violation in enumerate(violations):
         bad.field_violations.add(field=violation.field, description=_clipped(violation.description))
-        if bad.ByteSize() > room_bytes - 100:  # leaves room for the line below
+        if bad.ByteSize() > room_bytes - 150:  # leaves room for the line below
             del bad.field_violations[-1]
             bad.field_violations.add(field="", description=f"and {len(violations) - index} more")
             break
@@ -191,7 +191,15 @@ def _bad_request(violations: Sequence[Violation], room_bytes: int) -> Any:
 
 
 def _fitting(metadata: Mapping[str, str]) -> dict[str, str]:
-    return {key: _clipped(value, MESSAGE_BYTES_MAX // 4) for key, value in metadata.items()}
+    """Keep the first entries, each clipped, as far as there is room."""
+    kept, room_bytes = {}, MESSAGE_BYTES_MAX
+    for key, value in metadata.items():
+        short = _clipped(value, MESSAGE_BYTES_MAX // 4)
+        room_bytes -= len(key.encode()) + len(short.encode())
+        if room_bytes < 0:
+            break
+        kept[key] = short
+    return kept
 
 
 def _clipped(text: str, bytes_max: int = MESSAGE_BYTES_MAX) -> str:

@@ -128,7 +128,7 @@ def _close(provider: TracerProvider | MeterProvider, exporter: OTLPSpanExporter 
 
 def _context(parent: str) -> Context | None:
     """Read a traceparent; "" means whatever is active, and one that cannot be read begins a new trace."""
-    return _W3C.extract({"traceparent": parent}, Context()) if parent else None
+    return _W3C.extract({"traceparent": parent}) if parent else None
 
 
 def _trace_parent(span: trace.Span) -> str:
