@@ -220,6 +220,13 @@ def test_where_any_number_of_nodes_may_join_only_single_replicas_can_be_too_larg
     assert "'worker' needs 3 GPUs; the largest node has 2 GPUs, 8 cores" in refusal.detail
 
 
+def test_a_node_that_could_join_helps_only_where_nodes_may_join() -> None:
+    small, absent = NodeShape(2, 8), NodeShape(8, 24, count=0)
+    large = JobSpec(roles=(Role(request=Request(gpu_milli=8000)),))
+    assert never_fits(large, [small, absent], elastic=True) is None
+    assert never_fits(large, [small, absent], elastic=False) is not None
+
+
 def test_nothing_is_judged_before_a_node_is_known() -> None:
     assert never_fits(JobSpec(roles=(Role(request=Request(gpu_milli=64_000)),)), [], elastic=False) is None
 

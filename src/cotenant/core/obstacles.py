@@ -169,6 +169,7 @@ def never_fits(spec: JobSpec, shapes: Sequence[NodeShape], *, elastic: bool) -> 
 
     `elastic`: any number of nodes of these shapes could join, so only what must be on one node can be too large.
     """
+    shapes = [shape for shape in shapes if elastic or shape.count]
     if not shapes:
         return None
     lacking = list(_roles_too_large(spec, shapes, elastic=elastic))
