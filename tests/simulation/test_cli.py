@@ -8,24 +8,31 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from io import StringIO
 from pathlib import Path
 
 import numpy as np
 import pytest
-import typer
-from typer.testing import CliRunner, Result
 
 from cotenant import plugins
-from cotenant.cli.simulate import register
+from cotenant.cli.main import run
 from cotenant.core.policy import Order
 from cotenant.core.table import Jobs
 
-app = typer.Typer()
-register(app)
+
+@dataclass(frozen=True)
+class Told:
+    exit_code: int
+    stdout: str
+    stderr: str
 
 
-def simulate(*arguments: str) -> Result:
-    return CliRunner().invoke(app, list(arguments))
+def simulate(*arguments: str) -> Told:
+    with redirect_stdout(StringIO()) as stdout, redirect_stderr(StringIO()) as stderr:
+        code = run(["simulate", *arguments])
+    return Told(code, stdout.getvalue(), stderr.getvalue())
 
 
 SAMPLE = ("--trace", "sample", "--cluster", "2x8")
@@ -43,7 +50,7 @@ def test_a_table_is_printed_for_people() -> None:
     result = simulate("--trace", "sample", "--cluster", "1x8")
     assert result.exit_code == 0
     assert "258 of 260" in result.stdout
-    assert "2 unschedulable: 16 replicas" in result.stdout
+    assert "2 jobs: 16 replicas" in result.stdout
 
 
 def test_options_reach_their_policies() -> None:

@@ -125,6 +125,47 @@ def test_who_waits_behind_the_head_of_a_strict_queue_waits_for_capacity() -> Non
     assert backfill.outcomes[5].waits_seconds == (0.0, 0.0, 9.0)
 
 
+def test_a_gang_that_was_fragmented_waits_for_capacity_once_others_took_what_was_free() -> None:
+    # c wants 2 GPUs on one server: one is free on each from 10 to 15, one in all until 40, two together from 41.
+    jobs = trace((0, 10, 1), (0, 41, 1), (0, 10, 1), (0, 40, 1), (1, 5, 2), (15, 30, 1))
+    result = simulate(jobs, "2x2", placement="consolidate", options=BACKFILL)
+    assert result.outcomes[4].waits_seconds == (0.0, 5.0, 34.0)
+
+
+def test_a_job_that_is_outranked_waits_for_capacity_whatever_it_waited_for_before() -> None:
+    # e, the longest, finds one GPU on each server from 10 on; from 15 on two shorter jobs have them.
+    jobs = trace((0, 40, 1), (0, 10, 1), (0.5, 40, 1), (0.5, 9.5, 1), (1, 90, 2), (15, 20, 1), (15, 20, 1))
+    result = simulate(jobs, "2x2", queue=Shortest(), placement="consolidate")
+    assert result.outcomes[4].waits_seconds == (0.0, 10.0, 29.0)
+    assert result.outcomes[4].finished_seconds == 130.0
+
+
+class Picky:
+    """Wants gangs of three on the first node; others go to the first node that has room."""
+
+    name, api_version = "picky", 1
+
+    def place(self, gang: Gang, ledger: Ledger, rng: np.random.Generator) -> Offer | Refusal:
+        replicas = gang.parts[0].replicas
+        room = ledger.room(gang.parts[0].demand)
+        for node in range(1 if replicas == 3 else len(room)):
+            if room[node] >= replicas:
+                return (Share(node, 0, replicas),)
+        return Refusal(Code.FRAGMENTED, "not there", "something leaves it")
+
+
+def test_nobody_is_stopped_for_a_job_that_comes_later_in_the_order() -> None:
+    # At 1 s the order is a, c, b, d: c should have b's room, but wants the first node, where a stays; d comes after b.
+    jobs = trace((0, 10, 4), (0, 30, 4), (1, 20, 3), (1, 50, 1))
+    result = simulate(jobs, "2x4", queue=Shortest(), placement=Picky())
+    assert result.preemptions == 0
+    assert finishes(result) == {"a": 10.0, "b": 30.0, "c": 30.0, "d": 60.0}
+
+
+def test_a_trace_that_tells_no_cores_asks_for_none() -> None:
+    assert simulate("sample", "2x8").cpu_utilisation == 0.0
+
+
 def test_the_same_arguments_give_the_same_json() -> None:
     def told(**arguments: Any) -> str:
         result = simulate("sample", "2x8", queue="las", predictor="noisy-oracle", **arguments).as_json()
@@ -167,18 +208,21 @@ def test_a_simulation_that_is_stopped_tells_what_had_happened_by_then() -> None:
 
     def watch(simulation: Simulation) -> bool:
         seen.append(simulation.now)
-        return False
+        return any(life.finished_seconds == simulation.now for life in simulation.lives)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("cotenant.simulator.run.WATCH_SECONDS", 0.0)
         result = simulate("sample", "2x8", watch=watch)
     assert not result.complete
-    assert [result.simulated_seconds] == seen
+    assert result.simulated_seconds == seen[-1] > (result.makespan_seconds or 0)
     assert 0 < result.finished < result.jobs < 260
-    assert 0 < (result.gpu_utilisation or 0) <= 1
+    held = sum(one.run_seconds * one.gpu_milli / 1000 for one in result.outcomes)
+    assert result.gpu_utilisation == pytest.approx(held / (16 * seen[-1]))
     assert not result.unschedulable
     running = [one for one in result.outcomes if one.finished_seconds is None]
-    assert all(one.run_seconds + one.queue_seconds == pytest.approx(seen[0] - one.submitted_seconds) for one in running)
+    assert all(
+        one.run_seconds + one.queue_seconds == pytest.approx(seen[-1] - one.submitted_seconds) for one in running
+    )
 
 
 class Shortest:
@@ -211,7 +255,8 @@ def test_a_noisy_oracle_without_noise_is_an_oracle() -> None:
     assert finishes(simulate("sample", "2x8", queue=Shortest(), predictor="noisy-oracle", options=told)) == finishes(
         exact
     )
-    noisy = simulate("sample", "2x8", queue=Shortest(), predictor="noisy-oracle")
+    noise = {"predictor": {"predictable": "1", "spread": "0.5"}}
+    noisy = simulate("sample", "2x8", queue=Shortest(), predictor="noisy-oracle", options=noise)
     assert finishes(noisy) != finishes(exact)
 
 

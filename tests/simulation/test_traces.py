@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gzip
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -37,6 +39,17 @@ def test_tiresias(file: Path) -> None:
     assert load(file).jobs == (TraceJob("0", 0.0, 14580.0, workers(2), model="resnet50"),)
 
 
+@pytest.fixture
+def autumn_in_new_york(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Live where the clock is set back at 2 o'clock on 2017-11-05."""
+    with monkeypatch.context() as patch:
+        patch.setenv("TZ", "America/New_York")
+        time.tzset()
+        yield
+    time.tzset()
+
+
+@pytest.mark.usefixtures("autumn_in_new_york")
 def test_philly_times_are_utc_and_jobs_are_called_by_their_line(file: Path) -> None:
     file.write_text(
         PHILLY

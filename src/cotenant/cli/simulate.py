@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from cotenant.cli.outcome import CommandError, ExitCode, note, usage
+from cotenant.cli.render import print_card
 from cotenant.cli.units import short_seconds
 
 if TYPE_CHECKING:  # numpy and the core load only when something is simulated
@@ -21,7 +23,6 @@ if TYPE_CHECKING:  # numpy and the core load only when something is simulated
     from cotenant.simulator import Result
     from cotenant.simulator.engine import Simulation
 
-FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
 SKIPPED_SHOWN_MAX = 10
 QUIET_SECONDS = 0.5  # simulations shorter than this show no progress
 
@@ -47,7 +48,9 @@ def simulate(
     contention: Annotated[str, typer.Option(metavar="NAME", help="Contention policy; only none yet.")] = "none",
     option: Annotated[
         list[str] | None,
-        typer.Option(metavar="GROUP.KEY=VALUE", help="Of queue, placement, allocator, predictor or simulator; again."),
+        typer.Option(
+            metavar="GROUP.KEY=VALUE", help="Of queue, placement, allocator, predictor or simulator; repeatable."
+        ),
     ] = None,
     seed: Annotated[int, typer.Option(metavar="N", min=0, help="Seed of what chance the policies use.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object; `about` in it explains it.")] = False,
@@ -60,9 +63,10 @@ def simulate(
     The policies and the scheduling cycle are those of the live mesh; only the clock is simulated.
 
     \b
-    cotenant simulate --trace sample --cluster 2x8
-    cotenant simulate --trace jobs.csv.gz --cluster 6x8 --queue las --json
-    cotenant simulate --trace sample --cluster 2x8 --option queue.mode=backfill
+    Examples:
+      cotenant simulate --trace sample --cluster 2x8
+      cotenant simulate --trace jobs.csv.gz --cluster 6x8 --queue las --json
+      cotenant simulate --trace sample --cluster 2x8 --option queue.mode=backfill
     """
     from cotenant import simulator
     from cotenant.core.options import BadOption
@@ -85,12 +89,16 @@ def simulate(
                 watch=progress.watch,
             )
     except (simulator.BadTrace, simulator.BadCluster, UnknownPolicy, BadOption) as error:
-        _fail(error, BAD_INPUT)
+        raise usage(str(error)) from error
     except simulator.PolicyFailed as error:
-        _fail(error, FAILED)
-    _show(result, as_json=as_json)
+        raise CommandError(str(error)) from error
+    _tell(result)
+    if as_json:
+        print(json.dumps(result.as_json(), indent=2, ensure_ascii=False, allow_nan=False))
+    else:
+        print_card(_card(result))
     if not result.complete:
-        raise typer.Exit(INTERRUPTED)
+        raise typer.Exit(ExitCode.INTERRUPTED)
 
 
 def register(app: typer.Typer) -> None:
@@ -118,11 +126,6 @@ def parse_options(texts: Sequence[str]) -> dict[str, dict[str, str]]:
             raise BadOption([Violation(text, "must be written group.key=value")], {"queue.mode": "strict"})
         options.setdefault(group, {})[key] = value
     return options
-
-
-def _fail(error: Exception, code: int) -> None:
-    typer.echo(f"cotenant simulate: {error}", err=True)
-    raise typer.Exit(code) from error
 
 
 class _Stop:
@@ -183,67 +186,49 @@ class _Progress:
         self._bar.update(self._bar.task_ids[0], completed=simulation.finished)
 
 
-def _show(result: Result, *, as_json: bool) -> None:
-    for note in result.notes:
-        typer.echo(f"note: {note}", err=True)
+def _tell(result: Result) -> None:
+    """Say on stderr what a user should know beside the figures."""
+    for told in result.notes:
+        note(f"note: {told}")
     for row in result.skipped_rows[:SKIPPED_SHOWN_MAX]:
-        typer.echo(f"skipped: {row}", err=True)
+        note(f"skipped: {row}")
     if more := result.skipped_rows[SKIPPED_SHOWN_MAX:]:
-        typer.echo(f"skipped: {len(more)} more rows, which --json lists", err=True)
+        note(f"skipped: {len(more)} more rows, which --json lists")
     if not result.complete:
-        typer.echo(
+        note(
             f"stopped after {short_seconds(result.simulated_seconds)} of simulated time: "
-            f"{result.finished} of {result.jobs} jobs submitted by then had finished",
-            err=True,
+            f"{result.finished} of {result.jobs} jobs submitted by then had finished"
         )
-    if as_json:
-        typer.echo(json.dumps(result.as_json(), indent=2, allow_nan=False))
-    else:
-        _print_table(result)
 
 
-def _print_table(result: Result) -> None:
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    policies = result.policies
-    deciding = ", ".join(policies[group] for group in ("queue", "placement", "allocator", "predictor"))
-    table = Table(title=f"{result.trace} on {result.cluster}: {deciding}", title_justify="left", show_header=False)
-    table.add_column()
-    table.add_column(justify="right")
-    for name, value in _rows(result):
-        table.add_row(name, value)
-    console = Console()
-    console.print(table)
-    for reason, count in Counter(refusal.detail for _, refusal in result.unschedulable).items():
-        console.print(Text(f"{count:,} unschedulable: {reason}"))
-
-
-def _rows(result: Result) -> Iterator[tuple[str, str]]:
+def _card(result: Result) -> Iterator[tuple[str, str]]:
+    yield "trace", f"{result.trace} ({result.format})"
+    yield "cluster", result.cluster
+    yield "policies", ", ".join(result.policies[group] for group in ("queue", "placement", "allocator", "predictor"))
     yield "jobs finished", f"{result.finished:,} of {result.jobs:,}"
-    for name, seconds in (
-        ("average JCT", result.avg_jct_seconds),
-        ("median JCT", result.median_jct_seconds),
-        ("95 % JCT", result.p95_jct_seconds),
-        ("99 % JCT", result.p99_jct_seconds),
-        ("makespan", result.makespan_seconds),
-        ("average time in the queue", result.avg_queue_seconds),
-    ):
-        yield name, _seconds(seconds)
+    yield "average JCT", _seconds(result.avg_jct_seconds)
+    yield "median JCT", _seconds(result.median_jct_seconds)
+    yield "95 % JCT", _seconds(result.p95_jct_seconds)
+    yield "99 % JCT", _seconds(result.p99_jct_seconds)
+    yield "makespan", _seconds(result.makespan_seconds)
+    yield "average queueing", _seconds(result.avg_queue_seconds)
     yield "preemptions", f"{result.preemptions:,}"
     yield "GPU time held", _percent(result.gpu_utilisation)
     yield "core time held", _percent(result.cpu_utilisation)
-    for kind, jobs in result.waits.items():
-        if result.waits_seconds[kind]:
-            told = f"{jobs:,} jobs, {short_seconds(result.waits_seconds[kind])}"
-            yield f"waited most for {kind.replace('_', ' ')}", told
+    for kind, seconds in result.waits_seconds.items():
+        if seconds:
+            yield (
+                f"waits for {kind.replace('_', ' ')}",
+                f"{short_seconds(seconds)}, most of all for {result.waits[kind]:,} jobs",
+            )
+    for reason, count in Counter(refusal.detail for _, refusal in result.unschedulable).items():
+        yield "unschedulable", f"{count:,} jobs: {reason}"
     yield "simulated in", f"{result.wall_seconds:.2f} s"
 
 
 def _seconds(seconds: float | None) -> str:
-    return "–" if seconds is None else f"{seconds:,.1f} s ({short_seconds(seconds)})"
+    return "" if seconds is None else f"{seconds:,.1f} s ({short_seconds(seconds)})"
 
 
 def _percent(share: float | None) -> str:
-    return "–" if share is None else f"{share:.1%}"
+    return "" if share is None else f"{share:.1%}"
