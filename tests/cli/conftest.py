@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,8 @@ from tests.cli.standin import TOKEN, Standin
 
 from cotenant.cli import main
 from cotenant.core.jobs import JobSpec, Request, Role
+
+COTENANT = [sys.executable, "-c", "from cotenant.cli.main import main; main()"]
 
 
 @dataclass(frozen=True)

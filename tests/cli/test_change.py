@@ -26,6 +26,18 @@ def test_nothing_is_cancelled_while_one_of_them_is_not_clear(shell: Shell, stand
     assert shell("show", "--json", job).json["phase"] == "queued"
 
 
+def test_what_can_be_done_is_done_and_printed_when_another_job_is_refused(
+    shell: Shell, standin: Standin, job: str, spec: JobSpec
+) -> None:
+    ended_jobs = [standin.call(standin.jobs.add, spec).id for _ in range(2)]
+    for one in ended_jobs:
+        shell("cancel", one)
+    ended = shell("suspend", ended_jobs[0], job, ended_jobs[1])
+    assert (ended.code, ended.out) == (ExitCode.FAILED, f"{job} suspended\n")
+    assert "2 jobs were left as they are" in ended.err
+    assert f"{ended_jobs[0]}: JOB_ENDED" in ended.err
+
+
 def test_a_job_is_suspended_and_resumed(shell: Shell, job: str) -> None:
     assert shell("suspend", job).out == f"{job} suspended\n"
     assert shell("resume", job).out.startswith(f"{job} queued")

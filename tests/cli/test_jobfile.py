@@ -14,6 +14,7 @@ from cotenant.cli.outcome import CommandError, ExitCode
 from cotenant.cli.submit import example_text
 from cotenant.core.jobs import JobKind, JobSpec, Locality, Qos, Request, Role
 from cotenant.core.validate import check_spec
+from cotenant.rpc.translate import spec_to_wire
 
 NOW = 1_800_000_000.0
 
@@ -127,6 +128,13 @@ def test_a_name_from_elsewhere_is_answered_with_ours() -> None:
     assert mistakes("environment: {}\ncommand: [a]")[0].endswith("no field 'environment'; did you mean env?")
 
 
+def test_what_no_message_can_carry_is_told() -> None:
+    assert mistakes('command: [a, "\\ud800"]') == [
+        "job.yaml:1:14: command[1]: has a character that cannot be written in UTF-8"
+    ]
+    assert mistakes('command: "\\udc00"')[0].endswith("cannot be written in UTF-8")
+
+
 def test_documents_are_several_jobs_and_empty_ones_none() -> None:
     text = "---\nname: a\ncommand: [a]\n---\n---\nname: b\ncommand: [b]\n...\n"
     assert [draft.spec.name for draft in read_jobs(text, "job.yaml", NOW)] == ["a", "b"]
@@ -182,9 +190,9 @@ def test_the_example_shows_every_field_and_is_taken() -> None:
 
 
 def taken_or_told(text: str) -> bool:
-    """Whether reading ends in jobs, or in mistakes that are told."""
+    """Whether reading ends in jobs that can be sent, or in mistakes that are told."""
     try:
-        return bool(read_jobs(text, "job.yaml", NOW))
+        return all(spec_to_wire(draft.spec).ByteSize() for draft in read_jobs(text, "job.yaml", NOW))
     except BadJobs as error:
         return bool(error.details)
 

@@ -2,11 +2,10 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from dataclasses import replace
 
 import pytest
-from tests.cli.conftest import Shell
+from tests.cli.conftest import COTENANT, Shell
 from tests.cli.standin import CREATED, Standin
 
 from cotenant.cli.jobfile import read_jobs
@@ -113,8 +112,9 @@ def test_a_phase_that_is_none_is_bad_usage(shell: Shell) -> None:
 
 
 def test_watching_prints_each_change_on_a_line(standin: Standin, jobs: list[str]) -> None:
-    command = [sys.executable, "-c", "from cotenant.cli.main import main; main()", "jobs", "--watch", "--json"]
-    watching = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    watching = subprocess.Popen(
+        [*COTENANT, "jobs", "--watch", "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
     assert watching.stdout is not None
     first = [json.loads(watching.stdout.readline())["name"] for _ in range(2)]
     standin.call(standin.jobs.move, jobs[0], Phase.CANCELLED)

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import io
+import shlex
+import subprocess
 from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from tests.cli.conftest import Shell
+from tests.cli.conftest import COTENANT, Shell
 from tests.cli.standin import Standin
 
 from cotenant.cli.follow import Output
@@ -75,6 +77,15 @@ def test_a_cut_line_is_taken_up_where_it_was_cut(
     ended = shell("logs", "--attempt", "1", "-f", job)
     assert (ended.code, ended.out) == (ExitCode.DONE, "one\ntwo\nü\n")
     assert "trying again" in ended.err
+
+
+def test_a_reader_that_goes_away_ends_the_following(standin: Standin, job: str) -> None:
+    script = f"{shlex.join([*COTENANT, 'logs', '-f', job])} | head -n 1"
+    following = subprocess.Popen(["bash", "-o", "pipefail", "-c", script], stdout=subprocess.PIPE, text=True)
+    assert following.stdout is not None
+    assert following.stdout.readline() == "one\n"
+    standin.call(standin.jobs.say, job, b"more\n")
+    assert following.wait(timeout=20) == ExitCode.DONE
 
 
 def test_a_long_line_of_a_gang_is_not_kept_for_ever() -> None:

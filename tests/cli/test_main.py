@@ -1,12 +1,13 @@
 from __future__ import annotations
 
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import grpc
 import pytest
-from tests.cli.conftest import Shell
+from tests.cli.conftest import COTENANT, Shell
 
 from cotenant.cli import main
 from cotenant.cli.lazy import Entry, load
@@ -153,8 +154,21 @@ def test_every_violation_stands_on_its_own_line() -> None:
     assert error.details == ("spec.name: is too long", "spec.roles[0].replicas: must be positive")
 
 
+def test_an_argument_that_is_no_text_is_bad_usage() -> None:
+    ended = subprocess.run([*COTENANT, "show", b"\xff"], capture_output=True, text=True, check=False)
+    assert ended.returncode == ExitCode.USAGE
+    assert "argument 2 is no UTF-8 text" in ended.stderr
+
+
+def test_a_terminal_without_a_character_is_no_reason_to_fail() -> None:
+    env = {"PYTHONIOENCODING": "ascii", "PATH": ""}
+    ended = subprocess.run([*COTENANT, "submit", "nö"], capture_output=True, text=True, check=False, env=env)
+    assert ended.returncode == ExitCode.USAGE
+    assert "cannot read n" in ended.stderr
+
+
 def test_a_reader_that_goes_away_is_no_error() -> None:
-    script = f"{sys.executable} -c 'from cotenant.cli.main import main; main()' submit --example | head -n 1"
+    script = f"{shlex.join(COTENANT)} submit --example | head -n 1"
     ended = subprocess.run(["bash", "-o", "pipefail", "-c", script], capture_output=True, text=True, check=False)
     assert (ended.returncode, ended.stderr) == (ExitCode.DONE, "")
     assert ended.stdout.startswith("# A job file")

@@ -107,7 +107,7 @@ def test_policies_of_all_services_are_merged(shell: Shell, standin: Standin) -> 
     ended = shell("policies")
     assert ended.code == ExitCode.DONE
     head, first, second = ended.out.splitlines()
-    assert head.split()[:6] == ["GROUP", "NAME", "PACKAGE", "VERSION", "HEALTHY", "ACTIVE"]
+    assert head.split()[:6] == ["GROUP", "NAME", "PACKAGE", "VERSION", "OK", "ACTIVE"]
     assert first.split()[:5] == ["predictors", "broken", "mine", "2", "no"]
     assert first.endswith("no module named x")
     assert second.split()[:6] == ["queue_policies", "las", "cotenant", "0.1.0", "yes", "*"]

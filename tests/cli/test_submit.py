@@ -8,14 +8,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.cli.conftest import Shell
+from tests.cli.conftest import COTENANT, Shell
 from tests.cli.standin import Standin
 
 from cotenant.cli.outcome import ExitCode
 from cotenant.rpc.translate import spec_from_wire
 from cotenant.v1.job_pb2 import JOB_PHASE_QUEUED
 
-COTENANT = [sys.executable, "-c", "from cotenant.cli.main import main; main()"]
 HELLO = (sys.executable, "-c", "print('hello'); print('world')")
 
 

@@ -6,6 +6,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Annotated, Any
 
+import grpc.aio
 import typer
 from google.protobuf.field_mask_pb2 import FieldMask
 
@@ -13,10 +14,11 @@ from cotenant.cli import options, units, views
 from cotenant.cli.flags import Flags
 from cotenant.cli.follow import standing
 from cotenant.cli.jobs import split_labels
-from cotenant.cli.mesh import Mesh, reach
+from cotenant.cli.mesh import Mesh, away, reach, told
 from cotenant.cli.names import find_jobs
-from cotenant.cli.outcome import usage
+from cotenant.cli.outcome import CommandError, usage
 from cotenant.core.validate import PRIORITY_MAX, RETRIES_MAX
+from cotenant.rpc.errors import from_error
 from cotenant.v1.job_pb2 import Job, JobSpec
 from cotenant.v1.job_service_pb2 import CancelJobRequest, ResumeJobRequest, SuspendJobRequest, UpdateJobRequest
 
@@ -129,16 +131,39 @@ def _relabelled(job: Job, pairs: Sequence[str]) -> dict[str, str]:
 
 
 def _change(context: typer.Context, texts: Sequence[str], as_json: bool, act: Act) -> None:
-    """Do something to each of the jobs, once it is clear which ones are meant; print how they stand then."""
+    """Do something to each of the jobs, once it is clear which ones are meant; print how they stand then.
 
-    async def work(mesh: Mesh) -> list[Job]:
-        meant = await find_jobs(mesh, texts)
-        return [(await act(mesh, job)).job for job in meant]
+    Raises:
+        CommandError: the mesh refused for some of them; the others are done and printed all the same.
+    """
+    changed: list[Job] = []
+    refusals: list[tuple[str, CommandError]] = []
 
-    changed = reach(Flags.of(context), work)
+    async def work(mesh: Mesh) -> None:
+        for job in await find_jobs(mesh, texts):
+            try:
+                changed.append((await act(mesh, job)).job)
+            except grpc.aio.AioRpcError as error:
+                if away(error.code()):
+                    raise
+                refusals.append((job.id, told(from_error(error))))
+
+    try:
+        reach(Flags.of(context), work)
+    finally:
+        _print(changed, as_json)
+    if len(refusals) == 1:
+        raise refusals[0][1]
+    if refusals:
+        lines = [f"{job_id}: {refusal.message}" for job_id, refusal in refusals]
+        worst = max(refusal.code for _, refusal in refusals)
+        raise CommandError(f"{len(refusals)} jobs were left as they are", details=lines, code=worst)
+
+
+def _print(jobs: Sequence[Job], as_json: bool) -> None:
     if as_json:
         now = time.time()
-        views.print_json([views.job_view(job, now) for job in changed])
+        views.print_json([views.job_view(job, now) for job in jobs])
         return
-    for job in changed:
+    for job in jobs:
         print(f"{job.id} {standing(job)}")

@@ -69,8 +69,9 @@ def explained_view(told: ExplainJobResponse, now: float) -> views.View:
 
 def _card(told: ExplainJobResponse) -> Iterator[tuple[str, str]]:
     refusal = told.job.refusal
-    if told.job.HasField("refusal"):
+    if told.job.HasField("refusal") and refusal.detail not in told.summary:
         yield "reason", f"{refusal.code}: {refusal.detail}"
+    if told.job.HasField("refusal") and refusal.remedy not in told.summary:
         yield "remedy", refusal.remedy
     if told.position:
         policy = f", level {told.level}, score {told.score:g} by {told.queue_policy}" if told.queue_policy else ""

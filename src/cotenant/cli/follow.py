@@ -167,7 +167,7 @@ async def ended(mesh: Mesh, job_ids: list[str], on_change: Callable[[Job], None]
 
 
 class Teller:
-    """Tells each new phase of jobs once, on stderr."""
+    """Tells each new phase of jobs once, on stderr; a bad end is left to the error that tells of it."""
 
     def __init__(self) -> None:
         self._told: dict[str, str] = {}
@@ -175,6 +175,8 @@ class Teller:
     def __call__(self, job: Job) -> None:
         """Tell how a job stands, where that is new."""
         words = standing(job)
+        if phase_of(job) in (Phase.FAILED, Phase.CANCELLED):
+            return
         if self._told.get(job.id) != words:
             self._told[job.id] = words
             note(f"{job.id} {words}")

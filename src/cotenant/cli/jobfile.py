@@ -23,7 +23,7 @@ from typing import Any
 
 from cotenant.cli import units
 from cotenant.cli.located import Fault, Fields, Items, Node, Place, Text, compose, kind_of, overlay
-from cotenant.cli.outcome import CommandError, ExitCode, usage
+from cotenant.cli.outcome import CommandError, ExitCode, is_text, usage
 from cotenant.core.jobs import JobKind, JobSpec, Locality, Qos, Request, Role
 from cotenant.core.options import did_you_mean
 from cotenant.core.validate import ROLES_MAX, check_spec, default_kind, shown
@@ -350,7 +350,8 @@ class _Reader:
                 words = [self._text(item, path, f"{name}[{index}]") for index, item in enumerate(items)]
                 return tuple(word for word in words if word is not None)
             case Text(null=False):
-                return (*SHELL, node.text)
+                script = self._text(node, path, name)
+                return () if script is None else (*SHELL, script)
         self._fail(path, node.place, name, f"must be a list of words, or a text for the shell, not {kind_of(node)}")
         return ()
 
@@ -376,7 +377,10 @@ class _Reader:
 
     def _text(self, node: Node, path: str, label: str) -> str | None:
         if isinstance(node, Text) and not node.null:
-            return node.text
+            if is_text(node.text):
+                return node.text
+            self._fail(path, node.place, label, "has a character that cannot be written in UTF-8")
+            return None
         empty = "has no value; write '' for an empty text" if isinstance(node, Text) else ""
         self._fail(path, node.place, label, empty or f"must be one value, not {kind_of(node)}")
         return None

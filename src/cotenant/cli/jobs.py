@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from typing import Annotated, Any
 
 import typer
@@ -71,7 +72,8 @@ def jobs(
     flags = Flags.of(context)
     if watch:
         shown = _shown(phase or [], everything, since=time.time())
-        reach(flags, lambda mesh: _watch(mesh, wanted, shown, wide, as_json))
+        with suppress(KeyboardInterrupt):  # the way in which watching ends
+            reach(flags, lambda mesh: _watch(mesh, wanted, shown, wide, as_json))
         return
     wanted.phases.extend(_phases(phase or [], everything))
     found, total = reach(flags, lambda mesh: _listed(mesh, wanted, None if everything else limit))

@@ -25,6 +25,10 @@ class Entry:
     panel: str
 
 
+class ReaderGone(Exception):
+    """Whoever read the output, such as `head`, has seen enough."""
+
+
 class LazyCommand(TyperCommand):
     """Stands for a command in the list of all, and becomes the true one when it is called."""
 
@@ -48,6 +52,13 @@ class LazyGroup(TyperGroup):
         """Add commands, in the order in which help shows them."""
         for entry in entries:
             self.add_command(LazyCommand(entry))
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run a command; typer would call it a failure where whoever reads the output has seen enough."""
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError as error:
+            raise ReaderGone from error
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """List the commands in panels."""

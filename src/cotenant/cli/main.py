@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -9,8 +10,8 @@ from typing import Annotated
 
 import typer
 
-from cotenant.cli.lazy import Entry, LazyGroup
-from cotenant.cli.outcome import CommandError, ExitCode, show_error, surprise, usage
+from cotenant.cli.lazy import Entry, LazyGroup, ReaderGone
+from cotenant.cli.outcome import CommandError, ExitCode, is_text, show_error, surprise, usage
 
 JOBS, NODES, MESH, RESEARCH = "Jobs", "Nodes", "The mesh", "Research"
 _ENTRIES = (
@@ -82,12 +83,16 @@ def cotenant(
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line, and end the process with its exit code."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal that lacks a character is no reason to fail
     sys.exit(run(sys.argv[1:] if arguments is None else list(arguments)))
 
 
 def run(arguments: Sequence[str]) -> int:
     """Run the command line and return its exit code; whatever goes wrong becomes one error on stderr."""
     try:
+        _check_texts(arguments)
         code = _group().main(list(arguments), prog_name="cotenant", standalone_mode=False)
         sys.stdout.flush()
         return code if isinstance(code, int) else ExitCode.DONE
@@ -97,11 +102,18 @@ def run(arguments: Sequence[str]) -> int:
         return _ended(_misused(error))
     except (KeyboardInterrupt, typer.Abort):
         return ExitCode.INTERRUPTED
-    except BrokenPipeError:  # the reader, such as `head`, has seen enough
+    except (ReaderGone, BrokenPipeError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # so that the flush at exit has somewhere to go
         return ExitCode.DONE
     except Exception as error:
         return _ended(surprise(error))
+
+
+def _check_texts(arguments: Sequence[str]) -> None:
+    """Refuse bytes that are no text: neither a message nor a terminal can carry them."""
+    for index, argument in enumerate(arguments, 1):
+        if not is_text(argument):
+            raise usage(f"argument {index} is no UTF-8 text: {argument!a}")
 
 
 def _group() -> LazyGroup:

@@ -54,6 +54,15 @@ def harmless(text: str) -> str:
     return "".join(char if char.isprintable() else " " if char.isspace() else "?" for char in text)
 
 
+def is_text(text: str) -> bool:
+    r"""Whether a text can be written in UTF-8, which a file's or an argument's odd bytes cannot.
+
+    >>> is_text("ü"), is_text("\udcff")
+    (True, False)
+    """
+    return not any("\ud800" <= char <= "\udfff" for char in text)
+
+
 def show_error(error: CommandError, stream: TextIO | None = None) -> None:
     """Print an error on stderr."""
     out = stream or sys.stderr

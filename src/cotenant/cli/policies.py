@@ -23,7 +23,7 @@ COLUMNS = (
     Column("NAME"),
     Column("PACKAGE", elastic=True),
     Column("VERSION", elastic=True),
-    Column("HEALTHY", styled=True),
+    Column("OK", styled=True),
     Column("ACTIVE"),
     Column("WHAT IT DOES, OR WHAT IS WRONG", elastic=True),
 )

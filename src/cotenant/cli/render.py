@@ -9,15 +9,17 @@ import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+from unicodedata import combining, east_asian_width
 
 from cotenant.cli.outcome import harmless
 
 if TYPE_CHECKING:  # rich is slow to import, and a pipe needs none of it
     from rich.console import Console
-    from rich.table import Table
+    from rich.text import Text
 
 WIDTH_MAX = 120
 GAP = "  "
+ELASTIC_WIDTH_MIN = 6
 STYLES = {
     # phases of jobs
     "queued": "yellow",
@@ -59,52 +61,86 @@ def print_table(columns: Sequence[Column], rows: Iterable[Row], nothing: str = "
     if not cleaned and nothing:
         print(nothing, file=sys.stderr)
     elif sys.stdout.isatty():
-        console().print(table(columns, cleaned))
+        out = console()
+        out.print(styled(columns, cleaned, out.width), soft_wrap=True)
     else:
         print("\n".join(plain_lines(columns, cleaned)))
 
 
-def plain_lines(columns: Sequence[Column], rows: Sequence[Row]) -> list[str]:
-    """Align a table with spaces.
+def plain_lines(columns: Sequence[Column], rows: Sequence[Row], width_max: int | None = None) -> list[str]:
+    """Align a table with spaces; where it may not be wider than so, shorten what is elastic.
 
     >>> plain_lines([Column("ID"), Column("GPUS", right=True)], [["a1", "8"]])
     ['ID  GPUS', 'a1     8']
     """
+    return ["".join(cells).rstrip() for cells in _cells(columns, rows, width_max)]
+
+
+def styled(columns: Sequence[Column], rows: Sequence[Row], width_max: int) -> Text:
+    """Make a table with colours."""
+    from rich.text import Text
+
+    made = Text(no_wrap=True, overflow="crop")
+    for number, cells in enumerate(_cells(columns, rows, width_max)):
+        if number:
+            made.append("\n")
+        for cell, column in zip(cells, columns, strict=True):
+            style = STYLES.get(cell.strip(), "") if column.styled else ""
+            made.append(cell, style=style if number else "bold")
+    return made
+
+
+def _cells(columns: Sequence[Column], rows: Sequence[Row], width_max: int | None) -> list[list[str]]:
+    """Pad each cell to its column's width, the gap to the next one included."""
     lines = [[column.title for column in columns], *rows]
-    widths = [max(len(line[index]) for line in lines) for index in range(len(columns))]
+    widths = [max(_width(line[index]) for line in lines) for index in range(len(columns))]
+    if width_max is not None:
+        widths = _shrunk(columns, widths, width_max - len(GAP) * (len(columns) - 1))
+    last = len(columns) - 1
     return [
-        GAP.join(
-            cell.rjust(width) if column.right else cell.ljust(width)
-            for cell, width, column in zip(line, widths, columns, strict=True)
-        ).rstrip()
+        [
+            _padded(_shortened(cell, widths[index]), widths[index], columns[index].right) + GAP * (index < last)
+            for index, cell in enumerate(line)
+        ]
         for line in lines
     ]
 
 
-def table(columns: Sequence[Column], rows: Iterable[Row]) -> Table:
-    """Make a table that keeps ids and numbers whole and shortens the rest."""
-    from rich.table import Table
-    from rich.text import Text
+def _shrunk(columns: Sequence[Column], widths: Sequence[int], room: int) -> list[int]:
+    """Take width from the widest elastic column, again and again, until all fit or nothing is left to take."""
+    left = list(widths)
+    elastic = [index for index, column in enumerate(columns) if column.elastic]
+    while sum(left) > room and elastic:
+        widest = max(elastic, key=lambda index: (left[index], index))
+        if left[widest] <= ELASTIC_WIDTH_MIN:
+            break
+        left[widest] -= 1
+    return left
 
-    made = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold", show_edge=False)
-    lines = list(rows)
-    for index, column in enumerate(columns):
-        widest = max([len(column.title), *(len(line[index]) for line in lines)])
-        made.add_column(
-            column.title,
-            justify="right" if column.right else "left",
-            no_wrap=True,
-            overflow="ellipsis",
-            min_width=min(widest, 8) if column.elastic else widest,
-        )
-    for line in lines:
-        made.add_row(
-            *(
-                Text(cell, style=STYLES.get(cell, "") if column.styled else "")
-                for cell, column in zip(line, columns, strict=True)
-            )
-        )
-    return made
+
+def _shortened(cell: str, width: int) -> str:
+    if _width(cell) <= width:
+        return cell
+    kept = cell
+    while _width(kept) >= width:
+        kept = kept[:-1]
+    return f"{kept}…"
+
+
+def _padded(cell: str, width: int, right: bool) -> str:
+    space = " " * (width - _width(cell))
+    return space + cell if right else cell + space
+
+
+def _width(text: str) -> int:
+    """Tell how many columns of a terminal a text takes.
+
+    >>> _width("abc"), _width("漢字")
+    (3, 4)
+    """
+    if text.isascii():
+        return len(text)
+    return sum(0 if combining(char) else 2 if east_asian_width(char) in "WF" else 1 for char in text)
 
 
 def console() -> Console:

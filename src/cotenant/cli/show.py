@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Iterator
 from typing import Annotated
@@ -16,7 +17,7 @@ from cotenant.cli.mesh import reach
 from cotenant.cli.names import find_job
 from cotenant.cli.render import print_card
 from cotenant.rpc.translate import spec_from_wire
-from cotenant.v1.job_pb2 import Job
+from cotenant.v1.job_pb2 import Job, Qos
 
 CORES_SHOWN_MAX = 12
 Pairs = Iterator[tuple[str, str]]
@@ -79,13 +80,27 @@ def _wishes(job: Job) -> Pairs:
             f"role {role.name}",
             f"{role.replicas} × ({units.write_gpus(wants.gpu_milli)} GPUs{kind}, {cores} cores{memory})",
         )
-    yield "command", " ".join(spec.command)
+    yield "command", shlex.join(spec.command)
     yield "model", spec.model
     yield "priority", str(spec.priority or "")
     yield "preemptible", "no" if spec.not_preemptible else ""
     yield "locality", views.locality_of(spec)
     yield "labels", ", ".join(f"{key}={value}" for key, value in sorted(spec.labels.items()))
     yield "deadline", views.time_of(spec, "deadline") or ""
+    yield "working directory", spec.working_directory
+    yield "progress", spec.progress.regex
+    yield "promises", _promises(spec.qos)
+
+
+def _promises(qos: Qos) -> str:
+    parts = []
+    if qos.rate_min_per_second:
+        parts.append(f"at least {qos.rate_min_per_second:g} steps a second")
+    if qos.latency_seconds:
+        parts.append(f"{units.write_seconds(qos.latency_seconds)} at percentile {qos.latency_percentile:g}")
+    if qos.arrivals_per_second:
+        parts.append(f"at {qos.arrivals_per_second:g} requests a second")
+    return ", ".join(parts)
 
 
 def _times(view: views.View) -> Pairs:
@@ -110,6 +125,9 @@ def _service(view: views.View) -> Pairs:
 
 def _attempt(view: views.View) -> Pairs:
     """Tell of the last attempt, and what it holds or held."""
+    for past in view["past_attempts"]:
+        words = [past["state"], past["message"], exit_words(past["exit"]) if past["exit"] else ""]
+        yield f"attempt {past['number']}", "; ".join(word for word in words if word)
     attempt = view["attempt"]
     if not attempt:
         return

@@ -6,6 +6,7 @@ import asyncio
 import sys
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -17,7 +18,7 @@ from cotenant.cli.flags import Flags
 from cotenant.cli.mesh import Mesh, away, reach, told
 from cotenant.cli.names import all_jobs, all_nodes
 from cotenant.cli.outcome import harmless, note, usage
-from cotenant.cli.render import Column, console, joined, plain_lines, table
+from cotenant.cli.render import Column, console, joined, plain_lines, styled
 from cotenant.core.lifecycle import HOLDING
 from cotenant.rpc.errors import from_error
 from cotenant.rpc.translate import PHASES
@@ -82,7 +83,8 @@ def top(
     pause_seconds = _interval(interval)
     flags = Flags.of(context)
     if sys.stdout.isatty() and not once and not as_json:
-        reach(flags, lambda mesh: _live(mesh, pause_seconds))
+        with suppress(KeyboardInterrupt):  # the way in which watching ends
+            reach(flags, lambda mesh: _live(mesh, pause_seconds))
         return
     picture = reach(flags, look)
     if as_json:
@@ -160,13 +162,14 @@ async def _live(mesh: Mesh, pause_seconds: float) -> None:
     from rich.live import Live
     from rich.text import Text
 
-    with Live(console=console(), auto_refresh=False, screen=True) as live:
+    out = console()
+    with Live(console=out, auto_refresh=False, screen=True) as live:
         shown: list[Any] = []
         while True:
             try:
                 picture = await look(mesh)
-                nodes = table(NODE_COLUMNS, _cleaned(map(_node_row, picture.nodes)))
-                jobs = table(JOB_COLUMNS, _cleaned(map(_job_row, picture.jobs)))
+                nodes = styled(NODE_COLUMNS, _cleaned(map(_node_row, picture.nodes)), out.width)
+                jobs = styled(JOB_COLUMNS, _cleaned(map(_job_row, picture.jobs)), out.width)
                 shown, status = [nodes, Text(), jobs], f"{time.strftime('%H:%M:%S')}  Ctrl-C ends"
             except grpc.aio.AioRpcError as error:
                 if not away(error.code()):

@@ -61,6 +61,7 @@ def job_view(job: Job, now: float) -> View:
         "deadline": time_of(spec, "deadline"),
         "reason": reason_view(job.refusal) if job.HasField("refusal") else None,
         "attempt": attempt_view(job.attempt) if job.HasField("attempt") else None,
+        "past_attempts": [attempt_view(attempt) for attempt in job.past_attempts],
         "progress": _progress(job),
         "failures": job.failures,
         "retries": spec.retries_max,

@@ -12,7 +12,7 @@ import grpc.aio
 
 from cotenant.cli.mesh import Mesh
 from cotenant.cli.outcome import harmless, note
-from cotenant.cli.render import Column, console, plain_lines, table
+from cotenant.cli.render import Column, console, plain_lines, styled
 from cotenant.v1.job_pb2 import Job
 from cotenant.v1.job_service_pb2 import JobFilter, WatchJobsRequest
 
@@ -61,10 +61,11 @@ async def live_table(
     from rich.live import Live
 
     known: dict[str, Job] = {}
-    with Live(console=console(), auto_refresh=False) as live:
+    out = console()
+    with Live(console=out, auto_refresh=False) as live:
         async for _ in _ticks(jobs, known):
             cleaned = [[harmless(cell) for cell in row] for row in rows(known.values())]
-            live.update(table(columns, cleaned), refresh=True)
+            live.update(styled(columns, cleaned, out.width), refresh=True)
 
 
 async def _ticks(jobs: AsyncIterator[Job], known: dict[str, Job]) -> AsyncIterator[None]:
