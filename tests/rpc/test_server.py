@@ -2,7 +2,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import socket
+import subprocess
+import sys
 from typing import Any
 
 import grpc
@@ -426,3 +429,29 @@ def test_a_free_port_is_asked_for_by_zero() -> None:
 
 def test_a_token_is_never_part_of_what_is_shown() -> None:
     assert TOKEN not in json.dumps(repr(vars(Server(token=TOKEN))))
+
+
+def test_grpc_writes_no_lines_of_its_own_among_ours() -> None:
+    code = """
+import asyncio
+from cotenant.rpc.channel import connect
+from cotenant.rpc.server import CannotListen, Server
+
+async def main():
+    server = Server()
+    port = await server.start()
+    try:
+        await Server(f"127.0.0.1:{port}").start()
+    except CannotListen as error:
+        print(error)
+    channel = connect(f"127.0.0.1:{port}")
+    await channel.channel_ready()
+    await server.stop(0)
+    await channel.close()
+
+asyncio.run(main())
+"""
+    environment = {name: value for name, value in os.environ.items() if name != "GRPC_VERBOSITY"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60)
+    assert "address already in use" in done.stdout
+    assert done.stderr == ""
