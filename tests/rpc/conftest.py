@@ -4,9 +4,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
 from typing import Any
 
+import grpc.aio
+import pytest
 import pytest_asyncio
 
+from cotenant.rpc import errors
 from cotenant.rpc.channel import Channel, connect
+from cotenant.rpc.errors import Problem
 from cotenant.rpc.server import Server
 from cotenant.v1 import job_service_pb2 as jobs_pb
 from cotenant.v1 import job_service_pb2_grpc as jobs_grpc
@@ -25,6 +29,17 @@ Answer = Callable[[Any, Any], Awaitable[None]]
 
 async def nothing(request: Any, context: Any) -> None:
     """Answer at once."""
+
+
+async def problem_of(call: Any) -> Problem:
+    with pytest.raises(grpc.aio.AioRpcError) as failed:
+        await call
+    return errors.from_error(failed.value)
+
+
+async def consume(stream: Any) -> None:
+    async for _ in stream:
+        pass
 
 
 class Jobs(jobs_grpc.JobServiceServicer):

@@ -10,8 +10,7 @@ import grpc
 import grpc.aio
 import pytest
 from google.protobuf.descriptor import MethodDescriptor
-from tests.rpc.conftest import JOBS, TOKEN, Mesh
-from tests.rpc.test_server import problem_of
+from tests.rpc.conftest import JOBS, TOKEN, Mesh, problem_of
 
 import cotenant.v1
 from cotenant.rpc import errors
