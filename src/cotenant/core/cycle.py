@@ -261,12 +261,12 @@ class _Floor:
             return self._start(gang, offer)
         if not self._victims or offer.code in HOPELESS:
             return offer
-        enough = len(self._victims)
-        offer = self._try_without(gang, enough)
-        if isinstance(offer, Refusal):
-            counted = f"{offer.detail}; the room of {plural(enough, 'job')} that it outranks is counted as free"
-            return replace(offer, detail=counted)
-        too_few = 0
+        too_few, enough = 0, 1
+        while isinstance(offer := self._try_without(gang, enough), Refusal):
+            if enough == len(self._victims):
+                counted = f"{offer.detail}; the room of {plural(enough, 'job')} that it outranks is counted as free"
+                return replace(offer, detail=counted)
+            too_few, enough = enough, min(2 * enough, len(self._victims))
         while enough - too_few > 1:
             middle = (enough + too_few) // 2
             tried = self._try_without(gang, middle)
