@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 import structlog
 
@@ -14,13 +13,17 @@ from cotenant.services.predictor.words import unsound
 
 log = structlog.get_logger()
 
+Answer = tuple[str, Estimate]  # the predictor's name and what it says
+NOBODY: Answer = ("nobody", UNKNOWN)
+
 
 class Chain:
     """Asks one predictor after another. One that fails is passed over and named in the log.
 
     >>> from cotenant.policies.history import History
-    >>> Chain([History()]).estimate(Query("ann", "bert", "", gpu_milli=1000, replicas=1)).source
-    'history: no job like this one has succeeded yet'
+    >>> name, estimate = Chain([History()]).estimate(Query("ann", "bert", "", gpu_milli=1000, replicas=1))
+    >>> name, estimate.source
+    ('history', 'no job like this one has succeeded yet')
     """
 
     def __init__(self, predictors: Sequence[Predictor]) -> None:
@@ -38,17 +41,17 @@ class Chain:
         """The predictors by name, in their order."""
         return {predictor.name: predictor for predictor in self._predictors}
 
-    def estimate(self, query: Query) -> Estimate:
+    def estimate(self, query: Query) -> Answer:
         """Say what the first predictor says that finds the job predictable; else what the first one says."""
-        answer: Estimate | None = None
+        unsure: Answer | None = None
         for predictor in self._predictors:
             estimate = self._ask(predictor, query)
             if estimate is None:
                 continue
             if estimate.predictable:
-                return _signed(estimate, predictor)
-            answer = answer or _signed(estimate, predictor)
-        return answer or UNKNOWN
+                return predictor.name, estimate
+            unsure = unsure or (predictor.name, estimate)
+        return unsure or NOBODY
 
     def observe(self, observation: Observation) -> None:
         """Show all predictors what was seen."""
@@ -78,7 +81,3 @@ class Chain:
     def _failed(self, predictor: Predictor, error: str) -> None:
         self._failures[predictor.name] += 1
         self._last_errors[predictor.name] = error
-
-
-def _signed(estimate: Estimate, predictor: Predictor) -> Estimate:
-    return replace(estimate, source=f"{predictor.name}: {estimate.source}")

@@ -15,7 +15,7 @@ from cotenant.rpc.errors import Violation
 from cotenant.rpc.policies import PolicyServicer
 from cotenant.rpc.server import Server
 from cotenant.services.predictor import words
-from cotenant.services.predictor.chain import Chain
+from cotenant.services.predictor.chain import Answer, Chain
 from cotenant.services.predictor.keeper import Keeper
 from cotenant.services.predictor.observations import Intake, rejection
 from cotenant.services.predictor.profiling import STEPS, Measured, plan, reason_of
@@ -29,6 +29,7 @@ SERVICE = "cotenant.v1.PredictorService"
 GROUP = "cotenant.predictors"
 MEASURED = "measured-cores"  # the name of Measured's records in the store
 BATCH_MAX = 10_000
+NOT_RESTORED = estimates.Estimate(source="what was learnt before has not been read from the store yet")
 SLICE = 64  # queries between two chances for other calls: about 2 ms
 
 queries_answered = telemetry.counter("cotenant.predictor.queries", "{query}", "Jobs estimated")
@@ -60,7 +61,7 @@ class PredictorServicer(pb_grpc.PredictorServiceServicer):
         for queries in _slices(request.queries):
             for query in queries:
                 message = response.estimates.add(job_id=query.job_id)
-                words.write(self._estimate(query), message, len(query.candidates) or 1)
+                words.write(*self._estimate(query), message, len(query.candidates) or 1)
             await asyncio.sleep(0)
         self._chain.tell_failures()
         queries_answered.add(len(request.queries))
@@ -70,7 +71,7 @@ class PredictorServicer(pb_grpc.PredictorServiceServicer):
         """Take in what was seen, each observation on its own."""
         _require_batch("observations", len(request.observations))
         if not self._keeper.restored:
-            raise errors.unavailable("what was learnt before has not been read from the store yet")
+            raise errors.unavailable(NOT_RESTORED.source)
         rejected = []
         for index, message in enumerate(request.observations):
             try:
@@ -99,13 +100,13 @@ class PredictorServicer(pb_grpc.PredictorServiceServicer):
         planned = plan(known, request.cores_max)
         return pb.PlanProfileResponse(cores=planned, steps=STEPS, reason=reason_of(known, planned))
 
-    def _estimate(self, query: pb.EstimateQuery) -> estimates.Estimate:
+    def _estimate(self, query: pb.EstimateQuery) -> Answer:
         if not self._keeper.restored:
-            return estimates.Estimate(source="what was learnt before has not been read from the store yet")
+            return "predictor", NOT_RESTORED
         try:
             return self._chain.estimate(words.query_of(query))
         except ValueError as error:
-            return estimates.Estimate(source=f"the query cannot be taken: {error}")
+            return "predictor", estimates.Estimate(source=f"the query cannot be taken: {error}")
 
     def _observe(self, message: pb.Observation) -> None:
         observation = self._intake.take(message)

@@ -152,7 +152,7 @@ async def test_a_query_that_cannot_be_taken_does_not_hold_up_the_others(bad: pb.
         assert first.predictable
         assert third.predictable
         assert not second.predictable
-        assert f"the query cannot be taken: {sentence}" in second.source
+        assert f"predictor: the query cannot be taken: {sentence}" in second.source
         assert len(second.candidates) == (len(bad.candidates) or 1)
 
 
@@ -182,7 +182,7 @@ async def test_without_its_store_the_predictor_is_not_serving_but_answers() -> N
     async with serving(store) as predictor:
         await predictor.until(serving=False)
         (estimate,) = await predictor.estimate(query(cores=(1, 2)))
-        assert estimate.source == "what was learnt before has not been read from the store yet"
+        assert estimate.source == "predictor: what was learnt before has not been read from the store yet"
         assert len(estimate.candidates) == 2
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await predictor.observe(*HUNDRED_SECONDS)
