@@ -312,6 +312,8 @@ class BadPlacement(OneNode):
     ("offer", "fault"),
     [
         (KeyError("node"), "KeyError: 'node'"),
+        ((Share(9, 0, 2),), "it offered what there is not: Share(node=9"),
+        ((Share(0, 9, 2),), "it offered what there is not: Share(node=0, part=9"),
         ((Share(0, 0, 1),), "it made no offer that can be taken"),
         ((Share(0, 0, 1), Share(0, 0, 1)), "it made no offer that can be taken"),
     ],

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from cotenant.core.jobs import Gang
-from cotenant.core.ledger import Ledger, Offer
+from cotenant.core.ledger import Ledger, Offer, Share
 from cotenant.core.policy import CpuAllocator, Order, PlacementPolicy, QueuePolicy
 from cotenant.core.refusals import Refusal
 from cotenant.core.table import Jobs
@@ -75,11 +75,21 @@ class AskedPlacement:
         """Ask the policy.
 
         Raises:
-            PolicyFailed: it raised an error.
+            PolicyFailed: it raised an error, or offered what there is not.
         """
         try:
             answer = self._policy.place(gang, ledger, rng)
+            self.refusal = answer if isinstance(answer, Refusal) else None
+            wrong = (
+                [] if isinstance(answer, Refusal) else [share for share in answer if not _exists(share, gang, ledger)]
+            )
         except Exception as error:  # whatever a stranger's code does
             raise PolicyFailed("placement", self, gang.job_id, f"{type(error).__name__}: {error}") from error
-        self.refusal = answer if isinstance(answer, Refusal) else None
+        if wrong:
+            raise PolicyFailed("placement", self, gang.job_id, f"it offered what there is not: {wrong[0]}")
         return answer
+
+
+def _exists(share: Share, gang: Gang, ledger: Ledger) -> bool:
+    """Tell whether the node and the part that an offer names are there."""
+    return 0 <= share.node < len(ledger) and 0 <= share.part < len(gang.parts)

@@ -80,7 +80,7 @@ def simulate(
         _made("queue", queue, options), _made("placement", placement, options), _made("allocator", allocator, options)
     )
     place = cluster if isinstance(cluster, Cluster) else parse_cluster(cluster)
-    _refuse_contention(contention)
+    _check_contention(contention, options)
     jobs = trace if isinstance(trace, Trace) else load(trace, format_name, skip_bad_rows=skip_bad_rows)
     jobs = _with_auto_cores(jobs) if settings.cores == "auto" else jobs
     with _naming("predictor"):
@@ -172,12 +172,14 @@ def _arm(name: str, options: Mapping[str, str], jobs: int, seed: int) -> Arm:
         raise plugins.UnknownPolicy(error.group, name, f"{error}{hint}", (*near, *error.near)) from error
 
 
-def _refuse_contention(name: str) -> None:
+def _check_contention(name: str, options: Options) -> None:
     if name != NO_CONTENTION:
         why = (
             f"jobs do not slow each other down in a simulation yet: contention can only be {NO_CONTENTION}, not {name}"
         )
         raise plugins.UnknownPolicy(GROUPS["contention"], name, why, (NO_CONTENTION,))
+    if given := options.get("contention"):
+        raise BadOption((Violation(f"contention.{key}", f"is no option; {name} has none") for key in given), {})
 
 
 def _with_auto_cores(trace: Trace) -> Trace:
