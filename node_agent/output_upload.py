@@ -68,8 +68,10 @@ class OutputUploads:
         try:
             while True:
                 last_round = not (order.follow and self._running(key))
-                for rank in sorted(self._ranks(order, directory)):
-                    reader = readers.get(rank) or readers.setdefault(rank, self._reader(order, directory, rank))
+                directory = self._directory(key) or directory  # it moves once the attempt's end is acknowledged
+                for rank in self._ranks(order, directory):
+                    readers.setdefault(rank, self._reader(order, directory, rank))
+                for rank, reader in sorted(readers.items()):
                     while (piece := reader.read()).data:
                         yield node_service_pb2.UploadOutputRequest(
                             read_id=order.read_id, rank=rank, data=piece.data, truncated=piece.truncated
