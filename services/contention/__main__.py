@@ -18,11 +18,12 @@ log = structlog.get_logger()
 async def serve(
     *,
     address: str,
+    store_url: str = "",
     token: str | None = None,
     config: Config = DEFAULTS,
     on_start: Callable[[int], None] = lambda port: None,
 ) -> None:
-    """Serve until cancelled. No store is needed. `on_start` is told the port."""
+    """Serve until cancelled. `on_start` is told the port; the store that all services are told of is not opened."""
     telemetry.setup("contention")
     server = Server(address, token)
     contention = await start(server, serve_policies(server), config)
