@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from typing import cast
 
 import grpc.aio
@@ -78,7 +78,7 @@ class SimulatedAgent:
             except grpc.aio.AioRpcError:
                 await asyncio.sleep(0.1)
 
-    async def _requests(self):  # type: ignore[no-untyped-def]  # an async generator of ConnectRequest
+    async def _requests(self) -> AsyncIterator[node_pb2.ConnectRequest]:
         while True:
             message = await self._out.get()
             while not self._out.empty():

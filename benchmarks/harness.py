@@ -1,0 +1,92 @@
+"""What every benchmark shares: rows with a reference measured in the same run, and how they are printed.
+
+Machines are shared and noisy, so a figure alone says little: each row carries the same figure for something that
+everyone has (an empty call, a raw commit) from the same minutes, and the ratio to it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One figure. `bar` is the goal in words; `holds` is None where there is none to hold."""
+
+    name: str
+    value: float
+    unit: str
+    reference: float | None = None
+    reference_name: str = ""
+    bar: str = ""
+    holds: bool | None = None
+
+    @property
+    def ratio(self) -> float | None:
+        """The figure over its reference.
+
+        >>> Row("a", 50.0, "1/s", reference=200.0).ratio
+        0.25
+        """
+        return self.value / self.reference if self.reference else None
+
+
+def percentile(values: Sequence[float], percent: float) -> float:
+    """Interpolate linearly between the values around a percentile.
+
+    >>> percentile([1.0, 2.0, 3.0], 50)
+    2.0
+    """
+    ordered = sorted(values)
+    place = (len(ordered) - 1) * percent / 100
+    low = int(place)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
+
+
+def rate_per_second(work: Callable[[], object], *, seconds: float = 0.5, rounds: int = 3) -> float:
+    """How often something can be done in a second: the median of a few rounds."""
+    rates = []
+    for _ in range(rounds):
+        count, begin = 0, time.perf_counter()
+        while (passed := time.perf_counter() - begin) < seconds:
+            work()
+            count += 1
+        rates.append(count / passed)
+    return statistics.median(rates)
+
+
+def main(measure: Callable[[bool], Sequence[Row]], description: str) -> None:
+    """Run a benchmark's `measure(quick)` and print its rows; ends with 1 where a bar does not hold."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--json", action="store_true", help="print one array of rows")
+    parser.add_argument("--quick", action="store_true", help="a minute's version")
+    arguments = parser.parse_args()
+    rows = measure(arguments.quick)
+    if arguments.json:
+        print(json.dumps([asdict(row) | {"ratio": row.ratio} for row in rows], indent=2))
+    else:
+        print_table(rows)
+    sys.exit(any(row.holds is False for row in rows))
+
+
+def print_table(rows: Sequence[Row]) -> None:
+    """Print rows for people."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for title in ("figure", "value", "unit", "beside", "its value", "ratio", "bar", "holds"):
+        table.add_column(title, justify="right" if title in ("value", "its value", "ratio") else "left")
+    for row in rows:
+        holds = {None: "", True: "[green]yes[/]", False: "[bold red]no[/]"}[row.holds]
+        reference = "" if row.reference is None else f"{row.reference:,.4g}"
+        ratio = "" if row.ratio is None else f"{row.ratio:.3g}"
+        table.add_row(row.name, f"{row.value:,.4g}", row.unit, row.reference_name, reference, ratio, row.bar, holds)
+    Console(width=max(120, Console().width)).print(table)
