@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import importlib.util
 import json
+import os
 import shutil
 import signal
 import socket
@@ -130,6 +131,7 @@ class EtcdServer:
         """Stop it from answering, while its connections stay open."""
         assert self._process, "etcd is not running"
         self._process.send_signal(signal.SIGSTOP)
+        os.waitpid(self._process.pid, os.WUNTRACED)  # until all its threads have stopped
 
     def thaw(self) -> None:
         """Let it go on where it was frozen."""
@@ -142,9 +144,9 @@ class EtcdServer:
         self.start()
 
 
-def start_cluster(directory: Path, *, members: int) -> list[EtcdServer]:
+def start_cluster(directory: Path, *, members: int, arguments: Sequence[str] = ()) -> list[EtcdServer]:
     """Start several members that form one cluster, and wait until each serves."""
-    servers = [EtcdServer(directory, name=f"etcd{index}") for index in range(members)]
+    servers = [EtcdServer(directory, name=f"etcd{index}", arguments=arguments) for index in range(members)]
     for server in servers:
         server.peers = servers
         server.start(wait=False)

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from tests.conftest import require_etcd
 from tests.contract.stores import changed_next, drain, put, take
 from tests.etcd_server import EtcdServer, free_ports, start_cluster
+from tests.store.lossy_wire import LossyWire
 
 from cotenant.store.etcd import EtcdStore
 from cotenant.store.etcd_watch import Assembly
@@ -189,6 +190,25 @@ async def test_a_transaction_is_never_done_twice(etcd: EtcdServer) -> None:
     await store.close()
 
 
+async def test_a_transaction_whose_answer_is_lost_is_not_repeated_but_a_read_is(
+    etcd: EtcdServer, store: EtcdStore
+) -> None:
+    before = await put(store, "/a")
+    updates = store.watch("/", after_revision=before)
+    async with LossyWire(etcd.client_port).laid() as wire:
+        over_wire = EtcdStore([wire.endpoint], timeout_seconds=20)
+        assert await over_wire.get("/a")
+        wire.lose_answers()
+        writing = asyncio.create_task(put(over_wire, "/a", b"once"))
+        reading = asyncio.create_task(over_wire.get("/a"))
+        assert await changed_next(updates) == {"/a": b"once"}
+        wire.cut()
+        with pytest.raises(StoreUnavailable):
+            await writing
+        assert await reading == await over_wire.get("/a") == Entry("/a", b"once", before, before + 1)
+        await over_wire.close()
+
+
 async def test_a_lease_outlives_a_restart_of_etcd(etcd: EtcdServer, store: EtcdStore) -> None:
     lease = await store.grant(30)
     await put(store, "/leased", lease_id=lease.id)
@@ -260,6 +280,30 @@ async def test_a_cluster_without_a_majority_is_away_and_its_watches_wait(cluster
         assert (await drain(updates, to_revision=last))[-1].revision == last
 
 
+async def test_a_member_that_falls_silent_is_left_by_watches_and_calls(tmp_path: Path) -> None:
+    require_etcd()
+    servers = start_cluster(tmp_path, members=3, arguments=["--grpc-keepalive-min-time=100ms"])
+    try:
+        for frozen in servers:
+            store = EtcdStore(
+                [frozen.endpoint, *(server.endpoint for server in servers if server is not frozen)],
+                timeout_seconds=4.0,
+                silence_seconds_max=1.5,
+            )
+            updates = store.watch("/", after_revision=await put(store, "/a"))
+            watching = asyncio.create_task(changed_next(updates))
+            await put(store, "0")  # not under the prefix; the watch has begun by now
+            frozen.freeze()  # its connections stay open
+            assert await store.get("/a")
+            await put_when_possible(store, "/a", b"2")
+            assert await watching == {"/a": b"2"}
+            frozen.thaw()
+            await store.close()
+    finally:
+        for server in servers:
+            server.kill()
+
+
 async def test_a_dead_endpoint_among_living_ones_is_passed_over(shared_etcd: EtcdServer) -> None:
     dead = f"127.0.0.1:{free_ports(1)[0]}"
     store = EtcdStore([dead, shared_etcd.endpoint])
@@ -291,13 +335,13 @@ async def test_a_listing_larger_than_any_message_comes_in_pages(etcd: EtcdServer
 
 async def test_revisions_stay_whole_though_etcd_sends_them_in_fragments(etcd: EtcdServer, store: EtcdStore) -> None:
     for number in range(12):
-        await store.transact([], [Put(f"/{key}", bytes([number]) * 100_000) for key in range(10)])
+        await store.transact([], [Put(f"/{key}", bytes([number]) * 150_000) for key in range(7)])
     updates = await drain(store.watch("/", after_revision=1), to_revision=13)
     assert [update.revision for update in updates] == list(range(2, 14))
     for number, update in enumerate(updates):
         assert isinstance(update, Changes)
         assert [(change.key, change.value) for change in update.changes] == [
-            (f"/{key}", bytes([number]) * 100_000) for key in range(10)
+            (f"/{key}", bytes([number]) * 150_000) for key in range(7)
         ]
 
 

@@ -266,17 +266,26 @@ async def test_transactions_that_meet_are_one_commit_and_each_is_judged_on_its_o
     await store.close()
 
 
-async def test_reads_do_not_wait_for_the_disk_and_see_only_what_is_on_it(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    disk_may_go_on, write = threading.Event(), Journal.write
+@pytest.fixture
+def disk_may_go_on(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """While this is not set, every commit waits for its disk."""
+    event, write = threading.Event(), Journal.write
+    event.set()
 
-    def write_slowly(journal: Journal, draft: Draft) -> None:
-        assert disk_may_go_on.wait(10)
+    def write_in_time(journal: Journal, draft: Draft) -> None:
+        assert event.wait(10)
         write(journal, draft)
 
-    monkeypatch.setattr(Journal, "write", write_slowly)
+    monkeypatch.setattr(Journal, "write", write_in_time)
+    yield event
+    event.set()
+
+
+async def test_reads_do_not_wait_for_the_disk_and_see_only_what_is_on_it(
+    path: Path, disk_may_go_on: threading.Event
+) -> None:
     store = SqliteStore(path)
+    disk_may_go_on.clear()
     updates = store.watch("", after_revision=1)
     writing = [asyncio.create_task(put(store, "/a", b"%d" % number)) for number in range(3)]
     seeing = asyncio.create_task(take(updates, 3))
@@ -286,6 +295,25 @@ async def test_reads_do_not_wait_for_the_disk_and_see_only_what_is_on_it(
     disk_may_go_on.set()
     assert await asyncio.gather(*writing) == [2, 3, 4]
     assert [update.revision for update in await seeing] == [2, 3, 4]
+    await store.close()
+
+
+async def test_a_lease_is_not_called_lost_before_its_keys_are_gone(path: Path, disk_may_go_on: threading.Event) -> None:
+    clock = ManualClock()
+    store = SqliteStore(path, now=clock)
+    lease = await store.grant(5)
+    await put(store, "/leased", lease_id=lease.id)
+    clock.advance(5)
+    disk_may_go_on.clear()
+    expiring, keeping = asyncio.create_task(store.expire()), asyncio.create_task(store.keep_alive(lease))
+    for _ in range(10):
+        assert await store.get("/leased")
+    assert not keeping.done()
+    disk_may_go_on.set()
+    with pytest.raises(LeaseLost):
+        await keeping
+    assert await store.get("/leased") is None
+    await expiring
     await store.close()
 
 
@@ -352,6 +380,24 @@ async def test_many_rows_of_every_kind_survive_a_restart(path: Path) -> None:
     assert (await again.list("")).entries == model.listed("", model.revision)
     assert await drain(again.watch("", after_revision=1), to_revision=model.revision) == model.log
     await again.close()
+
+
+def test_a_write_that_fails_half_way_leaves_nothing(path: Path) -> None:
+    journal = Journal(path)
+    keyspace = journal.load()
+    first, again = Draft(keyspace), Draft(keyspace)
+    first.transact([], [Put("/a", b"1")])
+    again.transact([], [Put("/b", b"2")])  # at the same revision: its entry can be written, its history cannot
+    journal.write(first)
+    with pytest.raises(StoreUnavailable, match="UNIQUE"):
+        journal.write(again)
+    keyspace = journal.load()
+    assert [entry.key for entry in keyspace.listing("").entries] == ["/a"]
+    then = Draft(keyspace)
+    then.transact([], [Put("/b", b"3")])
+    journal.write(then)
+    assert [entry.key for entry in journal.load().listing("").entries] == ["/a", "/b"]
+    journal.close()
 
 
 def test_a_commit_waits_for_the_disk(path: Path) -> None:

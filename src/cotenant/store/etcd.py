@@ -44,11 +44,15 @@ LISTING_ATTEMPTS = 5  # a listing starts over when its revision is compacted awa
 class EtcdStore:
     """The port over an etcd cluster, given as `host:port` of some or all of its members.
 
-    Make it inside the event loop that will use it. Each call is over within `timeout_seconds`, one way or the other.
+    Make it inside the event loop that will use it. Each call is over within `timeout_seconds`, one way or the other. A
+    watch leaves a member that has been silent for `silence_seconds_max`; below 7.5, etcd's `grpc-keepalive-min-time`
+    has to be lowered, or it hangs up on who asks so often.
     """
 
-    def __init__(self, endpoints: Sequence[str], *, timeout_seconds: float = 5.0) -> None:
-        self._members = Members(endpoints, timeout_seconds)
+    def __init__(
+        self, endpoints: Sequence[str], *, timeout_seconds: float = 5.0, silence_seconds_max: float = 15.0
+    ) -> None:
+        self._members = Members(endpoints, timeout_seconds=timeout_seconds, silence_seconds_max=silence_seconds_max)
         self._timeout_seconds = timeout_seconds
 
     async def get(self, key: str) -> Entry | None:
@@ -114,6 +118,8 @@ class EtcdStore:
             try:
                 async with aclosing(self._follow(prefix, position)) as updates:
                     async for update in updates:
+                        if self._members.closing.is_set():
+                            return
                         position, pause_seconds = update.revision, PAUSE_SECONDS_FIRST
                         yield update
             except (StreamBroken, StoreUnavailable) as error:

@@ -18,16 +18,7 @@ from cotenant.store.port import StoreUnavailable
 
 Reply = TypeVar("Reply")
 
-CHANNEL_OPTIONS = (
-    ("grpc.initial_reconnect_backoff_ms", 50),
-    ("grpc.min_reconnect_backoff_ms", 2_000),  # how long one attempt to connect may take
-    ("grpc.max_reconnect_backoff_ms", 1_000),
-    ("grpc.keepalive_time_ms", 10_000),  # etcd forbids less than 5 s
-    ("grpc.keepalive_timeout_ms", 5_000),
-    ("grpc.http2.max_pings_without_data", 0),  # an idle watch goes on asking whether the other side still lives
-    ("grpc.max_receive_message_length", 64 * 1024 * 1024),
-    ("grpc.use_local_subchannel_pool", 1),  # two stores do not share one's wait to reconnect
-)
+RECEIVED_BYTES_MAX = 64 * 1024 * 1024
 PAUSE_SECONDS_FIRST = 0.02
 PAUSE_SECONDS_MAX = 1.0
 
@@ -53,12 +44,28 @@ class Refused(ValueError):
         return "larger than max" in str(self)
 
 
+def channel_options(silence_seconds_max: float) -> list[tuple[str, int]]:
+    """Say how a channel reconnects, and after how long without an answer to a ping it counts as dead."""
+    answer_ms = round(silence_seconds_max * 1_000 / 3)
+    return [
+        ("grpc.initial_reconnect_backoff_ms", 50),
+        ("grpc.min_reconnect_backoff_ms", 2_000),  # how long one attempt to connect may take
+        ("grpc.max_reconnect_backoff_ms", 1_000),
+        ("grpc.keepalive_time_ms", 2 * answer_ms),
+        ("grpc.keepalive_timeout_ms", answer_ms),
+        ("grpc.http2.ping_timeout_ms", answer_ms),  # the same once more, for else it is a minute
+        ("grpc.http2.max_pings_without_data", 0),  # an idle watch goes on asking whether the other side still lives
+        ("grpc.max_receive_message_length", RECEIVED_BYTES_MAX),
+        ("grpc.use_local_subchannel_pool", 1),  # two stores do not share one's wait to reconnect
+    ]
+
+
 class Member:
     """One member and the stubs to call it by."""
 
-    def __init__(self, endpoint: str) -> None:
+    def __init__(self, endpoint: str, silence_seconds_max: float) -> None:
         self.endpoint = endpoint
-        self.channel = rpc.insecure_channel(endpoint, options=CHANNEL_OPTIONS)
+        self.channel = rpc.insecure_channel(endpoint, options=channel_options(silence_seconds_max))
         self.kv = rpc.KVStub(self.channel)
         self.lease = rpc.LeaseStub(self.channel)
         self.watch = rpc.WatchStub(self.channel)
@@ -72,13 +79,13 @@ class Member:
 class Members:
     """All members, the one in use first. `closing` ends every wait."""
 
-    def __init__(self, endpoints: Sequence[str], timeout_seconds: float) -> None:
+    def __init__(self, endpoints: Sequence[str], *, timeout_seconds: float, silence_seconds_max: float) -> None:
         if not endpoints:
             raise ValueError("etcd needs at least one endpoint, as host:port")
         self.endpoints = ", ".join(endpoints)
         self.closing = asyncio.Event()
         self._timeout_seconds = timeout_seconds
-        self._members = deque(Member(endpoint) for endpoint in endpoints)
+        self._members = deque(Member(endpoint, silence_seconds_max) for endpoint in endpoints)
 
     async def ready(self, timeout_seconds: float) -> Member:
         """Choose a member that is connected, waiting for one if need be."""

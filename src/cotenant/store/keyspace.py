@@ -10,10 +10,10 @@ Nothing here does IO, waits, or knows the time.
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
-from collections.abc import Iterable, Iterator, Sequence
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import chain, islice
+from itertools import chain
 
 from cotenant.store.port import (
     Change,
@@ -77,13 +77,10 @@ class Keyspace:
 
     def listing(self, prefix: str) -> Listing:
         """Read all keys under a prefix, in order."""
-        return Listing(tuple(self._under(prefix)), self.revision)
-
-    def _under(self, prefix: str) -> Iterator[Entry]:
-        for key in islice(self._sorted, bisect_left(self._sorted, prefix), None):
-            if not key.startswith(prefix):
-                return
-            yield self._held[key].entry
+        first = bisect_left(self._sorted, prefix)
+        last = bisect_right(self._sorted, prefix, lo=first, key=lambda key: key[: len(prefix)])
+        held = self._held
+        return Listing(tuple([held[key].entry for key in self._sorted[first:last]]), self.revision)
 
     def since(self, revision: int) -> Sequence[Changes]:
         """Give the history after a revision that has not been compacted away."""
