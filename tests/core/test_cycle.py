@@ -293,6 +293,22 @@ def test_the_least_deserving_makes_room_and_as_few_as_suffice() -> None:
     assert plan.starts[0].needs_room
 
 
+def test_three_of_four_make_room_where_three_suffice() -> None:
+    ledger = Ledger([NodeShape(2, 8)] * 4)
+    victims = [running(ledger, f"victim{node}", node, 2) for node in (3, 2, 1, 0)]
+    plan = place([gang("new", 6)], ledger, FirstFit(), rng(), victims=victims)
+    assert set(plan.stops) == {"victim3", "victim2", "victim1"}
+
+
+def test_room_that_was_looked_at_but_not_used_is_not_free_for_the_next() -> None:
+    ledger = Ledger([NodeShape(2, 8), NodeShape(4, 8), NodeShape(1, 8)])
+    small, large = running(ledger, "small", 0, 2), running(ledger, "large", 1, 4)
+    wide = Gang("wide", (Part("worker", 1, Demand(4000)),))
+    plan = place([wide, gang("narrow", 1)], ledger, FirstFit(), rng(), victims=[small, large])
+    assert plan.stops == ("large",)
+    assert [share.node for start in plan.starts for share in start.offer] == [1, 2]
+
+
 def test_who_has_gone_returns_to_room_that_is_left_over() -> None:
     """The first newcomer costs the small job its place; the second one then frees more than it needs."""
     ledger = Ledger([NodeShape(12, 24)])

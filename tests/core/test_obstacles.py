@@ -220,6 +220,23 @@ def test_where_any_number_of_nodes_may_join_only_single_replicas_can_be_too_larg
     assert "'worker' needs 3 GPUs; the largest node has 2 GPUs, 8 cores" in refusal.detail
 
 
+@pytest.mark.parametrize(
+    ("request_", "told"),
+    [
+        (Request(gpu_milli=2000, cores=1), "the job needs 8 GPUs; the whole cluster has 6"),
+        (Request(cores=9), "the job needs 36 cores at least; the whole cluster has 30"),
+        (Request(cores=1, memory_bytes=3 * 2**30), "the job needs 12 GiB of memory; the whole cluster has 9 GiB"),
+    ],
+)
+def test_roles_that_fit_alone_may_be_too_much_together(request_: Request, told: str) -> None:
+    roles = (Role("worker", 2, request_), Role("ps", 2, request_))
+    made_of = [NodeShape(2, 10, 3 * 2**30, count=3)]
+    refusal = never_fits(JobSpec(roles=roles), made_of, elastic=False)
+    assert refusal is not None
+    assert told in refusal.detail
+    assert never_fits(JobSpec(roles=roles), made_of, elastic=True) is None
+
+
 def test_a_node_that_could_join_helps_only_where_nodes_may_join() -> None:
     small, absent = NodeShape(2, 8), NodeShape(8, 24, count=0)
     large = JobSpec(roles=(Role(request=Request(gpu_milli=8000)),))

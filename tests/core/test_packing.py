@@ -84,6 +84,14 @@ def test_parts_on_many_nodes_do_not_get_in_each_others_way(world: World, gang: G
         assert offer is None or take(world.ledger, gang, offer)
 
 
+def test_parts_that_fit_alone_need_room_for_all_of_them_together() -> None:
+    ledger = Ledger([NodeShape(3, 4), NodeShape(3, 3)])
+    gang = Gang("job", (Part("worker", 2, Demand(1000, 1)), Part("ps", 1, Demand(1000, 2))))
+    assert room_for_all(gang, ledger).tolist() == [0]
+    ledger.take(0, Demand(1000))
+    assert room_for_all(gang, ledger).tolist() == []
+
+
 def test_the_hardest_part_is_placed_first() -> None:
     parts = (
         Part("ps", 1, Demand(cores=9)),

@@ -27,9 +27,7 @@ class SlowJob:
 
 
 VERBS = ["add", "add", "remove", "start", "stop", "attain", "update"]
-steps = st.lists(
-    st.tuples(st.sampled_from(VERBS), st.integers(0, 20), st.floats(0, 50), st.integers(0, 3)), max_size=60
-)
+steps = st.lists(st.tuples(st.sampled_from(VERBS), st.integers(0, 5), st.floats(0, 50), st.integers(0, 3)), max_size=60)
 
 
 def do(table: JobTable, slow: dict[str, SlowJob], verb: str, job_id: str, now: float, gpus: int) -> None:
@@ -82,6 +80,14 @@ def test_the_table_agrees_with_a_dict_of_jobs(steps: list[tuple[str, int, float,
         assert jobs.attained_gpu_seconds[row] == pytest.approx(job.attained_at(now) * job.row.gpu_milli / 1000)
         assert np.isnan(jobs.running_since[row]) == (job.running_since is None)
         np.testing.assert_equal(jobs.remaining_seconds[row], job.remaining)
+
+
+def test_a_job_keeps_its_name_when_another_one_leaves() -> None:
+    table = JobTable()
+    for number, job_id in enumerate("abc"):
+        table.add(JobRow(job_id, 0.0, number))
+    table.remove("a")
+    assert table.jobs(0.0).sequence[[table.row("b"), table.row("c")]].tolist() == [1, 2]
 
 
 def test_asking_twice_gives_the_same_and_changes_nothing() -> None:

@@ -84,13 +84,17 @@ class Predictor(Protocol):
     api_version: int
 
     def observe(self, observation: Observation) -> None:
-        """Take in what was seen."""
+        """Take in what was seen.
+
+        Raises:
+            ValueError: it cannot be, such as a negative rate; nothing of it was taken in.
+        """
 
     def estimate(self, query: Query) -> Estimate:
         """Say what is known of a job; `predictable` False where that is nothing."""
 
     def dump(self) -> Mapping[str, bytes]:
-        """What changed since the last dump, by key, to be kept across restarts."""
+        """What changed since the last dump, by key, to be kept across restarts; empty where a record was forgotten."""
 
     def restore(self, records: Mapping[str, bytes]) -> Sequence[str]:
         """Take back what was kept; names the records that could not be read."""
