@@ -81,7 +81,6 @@ def quick_pauses(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """Let cut streams be taken up at once."""
 
     def quicken() -> None:
-        for module in ("watch", "follow"):
-            monkeypatch.setattr(f"cotenant.cli.{module}.PAUSES_SECONDS", (0.0,) * 10)
+        monkeypatch.setattr("cotenant.cli.patience.PAUSES_SECONDS", (0.0,) * 10)
 
     return quicken

@@ -43,6 +43,7 @@ class Jobs(jobs_grpc.JobServiceServicer):
         self.asked: list[Any] = []
         self.autopilot = False
         self.after_piece: Callable[[], Awaitable[None]] | None = None  # what happens once a reader has a piece
+        self.before_watch: Callable[[], Awaitable[None]] | None = None  # what happens once somebody wants to watch
         self.cut_streams = 0  # how many streams are to be cut after their first message
         self._by_request: dict[str, str] = {}
         self._changed: set[asyncio.Queue[job_pb2.Job]] = set()
@@ -81,6 +82,9 @@ class Jobs(jobs_grpc.JobServiceServicer):
         return pb.ListJobsResponse(jobs=found[begin:end], next_page_token=token, total_size=len(found))
 
     async def WatchJobs(self, request: pb.WatchJobsRequest, context: Any) -> AsyncIterator[pb.WatchJobsResponse]:
+        if self.before_watch:
+            then, self.before_watch = self.before_watch, None
+            await then()
         changed: asyncio.Queue[job_pb2.Job] = asyncio.Queue()
         self._changed.add(changed)
         try:
@@ -395,6 +399,12 @@ class Standin:
             return function(*arguments, **fields)
 
         return self.do(called())
+
+    async def move(self) -> None:
+        """Serve at another port, and no longer at the old one."""
+        assert self._server is not None
+        self._stopping = asyncio.ensure_future(self._server.stop(0))
+        await self._start()
 
     async def _start(self) -> None:
         server = Server(token=TOKEN)

@@ -20,6 +20,15 @@ def test_jobs_are_cancelled_each_one_once(shell: Shell, standin: Standin, job: s
     assert (ended.code, ended.out.splitlines()) == (ExitCode.DONE, [f"{job} cancelled", f"{other} cancelled"])
 
 
+def test_a_job_that_has_to_stop_first_is_told_to_be_on_its_way(
+    shell: Shell, standin: Standin, job: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    standin.call(standin.jobs.run, job)
+    monkeypatch.setattr(standin.jobs, "move", lambda job_id, phase: None)
+    assert shell("cancel", job).out == f"{job} will be cancelled: running on gpu-1\n"
+    assert shell("suspend", job).out == f"{job} will be suspended: running on gpu-1\n"
+
+
 def test_nothing_is_cancelled_while_one_of_them_is_not_clear(shell: Shell, standin: Standin, job: str) -> None:
     ended = shell("cancel", job, "nowhere")
     assert ended.code == ExitCode.USAGE

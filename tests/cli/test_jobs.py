@@ -131,7 +131,7 @@ def test_show_tells_all_of_a_job(shell: Shell, jobs: list[str]) -> None:
     card = dict(line.split("  ", 1) for line in ended.out.splitlines())
     assert card["id"].strip() == jobs[1]
     assert card["rank 0"].strip() == "gpu-1: cores 0-2,5; GPU-a"
-    assert "1 × (1 GPUs, 4 cores)" in card["role worker"]
+    assert "1 × (1 GPU, 4 cores)" in card["role worker"]
 
 
 def test_show_tells_why_a_job_waits(shell: Shell, jobs: list[str]) -> None:

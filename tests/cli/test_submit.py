@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 from tests.cli.conftest import COTENANT, Shell
-from tests.cli.standin import Standin
+from tests.cli.standin import TOKEN, Standin
 
 from cotenant.cli.outcome import ExitCode
+from cotenant.rpc.access import publish
+from cotenant.rpc.endpoints import Endpoints
 from cotenant.rpc.translate import spec_from_wire
 from cotenant.v1.job_pb2 import JOB_PHASE_QUEUED
 
@@ -198,6 +200,43 @@ def test_waiting_goes_on_after_a_restart_of_the_queue(
     ended = shell("submit", "--follow", "--", *HELLO)
     assert (ended.code, ended.out) == (ExitCode.DONE, "hello\nworld\n")
     assert "trying again" in ended.err
+
+
+def test_waiting_ends_where_the_queue_stays_away_and_says_that_the_job_runs_on(
+    shell: Shell, standin: Standin, quick_pauses: Callable[[], None]
+) -> None:
+    quick_pauses()
+    standin.jobs.cut_streams = 100
+    ended = shell("submit", "--wait", "--", "sleep", "60")
+    [job_id] = standin.jobs.jobs
+    assert (ended.code, ended.out) == (ExitCode.UNREACHABLE, "")
+    assert "no longer waiting: the mesh is away; the job runs on" in ended.err
+    assert f"cotenant cancel {job_id}" in ended.err
+
+
+def test_waiting_finds_a_mesh_that_has_come_back_elsewhere(
+    shell: Shell,
+    standin: Standin,
+    quick_pauses: Callable[[], None],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    quick_pauses()
+    monkeypatch.delenv("COTENANT_ENDPOINT")
+    (tmp_path / "token").write_text(TOKEN)
+    monkeypatch.setenv("COTENANT_STATE_DIR", str(tmp_path))
+    publish(tmp_path, Endpoints.one(standin.address))
+    standin.jobs.autopilot = True
+    first = standin.address
+
+    async def restart() -> None:
+        await standin.move()
+        publish(tmp_path, Endpoints.one(standin.address))
+
+    standin.jobs.before_watch = restart
+    ended = shell("submit", "--wait", "--", *HELLO)
+    assert (ended.code, ended.out) == (ExitCode.DONE, "hello\nworld\n")
+    assert standin.address != first
 
 
 def test_ctrl_c_ends_the_waiting_and_not_the_job(standin: Standin) -> None:

@@ -15,8 +15,9 @@ from cotenant.cli.flags import Flags
 from cotenant.cli.follow import standing
 from cotenant.cli.jobs import split_labels
 from cotenant.cli.mesh import Mesh, away, reach, told
-from cotenant.cli.names import find_jobs
+from cotenant.cli.names import find_jobs, phase_of
 from cotenant.cli.outcome import CommandError, usage
+from cotenant.core.lifecycle import HOLDING, Phase
 from cotenant.core.validate import PRIORITY_MAX, RETRIES_MAX
 from cotenant.rpc.errors import from_error
 from cotenant.v1.job_pb2 import Job, JobSpec
@@ -40,7 +41,13 @@ def cancel(context: typer.Context, job_ids: options.JobIds, as_json: options.AsJ
     Example:
       cotenant cancel ID ID
     """
-    _change(context, job_ids, as_json, lambda mesh, job: mesh.jobs.CancelJob(CancelJobRequest(id=job.id)))
+    _change(
+        context,
+        job_ids,
+        as_json,
+        lambda mesh, job: mesh.jobs.CancelJob(CancelJobRequest(id=job.id)),
+        goal=Phase.CANCELLED,
+    )
 
 
 def suspend(context: typer.Context, job_ids: options.JobIds, as_json: options.AsJson = False) -> None:
@@ -50,7 +57,13 @@ def suspend(context: typer.Context, job_ids: options.JobIds, as_json: options.As
     Example:
       cotenant suspend ID
     """
-    _change(context, job_ids, as_json, lambda mesh, job: mesh.jobs.SuspendJob(SuspendJobRequest(id=job.id)))
+    _change(
+        context,
+        job_ids,
+        as_json,
+        lambda mesh, job: mesh.jobs.SuspendJob(SuspendJobRequest(id=job.id)),
+        goal=Phase.SUSPENDED,
+    )
 
 
 def resume(context: typer.Context, job_ids: options.JobIds, as_json: options.AsJson = False) -> None:
@@ -130,7 +143,7 @@ def _relabelled(job: Job, pairs: Sequence[str]) -> dict[str, str]:
     return {key: value for key, value in labels.items() if value}
 
 
-def _change(context: typer.Context, texts: Sequence[str], as_json: bool, act: Act) -> None:
+def _change(context: typer.Context, texts: Sequence[str], as_json: bool, act: Act, goal: Phase | None = None) -> None:
     """Do something to each of the jobs, once it is clear which ones are meant; print how they stand then.
 
     Raises:
@@ -151,7 +164,7 @@ def _change(context: typer.Context, texts: Sequence[str], as_json: bool, act: Ac
     try:
         reach(Flags.of(context), work)
     finally:
-        _print(changed, as_json)
+        _print(changed, as_json, goal)
     if len(refusals) == 1:
         raise refusals[0][1]
     if refusals:
@@ -160,10 +173,12 @@ def _change(context: typer.Context, texts: Sequence[str], as_json: bool, act: Ac
         raise CommandError(f"{len(refusals)} jobs were left as they are", details=lines, code=worst)
 
 
-def _print(jobs: Sequence[Job], as_json: bool) -> None:
+def _print(jobs: Sequence[Job], as_json: bool, goal: Phase | None) -> None:
+    """Print how jobs stand; one that has to stop first is not yet where it was sent."""
     if as_json:
         now = time.time()
         views.print_json([views.job_view(job, now) for job in jobs])
         return
     for job in jobs:
-        print(f"{job.id} {standing(job)}")
+        sent = f"will be {goal}: " if goal and phase_of(job) in HOLDING else ""
+        print(f"{job.id} {sent}{standing(job)}")

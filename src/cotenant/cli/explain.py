@@ -74,7 +74,7 @@ def _card(told: ExplainJobResponse) -> Iterator[tuple[str, str]]:
     if told.job.HasField("refusal") and refusal.remedy not in told.summary:
         yield "remedy", refusal.remedy
     if told.position:
-        policy = f", level {told.level}, score {told.score:g} by {told.queue_policy}" if told.queue_policy else ""
+        policy = f", level {told.level}, score {told.score:.10g} by {told.queue_policy}" if told.queue_policy else ""
         yield "position", f"{told.position} of {told.waiting} that wait{policy}"
     yield "cores", told.sizing
 

@@ -7,16 +7,17 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from typing import BinaryIO
 
-import grpc
 import grpc.aio
 
 from cotenant.cli import units, views
 from cotenant.cli.jobs import where
 from cotenant.cli.mesh import Mesh, told
 from cotenant.cli.names import phase_of
-from cotenant.cli.outcome import note
-from cotenant.cli.watch import CUT, PAUSES_SECONDS, changes
+from cotenant.cli.outcome import CommandError, note
+from cotenant.cli.patience import Patience
+from cotenant.cli.watch import changes
 from cotenant.core.lifecycle import ENDED, AttemptState, Phase
+from cotenant.core.refusals import Code
 from cotenant.rpc.errors import from_error
 from cotenant.v1.job_pb2 import Job
 from cotenant.v1.job_service_pb2 import JobFilter, ReadLogsRequest, ReadLogsResponse
@@ -74,27 +75,24 @@ async def copy_output(mesh: Mesh, request: ReadLogsRequest, output: Output) -> N
 async def _pieces(mesh: Mesh, request: ReadLogsRequest) -> AsyncIterator[ReadLogsResponse]:
     """Yield pieces of output; when a stream that follows is cut, go on after what has come."""
     came: Counter[int] = Counter()  # bytes by rank
-    pauses = iter(PAUSES_SECONDS)
+    patience = Patience(mesh, "the line to the output was cut")
     while True:
         again = Counter(came)
         try:
             async for piece in mesh.jobs.ReadLogs(request):
-                pauses = iter(PAUSES_SECONDS)
                 if piece.truncated:
                     again[piece.rank] = 0  # its beginning is gone, so the count is of no use: better twice than never
                 known = min(again[piece.rank], len(piece.data))
                 again[piece.rank] -= known
                 came[piece.rank] += len(piece.data) - known
                 if known < len(piece.data) or piece.truncated:
+                    patience.renew()
                     yield ReadLogsResponse(rank=piece.rank, data=piece.data[known:], truncated=piece.truncated)
             return
         except grpc.aio.AioRpcError as error:
-            pause = next(pauses, None)
-            resumable = request.follow and not request.tail_bytes
-            if error.code() not in CUT or pause is None or not resumable:
+            if not request.follow or request.tail_bytes:
                 raise
-            note("the line to the output was cut; trying again")
-            await asyncio.sleep(pause)
+            await patience.wait(error)
 
 
 async def follow(
@@ -164,6 +162,8 @@ async def ended(mesh: Mesh, job_ids: list[str], on_change: Callable[[Job], None]
         if phase_of(job) in ENDED and job.id in left:
             left.remove(job.id)
             yield job
+    if left:
+        raise CommandError(f"the queue tells no more of {', '.join(sorted(left))}")
 
 
 class Teller:
@@ -189,7 +189,10 @@ def standing(job: Job) -> str:
     if phase in ENDED:
         return ending(job)
     if phase == Phase.QUEUED and view["reason"]:
-        return f"queued: {view['reason']['code']}: {view['reason']['detail']}"
+        reason = view["reason"]
+        return (
+            "queued" if reason["code"] == Code.NOT_YET_CONSIDERED else f"queued: {reason['code']}: {reason['detail']}"
+        )
     if phase in (Phase.STARTING, Phase.RUNNING):
         return f"{phase} on {place}"
     return f"{phase}: {place}" if place else str(phase)
@@ -206,11 +209,9 @@ def ending(job: Job) -> str:
     phase = phase_of(job)
     if phase == Phase.SUCCEEDED:
         return f"succeeded after {units.short_seconds(views.run_seconds(job, 0.0))}"
-    reasons = [exit_words(views.exit_view(job.attempt.exit))] if job.attempt.HasField("exit") else []
-    told_already = job.phase_reason or job.attempt.message
-    if told_already:
-        reasons.append(told_already)
-    return f"{phase}: {'; '.join(reasons)}" if reasons and phase == Phase.FAILED else str(phase)
+    exit_told = exit_words(views.exit_view(job.attempt.exit)) if job.attempt.HasField("exit") else ""
+    reason = job.phase_reason or job.attempt.message or exit_told
+    return f"{phase}: {reason}" if reason and phase == Phase.FAILED else str(phase)
 
 
 def exit_words(status: views.View) -> str:

@@ -41,8 +41,9 @@ _BAD_INPUT = frozenset(
 class Mesh:
     """Stubs of the services, over one channel per address."""
 
-    def __init__(self, access: Access) -> None:
-        self._access = access
+    def __init__(self, find: Callable[[], Access]) -> None:
+        self._find = find
+        self._access = find()
         self._channels: dict[str, grpc.aio.Channel] = {}
 
     @property
@@ -71,9 +72,20 @@ class Mesh:
             for service in firsts.values()
         }
 
+    async def find_again(self) -> None:
+        """Look where the mesh is now: one that was started again may have another port."""
+        try:
+            access = self._find()
+        except NoAccess:
+            return  # it has not been started again yet
+        if access != self._access:
+            await self.close()
+            self._access = access
+
     async def close(self) -> None:
         """Hang up."""
-        for channel in self._channels.values():
+        channels, self._channels = self._channels, {}
+        for channel in channels.values():
             await channel.close()
 
     def _channel(self, service: str) -> grpc.aio.Channel:
@@ -102,7 +114,7 @@ async def opened(flags: Flags) -> AsyncIterator[Mesh]:
     Raises:
         NoAccess: it is not known where the mesh is.
     """
-    mesh = Mesh(access_of(flags))
+    mesh = Mesh(lambda: access_of(flags))
     try:
         yield mesh
     finally:

@@ -16,6 +16,7 @@ from cotenant.cli.jobwriter import write_jobs
 from cotenant.cli.mesh import reach
 from cotenant.cli.names import find_job
 from cotenant.cli.render import print_card
+from cotenant.core.refusals import gpus, plural
 from cotenant.rpc.translate import spec_from_wire
 from cotenant.v1.job_pb2 import Job, Qos
 
@@ -73,13 +74,10 @@ def _wishes(job: Job) -> Pairs:
     spec = job.spec
     for role in spec.roles:
         wants = role.resources
-        cores = units.write_cores(wants.cores if wants.HasField("cores") else None)
+        cores = plural(wants.cores, "core") if wants.HasField("cores") else "auto cores"
         memory = f", {units.short_bytes(wants.memory_bytes)}" if wants.memory_bytes else ""
         kind = f" {wants.gpu_type}" if wants.gpu_type else ""
-        yield (
-            f"role {role.name}",
-            f"{role.replicas} × ({units.write_gpus(wants.gpu_milli)} GPUs{kind}, {cores} cores{memory})",
-        )
+        yield f"role {role.name}", f"{role.replicas} × ({gpus(wants.gpu_milli)}{kind}, {cores}{memory})"
     yield "command", shlex.join(spec.command)
     yield "model", spec.model
     yield "priority", str(spec.priority or "")
@@ -118,7 +116,7 @@ def _service(view: views.View) -> Pairs:
         of = f" of {told['steps']}" if told["steps"] else ""
         loss = "" if told["loss"] is None else f", loss {told['loss']:g}"
         yield "progress", f"step {told['step']}{of}, {told['rate_per_second']:g} a second{loss}"
-    yield "GPU-hours", f"{view['attained_gpu_seconds'] / 3600:.2f}" if view["attained_gpu_seconds"] else ""
+    yield "GPU-hours", f"{view['attained_gpu_seconds'] / 3600:.3g}" if view["attained_gpu_seconds"] else ""
     yield "failures", f"{view['failures']} of at most {view['retries']} retried" if view["failures"] else ""
     yield "preemptions", str(view["preemptions"] or "")
 

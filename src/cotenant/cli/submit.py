@@ -76,7 +76,11 @@ def submit(
         if wait or following:
             taken[:] = reach(Flags.of(context), lambda mesh: _wait(mesh, taken, following, quiet=as_json))
     except KeyboardInterrupt:
-        _interrupted(taken, dry_run)
+        _still_there(taken, dry_run, "no longer waiting")
+        raise
+    except CommandError as error:
+        if error.code == ExitCode.UNREACHABLE:
+            _still_there(taken, dry_run, "no longer waiting: the mesh is away")
         raise
     _print(taken, as_json, dry_run, waited=wait or following)
 
@@ -159,13 +163,12 @@ async def _wait(mesh: Mesh, jobs: Sequence[Job], following: bool, quiet: bool) -
     return list(last.values())
 
 
-def _interrupted(taken: Sequence[Job], dry_run: bool) -> None:
-    """Ctrl-C ends the waiting, not the jobs."""
+def _still_there(taken: Sequence[Job], dry_run: bool, why: str) -> None:
+    """Say that the end of waiting is not the end of the jobs."""
     if taken and not dry_run:
         ids = " ".join(job.id for job in taken)
-        note(
-            f"\nno longer waiting; {'jobs run' if len(taken) > 1 else 'the job runs'} on. To end: cotenant cancel {ids}"
-        )
+        note(f"{why}; {'the jobs run' if len(taken) > 1 else 'the job runs'} on")
+        note(f"to end {'them' if len(taken) > 1 else 'it'}: cotenant cancel {ids}")
 
 
 def _print(jobs: Sequence[Job], as_json: bool, dry_run: bool, waited: bool) -> None:

@@ -3,27 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import sys
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 
-import grpc
 import grpc.aio
 
 from cotenant.cli.mesh import Mesh
-from cotenant.cli.outcome import harmless, note
+from cotenant.cli.outcome import harmless
+from cotenant.cli.patience import Patience
 from cotenant.cli.render import Column, console, plain_lines, styled
 from cotenant.v1.job_pb2 import Job
 from cotenant.v1.job_service_pb2 import JobFilter, WatchJobsRequest
 
-PAUSES_SECONDS = (0.2, 0.5, 1.0, 2.0, 4.0, 5.0, 5.0, 5.0, 5.0, 5.0)  # half a minute: enough for a restart
 REFRESH_SECONDS = 1.0
-CUT = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED})
 
 
-async def changes(
-    mesh: Mesh, wanted: JobFilter, *, until_ended: bool = False, pauses_seconds: Sequence[float] = PAUSES_SECONDS
-) -> AsyncIterator[Job]:
+async def changes(mesh: Mesh, wanted: JobFilter, *, until_ended: bool = False) -> AsyncIterator[Job]:
     """Yield each matching job as it is, then each change, also beyond a restart of the queue.
 
     After a cut all jobs come once more, as they are then.
@@ -31,20 +26,17 @@ async def changes(
     Raises:
         AioRpcError: the queue stayed away, or refused.
     """
-    pauses = itertools.chain(pauses_seconds)
+    patience = Patience(mesh, "the queue is away, while jobs run on")
     while True:
         try:
             async for response in mesh.jobs.WatchJobs(WatchJobsRequest(filter=wanted, until_ended=until_ended)):
-                pauses = itertools.chain(pauses_seconds)
+                if response.synced:
+                    patience.renew()
                 if response.HasField("job"):
                     yield response.job
             return
         except grpc.aio.AioRpcError as error:
-            pause = next(pauses, None)
-            if error.code() not in CUT or pause is None:
-                raise
-            note("the queue is away; jobs run on meanwhile; trying again")
-            await asyncio.sleep(pause)
+            await patience.wait(error)
 
 
 async def live_table(
