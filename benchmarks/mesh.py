@@ -149,7 +149,7 @@ def _spec() -> job_pb2.JobSpec:
 async def _nodes_ready(channel: grpc.aio.Channel) -> bool:
     stub = cast("node_service_pb2_grpc.NodeServiceAsyncStub", node_service_pb2_grpc.NodeServiceStub(channel))
     nodes = (await stub.ListNodes(node_pb2.ListNodesRequest(page_size=1000))).nodes
-    return sum(node.state == node_pb2.NODE_STATE_READY for node in nodes) == AGENTS
+    return [node.state for node in nodes].count(node_pb2.NODE_STATE_READY) == AGENTS
 
 
 async def _until(holds: Callable[[], Coroutine[Any, Any, bool]], seconds: float = 120.0) -> None:
@@ -256,7 +256,9 @@ async def _measure_etcd(directory: str, *, quick: bool) -> list[harness.Row]:
 
     if etcd_binary() is None:
         return [harness.Row("etcd: no binary here, not measured", 0.0, "")]
-    server = EtcdServer(Path(directory) / "etcd")
+    home = Path(directory) / "etcd"
+    home.mkdir()
+    server = EtcdServer(home)
     server.start()
     try:
         return await measure_store("etcd", server.url, server.url, quick=quick)
