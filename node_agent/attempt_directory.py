@@ -58,8 +58,7 @@ class AttemptDirectory:
     def write_end(self, status: Status) -> None:
         """Record an end in place of a supervisor that cannot."""
         file = StateFile(str(self.path / "state.json"), 4096)
-        file.write(status.to_json())
-        file.discard_spare()
+        file.write(status.to_json(), last=True)
 
     def lock(self) -> int | None:
         """Take the lock and return its descriptor; None where a supervisor holds it."""
@@ -121,7 +120,7 @@ class AttemptDirectory:
         self.path = target
         for path in sorted(target.iterdir()):
             if path.name != "work" and not path.name.startswith("output-"):
-                path.unlink()
+                path.unlink(missing_ok=True)
         work = target / "work"
         if work.is_dir() and not any(work.iterdir()):
             work.rmdir()

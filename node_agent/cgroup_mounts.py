@@ -53,7 +53,7 @@ class Mount:
 
 
 def find_mounts(proc: Path = Path("/proc/self")) -> list[Mount]:
-    """All hierarchies that are mounted here, version 2 first."""
+    """All hierarchies of use that are mounted here, version 2 first."""
     own_paths = _own_paths(read_text(str(proc / "cgroup")))
     mounts = list(_mounts(read_text(str(proc / "mountinfo")), own_paths))
     return sorted(mounts, key=lambda mount: (-mount.version, mount.root))
@@ -77,6 +77,8 @@ def _mounts(text: str, own_paths: dict[str, str]) -> Iterator[Mount]:
             continue
         version = 2 if kind[0] == "cgroup2" else 1
         controllers = tuple(name for name in kind[2].split(",") if name in CONTROLLERS) if version == 1 else ()
+        if version == 1 and not controllers:
+            continue  # one that we have no use for, such as systemd's own
         own_path = own_paths.get(controllers[0] if controllers else "", "/")
         shown_root = fields[3].rstrip("/")  # a container may be shown only a part of the hierarchy
         below = own_path.removeprefix(shown_root) if own_path.startswith(shown_root) else "/"

@@ -180,6 +180,11 @@ class Group:
         if self.version == 2 and os.path.exists(self._file("memory", "memory.oom.group")):
             write_text(self._file("memory", "memory.oom.group"), "1")
 
+    def limit_processes(self, count: int) -> None:
+        """Limit how many processes and threads there may be at once."""
+        if "pids" in self.enforces:
+            write_text(self._file("pids", "pids.max"), str(count))
+
     def attach(self, pid: int = 0) -> None:
         """Move a process in; 0 is the caller."""
         for path in self.paths():
@@ -201,18 +206,20 @@ class Group:
         }
 
     def kill(self) -> None:
-        """Send SIGKILL to everything in it. Forking is stopped first, so that repeating this must come to an end."""
+        """Send SIGKILL to everything in it. Nothing can fork afterwards, so that repeating this comes to an end."""
         killer = self._file(UNIFIED, "cgroup.kill") if self.version == 2 else ""
         if killer and os.path.exists(killer):
             write_text(killer, "1")
             return
-        if "pids" in self.enforces and os.path.exists(self._file("pids", "pids.max")):
-            write_text(self._file("pids", "pids.max"), "0")
         for pid in self.pids():
             try:
                 os.kill(pid, signal.SIGKILL)
             except ProcessLookupError:
                 continue
+        if "pids" in self.enforces and os.path.exists(self._file("pids", "pids.max")):
+            write_text(
+                self._file("pids", "pids.max"), "0"
+            )  # after the first round, lest a failed fork look like the end
 
     def exists(self) -> bool:
         """Whether any of its directories is there."""

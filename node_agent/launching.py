@@ -11,13 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cotenant.node_agent.attempt_directory import AttemptDirectory
-from cotenant.node_agent.cgroups import Group, GroupError
+from cotenant.node_agent.cgroups import Group, GroupError, read_text
 from cotenant.node_agent.checks import command_of, warning_signal_of
 from cotenant.node_agent.environment import task_environment
 from cotenant.v1 import node_service_pb2
 
 SUPERVISOR = Path(__file__).with_name("supervisor.py")
 GRACE_SECONDS_DEFAULT = 30.0
+PROCESSES_MIN = 1024
 
 
 class CannotLaunch(Exception):
@@ -77,15 +78,24 @@ def check_working_directory(path: str) -> None:
 def make_groups(group: Group, assignment: node_service_pb2.Assignment) -> None:
     """Make the attempt's group, and one per task in it with the task's CPUs and memory limit."""
     tasks = assignment.allocation.tasks
+    if group.pids():
+        raise CannotLaunch(f"the control group {group.paths()[0]} is in use: does a second agent bear our node's id?")
     group.create()
     if all(task.cpu_ids for task in tasks):
         group.set_cpus(cpu for task in tasks for cpu in task.cpu_ids)
+    group.limit_processes(processes_max())
     group.open_to_children()
     for task in tasks:
         child = group.child(f"task-{task.rank}")
         child.create()
         child.set_cpus(task.cpu_ids, task.memory_nodes)
         child.limit_memory(task.memory_bytes)
+
+
+def processes_max() -> int:
+    """What one attempt may have of the node's process ids: half, so that a fork bomb does not take the node along."""
+    text = read_text("/proc/sys/kernel/pid_max")
+    return max(PROCESSES_MIN, int(text) // 2) if text.isdigit() else PROCESSES_MIN
 
 
 def supervisor_spec(

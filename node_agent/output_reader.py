@@ -25,7 +25,8 @@ class OutputReader:
         self._older = path.with_name(path.name + ".1")
         self._descriptor = -1
         self._skip_bytes = self._before(tail_bytes) if tail_bytes else 0
-        self._truncated = not tail_bytes and path.with_name(path.name + ".lost").exists()
+        self._truncated = False
+        self._whole = not tail_bytes
 
     def _before(self, tail_bytes: int) -> int:
         """How much to leave out so that only the tail comes."""
@@ -46,6 +47,7 @@ class OutputReader:
 
     def _open_first(self) -> bool:
         """Begin with the older file where there is one, at the byte that the tail begins with."""
+        self._truncated = self._whole and self._current.with_name(self._current.name + ".lost").exists()
         for path in (self._older, self._current):
             if not self._open(path):
                 continue

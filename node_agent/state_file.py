@@ -23,8 +23,12 @@ class StateFile:
         self._spare = path + ".spare"
         self._capacity_bytes = -(-capacity_bytes // PAGE_BYTES) * PAGE_BYTES
 
-    def write(self, state: dict[str, object]) -> None:
-        """Replace the content. Raises `OSError` where the disk does not take it; the old content stays then."""
+    def write(self, state: dict[str, object], *, last: bool = False) -> None:
+        """Replace the content; `last` keeps no blocks for another time.
+
+        Raises:
+            OSError: the disk does not take it; the old content stays.
+        """
         content = json.dumps(state).encode().ljust(self._capacity_bytes)
         descriptor = os.open(self._spare, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
@@ -35,23 +39,15 @@ class StateFile:
             os.close(descriptor)
         os.rename(self._spare, self._path)
         sync_directory(os.path.dirname(self._path))
-        self.reserve()
+        if not last:
+            self._reserve()
 
-    def reserve(self) -> bool:
-        """Take the blocks for the next write; False where the disk has none."""
+    def _reserve(self) -> None:
         try:
             with open(self._spare, "wb") as file:
                 file.write(b" " * self._capacity_bytes)
         except OSError:
-            return False
-        return True
-
-    def discard_spare(self) -> None:
-        """Give the spare blocks back, after the last write."""
-        try:
-            os.unlink(self._spare)
-        except FileNotFoundError:
-            return
+            return  # the next write must find its own blocks, and says so if it cannot
 
 
 def sync_directory(path: str) -> None:

@@ -15,7 +15,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import ClassVar
 
@@ -48,6 +48,7 @@ class Supervised:
     group: Group | None = None
     status: Status | None = None
     pidfd: int = -1
+    gone: asyncio.Event = field(default_factory=asyncio.Event)
     stop_grace_seconds: float | None = None
 
     @property
@@ -66,6 +67,7 @@ class ProcessRuntime:
         self._attempts: dict[AttemptKey, Supervised] = {}
         self._background = Background()
         self._not_enforced: list[str] = []
+        self._keeping = asyncio.Lock()
 
     async def open(self, context: RuntimeContext, changed: Callable[[Status], None]) -> Sequence[Found]:
         """Bind the socket that supervisors tell, then look at what they have recorded."""
@@ -132,6 +134,7 @@ class ProcessRuntime:
             os.waitid(os.P_PIDFD, attempt.pidfd, os.WEXITED | os.WNOHANG)
         os.close(attempt.pidfd)
         attempt.pidfd = -1
+        attempt.gone.set()
         self._background.start(self._conclude(attempt))
 
     async def _conclude(self, attempt: Supervised) -> None:
@@ -319,7 +322,9 @@ class ProcessRuntime:
         if attempt.pidfd >= 0:
             with contextlib.suppress(ProcessLookupError):  # it may be trying to record the end on a full disk
                 signal.pidfd_send_signal(attempt.pidfd, signal.SIGTERM)
-        await asyncio.to_thread(self._keep, attempt.directory)
+            await attempt.gone.wait()
+        async with self._keeping:
+            await asyncio.to_thread(self._keep, attempt.directory)
 
     def _keep(self, directory: AttemptDirectory) -> None:
         try:

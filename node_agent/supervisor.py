@@ -98,7 +98,7 @@ class Supervisor:
         """Save the state, then tell the agent. What fails is tried again from the loop."""
         state = self.describe()
         try:
-            self.state_file.write(state)
+            self.state_file.write(state, last=self.end_time > 0)
             self.save_at = None
         except OSError:
             self.save_at = time.monotonic() + SAVE_RETRY_SECONDS
@@ -166,7 +166,6 @@ class Supervisor:
         self.finish()
         while self.save_at is not None:
             self.step()
-        self.state_file.discard_spare()
 
     def step(self) -> None:
         """Wait for something to happen and deal with it."""
@@ -200,7 +199,7 @@ class Supervisor:
         if task.exec_error:
             self.fail(task, f"rank {task.rank}: {task.exec_error}")
         elif self.kill_at is not None:
-            task.signal_group(number(self.spec["warning_signal"]))  # the first one came before it could hear
+            task.signal_group(number(self.spec["warning_signal"]))  # the others have had theirs
         elif self.phase == "STARTING" and not self._pending_execs():
             self.phase, self.start_time = "RUNNING", time.time()
             self.publish()

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
-RESET_SIGNALS = (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD)
+UNSETTABLE_SIGNALS = (signal.SIGKILL, signal.SIGSTOP)
 LIBC = ctypes.CDLL(None, use_errno=True)
 
 
@@ -147,12 +147,12 @@ class TaskProcess:
         self.output.close()
 
     def signal_group(self, number: int) -> None:
-        """Send a signal to the process group that the process leads."""
-        if self.running:
+        """Send a signal to the process group that the process leads, once the program runs in it."""
+        if self.running and self.exec_reader < 0 and not self.exec_error:
             try:
                 os.killpg(self.pid, number)
             except (ProcessLookupError, PermissionError):
-                return  # it has just ended, or has not become a leader yet and is about to be killed anyway
+                return  # it has just ended, or runs as somebody else: then it must do without a warning
 
 
 def number(value: object) -> int:
@@ -170,8 +170,9 @@ def sequence(value: object) -> list[object]:
 def reset_signals() -> None:
     """Give the program the signals as a shell would: nothing ignored, nothing blocked."""
     signal.set_wakeup_fd(-1)
-    for which in RESET_SIGNALS:
-        signal.signal(which, signal.SIG_DFL)
+    for which in signal.valid_signals():
+        if which not in UNSETTABLE_SIGNALS and signal.getsignal(which) != signal.SIG_DFL:
+            signal.signal(which, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
 
 

@@ -1,16 +1,21 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
+import signal
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.node_agent.conditions import until
 from tests.node_agent.jobs import NODE
 from tests.node_agent.placement import Placement
 
 from cotenant.node_agent.agent import Agent, AgentConfig
+from cotenant.node_agent.attempt_directory import find_directories
 
 
 @pytest.fixture
@@ -56,3 +61,17 @@ async def agent(placement: Placement, tmp_path: Path) -> AsyncIterator[RunningAg
     await placement.connected()
     yield running
     await running.stop()
+    await end_jobs(running.config.state_dir)
+
+
+async def end_jobs(state_dir: Path) -> None:
+    """Stop what a test has left running: agents do not."""
+    for directory in find_directories(state_dir / "attempts"):
+        status = directory.status()
+        if status and directory.supervised():
+            directory.write_stop_order(0)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(status.pid, signal.SIGTERM)
+            with contextlib.suppress(ChildProcessError):
+                await asyncio.to_thread(os.waitpid, status.pid, 0)  # ours, with no agent left to reap it
+            await until(lambda lock=directory: not lock.supervised())  # type: ignore[misc]  # binds the loop's own

@@ -1,0 +1,60 @@
+"""Waiting for what other processes bring about, and whether this machine lets us test it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+
+from cotenant.node_agent.cgroup_mounts import open_node_group
+
+T = TypeVar("T")
+PATIENCE_SECONDS = 30.0
+
+
+async def until(what: Callable[[], T]) -> T:
+    """Wait until a condition holds and return its value."""
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while not (value := what()):  # noqa: ASYNC110  # other processes set no events of ours
+            await asyncio.sleep(0.005)
+        return value
+
+
+def alive(pid: int) -> bool:
+    """Whether a process is there and not a zombie."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0]
+    except OSError:
+        return False
+    return state not in (b"Z", b"X")
+
+
+def private_kib(pid: int) -> int:
+    """Memory that a process shares with nobody, in KiB."""
+    words = Path(f"/proc/{pid}/smaps_rollup").read_text().split()
+    return sum(int(words[place + 1]) for place, word in enumerate(words) if word.startswith("Private_"))
+
+
+def written_number(path: Path) -> int:
+    """The number in a file that a job writes; 0 until it has."""
+    try:
+        text = path.read_text().strip()
+    except FileNotFoundError:
+        return 0
+    return int(text) if text.isdigit() else 0
+
+
+def need_groups(*controllers: str) -> None:
+    """Skip, with the reason, where we are not root or the control groups are not to be had."""
+    if os.getuid() != 0:
+        pytest.skip("needs root")
+    group, _ = open_node_group("test-probe")
+    if group is None:
+        pytest.skip("needs writable control groups")
+    group.remove(0)
+    if missing := set(controllers) - set(group.enforces):
+        pytest.skip(f"needs the controllers {sorted(missing)}")

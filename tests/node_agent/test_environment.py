@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+import json
+
+from tests.node_agent.jobs import assignment, task
+
+from cotenant.node_agent.environment import inherited, task_environment
+from cotenant.v1 import job_pb2, node_service_pb2
+
+BASE = {"PATH": "/bin"}
+
+
+def variables(job: node_service_pb2.Assignment, rank: int = 0) -> dict[str, str]:
+    held = next(each for each in job.allocation.tasks if each.rank == rank)
+    return task_environment(job, held, base=BASE, progress_path="/run/p")
+
+
+def gang() -> node_service_pb2.Assignment:
+    """Ranks 2 and 5 of a gang of six, on its second node."""
+    job = assignment("gang", ["x"], tasks=[task(5, cpus=[4, 5], gpus=["GPU-b"]), task(2, cpus=[1], gpus=["GPU-a"])])
+    job.world_size, job.node_rank, job.master_address, job.master_port = 6, 1, "first", 4000
+    return job
+
+
+def test_a_gang_member_knows_its_place() -> None:
+    seen = variables(gang(), rank=5)
+    assert (seen["RANK"], seen["WORLD_SIZE"], seen["LOCAL_RANK"], seen["NODE_RANK"]) == ("5", "6", "1", "1")
+    assert (seen["MASTER_ADDR"], seen["MASTER_PORT"]) == ("first", "4000")
+    assert variables(gang(), rank=2)["LOCAL_RANK"] == "0"
+
+
+def test_gpus_are_named_by_uuid_and_hidden_where_none_is_held() -> None:
+    assert variables(gang(), rank=5)["CUDA_VISIBLE_DEVICES"] == "GPU-b"
+    assert variables(gang(), rank=5)["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
+    assert variables(assignment("cpu", ["x"]))["CUDA_VISIBLE_DEVICES"] == ""
+
+
+def test_threads_match_cores_unless_the_user_says_otherwise() -> None:
+    assert variables(gang(), rank=5)["OMP_NUM_THREADS"] == "2"
+    assert variables(assignment("none", ["x"]))["OMP_NUM_THREADS"] == "1"
+    wish = job_pb2.JobSpec(environment={"OMP_NUM_THREADS": "7"})
+    assert variables(assignment("wish", ["x"], spec=wish))["OMP_NUM_THREADS"] == "7"
+
+
+def test_a_user_cannot_pretend_to_hold_something_else() -> None:
+    spec = job_pb2.JobSpec(
+        environment={"CUDA_VISIBLE_DEVICES": "all", "RANK": "9", "COTENANT_JOB_ID": "x", "MINE": "1"}
+    )
+    seen = variables(assignment("liar", ["x"], spec=spec))
+    assert (seen["CUDA_VISIBLE_DEVICES"], seen["RANK"], seen["COTENANT_JOB_ID"], seen["MINE"]) == ("", "0", "liar", "1")
+
+
+def test_cotenants_own_words() -> None:
+    seen = variables(gang(), rank=5)
+    assert (seen["COTENANT_ATTEMPT"], seen["COTENANT_CORES"], seen["COTENANT_PROGRESS"]) == ("1", "4,5", "/run/p")
+
+
+def test_parameter_servers_have_a_cluster_description_with_a_port_for_each() -> None:
+    job = gang()
+    job.replica_roles.extend(["ps", "worker", "worker", "ps", "worker", "worker"])
+    job.replica_addresses.extend(["a", "a", "b", "b", "c", "b"])
+    config = json.loads(variables(job, rank=5)["TF_CONFIG"])
+    assert config["cluster"] == {
+        "ps": ["a:4000", "b:4003"],
+        "worker": ["a:4001", "b:4002", "c:4004", "b:4005"],
+    }
+    assert config["task"] == {"type": "worker", "index": 3}
+
+
+def test_a_gang_without_parameter_servers_has_none() -> None:
+    job = gang()
+    job.replica_roles.extend(["worker"] * 6)
+    assert "TF_CONFIG" not in variables(job, rank=2)
+
+
+def test_little_is_inherited_and_no_secret() -> None:
+    own = {"PATH": "/bin", "COTENANT_TOKEN": "secret", "AWS_SECRET": "x", "LANG": "C"}
+    assert inherited(own) == {"PATH": "/bin", "LANG": "C"}

@@ -1,0 +1,251 @@
+"""Progress: parsing, rates, the socket, the helper and patterns over output."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.node_agent.conftest import RunningAgent
+from tests.node_agent.jobs import assignment, shell, stop_order
+from tests.node_agent.placement import Placement
+
+from cotenant.node_agent import output_patterns
+from cotenant.node_agent.output_patterns import PatternMatcher, TooSlow
+from cotenant.node_agent.pattern_process import search
+from cotenant.node_agent.progress import Told, Track, parse_line
+from cotenant.node_agent.records import AttemptKey
+from cotenant.node_agent.sockets import SOCKET_PATH_BYTES_MAX, progress_socket, socket_directory
+from cotenant.v1 import job_pb2
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        (b"step=12", Told(12)),
+        (b"  step=12   loss=0.3\n", Told(12, 0.3)),
+        (b"loss=0.3, step=12", Told(12, 0.3)),
+        (b'{"step": 7, "loss": 1e-3, "other": []}', Told(7, 1e-3)),
+        (b'{"step": "7"}', Told(7)),
+        (b"loss=2", Told(None, 2)),
+        (b"step=7.0", Told(7)),
+        (b"step=-1", None),
+        (b"step=1e400", None),
+        (b"step=" + b"9" * 30, None),
+        (b"step=true loss=x", None),
+        (b'{"step": true}', None),
+        (b"[1]", None),
+        (b'{"step": ', None),
+        (b"", None),
+        (b"\xff\xfe step=3", Told(3)),
+    ],
+)
+def test_a_line_is_understood_or_left(line: bytes, told: Told | None) -> None:
+    assert parse_line(line) == told
+
+
+@given(st.binary(max_size=300))
+def test_no_line_makes_the_parser_fail(line: bytes) -> None:
+    told = parse_line(line)
+    assert told is None or told.step is None or 0 <= told.step < 2**63
+
+
+def track_of(*points: tuple[float, int]) -> Track:
+    track = Track()
+    for now, step in points:
+        track.take(Told(step), now)
+    return track
+
+
+def test_the_rate_is_that_of_the_last_window() -> None:
+    slow_then_fast = [(float(now), now) for now in range(100)] + [(100.0 + now, 100 + 10 * now) for now in range(60)]
+    assert track_of(*slow_then_fast).rate_per_second(160) == pytest.approx(10)
+
+
+def test_slow_steps_have_a_rate_too() -> None:
+    assert track_of((0, 1), (50, 2)).rate_per_second(60) == pytest.approx(1 / 50)
+
+
+def test_replicas_that_lag_do_not_disturb_the_rate() -> None:
+    points = [(now + lag / 10, now * 5 - 5 * lag) for now in range(1, 20) for lag in (0, 1, 2) if now > lag]
+    track = track_of(*points)
+    assert track.step == 95
+    assert track.rate_per_second(20) == pytest.approx(5, rel=0.1)
+
+
+def test_a_job_that_began_again_is_followed_from_there() -> None:
+    track = track_of((0, 100), (1, 101), (70, 5), (71, 6))
+    assert track.step == 6
+    assert track.rate_per_second(71) == pytest.approx(1)
+
+
+def test_a_silent_job_has_no_rate() -> None:
+    assert track_of((0, 1), (1, 2)).rate_per_second(1000) == 0
+
+
+@given(st.lists(st.tuples(st.floats(0, 1e6), st.integers(0, 2**62)), max_size=60))
+def test_a_rate_is_always_a_finite_number_that_is_not_negative(points: list[tuple[float, int]]) -> None:
+    track = track_of(*sorted(points))
+    rate = track.rate_per_second(1e6)
+    assert math.isfinite(rate)
+    assert rate >= 0
+    assert len(track._points) <= 30 / 0.2 + 3
+
+
+HELPER = "from cotenant import progress\n"
+
+
+def run_helper(script: str, path: str = "") -> str:
+    variables = {"COTENANT_PROGRESS": path} if path else {}
+    done = subprocess.run(
+        [sys.executable, "-c", HELPER + script], env=variables, capture_output=True, text=True, check=True
+    )
+    return done.stdout
+
+
+def waiting_datagrams(receiver: socket.socket) -> list[bytes]:
+    receiver.setblocking(False)
+    datagrams = []
+    while True:
+        try:
+            datagrams.append(receiver.recv(100))
+        except BlockingIOError:
+            return datagrams
+
+
+def test_the_helper_does_nothing_outside_of_cotenant() -> None:
+    assert run_helper("progress.step(); progress.step(loss=1); print('on')") == "on\n"
+
+
+def test_the_helper_never_raises_whatever_it_is_given(tmp_path: Path) -> None:
+    calls = "\n".join(
+        [f"progress.step({what})" for what in ("'x'", "loss='y'", "1 << 9999", "loss=object()")] + ["print('on')"]
+    )
+    assert run_helper(calls, str(tmp_path / "absent")) == "on\n"
+    assert run_helper(calls, "/" + "x" * 500) == "on\n"
+
+
+def test_the_helper_tells_and_its_last_word_always_comes(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as agent:
+        agent.bind(str(tmp_path / "p"))
+        agent.settimeout(10)
+        run_helper("for _ in range(1000): progress.step(loss=0.5)", str(tmp_path / "p"))
+        lines = waiting_datagrams(agent)
+    assert lines[0] == b"step=1 loss=0.5"
+    assert lines[-1] == b"step=1000 loss=0.5"
+    assert len(lines) < 100
+
+
+def test_the_helper_finds_an_agent_that_came_back(tmp_path: Path) -> None:
+    path = str(tmp_path / "p")
+    script = f"""
+import os, socket
+def agent():
+    receiver = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM); receiver.bind({path!r}); return receiver
+first = agent(); progress.step(1); first.recv(100); first.close(); os.unlink({path!r})
+progress.INTERVAL_SECONDS = 0; progress._teller._not_before = 0
+progress.step(2)
+second = agent(); progress.step(3); print(second.recv(100))
+"""
+    assert run_helper(script, path) == "b'step=3'\n"
+
+
+def test_the_helper_costs_microseconds(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as agent:
+        agent.bind(str(tmp_path / "p"))
+        took = run_helper(
+            "import time; began = time.perf_counter()\nfor n in range(100_000): progress.step(n, loss=0.1)\n"
+            "print((time.perf_counter() - began) / 100_000)",
+            str(tmp_path / "p"),
+        )
+    assert float(took) < 50e-6
+
+
+def test_a_deep_state_directory_still_has_short_sockets(tmp_path: Path) -> None:
+    deep = tmp_path / ("d" * 100) / ("e" * 100)
+    deep.mkdir(parents=True)
+    path = progress_socket(socket_directory(deep), AttemptKey("j" * 128, 1))
+    assert len(str(path)) <= SOCKET_PATH_BYTES_MAX
+    assert socket_directory(deep) == socket_directory(deep)
+    shallow = Path("/tmp")
+    assert len(str(progress_socket(shallow, AttemptKey("j", 1)))) <= SOCKET_PATH_BYTES_MAX
+    socket_directory(deep).rmdir()
+
+
+async def test_what_a_job_tells_comes_to_placement(placement: Placement, agent: RunningAgent) -> None:
+    script = HELPER + "import time\nfor n in range(1, 6): progress.step(n * 10, loss=1 / n)"
+    placement.assign(assignment("teller", [sys.executable, "-c", script]))
+    await placement.ended("teller")
+    last = await placement.until(lambda: next((told for told in placement.progress if told.progress.step == 50), None))
+    assert (last.job_id, last.number, last.progress.loss) == ("teller", 1, pytest.approx(0.2))
+    assert last.progress.update_time.seconds == pytest.approx(time.time(), abs=60)
+
+
+async def test_progress_is_heard_again_after_a_restart(
+    placement: Placement, agent: RunningAgent, tmp_path: Path
+) -> None:
+    script = HELPER + f"import os, time\nwhile not os.path.exists('{tmp_path}/go'): time.sleep(0.01)\nprogress.step(77)"
+    placement.assign(assignment("teller", [sys.executable, "-c", script]))
+    await placement.running("teller")
+    await agent.stop()
+    await agent.start()
+    await placement.connected(2)
+    (tmp_path / "go").touch()
+    await placement.until(lambda: any(told.progress.step == 77 for told in placement.progress))
+
+
+async def test_a_flood_is_reported_about_once_a_second(placement: Placement, agent: RunningAgent) -> None:
+    flood = (
+        "import os, socket, time\nout = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)\nn = 0\n"
+        "end = time.time() + 2.5\n"
+        "while time.time() < end:\n    n += 1\n    out.sendto(b'step=%d' % n, os.environ['COTENANT_PROGRESS'])"
+    )
+    placement.assign(assignment("flood", [sys.executable, "-c", flood]))
+    await placement.ended("flood")
+    assert 2 <= len(placement.progress) <= 5
+
+
+async def test_a_pattern_reads_the_output(placement: Placement, agent: RunningAgent) -> None:
+    spec = job_pb2.JobSpec(progress=job_pb2.ProgressRule(regex=r"iter (\d+)/\d+ loss (?P<loss>[\d.]+)"))
+    placement.assign(shell("printer", "echo iter 1/9 loss 0.5; printf 'iter 2/9 loss 0.25\\r noise'; echo", spec=spec))
+    await placement.ended("printer")
+    told = await placement.until(lambda: placement.progress and placement.progress[-1])
+    assert (told.progress.step, told.progress.loss) == (2, pytest.approx(0.25))
+
+
+async def test_a_pattern_that_never_ends_costs_the_job_its_progress_and_nothing_else(
+    placement: Placement, agent: RunningAgent, tmp_path: Path
+) -> None:
+    spec = job_pb2.JobSpec(progress=job_pb2.ProgressRule(regex=r"(a+)+$"))
+    placement.assign(shell("evil", "echo aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaab; exec sleep 60", spec=spec))
+    await placement.running("evil")
+    placement.assign(shell("other", "true"))
+    await placement.ended("other")
+    placement.send(stops=[stop_order("evil", grace_seconds=1)])
+    await placement.ended("evil")
+
+
+async def test_the_matcher_is_itself_again_after_a_pattern_that_hung(monkeypatch: pytest.MonkeyPatch) -> None:
+    matcher = PatternMatcher()
+    try:
+        monkeypatch.setattr(output_patterns, "SEARCH_SECONDS_MAX", 0.2)
+        with pytest.raises(TooSlow):
+            await matcher.search(r"(a+)+$", ["a" * 50 + "b"])
+        monkeypatch.setattr(output_patterns, "SEARCH_SECONDS_MAX", 10)
+        assert await matcher.search(r"(\d+)", ["1", "2", "x"]) == {"step": "2"}
+        answers = await asyncio.gather(*(matcher.search(r"(\d+)", [str(n)]) for n in range(5)))
+        assert [answer["step"] for answer in answers] == ["0", "1", "2", "3", "4"]
+    finally:
+        await matcher.close()
+
+
+@pytest.mark.parametrize("pattern", ["(", "no group", "(?P<x", "a{99999999999}(b)"])
+def test_a_pattern_that_is_none_is_said_to_be(pattern: str) -> None:
+    assert "error" in search(pattern, ["x"])

@@ -1,0 +1,77 @@
+"""Samples to contention, and what comes back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from structlog.testing import capture_logs
+from tests.node_agent.conditions import need_groups
+from tests.node_agent.conftest import RunningAgent
+from tests.node_agent.jobs import CPUS, PYTHON, assignment, shell, stop_order, task
+from tests.node_agent.placement import Placement
+
+from cotenant.node_agent import cgroup_mounts
+from cotenant.node_agent.samples import parse_pressure, read_pressure
+from cotenant.v1 import contention_service_pb2, job_pb2
+
+
+def test_pressure_is_read_and_odd_content_is_none(tmp_path: Path) -> None:
+    told = parse_pressure("some avg10=2.50 avg60=1 total=5\nfull avg10=0.75 avg60=x\nfull avg10=x\nnonsense")
+    assert (told.some_avg10, told.full_avg10) == (2.5, 0.75)
+    assert read_pressure("cpu", tmp_path) == contention_service_pb2.Pressure()
+
+
+@pytest.mark.parametrize("groups", [pytest.param(True, marks=pytest.mark.root), False], ids=["groups", "no groups"])
+async def test_each_attempt_is_sampled(
+    placement: Placement, agent: RunningAgent, groups: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if groups:
+        need_groups("memory", "cpuacct")
+    else:
+        monkeypatch.setattr(cgroup_mounts, "open_node_group", lambda _: (None, []))
+    await agent.stop()
+    await agent.start(contention_endpoint=placement.endpoint, sample_interval_seconds=0.3)
+    await placement.connected(2)
+    spin = "x = bytearray(30 << 20)\nwhile True: pass"
+    cpu_job = job_pb2.JobSpec(kind=job_pb2.JOB_KIND_CPU)
+    placement.assign(
+        assignment("spinner", [*PYTHON, spin], tasks=[task(cpus=CPUS[-1:])], spec=cpu_job),
+        shell("sleeper", "exec sleep 60", spec=job_pb2.JobSpec(kind=job_pb2.JOB_KIND_TRAINING)),
+    )
+
+    def latest() -> dict[str, contention_service_pb2.AttemptSample]:
+        return {one.job_id: one for one in placement.samples[-1].attempts} if placement.samples else {}
+
+    await placement.until(lambda: "spinner" in latest() and latest()["spinner"].cores_used > 0.3)
+    sample, node = latest(), placement.samples[-1]
+    assert sample["spinner"].cores_used < 1.5
+    assert sample["spinner"].memory_bytes > 30 << 20
+    assert sample["sleeper"].cores_used < 0.1
+    assert (sample["spinner"].cpu_job, sample["sleeper"].cpu_job) == (True, False)
+    assert (node.node_id, node.memory_bandwidth_bytes_per_second) == ("test-node", -1)
+    assert node.window.ToMilliseconds() == pytest.approx(300, abs=250)
+    assert node.memory_used_bytes > 0
+    placement.send(stops=[stop_order(job_id, grace_seconds=0) for job_id in sample])
+    for job_id in sample:
+        await placement.ended(job_id)
+
+
+async def test_a_directive_is_told_of_and_not_carried_out(placement: Placement, agent: RunningAgent) -> None:
+    placement.directives.append(contention_service_pb2.Directive(id="d1", job_id="x", number=1, share=0.5))
+    placement.directives.append(contention_service_pb2.Directive(id="d2", job_id="x", number=1, share=1))
+    await agent.stop()
+    with capture_logs() as logs:
+        await agent.start(contention_endpoint=placement.endpoint, sample_interval_seconds=0.05)
+        await placement.until(lambda: len(placement.samples) >= 3)
+    assert [entry["directive"] for entry in logs if entry["event"] == "directive_ignored"] == ["d1"]
+
+
+async def test_samples_come_again_after_contention_was_away(placement: Placement, agent: RunningAgent) -> None:
+    await agent.stop()
+    await agent.start(contention_endpoint=placement.endpoint, sample_interval_seconds=0.05)
+    await placement.until(lambda: placement.samples)
+    await placement.stop()
+    placement.samples.clear()
+    await placement.start()
+    await placement.until(lambda: placement.samples)
