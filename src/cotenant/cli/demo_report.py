@@ -39,7 +39,8 @@ STYLE = """
 body{font:15px/1.5 system-ui,sans-serif;color:#222;max-width:1000px;margin:2.5em auto;padding:0 1em}
 h1{font-size:1.6em;margin-bottom:.1em} h2{font-size:1.15em;margin-top:2em} .sub{color:#666;margin-top:0}
 table{border-collapse:collapse;width:100%;font-size:14px} th{text-align:left;color:#666;font-weight:600}
-th,td{padding:.35em .7em .35em 0;border-bottom:1px solid #eee;vertical-align:top} td:first-child,th{white-space:nowrap} td.n,th.n{text-align:right}
+th,td{padding:.35em .7em .35em 0;border-bottom:1px solid #eee;vertical-align:top}
+td:first-child,th{white-space:nowrap} td.n,th.n{text-align:right}
 .succeeded{color:#2e7d32}.failed,.refused{color:#c62828} code{background:#f4f4f4;padding:.1em .3em;border-radius:3px}
 svg text{font:12px system-ui,sans-serif} @media(prefers-color-scheme:dark){body{background:#161616;color:#ddd}
 th,.sub{color:#999} th,td{border-color:#333} code{background:#262626} svg text.axis{fill:#aaa}}
