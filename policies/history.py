@@ -231,6 +231,8 @@ def _gpu_type(wanted: str, profile: Profile) -> str:
     """Take the wanted type; where none is wanted, the one that was seen most."""
     if wanted or not profile.rates:
         return wanted
+    if len(profile.rates) == 1:
+        return next(iter(profile.rates))
     return max(
         sorted(profile.rates), key=lambda kind: sum(len(samples.figures) for samples in profile.rates[kind].values())
     )
