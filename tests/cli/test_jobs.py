@@ -6,12 +6,14 @@ from dataclasses import replace
 
 import pytest
 from tests.cli.conftest import COTENANT, Shell
-from tests.cli.standin import CREATED, Standin
+from tests.cli.standin import CREATED, Standin, node
 
 from cotenant.cli.jobfile import read_jobs
 from cotenant.cli.outcome import ExitCode
 from cotenant.core.jobs import JobKind, JobSpec, Role
 from cotenant.core.lifecycle import Phase
+from cotenant.v1.job_pb2 import ATTEMPT_STATE_LOST, Attempt, Job, Progress
+from cotenant.v1.job_pb2 import JobSpec as WireSpec
 
 
 @pytest.fixture
@@ -192,3 +194,48 @@ def test_explain_json_has_the_same(shell: Shell, jobs: list[str]) -> None:
     assert (told["position"], told["waiting"], told["queue_policy"], told["level"]) == (2, 7, "las", 1)
     assert told["events"] == [{"time": "2027-01-15T08:00:00.000Z", "what": "queued", "detail": "taken in by default"}]
     assert told["job"]["id"] == jobs[0]
+
+
+KEYS = {
+    "job": (
+        "id name kind phase phase_reason tenant queue priority submitter labels replicas gpus cores memory_bytes nodes "
+        "create_time start_time end_time wait_seconds run_seconds deadline reason attempt past_attempts progress "
+        "failures retries preemptions attained_gpu_seconds attained_core_seconds"
+    ),
+    "reason": "code detail remedy numbers since",
+    "attempt": "number state assign_time start_time end_time message exit allocations",
+    "exit": "code signal out_of_memory rank node",
+    "allocation": "node tasks",
+    "task": "role rank cores gpus memory_bytes reclaimable",
+    "explained": "job summary position waiting queue_policy level score sizing events",
+    "node": (
+        "id state state_reason state_owner gpus gpus_used gpu_models gpus_declared gpus_unhealthy cores cores_used "
+        "memory_bytes memory_used_bytes rack address attempts not_enforced agent_version create_time seen_seconds"
+    ),
+}
+
+
+def test_keys_that_programs_rely_on_stay(shell: Shell, standin: Standin, jobs: list[str]) -> None:
+    standin.nodes.nodes = {"gpu-1": node("gpu-1")}
+    waiting, ended = shell("show", "--json", jobs[0]).json, shell("show", "--json", jobs[2]).json
+    allocation = ended["attempt"]["allocations"][0]
+    told = {
+        "job": waiting,
+        "reason": waiting["reason"],
+        "attempt": ended["attempt"],
+        "exit": ended["attempt"]["exit"],
+        "allocation": allocation,
+        "task": allocation["tasks"][0],
+        "explained": shell("explain", "--json", jobs[0]).json,
+        "node": shell("nodes", "--json").json[0],
+    }
+    assert {name: " ".join(view) for name, view in told.items()} == KEYS
+
+
+def test_progress_is_told_with_what_is_left(shell: Shell, standin: Standin, jobs: list[str]) -> None:
+    progress = Progress(step=30, rate_per_second=2.5, loss=0.25)
+    past = Attempt(number=1, state=ATTEMPT_STATE_LOST, message="its node was away")
+    standin.jobs.jobs[jobs[1]].MergeFrom(Job(progress=progress, past_attempts=[past], spec=WireSpec(steps_total=100)))
+    out = shell("show", jobs[1]).out
+    assert "step 30 of 100, 2.5 a second, loss 0.25" in out
+    assert "lost; its node was away" in out

@@ -26,7 +26,7 @@ def test_a_job_of_options_is_submitted_and_its_id_printed(shell: Shell, standin:
         *("--role", "trainer", "--tenant", "vision", "--queue", "night", "--priority", "7", "--expected", "2h"),
         *("--retries", "3", "--grace", "1m", "--signal", "usr1", "--locality", "rack", "--model", "resnet50"),
         *("--steps", "90000", "--progress-regex", r"step (\d+)", "--env", "A=b=c", "--label", "k=v"),
-        *("--workdir", "/srv", "--not-preemptible", "--", "python3", "train.py", "--gpus", "--", "x"),
+        *("--workdir", "/srv", "--not-preemptible", "--", "python3", "train.py", "--token", "--", "x"),
     )
     [(job_id, job)] = standin.jobs.jobs.items()
     assert (ended.code, ended.out, ended.err) == (ExitCode.DONE, f"{job_id}\n", "")
@@ -39,7 +39,7 @@ def test_a_job_of_options_is_submitted_and_its_id_printed(shell: Shell, standin:
     assert (spec.locality, spec.model, spec.steps_total, spec.retries_max) == ("rack", "resnet50", 90000, 3)
     assert (spec.progress_regex, spec.environment, spec.labels) == (r"step (\d+)", (("A", "b=c"),), (("k", "v"),))
     assert (spec.working_directory, spec.preemptible) == ("/srv", False)
-    assert spec.command == ("python3", "train.py", "--gpus", "--", "x")
+    assert spec.command == ("python3", "train.py", "--token", "--", "x")
 
 
 def test_a_variable_without_a_value_is_taken_from_here(

@@ -86,7 +86,7 @@ def _wishes(job: Job) -> Pairs:
     yield "labels", ", ".join(f"{key}={value}" for key, value in sorted(spec.labels.items()))
     yield "deadline", views.time_of(spec, "deadline") or ""
     yield "working directory", spec.working_directory
-    yield "progress", spec.progress.regex
+    yield "progress rule", spec.progress.regex
     yield "promises", _promises(spec.qos)
 
 
