@@ -201,7 +201,12 @@ class Orders:
 
     def _record_launch(self, attempt: Attempt, status: Status) -> None:
         telemetry.record(
-            "launch", attempt.assignment.trace_parent, attempt.received, status.start_time, attempt=str(status.key)
+            "launch",
+            attempt.assignment.trace_parent,
+            attempt.received,
+            status.start_time,
+            job=status.key.job_id,
+            attempt=status.key.number,
         )
 
     def _record_spans(self, attempt: Attempt, status: Status) -> None:
@@ -211,7 +216,8 @@ class Orders:
             attempt.assignment.trace_parent,
             status.start_time or attempt.received,
             status.end_time or status.time,
-            attempt=str(status.key),
+            job=status.key.job_id,
+            attempt=status.key.number,
             state=status.state,
             code=told.code if told else 0,
             signal=told.signal if told else 0,

@@ -156,6 +156,7 @@ class JobQueue(job_service_pb2_grpc.JobServiceServicer):
                 record = new_record("", spec, caller().name, "")
                 return pb.CreateJobResponse(job=record.job)
             record = await self.keeper.create(spec, caller().name, span.trace_parent, once)
+            span.set(job=record.id)
             log.info("job_created", job=record.id, name=spec.name, tenant=spec.tenant, gpus=spec.gpu_milli / 1000)
             return pb.CreateJobResponse(job=self.state.message(record))
 
