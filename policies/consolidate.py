@@ -17,7 +17,7 @@ class Consolidate:
     A 16-GPU job used 43.7 % of its GPUs on 2 servers and 28.6 % on 8 (Philly, Jeon et al., ATC 2019 [P]): locality is
     worth a wait, so a gang that would fit on an empty node waits for one with room, unless it asks for `anywhere`.
     Best fit leaves the largest gaps for others [R]: the node with the fewest GPUs left, then the fewest cores, then
-    the lowest number. A larger gang takes whole nodes first and best fit for the rest.
+    the lowest number. A larger gang takes whole nodes first and best fit for the rest; racks are not looked at.
 
     Gangs without GPUs stay away from GPUs that could still be used: they go to nodes without any, then to nodes whose
     GPUs are taken; they do not wait to be together unless they ask for `server`.
