@@ -67,6 +67,7 @@ class EmbeddedMesh:
         self.address = ""
         self.channel: Channel | None = None
         self._closing: list[Closing] = []
+        self._published = False
         self._agents_stop = asyncio.Event()
         self._agents: list[asyncio.Task[None]] = []
 
@@ -110,6 +111,7 @@ class EmbeddedMesh:
         jobs.run()
         self._start_agents()
         access.publish(config.state_dir, Endpoints.one(_reachable(self.address)))
+        self._published = True
 
     def _options(self, group: str) -> Mapping[str, str]:
         return self.config.options.get(group, {})
@@ -169,7 +171,8 @@ class EmbeddedMesh:
 
     async def close(self) -> None:
         """End agents first, so that the services hear from them to the last; jobs run on."""
-        access.withdraw(self.config.state_dir)
+        if self._published:  # else what stands there is another mesh's
+            access.withdraw(self.config.state_dir)
         self._agents_stop.set()
         await asyncio.gather(*self._agents, return_exceptions=True)
         for step in reversed(self._closing):

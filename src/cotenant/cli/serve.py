@@ -85,22 +85,25 @@ def serve(
         endpoints=endpoints or ",".join(f"{name}=127.0.0.1:{port}" for name, port in PORTS.items()),
     )
     if service == "agent":
-        asyncio.run(_agent(told, node or node_name(), gpus or settings.gpus, _cpus(cpus), address))
+        work = _agent(told, node or node_name(), gpus or settings.gpus, _cpus(cpus), address)
     else:
-        asyncio.run(_until_signal(_service(service, told)))
+        work = _service(service, told)
+    asyncio.run(_until_signal(work))
 
 
 def _store_url(store: str, state_dir: Path, service: str) -> str:
     if store != "sqlite":
         return store
-    state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
     return f"sqlite:{state_dir / service}.sqlite"
 
 
 def _token(state_dir: Path) -> str:
-    from cotenant.rpc.access import ensure_token
+    from cotenant.rpc.access import NoAccess, ensure_token
 
-    return os.environ.get("COTENANT_TOKEN") or ensure_token(state_dir)
+    try:
+        return os.environ.get("COTENANT_TOKEN") or ensure_token(state_dir)
+    except NoAccess as error:
+        raise CommandError(str(error)) from None
 
 
 def _cpus(text: str) -> tuple[int, ...] | None:
@@ -184,6 +187,7 @@ def _endpoints(told: Told) -> Endpoints:
 async def _until_signal(work: Coroutine[Any, Any, None]) -> None:
     """Run a service until SIGINT or SIGTERM; what keeps it from starting is told in a user's words."""
     from cotenant import plugins
+    from cotenant.node_agent.agent import AnotherAgent
     from cotenant.rpc.server import CannotListen
     from cotenant.store.port import StoreInUse, StoreUnavailable
 
@@ -197,27 +201,32 @@ async def _until_signal(work: Coroutine[Any, Any, None]) -> None:
         raise usage(str(error)) from None
     except StoreUnavailable as error:
         raise CommandError(str(error), code=ExitCode.UNREACHABLE) from None
-    except (StoreInUse, CannotListen, OSError) as error:
+    except (StoreInUse, CannotListen, AnotherAgent, OSError) as error:
         raise CommandError(str(error)) from None
 
 
 async def _agent(told: Told, node: str, gpus: str, cpus: tuple[int, ...] | None, address: str) -> None:
+    from cotenant import telemetry
     from cotenant.node_agent.__main__ import serve as serve_agent
     from cotenant.node_agent.agent import AgentConfig
 
     settings, endpoints = told.settings, _endpoints(told)
-    await serve_agent(
-        AgentConfig(
-            node_id=node,
-            state_dir=told.state_dir / "nodes" / node,
-            placement_endpoint=endpoints.placement,
-            contention_endpoint=endpoints.contention,
-            token=told.token,
-            gpus=gpus,
-            cpus=cpus,
-            rack=settings.rack,
-            address=address or node,
-            shareable_gpus=settings.shareable_gpus,
-            split_siblings=settings.split_siblings,
+    telemetry.setup("agent")
+    try:
+        await serve_agent(
+            AgentConfig(
+                node_id=node,
+                state_dir=told.state_dir / "nodes" / node,
+                placement_endpoint=endpoints.placement,
+                contention_endpoint=endpoints.contention,
+                token=told.token,
+                gpus=gpus,
+                cpus=cpus,
+                rack=settings.rack,
+                address=address or node,
+                shareable_gpus=settings.shareable_gpus,
+                split_siblings=settings.split_siblings,
+            )
         )
-    )
+    finally:
+        telemetry.shutdown()

@@ -145,6 +145,7 @@ async def opened(config: MeshConfig) -> AsyncIterator[EmbeddedMesh]:
     """Run the mesh inside; what keeps it from starting is told in a user's words."""
     from cotenant import plugins
     from cotenant.cli.embedded import EmbeddedMesh
+    from cotenant.rpc.access import NoAccess
     from cotenant.rpc.server import CannotListen
     from cotenant.store.port import StoreInUse, StoreUnavailable
 
@@ -157,7 +158,7 @@ async def opened(config: MeshConfig) -> AsyncIterator[EmbeddedMesh]:
         raise CommandError(str(error), hint="another `cotenant up` runs here; stop it, or pass --state-dir") from None
     except StoreUnavailable as error:
         raise CommandError(str(error), code=ExitCode.UNREACHABLE) from None
-    except (CannotListen, OSError) as error:
+    except (CannotListen, NoAccess, OSError) as error:
         raise CommandError(str(error)) from None
     try:
         yield mesh

@@ -1,0 +1,85 @@
+"""A plain gRPC client for what a test asks too often for a command."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from tests.end_to_end.waiting import until
+
+from cotenant.core.lifecycle import ENDED, Phase
+from cotenant.rpc import translate
+from cotenant.v1.job_pb2 import Job
+from cotenant.v1.job_service_pb2 import CancelJobRequest, GetJobRequest, ListJobsRequest
+from cotenant.v1.job_service_pb2_grpc import JobServiceStub
+
+CALL_SECONDS_MAX = 20.0
+AWAY = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
+
+
+class Client:
+    """Asks the queue about jobs. `find` tells its address and the token anew for each question."""
+
+    def __init__(self, find: Callable[[], tuple[str, str]]) -> None:
+        self._find = find
+
+    def job(self, job_id: str) -> Job:
+        """One job as it stands."""
+        with self._channel() as channel:
+            return self._stub(channel).GetJob(GetJobRequest(id=job_id), **self._calling()).job
+
+    def jobs(self) -> list[Job]:
+        """All jobs."""
+        with self._channel() as channel:
+            return list(self._stub(channel).ListJobs(ListJobsRequest(page_size=1000), **self._calling()).jobs)
+
+    def cancel(self, job_id: str) -> None:
+        """End a job; one that has ended already is fine."""
+        with self._channel() as channel:
+            self._stub(channel).CancelJob(CancelJobRequest(id=job_id), **self._calling())
+
+    def phase(self, job_id: str) -> Phase:
+        """How a job stands."""
+        return translate.PHASES.from_wire(self.job(job_id).phase)
+
+    def serving(self, service: str = "") -> bool:
+        """What the health protocol says; it asks for no token."""
+        with self._channel() as channel:
+            request = health_pb2.HealthCheckRequest(service=service)
+            answer = health_pb2_grpc.HealthStub(channel).Check(request, timeout=CALL_SECONDS_MAX, wait_for_ready=True)
+            return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
+
+    def wait_for(self, job_id: str, *phases: Phase, seconds: float = 60.0) -> Job:
+        """Wait until a job is in one of these phases; an end in another one fails at once."""
+
+        def there() -> Job | None:
+            try:
+                job = self.job(job_id)
+            except grpc.RpcError as error:
+                assert error.code() in AWAY, error  # the mesh is being restarted
+                return None
+            phase = translate.PHASES.from_wire(job.phase)
+            assert phase in phases or phase not in ENDED, f"{job_id} {phase}: {job.phase_reason}"
+            return job if phase in phases else None
+
+        job = until(there, f"{job_id} in {phases}", seconds=seconds)
+        assert job
+        return job
+
+    def _channel(self) -> grpc.Channel:
+        return grpc.insecure_channel(self._find()[0])
+
+    def _stub(self, channel: grpc.Channel) -> JobServiceStub:
+        return JobServiceStub(channel)
+
+    def _calling(self) -> dict[str, object]:
+        return {"metadata": (("authorization", f"Bearer {self._find()[1]}"),), "timeout": CALL_SECONDS_MAX}
+
+
+def published(state_dir: Path) -> tuple[str, str]:
+    """Where the queue is and its token, as the state directory tells."""
+    endpoint: str = json.loads((state_dir / "endpoint.json").read_text())["queue"]
+    return endpoint, (state_dir / "token").read_text().strip()

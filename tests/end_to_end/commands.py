@@ -1,0 +1,128 @@
+"""The real command line as a subprocess, and processes of it that serve until they are ended."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.end_to_end.waiting import until
+
+COTENANT = str(Path(sys.executable).with_name("cotenant"))
+SECONDS_MAX = 60.0
+TRACEBACK = "Traceback (most recent call last)"
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a command ended, and what it said."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def error(self) -> str:
+        """The one error that it told; there must be one, and no more."""
+        errors = [line for line in self.err.splitlines() if line.startswith("error:")]
+        assert len(errors) == 1, f"one error was expected:\n{self.err}"
+        return errors[0]
+
+
+def environment_of(home: Path, **more: str) -> dict[str, str]:
+    """An environment in which a user's own files and variables play no part."""
+    inherited = {name: os.environ[name] for name in ("PATH", "LANG", "TMPDIR", "PYTHONPATH") if name in os.environ}
+    return {**inherited, "HOME": str(home), "COLUMNS": "200", **more}
+
+
+class Cli:
+    """Runs commands in one environment. A traceback fails the test, whatever else is expected."""
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        self.environment = dict(environment)
+
+    def __call__(
+        self, *arguments: str | Path, code: int = 0, stdin: str = "", seconds: float = SECONDS_MAX, **more: str
+    ) -> Outcome:
+        """Run a command that is to end with this exit code."""
+        ended = subprocess.run(
+            [COTENANT, *map(str, arguments)],
+            input=stdin,
+            env={**self.environment, **more},
+            capture_output=True,
+            text=True,
+            timeout=seconds,
+            check=False,
+        )
+        outcome = Outcome(ended.returncode, ended.stdout, ended.stderr)
+        assert TRACEBACK not in outcome.out + outcome.err, outcome.err
+        assert outcome.code == code, f"{arguments} ended with {outcome.code}, not {code}:\n{outcome.out}{outcome.err}"
+        return outcome
+
+    def json(self, *arguments: str | Path) -> Any:
+        """Run a command that prints JSON."""
+        return json.loads(self(*arguments, "--json").out)
+
+    def submit(self, *arguments: str | Path) -> str:
+        """Submit one job and return its id."""
+        (job_id,) = self("submit", *arguments).out.split()
+        return job_id
+
+    def start(self, *arguments: str | Path, log: Path) -> Serving:
+        """Start a command that runs until it is ended; what it says is appended to the log."""
+        return Serving([COTENANT, *map(str, arguments)], self.environment, log)
+
+
+class Serving:
+    """A process that serves. It is ended by its pid alone."""
+
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str], log: Path) -> None:
+        self.log = log
+        self._begin = log.stat().st_size if log.exists() else 0
+        with log.open("ab") as stream:
+            self._process = subprocess.Popen(
+                command, env=dict(environment), stdin=subprocess.DEVNULL, stdout=stream, stderr=stream
+            )
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid
+
+    @property
+    def said(self) -> str:
+        """What it has said by now."""
+        with self.log.open("rb") as stream:
+            stream.seek(self._begin)
+            return stream.read().decode(errors="replace")
+
+    def wait_to_say(self, words: str) -> str:
+        """Wait until it says something, and return that line; its end before that fails."""
+
+        def found() -> str:
+            ended = self._process.poll() is not None
+            line = next((line for line in self.said.splitlines() if words in line), "")
+            assert line or not ended, f"it ended with {self._process.returncode}:\n{self.said}"
+            return line
+
+        return until(found, f"{words!r} in {self.log}")
+
+    def kill(self) -> None:
+        """End it as a power cut would."""
+        self._process.kill()
+        self._process.wait()
+
+    def terminate(self) -> int:
+        """Ask it to end, and return its exit code."""
+        self._process.send_signal(signal.SIGTERM)
+        return self._process.wait(SECONDS_MAX)
+
+    def wait(self) -> int:
+        """Wait for its end, and return its exit code."""
+        return self._process.wait(SECONDS_MAX)

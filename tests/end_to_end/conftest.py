@@ -1,0 +1,24 @@
+"""Meshes for the tests of this folder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from tests.end_to_end.commands import Cli
+from tests.end_to_end.meshes import Mesh
+
+
+@pytest.fixture(scope="module")
+def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mesh]:
+    """A mesh that the tests of a module share; each leaves it as it found it."""
+    shared = Mesh(tmp_path_factory.mktemp("mesh"))
+    shared.start()
+    yield shared
+    shared.close()
+
+
+@pytest.fixture
+def cli(mesh: Mesh) -> Cli:
+    """The command line, as the user of the mesh."""
+    return mesh.cli

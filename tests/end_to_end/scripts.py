@@ -1,0 +1,49 @@
+"""What jobs of these tests run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.end_to_end.waiting import lines_of, until
+
+
+def shell(script: str) -> list[str]:
+    """A command line's end that runs a script."""
+    return ["--", "sh", "-c", script]
+
+
+class Counter:
+    """A job that counts into a file until a second file tells it to end, and with which status."""
+
+    def __init__(self, directory: Path, name: str) -> None:
+        self.path = directory / f"{name}.count"
+        self._end = directory / f"{name}.end"
+
+    @property
+    def command(self) -> list[str]:
+        """What to submit. Each line tells who counts, so that a second life would be seen."""
+        return shell(
+            f"i=0; while [ ! -e {self._end} ]; do i=$((i+1)); echo $i $$ >> {self.path}; sleep 0.02; done; "
+            f"exit $(cat {self._end})"
+        )
+
+    def count(self) -> int:
+        """How far it has come."""
+        return len(lines_of(self.path))
+
+    def wait_for_more(self) -> None:
+        """Wait until it has counted on, which it does only while it runs."""
+        before = self.count()
+        until(lambda: self.count() >= before + 3, f"growth of {self.path} beyond {before}")
+
+    def finish(self, status: int = 0) -> None:
+        """Tell it to end."""
+        partial = self._end.with_suffix(".partial")
+        partial.write_text(f"{status}\n")
+        partial.rename(self._end)
+
+    def assert_one_life(self) -> None:
+        """See that it counted without a gap, in one process."""
+        lines = [line.split() for line in lines_of(self.path)]
+        assert [int(number) for number, _ in lines] == list(range(1, len(lines) + 1))
+        assert len({pid for _, pid in lines}) == 1
