@@ -8,6 +8,7 @@ VENV := .venv
 STAMP := $(VENV)/.installed
 SOURCES := pyproject.toml hatch_build.py $(wildcard protos/cotenant/v1/*.proto)
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
+export GRPC_VERBOSITY ?= ERROR
 unexport VIRTUAL_ENV PYTHONPATH PYTHONHOME
 
 ARGS ?=
@@ -33,9 +34,11 @@ lint: $(STAMP) ## style, types, layers and the wire contract
 	@printf '── lint\n'
 	@python tools/lint.py
 
-bench: $(STAMP) ## the benchmarks, in their quick form (ARGS="" for the long one)
-	@for benchmark in $(filter-out %/harness.py %/__init__.py,$(wildcard benchmarks/*.py)); do \
-	  printf '\n── %s\n' "$$benchmark"; python "$$benchmark" $(if $(filter undefined file,$(origin ARGS)),--quick,$(ARGS)); done
+bench: $(STAMP) ## the benchmarks, in their quick form (ARGS= for the long one)
+	@for benchmark in $$(grep -l '^if __name__' benchmarks/*.py); do \
+	  printf '\n── %s\n' "$$benchmark"; \
+	  COTENANT_LOG=error python "$$benchmark" $(if $(filter file,$(origin ARGS)),--quick,$(ARGS)); \
+	done
 
 docs: $(STAMP) ## draw docs/lifecycle.md from the tables in the code
 	@python tools/lifecycle.py

@@ -1,0 +1,118 @@
+"""How long the predictor takes for a scheduling cycle's questions: 1,000 jobs, 8 candidate allocations each.
+
+Once nothing is known of any job, once a rate is known for every candidate of each. Beside both stands an empty call
+to the same server over the same channel.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import sys
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.timestamp_pb2 import Timestamp
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from benchmarks import harness  # noqa: E402 - the root of the checkout has to be on the path first
+
+from cotenant.rpc.channel import connect  # noqa: E402 - likewise
+from cotenant.rpc.policies import serve_policies  # noqa: E402 - likewise
+from cotenant.rpc.server import Server  # noqa: E402 - likewise
+from cotenant.services.predictor.server import start  # noqa: E402 - likewise
+from cotenant.store.memory import MemoryStore  # noqa: E402 - likewise
+from cotenant.v1 import job_pb2, predictor_service_pb2_grpc, resources_pb2  # noqa: E402 - likewise
+from cotenant.v1 import predictor_service_pb2 as pb  # noqa: E402 - likewise
+
+if TYPE_CHECKING:
+    from cotenant.v1.predictor_service_pb2_grpc import PredictorServiceAsyncStub
+
+JOBS = 1000
+CORES = (1, 2, 3, 4, 6, 8, 12, 16)
+WINDOWS = 3  # seen of each job at each core count
+BATCH = 8000
+BAR_MS = 50.0
+
+
+def spec(number: int) -> job_pb2.JobSpec:
+    """Each job is of a kind of its own, so that nothing is looked up twice."""
+    worker = job_pb2.Role(name="worker", replicas=2, resources=resources_pb2.ResourceRequest(gpu_milli=1000, cores=4))
+    return job_pb2.JobSpec(model=f"model-{number}", steps_total=10_000, roles=[worker])
+
+
+def questions() -> pb.EstimateRequest:
+    """What a cycle asks."""
+    candidates = [pb.CandidateAllocation(cores=cores, gpu_milli=1000) for cores in CORES]
+    return pb.EstimateRequest(
+        queries=[
+            pb.EstimateQuery(job_id=f"job-{number}", spec=spec(number), candidates=candidates) for number in range(JOBS)
+        ]
+    )
+
+
+def observations() -> list[pb.Observation]:
+    """A few windows of each job at each core count."""
+    return [
+        pb.Observation(
+            job_id=f"job-{number}",
+            number=1,
+            spec=spec(number),
+            allocation=pb.CandidateAllocation(cores=cores, gpu_milli=1000),
+            rate_per_second=cores**0.5,
+            window=Duration(seconds=10),
+            time=Timestamp(seconds=1_000_000 + 100 * window + cores),
+        )
+        for number in range(JOBS)
+        for window in range(WINDOWS)
+        for cores in CORES
+    ]
+
+
+async def median_ms(call: Callable[[], Awaitable[object]], rounds: int) -> float:
+    """Time a call a number of times."""
+    took = []
+    for _ in range(rounds):
+        begin = time.perf_counter()
+        await call()
+        took.append((time.perf_counter() - begin) * 1000)
+    return statistics.median(took)
+
+
+async def _measure(quick: bool) -> Sequence[harness.Row]:
+    rounds = 10 if quick else 100
+    server = Server()
+    predicting = await start(server, MemoryStore(), serve_policies(server))
+    port = await server.start()
+    async with connect(f"127.0.0.1:{port}") as channel:
+        stub = cast("PredictorServiceAsyncStub", predictor_service_pb2_grpc.PredictorServiceStub(channel))
+        empty_ms = await median_ms(lambda: stub.Estimate(pb.EstimateRequest()), rounds)
+        asked = questions()
+        unknown_ms = await median_ms(lambda: stub.Estimate(asked), rounds)
+        seen = observations()
+        for begin in range(0, len(seen), BATCH):
+            await stub.Observe(pb.ObserveRequest(observations=seen[begin : begin + BATCH]))
+        known_ms = await median_ms(lambda: stub.Estimate(asked), rounds)
+    await server.stop(0)
+    await predicting.close()
+    return [
+        harness.Row(
+            f"{JOBS:,} jobs × {len(CORES)} candidates, {what}",
+            value_ms,
+            "ms",
+            empty_ms,
+            "empty call",
+            f"below {BAR_MS:g} ms",
+            value_ms < BAR_MS,
+        )
+        for what, value_ms in (("nothing known", unknown_ms), ("all rates known", known_ms))
+    ]
+
+
+if __name__ == "__main__":
+    harness.main(lambda quick: asyncio.run(_measure(quick)), __doc__ or "")

@@ -1,0 +1,71 @@
+"""Draws docs/lifecycle.md from the tables in cotenant.core.lifecycle: `make docs`."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Mapping
+from enum import StrEnum
+from pathlib import Path
+from typing import TypeVar
+
+from cotenant.core.lifecycle import ATTEMPT_ENDED, ATTEMPT_NEXT, ENDED, JOB_NEXT, AttemptState, Phase
+
+State = TypeVar("State", bound=StrEnum)
+Event = TypeVar("Event", bound=StrEnum)
+
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "lifecycle.md"
+
+TEXT = """\
+# The lives of jobs and attempts
+
+Drawn by `make docs` from the tables in `cotenant.core.lifecycle`, which decide; a test fails where this page is not
+what they say. An event that has no arrow from where a job stands is refused, with the job's whole story.
+
+## A job
+
+{job}
+
+## An attempt: one run of a job
+
+{attempt}
+"""
+
+
+def page() -> str:
+    """Write the whole page."""
+    return TEXT.format(
+        job=diagram(Phase.QUEUED, JOB_NEXT, ENDED),
+        attempt=diagram(AttemptState.ASSIGNED, ATTEMPT_NEXT, ATTEMPT_ENDED),
+    )
+
+
+def diagram(first: State, table: Mapping[tuple[State, Event], State], ended: Collection[State]) -> str:
+    """Draw a table as a state diagram; events that lead the same way share an arrow.
+
+    >>> class Door(StrEnum):
+    ...     OPEN = "open"
+    ...     SHUT = "shut"
+    >>> class Hand(StrEnum):
+    ...     PUSH = "push"
+    >>> print(diagram(Door.OPEN, {(Door.OPEN, Hand.PUSH): Door.SHUT}, [Door.SHUT]))
+    ```mermaid
+    stateDiagram-v2
+        [*] --> open
+        open --> shut: push
+        shut --> [*]
+    ```
+    """
+    arrows: dict[tuple[State, State], list[str]] = defaultdict(list)
+    for (state, event), after in table.items():
+        arrows[state, after].append(event.value.replace("_", " "))
+    lines = [
+        f"[*] --> {first}",
+        *(f"{state} --> {after}: {', '.join(events)}" for (state, after), events in arrows.items()),
+        *(f"{state} --> [*]" for state in sorted(ended)),
+    ]
+    return "\n".join(["```mermaid", "stateDiagram-v2", *(f"    {line}" for line in lines), "```"])
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())
+    print(f"   {PAGE.relative_to(PAGE.parent.parent)} is drawn")
