@@ -11,6 +11,13 @@ import grpc.aio
 from cotenant.v1 import job_pb2, node_service_pb2_grpc, resources_pb2
 from cotenant.v1 import node_service_pb2 as node_pb2
 
+RECONNECT_SECONDS = 0.05
+ENDED = (
+    job_pb2.ATTEMPT_STATE_SUCCEEDED,
+    job_pb2.ATTEMPT_STATE_FAILED,
+    job_pb2.ATTEMPT_STATE_STOPPED,
+)
+
 
 def inventory(gpus: int, cores: int, *, memory_bytes: int = 2**39, node_id: str = "") -> resources_pb2.Inventory:
     """A node with two NUMA nodes, GPUs and cores halved between them."""
@@ -49,12 +56,21 @@ class SimulatedAgent:
         self.acked: list[tuple[str, int]] = []
         self.welcomes: list[node_pb2.Welcome] = []
         self.refuses_to_stop = False
+        self.silent = False  # connected, but not beating
         self.exit_code = 0
+        self.incarnation = "one"
+        self.output: dict[str, bytes] = {}  # by job, for whoever reads logs
+        self.reads: list[node_pb2.ReadOutput] = []
+        self.errors: list[str] = []
         self._stub = cast(
             "node_service_pb2_grpc.AgentServiceAsyncStub", node_service_pb2_grpc.AgentServiceStub(channel)
         )
         self._out: asyncio.Queue[node_pb2.ConnectRequest] = asyncio.Queue()
         self._task: asyncio.Task[None] | None = None
+        self._background: list[asyncio.Task[None]] = []
+        self._beat_seconds = 1.0
+        self.on_report: Callable[[node_pb2.AttemptReport], None] = lambda report: None
+        self.on_forget: Callable[[], None] = lambda: None
 
     def start(self) -> None:
         """Connect, and stay connected until `stop`."""
@@ -62,25 +78,33 @@ class SimulatedAgent:
 
     async def stop(self) -> None:
         """Go away; what ran runs on and is told of when `start` is called again."""
-        if self._task:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        tasks = [*self._background, *([self._task] if self._task else [])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._background.clear()
 
     async def _run(self) -> None:
         while True:
             self._out = asyncio.Queue()
-            hello = node_pb2.Hello(node_id=self.node_id, inventory=self.inventory, incarnation="one")
+            hello = node_pb2.Hello(node_id=self.node_id, inventory=self.inventory, incarnation=self.incarnation)
             hello.attempts.extend(self.attempts.values())
             self._out.put_nowait(node_pb2.ConnectRequest(hello=hello))
             try:
                 async for message in self._stub.Connect(self._requests()):
                     self._take(message)
-            except grpc.aio.AioRpcError:
-                await asyncio.sleep(0.1)
+            except grpc.aio.AioRpcError as error:
+                self.errors.append(error.details() or "")
+            await asyncio.sleep(RECONNECT_SECONDS)
 
     async def _requests(self) -> AsyncIterator[node_pb2.ConnectRequest]:
         while True:
-            message = await self._out.get()
+            try:
+                message = await asyncio.wait_for(self._out.get(), self._beat_seconds)
+            except TimeoutError:
+                if self.silent:
+                    continue
+                message = node_pb2.ConnectRequest()
             while not self._out.empty():
                 message.MergeFrom(self._out.get_nowait())
             yield message
@@ -88,6 +112,7 @@ class SimulatedAgent:
     def _take(self, message: node_pb2.ConnectResponse) -> None:
         if message.HasField("welcome"):
             self.welcomes.append(message.welcome)
+            self._beat_seconds = message.welcome.heartbeat_interval.ToMicroseconds() / 1e6
         for assignment in message.assignments:
             key = (assignment.job_id, assignment.number)
             if key not in self.attempts:
@@ -99,10 +124,47 @@ class SimulatedAgent:
         for order in message.stops:
             self.stops.append(order)
             if not self.refuses_to_stop:
-                self.report((order.job_id, order.number), job_pb2.ATTEMPT_STATE_STOPPED)
+                self.end((order.job_id, order.number), job_pb2.ATTEMPT_STATE_STOPPED)
         for ack in message.acks:
             self.acked.append((ack.job_id, ack.number))
             self.attempts.pop((ack.job_id, ack.number), None)
+
+        for read in message.reads:
+            self.reads.append(read)
+            if not read.cancel:
+                self._background.append(asyncio.create_task(self._upload(read)))
+
+    async def _upload(self, order: node_pb2.ReadOutput) -> None:
+        """Send a job's output in two pieces, or say that there is none."""
+        text = self.output.get(order.job_id)
+        half = len(text or b"") // 2
+        pieces = (
+            [node_pb2.UploadOutputRequest(read_id=order.read_id, error="there is no output")]
+            if text is None
+            else [
+                node_pb2.UploadOutputRequest(read_id=order.read_id, rank=order.rank, data=part)
+                for part in (text[:half], text[half:])
+            ]
+        )
+        await self._stub.UploadOutput(iter(pieces))
+
+    def end(self, key: tuple[str, int], state: job_pb2.AttemptState.ValueType, code: int = 0) -> None:
+        """Say that an attempt has ended; one that had ended before is told of as it was."""
+        known = self.attempts.get(key)
+        if known and known.state in ENDED:
+            self._out.put_nowait(node_pb2.ConnectRequest(reports=[known]))
+        else:
+            self.report(key, state, code)
+
+    def forget(self) -> None:
+        """Know nothing of what runs, as after a reboot."""
+        self.attempts.clear()
+        self.assignments.clear()
+        self.on_forget()
+
+    def change_inventory(self) -> None:
+        """Tell what the node is made of now."""
+        self._out.put_nowait(node_pb2.ConnectRequest(inventory=self.inventory))
 
     def finish(self, key: tuple[str, int], code: int | None = None) -> None:
         """End a process, if it still runs."""
@@ -110,7 +172,7 @@ class SimulatedAgent:
         if known and known.state == job_pb2.ATTEMPT_STATE_RUNNING:
             code = self.exit_code if code is None else code
             state = job_pb2.ATTEMPT_STATE_FAILED if code else job_pb2.ATTEMPT_STATE_SUCCEEDED
-            self.report(key, state, code)
+            self.end(key, state, code)
 
     def report(self, key: tuple[str, int], state: job_pb2.AttemptState.ValueType, code: int = 0) -> None:
         """Say where an attempt stands."""
@@ -121,4 +183,5 @@ class SimulatedAgent:
         report.time.GetCurrentTime()
         report.exit.code = code
         self.attempts[key] = report
+        self.on_report(report)
         self._out.put_nowait(node_pb2.ConnectRequest(reports=[report]))

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Iterable
 
 from cotenant.core.lifecycle import StopReason
 from cotenant.rpc import translate
-from cotenant.services.placement.cluster import Live
+from cotenant.services.placement.records import Live
 from cotenant.v1 import node_service_pb2 as node_pb2
 
 
@@ -53,7 +53,9 @@ class Sessions:
         return self._by_node.get(node_id)
 
     def open(self, session: Session) -> None:
-        """Take a session as its node's."""
+        """Take a session as its node's; one that was there before ends."""
+        if old := self._by_node.get(session.node_id):
+            old.close()
         self._by_node[session.node_id] = session
 
     def close(self, session: Session) -> bool:
@@ -65,9 +67,10 @@ class Sessions:
         return True
 
     def close_all(self) -> None:
-        """End all streams."""
-        for session in list(self._by_node.values()):
+        """End all streams, and know of none."""
+        for session in self._by_node.values():
             session.close()
+        self._by_node.clear()
 
     def send(self, node_id: str, message: node_pb2.ConnectResponse) -> bool:
         """Send to a node; False where its agent is away (it hears of everything when it returns)."""

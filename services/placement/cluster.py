@@ -7,98 +7,22 @@ commits the writes through the committer, then tells.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
-from cotenant.core.allocations import NodeAllocation
+import structlog
+
 from cotenant.core.books import Book
-from cotenant.core.jobs import WHOLE_GPU_MILLI
-from cotenant.core.ledger import Holding, Ledger
-from cotenant.core.lifecycle import AttemptEvent, AttemptState, StopReason, next_state
+from cotenant.core.ledger import Holding, Ledger, Overcommitted
+from cotenant.core.lifecycle import AttemptEvent, AttemptState, StopReason
 from cotenant.core.nodes import Inventory, NodeShape, shape_of
 from cotenant.rpc import translate
-from cotenant.services.placement.committer import Write
-from cotenant.v1 import job_pb2, node_service_pb2, records_pb2
+from cotenant.services.placement.records import Live, Node, State, healthy, within
+from cotenant.v1 import node_service_pb2, records_pb2
 
-SCHEMA_VERSION = 1
-ATTEMPTS, NODES, GUARDS = "placement/attempts/", "placement/nodes/", "placement/guards/"
+log = structlog.get_logger()
+
 MASTER_PORTS = range(29500, 30000)
-
-NodeState = node_service_pb2.NodeState
-State = translate.ATTEMPT_STATES
-
-
-@dataclass(slots=True)
-class Node:
-    """A node: its record, who holds what by name, and whether its agent is there."""
-
-    record: records_pb2.StoredNode
-    inventory: Inventory
-    book: Book
-    number: int
-    connected: bool = False
-    lost: bool = False
-    seen_seconds: float = 0.0
-    superseded: set[tuple[str, int]] = field(default_factory=set)  # stopping there, unknown to us: it still holds
-
-    @property
-    def id(self) -> str:
-        """The node's id."""
-        return self.record.node.id
-
-    @property
-    def open(self) -> bool:
-        """Whether the node takes new work."""
-        kept = self.record.node.state
-        return self.connected and not self.superseded and kept == NodeState.NODE_STATE_READY
-
-    @property
-    def state(self) -> NodeState.ValueType:
-        """The state for people: the operator's word, unless the agent is away."""
-        if self.lost:
-            return NodeState.NODE_STATE_LOST
-        if not self.connected:
-            return NodeState.NODE_STATE_AWAY
-        return self.record.node.state
-
-
-@dataclass(slots=True)
-class Live:
-    """An attempt that has not been forgotten."""
-
-    record: records_pb2.StoredAttempt
-    allocation: tuple[NodeAllocation, ...]
-    parts: dict[str, AttemptState] = field(default_factory=dict)
-    holdings: tuple[Holding, ...] = ()
-    epoch: int = 0
-
-    @property
-    def attempt(self) -> job_pb2.Attempt:
-        """The attempt's message."""
-        return self.record.attempt
-
-    @property
-    def key(self) -> tuple[str, int]:
-        """Job id and number."""
-        return self.attempt.job_id, self.attempt.number
-
-    @property
-    def state(self) -> AttemptState:
-        """Where it stands."""
-        return State.from_wire(self.attempt.state)
-
-    @property
-    def nodes(self) -> list[str]:
-        """The nodes that it is on; rank 0's first."""
-        return [allocation.node_id for allocation in self.allocation]
-
-    def move(self, event: AttemptEvent) -> None:
-        """Take the attempt to the state that the table says."""
-        self.attempt.state = State.to_wire(next_state(f"{self.key[0]}/{self.key[1]}", self.state, event))
-
-    def write(self) -> Write:
-        """What is to be written to keep it."""
-        self.attempt.epoch = self.epoch
-        return Write(ATTEMPTS + self.key[0], self.record.SerializeToString())
+MESSAGE_LENGTH_MAX = 1_000  # of what an agent says went wrong
 
 
 class Cluster:
@@ -124,7 +48,7 @@ class Cluster:
         node = Node(record, inventory, Book(node_id, healthy(inventory)), number=old.number if old else -1)
         if old:
             node.connected, node.lost, node.seen_seconds = old.connected, old.lost, old.seen_seconds
-            node.superseded = old.superseded
+            node.superseded, node.was_open = old.superseded, old.was_open
         self.nodes[node_id] = node
         self.touch()
         return node
@@ -133,10 +57,12 @@ class Cluster:
         """Note that nodes came or changed: the ledger is made anew when it is next asked for."""
         self._ledger = None
 
-    def reopen(self, node: Node) -> None:
-        """Let the ledger know whether a node takes work now."""
+    def reopen(self, node: Node) -> bool:
+        """Let the ledger know whether a node takes work now; True where that has changed."""
+        changed, node.was_open = node.open != node.was_open, node.open
         if self._ledger is not None:
             self._ledger.open[node.number] = node.open
+        return changed
 
     @property
     def ledger(self) -> Ledger:
@@ -148,7 +74,7 @@ class Cluster:
     def _rebuild(self) -> Ledger:
         self._order = [self.nodes[node_id] for node_id in sorted(self.nodes)]
         for number, node in enumerate(self._order):
-            node.number = number
+            node.number, node.strained = number, False
             node.book = Book(node.id, healthy(node.inventory))
         ledger = Ledger(
             [shape_of(node.book.inventory) for node in self._order],
@@ -162,13 +88,25 @@ class Cluster:
         return ledger
 
     def _hold(self, ledger: Ledger, live: Live) -> Iterable[Holding]:
+        """Hold what an attempt has on each node, as far as the node still has it.
+
+        A node that changed under its attempts may have less than they hold together: it takes no new work until it
+        has enough again.
+        """
         for allocation in live.allocation:
             node = self.nodes.get(allocation.node_id)
             if node is None:
                 continue
             still = within(node.book.inventory, allocation)
-            node.book.hold(still)
             holding = node.book.holding(node.number, still)
+            try:
+                if not ledger.can_hold(holding):
+                    raise Overcommitted(ledger.story(node.number))
+                node.book.hold(still)
+            except Overcommitted as error:
+                node.strained = True
+                log.error("node_overcommitted", node=node.id, job=live.key[0], error=str(error))
+                continue
             ledger.hold(holding)
             yield holding
 
@@ -205,6 +143,9 @@ class Cluster:
 
     def release(self, live: Live) -> None:
         """Give back what an attempt held."""
+        nodes = [node for node_id in live.nodes if (node := self.nodes.get(node_id))]
+        if any(node.strained for node in nodes):
+            self.touch()  # which of its attempts held what is not known in names
         if self._ledger is not None:
             for holding in live.holdings:
                 self._ledger.release(holding)
@@ -212,6 +153,12 @@ class Cluster:
                 if node := self.nodes.get(allocation.node_id):
                     node.book.release(allocation)
         live.holdings = ()
+
+    def undo(self, live: Live) -> None:
+        """Give back what a start held that was not committed, unless the picture has been read anew since."""
+        if self.attempts.get(live.key[0]) is live:
+            self.release(live)
+            self.forget(live.key[0])
 
     def on_node(self, node_id: str) -> list[Live]:
         """Attempts that are on a node and have not ended."""
@@ -242,7 +189,7 @@ class Cluster:
     def report(self, live: Live, node_id: str, told: node_service_pb2.AttemptReport) -> bool:
         """Take in what an agent says of its part of an attempt; False where that changes nothing."""
         state = State.from_wire(told.state)
-        if live.state.ended or live.parts.get(node_id) is state:
+        if live.state.ended or live.ended_on(node_id) or live.parts.get(node_id) is state:
             return False
         live.parts[node_id] = state
         if state is AttemptState.RUNNING:
@@ -252,13 +199,8 @@ class Cluster:
         if state is AttemptState.FAILED and not live.attempt.HasField("exit"):
             live.attempt.exit.CopyFrom(told.exit)
             live.attempt.exit.node_id = node_id
-            live.attempt.message = told.message
-        if all(live.parts.get(node) and live.parts[node].ended for node in live.nodes):
-            self._ended(live, told)
-            return True
-        if state is not AttemptState.SUCCEEDED:
-            return self.stop(live, StopReason.GANG_BROKEN)
-        return False
+            live.attempt.message = told.message[:MESSAGE_LENGTH_MAX]
+        return self._part_ended(live, node_id, told)
 
     def _launched(self, live: Live, told: node_service_pb2.AttemptReport) -> bool:
         if live.state is not AttemptState.ASSIGNED:
@@ -269,27 +211,41 @@ class Cluster:
         live.attempt.start_time.CopyFrom(told.time)
         return True
 
+    def give_up(self, live: Live, node_id: str, state: AttemptState, why: str, now: float) -> bool:
+        """Take a part of an attempt as ended, though its agent does not say so; the other parts have to stop."""
+        if live.state.ended or live.ended_on(node_id):
+            return False
+        live.parts[node_id] = state
+        live.attempt.message = live.attempt.message or why
+        told = node_service_pb2.AttemptReport()
+        told.time.FromNanoseconds(int(now * 1e9))
+        return self._part_ended(live, node_id, told)
+
+    def _part_ended(self, live: Live, node_id: str, told: node_service_pb2.AttemptReport) -> bool:
+        if live.ended_everywhere:
+            self._ended(live, told)
+            return True
+        if live.parts[node_id] is not AttemptState.SUCCEEDED:
+            return self.stop(live, StopReason.GANG_BROKEN)
+        return False
+
     def _ended(self, live: Live, told: node_service_pb2.AttemptReport) -> None:
+        """End an attempt of which all parts have ended. A lost part explains why others failed, not the reverse."""
         ends = set(live.parts.values())
-        if AttemptState.FAILED in ends:
+        if AttemptState.LOST in ends:
+            event = AttemptEvent.LOST
+        elif AttemptState.FAILED in ends:
             event = AttemptEvent.FAILED
         elif ends == {AttemptState.SUCCEEDED}:
             event = AttemptEvent.SUCCEEDED
         else:
             event = AttemptEvent.STOPPED
         live.move(event)
-        if event is not AttemptEvent.FAILED:
+        if event in (AttemptEvent.SUCCEEDED, AttemptEvent.STOPPED):
             live.attempt.exit.CopyFrom(told.exit)
         live.attempt.end_time.CopyFrom(told.time)
         if live.state is AttemptState.STOPPED and not live.attempt.stop_reason:
             live.attempt.stop_reason = translate.STOP_REASONS.to_wire(StopReason.GANG_BROKEN)
-        self.release(live)
-
-    def lose(self, live: Live, why: str, now: float) -> None:
-        """Give an attempt up: its node is away for too long, or has forgotten it."""
-        live.move(AttemptEvent.LOST)
-        live.attempt.message = why
-        live.attempt.end_time.FromNanoseconds(int(now * 1e9))
         self.release(live)
 
     def victims(self, wanted: Sequence[tuple[str, int]]) -> list[Live]:
@@ -303,47 +259,3 @@ class Cluster:
             and live.key[1] == numbers[live.key[0]]
             and live.state in (AttemptState.ASSIGNED, AttemptState.RUNNING)
         ]
-
-
-def healthy(inventory: Inventory) -> Inventory:
-    """An inventory without the GPUs that may get no new work."""
-    if not any(gpu.unhealthy_reason for gpu in inventory.gpus):
-        return inventory
-    return replace(inventory, gpus=tuple(gpu for gpu in inventory.gpus if not gpu.unhealthy_reason))
-
-
-def within(inventory: Inventory, allocation: NodeAllocation) -> NodeAllocation:
-    """An allocation without the cores and GPUs that its node no longer has."""
-    cores = {core.id for core in inventory.cores}
-    gpus = {gpu.uuid for gpu in inventory.gpus}
-    return replace(
-        allocation,
-        tasks=tuple(
-            replace(
-                task,
-                core_ids=tuple(core for core in task.core_ids if core in cores),
-                gpus=tuple(share for share in task.gpus if share.uuid in gpus),
-            )
-            for task in allocation.tasks
-        ),
-    )
-
-
-def used(node: Node, lives: Sequence[Live]) -> tuple[int, int, int]:
-    """GPUs in thousandths, cores and memory in bytes that attempts hold on a node."""
-    parts = [part for live in lives for part in live.allocation if part.node_id == node.id]
-    return (
-        sum(part.gpu_milli for part in parts),
-        sum(part.cores for part in parts),
-        sum(part.memory_bytes for part in parts),
-    )
-
-
-def total(shapes: Iterable[NodeShape]) -> tuple[int, int, int]:
-    """GPUs in thousandths, cores and memory of so many nodes."""
-    shapes = tuple(shapes)
-    return (
-        sum(shape.gpus * shape.count for shape in shapes) * WHOLE_GPU_MILLI,
-        sum(shape.cores * shape.count for shape in shapes),
-        sum(shape.memory_bytes * shape.count for shape in shapes),
-    )

@@ -1,31 +1,46 @@
 """Every write of placement goes through here, one transaction at a time.
 
 Theory of operation. Placement is the only writer of its keys as long as it leads, and it must find out at once when
-it is not. So every write compares the revision at which this process last knew its key: another writer's change makes
-the transaction fail as a whole. Giving out what a node has also writes the node's guard key, so that two leaders can
-never both give out a part of the same node. Writes that arrive while a transaction is under way go into the next one
-together, as long as they fit into it; that is what makes many small decisions cheap.
+it is not. So every transaction compares the leader key with the term under which the state was read: once another
+placement leads, nothing of this one is committed any more, not even what the store was asked for before. Besides, every
+write compares the revision at which this process last knew its key, and giving out what a node has also writes the
+node's guard key: two leaders could never both give out a part of the same node, whatever else goes wrong.
+
+Writes that arrive while a transaction is under way go into the next one together, as long as they fit into it; that is
+what makes many small decisions cheap. When a transaction fails, what the store holds is not known any more: everything
+that waits fails with it, and nothing is committed before `start` says what the store holds.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from cotenant.store.port import Compare, Conflict, Delete, Put, Store, StoreUnavailable
+import structlog
+
+from cotenant import telemetry
+from cotenant.store.port import Compare, Conflict, Delete, Put, Store
+
+log = structlog.get_logger()
 
 OPERATIONS_MAX = 100  # etcd takes 128 in a transaction unless told otherwise
 BYTES_MAX = 512 * 1024  # etcd takes 1.5 MiB in a request
+
+COMMITS = telemetry.counter("cotenant.placement.commits", "{transaction}", "Transactions of placement, by outcome.")
 
 
 class Fenced(Exception):
     """Someone else has written what this process believed to own; it must read its state anew."""
 
 
+class Halted(Exception):
+    """Nothing is committed now: the state is being read anew, or placement is shutting down."""
+
+
 class TooLarge(ValueError):
-    """One decision that would need more writes than a transaction may have."""
+    """One decision that would need more writes, or larger ones, than a transaction may have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,25 +64,35 @@ class _Group:
 class Committer:
     """Commits groups of writes, each group whole or not at all, in the order in which they came."""
 
-    def __init__(self, store: Store) -> None:
-        self._store = store
+    def __init__(self, store: Store, on_halt: Callable[[Exception], None]) -> None:
+        self._store, self._on_halt = store, on_halt
+        self._fence: Compare | None = None  # None while halted
         self._revisions: dict[str, int] = {}
         self._waiting: deque[_Group] = deque()
         self._wake = asyncio.Event()
         self._worker: asyncio.Task[None] | None = None
 
-    def start(self, revisions: Mapping[str, int]) -> None:
+    def start(self, fence: Compare, revisions: Mapping[str, int]) -> None:
         """Begin, knowing the revision of each key; a key that is not named is known not to exist."""
-        self._revisions = dict(revisions)
+        self._fence, self._revisions = fence, dict(revisions)
         self._worker = self._worker or asyncio.create_task(self._run(), name="placement-committer")
 
     async def close(self) -> None:
         """Stop; groups still waiting are told so."""
+        self._fence = None
         if self._worker:
             self._worker.cancel()
             await asyncio.gather(self._worker, return_exceptions=True)
-        self._fail(list(self._waiting), StoreUnavailable("placement is shutting down"))
-        self._waiting.clear()
+        self._fail_waiting(Halted("placement is shutting down"))
+
+    def halt(self, error: Exception) -> None:
+        """Commit nothing any more until the next `start`, and say why to all who wait."""
+        if self._fence is None:
+            return
+        self._fence = None
+        self._fail_waiting(error)
+        log.error("committer_halted", error=f"{type(error).__name__}: {error}")
+        self._on_halt(error)
 
     async def commit(self, writes: Sequence[Write]) -> int:
         """Commit a group and return the revision.
@@ -75,8 +100,11 @@ class Committer:
         Raises:
             Fenced: another writer owns one of the keys now.
             StoreUnavailable: the store did not answer; whether the group was committed is unknown.
-            TooLarge: the group has more writes than a transaction may have.
+            Halted: it was not tried.
+            TooLarge: the group is more than a transaction may have.
         """
+        if self._fence is None:
+            raise Halted("placement is reading its state anew")
         if len(writes) > OPERATIONS_MAX:
             raise TooLarge(f"{len(writes)} writes belong together; a transaction takes {OPERATIONS_MAX}")
         group = _Group(writes, asyncio.get_running_loop().create_future())
@@ -89,10 +117,15 @@ class Committer:
             await self._wake.wait()
             self._wake.clear()
             while self._waiting:
-                await self._commit_batch(self._next_batch())
+                batch = self._next_batch()
+                try:
+                    await self._commit_batch(batch)
+                except Exception as error:  # whatever it is, those who wait have to know, and the next ones be served
+                    _fail(batch, error)
+                    self.halt(error)
 
     def _next_batch(self) -> list[_Group]:
-        batch, operations, size = [self._waiting.popleft()], 0, 0
+        batch = [self._waiting.popleft()]
         operations, size = len(batch[0].writes), batch[0].size
         while self._waiting:
             head = self._waiting[0]
@@ -103,36 +136,52 @@ class Committer:
         return batch
 
     async def _commit_batch(self, batch: list[_Group]) -> None:
+        """Commit groups together; where they cannot be, one by one, so that a failure concerns nobody else."""
+        if self._fence is None:
+            raise Halted("placement is reading its state anew")
         last = {write.key: write for group in batch for write in group.writes}
-        compares = [Compare(key, self._revisions.get(key, 0)) for key in last]
+        compares = [self._fence, *(Compare(key, self._revisions.get(key, 0)) for key in last)]
         operations = [Delete(w.key) if w.value is None else Put(w.key, w.value) for w in last.values()]
+        problem: Exception
         try:
             result = await self._store.transact(compares, operations)
-        except StoreUnavailable as error:
-            self._fail(batch, error)
-            return
-        if isinstance(result, Conflict):
-            await self._settle_conflict(batch, list(last))
-            return
-        for write in last.values():
+        except ValueError as error:  # more than the store takes; nothing was done
+            problem = TooLarge(str(error))
+        else:
+            if not isinstance(result, Conflict):
+                self._take(last, result.revision)
+                _tell(batch, result.revision)
+                return
+            problem = Fenced(f"another writer has changed one of {', '.join(sorted(last)[:3])}")
+        COMMITS.add(outcome=type(problem).__name__)
+        if len(batch) > 1:
+            for group in batch:
+                await self._commit_batch([group])
+        elif isinstance(problem, TooLarge):
+            _fail(batch, problem)
+        else:
+            raise problem
+
+    def _take(self, writes: Mapping[str, Write], revision: int) -> None:
+        COMMITS.add(outcome="committed")
+        for write in writes.values():
             if write.value is None:
                 self._revisions.pop(write.key, None)
             else:
-                self._revisions[write.key] = result.revision
-        for group in batch:
-            if not group.done.done():
-                group.done.set_result(result.revision)
+                self._revisions[write.key] = revision
 
-    async def _settle_conflict(self, batch: list[_Group], keys: list[str]) -> None:
-        """Find out whom the conflict concerns: groups are tried one by one, the only one left is told."""
-        if len(batch) == 1:
-            self._fail(batch, Fenced(f"another writer has changed one of {', '.join(sorted(keys)[:3])}"))
-            return
-        for group in batch:
-            await self._commit_batch([group])
+    def _fail_waiting(self, error: Exception) -> None:
+        _fail(self._waiting, error)
+        self._waiting.clear()
 
-    @staticmethod
-    def _fail(groups: Sequence[_Group], error: Exception) -> None:
-        for group in groups:
-            if not group.done.done():
-                group.done.set_exception(error)
+
+def _tell(groups: Sequence[_Group], revision: int) -> None:
+    for group in groups:
+        if not group.done.done():
+            group.done.set_result(revision)
+
+
+def _fail(groups: Sequence[_Group] | deque[_Group], error: Exception) -> None:
+    for group in groups:
+        if not group.done.done():
+            group.done.set_exception(error)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 
 from cotenant.v1 import job_pb2
 from cotenant.v1 import placement_service_pb2 as placement_pb2
 
 HISTORY_MAX = 10_000
+BEHIND_MAX = 2_000  # events that wait for a slow watcher before it is given a whole picture instead
 Event = placement_pb2.WatchAttemptsResponse
 
 
@@ -21,32 +22,44 @@ class _Watcher:
 
 
 class Feed:
-    """The last changes, and everyone who watches. Attempts are passed on as they were at their revision."""
+    """All attempts as they were committed last, the last changes, and everyone who watches.
 
-    def __init__(self, picture: Callable[[], Iterable[job_pb2.Attempt]]) -> None:
-        self._picture = picture
-        self._history: deque[Event] = deque(maxlen=HISTORY_MAX)
+    What is told rises in revision: an attempt that is told of late, after a younger commit, is told under the younger
+    revision, so that whoever goes on from a revision has missed nothing before it.
+    """
+
+    def __init__(self) -> None:
+        self._attempts: dict[str, job_pb2.Attempt] = {}
+        self._history: deque[Event] = deque()
         self._forgotten = 0  # the revision up to which the history does not reach back
         self._revision = 0
         self._watchers: set[_Watcher] = set()
         self._closed = False
 
-    def start(self, revision: int) -> None:
-        """Begin at a revision; what was before it is known by the picture alone."""
-        self._revision = self._forgotten = revision
+    def start(self, revision: int, attempts: Iterable[job_pb2.Attempt]) -> None:
+        """Begin at a revision with what there is then."""
+        self._attempts = {attempt.job_id: _copy(attempt) for attempt in attempts}
+        self._revision = self._forgotten = max(revision, self._revision)
         self._history.clear()
         for watcher in self._watchers:
-            watcher.events.append(self._snapshot())
-            watcher.wake.set()
+            self._catch_up(watcher)
 
     def publish(self, revision: int, attempts: Sequence[job_pb2.Attempt]) -> None:
         """Tell of attempts committed at a revision."""
-        event = Event(revision=revision, attempts=attempts)
-        if len(self._history) == HISTORY_MAX:
-            self._forgotten = self._history[0].revision
-        self._history.append(event)
         self._revision = max(self._revision, revision)
+        event = Event(revision=self._revision, attempts=attempts)
+        for attempt in event.attempts:
+            self._attempts[attempt.job_id] = attempt
+        self._history.append(event)
+        while len(self._history) > HISTORY_MAX:
+            self._forgotten = self._history.popleft().revision
         self._tell(event)
+
+    def forget(self, job_id: str, number: int) -> None:
+        """Leave an attempt out of pictures from now on."""
+        known = self._attempts.get(job_id)
+        if known and known.number == number:
+            del self._attempts[job_id]
 
     def publish_capacity(self) -> None:
         """Tell that nodes came, went or changed."""
@@ -60,8 +73,16 @@ class Feed:
 
     def _tell(self, event: Event) -> None:
         for watcher in self._watchers:
-            watcher.events.append(event)
-            watcher.wake.set()
+            if len(watcher.events) < BEHIND_MAX:
+                watcher.events.append(event)
+                watcher.wake.set()
+            else:
+                self._catch_up(watcher)
+
+    def _catch_up(self, watcher: _Watcher) -> None:
+        watcher.events.clear()
+        watcher.events.append(self._snapshot())
+        watcher.wake.set()
 
     def close(self) -> None:
         """End all watches."""
@@ -70,7 +91,7 @@ class Feed:
             watcher.wake.set()
 
     def _snapshot(self) -> Event:
-        return Event(revision=self._revision, attempts=self._picture(), snapshot=True, capacity_changed=True)
+        return Event(revision=self._revision, attempts=self._attempts.values(), snapshot=True, capacity_changed=True)
 
     async def watch(self, after_revision: int) -> AsyncIterator[Event]:
         """Yield changes after a revision; begin with a whole picture where they are not all known.
@@ -78,7 +99,7 @@ class Feed:
         Changes at that very revision come once more, since the caller may have seen only a part of them.
         """
         watcher = _Watcher()
-        if after_revision and self._forgotten <= after_revision <= self._revision:
+        if after_revision and self._forgotten < after_revision <= self._revision:
             watcher.events.extend(event for event in self._history if event.revision >= after_revision)
         else:
             watcher.events.append(self._snapshot())
@@ -97,3 +118,9 @@ class Feed:
                 watcher.wake.clear()
         finally:
             self._watchers.discard(watcher)
+
+
+def _copy(attempt: job_pb2.Attempt) -> job_pb2.Attempt:
+    copy = job_pb2.Attempt()
+    copy.CopyFrom(attempt)
+    return copy

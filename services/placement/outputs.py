@@ -18,9 +18,17 @@ Piece = node_pb2.UploadOutputRequest
 class _Read:
     """One reader, fed by the agents of one or more nodes."""
 
-    def __init__(self, node_ids: Sequence[str]) -> None:
-        self.pending = set(node_ids)
+    def __init__(self, read_ids: Sequence[str]) -> None:
+        self.pending = set(read_ids)
+        self.begun: set[str] = set()
         self.pieces: asyncio.Queue[Piece | None] = asyncio.Queue(PIECES_WAITING_MAX)
+        self.away: list[str] = []  # nodes whose agents went before they had sent all
+
+    async def drain(self) -> None:
+        """Let uploads that wait for room find out that nobody reads any more."""
+        while not self.pieces.empty():
+            self.pieces.get_nowait()
+            await asyncio.sleep(0)
 
 
 class Outputs:
@@ -29,6 +37,7 @@ class Outputs:
     def __init__(self, sessions: Sessions) -> None:
         self._sessions = sessions
         self._reads: dict[str, _Read] = {}
+        self._nodes: dict[str, str] = {}  # of each read
         self._count = 0
 
     async def read(
@@ -49,26 +58,39 @@ class Outputs:
             order.rank = request.rank
         try:
             for read_id, node_id in ids.items():
-                self._reads[read_id] = read
+                self._reads[read_id], self._nodes[read_id] = read, node_id
                 order.read_id = read_id
                 if not self._sessions.send(node_id, node_pb2.ConnectResponse(reads=[order])):
-                    raise errors.unavailable(f"the output is on {node_id}, whose agent is away", reason="NODE_AWAY")
+                    raise _away(node_id)
             async for piece in self._pieces(read):
                 yield placement_pb2.ReadAttemptLogsResponse(rank=piece.rank, data=piece.data, truncated=piece.truncated)
         finally:
             for read_id in ids:
+                self._nodes.pop(read_id, None)
                 if self._reads.pop(read_id, None) and read_id in read.pending:
                     order.read_id, order.cancel = read_id, True
                     self._sessions.send(ids[read_id], node_pb2.ConnectResponse(reads=[order]))
+            await read.drain()
 
     async def _pieces(self, read: _Read) -> AsyncIterator[Piece]:
         while read.pending or not read.pieces.empty():
+            if read.away and read.pieces.empty():
+                raise _away(read.away[0])
             piece = await read.pieces.get()
             if piece is None:
                 continue
             if piece.error:
                 raise errors.failed_precondition("NO_OUTPUT", piece.error)
             yield piece
+
+    def give_up(self, node_id: str) -> None:
+        """A node's agent has gone: what it has not begun to send will never come, and nobody should wait for it."""
+        for read_id in [read_id for read_id, of in self._nodes.items() if of == node_id]:
+            read = self._reads[read_id]
+            if read_id in read.pending and read_id not in read.begun:
+                read.away.append(node_id)
+                if not read.pieces.full():
+                    read.pieces.put_nowait(None)  # wakes the reader, if it waits
 
     async def upload(self, requests: AsyncIterator[Piece]) -> None:
         """Take an agent's upload in, until it ends or nobody reads any more."""
@@ -79,8 +101,13 @@ class Outputs:
                 read = self._reads.get(read_id)
                 if read is None:
                     return
+                read.begun.add(read_id)
                 await read.pieces.put(piece)
         finally:
             if (read := self._reads.get(read_id)) and read_id in read.pending:
                 read.pending.discard(read_id)
                 await read.pieces.put(None)
+
+
+def _away(node_id: str) -> errors.Problem:
+    return errors.unavailable(f"the output is on {node_id}, whose agent is away", reason="NODE_AWAY")

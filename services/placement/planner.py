@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,7 +16,8 @@ from cotenant.core.lifecycle import AttemptState
 from cotenant.core.policy import CpuAllocator, PlacementPolicy
 from cotenant.core.refusals import Code, Refusal, plural
 from cotenant.rpc import translate
-from cotenant.services.placement.cluster import SCHEMA_VERSION, Cluster, Live
+from cotenant.services.placement.cluster import Cluster
+from cotenant.services.placement.records import SCHEMA_VERSION, Live
 from cotenant.v1 import placement_service_pb2 as placement_pb2
 from cotenant.v1 import records_pb2
 
@@ -26,7 +27,7 @@ class Decision:
     """What a plan comes to: attempts to commit, attempts to stop, and why others wait."""
 
     starts: tuple[Live, ...]
-    sizings: tuple[str, ...]
+    sizings: dict[str, str]  # by job
     stops: tuple[Live, ...]
     refusals: dict[str, Refusal]
 
@@ -36,12 +37,12 @@ def plan(
     request: placement_pb2.PlanPlacementRequest,
     policy: PlacementPolicy,
     allocator: CpuAllocator,
-) -> tuple[cycle.Plan, dict[str, Gang]]:
+) -> cycle.Plan:
     """Run the core's `place` over the candidates; nothing is held afterwards."""
     shapes = cluster.open_shapes()
     ledger = cluster.ledger
-    gangs = {
-        candidate.job_id: cycle.gang_of(
+    gangs = [
+        cycle.gang_of(
             candidate.job_id,
             translate.spec_from_wire(candidate.spec),
             translate.estimate_from_wire(candidate.estimate),
@@ -49,20 +50,17 @@ def plan(
             shapes,
         )
         for candidate in request.candidates
-    }
+    ]
     ahead = {victim.job_id: victim.ahead if victim.HasField("ahead") else None for victim in request.victims}
     victims = cluster.victims([(victim.job_id, victim.number) for victim in request.victims])
-    return (
-        cycle.place(
-            gangs.values(),
-            ledger,
-            policy,
-            np.random.default_rng(request.seed),
-            victims=[cycle.Victim(live.key[0], live.holdings, ahead[live.key[0]]) for live in victims],
-            leaving=cluster.leaving(),
-            strict=request.strict,
-        ),
+    return cycle.place(
         gangs,
+        ledger,
+        policy,
+        np.random.default_rng(request.seed),
+        victims=[cycle.Victim(live.key[0], live.holdings, ahead[live.key[0]]) for live in victims],
+        leaving=cluster.leaving(),
+        strict=request.strict,
     )
 
 
@@ -70,16 +68,44 @@ def decide(cluster: Cluster, request: placement_pb2.PlanPlacementRequest, outcom
     """Give names to what can start now, and hold them; what needs room waits for the stops."""
     candidates = {candidate.job_id: candidate for candidate in request.candidates}
     starts: list[Live] = []
-    sizings: list[str] = []
     refusals = dict(outcome.refusals)
+    now = [start for start in outcome.starts if not start.needs_room]
     for start in outcome.starts:
         if start.needs_room:
             refusals[start.gang.job_id] = making_room(len(outcome.stops))
-        else:
-            starts.append(assign(cluster, start, candidates[start.gang.job_id]))
-            sizings.append(start.gang.sizing)
+    try:
+        for start in now:
+            starts.append(assign(cluster, start, candidates[start.gang.job_id]))  # noqa: PERF401  # a failure needs those before it
+    except BaseException:
+        for live in starts:
+            cluster.undo(live)
+        raise
     stops = tuple(cluster.attempts[job_id] for job_id in outcome.stops)
-    return Decision(tuple(starts), tuple(sizings), stops, refusals)
+    return Decision(tuple(starts), {start.gang.job_id: start.gang.sizing for start in now}, stops, refusals)
+
+
+def rehearse(cluster: Cluster, outcome: cycle.Plan) -> placement_pb2.PlanPlacementResponse:
+    """Write down what would be decided: with names, but nothing is held afterwards, and nobody is told."""
+    response = placement_pb2.PlanPlacementResponse()
+    refusals = dict(outcome.refusals)
+    named: list[tuple[cycle.Start, list[NodeAllocation]]] = []
+    for start in outcome.starts:
+        if start.needs_room:
+            refusals[start.gang.job_id] = making_room(len(outcome.stops))
+            continue
+        allocation = name_tasks(cluster, start)
+        named.append((start, allocation))
+        placed = response.placed.add(sizing=start.gang.sizing)
+        placed.attempt.job_id = start.gang.job_id
+        placed.attempt.allocations.extend(translate.allocation_to_wire(part) for part in allocation)
+    for _, allocation in named:
+        for part in allocation:
+            cluster.nodes[part.node_id].book.release(part)
+    for live in (cluster.attempts[job_id] for job_id in outcome.stops):
+        response.preempted.add(job_id=live.key[0], number=live.key[1])
+    _refuse(response, refusals)
+    response.capacity.CopyFrom(capacity(cluster))
+    return response
 
 
 def making_room(stops: int) -> Refusal:
@@ -92,10 +118,9 @@ def making_room(stops: int) -> Refusal:
 
 def assign(cluster: Cluster, start: cycle.Start, candidate: placement_pb2.Candidate) -> Live:
     """Choose cores and GPUs by name for a start, hold them, and write the attempt down."""
-    ledger = cluster.ledger
-    for holding in start.holdings:
-        ledger.hold(holding)
     allocation = tuple(name_tasks(cluster, start))
+    for holding in start.holdings:
+        cluster.ledger.hold(holding)
     record = records_pb2.StoredAttempt(
         schema_version=SCHEMA_VERSION, spec=candidate.spec, trace_parent=candidate.trace_parent
     )
@@ -136,24 +161,21 @@ def ranks_of(gang: Gang) -> list[list[int]]:
     return ranks
 
 
-def undo(cluster: Cluster, starts: Sequence[Live]) -> None:
-    """Give back what a decision held that was not committed."""
-    for live in starts:
-        cluster.release(live)
-        cluster.forget(live.key[0])
-
-
-def answer(cluster: Cluster, decision: Decision) -> placement_pb2.PlanPlacementResponse:
-    """Write a decision down for the queue."""
+def answer(cluster: Cluster, decision: Decision, started: Sequence[Live]) -> placement_pb2.PlanPlacementResponse:
+    """Write a decision down for the queue, with those starts that were committed."""
     response = placement_pb2.PlanPlacementResponse()
-    for live, sizing in zip(decision.starts, decision.sizings, strict=True):
-        response.placed.add(attempt=live.attempt, sizing=sizing)
-    for job_id, refusal in decision.refusals.items():
-        response.refused.add(job_id=job_id, refusal=translate.refusal_to_wire(refusal))
+    for live in started:
+        response.placed.add(attempt=live.attempt, sizing=decision.sizings[live.key[0]])
     for live in decision.stops:
         response.preempted.add(job_id=live.key[0], number=live.key[1])
+    _refuse(response, decision.refusals)
     response.capacity.CopyFrom(capacity(cluster))
     return response
+
+
+def _refuse(response: placement_pb2.PlanPlacementResponse, refusals: Mapping[str, Refusal]) -> None:
+    for job_id, refusal in refusals.items():
+        response.refused.add(job_id=job_id, refusal=translate.refusal_to_wire(refusal))
 
 
 def capacity(cluster: Cluster) -> placement_pb2.Capacity:

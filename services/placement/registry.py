@@ -4,27 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable
 
 import structlog
 
 from cotenant.core.lifecycle import AttemptState, StopReason
 from cotenant.rpc import errors, translate
 from cotenant.services.placement import agents
-from cotenant.services.placement.cluster import (
-    NODES,
-    SCHEMA_VERSION,
-    Cluster,
-    Live,
-    Node,
-    NodeState,
-    used,
-)
-from cotenant.services.placement.committer import Committer, Fenced, Write
-from cotenant.services.placement.feed import Feed
-from cotenant.store.port import StoreUnavailable
+from cotenant.services.placement.attempts import Attempts
+from cotenant.services.placement.cluster import Cluster
+from cotenant.services.placement.committer import Committer, Write
+from cotenant.services.placement.records import NODES, SCHEMA_VERSION, Node, NodeState, used
 from cotenant.v1 import node_service_pb2 as node_pb2
-from cotenant.v1 import records_pb2
+from cotenant.v1 import records_pb2, resources_pb2
 
 log = structlog.get_logger()
 
@@ -37,16 +29,17 @@ class Registry:
         cluster: Cluster,
         committer: Committer,
         sessions: agents.Sessions,
-        feed: Feed,
+        attempts: Attempts,
         *,
         heartbeat_seconds: float,
         lost_after_seconds: float,
-        distrust: Callable[[], None],
+        on_gone: Callable[[str], None],
     ) -> None:
-        self.cluster, self.committer, self.sessions, self.feed = cluster, committer, sessions, feed
+        self.cluster, self.committer, self.sessions, self.attempts = cluster, committer, sessions, attempts
         self.heartbeat_seconds, self.lost_after_seconds = heartbeat_seconds, lost_after_seconds
         self.term = 0
-        self._distrust = distrust  # called when what we believe may differ from what the store holds
+        self._on_gone = on_gone
+        self._locks: dict[str, asyncio.Lock] = {}  # by node: its record is changed by one at a time
 
     # Streams -------------------------------------------------------------------------------------------------
 
@@ -67,23 +60,28 @@ class Registry:
             self._gone(session)
 
     async def _admit(self, hello: node_pb2.Hello) -> agents.Session:
-        old = self.sessions.get(hello.node_id)
-        node = self.cluster.nodes.get(hello.node_id)
-        if old and node and old.incarnation != hello.incarnation:
-            silent = time.monotonic() - node.seen_seconds
-            if silent < 2 * self.heartbeat_seconds:
-                raise errors.already_exists("node", hello.node_id)
-            old.close()
-        node = await self._register(hello, node)
+        self._check_incarnation(hello)
+        node = await self._register(hello.node_id, hello.inventory)
+        self._check_incarnation(hello)  # another agent may have come while the record was written
         session = agents.Session(hello.node_id, hello.incarnation)
         session.put(self._welcome())
         self._reconcile(node, session, hello)
         self.sessions.open(session)
         node.connected, node.lost, node.seen_seconds = True, False, time.monotonic()
         self.cluster.reopen(node)
-        self.feed.publish_capacity()
+        self.attempts.feed.publish_capacity()
+        if node.record.node.state == NodeState.NODE_STATE_DRAINING:
+            self.attempts.order_stops(self.cluster.on_node(node.id), StopReason.DRAINED)
         log.info("node_connected", node=node.id, gpus=len(node.inventory.gpus), cores=len(node.inventory.cores))
         return session
+
+    def _check_incarnation(self, hello: node_pb2.Hello) -> None:
+        """Refuse an agent that takes the name of a node whose agent is alive."""
+        old, node = self.sessions.get(hello.node_id), self.cluster.nodes.get(hello.node_id)
+        if old and node and old.incarnation != hello.incarnation:
+            silent = time.monotonic() - node.seen_seconds
+            if silent < 2 * self.heartbeat_seconds:
+                raise errors.already_exists("node", hello.node_id)
 
     def _welcome(self) -> node_pb2.ConnectResponse:
         message = node_pb2.ConnectResponse()
@@ -92,151 +90,138 @@ class Registry:
         message.welcome.lost_after.FromNanoseconds(int(self.lost_after_seconds * 1e9))
         return message
 
-    async def _register(self, hello: node_pb2.Hello, node: Node | None) -> Node:
-        inventory = translate.inventory_from_wire(hello.inventory)
-        if node and node.inventory == inventory:
-            return node
-        record = records_pb2.StoredNode(schema_version=SCHEMA_VERSION)
-        if node:
-            record.CopyFrom(node.record)
-            log.info("node_changed", node=node.id)
-        else:
-            record.node.id = hello.node_id
-            record.node.state = NodeState.NODE_STATE_READY
-            record.node.create_time.GetCurrentTime()
-        record.node.inventory.CopyFrom(hello.inventory)
-        await self.commit([Write(NODES + hello.node_id, record.SerializeToString())])
-        return self.cluster.put_node(hello.node_id, inventory, record)
+    def _lock(self, node_id: str) -> asyncio.Lock:
+        return self._locks.setdefault(node_id, asyncio.Lock())
+
+    async def _register(self, node_id: str, made_of: resources_pb2.Inventory) -> Node:
+        """Keep what a node is made of, where that is new."""
+        inventory = translate.inventory_from_wire(made_of)
+        async with self._lock(node_id):
+            node = self.cluster.nodes.get(node_id)
+            if node and node.inventory == inventory:
+                return node
+            record = records_pb2.StoredNode(schema_version=SCHEMA_VERSION)
+            if node:
+                record.CopyFrom(node.record)
+                log.info("node_changed", node=node.id)
+            else:
+                record.node.id = node_id
+                record.node.state = NodeState.NODE_STATE_READY
+                record.node.create_time.GetCurrentTime()
+            record.node.inventory.CopyFrom(made_of)
+            await self.committer.commit([Write(NODES + node_id, record.SerializeToString())])
+            return self.cluster.put_node(node_id, inventory, record)
 
     def _reconcile(self, node: Node, session: agents.Session, hello: node_pb2.Hello) -> None:
         """Compare what the agent knows with what we believe; tell it what to start, to stop and to forget."""
-        told = {(report.job_id, report.number): report for report in hello.attempts}
+        told = {(report.job_id, report.number) for report in hello.attempts}
         node.superseded.clear()
         for report in hello.attempts:
             self._take_report(node, session, report)
         for live in self.cluster.on_node(node.id):
+            if not live.epoch or live.ended_on(node.id):
+                continue  # what is being committed is told of when that is done
             if live.key in told:
                 if live.state is AttemptState.STOPPING:
                     session.put(agents.stop_order(live))
-            elif live.state is AttemptState.ASSIGNED:
+            elif live.state is AttemptState.STOPPING:
+                self.attempts.give_up(live, node.id, AttemptState.STOPPED, f"{node.id} does not have it")
+            elif live.state is AttemptState.ASSIGNED and node.id not in live.parts:
                 session.put(agents.assignment(live, live.nodes.index(node.id)))
             else:
-                self._lose(live, f"{node.id} has forgotten it, as after a reboot", except_node=node.id)
+                self.attempts.give_up(
+                    live, node.id, AttemptState.LOST, f"{node.id} has forgotten it, as after a reboot"
+                )
 
     def _gone(self, session: agents.Session) -> None:
-        node = self.cluster.nodes.get(session.node_id)
-        if self.sessions.close(session) and node:
-            node.connected, node.seen_seconds = False, time.monotonic()
+        """Take in that a stream has ended. Its agent was last seen when it last spoke, not now."""
+        self._on_gone(session.node_id)
+        if not self.sessions.close(session):
+            return  # another stream has taken its place
+        if node := self.cluster.nodes.get(session.node_id):
+            node.connected = False
             self.cluster.reopen(node)
-            self.feed.publish_capacity()
+            self.attempts.feed.publish_capacity()
             log.warning("node_away", node=session.node_id)
 
     async def _read(self, session: agents.Session, requests: AsyncIterator[node_pb2.ConnectRequest]) -> None:
         try:
             async for request in requests:
-                node = self.cluster.nodes[session.node_id]
-                node.seen_seconds = time.monotonic()
-                for report in request.reports:
-                    self._take_report(node, session, report)
-                for progress in request.progress:
-                    self.feed.publish_progress(progress.job_id, progress.progress)
-                if request.HasField("inventory"):
-                    hello = node_pb2.Hello(node_id=node.id, inventory=request.inventory)
-                    await self._register(hello, node)
-                    self.feed.publish_capacity()
+                await self._take(session, request)
+        except Exception:  # a stranger's words; the stream ends, and the agent comes back with its hello
+            log.exception("agent_stream_failed", node=session.node_id)
         finally:
             session.close()
+
+    async def _take(self, session: agents.Session, request: node_pb2.ConnectRequest) -> None:
+        node = self.cluster.nodes[session.node_id]
+        node.seen_seconds = time.monotonic()
+        for report in request.reports:
+            self._take_report(node, session, report)
+        for progress in request.progress:
+            self.attempts.feed.publish_progress(progress.job_id, progress.progress)
+        if request.HasField("inventory"):
+            await self._register(node.id, request.inventory)
+            self.attempts.feed.publish_capacity()
 
     # Reports -------------------------------------------------------------------------------------------------
 
     def _take_report(self, node: Node, session: agents.Session, report: node_pb2.AttemptReport) -> None:
         live = self.cluster.attempts.get(report.job_id)
-        ended = translate.ATTEMPT_STATES.from_wire(report.state).ended
         key = (report.job_id, report.number)
         if live is None or live.key != key or node.id not in live.nodes:
-            if ended:
-                session.put(agents.ack(*key))
-                node.superseded.discard(key)
-            else:
-                node.superseded.add(key)
-                session.put(agents.supersede(report))
-            self.cluster.reopen(node)
+            self._take_stray(node, session, report, known_end=True)
         elif live.state.ended:
-            session.put(agents.ack(*key) if ended else agents.supersede(report))
-        elif self.cluster.report(live, node.id, report):
-            if live.state is AttemptState.STOPPING and not ended_everywhere(live):
-                self.sessions.stop(live, [other for other in live.nodes if other != node.id])
-            self.keep([live])
+            self._take_stray(node, session, report, known_end=live.end_kept)
+        else:
+            self.attempts.take_report(live, node.id, report)
 
-    def keep(self, lives: Iterable[Live]) -> None:
-        """Commit changed attempts in the background, in order; then tell the queue, and agents of ends."""
-        lives = list(lives)
-        task = asyncio.ensure_future(self._keep(lives, [live.write() for live in lives]))
-        _TASKS.add(task)
-        task.add_done_callback(_TASKS.discard)
+    def _take_stray(
+        self, node: Node, session: agents.Session, report: node_pb2.AttemptReport, *, known_end: bool
+    ) -> None:
+        """An attempt that should not be there any more: it is stopped, and until it is gone it holds its node."""
+        key = (report.job_id, report.number)
+        if not translate.ATTEMPT_STATES.from_wire(report.state).ended:
+            node.superseded.add(key)
+            session.put(agents.supersede(report))
+        else:
+            node.superseded.discard(key)
+            if known_end:  # else it is acknowledged once its end has been committed
+                session.put(agents.ack(*key))
+        if self.cluster.reopen(node):
+            self.attempts.feed.publish_capacity()
 
-    async def _keep(self, lives: list[Live], writes: list[Write]) -> None:
-        copies = [type(live.attempt).FromString(live.attempt.SerializeToString()) for live in lives]
-        try:
-            revision = await self.commit(writes)
-        except (Fenced, StoreUnavailable):
-            return  # told already; agents report again when they reconnect
-        self.feed.publish(revision, copies)
-        for live in lives:
-            if live.state.ended:
-                self.sessions.ack(live)
-
-    async def commit(self, writes: list[Write]) -> int:
-        """Commit through the committer; when that fails nothing in memory can be trusted any more."""
-        try:
-            return await self.committer.commit(writes)
-        except (Fenced, StoreUnavailable) as error:
-            log.error("commit_failed", error=str(error))
-            self._distrust()
-            raise
-
-    # Stops, drains, losses -----------------------------------------------------------------------------------
-
-    def order_stops(self, lives: Iterable[Live], reason: StopReason) -> None:
-        """Stop attempts with their grace: commit the order, and tell the agents."""
-        stopped = [live for live in lives if self.cluster.stop(live, reason)]
-        if stopped:
-            self.keep(stopped)
-            for live in stopped:
-                self.sessions.stop(live, live.nodes)
-
-    def _lose(self, live: Live, why: str, except_node: str = "") -> None:
-        others = [node_id for node_id in live.nodes if node_id != except_node]
-        self.cluster.lose(live, why, time.time())
-        log.warning("attempt_lost", job=live.key[0], attempt=live.key[1], why=why)
-        self.sessions.stop(live, others)
-        self.keep([live])
+    # Drains and losses ---------------------------------------------------------------------------------------
 
     def give_up_silent_nodes(self) -> None:
-        """Take nodes whose agents have been away for too long as lost, and their attempts with them."""
+        """Take nodes whose agents are silent as away, and away for too long as lost, their attempts with them."""
         now = time.monotonic()
-        for node in self.cluster.nodes.values():
-            away = now - node.seen_seconds
-            if node.connected and away > max(3 * self.heartbeat_seconds, self.lost_after_seconds):
-                if session := self.sessions.get(node.id):
-                    session.close()
-            elif not node.connected and not node.lost and away > self.lost_after_seconds:
+        for node in list(self.cluster.nodes.values()):
+            silent = now - node.seen_seconds
+            if node.connected and silent > 3 * self.heartbeat_seconds and (session := self.sessions.get(node.id)):
+                self._gone(session)
+            if not node.connected and not node.lost and silent > self.lost_after_seconds:
                 node.lost = True
-                self.feed.publish_capacity()
+                self.attempts.feed.publish_capacity()
                 for live in self.cluster.on_node(node.id):
-                    self._lose(live, f"{node.id} has been away for {away:.0f} s")
+                    self.attempts.give_up(
+                        live, node.id, AttemptState.LOST, f"{node.id} has been away for {silent:.0f} s"
+                    )
 
-    async def mark(self, node: Node, state: NodeState.ValueType, reason: str, owner: str) -> None:
+    async def mark(self, node_id: str, state: NodeState.ValueType, reason: str, owner: str) -> Node:
         """Cordon, drain or uncordon a node, durably."""
-        record = records_pb2.StoredNode()
-        record.CopyFrom(node.record)
-        record.node.state, record.node.state_reason, record.node.state_owner = state, reason, owner
-        await self.commit([Write(NODES + node.id, record.SerializeToString())])
-        node.record = record
+        async with self._lock(node_id):
+            node = self.cluster.nodes[node_id]
+            record = records_pb2.StoredNode()
+            record.CopyFrom(node.record)
+            record.node.state, record.node.state_reason, record.node.state_owner = state, reason, owner
+            await self.committer.commit([Write(NODES + node_id, record.SerializeToString())])
+            node.record = record
         self.cluster.reopen(node)
-        self.feed.publish_capacity()
+        self.attempts.feed.publish_capacity()
         if state == NodeState.NODE_STATE_DRAINING:
-            self.order_stops(self.cluster.on_node(node.id), StopReason.DRAINED)
+            self.attempts.order_stops(self.cluster.on_node(node_id), StopReason.DRAINED)
+        return node
 
     def describe(self, node: Node) -> node_pb2.Node:
         """A node as callers see it."""
@@ -246,14 +231,5 @@ class Registry:
         message.state = node.state
         message.used_gpu_milli, message.used_cores, message.used_memory_bytes = used(node, lives)
         message.attempts.extend(f"{job_id}/{number}" for job_id, number in sorted(live.key for live in lives))
-        seen = time.time() - (0.0 if node.connected else time.monotonic() - node.seen_seconds)
-        message.seen_time.FromNanoseconds(int(seen * 1e9))
+        message.seen_time.FromNanoseconds(int((time.time() - (time.monotonic() - node.seen_seconds)) * 1e9))
         return message
-
-
-_TASKS: set[asyncio.Future[None]] = set()
-
-
-def ended_everywhere(live: Live) -> bool:
-    """Whether every part of an attempt has ended."""
-    return all(node in live.parts and live.parts[node].ended for node in live.nodes)

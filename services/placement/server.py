@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-import structlog
-
-from cotenant import plugins, telemetry
-from cotenant.core.ledger import Overcommitted
-from cotenant.core.lifecycle import StopReason
+from cotenant import plugins
 from cotenant.core.nodes import NodeShape
 from cotenant.core.policy import CpuAllocator, PlacementPolicy
 from cotenant.rpc import errors, translate
@@ -20,25 +16,26 @@ from cotenant.rpc.policies import PolicyServicer
 from cotenant.rpc.server import Server
 from cotenant.services.placement import planner
 from cotenant.services.placement.agents import Sessions
-from cotenant.services.placement.cluster import ATTEMPTS, GUARDS, NODES, Cluster, Live, Node, NodeState
-from cotenant.services.placement.committer import Committer, Fenced, TooLarge, Write
+from cotenant.services.placement.attempts import Attempts
+from cotenant.services.placement.background import Background
+from cotenant.services.placement.cluster import Cluster
+from cotenant.services.placement.committer import Committer, Fenced, Halted, TooLarge
 from cotenant.services.placement.feed import Feed
+from cotenant.services.placement.leadership import Leadership
 from cotenant.services.placement.outputs import Outputs
+from cotenant.services.placement.planning import Planning
+from cotenant.services.placement.records import Node, NodeState
 from cotenant.services.placement.registry import Registry
-from cotenant.store.port import Put, Store, StoreUnavailable
+from cotenant.store.port import Store
 from cotenant.v1 import node_service_pb2 as node_pb2
 from cotenant.v1 import node_service_pb2_grpc as node_grpc
 from cotenant.v1 import placement_service_pb2 as placement_pb2
 from cotenant.v1 import placement_service_pb2_grpc as placement_grpc
-from cotenant.v1 import records_pb2
-
-log = structlog.get_logger()
 
 PLACEMENT = "cotenant.v1.PlacementService"
 NODE = "cotenant.v1.NodeService"
 AGENT = "cotenant.v1.AgentService"
 PLACEMENTS, ALLOCATORS = "cotenant.placement_policies", "cotenant.cpu_allocators"
-LEADER = "placement/leader"
 OPERATOR = "operator"
 
 
@@ -59,29 +56,31 @@ class Placement(placement_grpc.PlacementServiceServicer, node_grpc.NodeServiceSe
     """Serves planning, nodes and agents from one picture of the cluster."""
 
     def __init__(self, store: Store, config: PlacementConfig) -> None:
-        self.store, self.config = store, config
+        self.config = config
         options = config.options
-        self.policy: PlacementPolicy = plugins.load(PLACEMENTS, config.placement, options.get(config.placement, {}))
-        self.allocator: CpuAllocator = plugins.load(ALLOCATORS, config.allocator, options.get(config.allocator, {}))
+        policy: PlacementPolicy = plugins.load(PLACEMENTS, config.placement, options.get(config.placement, {}))
+        allocator: CpuAllocator = plugins.load(ALLOCATORS, config.allocator, options.get(config.allocator, {}))
+        self.background = Background()
         self.cluster = Cluster()
-        self.committer = Committer(store)
+        self.committer = Committer(store, self._distrust)
         self.sessions = Sessions()
-        self.feed = Feed(lambda: [live.attempt for live in self.cluster.attempts.values()])
+        self.feed = Feed()
         self.outputs = Outputs(self.sessions)
+        self.attempts = Attempts(self.cluster, self.committer, self.sessions, self.feed, self.background)
         self.registry = Registry(
             self.cluster,
             self.committer,
             self.sessions,
-            self.feed,
+            self.attempts,
             heartbeat_seconds=config.heartbeat_seconds,
             lost_after_seconds=config.lost_after_seconds,
-            distrust=self._distrust,
+            on_gone=self.outputs.give_up,
         )
-        self._planning = asyncio.Lock()
-        self._trusted = asyncio.Event()
-        self._doubt = asyncio.Event()
+        self.leadership = Leadership(
+            store, self.cluster, self.committer, self.sessions, self.feed, self.registry, self._set_serving
+        )
+        self.planning = Planning(self.cluster, self.attempts, policy, allocator, self.background, self.leadership.check)
         self._server: Server | None = None
-        self._tasks: list[asyncio.Task[None]] = []
 
     # Life ----------------------------------------------------------------------------------------------------
 
@@ -94,79 +93,35 @@ class Placement(placement_grpc.PlacementServiceServicer, node_grpc.NodeServiceSe
 
     async def start(self) -> None:
         """Read the state and begin to keep it."""
-        await self._load()
-        self._tasks = [
-            asyncio.create_task(self._watch_nodes(), name="placement-nodes"),
-            asyncio.create_task(self._regain_trust(), name="placement-trust"),
-        ]
+        await self.leadership.load()
+        self.background.forever("placement-nodes", self._watch_nodes)
+        self.background.forever("placement-probe", self._probe)
+        self.background.forever("placement-trust", self.leadership.regain)
 
     async def close(self) -> None:
         """End all streams and stop committing."""
         self.sessions.close_all()
         self.feed.close()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.background.close()
         await self.committer.close()
 
-    async def _load(self) -> None:
-        """Read everything anew, under a new term: whatever was believed before is forgotten."""
-        result = await self.store.transact([], [Put(LEADER, b"")])
-        nodes = await self.store.list(NODES)
-        guards = await self.store.list(GUARDS)
-        attempts = await self.store.list(ATTEMPTS)
-        fresh = Cluster()
-        now = time.monotonic()
-        for entry in nodes.entries:
-            stored = records_pb2.StoredNode.FromString(entry.value)
-            old = self.cluster.nodes.get(stored.node.id)
-            node = fresh.put_node(stored.node.id, translate.inventory_from_wire(stored.node.inventory), stored)
-            node.seen_seconds = old.seen_seconds if old else now
-        for entry in attempts.entries:
-            record = records_pb2.StoredAttempt.FromString(entry.value)
-            allocation = tuple(translate.allocation_from_wire(part) for part in record.attempt.allocations)
-            record.attempt.epoch = record.attempt.epoch or entry.mod_revision
-            fresh.add(Live(record, allocation, epoch=record.attempt.epoch))
-        self.cluster.replace(fresh)
-        every = (*nodes.entries, *guards.entries, *attempts.entries)
-        self.committer.start({entry.key: entry.mod_revision for entry in every})
-        self.registry.term = result.revision
-        self.feed.start(max(result.revision, attempts.revision))
-        self._trusted.set()
-        self._set_serving(True)
-        log.info("placement_loaded", nodes=len(nodes.entries), attempts=len(attempts.entries), term=result.revision)
-
-    def _distrust(self) -> None:
-        self._trusted.clear()
-        self._doubt.set()
-        self._set_serving(False)
+    def _distrust(self, error: Exception) -> None:
+        self.leadership.distrust(error)
 
     def _set_serving(self, serving: bool) -> None:
         if self._server:
             for service in (PLACEMENT, NODE, AGENT):
                 self._server.set_serving(service, serving)
 
-    async def _regain_trust(self) -> None:
-        """After a failed commit read everything anew, and let the agents tell their side anew."""
-        while True:
-            await self._doubt.wait()
-            self._doubt.clear()
-            self.sessions.close_all()
-            while not self._trusted.is_set():
-                try:
-                    await self._load()
-                except StoreUnavailable as error:
-                    log.warning("store_away", error=str(error))
-                    await asyncio.sleep(0.5)
-
     async def _watch_nodes(self) -> None:
         while True:
             await asyncio.sleep(min(self.config.heartbeat_seconds, self.config.lost_after_seconds / 4))
             self.registry.give_up_silent_nodes()
 
-    def _check_trust(self) -> None:
-        if not self._trusted.is_set():
-            raise errors.unavailable("placement is reading its state anew", 0.5, "STORE_AWAY")
+    async def _probe(self) -> None:
+        while True:
+            await asyncio.sleep(self.config.heartbeat_seconds)
+            await self.leadership.probe()
 
     # Planning ------------------------------------------------------------------------------------------------
 
@@ -174,88 +129,35 @@ class Placement(placement_grpc.PlacementServiceServicer, node_grpc.NodeServiceSe
         self, request: placement_pb2.PlanPlacementRequest, context: object
     ) -> placement_pb2.PlanPlacementResponse:
         """Decide, hold, commit, tell."""
-        self._check_trust()
-        async with self._planning:
-            begin = time.time()
-            standing = self._standing(request)
-            outcome, _ = planner.plan(self.cluster, request, self.policy, self.allocator)
-            decision = planner.decide(self.cluster, request, outcome)
-            if request.validate_only:
-                response = planner.answer(self.cluster, decision)
-                planner.undo(self.cluster, decision.starts)
-                return response
-            placed = time.time()
-            await self._commit_starts(decision, begin, placed)
-            self.registry.order_stops(decision.stops, StopReason.PREEMPTED)
-            response = planner.answer(self.cluster, decision)
-            response.placed.extend(standing)
-            return response
-
-    def _standing(self, request: placement_pb2.PlanPlacementRequest) -> list[placement_pb2.Placed]:
-        """Candidates that have a live attempt already, from a call whose answer was lost: the answer again."""
-        standing = []
-        for candidate in list(request.candidates):
-            live = self.cluster.attempts.get(candidate.job_id)
-            if live and (not live.state.ended or live.key[1] >= candidate.number):
-                standing.append(placement_pb2.Placed(attempt=live.attempt))
-                request.candidates.remove(candidate)
-        return standing
-
-    async def _commit_starts(self, decision: planner.Decision, begin: float, placed: float) -> None:
-        groups = [[live.write(), *(Write(GUARDS + node_id, b"") for node_id in live.nodes)] for live in decision.starts]
-        results = await asyncio.gather(*map(self.registry.commit, groups), return_exceptions=True)
-        committed = time.time()
-        for live, result in zip(decision.starts, results, strict=True):
-            if isinstance(result, int):
-                live.epoch = live.attempt.epoch = result
-                self.feed.publish(result, [live.attempt])
-                self.sessions.assign(live)
-                self._trace(live, begin, placed, committed)
-        failed = [result for result in results if isinstance(result, BaseException)]
-        if failed:
-            planner.undo(self.cluster, [d for d, r in zip(decision.starts, results, strict=True) if r in failed])
-            raise _told(failed[0])
-
-    @staticmethod
-    def _trace(live: Live, begin: float, placed: float, committed: float) -> None:
-        parent, job = live.record.trace_parent, live.key[0]
-        nodes = ",".join(live.nodes)
-        telemetry.record("place", parent, begin, placed, job=job, nodes=nodes)
-        telemetry.record("commit", parent, placed, committed, job=job, epoch=live.epoch)
-        telemetry.record("assign", parent, committed, time.time(), job=job, nodes=nodes)
+        with committing():
+            return await self.planning.plan(request)
 
     async def StopAttempts(
         self, request: placement_pb2.StopAttemptsRequest, context: object
     ) -> placement_pb2.StopAttemptsResponse:
         """Stop attempts with their grace."""
-        self._check_trust()
+        self.leadership.check()
         found = [self.cluster.attempts.get(victim.job_id) for victim in request.attempts]
         lives = [
             live for live, victim in zip(found, request.attempts, strict=True) if live and live.key[1] == victim.number
         ]
-        self.registry.order_stops(lives, translate.STOP_REASONS.from_wire(request.reason))
+        self.attempts.order_stops(lives, translate.STOP_REASONS.from_wire(request.reason))
         return placement_pb2.StopAttemptsResponse(attempts=[live.attempt for live in lives])
 
     async def ForgetAttempts(
         self, request: placement_pb2.ForgetAttemptsRequest, context: object
     ) -> placement_pb2.ForgetAttemptsResponse:
         """Delete records of attempts whose end the queue has committed."""
-        self._check_trust()
-        gone = [
-            victim.job_id
-            for victim in request.attempts
-            if (live := self.cluster.attempts.get(victim.job_id)) and live.key[1] == victim.number and live.state.ended
-        ]
-        for job_id in gone:
-            self.cluster.forget(job_id)
-        await asyncio.gather(*(self.registry.commit([Write(ATTEMPTS + job_id, None)]) for job_id in gone))
+        self.leadership.check()
+        with committing():
+            await self.attempts.forget((victim.job_id, victim.number) for victim in request.attempts)
         return placement_pb2.ForgetAttemptsResponse()
 
     async def WatchAttempts(
         self, request: placement_pb2.WatchAttemptsRequest, context: object
     ) -> AsyncIterator[placement_pb2.WatchAttemptsResponse]:
         """Pass on every change."""
-        await self._trusted.wait()
+        self.leadership.check()
         async for event in self.feed.watch(request.after_revision):
             yield event
 
@@ -263,7 +165,7 @@ class Placement(placement_grpc.PlacementServiceServicer, node_grpc.NodeServiceSe
         self, request: placement_pb2.GetCapacityRequest, context: object
     ) -> placement_pb2.GetCapacityResponse:
         """Sum up the cluster."""
-        await self._trusted.wait()
+        self.leadership.check()
         response = placement_pb2.GetCapacityResponse(
             capacity=planner.capacity(self.cluster), elastic=self.config.elastic
         )
@@ -286,9 +188,10 @@ class Placement(placement_grpc.PlacementServiceServicer, node_grpc.NodeServiceSe
         self, requests: AsyncIterator[node_pb2.ConnectRequest], context: object
     ) -> AsyncIterator[node_pb2.ConnectResponse]:
         """Hold an agent's stream."""
-        self._check_trust()
-        async for message in self.registry.connect(requests):
-            yield message
+        self.leadership.check()
+        with committing():
+            async for message in self.registry.connect(requests):
+                yield message
 
     async def UploadOutput(
         self, requests: AsyncIterator[node_pb2.UploadOutputRequest], context: object
@@ -300,7 +203,7 @@ class Placement(placement_grpc.PlacementServiceServicer, node_grpc.NodeServiceSe
     # Nodes ---------------------------------------------------------------------------------------------------
 
     def _node(self, node_id: str) -> Node:
-        self._check_trust()
+        self.leadership.check()
         if node := self.cluster.nodes.get(node_id):
             return node
         raise errors.not_found("node", node_id, near=self.cluster.nodes)
@@ -320,41 +223,41 @@ class Placement(placement_grpc.PlacementServiceServicer, node_grpc.NodeServiceSe
 
     async def DrainNode(self, request: node_pb2.DrainNodeRequest, context: object) -> node_pb2.DrainNodeResponse:
         """Empty a node."""
-        node = self._node(request.id)
-        await self._mark(node, NodeState.NODE_STATE_DRAINING, request.reason)
-        return node_pb2.DrainNodeResponse(node=self.registry.describe(node))
+        return node_pb2.DrainNodeResponse(
+            node=await self._mark(request.id, NodeState.NODE_STATE_DRAINING, request.reason)
+        )
 
     async def CordonNode(self, request: node_pb2.CordonNodeRequest, context: object) -> node_pb2.CordonNodeResponse:
         """Give a node no new work."""
-        node = self._node(request.id)
-        await self._mark(node, NodeState.NODE_STATE_CORDONED, request.reason)
-        return node_pb2.CordonNodeResponse(node=self.registry.describe(node))
+        return node_pb2.CordonNodeResponse(
+            node=await self._mark(request.id, NodeState.NODE_STATE_CORDONED, request.reason)
+        )
 
     async def UncordonNode(
         self, request: node_pb2.UncordonNodeRequest, context: object
     ) -> node_pb2.UncordonNodeResponse:
         """Let a node take work again."""
-        node = self._node(request.id)
-        await self._mark(node, NodeState.NODE_STATE_READY, "")
-        return node_pb2.UncordonNodeResponse(node=self.registry.describe(node))
+        return node_pb2.UncordonNodeResponse(node=await self._mark(request.id, NodeState.NODE_STATE_READY, ""))
 
-    async def _mark(self, node: Node, state: NodeState.ValueType, reason: str) -> None:
+    async def _mark(self, node_id: str, state: NodeState.ValueType, reason: str) -> node_pb2.Node:
+        self._node(node_id)
         owner = OPERATOR if state != NodeState.NODE_STATE_READY else ""
-        try:
-            await self.registry.mark(node, state, reason, owner)
-        except Fenced as error:
-            raise _told(error) from error
+        with committing():
+            node = await self.background.finish(self.registry.mark(node_id, state, reason, owner))
+        return self.registry.describe(node)
 
 
-def _told(error: BaseException) -> BaseException:
-    """A failed commit in the caller's words."""
-    if isinstance(error, Fenced):
-        return errors.unavailable("another placement leads now; nothing was decided", 0.5, "NOT_LEADER")
-    if isinstance(error, TooLarge):
-        return errors.failed_precondition("TOO_MANY_NODES", f"the gang spans more nodes than one commit takes: {error}")
-    if isinstance(error, Overcommitted):
-        return errors.internal(str(error))
-    return error
+@contextmanager
+def committing() -> Iterator[None]:
+    """Put failed commits into the caller's words."""
+    try:
+        yield
+    except Fenced:
+        raise errors.unavailable("another placement leads now; nothing was decided", 0.5, "NOT_LEADER") from None
+    except Halted as error:
+        raise errors.unavailable(str(error), 0.5, "STORE_AWAY") from None
+    except TooLarge as error:
+        raise errors.failed_precondition("TOO_LARGE", str(error)) from None
 
 
 async def start(

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Coroutine
-from typing import Any
 
 import grpc
 import structlog
 
+from cotenant import telemetry
 from cotenant.core.cycle import Capacity
 from cotenant.core.lifecycle import AttemptState, Phase, StopReason
 from cotenant.rpc import errors, translate
+from cotenant.services.queue.background import Background
 from cotenant.services.queue.keeper import Keeper
 from cotenant.services.queue.observations import Observations
 from cotenant.services.queue.records import Record, take_attempt
@@ -23,6 +23,10 @@ from cotenant.v1 import placement_service_pb2 as placement_pb2
 log = structlog.get_logger()
 
 RETRY_SECONDS = 0.3
+FORGET_SECONDS = 0.05
+FORGET_MAX = 1_000
+
+ENDED = telemetry.counter("cotenant.queue.attempts_ended", "{attempt}", "Ends of attempts, by what became of jobs.")
 
 
 class Follower:
@@ -38,8 +42,10 @@ class Follower:
         self.state, self.keeper, self.placement, self.observations = state, keeper, placement, observations
         self.synced = asyncio.Event()  # set while placement can be heard
         self._revision = 0
-        self._forget: list[placement_pb2.Victim] = []
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._forget: dict[tuple[str, int], None] = {}
+        self._forgetting = asyncio.Event()
+        self._capacity_changed = asyncio.Event()
+        self._background = Background()
 
     async def run(self) -> None:
         """Follow for ever, through placement's restarts."""
@@ -50,16 +56,26 @@ class Follower:
                     await self._take(event)
             except grpc.aio.AioRpcError as error:
                 log.warning("placement_away", error=errors.from_error(error).message)
-            self.synced.clear()
+            except Exception:  # something in it was not understood: a whole picture makes up for what was missed
+                self._revision = 0
+                raise
+            finally:
+                self.synced.clear()
             await asyncio.sleep(RETRY_SECONDS)
 
+    async def close(self) -> None:
+        """Stop whatever was begun."""
+        await self._background.close()
+
     async def _take(self, event: placement_pb2.WatchAttemptsResponse) -> None:
-        if event.capacity_changed:
-            await self.refresh_capacity()
+        if event.capacity_changed and event.snapshot:
+            await self._refresh_capacity()
+        elif event.capacity_changed:
+            self._capacity_changed.set()
         for attempt in event.attempts:
             self.take_attempt(attempt)
         if event.snapshot:
-            self._take_absent({attempt.job_id for attempt in event.attempts})
+            self._take_absent({attempt.job_id for attempt in event.attempts}, event.revision)
         for told in event.progress:
             self._take_progress(told)
         self._revision = max(self._revision, event.revision)
@@ -67,16 +83,21 @@ class Follower:
             self.synced.set()
             self.state.wake()
 
-    def _take_absent(self, present: set[str]) -> None:
-        """What holds something in our eyes but is unknown to placement has been lost."""
-        for record in list(self.state.holding()):
-            if record.id not in present:
+    def _take_absent(self, present: set[str], revision: int) -> None:
+        """What holds something in our eyes but is unknown to placement has been lost.
+
+        An attempt that was committed at the picture's revision or later is only too young to be in it.
+        """
+        for record in list(self.state.records.values()):
+            if record.phase.ended or record.id in present or record.job.attempt.epoch >= revision:
+                continue
+            if record.phase.holds_resources or record.stored.wish:
                 lost = job_pb2.Attempt()
                 lost.CopyFrom(record.job.attempt)
                 lost.state = translate.ATTEMPT_STATES.to_wire(AttemptState.LOST)
                 lost.message = "placement does not know this attempt any more"
                 lost.end_time.FromNanoseconds(time.time_ns())
-                self._spawn(self._end(record, lost))
+                self._background.start(self._end(record, lost))
 
     def take_attempt(self, attempt: job_pb2.Attempt) -> None:
         """Let a job follow its attempt."""
@@ -84,13 +105,15 @@ class Follower:
         ended = translate.ATTEMPT_STATES.from_wire(attempt.state).ended
         if record is None:
             log.warning("attempt_of_unknown_job", job=attempt.job_id)
+            if ended:
+                self._forget_soon(attempt)
             return
         if ended:
-            self._spawn(self._end(record, attempt))
+            self._background.start(self._end(record, attempt))
         elif not record.lock.locked():
             self._follow(record, attempt)
         else:
-            self._spawn(self._follow_later(record, attempt))
+            self._background.start(self._follow_later(record, attempt))
 
     async def _follow_later(self, record: Record, attempt: job_pb2.Attempt) -> None:
         async with record.lock:
@@ -102,29 +125,42 @@ class Follower:
             self.state.sync(record)
         if record.phase is Phase.SUSPENDED or record.phase.ended:
             reason = StopReason.SUSPENDED if record.phase is Phase.SUSPENDED else StopReason.CANCELLED
-            self._spawn(self.stop(record, attempt.number, reason))
+            self._background.start(self.stop(record, attempt.number, reason))
         elif record.stored.wish and record.phase is not Phase.STOPPING:
-            self._spawn(self.stop(record, attempt.number, wished(record)))
+            self._background.start(self.stop(record, attempt.number, wished(record)))
 
     async def _end(self, record: Record, attempt: job_pb2.Attempt) -> None:
         """Take in that an attempt has ended, durably; then let placement forget it."""
         if await self.keeper.insist(record, lambda stored: take_attempt(stored, attempt)):
             log.info("attempt_ended", job=record.id, attempt=attempt.number, phase=record.phase.value)
+            ENDED.add(state=translate.ATTEMPT_STATES.names[attempt.state], phase=record.phase.value)
             self.observations.ended(record, attempt)
-            if self.state.backing_off(record):
-                wait = translate.seconds(record.stored.not_before_time) - time.time()
-                asyncio.get_running_loop().call_later(max(0.0, wait) + 0.001, self.state.sync, record)
-        self._forget.append(placement_pb2.Victim(job_id=attempt.job_id, number=attempt.number))
-        if len(self._forget) == 1:
-            self._spawn(self._forget_soon())
+        self._forget_soon(attempt)
 
-    async def _forget_soon(self) -> None:
-        await asyncio.sleep(0.05)  # many ends make one call
-        gone, self._forget = self._forget, []
-        try:
-            await self.placement.ForgetAttempts(placement_pb2.ForgetAttemptsRequest(attempts=gone))
-        except grpc.aio.AioRpcError as error:
-            log.info("forget_delayed", attempts=len(gone), error=errors.from_error(error).message)
+    def _forget_soon(self, attempt: job_pb2.Attempt) -> None:
+        self._forget[attempt.job_id, attempt.number] = None
+        self._forgetting.set()
+
+    async def forget(self) -> None:
+        """Let placement forget what has ended, for ever; what it cannot be told now it is told later."""
+        while True:
+            await self._forgetting.wait()
+            await asyncio.sleep(FORGET_SECONDS)  # many ends make one call
+            self._forgetting.clear()
+            gone = list(self._forget)[:FORGET_MAX]
+            request = placement_pb2.ForgetAttemptsRequest(
+                attempts=[placement_pb2.Victim(job_id=job_id, number=number) for job_id, number in gone]
+            )
+            try:
+                await self.placement.ForgetAttempts(request)
+            except grpc.aio.AioRpcError as error:
+                log.info("forget_delayed", attempts=len(gone), error=errors.from_error(error).message)
+                await asyncio.sleep(RETRY_SECONDS)
+            else:
+                for key in gone:
+                    self._forget.pop(key, None)
+            if self._forget:
+                self._forgetting.set()
 
     async def stop(self, record: Record, number: int, reason: StopReason) -> None:
         """Ask placement to stop a job's attempt; the answer comes as any news of attempts."""
@@ -144,28 +180,26 @@ class Follower:
         record.job.progress.CopyFrom(told.progress)
         self.observations.progressed(record)
 
-    async def refresh_capacity(self) -> None:
-        """Learn what the cluster has."""
+    async def follow_capacity(self) -> None:
+        """Learn what the cluster has whenever that changes, for ever; many changes make one call."""
+        while True:
+            await self._capacity_changed.wait()
+            self._capacity_changed.clear()
+            await self._refresh_capacity()
+
+    async def _refresh_capacity(self) -> None:
         try:
             response = await self.placement.GetCapacity(placement_pb2.GetCapacityRequest())
         except grpc.aio.AioRpcError as error:
             log.info("capacity_unknown", error=errors.from_error(error).message)
+            self._capacity_changed.set()
+            await asyncio.sleep(RETRY_SECONDS)
             return
         total = response.capacity
         self.state.capacity = Capacity(total.total_gpu_milli, total.total_cores, total.total_memory_bytes)
         self.state.shapes = tuple(translate.shape_from_wire(shape) for shape in response.shapes)
         self.state.elastic = response.elastic
         self.state.wake()
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._done)
-
-    def _done(self, task: asyncio.Task[Any]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()):
-            log.error("following_failed", exc_info=error)
 
 
 def wished(record: Record) -> StopReason:

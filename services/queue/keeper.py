@@ -5,22 +5,23 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import structlog
 
 from cotenant.core.jobs import JobSpec
 from cotenant.rpc import errors
 from cotenant.services.queue.ids import Ids
-from cotenant.services.queue.records import SCHEMA_VERSION, Record, loaded, new_record
+from cotenant.services.queue.records import SCHEMA_VERSION, STATES, Record, loaded, new_record, take_attempt
 from cotenant.services.queue.state import State, clone
-from cotenant.store.port import Compare, Conflict, Delete, Put, Store, StoreUnavailable
+from cotenant.store.port import Committed, Compare, Conflict, Delete, Operation, Put, Store, StoreUnavailable
 from cotenant.v1 import records_pb2
 
 log = structlog.get_logger()
 
 JOBS, REQUESTS, TENANTS = "queue/jobs/", "queue/requests/", "queue/tenants/"
 REQUEST_IDS_MAX = 64
+SETTLE_SECONDS = 0.3
 
 Change = Callable[[records_pb2.StoredJob], bool | None]
 
@@ -31,28 +32,78 @@ class Keeper:
     def __init__(self, store: Store, state: State) -> None:
         self.store, self.state = store, state
         self._ids = Ids()
+        self._doubtful: dict[str, None] = {}  # jobs of which a write may have been committed without our knowing
+        self._doubted = asyncio.Event()
 
     async def load(self) -> None:
-        """Read every job and tenant; what is in memory already stays, with its revision brought up to date."""
+        """Read every job and tenant, once, before anything is served."""
         jobs = await self.store.list(JOBS)
         for entry in jobs.entries:
-            stored = records_pb2.StoredJob.FromString(entry.value)
-            known = self.state.records.get(stored.job.id)
-            if known is None:
-                self.state.add(loaded(stored, entry.mod_revision))
-            elif known.revision != entry.mod_revision:
-                known.stored, known.revision = stored, entry.mod_revision
-                self.state.sync(known)
+            self.state.add(loaded(records_pb2.StoredJob.FromString(entry.value), entry.mod_revision))
         tenants = await self.store.list(TENANTS)
         for entry in tenants.entries:
             tenant = records_pb2.StoredTenant.FromString(entry.value).tenant
             self.state.tenants[tenant.id] = (tenant, entry.mod_revision)
         log.info("queue_loaded", jobs=len(jobs.entries), tenants=len(tenants.entries))
 
+    # What may have been written ------------------------------------------------------------------------------
+
+    async def settle(self) -> None:
+        """Read doubtful jobs again, as soon as the store is there."""
+        while True:
+            await self._doubted.wait()
+            self._doubted.clear()
+            try:
+                for job_id in list(self._doubtful):
+                    await self.reread(job_id)
+            except StoreUnavailable as error:
+                log.info("store_away", error=str(error), doubtful=len(self._doubtful))
+                self._doubted.set()
+                await asyncio.sleep(SETTLE_SECONDS)
+
+    async def _transact(
+        self, job_id: str, compares: Sequence[Compare], operations: Sequence[Operation]
+    ) -> Committed | Conflict:
+        try:
+            return await self.store.transact(compares, operations)
+        except (StoreUnavailable, asyncio.CancelledError):  # it may be committed all the same
+            self._doubtful[job_id] = None
+            self._doubted.set()
+            raise
+
+    async def reread(self, job_id: str) -> None:
+        """Learn what the store holds of a job."""
+        record = self.state.records.get(job_id)
+        if record:
+            async with record.lock:
+                await self._reread(record)
+            self.state.sync(record)
+        elif entry := await self.store.get(JOBS + job_id):
+            self._add(loaded(records_pb2.StoredJob.FromString(entry.value), entry.mod_revision))
+        self._doubtful.pop(job_id, None)
+
+    async def _reread(self, record: Record) -> None:
+        """Take a job as the store has it, if that is newer; what is known of its live attempt stays known."""
+        entry = await self.store.get(JOBS + record.id)
+        if entry is None or entry.mod_revision <= record.revision:
+            return
+        live = record.job.attempt
+        fresh = loaded(records_pb2.StoredJob.FromString(entry.value), entry.mod_revision)
+        if live.number and not STATES.from_wire(live.state).ended:
+            take_attempt(fresh.stored, live)
+        record.stored, record.spec, record.revision = fresh.stored, fresh.spec, fresh.revision
+
+    def _add(self, record: Record) -> Record:
+        """Take a job in that was committed, unless someone else has done so meanwhile."""
+        if known := self.state.records.get(record.id):
+            return known
+        self.state.add(record)
+        return record
+
+    # Changes -------------------------------------------------------------------------------------------------
+
     async def create(self, spec: JobSpec, submitter: str, trace_parent: str, request: Request) -> Record:
         """Take a job in, or return the one that a call with this request id made."""
-        if found := await self.repeated(request):
-            return found
         record = new_record(self._ids.new(), spec, submitter, trace_parent)
         record.stored.request_ids[:] = [request.id] if request.id else []
         compares = [Compare(JOBS + record.id, 0)]
@@ -60,14 +111,13 @@ class Keeper:
         if request.id:
             compares.append(Compare(REQUESTS + request.id, 0))
             puts.append(request.put(record.id))
-        result = await self.store.transact(compares, puts)
+        result = await self._transact(record.id, compares, puts)
         if isinstance(result, Conflict):
             if found := await self.repeated(request):
                 return found
             raise errors.unavailable("two jobs were given one id; the call may be repeated")
         record.revision = result.revision
-        self.state.add(record)
-        return record
+        return self._add(record)
 
     async def repeated(self, request: Request) -> Record | None:
         """Find what a call with this request id did before."""
@@ -81,8 +131,9 @@ class Keeper:
             raise errors.failed_precondition(
                 "REQUEST_ID_REUSED", f"request id {request.id!r} was used for another call before", id=stored.id
             )
-        if stored.id not in self.state.records:
-            await self.load()  # committed by a call that never heard so
+        known = self.state.records.get(stored.id)
+        if known is None or known.revision < entry.mod_revision:
+            await self.reread(stored.id)  # committed by a call that never heard so
         if record := self.state.records.get(stored.id):
             return record
         raise errors.not_found("job", stored.id)
@@ -99,20 +150,23 @@ class Keeper:
             stored = clone(record.stored)
             if change(stored) is False:
                 return False
-            puts = [Put(JOBS + record.id, stored.SerializeToString())]
             compares = [Compare(JOBS + record.id, record.revision)]
+            operations: list[Operation] = []
             if request and request.id:
-                stored.request_ids.append(request.id)
-                del stored.request_ids[: len(stored.request_ids) - REQUEST_IDS_MAX]
-                puts[0] = Put(JOBS + record.id, stored.SerializeToString())
-                puts.append(request.put(record.id))
                 compares.append(Compare(REQUESTS + request.id, 0))
-            result = await self.store.transact(compares, puts)
+                stored.request_ids.append(request.id)
+                operations = [request.put(record.id), *_trimmed(stored)]
+            operations.append(Put(JOBS + record.id, stored.SerializeToString()))
+            result = await self._transact(record.id, compares, operations)
             if isinstance(result, Conflict):
                 await self._reread(record)
-                raise errors.unavailable("the job was changed elsewhere; the call may be repeated", 0.1, "CONFLICT")
-            record.stored, record.revision = stored, result.revision
+            else:
+                record.stored, record.revision = stored, result.revision
         self.state.sync(record)
+        if isinstance(result, Conflict):
+            if request and await self.repeated(request):
+                return False
+            raise errors.unavailable("the job was changed elsewhere; the call may be repeated", 0.1, "CONFLICT")
         return True
 
     async def insist(self, record: Record, change: Change) -> bool:
@@ -125,28 +179,21 @@ class Keeper:
                 log.warning("change_delayed", job=record.id, error=str(error))
                 await asyncio.sleep(wait)
                 wait = min(5.0, wait * 2)
-                await self._reread_quietly(record)
 
-    async def _reread(self, record: Record) -> None:
-        """Learn the revision of a job's record; a commit whose answer was lost may have raised it."""
-        entry = await self.store.get(JOBS + record.id)
-        if entry and entry.mod_revision != record.revision:
-            kept = records_pb2.StoredJob.FromString(entry.value)
-            record.stored, record.revision = kept, entry.mod_revision
-
-    async def _reread_quietly(self, record: Record) -> None:
-        try:
-            await self._reread(record)
-        except StoreUnavailable:
-            log.debug("store_still_away", job=record.id)
-
-    async def purge(self, job_ids: list[str]) -> None:
+    async def purge(self, job_ids: Sequence[str]) -> None:
         """Forget ended jobs and the request ids that made them."""
         for job_id in job_ids:
             record = self.state.records[job_id]
             keys = [JOBS + job_id, *(REQUESTS + request_id for request_id in record.stored.request_ids)]
             await self.store.transact([], [Delete(key) for key in keys])
             self.state.remove(job_id)
+
+
+def _trimmed(stored: records_pb2.StoredJob) -> list[Operation]:
+    """Forget the oldest request ids of a job that was changed very often."""
+    many = stored.request_ids[:-REQUEST_IDS_MAX]
+    del stored.request_ids[: len(many)]
+    return [Delete(REQUESTS + request_id) for request_id in many]
 
 
 class Request:

@@ -14,9 +14,19 @@ from cotenant.v1 import job_pb2, predictor_service_pb2, records_pb2
 SCHEMA_VERSION = 1
 EVENTS_MAX = 40
 PAST_ATTEMPTS_MAX = 8
+PAST_BYTES_MAX = 256 * 1024  # of past attempts: large gangs are large records
 BACK_OFF_SECONDS, BACK_OFF_SECONDS_MAX = 1.0, 300.0
 
-PHASES = translate.PHASES
+PHASES, STATES = translate.PHASES, translate.ATTEMPT_STATES
+
+_AGE = {AttemptState.ASSIGNED: 0, AttemptState.RUNNING: 1, AttemptState.STOPPING: 2}  # news that is older is stale
+_AGE_ENDED = 3
+
+
+class ShapeKey:
+    """Stands for a shape: jobs that are refused for the same reasons. Gone when the last job of the shape is."""
+
+    __slots__ = ("__weakref__",)
 
 
 @dataclass(slots=True)
@@ -27,7 +37,7 @@ class Record:
     spec: JobSpec
     revision: int = 0
     sequence: int = 0  # the order in which jobs were taken in
-    shape: int = 0  # jobs of one shape have one number
+    shape: ShapeKey = field(default_factory=ShapeKey)  # one object for all jobs of one shape
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     estimate: predictor_service_pb2.Estimate | None = None
     sizing: str = ""
@@ -96,22 +106,19 @@ def move(stored: records_pb2.StoredJob, event: JobEvent) -> Phase:
 def take_attempt(stored: records_pb2.StoredJob, attempt: job_pb2.Attempt) -> bool:
     """Let the job follow its attempt; False where it says nothing new. Repeats and stale news change nothing."""
     job = stored.job
-    phase = PHASES.from_wire(job.phase)
+    phase, state = PHASES.from_wire(job.phase), STATES.from_wire(attempt.state)
     if phase.ended or attempt.number < job.attempt.number:
         return False
-    if phase is Phase.SUSPENDED:
-        return False  # an attempt that nobody wants; it is being stopped
-    state = translate.ATTEMPT_STATES.from_wire(attempt.state)
-    if attempt.number > job.attempt.number:
-        if job.attempt.number:
-            job.past_attempts.append(job.attempt)
-            del job.past_attempts[: len(job.past_attempts) - PAST_ATTEMPTS_MAX]
-    elif phase is Phase.QUEUED:
-        if translate.ATTEMPT_STATES.from_wire(job.attempt.state).ended:
-            return False  # the end of this attempt is what made the job wait again
-    elif job.attempt.state == attempt.state:
+    if attempt.number == job.attempt.number and not _news(phase, STATES.from_wire(job.attempt.state), state):
         return False
+    if phase is Phase.SUSPENDED and not state.ended:
+        return False  # an attempt that nobody wants; it is being stopped
+    if attempt.number > job.attempt.number:
+        _archive(job)
     job.attempt.CopyFrom(attempt)
+    if phase is Phase.SUSPENDED:
+        _credit(job)  # and its number is kept, so that no other attempt ever has it
+        return True
     if phase is Phase.QUEUED:
         _assigned(stored)
     if state is AttemptState.RUNNING:
@@ -122,6 +129,25 @@ def take_attempt(stored: records_pb2.StoredJob, attempt: job_pb2.Attempt) -> boo
     elif state.ended:
         _ended(stored, state)
     return True
+
+
+def _news(phase: Phase, known: AttemptState, told: AttemptState) -> bool:
+    """Whether what is told of an attempt is more than is known of it.
+
+    A job that waits although its attempt has not ended was read from the store: placement says how far that has come.
+    """
+    if known.ended or phase is Phase.QUEUED:
+        return not known.ended
+    return _AGE.get(told, _AGE_ENDED) > _AGE[known]
+
+
+def _archive(job: job_pb2.Job) -> None:
+    """Put the last attempt to the past ones, of which only the newest are kept."""
+    if job.attempt.number:
+        job.past_attempts.append(job.attempt)
+    past = job.past_attempts
+    while len(past) > PAST_ATTEMPTS_MAX or (past and sum(one.ByteSize() for one in past) > PAST_BYTES_MAX):
+        del past[0]
 
 
 def _assigned(stored: records_pb2.StoredJob) -> None:

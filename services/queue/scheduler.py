@@ -13,8 +13,9 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import grpc
 import structlog
@@ -22,10 +23,13 @@ import structlog
 from cotenant import telemetry
 from cotenant.core.cycle import Capacity, choose
 from cotenant.core.lifecycle import Phase
-from cotenant.core.policy import QueuePolicy
-from cotenant.core.refusals import Code, Refusal, gpus, outranked
+from cotenant.core.policy import Order, QueuePolicy
+from cotenant.core.refusals import Code, Refusal
+from cotenant.core.table import Ints
 from cotenant.rpc import errors, translate
 from cotenant.services.queue.follower import Follower
+from cotenant.services.queue.quotas import Quotas
+from cotenant.services.queue.reasons import Reasons
 from cotenant.services.queue.records import Record
 from cotenant.services.queue.state import State
 from cotenant.v1 import placement_service_pb2 as placement_pb2
@@ -39,6 +43,10 @@ ESTIMATES_MAX = 1000
 ESTIMATE_DEADLINE_SECONDS = 2.0
 PLAN_DEADLINE_SECONDS = 30.0
 
+CYCLE_SECONDS = telemetry.histogram("cotenant.queue.cycle", "s", "Time of one scheduling cycle.")
+ASSIGNED_SECONDS = telemetry.histogram("cotenant.queue.assigned", "s", "Time from a job's submission to its attempt.")
+REFUSED = telemetry.counter("cotenant.queue.refused", "{job}", "Jobs that a cycle refused, by reason.")
+
 
 @dataclass(frozen=True, slots=True)
 class SchedulerConfig:
@@ -51,14 +59,24 @@ class SchedulerConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class _Ranking:
+class Ranking:
+    """What the order says."""
+
     waiting: list[str]
     starts: list[str]
     victims: list[tuple[str, int]]  # each with how many of the starts come before it
+    outranked: list[str]
+    ids: list[str]  # by row
+    order: Order
+
+
+@dataclass(frozen=True, slots=True)
+class _Times:
+    """When the steps of a cycle ended, in unix seconds."""
+
     began: float
     estimated: float
     ordered: float
-    valid_seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,41 +130,45 @@ class Scheduler:
 
     async def cycle(self) -> float:
         """Run one cycle; returns for how many seconds its order holds if nothing happens."""
-        if not any(self.state.waiting()):
-            return math.inf
-        self.cycles += 1
-        ranking = await self._rank()
-        await self._place(ranking)
-        return ranking.valid_seconds
+        if not self.state.table.jobs(0.0).running.all():
+            self.cycles += 1
+            return await self._cycle()
+        return math.inf
 
-    async def _rank(self) -> _Ranking:
-        began = time.time()
+    async def _cycle(self) -> float:
+        state, began = self.state, time.time()
         await self._estimate()
         estimated = time.time()
+        ranking = self.rank(estimated)
+        times = _Times(began, estimated, time.time())
+        reasons = Reasons(estimated)
+        state.ranked, state.last_order = ranking.waiting, (ranking.ids, ranking.order)
+        if ranking.outranked:
+            place_of = {job_id: place for place, job_id in enumerate(ranking.waiting)}
+            reasons.outrank({job_id: place_of[job_id] for job_id in ranking.outranked}, state.reasons)
+        await self._place(ranking, reasons, times)
+        state.reasons = reasons
+        CYCLE_SECONDS.record(time.time() - began)
+        return ranking.order.valid_seconds
+
+    def rank(self, now: float) -> Ranking:
+        """Order the jobs of the table, and say who should run and who may have to make room."""
         table, policy = self.state.table, self.config.policy
-        jobs, ids = table.jobs(estimated), list(table.ids)
-        order = policy.order(jobs, estimated)
-        choice = choose(
-            jobs, policy, order, self.state.capacity, now=estimated, run_seconds_min=self.config.run_seconds_min
-        )
-        running = jobs.running
-        waiting = [ids[row] for row in choice.ranked.tolist() if not running[row]]
-        self.state.ranked = waiting
-        self.state.last_order = (ids, order)
-        self.state.head = None
-        self.state.refused_shapes = {}
-        if len(choice.outranked):
-            place_of = {job_id: place for place, job_id in enumerate(waiting)}
-            for row in choice.outranked.tolist():
-                self.state.refuse(ids[row], outranked(place_of[ids[row]] + 1, place_of[ids[row]]))
-        return _Ranking(
-            waiting,
-            [ids[row] for row in choice.starts.tolist()],
-            [(ids[row], ahead) for row, ahead in zip(choice.victims.tolist(), choice.ahead().tolist(), strict=True)],
-            began,
-            estimated,
-            time.time(),
-            order.valid_seconds,
+        jobs, ids = table.jobs(now), list(table.ids)
+        order = policy.order(jobs, now)
+        choice = choose(jobs, policy, order, self.state.capacity, now=now, run_seconds_min=self.config.run_seconds_min)
+        waits = ~jobs.running
+
+        def named(rows: Ints) -> list[str]:
+            return [ids[row] for row in rows.tolist()]
+
+        return Ranking(
+            waiting=named(choice.ranked[waits[choice.ranked]]),
+            starts=named(choice.starts),
+            victims=list(zip(named(choice.victims), choice.ahead().tolist(), strict=True)),
+            outranked=named(choice.outranked),
+            ids=ids,
+            order=order,
         )
 
     async def _estimate(self) -> None:
@@ -166,12 +188,17 @@ class Scheduler:
         self._predictor_away = False
         for record, estimate in zip(unknown, response.estimates, strict=True):
             record.estimate = estimate
-            if estimate.predictable and record.id in self.state.table:
-                self.state.table.update(
-                    record.id,
-                    remaining_seconds=translate.seconds(estimate.remaining),
-                    confidence=estimate.confidence,
-                )
+            self.state.estimate(record)
+
+    async def estimate(self, record: Record) -> None:
+        """Ask the predictor about one job that is not in the table; without an answer it is unpredictable."""
+        request = predictor_pb2.EstimateRequest(queries=[self._query(record)])
+        try:
+            response = await self.predictor.Estimate(request, timeout=ESTIMATE_DEADLINE_SECONDS)
+        except grpc.aio.AioRpcError as error:
+            log.info("predictor_away", error=errors.from_error(error).message)
+            return
+        record.estimate = response.estimates[0]
 
     @staticmethod
     def _query(record: Record) -> predictor_pb2.EstimateQuery:
@@ -182,32 +209,47 @@ class Scheduler:
             progress=record.job.progress,
         )
 
-    async def _place(self, ranking: _Ranking) -> None:
+    async def _place(self, ranking: Ranking, reasons: Reasons, times: _Times) -> None:
         victims = [(self.state.records[job_id], ahead) for job_id, ahead in ranking.victims]
-        index, size = 0, len(ranking.starts) if victims else PAGE_MIN
-        over = Quotas(self.state)
-        while index < len(ranking.starts) and self.state.head is None:
-            page, index = self._page(ranking.starts, index, size, over)
+        size = len(ranking.starts) if victims else PAGE_MIN
+        left = self._entries(ranking.starts)
+        quotas = Quotas(self.state)
+        while reasons.head is None:
+            page, postponed = self._page(left, size, quotas, reasons)
             if not page:
                 return
+            if postponed:
+                left = chain(postponed, left)
             response = await self._plan(page, victims)
-            self._take(ranking, page, response)
+            quotas.answered()
+            self._take(page, response, quotas, reasons, times)
             preempted = {victim.job_id for victim in response.preempted}
             victims = [(victim, ahead) for victim, ahead in victims if victim.id not in preempted]
             size = min(PAGE_MAX, size * 2)
 
-    def _page(self, starts: Sequence[str], index: int, size: int, over: Quotas) -> tuple[list[_Entry], int]:
+    def _entries(self, starts: Iterable[str]) -> Iterator[_Entry]:
+        records = self.state.records
+        return (_Entry(place, records[job_id]) for place, job_id in enumerate(starts) if job_id in records)
+
+    def _page(
+        self, entries: Iterator[_Entry], size: int, quotas: Quotas, reasons: Reasons
+    ) -> tuple[list[_Entry], list[_Entry]]:
+        """Gather the next candidates; those that have to wait for the answer about these come apart."""
         page: list[_Entry] = []
-        while index < len(starts) and len(page) < size:
-            record = self.state.records.get(starts[index])
-            index += 1
-            if record is None or record.phase is not Phase.QUEUED:
+        postponed: list[_Entry] = []
+        for entry in entries:
+            record = entry.record
+            if record.phase is not Phase.QUEUED or record.shape in reasons.shapes:
                 continue
-            if refusal := over.refuse(record):
-                self.state.refuse(record.id, refusal)
-            elif record.shape not in self.state.refused_shapes:
-                page.append(_Entry(index - 1, record))
-        return page, index
+            if refusal := quotas.refuse(record):
+                reasons.refuse(record, refusal, self.state.reasons)
+            elif quotas.ask(record):
+                page.append(entry)
+            else:
+                postponed.append(entry)
+            if len(page) == size:
+                break
+        return page, postponed
 
     async def _plan(
         self, page: Sequence[_Entry], victims: Sequence[tuple[Record, int]]
@@ -224,24 +266,39 @@ class Scheduler:
         )
         return response
 
-    def _take(self, ranking: _Ranking, page: Sequence[_Entry], response: placement_pb2.PlanPlacementResponse) -> None:
+    def _take(
+        self,
+        page: Sequence[_Entry],
+        response: placement_pb2.PlanPlacementResponse,
+        quotas: Quotas,
+        reasons: Reasons,
+        times: _Times,
+    ) -> None:
         total = response.capacity
         self.state.capacity = Capacity(total.total_gpu_milli, total.total_cores, total.total_memory_bytes)
-        for placed in response.placed:
-            record = self.state.records[placed.attempt.job_id]
-            record.sizing = placed.sizing
-            parent = record.job.trace_parent
-            telemetry.record("estimate", parent, ranking.began, ranking.estimated, job=record.id)
-            telemetry.record("order", parent, ranking.estimated, ranking.ordered, job=record.id)
-            self.follower.take_attempt(placed.attempt)
         by_id = {entry.record.id: entry.record for entry in page}
+        for placed in response.placed:
+            record = by_id[placed.attempt.job_id]
+            record.sizing = placed.sizing
+            if parent := record.job.trace_parent:
+                telemetry.record("estimate", parent, times.began, times.estimated, job=record.id)
+                telemetry.record("order", parent, times.estimated, times.ordered, job=record.id)
+            self.follower.take_attempt(placed.attempt)
+            quotas.started(record)
+            ASSIGNED_SECONDS.record(max(0.0, time.time() - translate.seconds(record.job.create_time)))
         for refused in response.refused:
-            refusal, record = translate.refusal_from_wire(refused.refusal), by_id[refused.job_id]
-            self.state.refuse(record.id, refusal)
-            if refusal.code in (Code.CAPACITY, Code.FRAGMENTED, Code.NO_NODES):
-                self.state.refused_shapes[record.shape] = refusal
-            if self.config.policy.strict and self.state.head is None and refusal.code is not Code.NEVER_FITS:
-                self.state.head = (record.id, refusal)
+            self._refuse(by_id[refused.job_id], translate.refusal_from_wire(refused.refusal), reasons)
+
+    def _refuse(self, record: Record, refusal: Refusal, reasons: Reasons) -> None:
+        before = self.state.reasons
+        REFUSED.add(code=refusal.code.value)
+        if refusal.code in (Code.CAPACITY, Code.FRAGMENTED, Code.NO_NODES):
+            reasons.refuse_shape(record, refusal, before)
+        else:
+            reasons.refuse(record, refusal, before)
+        if self.config.policy.strict and reasons.head is None and refusal.code is not Code.NEVER_FITS:
+            reasons.refuse(record, refusal, before)
+            reasons.stop_at(record, refusal, before)
 
 
 def candidate_of(record: Record, now: float) -> placement_pb2.Candidate:
@@ -256,53 +313,3 @@ def candidate_of(record: Record, now: float) -> placement_pb2.Candidate:
         candidate.estimate.CopyFrom(record.estimate)
     candidate.waited.FromNanoseconds(int(max(0.0, now - translate.seconds(record.job.create_time)) * 1e9))
     return candidate
-
-
-class Quotas:
-    """What tenants with limits hold, counted anew in each cycle: usage is derived, never kept."""
-
-    def __init__(self, state: State) -> None:
-        self._limits = {
-            tenant_id: tenant
-            for tenant_id, (tenant, _) in state.tenants.items()
-            if tenant.HasField("limit_gpu_milli") or tenant.HasField("limit_cores")
-        }
-        self._gpus = dict.fromkeys(self._limits, 0)
-        self._cores = dict.fromkeys(self._limits, 0)
-        if self._limits:
-            for record in state.holding():
-                if record.spec.tenant in self._limits:
-                    self._gpus[record.spec.tenant] += record.spec.gpu_milli
-                    self._cores[record.spec.tenant] += held_cores(record)
-
-    def refuse(self, record: Record) -> Refusal | None:
-        """Say whether a job would take its tenant over its limit; counts it as started otherwise."""
-        tenant_id = record.spec.tenant
-        tenant = self._limits.get(tenant_id)
-        if tenant is None:
-            return None
-        milli = self._gpus[tenant_id] + record.spec.gpu_milli
-        cores = self._cores[tenant_id] + asked_cores(record)
-        over = []
-        if tenant.HasField("limit_gpu_milli") and milli > tenant.limit_gpu_milli:
-            over.append(f"{gpus(milli)} of at most {tenant.limit_gpu_milli / 1000:g}")
-        if tenant.HasField("limit_cores") and cores > tenant.limit_cores:
-            over.append(f"{cores} cores of at most {tenant.limit_cores}")
-        if over:
-            return Refusal(
-                Code.QUOTA,
-                f"tenant {tenant_id} would hold {' and '.join(over)}",
-                "jobs of the tenant finish, or its limit is raised",
-            )
-        self._gpus[tenant_id], self._cores[tenant_id] = milli, cores
-        return None
-
-
-def asked_cores(record: Record) -> int:
-    """The cores that a job asks for; `auto` counts as one per replica."""
-    return sum(role.replicas * (role.request.cores or 1) for role in record.spec.roles)
-
-
-def held_cores(record: Record) -> int:
-    """The cores that a job's attempt holds."""
-    return sum(len(task.core_ids) for part in record.job.attempt.allocations for task in part.tasks)

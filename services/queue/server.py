@@ -14,7 +14,7 @@ import structlog
 from cotenant import plugins, telemetry
 from cotenant.core import obstacles
 from cotenant.core.jobs import QUEUE_DEFAULT, JobSpec
-from cotenant.core.lifecycle import JobEvent, Phase, StopReason
+from cotenant.core.lifecycle import JobEvent, Phase
 from cotenant.core.options import did_you_mean
 from cotenant.core.policy import QueuePolicy
 from cotenant.core.validate import Violation
@@ -24,12 +24,15 @@ from cotenant.rpc.pages import page_of
 from cotenant.rpc.policies import PolicyServicer
 from cotenant.rpc.server import Server
 from cotenant.services.queue import explain
+from cotenant.services.queue.background import Background
 from cotenant.services.queue.filters import Filter
-from cotenant.services.queue.follower import Follower
+from cotenant.services.queue.follower import Follower, wished
 from cotenant.services.queue.keeper import Keeper, Request
 from cotenant.services.queue.observations import Observations
+from cotenant.services.queue.output import Output
 from cotenant.services.queue.records import Record, move, new_record, note
-from cotenant.services.queue.scheduler import Scheduler, SchedulerConfig, candidate_of
+from cotenant.services.queue.scheduler import Scheduler, SchedulerConfig
+from cotenant.services.queue.simulate import simulate
 from cotenant.services.queue.state import State
 from cotenant.services.queue.tenants import Tenants
 from cotenant.services.queue.updates import apply_update, check_update
@@ -43,7 +46,6 @@ from cotenant.v1 import (
     tenant_service_pb2_grpc,
 )
 from cotenant.v1 import job_service_pb2 as pb
-from cotenant.v1 import placement_service_pb2 as placement_pb2
 
 log = structlog.get_logger()
 
@@ -90,9 +92,11 @@ class JobQueue(job_service_pb2_grpc.JobServiceServicer):
         cycle = SchedulerConfig(self.policy, config.debounce_seconds, config.run_seconds_min, config.seed)
         self.scheduler = Scheduler(self.state, self.follower, cycle, self.placement, predictor_stub)
         self.state.wake = self.scheduler.wake
+        self.state.later = self._sync_later
+        self.output = Output(self.state, self.placement)
+        self.background = Background()
         self.tenants = Tenants(self.keeper, config.policy)
         self._server: Server | None = None
-        self._tasks: list[asyncio.Task[None]] = []
 
     # Life ----------------------------------------------------------------------------------------------------
 
@@ -108,19 +112,26 @@ class JobQueue(job_service_pb2_grpc.JobServiceServicer):
 
     def run(self) -> None:
         """Follow placement and schedule."""
-        self._tasks = [
-            asyncio.create_task(self.follower.run(), name="queue-follower"),
-            asyncio.create_task(self.scheduler.run(), name="queue-scheduler"),
-            asyncio.create_task(self.observations.run(), name="queue-observations"),
-            asyncio.create_task(self._sweep(), name="queue-sweep"),
-            asyncio.create_task(self._probe(), name="queue-probe"),
-        ]
+        for name, work in (
+            ("queue-follower", self.follower.run),
+            ("queue-forget", self.follower.forget),
+            ("queue-capacity", self.follower.follow_capacity),
+            ("queue-settle", self.keeper.settle),
+            ("queue-scheduler", self.scheduler.run),
+            ("queue-observations", self.observations.run),
+            ("queue-sweep", self._sweep),
+            ("queue-probe", self._probe),
+        ):
+            self.background.forever(name, work)
 
     async def close(self) -> None:
         """Stop scheduling; jobs run on."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.background.close()
+        await self.follower.close()
+
+    def _sync_later(self, seconds: float, record: Record) -> None:
+        """Look at a job again once it may be tried again."""
+        asyncio.get_running_loop().call_later(max(0.0, seconds) + 0.001, self.state.sync, record)
 
     async def _sweep(self) -> None:
         """Forget the oldest ended jobs once there are too many."""
@@ -150,8 +161,10 @@ class JobQueue(job_service_pb2_grpc.JobServiceServicer):
     async def CreateJob(self, request: pb.CreateJobRequest, context: Any) -> pb.CreateJobResponse:
         """Check, commit, acknowledge."""
         with telemetry.span("submit", job_name=request.spec.name) as span:
-            spec = self._accept(request.spec)
             once = _request("CreateJob", request.request_id, request.spec)
+            if not request.validate_only and (made := await self.keeper.repeated(once)):
+                return pb.CreateJobResponse(job=self.state.message(made))
+            spec = self._accept(request.spec)
             if request.validate_only:
                 record = new_record("", spec, caller().name, "")
                 return pb.CreateJobResponse(job=record.job)
@@ -202,19 +215,18 @@ class JobQueue(job_service_pb2_grpc.JobServiceServicer):
         try:
             open_ids = set()
             for job_id in list(chosen.ids(self.state)):
-                record = self.state.records[job_id]
-                if not record.phase.ended:
-                    open_ids.add(job_id)
-                yield pb.WatchJobsResponse(job=self.state.message(record))
+                if record := self.state.records.get(job_id):
+                    if not record.phase.ended:
+                        open_ids.add(job_id)
+                    yield pb.WatchJobsResponse(job=self.state.message(record))
             yield pb.WatchJobsResponse(synced=True)
             if request.until_ended and not open_ids:
                 return
             async for job_id in watcher.changes():
                 known = self.state.records.get(job_id)
-                if known is None or not chosen.takes(known):
-                    continue
-                yield pb.WatchJobsResponse(job=self.state.message(known))
-                if known.phase.ended:
+                if known and (job_id in open_ids or chosen.takes(known)):
+                    yield pb.WatchJobsResponse(job=self.state.message(known))
+                if known is None or known.phase.ended:
                     open_ids.discard(job_id)
                     if request.until_ended and not open_ids:
                         return
@@ -228,77 +240,12 @@ class JobQueue(job_service_pb2_grpc.JobServiceServicer):
     async def SimulateJob(self, request: pb.SimulateJobRequest, context: Any) -> pb.SimulateJobResponse:
         """Ask placement whether a job that was not submitted would start now, behind all that wait."""
         spec = self._accept(request.spec)
-        record = new_record("whatif", spec, caller().name, "")
-        plan = placement_pb2.PlanPlacementRequest(validate_only=True, strict=self.policy.strict)
-        ahead = [self.state.records[job_id] for job_id in self.state.ranked[:1000] if job_id in self.state.records]
-        now = time.time()
-        for other in [one for one in ahead if one.phase is Phase.QUEUED]:
-            plan.candidates.append(candidate_of(other, now))
-        plan.candidates.append(candidate_of(record, now))
-        response = await self.placement.PlanPlacement(plan)
-        answer = pb.SimulateJobResponse(position=len(plan.candidates))
-        for placed in response.placed:
-            if placed.attempt.job_id == "whatif":
-                answer.starts_now = True
-                answer.allocations.extend(placed.attempt.allocations)
-        for refused in response.refused:
-            if refused.job_id == "whatif":
-                answer.refusal.CopyFrom(refused.refusal)
-        return answer
+        return await simulate(self.state, self.scheduler, new_record("whatif", spec, caller().name, ""))
 
     async def ReadLogs(self, request: pb.ReadLogsRequest, context: Any) -> AsyncIterator[pb.ReadLogsResponse]:
         """Pass a job's output on; with `follow` through all of its attempts."""
-        record = self._record(request.id)
-        number = request.attempt
-        while True:
-            attempt = await self._attempt_with_output(record, number, follow=request.follow)
-            if attempt is None:
-                return
-            async for piece in self._read(record, attempt, request):
-                yield pb.ReadLogsResponse(rank=piece.rank, data=piece.data, truncated=piece.truncated)
-            if not request.follow or request.attempt or record.phase.ended:
-                return
-            number = attempt.number + 1
-
-    async def _attempt_with_output(self, record: Record, number: int, *, follow: bool) -> job_pb2.Attempt | None:
-        """Find the attempt that is meant; wait for it to run where the caller follows."""
-        watcher = self.state.watch()
-        watcher.tell(record.id)
-        try:
-            async for job_id in watcher.changes():
-                if job_id != record.id:
-                    continue
-                attempts = [*record.job.past_attempts, record.job.attempt]
-                found = next((one for one in attempts if one.number and one.number == (number or one.number)), None)
-                if not number and record.attempt_number:
-                    found = record.job.attempt
-                if found and found.state != job_pb2.ATTEMPT_STATE_ASSIGNED:
-                    return found
-                if record.phase.ended or not follow:
-                    if found or number == 0 or follow:
-                        return found
-                    raise errors.not_found("attempt", f"{record.id}/{number}")
-        finally:
-            self.state.unwatch(watcher)
-        return None
-
-    async def _read(
-        self, record: Record, attempt: job_pb2.Attempt, request: pb.ReadLogsRequest
-    ) -> AsyncIterator[placement_pb2.ReadAttemptLogsResponse]:
-        call = placement_pb2.ReadAttemptLogsRequest(
-            job_id=record.id,
-            number=attempt.number,
-            follow=request.follow,
-            tail_bytes=request.tail_bytes,
-            node_ids=[allocation.node_id for allocation in attempt.allocations],
-        )
-        if request.HasField("rank"):
-            call.rank = request.rank
-        try:
-            async for piece in self.placement.ReadAttemptLogs(call):
-                yield piece
-        except grpc.aio.AioRpcError as error:
-            raise errors.from_error(error) from None
+        async for response in self.output.read(self._record(request.id), request):
+            yield response
 
     # Changes -------------------------------------------------------------------------------------------------
 
@@ -309,9 +256,6 @@ class JobQueue(job_service_pb2_grpc.JobServiceServicer):
 
     async def SuspendJob(self, request: pb.SuspendJobRequest, context: Any) -> pb.SuspendJobResponse:
         """Hold a job back, or begin to."""
-        record = self._record(request.id)
-        if record.phase.ended:
-            raise errors.failed_precondition("JOB_ENDED", f"job {record.id} has {record.phase.value} already")
         record = await self._wish(request, "SuspendJob", job_pb2.JOB_PHASE_SUSPENDED)
         return pb.SuspendJobResponse(job=self.state.message(record))
 
@@ -320,20 +264,19 @@ class JobQueue(job_service_pb2_grpc.JobServiceServicer):
         record = self._record(request.id)
         once = _request("ResumeJob", request.request_id, request)
         if not await self.keeper.repeated(once):
-            if record.phase.ended:
-                raise errors.failed_precondition("JOB_ENDED", f"job {record.id} has {record.phase.value} already")
+            _check_alive(record)
             await self.keeper.change(record, _resume, request=once, etag=request.etag)
         return pb.ResumeJobResponse(job=self.state.message(record))
 
     async def _wish(self, request: Any, method: str, wish: job_pb2.JobPhase.ValueType) -> Record:
         record = self._record(request.id)
         once = _request(method, request.request_id, request)
-        if await self.keeper.repeated(once):
-            return record
-        await self.keeper.change(record, lambda stored: _hold_back(stored, wish), request=once, etag=request.etag)
-        if record.phase.holds_resources:
-            reason = StopReason.CANCELLED if wish == job_pb2.JOB_PHASE_CANCELLED else StopReason.SUSPENDED
-            await self.follower.stop(record, record.attempt_number, reason)
+        if not await self.keeper.repeated(once):
+            if wish == job_pb2.JOB_PHASE_SUSPENDED:
+                _check_alive(record)
+            await self.keeper.change(record, lambda stored: _hold_back(stored, wish), request=once, etag=request.etag)
+        if record.phase.holds_resources and record.stored.wish:
+            await self.follower.stop(record, record.attempt_number, wished(record))
         return record
 
     async def UpdateJob(self, request: pb.UpdateJobRequest, context: Any) -> pb.UpdateJobResponse:
@@ -341,8 +284,7 @@ class JobQueue(job_service_pb2_grpc.JobServiceServicer):
         record = self._record(request.job.id)
         once = _request("UpdateJob", request.request_id, request)
         if not await self.keeper.repeated(once):
-            if record.phase.ended:
-                raise errors.failed_precondition("JOB_ENDED", f"job {record.id} has {record.phase.value} already")
+            _check_alive(record)
             changed = check_update(record, request)
             if request.validate_only:
                 preview = job_pb2.Job()
@@ -352,9 +294,14 @@ class JobQueue(job_service_pb2_grpc.JobServiceServicer):
             await self.keeper.change(
                 record, lambda stored: apply_update(stored, request), request=once, etag=request.job.etag
             )
-            record.spec = changed
+            record.spec = translate.spec_from_wire(record.job.spec)
             self.state.renew(record)
         return pb.UpdateJobResponse(job=self.state.message(record))
+
+
+def _check_alive(record: Record) -> None:
+    if record.phase.ended:
+        raise errors.failed_precondition("JOB_ENDED", f"job {record.id} has {record.phase.value} already")
 
 
 def _request(method: str, request_id: str, message: Any) -> Request:

@@ -5,17 +5,19 @@ from __future__ import annotations
 import asyncio
 import time
 from bisect import bisect_left, insort
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable
+from weakref import WeakValueDictionary
 
 from cotenant.core.cycle import Capacity
 from cotenant.core.jobs import Shape
 from cotenant.core.lifecycle import Phase
 from cotenant.core.nodes import NodeShape
 from cotenant.core.policy import Order
-from cotenant.core.refusals import Code, Refusal, behind
+from cotenant.core.refusals import Code, Refusal
 from cotenant.core.table import JobRow, JobTable
 from cotenant.rpc import translate
-from cotenant.services.queue.records import Record
+from cotenant.services.queue.reasons import NOT_YET, Reasons
+from cotenant.services.queue.records import Record, ShapeKey
 from cotenant.v1 import job_pb2, records_pb2, tenant_service_pb2
 
 IN_TABLE = frozenset({Phase.QUEUED, Phase.STARTING, Phase.RUNNING})
@@ -24,7 +26,8 @@ IN_TABLE = frozenset({Phase.QUEUED, Phase.STARTING, Phase.RUNNING})
 class Watcher:
     """Someone who wants to hear of changes: the ids of changed jobs, each at most once until it is heard of."""
 
-    def __init__(self) -> None:
+    def __init__(self, only: str = "") -> None:
+        self.only = only  # this job; empty means all
         self.changed: dict[str, None] = {}
         self.wake = asyncio.Event()
 
@@ -49,6 +52,7 @@ class State:
 
     def __init__(self) -> None:
         self.wake: Callable[[], None] = lambda: None  # set by whoever schedules
+        self.later: Callable[[float, Record], None] = lambda seconds, record: None  # set by whoever knows the time
         self.records: dict[str, Record] = {}
         self.ids: list[str] = []  # sorted; ids rise with time
         self.table = JobTable()
@@ -56,15 +60,14 @@ class State:
         self.capacity = Capacity(0, 0, 0)
         self.shapes: tuple[NodeShape, ...] = ()
         self.elastic = False
-        self.refusals: dict[str, tuple[Refusal, float]] = {}  # with the time since when
-        self.refused_shapes: dict[int, Refusal] = {}
-        self.head: tuple[str, Refusal] | None = None  # what a strict queue stopped at
+        self.held: dict[str, Record] = {}  # jobs that hold resources
+        self.reasons = Reasons()
         self.ranked: list[str] = []  # waiting jobs, in the last cycle's order
         self.last_order: tuple[list[str], Order] | None = None  # ids by row, and the policy's answer
         self.unestimated: dict[str, None] = {}  # jobs of which the predictor was not asked yet
         self._watchers: set[Watcher] = set()
         self._sequence = 0
-        self._shape_numbers: dict[Shape, int] = {}
+        self._shapes: WeakValueDictionary[Shape, ShapeKey] = WeakValueDictionary()
         self._tenant_numbers: dict[str, int] = {}
 
     # Jobs ----------------------------------------------------------------------------------------------------
@@ -73,7 +76,7 @@ class State:
         """Take a job in."""
         self._sequence += 1
         record.sequence = self._sequence
-        record.shape = self._shape_numbers.setdefault(record.spec.shape, len(self._shape_numbers))
+        record.shape = self._shapes.setdefault(record.spec.shape, record.shape)
         self.records[record.id] = record
         insort(self.ids, record.id)
         if not record.phase.ended:
@@ -98,20 +101,32 @@ class State:
         """Forget an ended job."""
         del self.records[job_id]
         del self.ids[bisect_left(self.ids, job_id)]
+        self._tell(job_id)
 
     def sync(self, record: Record) -> None:
         """Let the table, the watchers and the cycle know what a job has become."""
         phase, job_id = record.phase, record.id
-        if phase in IN_TABLE and not (phase is Phase.QUEUED and self.backing_off(record)):
+        if self.records.get(job_id) is not record:
+            return  # forgotten meanwhile
+        waits = phase is Phase.QUEUED and self.backing_off(record)
+        if waits:
+            self.later(translate.seconds(record.stored.not_before_time) - time.time(), record)
+        if phase in IN_TABLE and not waits:
             self._enter(record)
             self._run(record, running=phase is not Phase.QUEUED)
         elif job_id in self.table:
             self.table.remove(job_id)
-        if phase is not Phase.QUEUED:
-            self.refusals.pop(job_id, None)
-        for watcher in self._watchers:
-            watcher.tell(job_id)
+        if phase.holds_resources:
+            self.held[job_id] = record
+        else:
+            self.held.pop(job_id, None)
+        self._tell(job_id)
         self.wake()
+
+    def _tell(self, job_id: str) -> None:
+        for watcher in self._watchers:
+            if not watcher.only or watcher.only == job_id:
+                watcher.tell(job_id)
 
     def renew(self, record: Record) -> None:
         """Let the table know that a job's spec has changed."""
@@ -119,27 +134,36 @@ class State:
             self.table.remove(record.id)
         self.sync(record)
 
+    def row(self, record: Record) -> JobRow:
+        """A job as it enters the table."""
+        spec = record.spec
+        return JobRow(
+            record.id,
+            arrival_seconds=translate.seconds(record.job.create_time),
+            sequence=record.sequence,
+            gpu_milli=spec.gpu_milli,
+            cores=sum(role.replicas * (role.request.cores or 1) for role in spec.roles),
+            memory_bytes=sum(role.replicas * role.request.memory_bytes for role in spec.roles),
+            replicas=spec.replicas,
+            priority=spec.priority,
+            tenant=self._tenant_numbers.setdefault(spec.tenant, len(self._tenant_numbers)),
+            deadline_seconds=spec.deadline_seconds if spec.deadline_seconds is not None else float("inf"),
+            preemptible=spec.preemptible,
+        )
+
     def _enter(self, record: Record) -> None:
         if record.id in self.table:
             return
-        spec, job = record.spec, record.job
-        self.table.add(
-            JobRow(
-                record.id,
-                arrival_seconds=translate.seconds(job.create_time),
-                sequence=record.sequence,
-                gpu_milli=spec.gpu_milli,
-                cores=sum(role.replicas * (role.request.cores or 1) for role in spec.roles),
-                memory_bytes=sum(role.replicas * role.request.memory_bytes for role in spec.roles),
-                replicas=spec.replicas,
-                priority=spec.priority,
-                tenant=self._tenant_numbers.setdefault(spec.tenant, len(self._tenant_numbers)),
-                deadline_seconds=spec.deadline_seconds if spec.deadline_seconds is not None else float("inf"),
-                preemptible=spec.preemptible,
-            )
-        )
+        job = record.job
+        self.table.add(self.row(record))
         self.table.attain(record.id, translate.seconds(job.run_time))
-        if record.estimate and record.estimate.predictable:
+        if job.attempt.HasField("end_time"):
+            self.table.update(record.id, waiting_since=translate.seconds(job.attempt.end_time))
+        self.estimate(record)
+
+    def estimate(self, record: Record) -> None:
+        """Let the table know what the predictor says of a job."""
+        if record.id in self.table and record.estimate and record.estimate.predictable:
             self.table.update(
                 record.id,
                 remaining_seconds=translate.seconds(record.estimate.remaining),
@@ -179,45 +203,27 @@ class State:
 
     def refusal(self, record: Record) -> tuple[Refusal, float]:
         """Why a job waits, and since when that has been the reason."""
-        created = translate.seconds(record.job.create_time)
+        job = record.job
+        waits_since = translate.seconds(job.attempt.end_time if job.attempt.HasField("end_time") else job.create_time)
         if self.backing_off(record):
             until = translate.seconds(record.stored.not_before_time)
             return Refusal(
                 Code.BACK_OFF,
-                f"{record.job.phase_reason}; waits {max(0.0, until - time.time()):.0f} s before the next attempt",
+                f"{job.phase_reason}; waits {max(0.0, until - time.time()):.0f} s before the next attempt",
                 "the time passes",
-            ), created
-        if known := self.refusals.get(record.id):
-            return known
-        if self.head and self.head[0] != record.id:
-            return behind(self.head[0], self.head[1].detail), created
-        if shape := self.refused_shapes.get(record.shape):
-            return shape, created
-        return Refusal(Code.NOT_YET_CONSIDERED, "the next scheduling cycle will consider it"), created
+            ), waits_since
+        refusal, since = self.reasons.of(record) or (NOT_YET, waits_since)
+        return refusal, max(since, waits_since)
 
-    def refuse(self, job_id: str, refusal: Refusal) -> None:
-        """Note why a job waits; the time stays where the reason does."""
-        known = self.refusals.get(job_id)
-        since = known[1] if known and known[0].code is refusal.code else time.time()
-        self.refusals[job_id] = (refusal, since)
-
-    def watch(self) -> Watcher:
-        """Begin to watch; `unwatch` ends it."""
-        watcher = Watcher()
+    def watch(self, only: str = "") -> Watcher:
+        """Begin to watch all jobs, or one; `unwatch` ends it."""
+        watcher = Watcher(only)
         self._watchers.add(watcher)
         return watcher
 
     def unwatch(self, watcher: Watcher) -> None:
         """Stop watching."""
         self._watchers.discard(watcher)
-
-    def waiting(self) -> Iterator[Record]:
-        """Jobs in the table that wait for resources."""
-        return (record for job_id in self.table.ids if (record := self.records[job_id]).phase is Phase.QUEUED)
-
-    def holding(self) -> Iterable[Record]:
-        """Jobs that hold resources."""
-        return [record for record in self.records.values() if record.phase.holds_resources]
 
 
 def clone(stored: records_pb2.StoredJob) -> records_pb2.StoredJob:

@@ -11,8 +11,8 @@ from cotenant.core.validate import Violation, shown
 from cotenant.rpc import errors
 from cotenant.rpc.pages import page_of
 from cotenant.services.queue.keeper import TENANTS, Keeper
+from cotenant.services.queue.quotas import Use, held_by
 from cotenant.services.queue.records import SCHEMA_VERSION
-from cotenant.services.queue.scheduler import held_cores
 from cotenant.store.port import Compare, Conflict, Delete, Put
 from cotenant.v1 import records_pb2, tenant_service_pb2_grpc
 from cotenant.v1 import tenant_service_pb2 as pb
@@ -84,8 +84,10 @@ class Tenants(tenant_service_pb2_grpc.TenantServiceServicer):
             )
         key = TENANTS + request.id
         if isinstance(await self._keeper.store.transact([Compare(key, revision)], [Delete(key)]), Conflict):
-            raise errors.conflict("tenant", request.id)
-        del state.tenants[request.id]
+            await self._reread(request.id)
+            if request.id in state.tenants:
+                raise errors.conflict("tenant", request.id)
+        state.tenants.pop(request.id, None)
         return pb.DeleteTenantResponse()
 
     async def ListQueues(self, request: pb.ListQueuesRequest, context: Any) -> pb.ListQueuesResponse:
@@ -109,9 +111,22 @@ class Tenants(tenant_service_pb2_grpc.TenantServiceServicer):
             stored.tenant.ClearField(derived)
         result = await self._keeper.store.transact([Compare(key, revision)], [Put(key, stored.SerializeToString())])
         if isinstance(result, Conflict):
-            raise errors.conflict("tenant", tenant.id)
-        self._keeper.state.tenants[tenant.id] = (stored.tenant, result.revision)
+            await self._reread(tenant.id)
+            known = self._keeper.state.tenants.get(tenant.id)
+            if known is None or _settings(known[0]) != _settings(tenant):
+                raise errors.conflict("tenant", tenant.id)
+        else:
+            self._keeper.state.tenants[tenant.id] = (stored.tenant, result.revision)
         self._keeper.state.wake()
+
+    async def _reread(self, tenant_id: str) -> None:
+        """Learn what the store holds: a commit whose answer was lost may have changed it."""
+        entry = await self._keeper.store.get(TENANTS + tenant_id)
+        if entry is None:
+            self._keeper.state.tenants.pop(tenant_id, None)
+        else:
+            stored = records_pb2.StoredTenant.FromString(entry.value)
+            self._keeper.state.tenants[tenant_id] = (stored.tenant, entry.mod_revision)
 
     def _revision(self, tenant_id: str) -> int:
         tenants = self._keeper.state.tenants
@@ -130,9 +145,11 @@ class Tenants(tenant_service_pb2_grpc.TenantServiceServicer):
         tenant = pb.Tenant()
         tenant.CopyFrom(kept)
         tenant.etag = str(revision) if revision else ""
-        held = [record for record in state.holding() if record.spec.tenant == tenant_id]
-        tenant.used_gpu_milli = sum(record.spec.gpu_milli for record in held)
-        tenant.used_cores = sum(held_cores(record) for record in held)
+        use = Use()
+        for record in state.held.values():
+            if record.spec.tenant == tenant_id:
+                use.add(held_by(record))
+        tenant.used_gpu_milli, tenant.used_cores = use.gpu_milli, use.cores
         return tenant
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 
 from cotenant.core.jobs import JobSpec
@@ -35,7 +36,8 @@ def check_update(record: Record, request: pb.UpdateJobRequest) -> JobSpec:
     message = job_pb2.JobSpec()
     message.CopyFrom(record.job.spec)
     _copy(message, request)
-    return translate.accept_spec(message, now=time.time())
+    new_deadline = any(path.removeprefix("spec.") == "deadline" for path in request.update_mask.paths)
+    return translate.accept_spec(message, now=time.time() if new_deadline else -math.inf)  # the old one may have passed
 
 
 def apply_update(stored: records_pb2.StoredJob, request: pb.UpdateJobRequest) -> None:

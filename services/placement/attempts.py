@@ -1,0 +1,129 @@
+"""What happens to attempts: committed in order, then told to the queue and to the agents."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+
+import structlog
+
+from cotenant.core.lifecycle import AttemptState, StopReason
+from cotenant.services.placement import agents
+from cotenant.services.placement.background import Background
+from cotenant.services.placement.cluster import Cluster
+from cotenant.services.placement.committer import OPERATIONS_MAX, Committer, Fenced, Halted, Write
+from cotenant.services.placement.feed import Feed
+from cotenant.services.placement.records import ATTEMPTS, GUARDS, Live
+from cotenant.store.port import StoreUnavailable
+from cotenant.v1 import job_pb2
+from cotenant.v1 import node_service_pb2 as node_pb2
+
+log = structlog.get_logger()
+
+NOT_COMMITTED = (Fenced, Halted, StoreUnavailable)
+
+
+class Attempts:
+    """Changes attempts. The picture changes at once, everyone else hears of it once it is committed."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        committer: Committer,
+        sessions: agents.Sessions,
+        feed: Feed,
+        background: Background,
+    ) -> None:
+        self.cluster, self.committer, self.sessions, self.feed = cluster, committer, sessions, feed
+        self._background = background
+
+    async def start(self, live: Live) -> None:
+        """Commit an attempt with the guards of its nodes, then tell of it. What fails is undone.
+
+        Raises:
+            Fenced, Halted, StoreUnavailable, TooLarge: see `Committer.commit`.
+        """
+        try:
+            live.epoch = await self.committer.commit(
+                [live.write(), *(Write(GUARDS + node_id, b"") for node_id in live.nodes)]
+            )
+        except BaseException:
+            self.cluster.undo(live)
+            raise
+        live.attempt.epoch = live.epoch
+        self.feed.publish(live.epoch, [live.attempt])
+        self.sessions.assign(live)
+        if live.stop_wanted:
+            self.order_stops([live], live.stop_wanted)
+
+    def take_report(self, live: Live, node_id: str, report: node_pb2.AttemptReport) -> None:
+        """Take in what an agent says of its part of an attempt."""
+        before = live.state
+        if self.cluster.report(live, node_id, report):
+            self._changed(live, before)
+
+    def give_up(self, live: Live, node_id: str, state: AttemptState, why: str) -> None:
+        """Take a part of an attempt as ended though its agent does not say so."""
+        before = live.state
+        if self.cluster.give_up(live, node_id, state, why, time.time()):
+            log.warning("part_given_up", job=live.key[0], attempt=live.key[1], state=state.value, why=why)
+            self._changed(live, before)
+
+    def _changed(self, live: Live, before: AttemptState) -> None:
+        if live.state is AttemptState.STOPPING and before is not AttemptState.STOPPING:  # its gang is broken
+            self.sessions.stop(live, [node_id for node_id in live.nodes if not live.ended_on(node_id)])
+        self.keep([live])
+
+    def order_stops(self, lives: Iterable[Live], reason: StopReason) -> None:
+        """Stop attempts with their grace: commit the order, and tell the agents.
+
+        An attempt whose start is being committed is stopped after that: an agent must not hear of the stop first.
+        """
+        stopped = []
+        for live in lives:
+            if not live.epoch:
+                live.stop_wanted = live.stop_wanted or reason
+            elif self.cluster.stop(live, reason):
+                stopped.append(live)
+        self.keep(stopped)
+        for live in stopped:
+            self.sessions.stop(live, [node_id for node_id in live.nodes if not live.ended_on(node_id)])
+
+    def keep(self, lives: Sequence[Live]) -> None:
+        """Commit changed attempts in the background, in order; then tell the queue, and agents of ends."""
+        for begin in range(0, len(lives), OPERATIONS_MAX):
+            some = lives[begin : begin + OPERATIONS_MAX]
+            writes = [live.write() for live in some]
+            self._background.start(self._keep(some, writes, [_copy(live.attempt) for live in some]))
+
+    async def _keep(self, lives: Sequence[Live], writes: list[Write], copies: list[job_pb2.Attempt]) -> None:
+        ended = [live for live in lives if live.state.ended]
+        try:
+            revision = await self.committer.commit(writes)
+        except NOT_COMMITTED:
+            return  # told already; everything is read anew, and agents report again when they reconnect
+        self.feed.publish(revision, copies)
+        for live in ended:
+            live.end_kept = True
+            self.sessions.ack(live)
+
+    async def forget(self, keys: Iterable[tuple[str, int]]) -> None:
+        """Delete the records of attempts that have ended, and of which nothing more is to be told."""
+        gone = [
+            (job_id, number)
+            for job_id, number in dict(keys).items()
+            if (live := self.cluster.attempts.get(job_id)) and live.key[1] == number and live.end_kept
+        ]
+        for job_id, number in gone:
+            self.cluster.forget(job_id)
+            self.feed.forget(job_id, number)
+        for begin in range(0, len(gone), OPERATIONS_MAX):
+            await self.committer.commit(
+                [Write(ATTEMPTS + job_id, None) for job_id, _ in gone[begin : begin + OPERATIONS_MAX]]
+            )
+
+
+def _copy(attempt: job_pb2.Attempt) -> job_pb2.Attempt:
+    copy = job_pb2.Attempt()
+    copy.CopyFrom(attempt)
+    return copy

@@ -1,0 +1,149 @@
+"""Who leads, and what is there: placement's state is read under a term, and anew whenever it may be wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import Callable
+
+import structlog
+
+from cotenant.rpc import errors, translate
+from cotenant.services.placement.agents import Sessions
+from cotenant.services.placement.cluster import Cluster
+from cotenant.services.placement.committer import Committer, Fenced
+from cotenant.services.placement.feed import Feed
+from cotenant.services.placement.records import ATTEMPTS, GUARDS, NODES, Live
+from cotenant.services.placement.registry import Registry
+from cotenant.store.port import Compare, Conflict, Listing, Put, Store, StoreUnavailable
+from cotenant.v1 import records_pb2
+
+log = structlog.get_logger()
+
+LEADER = "placement/leader"
+RETRY_SECONDS = 0.3
+
+
+class Deposed(Exception):
+    """Another placement has begun to lead; this one never does again."""
+
+
+class Leadership:
+    """Reads the state under a term of its own. Whoever reads last leads; those before it are fenced."""
+
+    def __init__(
+        self,
+        store: Store,
+        cluster: Cluster,
+        committer: Committer,
+        sessions: Sessions,
+        feed: Feed,
+        registry: Registry,
+        on_trust: Callable[[bool], None],
+    ) -> None:
+        self._store, self._cluster, self._committer = store, cluster, committer
+        self._sessions, self._feed, self._registry = sessions, feed, registry
+        self._on_trust = on_trust
+        self._identity = secrets.token_hex(8).encode()
+        self._term = 0
+        self._doubt = asyncio.Event()
+        self._deposed = False
+        self._trusted = False
+
+    def check(self) -> None:
+        """Raise unless what we believe is what the store holds."""
+        if self._deposed:
+            raise errors.unavailable("another placement leads now", 0.5, "NOT_LEADER")
+        if not self._trusted:
+            raise errors.unavailable("placement is reading its state anew", 0.5, "STORE_AWAY")
+
+    def distrust(self, error: Exception) -> None:
+        """Note that what we believe may differ from what the store holds."""
+        self._trusted = False
+        self._sessions.close_all()
+        self._on_trust(False)
+        self._doubt.set()
+
+    async def regain(self) -> None:
+        """After each failed commit read everything anew; agents then tell their side anew."""
+        while not self._deposed:
+            await self._doubt.wait()
+            self._doubt.clear()
+            try:
+                await self.load()
+            except StoreUnavailable as error:
+                log.warning("store_away", error=str(error))
+                self._doubt.set()
+                await asyncio.sleep(RETRY_SECONDS)
+            except Deposed as error:
+                log.error("deposed", error=str(error))
+                self._feed.close()
+            except Exception:
+                self._doubt.set()
+                raise
+
+    async def probe(self) -> None:
+        """Find out by a look whether the store is there and we still lead, for where nothing is written."""
+        try:
+            entry = await self._store.get(LEADER)
+        except StoreUnavailable as error:
+            log.info("store_away", error=str(error))
+            self._on_trust(False)
+            return
+        if self._trusted and (entry is None or entry.mod_revision != self._term):
+            self._committer.halt(Fenced("another placement has begun to lead"))
+        self._on_trust(self._trusted)
+
+    async def load(self) -> None:
+        """Read everything, under a new term: whatever was believed before is forgotten.
+
+        Raises:
+            StoreUnavailable: it cannot be read.
+            Deposed: another placement leads.
+        """
+        await self._lead()
+        nodes = await self._store.list(NODES)
+        guards = await self._store.list(GUARDS)
+        attempts = await self._store.list(ATTEMPTS)
+        fresh = self._read(nodes, attempts)
+        every = (*nodes.entries, *guards.entries, *attempts.entries)
+        self._sessions.close_all()  # whoever has come meanwhile was judged by the old picture
+        self._cluster.replace(fresh)
+        self._committer.start(Compare(LEADER, self._term), {entry.key: entry.mod_revision for entry in every})
+        self._registry.term = self._term
+        self._feed.start(max(self._term, attempts.revision), [live.attempt for live in fresh.attempts.values()])
+        self._trusted = True
+        self._on_trust(True)
+        log.info("placement_loaded", nodes=len(nodes.entries), attempts=len(attempts.entries), term=self._term)
+
+    def _read(self, nodes: Listing, attempts: Listing) -> Cluster:
+        fresh = Cluster()
+        now = time.monotonic()
+        for entry in nodes.entries:
+            stored = records_pb2.StoredNode.FromString(entry.value)
+            old = self._cluster.nodes.get(stored.node.id)
+            node = fresh.put_node(stored.node.id, translate.inventory_from_wire(stored.node.inventory), stored)
+            node.seen_seconds = old.seen_seconds if old else now
+        for entry in attempts.entries:
+            record = records_pb2.StoredAttempt.FromString(entry.value)
+            allocation = tuple(translate.allocation_from_wire(part) for part in record.attempt.allocations)
+            record.attempt.epoch = record.attempt.epoch or entry.mod_revision
+            live = Live(record, allocation, epoch=record.attempt.epoch)
+            live.end_kept = live.state.ended
+            fresh.add(live)
+        return fresh
+
+    async def _lead(self) -> None:
+        """Take a term of our own: the revision at which the leader key was last written, by us."""
+        while True:
+            compares = [Compare(LEADER, self._term)] if self._term else []
+            result = await self._store.transact(compares, [Put(LEADER, self._identity)])
+            if not isinstance(result, Conflict):
+                self._term = result.revision
+                return
+            entry = await self._store.get(LEADER)
+            if entry is None or entry.value != self._identity:
+                self._deposed = True
+                raise Deposed(f"the leader key was taken after term {self._term}")
+            self._term = entry.mod_revision  # our own, of which we never heard

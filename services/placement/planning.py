@@ -1,0 +1,100 @@
+"""Plans, one at a time: decide, hold, commit, tell."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+from cotenant import telemetry
+from cotenant.core.lifecycle import StopReason
+from cotenant.core.policy import CpuAllocator, PlacementPolicy
+from cotenant.core.refusals import Code, Refusal
+from cotenant.services.placement import planner
+from cotenant.services.placement.attempts import Attempts
+from cotenant.services.placement.background import Background
+from cotenant.services.placement.cluster import Cluster
+from cotenant.services.placement.committer import TooLarge
+from cotenant.services.placement.records import Live
+from cotenant.v1 import placement_service_pb2 as placement_pb2
+
+SECONDS = telemetry.histogram("cotenant.placement.plan", "s", "Time to decide and commit one plan.")
+PLACED = telemetry.counter("cotenant.placement.placed", "{attempt}", "Attempts that were committed.")
+REFUSED = telemetry.counter("cotenant.placement.refused", "{job}", "Jobs that were refused a place, by reason.")
+
+
+class Planning:
+    """Answers the queue's plans from the picture of the cluster."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        attempts: Attempts,
+        policy: PlacementPolicy,
+        allocator: CpuAllocator,
+        background: Background,
+        check_trust: Callable[[], None],
+    ) -> None:
+        self._cluster, self._attempts, self._background = cluster, attempts, background
+        self._policy, self._allocator = policy, allocator
+        self._check_trust = check_trust
+        self._lock = asyncio.Lock()
+
+    async def plan(self, request: placement_pb2.PlanPlacementRequest) -> placement_pb2.PlanPlacementResponse:
+        """Place what can be placed. Once it is decided it is done, even where the caller has gone meanwhile."""
+        return await self._background.finish(self._plan(request))
+
+    async def _plan(self, request: placement_pb2.PlanPlacementRequest) -> placement_pb2.PlanPlacementResponse:
+        async with self._lock:
+            self._check_trust()
+            begin = time.time()
+            standing = [] if request.validate_only else self._standing(request)
+            outcome = planner.plan(self._cluster, request, self._policy, self._allocator)
+            if request.validate_only:
+                return planner.rehearse(self._cluster, outcome)
+            decision = planner.decide(self._cluster, request, outcome)
+            placed = time.time()
+            started = await self._start_all(decision, begin, placed)
+            self._attempts.order_stops(decision.stops, StopReason.PREEMPTED)
+            response = planner.answer(self._cluster, decision, started)
+            response.placed.extend(standing)
+        SECONDS.record(time.time() - begin)
+        for refused in response.refused:
+            REFUSED.add(code=refused.refusal.code)
+        return response
+
+    def _standing(self, request: placement_pb2.PlanPlacementRequest) -> list[placement_pb2.Placed]:
+        """Candidates that have a live attempt already, from a call whose answer was lost: the answer again."""
+        standing = []
+        for candidate in list(request.candidates):
+            live = self._cluster.attempts.get(candidate.job_id)
+            if live and (not live.state.ended or live.key[1] >= candidate.number):
+                standing.append(placement_pb2.Placed(attempt=live.attempt))
+                request.candidates.remove(candidate)
+        return standing
+
+    async def _start_all(self, decision: planner.Decision, begin: float, placed: float) -> list[Live]:
+        """Commit all starts; one that no transaction takes is refused, anything else fails the plan."""
+        results = await asyncio.gather(
+            *(self._start(live, begin, placed) for live in decision.starts), return_exceptions=True
+        )
+        for live, result in zip(decision.starts, results, strict=True):
+            if isinstance(result, TooLarge):
+                decision.refusals[live.key[0]] = Refusal(
+                    Code.NEVER_FITS,
+                    f"its {len(live.nodes)} nodes are too many to be given in one transaction: {result}",
+                    "ask for more per replica, or for fewer replicas",
+                )
+            elif isinstance(result, BaseException):
+                raise result
+        return [live for live, result in zip(decision.starts, results, strict=True) if result is None]
+
+    async def _start(self, live: Live, begin: float, placed: float) -> None:
+        await self._attempts.start(live)
+        committed, parent, job = time.time(), live.record.trace_parent, live.key[0]
+        PLACED.add()
+        if parent:
+            nodes = ",".join(live.nodes)
+            telemetry.record("place", parent, begin, placed, job=job, nodes=nodes)
+            telemetry.record("commit", parent, placed, committed, job=job, epoch=live.epoch)
+            telemetry.record("assign", parent, committed, time.time(), job=job, nodes=nodes)

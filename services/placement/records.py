@@ -1,0 +1,144 @@
+"""A node and an attempt as placement holds them, and what they are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from cotenant.core.allocations import NodeAllocation
+from cotenant.core.books import Book
+from cotenant.core.ledger import Holding
+from cotenant.core.lifecycle import AttemptEvent, AttemptState, StopReason, next_state
+from cotenant.core.nodes import Inventory
+from cotenant.rpc import translate
+from cotenant.services.placement.committer import Write
+from cotenant.v1 import job_pb2, node_service_pb2, records_pb2
+
+SCHEMA_VERSION = 1
+ATTEMPTS, NODES, GUARDS = "placement/attempts/", "placement/nodes/", "placement/guards/"
+
+NodeState = node_service_pb2.NodeState
+State = translate.ATTEMPT_STATES
+
+
+@dataclass(slots=True)
+class Node:
+    """A node: its record, who holds what by name, and whether its agent is there."""
+
+    record: records_pb2.StoredNode
+    inventory: Inventory
+    book: Book
+    number: int
+    connected: bool = False
+    lost: bool = False
+    strained: bool = False  # what its attempts hold is more than it has
+    was_open: bool = False  # when that was last looked at
+    seen_seconds: float = 0.0
+    superseded: set[tuple[str, int]] = field(default_factory=set)  # stopping there, unknown to us: it still holds
+
+    @property
+    def id(self) -> str:
+        """The node's id."""
+        return self.record.node.id
+
+    @property
+    def open(self) -> bool:
+        """Whether the node takes new work."""
+        kept = self.record.node.state
+        clear = not self.superseded and not self.strained
+        return self.connected and clear and kept == NodeState.NODE_STATE_READY
+
+    @property
+    def state(self) -> NodeState.ValueType:
+        """The state for people: the operator's word, unless the agent is away."""
+        if self.lost:
+            return NodeState.NODE_STATE_LOST
+        if not self.connected:
+            return NodeState.NODE_STATE_AWAY
+        return self.record.node.state
+
+
+@dataclass(slots=True)
+class Live:
+    """An attempt that has not been forgotten. Epoch 0: its commit is under way, and nobody has been told of it."""
+
+    record: records_pb2.StoredAttempt
+    allocation: tuple[NodeAllocation, ...]
+    parts: dict[str, AttemptState] = field(default_factory=dict)
+    holdings: tuple[Holding, ...] = ()
+    epoch: int = 0
+    end_kept: bool = False  # its end has been committed
+    stop_wanted: StopReason | None = None  # as soon as its start has been committed
+
+    @property
+    def attempt(self) -> job_pb2.Attempt:
+        """The attempt's message."""
+        return self.record.attempt
+
+    @property
+    def key(self) -> tuple[str, int]:
+        """Job id and number."""
+        return self.attempt.job_id, self.attempt.number
+
+    @property
+    def state(self) -> AttemptState:
+        """Where it stands."""
+        return State.from_wire(self.attempt.state)
+
+    @property
+    def nodes(self) -> list[str]:
+        """The nodes that it is on; rank 0's first."""
+        return [allocation.node_id for allocation in self.allocation]
+
+    @property
+    def ended_everywhere(self) -> bool:
+        """Whether every part of it has ended."""
+        return all(self.ended_on(node_id) for node_id in self.nodes)
+
+    def ended_on(self, node_id: str) -> bool:
+        """Whether its part on a node has ended."""
+        part = self.parts.get(node_id)
+        return part is not None and part.ended
+
+    def move(self, event: AttemptEvent) -> None:
+        """Take the attempt to the state that the table says."""
+        self.attempt.state = State.to_wire(next_state(f"{self.key[0]}/{self.key[1]}", self.state, event))
+
+    def write(self) -> Write:
+        """What is to be written to keep it."""
+        self.attempt.epoch = self.epoch
+        return Write(ATTEMPTS + self.key[0], self.record.SerializeToString())
+
+
+def healthy(inventory: Inventory) -> Inventory:
+    """An inventory without the GPUs that may get no new work."""
+    if not any(gpu.unhealthy_reason for gpu in inventory.gpus):
+        return inventory
+    return replace(inventory, gpus=tuple(gpu for gpu in inventory.gpus if not gpu.unhealthy_reason))
+
+
+def within(inventory: Inventory, allocation: NodeAllocation) -> NodeAllocation:
+    """An allocation without the cores and GPUs that its node no longer has."""
+    cores = {core.id for core in inventory.cores}
+    gpus = {gpu.uuid for gpu in inventory.gpus}
+    return replace(
+        allocation,
+        tasks=tuple(
+            replace(
+                task,
+                core_ids=tuple(core for core in task.core_ids if core in cores),
+                gpus=tuple(share for share in task.gpus if share.uuid in gpus),
+            )
+            for task in allocation.tasks
+        ),
+    )
+
+
+def used(node: Node, lives: Sequence[Live]) -> tuple[int, int, int]:
+    """GPUs in thousandths, cores and memory in bytes that attempts hold on a node."""
+    parts = [part for live in lives for part in live.allocation if part.node_id == node.id]
+    return (
+        sum(part.gpu_milli for part in parts),
+        sum(part.cores for part in parts),
+        sum(part.memory_bytes for part in parts),
+    )

@@ -1,0 +1,64 @@
+"""Why jobs wait, as the last whole cycle found it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from cotenant.core.refusals import Code, Refusal, behind, outranked
+from cotenant.services.queue.records import Record, ShapeKey
+
+Since = tuple[Refusal, float]
+
+
+@dataclass(slots=True)
+class Reasons:
+    """One cycle's refusals, each with the time since when it has been the reason.
+
+    Most jobs that wait are refused together: all of one shape, all that a strict queue holds back, all that the order
+    leaves out. Those are written down once, so that a cycle costs little however many jobs wait.
+    """
+
+    now: float = 0.0
+    own: dict[str, Since] = field(default_factory=dict)
+    shapes: dict[ShapeKey, Since] = field(default_factory=dict)
+    head: tuple[str, Refusal, float] | None = None  # what a strict queue stopped at
+    outranked: Mapping[str, int] = field(default_factory=dict)  # places in the order, from 0
+    outranked_since: Mapping[str, float] = field(default_factory=dict)
+
+    def refuse(self, record: Record, refusal: Refusal, before: Reasons) -> None:
+        """Note why a job waits; the time stays where the reason does."""
+        self.own[record.id] = refusal, _since(refusal, before.own.get(record.id), self.now)
+
+    def refuse_shape(self, record: Record, refusal: Refusal, before: Reasons) -> None:
+        """Note why all jobs of a shape wait."""
+        self.shapes[record.shape] = refusal, _since(refusal, before.shapes.get(record.shape), self.now)
+
+    def stop_at(self, record: Record, refusal: Refusal, before: Reasons) -> None:
+        """Note that a strict queue goes no further."""
+        same = before.head and before.head[0] == record.id
+        self.head = record.id, refusal, before.head[2] if before.head and same else self.now
+
+    def outrank(self, places: Mapping[str, int], before: Reasons) -> None:
+        """Note the jobs that the order leaves out."""
+        since = before.outranked_since
+        self.outranked, self.outranked_since = places, {job_id: since.get(job_id, self.now) for job_id in places}
+
+    def of(self, record: Record) -> Since | None:
+        """Why a job waits, and since when; None where no cycle has considered it."""
+        if own := self.own.get(record.id):
+            return own
+        if self.head and self.head[0] != record.id:
+            return behind(self.head[0], self.head[1].detail), self.head[2]
+        if shape := self.shapes.get(record.shape):
+            return shape
+        if (place := self.outranked.get(record.id)) is not None:
+            return outranked(place + 1, place), self.outranked_since[record.id]
+        return None
+
+
+NOT_YET = Refusal(Code.NOT_YET_CONSIDERED, "the next scheduling cycle will consider it")
+
+
+def _since(refusal: Refusal, before: Since | None, now: float) -> float:
+    return before[1] if before and before[0].code is refusal.code else now

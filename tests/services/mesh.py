@@ -1,0 +1,337 @@
+"""A mesh for tests: services on servers of their own, which may be killed, one store, agents without processes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from random import Random
+from typing import Any, cast
+
+import grpc
+from benchmarks.agents import SimulatedAgent
+from google.protobuf.duration_pb2 import Duration
+
+from cotenant.rpc.channel import Channel, connect
+from cotenant.rpc.errors import from_error
+from cotenant.rpc.policies import serve_policies
+from cotenant.rpc.server import Server
+from cotenant.services.placement import server as placement
+from cotenant.services.predictor import server as predictor
+from cotenant.services.queue import server as queue
+from cotenant.store.memory import MemoryStore
+from cotenant.store.port import (
+    Changes,
+    Committed,
+    Compare,
+    Conflict,
+    Entry,
+    Lease,
+    Listing,
+    Operation,
+    Relisted,
+    Store,
+    StoreUnavailable,
+)
+from cotenant.v1 import (
+    job_pb2,
+    job_service_pb2_grpc,
+    node_service_pb2_grpc,
+    placement_service_pb2_grpc,
+    resources_pb2,
+    tenant_service_pb2_grpc,
+)
+from cotenant.v1 import job_service_pb2 as pb
+from cotenant.v1 import node_service_pb2 as node_pb2
+
+WAIT_SECONDS = 20.0
+QUICK = placement.PlacementConfig(heartbeat_seconds=0.5, lost_after_seconds=30.0)
+BACKFILL = queue.QueueConfig(options={"fifo": {"mode": "backfill"}})
+LAS = queue.QueueConfig(policy="las", options={"las": {"thresholds": "0.05,7200"}})
+
+
+class StoreOfOneProcess:
+    """A process's way to the store. Cut it, and nothing of the process reaches the store any more.
+
+    With `rng`, a share of the transactions fails: half of them before they are committed, half of them after.
+    """
+
+    def __init__(self, store: Store, rng: Random | None = None, failing: float = 0.0) -> None:
+        self._store, self._rng, self.failing = store, rng, failing
+        self.cut = False
+        self.away = False
+        self.failures = 0
+        self.held_back: asyncio.Event | None = None  # transactions wait for it
+        self.lose_answer = False  # of the next transaction
+
+    async def _present(self) -> None:
+        if self.cut:
+            await asyncio.get_running_loop().create_future()
+        if self.away:
+            raise StoreUnavailable("the store is away")
+
+    async def get(self, key: str) -> Entry | None:
+        await self._present()
+        return await self._store.get(key)
+
+    async def list(self, prefix: str) -> Listing:
+        await self._present()
+        return await self._store.list(prefix)
+
+    async def transact(self, compares: Sequence[Compare], operations: Sequence[Operation]) -> Committed | Conflict:
+        await self._present()
+        if self.held_back:
+            await self.held_back.wait()
+        fails = self._rng is not None and self._rng.random() < self.failing
+        after = fails and self._rng is not None and self._rng.random() < 0.5
+        if fails and not after:
+            self.failures += 1
+            raise StoreUnavailable("the request was lost")
+        result = await self._store.transact(compares, operations)
+        await self._present()
+        if after or self.lose_answer:
+            self.failures += 1
+            self.lose_answer = False
+            raise StoreUnavailable("the answer was lost")
+        return result
+
+    def watch(self, prefix: str, *, after_revision: int) -> AsyncIterator[Changes | Relisted]:
+        return self._store.watch(prefix, after_revision=after_revision)
+
+    async def grant(self, ttl_seconds: float) -> Lease:
+        return await self._store.grant(ttl_seconds)
+
+    async def keep_alive(self, lease: Lease) -> None:
+        await self._store.keep_alive(lease)
+
+    async def revoke(self, lease: Lease) -> None:
+        await self._store.revoke(lease)
+
+    async def compact(self, revision: int) -> None:
+        await self._store.compact(revision)
+
+    async def close(self) -> None:
+        """The store belongs to the test."""
+
+
+@dataclass
+class Part:
+    """A service that runs, as far as the test can reach it."""
+
+    store: StoreOfOneProcess
+    server: Server
+    service: Any
+    port: int
+
+
+@dataclass
+class Mesh:
+    """Everything; `restart` and `kill` take the names placement, queue and predictor."""
+
+    store: Store
+    queue_config: queue.QueueConfig = BACKFILL
+    placement_config: placement.PlacementConfig = QUICK
+    rng: Random | None = None
+    failing: float = 0.0
+    parts: dict[str, Part] = field(default_factory=dict)
+    ports: dict[str, int] = field(default_factory=dict)
+    channels: dict[str, Channel] = field(default_factory=dict)
+    agents: dict[str, SimulatedAgent] = field(default_factory=dict)
+
+    # Life ----------------------------------------------------------------------------------------------------
+
+    async def start(self, name: str) -> None:
+        """Start a service, on the port that it had before."""
+        store = StoreOfOneProcess(self.store, self.rng, 0.0)
+        server = Server(f"127.0.0.1:{self.ports.get(name, 0)}")
+        self.ports[name] = port = server.bind()
+        policies = serve_policies(server)
+        service: Any
+        if name == "predictor":
+            service = await predictor.start(server, store, policies, predictor.Config())
+        elif name == "placement":
+            service = await placement.start(server, store, policies, self.placement_config)
+        else:
+            service = await queue.start(
+                server, store, policies, self.queue_config, self.channel("placement"), self.channel("predictor")
+            )
+        await server.start()
+        if name == "queue":
+            service.run()
+        self.parts[name] = Part(store, server, service, port)
+        store.failing = self.failing if name != "predictor" else 0.0
+
+    def channel(self, name: str) -> Channel:
+        """A channel to a service, made once."""
+        if name not in self.channels:
+            self.channels[name] = connect(f"127.0.0.1:{self.ports[name]}")
+        return self.channels[name]
+
+    async def kill(self, *names: str) -> None:
+        """End services as a kill does: from this moment on nothing of them reaches the store or anybody."""
+        parts = [self.parts.pop(name) for name in names]
+        for part in parts:
+            part.store.cut = True
+        for part in parts:
+            await part.server.stop(0)
+            await part.service.close()
+
+    async def restart(self, *names: str) -> None:
+        """Kill services and start them anew on the same store."""
+        await self.kill(*names)
+        for name in names:
+            await self.start(name)
+
+    async def close(self) -> None:
+        """End everything."""
+        for agent in self.agents.values():
+            await agent.stop()
+        for part in self.parts.values():
+            part.store.failing = 0.0
+            await part.server.stop(0)
+        for part in self.parts.values():
+            await part.service.close()
+        for channel in self.channels.values():
+            await channel.close()
+
+    async def agent(self, node_id: str, **fields: Any) -> SimulatedAgent:
+        """Add a node and wait until its agent is welcome."""
+        agent = self.agents[node_id] = SimulatedAgent(node_id, self.channel("placement"), **fields)
+        agent.start()
+        await until(lambda: bool(agent.welcomes))
+        return agent
+
+    # Callers -------------------------------------------------------------------------------------------------
+
+    @property
+    def jobs(self) -> job_service_pb2_grpc.JobServiceAsyncStub:
+        return cast(
+            "job_service_pb2_grpc.JobServiceAsyncStub", job_service_pb2_grpc.JobServiceStub(self.channel("queue"))
+        )
+
+    @property
+    def tenants(self) -> tenant_service_pb2_grpc.TenantServiceAsyncStub:
+        stub = tenant_service_pb2_grpc.TenantServiceStub(self.channel("queue"))
+        return cast("tenant_service_pb2_grpc.TenantServiceAsyncStub", stub)
+
+    @property
+    def nodes(self) -> node_service_pb2_grpc.NodeServiceAsyncStub:
+        stub = node_service_pb2_grpc.NodeServiceStub(self.channel("placement"))
+        return cast("node_service_pb2_grpc.NodeServiceAsyncStub", stub)
+
+    @property
+    def plans(self) -> placement_service_pb2_grpc.PlacementServiceAsyncStub:
+        stub = placement_service_pb2_grpc.PlacementServiceStub(self.channel("placement"))
+        return cast("placement_service_pb2_grpc.PlacementServiceAsyncStub", stub)
+
+    async def submit(self, **fields: Any) -> str:
+        """Submit a job and return its id."""
+        response: pb.CreateJobResponse = await self.jobs.CreateJob(pb.CreateJobRequest(spec=spec(**fields)))
+        return response.job.id
+
+    async def job(self, job_id: str) -> job_pb2.Job:
+        response: pb.GetJobResponse = await self.jobs.GetJob(pb.GetJobRequest(id=job_id))
+        return response.job
+
+    async def node(self, node_id: str) -> node_pb2.Node:
+        response: node_pb2.GetNodeResponse = await self.nodes.GetNode(node_pb2.GetNodeRequest(id=node_id))
+        return response.node
+
+    async def reach(
+        self, job_id: str, phase: str, also: Callable[[job_pb2.Job], bool] = lambda job: True
+    ) -> job_pb2.Job:
+        """Wait until a job is in a phase, and something else holds of it too."""
+        wanted = job_pb2.JobPhase.Value(f"JOB_PHASE_{phase}")
+        seen: list[str] = []
+        try:
+            async with asyncio.timeout(WAIT_SECONDS):
+                watch = self.jobs.WatchJobs(pb.WatchJobsRequest(filter=pb.JobFilter(ids=[job_id])))
+                async for response in watch:
+                    if response.synced:
+                        continue
+                    seen.append(f"{job_pb2.JobPhase.Name(response.job.phase)} {response.job.refusal.code}")
+                    if response.job.phase == wanted and also(response.job):
+                        watch.cancel()
+                        return response.job
+        except TimeoutError:
+            raise AssertionError(f"{job_id} was never {phase}: {seen}") from None
+        raise AssertionError(f"the watch of {job_id} ended: {seen}")
+
+    async def refused(self, job_id: str, code: str) -> job_pb2.Job:
+        """Wait until a job waits for a reason. Reasons alone are not told of by watches."""
+        async with asyncio.timeout(WAIT_SECONDS):
+            while True:
+                job = await self.job(job_id)
+                if job.phase == job_pb2.JOB_PHASE_QUEUED and job.refusal.code == code:
+                    return job
+                await asyncio.sleep(0.01)
+
+    async def all_ended(self) -> None:
+        """Wait until every job that is known now has ended."""
+        watch = self.jobs.WatchJobs(pb.WatchJobsRequest(until_ended=True))
+        async for _ in watch:
+            pass
+
+    async def records_left(self, prefix: str) -> list[str]:
+        """Keys under a prefix of the store."""
+        return [entry.key for entry in (await self.store.list(prefix)).entries]
+
+
+async def until(condition: Callable[[], bool], seconds: float = WAIT_SECONDS) -> None:
+    """Wait until something is so."""
+    async with asyncio.timeout(seconds):
+        while not condition():  # noqa: ASYNC110  # most of what is waited for has no event
+            await asyncio.sleep(0.005)
+
+
+async def eventually(condition: Callable[[], Any], seconds: float = WAIT_SECONDS) -> None:
+    """Wait until something that has to be asked for is so."""
+    async with asyncio.timeout(seconds):
+        while not await condition():  # noqa: ASYNC110  # the same
+            await asyncio.sleep(0.01)
+
+
+@asynccontextmanager
+async def running(store: Store | None = None, **fields: Any) -> AsyncIterator[Mesh]:
+    """A mesh without nodes."""
+    mesh = Mesh(store or MemoryStore(), **fields)
+    try:
+        for name in ("predictor", "placement", "queue"):
+            await mesh.start(name)
+        yield mesh
+    finally:
+        await mesh.close()
+
+
+def spec(
+    *,
+    gpus: float = 1,
+    cores: int | None = None,
+    replicas: int = 1,
+    memory_bytes: int = 0,
+    gpu_type: str = "",
+    grace: float = 0.0,
+    **fields: Any,
+) -> job_pb2.JobSpec:
+    """A job of one role."""
+    request = resources_pb2.ResourceRequest(
+        gpu_milli=round(gpus * 1000), cores=cores, memory_bytes=memory_bytes, gpu_type=gpu_type
+    )
+    given: dict[str, Any] = {
+        "name": "job",
+        "roles": [job_pb2.Role(name="worker", replicas=replicas, resources=request)],
+        "command": ["true"],
+        "grace": Duration(nanos=round(grace * 1e9)),
+    }
+    return job_pb2.JobSpec(**(given | fields))
+
+
+def without(config: placement.PlacementConfig, **fields: Any) -> placement.PlacementConfig:
+    """A configuration with other values."""
+    return replace(config, **fields)
+
+
+def reason(error: grpc.aio.AioRpcError) -> str:
+    """The stable reason of a failed call."""
+    return from_error(error).reason
