@@ -1,7 +1,7 @@
 """Where an attempt's files lie: under `attempts/` until placement has acknowledged its end, then under `kept/`.
 
 attempts/<job id>-<number>/   assignment   the Assignment as it came
-                              spec.json    what the supervisor is to run
+                              spec         what the supervisor is to run
                               lock         held by the supervisor for as long as it lives
                               state.json   what the supervisor knows
                               stop.json    the last stop order
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import marshal
 import os
 import shutil
 from collections.abc import Iterator
@@ -45,9 +46,9 @@ class AttemptDirectory:
 
     def write_spec(self, spec: dict[str, object]) -> None:
         """Write what the supervisor is to run; it holds the job's environment, so nobody else may read it."""
-        descriptor = os.open(self.path / "spec.json", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with open(descriptor, "w", encoding="utf-8") as file:
-            json.dump(spec, file)
+        descriptor = os.open(self.path / "spec", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with open(descriptor, "wb") as file:
+            marshal.dump(spec, file)
 
     def write_stop_order(self, grace_seconds: float) -> None:
         """Write what the supervisor reads when SIGTERM comes."""
@@ -102,11 +103,6 @@ class AttemptDirectory:
         except OSError:
             return ""
         return lines[-1] if lines else ""
-
-    def ranks(self) -> list[int]:
-        """The ranks of which there is output."""
-        names = (path.name for path in self.path.glob("output-*.log"))
-        return sorted(int(text) for name in names if (text := name[len("output-") : -len(".log")]).isdigit())
 
     def remove(self) -> None:
         """Remove it with all that is in it."""

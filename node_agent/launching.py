@@ -105,7 +105,7 @@ def supervisor_spec(
     group: Group | None,
     progress_path: str,
 ) -> dict[str, object]:
-    """What the supervisor needs to know, as JSON has it."""
+    """What the supervisor needs to know, in plain types."""
     working_directory = assignment.spec.working_directory or str(directory.path / "work")
     return {
         "job_id": assignment.job_id,

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import structlog
 
-from cotenant.node_agent.output_reader import OutputReader
+from cotenant.node_agent.output_reader import OutputReader, ranks_in
 from cotenant.node_agent.progress import LINE_BYTES_MAX, Told, told
 from cotenant.node_agent.records import AttemptKey
 
@@ -100,10 +100,10 @@ class OutputPattern:
         if directory is None or not self.usable:
             return None
         newest = None
-        for path in sorted(directory.glob("output-*.log")):
-            rank = int(path.stem.removeprefix("output-"))
-            reader = self._readers.setdefault(rank, OutputReader(path))
-            newest = await self._search(self._new_lines(rank, reader)) or newest
+        for rank in ranks_in(directory):
+            if rank not in self._readers:
+                self._readers[rank] = OutputReader(directory, rank)
+            newest = await self._search(self._new_lines(rank, self._readers[rank])) or newest
         return newest
 
     def _new_lines(self, rank: int, reader: OutputReader) -> list[str]:
@@ -127,3 +127,8 @@ class OutputPattern:
             log.warning("progress_pattern_dropped", attempt=str(self._key), pattern=self._regex, why=found["error"])
             return None
         return told(found.get("step"), found.get("loss"))
+
+    def close(self) -> None:
+        """Let go of the output."""
+        for reader in self._readers.values():
+            reader.close()

@@ -10,7 +10,7 @@ import grpc.aio
 import structlog
 
 from cotenant.node_agent.background import Background
-from cotenant.node_agent.output_reader import OutputReader
+from cotenant.node_agent.output_reader import OutputReader, ranks_in
 from cotenant.node_agent.placement_link import Unwelcome
 from cotenant.node_agent.records import AttemptKey
 from cotenant.v1 import node_service_pb2
@@ -48,7 +48,7 @@ class OutputUploads:
     async def _send(self, order: node_service_pb2.ReadOutput) -> None:
         try:
             await self._upload(self._pieces(order))
-        except (grpc.aio.AioRpcError, Unwelcome) as error:
+        except (grpc.aio.AioRpcError, Unwelcome, OSError) as error:  # the last where it was pruned meanwhile
             log.info("upload_broken", read=order.read_id, error=type(error).__name__)
         finally:
             del self._reads[order.read_id]
@@ -69,8 +69,9 @@ class OutputUploads:
             while True:
                 last_round = not (order.follow and self._running(key))
                 directory = self._directory(key) or directory  # it moves once the attempt's end is acknowledged
-                for rank in self._ranks(order, directory):
-                    readers.setdefault(rank, self._reader(order, directory, rank))
+                for rank in [order.rank] if order.HasField("rank") else ranks_in(directory):
+                    if rank not in readers:
+                        readers[rank] = OutputReader(directory, rank, tail_bytes=order.tail_bytes)
                 for rank, reader in sorted(readers.items()):
                     while (piece := reader.read()).data:
                         yield node_service_pb2.UploadOutputRequest(
@@ -82,15 +83,6 @@ class OutputUploads:
         finally:
             for reader in readers.values():
                 reader.close()
-
-    def _reader(self, order: node_service_pb2.ReadOutput, directory: Path, rank: int) -> OutputReader:
-        return OutputReader(directory / f"output-{rank}.log", tail_bytes=order.tail_bytes)
-
-    def _ranks(self, order: node_service_pb2.ReadOutput, directory: Path) -> list[int]:
-        """The ranks asked for; all that have written so far where none is named."""
-        if order.HasField("rank"):
-            return [order.rank]
-        return [int(path.stem.removeprefix("output-")) for path in directory.glob("output-*.log")]
 
     async def close(self) -> None:
         """End all reads."""

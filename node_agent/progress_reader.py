@@ -145,6 +145,8 @@ class ProgressReader:
             listener.timer.cancel()
         if listener.scan:
             listener.scan.cancel()
+        if listener.pattern:
+            listener.pattern.close()
         with contextlib.suppress(FileNotFoundError):
             os.unlink(listener.path)
 

@@ -5,7 +5,6 @@ Loaded by the supervisor without the package around it: it imports next to nothi
 
 from __future__ import annotations
 
-import json
 import os
 
 PAGE_BYTES = 4096
@@ -29,6 +28,8 @@ class StateFile:
         Raises:
             OSError: the disk does not take it; the old content stays.
         """
+        import json  # once the tasks run: it is the slowest import of all
+
         content = json.dumps(state).encode().ljust(self._capacity_bytes)
         descriptor = os.open(self._spare, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:

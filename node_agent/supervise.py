@@ -25,10 +25,10 @@ from cotenant.node_agent import attempt_directory, cgroup_mounts, checks, enviro
 from cotenant.node_agent.attempt_directory import AttemptDirectory
 from cotenant.node_agent.background import Background
 from cotenant.node_agent.cgroups import Group, GroupError
+from cotenant.node_agent.process_table import start_ticks
 from cotenant.node_agent.records import AttemptKey, Status, parse_status
 from cotenant.node_agent.runtime import Found, RuntimeContext, Usage
 from cotenant.node_agent.sockets import NOTIFY, progress_socket, socket_directory
-from cotenant.node_agent.supervisor import start_ticks
 from cotenant.v1 import node_service_pb2
 
 log = structlog.get_logger()
@@ -152,9 +152,8 @@ class ProcessRuntime:
         """Kill what a dead supervisor left, and record the failure in its place."""
         assert attempt.directory is not None
         log.warning("supervisor_lost", attempt=str(attempt.key))
-        marker = f"COTENANT_PROGRESS={progress_socket(self._sockets, attempt.key)}"
         while not await asyncio.to_thread(
-            remains.end_remains, attempt.group, marker, patience_seconds=REMAINS_SECONDS_MAX
+            remains.end_remains, attempt.group, self._marker(attempt.key), patience_seconds=REMAINS_SECONDS_MAX
         ):
             log.error("processes_not_killed", attempt=str(attempt.key), seconds=REMAINS_SECONDS_MAX)
         words = attempt.directory.last_words()
@@ -188,10 +187,7 @@ class ProcessRuntime:
         status = await self._first_status(directory)
         supervised = directory.supervised()
         if status is None and not supervised:
-            log.info("attempt_never_began", attempt=str(directory.key))
-            if group := launching.attempt_group(self._surroundings, directory):
-                group.remove(patience_seconds=0)
-            directory.remove()
+            await self._forget_stillborn(directory)
             return None
         key = directory.key
         assignment = directory.assignment() or node_service_pb2.Assignment(
@@ -207,6 +203,19 @@ class ProcessRuntime:
             else:
                 self._watch(attempt, pidfd)
         return Found(assignment, attempt.status)
+
+    async def _forget_stillborn(self, directory: AttemptDirectory) -> None:
+        """A supervisor that told nothing never was, or died at once: see to it that nothing of it runs."""
+        log.info("attempt_never_began", attempt=str(directory.key))
+        group = launching.attempt_group(self._surroundings, directory)
+        await asyncio.to_thread(remains.end_remains, group, self._marker(directory.key), patience_seconds=1.0)
+        if group is not None:
+            await asyncio.to_thread(group.remove)
+        directory.remove()
+
+    def _marker(self, key: AttemptKey) -> str:
+        """A variable that all processes of an attempt have, and no others."""
+        return f"COTENANT_PROGRESS={progress_socket(self._sockets, key)}"
 
     async def _first_status(self, directory: AttemptDirectory) -> Status | None:
         """What is recorded; a supervisor that was started a moment ago is given the time to record something."""

@@ -103,6 +103,7 @@ async def test_the_warning_signal_comes_first_and_the_job_may_finish(
     script = f"trap 'echo saved; exit 0' USR1; echo $$ > {tmp_path}/pid; while :; do sleep 0.01; done"
     placement.assign(shell("saver", script, spec=job_pb2.JobSpec(warning_signal="SIGUSR1")))
     await until(lambda: written_number(tmp_path / "pid"))
+    await placement.running("saver")
     placement.send(stops=[stop_order("saver", grace_seconds=20)])
     end = await placement.ended("saver")
     assert placement.states("saver") == ["RUNNING", "STOPPING", "STOPPED"]

@@ -34,7 +34,7 @@ def test_a_reader_sees_what_was_written_or_says_that_something_is_missing(
 ) -> None:
     """`None` is a moment at which the reader looks."""
     path = tmp_path_factory.mktemp("out") / "output-0.log"  # type: ignore[attr-defined]  # pytest's own type is hidden
-    writer, reader = OutputFile(str(path), bytes_max), OutputReader(path)
+    writer, reader = OutputFile(str(path), bytes_max), OutputReader(path.parent, 0)
     written, seen, missing = b"", b"", False
     for step in [*steps, None]:
         if step is None:
@@ -56,9 +56,20 @@ def test_a_tail_begins_at_the_right_byte_across_both_files(tmp_path: Path) -> No
     writer = OutputFile(str(path), 20)
     writer.write(b"0123456789abcdef")
     for tail, expected in ((3, b"def"), (8, b"89abcdef"), (16, b"0123456789abcdef"), (99, b"0123456789abcdef")):
-        reader = OutputReader(path, tail_bytes=tail)
+        reader = OutputReader(tmp_path, 0, tail_bytes=tail)
         assert read_all(reader) == (expected, False)
         reader.close()
+    writer.close()
+
+
+def test_a_reader_goes_on_when_the_directory_is_moved(tmp_path: Path) -> None:
+    (tmp_path / "here").mkdir()
+    writer = OutputFile(str(tmp_path / "here" / "output-0.log"), 10)
+    writer.write(b"01234567")
+    reader = OutputReader(tmp_path / "here", 0)
+    (tmp_path / "here").rename(tmp_path / "there")
+    assert read_all(reader) == (b"01234567", False)
+    reader.close()
     writer.close()
 
 
@@ -66,7 +77,7 @@ def test_a_reader_that_came_too_late_says_so(tmp_path: Path) -> None:
     path = tmp_path / "output-0.log"
     writer = OutputFile(str(path), 10)
     writer.write(b"0123456789abcdef")
-    reader = OutputReader(path)
+    reader = OutputReader(tmp_path, 0)
     data, truncated = read_all(reader)
     assert (data, truncated) == (b"abcdef", True) or (data, truncated) == (b"56789abcdef"[-6:], True)
     reader.close()

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from tests.node_agent.conditions import alive, need_groups, private_kib, until, written_number
 from tests.node_agent.jobs import CPUS, PYTHON, assignment, shell, task
@@ -246,6 +247,37 @@ async def test_output_goes_on_once_the_disk_has_room_again(tiny_disk: Path, star
     state = await attempt.end()
     note = f"[cotenant: {state['dropped_bytes']} bytes of output dropped: No space left on device]"
     assert attempt.output().endswith(f"\n{note}\nend\n")
+
+
+async def test_it_goes_when_its_directory_was_removed(start: Launch, tmp_path: Path) -> None:
+    attempt = start(shell("gone", f"while [ ! -e {tmp_path}/go ]; do sleep 0.01; done"))
+    await attempt.running()
+    attempt.directory.remove()
+    (tmp_path / "go").touch()
+    await until(lambda: os.waitpid(attempt.pid, os.WNOHANG)[0])
+
+
+@pytest.mark.root
+async def test_an_end_that_cannot_be_recorded_is_told_and_tried_again_at_rest(
+    tiny_disk: Path, start: Launch, tmp_path: Path
+) -> None:
+    wait = f"setsid sleep 60 & while [ ! -e {tmp_path}/go ]; do sleep 0.01; done"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as agent:
+        agent.bind(str(tmp_path / "notify"))
+        agent.settimeout(20)
+        attempt = start(shell("full", wait), notify=str(tmp_path / "notify"))
+        await attempt.running()
+        spare = attempt.directory.path / "state.json.spare"
+        spare.unlink()
+        spare.mkdir()  # stands for a disk that takes nothing more
+        (tmp_path / "go").touch()
+        while json.loads(agent.recv(65536))["state"] != "SUCCEEDED":
+            pass
+        began = psutil.Process(attempt.pid).cpu_times().user
+        assert json.loads(agent.recv(65536))["state"] == "SUCCEEDED"  # a second later, with the next try
+        assert psutil.Process(attempt.pid).cpu_times().user - began < 0.2
+        spare.rmdir()
+        assert (await attempt.end())["state"] == "SUCCEEDED"
 
 
 async def test_an_agent_hears_each_state_as_a_datagram(start: Launch, tmp_path: Path) -> None:
