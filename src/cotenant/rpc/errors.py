@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -170,8 +170,8 @@ def to_status(problem: Problem) -> Any:
 def from_error(error: Exception) -> Problem:
     """Read what a failed call tells: a rich status where there is one, else a plain one in our words."""
     code: grpc.StatusCode = error.code()  # type: ignore[attr-defined]  # grpc.Call promises these three
-    details: str = error.details() or ""  # type: ignore[attr-defined]
-    trailers = error.trailing_metadata() or ()  # type: ignore[attr-defined]
+    details: str = error.details() or ""  # type: ignore[attr-defined]  # as above
+    trailers = error.trailing_metadata() or ()  # type: ignore[attr-defined]  # as above
     for key, value in trailers:
         if key == DETAILS_KEY and (problem := _from_rich(code, value)):
             return problem
