@@ -112,6 +112,11 @@ def test_a_call_that_changes_something_knows_a_repeat() -> None:
     assert careless == []
 
 
+def test_the_calls_that_may_be_repeated_exist() -> None:
+    calls = {f"{service.name}.{method.name}" for service in _services() for method in service.methods}
+    assert set(REPEATABLE) - calls == set()
+
+
 def _services() -> Iterator[ServiceDescriptor]:
     for proto in sorted((ROOT / "protos" / "cotenant" / "v1").glob("*.proto")):
         yield from import_module(f"cotenant.v1.{proto.stem}_pb2").DESCRIPTOR.services_by_name.values()
@@ -141,7 +146,8 @@ def test_changelog_fragments_are_sentences_under_a_known_heading() -> None:
             continue
         name, _, kind = path.name.removesuffix(".md").rpartition(".")
         text = path.read_text().strip()
-        if not (name and path.suffix == ".md" and kind in kinds and text.endswith(".") and text[0].isupper()):
+        begins_well = text[:1].isupper() or text[:1] == "`"
+        if not (name and path.suffix == ".md" and kind in kinds and begins_well and text.endswith(".")):
             bad.append(path.name)
         elif len(text) > FRAGMENT_CHARACTERS_MAX:
             bad.append(f"{path.name} is too long")

@@ -54,7 +54,7 @@ def installed(*groups: str) -> pytest.MarkDecorator:
 def test_a_policy_is_found_whole(plugin: plugins.Plugin) -> None:
     assert plugin.healthy, plugin.error
     assert plugin.policy is not None
-    assert (plugin.policy.name, plugin.policy.api_version) == (plugin.name, 1)  # type: ignore[attr-defined]
+    assert (plugin.policy.name, plugin.policy.api_version) == (plugin.name, 1)  # type: ignore[attr-defined]  # asked here
 
 
 @installed(*DECIDING)
