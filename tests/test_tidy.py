@@ -37,7 +37,7 @@ READING = ("Get", "List", "Watch", "Read", "Explain", "Simulate", "Estimate", "P
 def _files(*endings: str) -> list[Path]:
     """The files that belong to the repository, or would if they were added now."""
     done = subprocess.run(
-        ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"],
+        ["git", "-c", "safe.directory=*", "ls-files", "--cached", "--others", "--exclude-standard", "-z"],
         cwd=ROOT,
         capture_output=True,
         text=True,

@@ -20,6 +20,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 BIN = Path(sys.executable).parent
+GIT = ("git", "-c", "safe.directory=*")  # whoever owns this clone
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +85,7 @@ def baseline() -> str | None:
 def protos_at(commit: str) -> Iterator[Path]:
     """Unpack the protos of a commit; buf could read git itself, but not from every shallow clone."""
     archive = subprocess.run(
-        ["git", "archive", "--format=zip", commit, "protos", "buf.yaml"], cwd=ROOT, capture_output=True, check=True
+        [*GIT, "archive", "--format=zip", commit, "protos", "buf.yaml"], cwd=ROOT, capture_output=True, check=True
     ).stdout
     with tempfile.TemporaryDirectory() as directory, zipfile.ZipFile(BytesIO(archive)) as unpacked:
         unpacked.extractall(directory)
@@ -93,7 +94,7 @@ def protos_at(commit: str) -> Iterator[Path]:
 
 def git(*arguments: str) -> str:
     """Ask git; "" where it has no answer or this is no repository."""
-    done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
+    done = subprocess.run([*GIT, *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
     return done.stdout.strip() if done.returncode == 0 else ""
 
 
