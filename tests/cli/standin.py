@@ -45,6 +45,7 @@ class Jobs(jobs_grpc.JobServiceServicer):
         self.after_piece: Callable[[], Awaitable[None]] | None = None  # what happens once a reader has a piece
         self.before_watch: Callable[[], Awaitable[None]] | None = None  # what happens once somebody wants to watch
         self.cut_streams = 0  # how many streams are to be cut after their first message
+        self.cut_logs = 0  # the same, of output alone
         self._by_request: dict[str, str] = {}
         self._changed: set[asyncio.Queue[job_pb2.Job]] = set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -178,8 +179,9 @@ class Jobs(jobs_grpc.JobServiceServicer):
                     if self.after_piece:
                         then, self.after_piece = self.after_piece, None
                         await then()
-                    if self.cut_streams:
-                        self.cut_streams -= 1
+                    if self.cut_streams or self.cut_logs:
+                        self.cut_streams = max(0, self.cut_streams - 1)
+                        self.cut_logs = max(0, self.cut_logs - 1)
                         raise errors.unavailable("the stand-in was told to cut this")
             ended = PHASES.from_wire(self.jobs[job.id].phase) in ENDED or self.jobs[job.id].attempt.number != number
             if not request.follow or ended:

@@ -148,6 +148,11 @@ def test_mistakes_of_all_documents_are_told() -> None:
     ]
 
 
+def test_too_many_roles_are_told_and_not_cut_off() -> None:
+    roles = "".join(f"- {{name: r{index}}}\n" for index in range(17))
+    assert mistakes(f"command: [a]\nroles:\n{roles}") == ["job.yaml:3:1: roles: at most 16 are taken, not 17"]
+
+
 def test_a_file_without_a_job_is_refused() -> None:
     assert mistakes("# nothing\n") == ["job.yaml: has no job in it; `cotenant submit --example` shows one"]
 

@@ -160,6 +160,11 @@ def test_a_job_is_found_by_the_beginning_or_the_end_of_its_id(shell: Shell, jobs
     assert shell("show", "--json", jobs[1][-4:]).json["id"] == jobs[1]
 
 
+def test_all_pages_are_looked_at_for_a_job(shell: Shell, jobs: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cotenant.cli.names.PAGE_SIZE", 1)
+    assert shell("show", "--json", jobs[0][-4:]).json["id"] == jobs[0]
+
+
 def test_an_exact_id_costs_no_look_at_all_jobs(shell: Shell, standin: Standin, jobs: list[str]) -> None:
     shell("show", jobs[0])
     assert not standin.jobs.asked

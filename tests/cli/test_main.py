@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import shlex
 import subprocess
 import sys
@@ -8,6 +9,7 @@ from pathlib import Path
 import grpc
 import pytest
 from tests.cli.conftest import COTENANT, Shell
+from tests.cli.standin import Standin
 
 from cotenant.cli import main
 from cotenant.cli.flags import hoist
@@ -15,6 +17,7 @@ from cotenant.cli.lazy import Entry, load
 from cotenant.cli.main import ENTRIES
 from cotenant.cli.mesh import exit_code, told
 from cotenant.cli.outcome import ExitCode
+from cotenant.core.jobs import JobSpec
 from cotenant.rpc.errors import Problem, Violation
 
 OWN = [entry for entry in ENTRIES if entry.panel in (main.JOBS, main.NODES) or entry.name == "policies"]
@@ -162,11 +165,12 @@ def test_an_argument_that_is_no_text_is_bad_usage() -> None:
     assert "argument 2 is no UTF-8 text" in ended.stderr
 
 
-def test_a_terminal_without_a_character_is_no_reason_to_fail() -> None:
-    env = {"PYTHONIOENCODING": "ascii", "PATH": ""}
-    ended = subprocess.run([*COTENANT, "submit", "nö"], capture_output=True, text=True, check=False, env=env)
-    assert ended.returncode == ExitCode.USAGE
-    assert "cannot read n" in ended.stderr
+def test_a_terminal_without_a_character_is_no_reason_to_fail(standin: Standin, spec: JobSpec) -> None:
+    job = standin.call(standin.jobs.add, spec)
+    env = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    ended = subprocess.run([*COTENANT, "show", job.id], capture_output=True, text=True, check=False, env=env)
+    assert ended.returncode == ExitCode.DONE
+    assert "1 ? (1 GPU, 4 cores)" in ended.stdout
 
 
 def test_a_reader_that_goes_away_is_no_error() -> None:

@@ -166,13 +166,14 @@ def test_following_prints_the_output_as_it_comes(shell: Shell, standin: Standin)
     ended = shell("submit", "--follow", "--", *HELLO)
     assert (ended.code, ended.out) == (ExitCode.DONE, "hello\nworld\n")
     assert any(getattr(request, "follow", False) for request in standin.jobs.asked)
+    assert ended.err.count("running on gpu-1") == 1  # although each piece of output was a change
 
 
 def test_waiting_for_a_job_that_fails_fails(shell: Shell, standin: Standin) -> None:
     standin.jobs.autopilot = True
     ended = shell("submit", "--wait", "--", sys.executable, "-c", "print('on my way'); raise SystemExit(3)")
     assert (ended.code, ended.out) == (ExitCode.FAILED, "on my way\n")
-    assert "failed: rank 0 on gpu-1 ended with exit code 3" in ended.err
+    assert ended.err.count("failed: rank 0 on gpu-1 ended with exit code 3") == 1
 
 
 def test_waiting_for_several_jobs_prints_all_their_output(shell: Shell, standin: Standin, tmp_path: Path) -> None:
@@ -200,6 +201,16 @@ def test_waiting_goes_on_after_a_restart_of_the_queue(
     ended = shell("submit", "--follow", "--", *HELLO)
     assert (ended.code, ended.out) == (ExitCode.DONE, "hello\nworld\n")
     assert "trying again" in ended.err
+
+
+def test_output_that_is_cut_off_at_the_end_is_printed_all_the_same(
+    shell: Shell, standin: Standin, quick_pauses: Callable[[], None]
+) -> None:
+    quick_pauses()
+    standin.jobs.autopilot = True
+    standin.jobs.cut_logs = 2
+    ended = shell("submit", "--wait", "--", *HELLO)
+    assert (ended.code, ended.out) == (ExitCode.DONE, "hello\nworld\n")
 
 
 def test_waiting_ends_where_the_queue_stays_away_and_says_that_the_job_runs_on(

@@ -69,7 +69,7 @@ def test_durations_are_written_in_many_ways(text: str, seconds: float) -> None:
     assert units.parse_seconds(text) == seconds
 
 
-@pytest.mark.parametrize("text", ["", "s", "-5s", "1y", "1h 30m x", "soon", "101000h" * 20, "40000d", "1" * 101])
+@pytest.mark.parametrize("text", ["", "s", "-5s", "1y", "1h 30m x", "soon", "101000h" * 20, "40000d", "1s" * 51])
 def test_what_is_no_duration_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="must be"):
         units.parse_seconds(text)

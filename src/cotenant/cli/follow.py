@@ -63,17 +63,17 @@ def is_gang(job: Job) -> bool:
     return sum(role.replicas for role in job.spec.roles) > 1
 
 
-async def copy_output(mesh: Mesh, request: ReadLogsRequest, output: Output) -> None:
-    """Print the output of one attempt, to its end where `follow` is set."""
-    async for piece in _pieces(mesh, request):
+async def copy_output(mesh: Mesh, request: ReadLogsRequest, output: Output, *, patient: bool) -> None:
+    """Print the output of one attempt, to its end where `follow` is set; take a cut line up again where `patient`."""
+    async for piece in _pieces(mesh, request, patient and not request.tail_bytes):
         if piece.truncated:
             note(f"older output of rank {piece.rank} is no longer kept")
         output.write(piece.rank, piece.data)
     output.finish()
 
 
-async def _pieces(mesh: Mesh, request: ReadLogsRequest) -> AsyncIterator[ReadLogsResponse]:
-    """Yield pieces of output; when a stream that follows is cut, go on after what has come."""
+async def _pieces(mesh: Mesh, request: ReadLogsRequest, resumable: bool) -> AsyncIterator[ReadLogsResponse]:
+    """Yield pieces of output; when the stream is cut, go on after what has come."""
     came: Counter[int] = Counter()  # bytes by rank
     patience = Patience(mesh, "the line to the output was cut")
     while True:
@@ -90,7 +90,7 @@ async def _pieces(mesh: Mesh, request: ReadLogsRequest) -> AsyncIterator[ReadLog
                     yield ReadLogsResponse(rank=piece.rank, data=piece.data[known:], truncated=piece.truncated)
             return
         except grpc.aio.AioRpcError as error:
-            if not request.follow or request.tail_bytes:
+            if not resumable:
                 raise
             await patience.wait(error)
 
@@ -149,7 +149,7 @@ async def _print_attempts(
 async def try_to_copy(mesh: Mesh, request: ReadLogsRequest, output: Output) -> None:
     """Print output; where it cannot be had, say so: the job itself is none the worse for it."""
     try:
-        await copy_output(mesh, request, output)
+        await copy_output(mesh, request, output, patient=True)
     except grpc.aio.AioRpcError as error:
         note(f"the output of {request.id} cannot be read: {told(from_error(error)).message}")
 

@@ -69,4 +69,4 @@ async def _print(mesh: Mesh, text: str, request: ReadLogsRequest, following: boo
             f"{job.id} has no output yet: {standing(job)}", hint="`cotenant logs -f` waits for it to start"
         )
     request.follow = following
-    await copy_output(mesh, request, output)
+    await copy_output(mesh, request, output, patient=following)
