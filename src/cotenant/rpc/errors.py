@@ -169,13 +169,12 @@ def to_status(problem: Problem) -> Any:
 
 def from_error(error: Exception) -> Problem:
     """Read what a failed call tells: a rich status where there is one, else a plain one in our words."""
-    code: grpc.StatusCode = error.code()  # type: ignore[attr-defined]  # grpc.Call promises these three
-    details: str = error.details() or ""  # type: ignore[attr-defined]  # as above
-    trailers = error.trailing_metadata() or ()  # type: ignore[attr-defined]  # as above
-    for key, value in trailers:
+    call = cast("Any", error)  # every error of a call is a grpc.Call too, which promises these three
+    code: grpc.StatusCode = call.code()
+    for key, value in call.trailing_metadata() or ():
         if key == DETAILS_KEY and (problem := _from_rich(code, value)):
             return problem
-    return _from_plain(code, details)
+    return _from_plain(code, call.details() or "")
 
 
 def _bad_request(violations: Sequence[Violation], room_bytes: int) -> Any:
