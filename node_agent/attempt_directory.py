@@ -29,6 +29,8 @@ from cotenant.v1 import node_service_pb2
 
 log = structlog.get_logger()
 
+STOP_ORDER_BYTES = 64
+
 
 class AttemptDirectory:
     """One attempt's directory; making the object touches nothing."""
@@ -43,6 +45,7 @@ class AttemptDirectory:
             shutil.rmtree(self.path)
         (self.path / "work").mkdir(parents=True, mode=0o700)
         (self.path / "assignment").write_bytes(assignment.SerializeToString())
+        self.write_stop_order(None)
 
     def write_spec(self, spec: dict[str, object]) -> None:
         """Write what the supervisor is to run; it holds the job's environment, so nobody else may read it."""
@@ -50,11 +53,17 @@ class AttemptDirectory:
         with open(descriptor, "wb") as file:
             marshal.dump(spec, file)
 
-    def write_stop_order(self, grace_seconds: float) -> None:
-        """Write what the supervisor reads when SIGTERM comes."""
-        fresh = self.path / "stop.json.new"
-        fresh.write_text(json.dumps({"grace_seconds": grace_seconds}), encoding="utf-8")
-        fresh.rename(self.path / "stop.json")
+    def write_stop_order(self, grace_seconds: float | None) -> None:
+        """Write what the supervisor reads when SIGTERM comes; None is no order.
+
+        It is written over what is there and has always the same length: that works on a full disk too.
+        """
+        order = json.dumps({"grace_seconds": grace_seconds}).ljust(STOP_ORDER_BYTES)
+        descriptor = os.open(self.path / "stop.json", os.O_WRONLY | os.O_CREAT, 0o600)
+        try:
+            os.pwrite(descriptor, order.encode(), 0)
+        finally:
+            os.close(descriptor)
 
     def write_end(self, status: Status) -> None:
         """Record an end in place of a supervisor that cannot."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -140,6 +140,3 @@ def _numa_nodes(nvml: ModuleType, handle: object, bus_id: str, sysfs: Path) -> I
     mask = sum(int(word) << (64 * place) for place, word in enumerate(words))
     if mask:
         yield (mask & -mask).bit_length() - 1
-
-
-GpuUtilisation = Callable[[Sequence[str]], float]

@@ -5,9 +5,10 @@ An attempt is kept until placement has acknowledged its end. Nothing is stopped 
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import structlog
 
@@ -32,6 +33,7 @@ class Attempt:
     received: float
     stop_grace_seconds: float | None = None
     launched: bool = False
+    changing: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
 class Orders:
@@ -92,6 +94,10 @@ class Orders:
             self._tell(known.status)
 
     async def _launch(self, key: AttemptKey, attempt: Attempt) -> None:
+        async with attempt.changing:
+            await self._launch_alone(key, attempt)
+
+    async def _launch_alone(self, key: AttemptKey, attempt: Attempt) -> None:
         try:
             await self._fence.flush()
         except OSError as error:
@@ -111,10 +117,14 @@ class Orders:
     def _watch_progress(self, assignment: node_service_pb2.Assignment) -> None:
         key = AttemptKey(assignment.job_id, assignment.number)
         regex = assignment.spec.progress.regex
-        self._progress.watch(key, regex, lambda: self._runtime.output_directory(key))
+        try:
+            self._progress.watch(key, regex, lambda: self._runtime.output_directory(key))
+        except OSError as error:  # a job is worth more than its progress
+            log.warning("progress_not_heard", attempt=str(key), error=str(error))
 
     async def _adopt(self, known: Attempt, assignment: node_service_pb2.Assignment) -> None:
-        reason = await self._runtime.adopt(assignment)
+        async with known.changing:
+            reason = await self._runtime.adopt(assignment)
         if reason is None:
             known.assignment = assignment
             log.info("assignment_changed", attempt=str(known.status.key), epoch=assignment.epoch)

@@ -9,19 +9,20 @@ from __future__ import annotations
 import os
 import select
 import signal
+import sys
 import time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import socket
 
-    from cotenant.node_agent.cgroups import Group
+    from cotenant.node_agent.cgroups import Group, GroupError
     from cotenant.node_agent.output_file import OutputFile
     from cotenant.node_agent.process_table import children, start_ticks
     from cotenant.node_agent.state_file import StateFile
     from cotenant.node_agent.task_process import TaskProcess, adopt_orphans, number, sequence
 else:
-    from cgroups import Group
+    from cgroups import Group, GroupError
     from output_file import OutputFile
     from process_table import children, start_ticks
     from state_file import StateFile
@@ -219,9 +220,13 @@ class Supervisor:
             for task in self.tasks:
                 if task.pid == pid and task.status is None:
                     self._task_ended(task, status)
-        if not self.stop_asked and not self.end_time and not any(task.running for task in self.tasks):
+        if not self.end_time and not any(self._is_waited_for(task) for task in self.tasks):
             now = time.monotonic()
             self.kill_at = now if self.kill_at is None else min(self.kill_at, now)
+
+    def _is_waited_for(self, task: TaskProcess) -> bool:
+        """Whether a task still runs; in a grace also whether something does that has heard its warning."""
+        return task.running or (self.stop_asked and task.group_lives())
 
     def _task_ended(self, task: TaskProcess, status: int) -> None:
         task.status = status
@@ -249,18 +254,27 @@ class Supervisor:
             return
         if not self.stop_asked and not any(task.running for task in self.tasks):
             return  # it has ended by itself
+        grace_seconds = self._ordered_grace_seconds()
+        if grace_seconds is None and not self.stop_asked:
+            self.failed, self.message = True, "it was told to end by something else than the agent, as at a shutdown"
+            grace_seconds = float_of(self.spec["grace_seconds"])
+        self.stop_asked = True
+        if grace_seconds is not None:
+            self.warn_then_kill(grace_seconds)
+        if self.phase != "STOPPING":
+            self.phase = "STOPPING"
+            self.publish()
+
+    def _ordered_grace_seconds(self) -> float | None:
+        """The grace of the agent's last order; None where it has given none."""
         import json
 
         try:
             with open("stop.json", encoding="utf-8") as file:
-                grace_seconds = float_of(json.load(file)["grace_seconds"])
+                grace_seconds = json.load(file)["grace_seconds"]
         except (OSError, ValueError, KeyError):
-            grace_seconds = float_of(self.spec["grace_seconds"])
-        self.stop_asked = True
-        self.warn_then_kill(grace_seconds)
-        if self.phase != "STOPPING":
-            self.phase = "STOPPING"
-            self.publish()
+            return None
+        return None if grace_seconds is None else float_of(grace_seconds)
 
     def warn_then_kill(self, grace_seconds: float) -> None:
         """Send the warning signal once, and kill when grace is over."""
@@ -285,7 +299,10 @@ class Supervisor:
     def kill_round(self) -> None:
         """Kill everything there is once; what is forked meanwhile falls to the next round."""
         if self.group is not None and self.group.exists():
-            self.group.kill()
+            try:
+                self.group.kill()
+            except GroupError as error:  # somebody else is removing it: what is in it is killed as our descendants
+                print(error, file=sys.stderr, flush=True)
         for pid in children(os.getpid()):
             try:
                 os.kill(pid, signal.SIGKILL)

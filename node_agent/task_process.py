@@ -146,6 +146,16 @@ class TaskProcess:
                 self.output_reader = -1
         self.output.close()
 
+    def group_lives(self) -> bool:
+        """Whether anything is left in the process group that the process led: it had the same signals."""
+        try:
+            os.killpg(self.pid, 0)
+        except ProcessLookupError:
+            return False
+        except PermissionError:
+            return True
+        return self.pid > 0
+
     def signal_group(self, number: int) -> None:
         """Send a signal to the process group that the process leads, once the program runs in it."""
         if self.running and self.exec_reader < 0 and not self.exec_error:

@@ -160,7 +160,8 @@ async def test_sigterm_without_an_order_gives_the_job_its_own_grace(
     pid = await until(lambda: written_number(tmp_path / "pid"))
     os.kill(attempt.pid, signal.SIGTERM)
     state = await attempt.end()
-    assert (state["state"], state["exit"]["signal"]) == ("STOPPED", 9)
+    assert (state["state"], state["exit"]["signal"]) == ("FAILED", 9)
+    assert "told to end by something else" in state["message"]
     assert not alive(pid)
 
 
@@ -175,6 +176,17 @@ async def test_what_the_warned_process_left_behind_keeps_its_grace(start: Launch
     (tmp_path / "go").touch()
     await attempt.end()
     assert (tmp_path / "saved").exists()
+
+
+async def test_a_daemon_that_heard_no_warning_does_not_use_up_the_grace(start: Launch, tmp_path: Path) -> None:
+    script = f"setsid sleep 60 & echo $! > {tmp_path}/pid; exec sleep 60"
+    attempt = start(shell("parent", script, grace_seconds=3600))
+    daemon = await until(lambda: written_number(tmp_path / "pid"))
+    await attempt.running()
+    attempt.directory.write_stop_order(3600)
+    os.kill(attempt.pid, signal.SIGTERM)
+    assert (await attempt.end())["state"] == "STOPPED"
+    assert not alive(daemon)
 
 
 async def test_other_signals_do_not_disturb_it(start: Launch, tmp_path: Path) -> None:
@@ -338,6 +350,7 @@ async def test_a_fork_bomb_is_put_out(start: Launch, tmp_path: Path) -> None:
     assert attempt.group is not None
     (Path(attempt.group.directories["pids"]) / "pids.max").write_text("200")
     await until(lambda: written_number(tmp_path / "pid"))
+    attempt.directory.write_stop_order(0.05)
     os.kill(attempt.pid, signal.SIGTERM)
     assert (await attempt.end())["state"] == "STOPPED"
     assert not attempt.group.exists()
