@@ -61,6 +61,7 @@ class SimulatedAgent:
         self.incarnation = "one"
         self.output: dict[str, bytes] = {}  # by job, for whoever reads logs
         self.reads: list[node_pb2.ReadOutput] = []
+        self.answers_reads = True
         self.errors: list[str] = []
         self._stub = cast(
             "node_service_pb2_grpc.AgentServiceAsyncStub", node_service_pb2_grpc.AgentServiceStub(channel)
@@ -91,22 +92,24 @@ class SimulatedAgent:
             hello.attempts.extend(self.attempts.values())
             self._out.put_nowait(node_pb2.ConnectRequest(hello=hello))
             try:
-                async for message in self._stub.Connect(self._requests()):
+                async for message in self._stub.Connect(self._requests(self._out)):
                     self._take(message)
             except grpc.aio.AioRpcError as error:
                 self.errors.append(error.details() or "")
             await asyncio.sleep(RECONNECT_SECONDS)
 
-    async def _requests(self) -> AsyncIterator[node_pb2.ConnectRequest]:
+    async def _requests(
+        self, out: asyncio.Queue[node_pb2.ConnectRequest]
+    ) -> AsyncIterator[node_pb2.ConnectRequest]:
         while True:
             try:
-                message = await asyncio.wait_for(self._out.get(), self._beat_seconds)
+                message = await asyncio.wait_for(out.get(), self._beat_seconds)
             except TimeoutError:
                 if self.silent:
                     continue
                 message = node_pb2.ConnectRequest()
-            while not self._out.empty():
-                message.MergeFrom(self._out.get_nowait())
+            while not out.empty():
+                message.MergeFrom(out.get_nowait())
             yield message
 
     def _take(self, message: node_pb2.ConnectResponse) -> None:
@@ -131,7 +134,7 @@ class SimulatedAgent:
 
         for read in message.reads:
             self.reads.append(read)
-            if not read.cancel:
+            if self.answers_reads and not read.cancel:
                 self._background.append(asyncio.create_task(self._upload(read)))
 
     async def _upload(self, order: node_pb2.ReadOutput) -> None:

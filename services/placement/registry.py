@@ -147,9 +147,13 @@ class Registry:
     async def _read(self, session: agents.Session, requests: AsyncIterator[node_pb2.ConnectRequest]) -> None:
         try:
             async for request in requests:
-                await self._take(session, request)
-        except Exception:  # a stranger's words; the stream ends, and the agent comes back with its hello
-            log.exception("agent_stream_failed", node=session.node_id)
+                try:
+                    await self._take(session, request)
+                except Exception:  # a stranger's words; the stream ends, and the agent comes back with its hello
+                    log.exception("agent_not_understood", node=session.node_id)
+                    return
+        except Exception as error:  # gRPC has many ways to say that a stream is broken
+            log.info("agent_stream_broken", node=session.node_id, error=f"{type(error).__name__}: {error}")
         finally:
             session.close()
 

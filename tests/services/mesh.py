@@ -11,12 +11,12 @@ from typing import Any, cast
 
 import grpc
 from benchmarks.agents import SimulatedAgent
-from google.protobuf.duration_pb2 import Duration
 
 from cotenant.rpc.channel import Channel, connect
 from cotenant.rpc.errors import from_error
 from cotenant.rpc.policies import serve_policies
 from cotenant.rpc.server import Server
+from cotenant.rpc.translate import duration
 from cotenant.services.placement import server as placement
 from cotenant.services.predictor import server as predictor
 from cotenant.services.queue import server as queue
@@ -246,17 +246,26 @@ class Mesh:
         seen: list[str] = []
         try:
             async with asyncio.timeout(WAIT_SECONDS):
-                watch = self.jobs.WatchJobs(pb.WatchJobsRequest(filter=pb.JobFilter(ids=[job_id])))
-                async for response in watch:
-                    if response.synced:
-                        continue
-                    seen.append(f"{job_pb2.JobPhase.Name(response.job.phase)} {response.job.refusal.code}")
-                    if response.job.phase == wanted and also(response.job):
-                        watch.cancel()
-                        return response.job
+                while True:
+                    try:
+                        async for job in self._changes(job_id):
+                            seen.append(f"{job_pb2.JobPhase.Name(job.phase)} {job.refusal.code}")
+                            if job.phase == wanted and also(job):
+                                return job
+                    except grpc.aio.AioRpcError as error:  # the queue is being started anew
+                        assert error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED), error
+                    await asyncio.sleep(0.02)
         except TimeoutError:
             raise AssertionError(f"{job_id} was never {phase}: {seen}") from None
-        raise AssertionError(f"the watch of {job_id} ended: {seen}")
+
+    async def _changes(self, job_id: str) -> AsyncIterator[job_pb2.Job]:
+        watch: Any = self.jobs.WatchJobs(pb.WatchJobsRequest(filter=pb.JobFilter(ids=[job_id])))
+        try:
+            async for response in watch:
+                if not response.synced:
+                    yield response.job
+        finally:
+            watch.cancel()
 
     async def refused(self, job_id: str, code: str) -> job_pb2.Job:
         """Wait until a job waits for a reason. Reasons alone are not told of by watches."""
@@ -322,7 +331,7 @@ def spec(
         "name": "job",
         "roles": [job_pb2.Role(name="worker", replicas=replicas, resources=request)],
         "command": ["true"],
-        "grace": Duration(nanos=round(grace * 1e9)),
+        "grace": duration(grace),
     }
     return job_pb2.JobSpec(**(given | fields))
 

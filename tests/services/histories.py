@@ -1,0 +1,110 @@
+"""What must never have been true, checked from the store's whole history and from what agents ran."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from benchmarks.agents import ENDED, SimulatedAgent
+
+from cotenant.store.port import Changes, Store
+from cotenant.v1 import job_pb2, records_pb2
+from cotenant.v1 import node_service_pb2 as node_pb2
+
+ATTEMPTS = "placement/attempts/"
+Key = tuple[str, int]
+
+
+@dataclass
+class History:
+    """Follows the records of attempts, revision by revision, and the reports of agents as they make them."""
+
+    live: dict[str, job_pb2.Attempt] = field(default_factory=dict)
+    numbers: dict[str, int] = field(default_factory=dict)
+    ran: Counter[tuple[str, int, str]] = field(default_factory=Counter)
+    running: dict[str, dict[Key, job_pb2.Attempt]] = field(default_factory=dict)  # by node
+    wrong: list[str] = field(default_factory=list)
+    revisions: int = 0
+    _task: asyncio.Task[None] | None = None
+
+    def follow(self, store: Store) -> None:
+        """Look at every commit from the beginning on."""
+        self._task = asyncio.create_task(self._follow(store))
+
+    async def stop(self) -> None:
+        """Look no further."""
+        if self._task:
+            self._task.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._task
+
+    async def _follow(self, store: Store) -> None:
+        async for changes in store.watch(ATTEMPTS, after_revision=1):
+            if not isinstance(changes, Changes):
+                self.wrong.append("history was compacted before it was looked at")
+                return
+            self.revisions += 1
+            for change in changes.changes:
+                self._take(change.key.removeprefix(ATTEMPTS), change.value)
+            self._check(changes.revision)
+
+    def _take(self, job_id: str, value: bytes | None) -> None:
+        attempt = records_pb2.StoredAttempt.FromString(value).attempt if value else None
+        before = self.live.pop(job_id, None)
+        if attempt and attempt.number < self.numbers.get(job_id, 0):
+            self.wrong.append(f"{job_id} went back to attempt {attempt.number}")
+        if before and (attempt is None or attempt.number != before.number):
+            self.wrong.append(f"{job_id}/{before.number} was replaced while it was alive")
+        if attempt:
+            self.numbers[job_id] = attempt.number
+            if attempt.state not in (*ENDED, job_pb2.ATTEMPT_STATE_LOST):
+                self.live[job_id] = attempt
+
+    def _check(self, revision: int) -> None:
+        """No core and no more than the whole of a GPU is owned by the live attempts together."""
+        owners: Counter[tuple[str, str]] = Counter()
+        for attempt in self.live.values():
+            owners.update(_owned(attempt))
+        self.wrong += [f"at {revision}: {what} is owned {milli}/1000" for what, milli in owners.items() if milli > 1000]
+
+    # What agents do ------------------------------------------------------------------------------------------
+
+    def watch(self, agent: SimulatedAgent) -> None:
+        """Check what an agent starts."""
+        agent.on_report = lambda report: self._report(agent, report)
+        agent.on_forget = lambda: self.running.pop(agent.node_id, None) and None
+
+    def _report(self, agent: SimulatedAgent, report: node_pb2.AttemptReport) -> None:
+        here = self.running.setdefault(agent.node_id, {})
+        key = (report.job_id, report.number)
+        if report.state != job_pb2.ATTEMPT_STATE_RUNNING:
+            here.pop(key, None)
+            return
+        self.ran[(*key, agent.node_id)] += 1
+        for node_id, others in self.running.items():
+            self.wrong += [
+                f"{key} runs on {agent.node_id} beside {other} on {node_id}"
+                for other in others
+                if other[0] == key[0] and other[1] != key[1]
+            ]
+        part = job_pb2.Attempt(job_id=key[0], number=key[1], allocations=[agent.assignments[key].allocation])
+        here[key] = part
+        owners: Counter[tuple[str, str]] = Counter()
+        for attempt in here.values():
+            owners.update(_owned(attempt))
+        self.wrong += [
+            f"{what} is used {milli}/1000 when {key} starts" for what, milli in owners.items() if milli > 1000
+        ]
+
+
+def _owned(attempt: job_pb2.Attempt) -> Counter[tuple[str, str]]:
+    owned: Counter[tuple[str, str]] = Counter()
+    for part in attempt.allocations:
+        for task in part.tasks:
+            for core in task.core_ids:
+                owned[part.node_id, f"core {core}"] += 1000
+            for share in task.gpus:
+                owned[part.node_id, share.uuid] += share.milli
+    return owned

@@ -1,0 +1,161 @@
+"""Services die at random moments under a load of short jobs, and the store loses requests and answers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from random import Random
+
+import grpc
+import pytest
+from tests.services.histories import History
+from tests.services.mesh import BACKFILL, QUICK, Mesh, eventually, running, spec, without
+
+from cotenant.store.keyspace import HistoryLimit
+from cotenant.store.memory import MemoryStore
+from cotenant.store.sqlite import SqliteStore
+from cotenant.v1 import job_pb2
+from cotenant.v1 import job_service_pb2 as pb
+
+NODES, JOBS, CALLERS = 10, 240, 8
+AWAY = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
+WHOLE = HistoryLimit(revisions=1_000_000)
+Disturb = Callable[[Mesh, Random], Awaitable[None]]
+
+
+async def kill_queue(mesh: Mesh, rng: Random) -> None:
+    await mesh.restart("queue")
+
+
+async def kill_placement(mesh: Mesh, rng: Random) -> None:
+    await mesh.restart("placement")
+
+
+async def kill_both(mesh: Mesh, rng: Random) -> None:
+    await mesh.restart(*rng.sample(["queue", "placement"], 2))
+
+
+async def kill_nobody(mesh: Mesh, rng: Random) -> None:
+    """The store's failures are enough."""
+
+
+def story(rng: Random, number: int) -> job_pb2.JobSpec:
+    """A short job of some shape; a few fail and are tried again, a few are gangs."""
+    gpus, replicas = rng.choice([(1, 1)] * 6 + [(2, 1), (4, 1), (1, 4), (4, 3), (0.0, 1)])
+    cores = rng.choice([None, 1, 2]) if gpus else 1
+    return spec(gpus=gpus, cores=cores, replicas=replicas, name=f"job {number}", retries_max=2)
+
+
+async def submit(mesh: Mesh, rng: Random, number: int) -> str:
+    """Submit as a client does: the same call again until it is acknowledged."""
+    request = pb.CreateJobRequest(spec=story(rng, number), request_id=f"request-{number}")
+    while True:
+        try:
+            response = await mesh.jobs.CreateJob(request, timeout=5)
+        except grpc.aio.AioRpcError as error:
+            assert error.code() in AWAY, error
+            await asyncio.sleep(0.02)
+        else:
+            return response.job.id
+
+
+async def call(mesh: Mesh, rng: Random, numbers: list[int], made: dict[int, str]) -> None:
+    """One caller: submits, and now and then cancels what it has submitted."""
+    for number in numbers:
+        made[number] = await submit(mesh, rng, number)
+        if rng.random() < 0.05:
+            try:
+                await mesh.jobs.CancelJob(pb.CancelJobRequest(id=made[number]), timeout=5)
+            except grpc.aio.AioRpcError as error:
+                assert error.code() in AWAY, error
+        await asyncio.sleep(rng.random() * 0.05)
+
+
+async def disturbed(mesh: Mesh, rng: Random, disturb: Disturb, done: asyncio.Event) -> None:
+    while not done.is_set():
+        await asyncio.sleep(0.05 + rng.random() * 0.5)
+        await disturb(mesh, rng)
+
+
+async def ended(mesh: Mesh, ids: list[str]) -> bool:
+    jobs: list[job_pb2.Job] = []
+    for begin in range(0, len(ids), 100):
+        try:
+            page = await mesh.jobs.ListJobs(
+                pb.ListJobsRequest(filter=pb.JobFilter(ids=ids[begin : begin + 100]), page_size=1000), timeout=5
+            )
+        except grpc.aio.AioRpcError:
+            return False
+        jobs += page.jobs
+    assert len(jobs) == len(ids), "an acknowledged job was lost"
+    return all(job.phase >= job_pb2.JOB_PHASE_SUCCEEDED for job in jobs)
+
+
+async def load(mesh: Mesh, rng: Random, disturb: Disturb) -> None:
+    history = History()
+    history.follow(mesh.store)
+    for number in range(NODES):
+        agent = await mesh.agent(f"n{number}", run_seconds=0.02 + rng.random() * 0.1)
+        history.watch(agent)
+    made: dict[int, str] = {}
+    done = asyncio.Event()
+    trouble = asyncio.create_task(disturbed(mesh, rng, disturb, done))
+    await asyncio.gather(*(call(mesh, rng, list(range(n, JOBS, CALLERS)), made) for n in range(CALLERS)))
+    ids = sorted(made.values())
+    assert len(set(ids)) == JOBS, "one request made two jobs, or two made one"
+    done.set()
+    await trouble
+    try:
+        await eventually(lambda: ended(mesh, ids), 30)
+    except TimeoutError:
+        await tell(mesh, ids)
+        raise
+    for part in mesh.parts.values():
+        part.store.failing = 0.0
+    await eventually(lambda: nothing_left(mesh), 10)
+    await history.stop()
+    assert history.wrong == []
+    assert not [key for key, times in history.ran.items() if times > 1]
+    assert len(history.numbers) > JOBS * 0.8, "too little happened to prove anything"
+    stored = await mesh.records_left("queue/jobs/")
+    assert [f"queue/jobs/{job_id}" for job_id in ids] == stored, "jobs that nobody acknowledged, or lost ones"
+
+
+async def nothing_left(mesh: Mesh) -> bool:
+    return not await mesh.records_left("placement/attempts/") and not any(a.attempts for a in mesh.agents.values())
+
+
+async def tell(mesh: Mesh, ids: list[str]) -> None:
+    """Say what became of the jobs that have not ended."""
+    for job_id in ids:
+        job = await mesh.job(job_id)
+        if job.phase < job_pb2.JOB_PHASE_SUCCEEDED:
+            where = [node_id for node_id, agent in mesh.agents.items() if any(k[0] == job_id for k in agent.attempts)]
+            print(job_id, job_pb2.JobPhase.Name(job.phase), job.attempt.number, job.attempt.state, where, job.refusal)
+    print(await mesh.records_left("placement/attempts/"))
+
+
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("disturb", [kill_queue, kill_placement, kill_both])
+async def test_services_may_die_at_any_moment(disturb: Disturb, seed: int) -> None:
+    rng = Random(f"{disturb.__name__} {seed}")
+    async with running(MemoryStore(limit=WHOLE), placement_config=without(QUICK, lost_after_seconds=60)) as mesh:
+        await load(mesh, rng, disturb)
+
+
+@pytest.mark.parametrize("seed", range(30))
+async def test_the_store_may_lose_requests_and_answers(seed: int) -> None:
+    rng = Random(seed)
+    async with running(MemoryStore(limit=WHOLE), rng=rng, failing=0.03) as mesh:
+        await load(mesh, rng, kill_nobody)
+
+
+async def test_all_of_it_at_once_on_a_file(tmp_path: Path) -> None:
+    rng = Random("file")
+    store = SqliteStore(tmp_path / "state.db", limit=WHOLE)
+    try:
+        async with running(store, rng=rng, failing=0.02, queue_config=BACKFILL) as mesh:
+            await load(mesh, rng, kill_both)
+    finally:
+        await store.close()

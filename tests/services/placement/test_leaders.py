@@ -1,0 +1,98 @@
+"""Two placements on one store: whoever began last leads, and the other commits nothing any more."""
+
+from __future__ import annotations
+
+import grpc
+import pytest
+from tests.services.histories import History
+from tests.services.mesh import Mesh, Part, StoreOfOneProcess, eventually, reason, running, spec, until
+
+from cotenant.rpc.channel import connect
+from cotenant.rpc.policies import serve_policies
+from cotenant.rpc.server import Server
+from cotenant.services.placement import server as placement
+from cotenant.v1 import node_service_pb2 as node_pb2
+from cotenant.v1 import placement_service_pb2 as placement_pb2
+from cotenant.v1 import placement_service_pb2_grpc
+
+
+async def rival(mesh: Mesh) -> Part:
+    """Another placement on the same store."""
+    store, server = StoreOfOneProcess(mesh.store), Server()
+    service = await placement.start(server, store, serve_policies(server), mesh.placement_config)
+    return Part(store, server, service, await server.start())
+
+
+def plan(job_id: str) -> placement_pb2.PlanPlacementRequest:
+    candidate = placement_pb2.Candidate(job_id=job_id, number=1, spec=spec())
+    return placement_pb2.PlanPlacementRequest(candidates=[candidate])
+
+
+async def test_the_older_is_fenced_and_commits_nothing() -> None:
+    async with running() as mesh:
+        history = History()
+        history.follow(mesh.store)
+        agent = await mesh.agent("n1")
+        younger = await rival(mesh)
+        before = await mesh.records_left("placement/")
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await mesh.plans.PlanPlacement(plan("a"))
+        assert reason(refused.value) == "NOT_LEADER"
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await mesh.plans.PlanPlacement(plan("b"))
+        assert reason(refused.value) == "NOT_LEADER"
+        with pytest.raises(grpc.aio.AioRpcError):
+            await mesh.nodes.DrainNode(node_pb2.DrainNodeRequest(id="n1"), timeout=1)
+        assert await mesh.records_left("placement/") == before
+        assert not agent.assignments
+        await history.stop()
+        assert history.numbers == {}
+        await younger.server.stop(0)
+        await younger.service.close()
+
+
+async def test_the_older_finds_out_by_itself_where_it_has_nothing_to_write() -> None:
+    async with running() as mesh:
+        agent = await mesh.agent("n1")
+        younger = await rival(mesh)
+        await until(lambda: "another placement leads now" in agent.errors)
+        await younger.server.stop(0)
+        await younger.service.close()
+
+
+async def test_the_older_never_takes_the_lead_back() -> None:
+    async with running() as mesh:
+        await mesh.agent("n1")
+        younger = await rival(mesh)
+        old = mesh.parts["placement"]
+        with pytest.raises(grpc.aio.AioRpcError):
+            await mesh.plans.PlanPlacement(plan("a"))
+        await eventually(lambda: _deposed(mesh))
+        term = await mesh.store.get("placement/leader")
+        async with connect(f"127.0.0.1:{younger.port}") as channel:
+            stub = placement_service_pb2_grpc.PlacementServiceStub(channel)  # type: ignore[no-untyped-call]
+            answer = await stub.PlanPlacement(plan("a"))
+        assert [refused.refusal.code for refused in answer.refused] == ["NO_NODES"]  # its agents went to the other one
+        assert await mesh.store.get("placement/leader") == term
+        assert old.service.leadership is not None
+        await younger.server.stop(0)
+        await younger.service.close()
+
+
+async def _deposed(mesh: Mesh) -> bool:
+    try:
+        await mesh.plans.GetCapacity(placement_pb2.GetCapacityRequest(), timeout=1)
+    except grpc.aio.AioRpcError as error:
+        return reason(error) == "NOT_LEADER"
+    return False
+
+
+async def test_an_answer_that_was_lost_costs_a_new_term_and_no_leadership() -> None:
+    async with running() as mesh:
+        agent = await mesh.agent("n1")
+        mesh.parts["placement"].store.lose_answer = True
+        job_id = await mesh.submit()
+        await mesh.reach(job_id, "RUNNING")
+        assert len(agent.assignments) == 1
+        await until(lambda: len(agent.welcomes) == 2)
+        assert agent.welcomes[0].term < agent.welcomes[1].term
