@@ -43,6 +43,13 @@ def test_tables_fit_80_columns_and_keep_ids_and_numbers_whole(name: str) -> None
         assert column.elastic or cell in lines[1].split()
 
 
+def test_where_there_is_no_room_at_all_something_of_each_name_is_left() -> None:
+    assert plain_lines((Column("NAME", elastic=True), Column("ID")), [["abcdefgh", "x" * 9]], width_max=5) == [
+        "NAME    ID",
+        "abcde…  xxxxxxxxx",
+    ]
+
+
 def test_wide_characters_are_counted_as_what_they_take() -> None:
     columns = (Column("NAME", elastic=True), Column("GPUS", right=True))
     assert plain_lines(columns, [["漢字漢字漢字漢字", "8"]], width_max=16)[1] == "漢字漢字…      8"
