@@ -8,6 +8,7 @@ from tests.end_to_end import remains
 from tests.end_to_end.clients import Client, published
 from tests.end_to_end.commands import TRACEBACK, Cli, Serving, environment_of
 from tests.end_to_end.waiting import until
+from tests.etcd_server import free_ports
 
 from cotenant.core.lifecycle import ENDED
 from cotenant.rpc import translate
@@ -59,13 +60,74 @@ class Mesh:
         """Cancel what runs, end the mesh, and see that nothing is left of it and that it never showed a traceback."""
         job_ids: list[str] = []
         try:
-            if self.process:
-                job_ids = end_all(self.client)
-                self.stop()
+            if self.process is None:
+                self.start()  # a test that failed half-way left jobs
+            job_ids = end_all(self.client)
+            self.stop()
         finally:
             self.kill()
             assert_nothing_left(self.directory, job_ids)
         assert TRACEBACK not in self.log.read_text()
+
+
+SERVICES = ("predictor", "contention", "placement", "queue", "agent")  # in an order in which they may start
+SERVING = {"agent": "placement_joined"}  # what tells that it is up; the others say where they serve
+
+
+class Separate:
+    """The services and one agent, each a process of its own at a port that it keeps."""
+
+    def __init__(self, directory: Path, *, store: str = "sqlite", **environment: str) -> None:
+        self.directory = directory
+        self.state_dir = directory / "state"
+        self.store = store
+        self.ports = dict(zip(SERVICES[:-1], free_ports(4), strict=True))
+        endpoints = ",".join(f"{name}=127.0.0.1:{port}" for name, port in self.ports.items())
+        reached = {"COTENANT_STATE_DIR": str(self.state_dir), "COTENANT_ENDPOINT": endpoints}
+        self.cli = Cli(environment_of(directory, **reached, **environment))
+        self.client = Client(lambda: (self.address("queue"), (self.state_dir / "token").read_text().strip()))
+        self.processes: dict[str, Serving] = {}
+        self._endpoints = endpoints
+
+    def address(self, service: str) -> str:
+        """Where a service serves."""
+        return f"127.0.0.1:{self.ports[service]}"
+
+    def log(self, service: str) -> Path:
+        """What all lives of a service have said."""
+        return self.directory / f"{service}.log"
+
+    def start(self, *services: str) -> None:
+        """Start some services, and wait until they serve."""
+        for service in services:
+            assert service not in self.processes
+            self.processes[service] = self.cli.start("serve", service, *self._flags(service), log=self.log(service))
+        for service in services:
+            self.processes[service].wait_to_say(SERVING.get(service, f"{service} serves at"))
+
+    def _flags(self, service: str) -> list[str]:
+        if service == "agent":
+            return ["--endpoints", self._endpoints, "--gpus", f"fake:{GPUS}", "--address", "127.0.0.1"]
+        return ["--endpoints", self._endpoints, "--listen", self.address(service), "--store", self.store]
+
+    def kill(self, *services: str) -> None:
+        """End some services, or all, as a power cut would."""
+        for service in services or tuple(self.processes):
+            self.processes.pop(service).kill()
+
+    def close(self) -> None:
+        """Cancel what runs, end all services as an operator does, and see that nothing is left of them."""
+        job_ids: list[str] = []
+        codes: dict[str, int] = {}
+        try:
+            self.start(*(name for name in SERVICES if name not in self.processes))
+            job_ids = end_all(self.client)
+            codes = {name: self.processes.pop(name).terminate() for name in reversed(SERVICES)}
+        finally:
+            self.kill()
+            assert_nothing_left(self.directory, job_ids)
+        assert codes == dict.fromkeys(SERVICES, 0)
+        assert [name for name in SERVICES if TRACEBACK in self.log(name).read_text()] == []
 
 
 def end_all(client: Client) -> list[str]:

@@ -4,12 +4,46 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from tests.end_to_end.clients import Client
 from tests.end_to_end.waiting import lines_of, until
+
+from cotenant.core.jobs import JobKind, JobSpec, Request, Role
+from cotenant.core.lifecycle import Phase
 
 
 def shell(script: str) -> list[str]:
     """A command line's end that runs a script."""
     return ["--", "sh", "-c", script]
+
+
+class Load:
+    """Many small jobs, each of which writes down once that it ran."""
+
+    def __init__(self, directory: Path, client: Client) -> None:
+        self.path = directory / "ran"
+        self.acknowledged: list[str] = []
+        self._name = f"load of {directory.name}"
+        self._client = client
+
+    def submit(self, count: int) -> None:
+        """Submit more of them; each is repeated until it is acknowledged."""
+        for _ in range(count):
+            request_id = f"{self._name}, {len(self.acknowledged)}"
+            self.acknowledged.append(self._client.submit(self._spec(), request_id))
+
+    def _spec(self) -> JobSpec:
+        script = f"echo $COTENANT_JOB_ID $COTENANT_ATTEMPT >> {self.path}"
+        role = Role(request=Request(cores=1))
+        return JobSpec(name=self._name, kind=JobKind.CPU, roles=(role,), command=("sh", "-c", script))
+
+    def wait_until_done(self) -> None:
+        """Wait until all have succeeded, and see that each ran once and none twice."""
+        for job_id in self.acknowledged:
+            self._client.wait_for(job_id, Phase.SUCCEEDED)
+        ran = sorted(line.split()[0] for line in lines_of(self.path))
+        assert ran == sorted(self.acknowledged)
+        known = [job.id for job in self._client.jobs() if job.spec.name == self._name]
+        assert sorted(known) == sorted(self.acknowledged)
 
 
 class Counter:

@@ -79,6 +79,7 @@ class EmbeddedMesh:
             ValueError: the store's URL names none.
             StoreInUse, StoreUnavailable: the state cannot be read.
             CannotListen: the address cannot be taken.
+            NoAccess: the state directory is not ours to write.
         """
         try:
             await self._start()
@@ -88,7 +89,6 @@ class EmbeddedMesh:
 
     async def _start(self) -> None:
         config = self.config
-        config.state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
         self.token = access.ensure_token(config.state_dir)
         store = await open_store(config.store_url or f"sqlite:{config.state_dir / STORE_FILE}")
         self._closing.append(Closing("store", store.close))

@@ -23,6 +23,10 @@ from cotenant.store.port import StoreUnavailable
 
 log = structlog.get_logger()
 
+# The store has been waited for already. A channel that tried again by itself would spend the caller's deadline on it,
+# and the caller would never hear what is away.
+NO_RETRY = ("grpc-retry-pushback-ms", "-1")
+
 OPEN = "/grpc.health.v1.Health/"  # probes carry no token
 
 Behavior = Callable[[Any, Any], Any]
@@ -123,9 +127,10 @@ async def _send(context: Any, method: str, error: Exception) -> NoReturn:
     """End the call with the status that tells of the error."""
     problem = problem_of(method, error)
     status = errors.to_status(problem)
-    await context.abort(
-        problem.code, status.message, trailing_metadata=((errors.DETAILS_KEY, status.SerializeToString()),)
-    )
+    trailers: list[tuple[str, str | bytes]] = [(errors.DETAILS_KEY, status.SerializeToString())]
+    if isinstance(error, StoreUnavailable):
+        trailers.append(NO_RETRY)
+    await context.abort(problem.code, status.message, trailing_metadata=tuple(trailers))
     raise AssertionError("abort raises")
 
 
