@@ -21,6 +21,11 @@ from cotenant.v1 import contention_service_pb2_grpc as pb_grpc
 NOW = 1_000_000.0
 
 
+@pytest.fixture(autouse=True)
+def warnings_only() -> None:
+    """Hear everything: that a policy is well again is no warning."""
+
+
 class Policy:
     """Does what the test says, and remembers what it was asked."""
 

@@ -9,6 +9,7 @@ import grpc.aio
 import pytest
 from tests.services.contention.conftest import sample, sending
 
+from cotenant import telemetry
 from cotenant.rpc.channel import connect
 from cotenant.rpc.errors import from_error
 from cotenant.services.contention.__main__ import serve
@@ -16,7 +17,10 @@ from cotenant.v1 import contention_service_pb2 as pb
 from cotenant.v1 import contention_service_pb2_grpc as pb_grpc
 
 
-async def test_a_contention_process_serves_until_it_is_stopped_and_then_ends_open_streams() -> None:
+async def test_a_contention_process_serves_until_it_is_stopped_and_then_ends_open_streams(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(telemetry, "setup", lambda service: None)  # the logs are the whole process's
     port: asyncio.Future[int] = asyncio.get_running_loop().create_future()
     serving = asyncio.create_task(serve(address="127.0.0.1:0", token="secret", on_start=port.set_result))
     async with connect(f"127.0.0.1:{await port}", "secret") as channel:

@@ -8,11 +8,15 @@ from pathlib import Path
 import pytest
 from tests.services.predictor.conftest import Served, query, run
 
+from cotenant import telemetry
 from cotenant.rpc.channel import connect
 from cotenant.services.predictor.__main__ import serve
 
 
-async def test_a_predictor_process_keeps_what_it_learnt_when_it_is_stopped(tmp_path: Path) -> None:
+async def test_a_predictor_process_keeps_what_it_learnt_when_it_is_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(telemetry, "setup", lambda service: None)  # the logs are the whole process's
     store_url = f"sqlite:{tmp_path / 'state.db'}"
     for lesson in (True, False):
         port: asyncio.Future[int] = asyncio.get_running_loop().create_future()
