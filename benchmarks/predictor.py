@@ -1,7 +1,7 @@
 """How long the predictor takes for a scheduling cycle's questions: 1,000 jobs, 8 candidate allocations each.
 
-Once nothing is known of any job, once a rate is known for every candidate of each. Beside both stands an empty call
-to the same server over the same channel.
+Once nothing is known of any job, once a rate is known for every candidate of each; inside the service, and as a whole
+call, whose client shares the process. Beside each stands an empty call to the same server.
 """
 
 from __future__ import annotations
@@ -22,10 +22,13 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks import harness  # noqa: E402 - the root of the checkout has to be on the path first
 
+from cotenant.policies.history import History  # noqa: E402 - likewise
 from cotenant.rpc.channel import connect  # noqa: E402 - likewise
-from cotenant.rpc.policies import serve_policies  # noqa: E402 - likewise
 from cotenant.rpc.server import Server  # noqa: E402 - likewise
-from cotenant.services.predictor.server import start  # noqa: E402 - likewise
+from cotenant.services.predictor.chain import Chain  # noqa: E402 - likewise
+from cotenant.services.predictor.keeper import Keeper  # noqa: E402 - likewise
+from cotenant.services.predictor.profiling import Measured  # noqa: E402 - likewise
+from cotenant.services.predictor.server import SERVICE, PredictorServicer  # noqa: E402 - likewise
 from cotenant.store.memory import MemoryStore  # noqa: E402 - likewise
 from cotenant.v1 import job_pb2, predictor_service_pb2_grpc, resources_pb2  # noqa: E402 - likewise
 from cotenant.v1 import predictor_service_pb2 as pb  # noqa: E402 - likewise
@@ -86,32 +89,33 @@ async def median_ms(call: Callable[[], Awaitable[object]], rounds: int) -> float
 
 async def _measure(quick: bool) -> Sequence[harness.Row]:
     rounds = 10 if quick else 100
+    measured = Measured()
+    chain = Chain([History()])
+    keeper = Keeper(MemoryStore(), chain.predictors, lambda ready: None)
+    await keeper.restore()
+    servicer = PredictorServicer(chain, measured, keeper)
     server = Server()
-    predicting = await start(server, MemoryStore(), serve_policies(server))
+    server.add(predictor_service_pb2_grpc.add_PredictorServiceServicer_to_server, servicer, SERVICE)
     port = await server.start()
+    rows: list[harness.Row] = []
     async with connect(f"127.0.0.1:{port}") as channel:
         stub = cast("PredictorServiceAsyncStub", predictor_service_pb2_grpc.PredictorServiceStub(channel))
         empty_ms = await median_ms(lambda: stub.Estimate(pb.EstimateRequest()), rounds)
-        asked = questions()
-        unknown_ms = await median_ms(lambda: stub.Estimate(asked), rounds)
-        seen = observations()
-        for begin in range(0, len(seen), BATCH):
-            await stub.Observe(pb.ObserveRequest(observations=seen[begin : begin + BATCH]))
-        known_ms = await median_ms(lambda: stub.Estimate(asked), rounds)
+        asked, seen = questions(), observations()
+        for what in ("nothing known", "all rates known"):
+            name = f"{JOBS:,} jobs × {len(CORES)} candidates, {what}"
+            inside_ms = await median_ms(lambda: servicer.Estimate(asked, None), rounds)
+            bar = f"below {BAR_MS:g} ms"
+            rows.append(
+                harness.Row(f"{name}: inside", inside_ms, "ms", empty_ms, "empty call", bar, inside_ms < BAR_MS)
+            )
+            whole_ms = await median_ms(lambda: stub.Estimate(asked), rounds)
+            rows.append(harness.Row(f"{name}: whole call", whole_ms, "ms", empty_ms, "empty call"))
+            for begin in range(0, len(seen), BATCH):
+                await stub.Observe(pb.ObserveRequest(observations=seen[begin : begin + BATCH]))
+            seen = []
     await server.stop(0)
-    await predicting.close()
-    return [
-        harness.Row(
-            f"{JOBS:,} jobs × {len(CORES)} candidates, {what}",
-            value_ms,
-            "ms",
-            empty_ms,
-            "empty call",
-            f"below {BAR_MS:g} ms",
-            value_ms < BAR_MS,
-        )
-        for what, value_ms in (("nothing known", unknown_ms), ("all rates known", known_ms))
-    ]
+    return rows
 
 
 if __name__ == "__main__":

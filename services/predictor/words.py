@@ -48,7 +48,8 @@ def query_of(message: pb.EstimateQuery) -> Query:
         step=_within("progress.step", message.progress.step, STEPS_MAX),
         steps_total=_within("spec.steps_total", spec.steps_total, STEPS_MAX),
         expected_seconds=_expected(spec),
-        candidates=tuple(map(_candidate, message.candidates)) or (own,),
+        candidates=tuple([_interned(one.cores, one.gpu_milli, one.nodes, one.gpu_type) for one in message.candidates])
+        or (own,),
     )
 
 
@@ -58,7 +59,7 @@ def observation_of(message: pb.Observation) -> Observation:
     Raises:
         ValueError: it cannot be taken; the text says why.
     """
-    rate = message.rate_per_second
+    rate, seen = message.rate_per_second, message.allocation
     if not 0 <= rate <= RATE_MAX_PER_SECOND:
         raise ValueError(f"rate_per_second is {rate:g}; it must be from 0 to {RATE_MAX_PER_SECOND:g}")
     ended = message.HasField("run_time")
@@ -69,7 +70,7 @@ def observation_of(message: pb.Observation) -> Observation:
         raise ValueError("neither a rate nor the end of a run is told")
     return Observation(
         *_kind_of(message.spec),
-        allocation=_candidate(message.allocation),
+        allocation=_interned(seen.cores, seen.gpu_milli, seen.nodes, seen.gpu_type),
         rate_per_second=rate or None,
         window_seconds=window_seconds,
         run_seconds=_seconds("run_time", message.run_time) if ended else None,
@@ -125,10 +126,6 @@ def _own(spec: job_pb2.JobSpec) -> Candidate:
     return Candidate(wanted.cores, wanted.gpu_milli, gpu_type=wanted.gpu_type)
 
 
-def _candidate(message: pb.CandidateAllocation) -> Candidate:
-    return _interned(message.cores, message.gpu_milli, message.nodes, message.gpu_type)
-
-
 @lru_cache(maxsize=4096)  # the same few allocations are judged for job after job
 def _interned(cores: int, gpu_milli: int, nodes: int, gpu_type: str) -> Candidate:
     _within("cores", cores, CORES_MAX)
@@ -180,8 +177,12 @@ def unsound(estimate: Estimate, candidates: int) -> str:
     if estimate.candidates and len(estimate.candidates) != candidates:
         return f"{len(estimate.candidates)} candidates are judged, not {candidates}"
     for judged in estimate.candidates:
-        possible = _possible(judged.rate_per_second) and _possible(judged.remaining_seconds)
-        if not (possible and 0 <= judged.confidence <= 1):
+        rate, remaining = judged.rate_per_second, judged.remaining_seconds
+        if not (
+            0 <= judged.confidence <= 1
+            and (rate is None or 0 <= rate < math.inf)
+            and (remaining is None or 0 <= remaining < math.inf)
+        ):
             return f"a candidate's estimate is {judged}"
     return ""
 
