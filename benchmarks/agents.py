@@ -98,9 +98,7 @@ class SimulatedAgent:
                 self.errors.append(error.details() or "")
             await asyncio.sleep(RECONNECT_SECONDS)
 
-    async def _requests(
-        self, out: asyncio.Queue[node_pb2.ConnectRequest]
-    ) -> AsyncIterator[node_pb2.ConnectRequest]:
+    async def _requests(self, out: asyncio.Queue[node_pb2.ConnectRequest]) -> AsyncIterator[node_pb2.ConnectRequest]:
         while True:
             try:
                 message = await asyncio.wait_for(out.get(), self._beat_seconds)
@@ -108,7 +106,7 @@ class SimulatedAgent:
                 if self.silent:
                     continue
                 message = node_pb2.ConnectRequest()
-            while not out.empty():
+            while not out.empty() and not message.HasField("hello"):  # a hello goes alone
                 message.MergeFrom(out.get_nowait())
             yield message
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Iterable, Sequence
 
@@ -90,18 +91,24 @@ class Attempts:
             self.sessions.stop(live, [node_id for node_id in live.nodes if not live.ended_on(node_id)])
 
     def keep(self, lives: Sequence[Live]) -> None:
-        """Commit changed attempts in the background, in order; then tell the queue, and agents of ends."""
+        """Commit changed attempts in the background, in order; then tell the queue, and agents of ends.
+
+        They are put in line at once: what was judged by one picture must never be written under the next.
+        """
         for begin in range(0, len(lives), OPERATIONS_MAX):
             some = lives[begin : begin + OPERATIONS_MAX]
-            writes = [live.write() for live in some]
-            self._background.start(self._keep(some, writes, [_copy(live.attempt) for live in some]))
+            try:
+                revision = self.committer.submit([live.write() for live in some])
+            except Halted:
+                return  # everything is being read anew, and agents tell again when they reconnect
+            ended = [live for live in some if live.state.ended]
+            self._background.start(self._keep(revision, ended, [_copy(live.attempt) for live in some]))
 
-    async def _keep(self, lives: Sequence[Live], writes: list[Write], copies: list[job_pb2.Attempt]) -> None:
-        ended = [live for live in lives if live.state.ended]
+    async def _keep(self, kept: asyncio.Future[int], ended: list[Live], copies: list[job_pb2.Attempt]) -> None:
         try:
-            revision = await self.committer.commit(writes)
+            revision = await kept
         except NOT_COMMITTED:
-            return  # told already; everything is read anew, and agents report again when they reconnect
+            return  # the same
         self.feed.publish(revision, copies)
         for live in ended:
             live.end_kept = True

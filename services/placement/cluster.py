@@ -123,8 +123,8 @@ class Cluster:
         return tuple(replace(shape, count=count) for shape, count in counts.items())
 
     def open_shapes(self) -> tuple[NodeShape, ...]:
-        """The shapes of the nodes that take work, for sizing."""
-        return tuple({shape_of(node.book.inventory): None for node in self.nodes.values() if node.open})
+        """The shapes of the nodes that take work, for sizing; a GPU that is ill keeps its share of the cores."""
+        return tuple({shape_of(node.inventory): None for node in self.nodes.values() if node.open})
 
     # Attempts ------------------------------------------------------------------------------------------------
 
@@ -199,6 +199,8 @@ class Cluster:
         if state is AttemptState.FAILED and not live.attempt.HasField("exit"):
             live.attempt.exit.CopyFrom(told.exit)
             live.attempt.exit.node_id = node_id
+            live.attempt.message = told.message[:MESSAGE_LENGTH_MAX]
+        elif not live.attempt.message:  # what a user should know of a good end too, such as output that was dropped
             live.attempt.message = told.message[:MESSAGE_LENGTH_MAX]
         return self._part_ended(live, node_id, told)
 

@@ -97,7 +97,14 @@ class Committer:
     async def commit(self, writes: Sequence[Write]) -> int:
         """Commit a group and return the revision.
 
-        Raises:
+        Raises: see `submit`.
+        """
+        return await self.submit(writes)
+
+    def submit(self, writes: Sequence[Write]) -> asyncio.Future[int]:
+        """Put a group in line at once, and promise its revision. What waits in line fails when the committer halts.
+
+        Raises (now, or when the promise is kept):
             Fenced: another writer owns one of the keys now.
             StoreUnavailable: the store did not answer; whether the group was committed is unknown.
             Halted: it was not tried.
@@ -110,7 +117,7 @@ class Committer:
         group = _Group(writes, asyncio.get_running_loop().create_future())
         self._waiting.append(group)
         self._wake.set()
-        return await group.done
+        return group.done
 
     async def _run(self) -> None:
         while True:

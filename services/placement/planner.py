@@ -39,8 +39,8 @@ def plan(
     allocator: CpuAllocator,
 ) -> cycle.Plan:
     """Run the core's `place` over the candidates; nothing is held afterwards."""
+    ledger = cluster.ledger  # first of all: making it anew says which nodes are open
     shapes = cluster.open_shapes()
-    ledger = cluster.ledger
     gangs = [
         cycle.gang_of(
             candidate.job_id,

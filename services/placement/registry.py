@@ -51,7 +51,7 @@ class Registry:
         if first is None or not first.hello.node_id:
             raise errors.failed_precondition("HELLO_FIRST", "an agent's stream begins with its hello")
         session = await self._admit(first.hello)
-        reader = asyncio.create_task(self._read(session, requests), name=f"agent-{session.node_id}")
+        reader = asyncio.create_task(self._read(session, first, requests), name=f"agent-{session.node_id}")
         try:
             async for message in session.messages():
                 yield message
@@ -144,18 +144,26 @@ class Registry:
             self.attempts.feed.publish_capacity()
             log.warning("node_away", node=session.node_id)
 
-    async def _read(self, session: agents.Session, requests: AsyncIterator[node_pb2.ConnectRequest]) -> None:
+    async def _read(
+        self, session: agents.Session, first: node_pb2.ConnectRequest, requests: AsyncIterator[node_pb2.ConnectRequest]
+    ) -> None:
         try:
-            async for request in requests:
-                try:
-                    await self._take(session, request)
-                except Exception:  # a stranger's words; the stream ends, and the agent comes back with its hello
-                    log.exception("agent_not_understood", node=session.node_id)
-                    return
+            if await self._understood(session, first):  # what came along with the hello
+                async for request in requests:
+                    if not await self._understood(session, request):
+                        return
         except Exception as error:  # gRPC has many ways to say that a stream is broken
             log.info("agent_stream_broken", node=session.node_id, error=f"{type(error).__name__}: {error}")
         finally:
             session.close()
+
+    async def _understood(self, session: agents.Session, request: node_pb2.ConnectRequest) -> bool:
+        try:
+            await self._take(session, request)
+        except Exception:  # a stranger's words; the stream ends, and the agent comes back with its hello
+            log.exception("agent_not_understood", node=session.node_id)
+            return False
+        return True
 
     async def _take(self, session: agents.Session, request: node_pb2.ConnectRequest) -> None:
         node = self.cluster.nodes[session.node_id]

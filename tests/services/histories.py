@@ -74,7 +74,7 @@ class History:
     def watch(self, agent: SimulatedAgent) -> None:
         """Check what an agent starts."""
         agent.on_report = lambda report: self._report(agent, report)
-        agent.on_forget = lambda: self.running.pop(agent.node_id, None) and None
+        agent.on_forget = lambda: self.running.setdefault(agent.node_id, {}).clear()
 
     def _report(self, agent: SimulatedAgent, report: node_pb2.AttemptReport) -> None:
         here = self.running.setdefault(agent.node_id, {})

@@ -70,7 +70,7 @@ async def test_the_older_never_takes_the_lead_back() -> None:
         await eventually(lambda: _deposed(mesh))
         term = await mesh.store.get("placement/leader")
         async with connect(f"127.0.0.1:{younger.port}") as channel:
-            stub = placement_service_pb2_grpc.PlacementServiceStub(channel)  # type: ignore[no-untyped-call]
+            stub = placement_service_pb2_grpc.PlacementServiceStub(channel)
             answer = await stub.PlanPlacement(plan("a"))
         assert [refused.refusal.code for refused in answer.refused] == ["NO_NODES"]  # its agents went to the other one
         assert await mesh.store.get("placement/leader") == term

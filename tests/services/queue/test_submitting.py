@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 
 import grpc
 import pytest
-from tests.services.mesh import Mesh, reason, running, spec
+from tests.services.mesh import Mesh, again, reason, running, spec
 
 from cotenant.rpc.errors import Problem, from_error
 from cotenant.v1 import job_pb2
@@ -132,7 +132,8 @@ async def test_an_unknown_job_is_not_found_and_a_near_one_named(mesh: Mesh) -> N
 
 async def test_a_job_whose_answer_was_lost_is_there_and_the_repeat_finds_it(mesh: Mesh) -> None:
     mesh.parts["queue"].store.lose_answer = True
-    response = await mesh.jobs.CreateJob(pb.CreateJobRequest(spec=spec(), request_id="once"))  # the channel repeats it
+    request = pb.CreateJobRequest(spec=spec(), request_id="once")
+    response = await again(lambda: mesh.jobs.CreateJob(request))
     assert (await mesh.jobs.ListJobs(pb.ListJobsRequest())).total_size == 1
     await mesh.agent("n1")
     await mesh.reach(response.job.id, "RUNNING")

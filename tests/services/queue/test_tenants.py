@@ -1,0 +1,127 @@
+"""Tenants, their limits, and queues."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import grpc
+import pytest
+from google.protobuf.field_mask_pb2 import FieldMask
+from tests.services.mesh import Mesh, again, eventually, reason, running
+
+from cotenant.rpc.errors import from_error
+from cotenant.v1 import tenant_service_pb2 as pb
+
+
+@pytest.fixture
+async def mesh() -> AsyncIterator[Mesh]:
+    async with running() as mesh:
+        yield mesh
+
+
+async def made(mesh: Mesh, tenant_id: str, **fields: int) -> pb.Tenant:
+    request = pb.CreateTenantRequest(tenant=pb.Tenant(id=tenant_id, **fields))  # type: ignore[arg-type]  # numbers all
+    response = await mesh.tenants.CreateTenant(request)
+    tenant: pb.Tenant = response.tenant
+    return tenant
+
+
+async def test_a_tenant_lives_through_a_restart(mesh: Mesh) -> None:
+    tenant = await made(mesh, "a", limit_gpu_milli=4000, quota_cores=2)
+    await mesh.restart("queue")
+    got = (await mesh.tenants.GetTenant(pb.GetTenantRequest(id="a"), wait_for_ready=True)).tenant
+    assert got == tenant
+    await mesh.tenants.DeleteTenant(pb.DeleteTenantRequest(id="a", etag=tenant.etag))
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await mesh.tenants.GetTenant(pb.GetTenantRequest(id="a"))
+    assert reason(refused.value) == "TENANT_NOT_FOUND"
+    assert await mesh.records_left("queue/tenants/") == []
+
+
+async def test_making_a_tenant_twice_is_harmless_and_another_one_refused(mesh: Mesh) -> None:
+    calls = (made(mesh, "a", limit_cores=4) for _ in range(5))
+    assert len({tenant.etag for tenant in await asyncio.gather(*calls)}) == 1
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await made(mesh, "a", limit_cores=5)
+    assert reason(refused.value) == "TENANT_EXISTS"
+
+
+async def test_all_that_is_wrong_with_a_tenant_is_named(mesh: Mesh) -> None:
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await made(mesh, "A b", limit_cores=-1, weight=-2, quota_gpu_milli=2, limit_gpu_milli=1)
+    assert {violation.field for violation in from_error(refused.value).violations} == {
+        "tenant.id",
+        "tenant.limit_cores",
+        "tenant.weight",
+        "tenant.quota_gpu_milli",
+    }
+
+
+async def test_an_update_changes_what_its_mask_names_under_its_etag(mesh: Mesh) -> None:
+    old = await made(mesh, "a", limit_cores=4, quota_cores=1)
+    request = pb.UpdateTenantRequest(
+        tenant=pb.Tenant(id="a", limit_cores=9, etag=old.etag), update_mask=FieldMask(paths=["limit_cores", "weight"])
+    )
+    new = (await mesh.tenants.UpdateTenant(request)).tenant
+    assert (new.limit_cores, new.quota_cores, new.weight) == (9, 1, 0)
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await mesh.tenants.UpdateTenant(request)
+    assert reason(refused.value) == "ETAG_MISMATCH"
+
+
+async def test_changes_whose_answers_were_lost_are_known_when_they_are_repeated(mesh: Mesh) -> None:
+    store = mesh.parts["queue"].store
+    store.lose_answer = True
+    await again(lambda: made(mesh, "a", limit_cores=4))
+    store.lose_answer = True
+    request = pb.UpdateTenantRequest(tenant=pb.Tenant(id="a", limit_cores=5))
+    assert (await again(lambda: mesh.tenants.UpdateTenant(request))).tenant.limit_cores == 5
+    store.lose_answer = True
+    await again(lambda: mesh.tenants.DeleteTenant(pb.DeleteTenantRequest(id="a")))
+    assert await mesh.records_left("queue/tenants/") == []
+
+
+async def test_a_limit_holds_and_its_raising_lets_the_next_one_start(mesh: Mesh) -> None:
+    agent = await mesh.agent("n1", gpus=8, cores=24)
+    await made(mesh, "a", limit_gpu_milli=2000)
+    ids = [await mesh.submit(tenant="a") for _ in range(4)]
+    for job_id in ids[:2]:
+        await mesh.reach(job_id, "RUNNING")
+    refused = await mesh.refused(ids[2], "QUOTA")
+    assert "tenant a would hold 3 GPUs of at most 2" in refused.refusal.detail
+    other = await mesh.submit(tenant="b")
+    await mesh.reach(other, "RUNNING")
+    tenants = {tenant.id: tenant for tenant in (await mesh.tenants.ListTenants(pb.ListTenantsRequest())).tenants}
+    assert sorted(tenants) == ["a", "b", "default"]
+    assert (tenants["a"].used_gpu_milli, tenants["a"].used_cores) == (2000, 6)
+    await mesh.tenants.UpdateTenant(pb.UpdateTenantRequest(tenant=pb.Tenant(id="a", limit_gpu_milli=3000)))
+    await mesh.reach(ids[2], "RUNNING")
+    await mesh.refused(ids[3], "QUOTA")
+    agent.finish((ids[0], 1))
+    await mesh.reach(ids[3], "RUNNING")
+    with pytest.raises(grpc.aio.AioRpcError) as error:
+        await mesh.tenants.DeleteTenant(pb.DeleteTenantRequest(id="a"))
+    assert reason(error.value) == "TENANT_IN_USE"
+
+
+async def test_a_job_that_finds_no_place_uses_up_no_limit(mesh: Mesh) -> None:
+    await mesh.agent("n1", gpus=2, cores=24)
+    await made(mesh, "a", limit_gpu_milli=2000)
+    blocker = await mesh.submit(gpus=1)
+    await mesh.reach(blocker, "RUNNING")
+    large, small = await mesh.submit(gpus=2, tenant="a"), await mesh.submit(gpus=1, tenant="a")
+    await mesh.reach(small, "RUNNING")
+    await mesh.refused(large, "QUOTA")
+
+
+async def test_the_queue_tells_its_lengths(mesh: Mesh) -> None:
+    await mesh.agent("n1", gpus=1)
+    await mesh.reach(await mesh.submit(), "RUNNING")
+    await mesh.submit()
+
+    async def counted() -> bool:
+        (queue,) = (await mesh.tenants.ListQueues(pb.ListQueuesRequest())).queues
+        return (queue.id, queue.policy, queue.waiting, queue.running) == ("default", "fifo", 1, 1)
+
+    await eventually(counted)
