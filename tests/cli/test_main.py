@@ -65,7 +65,7 @@ def test_help_imports_neither_grpc_nor_rich() -> None:
     assert ended.stderr.strip() == "[]"
 
 
-@pytest.mark.parametrize("entry", OWN, ids=lambda entry: entry.name)
+@pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.name)
 def test_every_command_is_there_with_help_of_its_own(entry: Entry) -> None:
     command = load(entry)
     assert command.name == entry.name

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Annotated, Any
 
 import grpc.aio
@@ -20,8 +20,11 @@ from cotenant.cli.outcome import CommandError, usage
 from cotenant.core.lifecycle import HOLDING, Phase
 from cotenant.core.validate import PRIORITY_MAX, RETRIES_MAX
 from cotenant.rpc.errors import from_error
-from cotenant.v1.job_pb2 import Job, JobSpec
+from cotenant.rpc.translate import timestamp
+from cotenant.v1.job_pb2 import Job
 from cotenant.v1.job_service_pb2 import CancelJobRequest, ResumeJobRequest, SuspendJobRequest, UpdateJobRequest
+
+NO_DEADLINE = "none"
 
 Act = Callable[[Mesh, Job], Awaitable[Any]]
 
@@ -104,31 +107,35 @@ def update(
       cotenant update ID --priority 10 --deadline 2h
       cotenant update ID --label project=vision --not-preemptible
     """
-    given: dict[str, Any] = {
+    said: dict[str, Any] = {
         "name": name,
         "priority": priority,
         "retries_max": retries,
         "not_preemptible": None if preemptible is None else not preemptible,
+        "deadline": deadline,
+        "labels": label,
     }
-    changed = {field: value for field, value in given.items() if value is not None}
-    due = None if deadline in (None, "none") else _deadline(str(deadline))
-    if not changed and deadline is None and not label:
+    given = {field: value for field, value in said.items() if value is not None}
+    if not given:
         raise usage("nothing to change", hint="`cotenant update --help` shows what can be changed")
+    if deadline is not None:
+        given["deadline"] = None if deadline == NO_DEADLINE else _deadline(deadline)
+    _change(context, [job_id], as_json, lambda mesh, job: mesh.jobs.UpdateJob(_updated(job, given)))
 
-    async def act(mesh: Mesh, job: Job) -> Any:
-        spec = JobSpec(**changed)
-        if due is not None:
-            spec.deadline.FromNanoseconds(int(due * 1e9))
-        paths = [f"spec.{field}" for field in changed] + (["spec.deadline"] if deadline is not None else [])
-        if label:
-            spec.labels.update(_relabelled(job, label))
-            paths.append("spec.labels")
-        request = UpdateJobRequest(job=Job(id=job.id, spec=spec), update_mask=FieldMask(paths=paths))
-        if label:
+
+def _updated(job: Job, given: Mapping[str, Any]) -> UpdateJobRequest:
+    """Ask for the given values and nothing else."""
+    request = UpdateJobRequest(job=Job(id=job.id), update_mask=FieldMask(paths=[f"spec.{field}" for field in given]))
+    spec = request.job.spec
+    for field, value in given.items():
+        if field == "labels":
+            spec.labels.update(_relabelled(job, value))
             request.job.etag = job.etag  # labels are changed as a whole, so only those that were read
-        return await mesh.jobs.UpdateJob(request)
-
-    _change(context, [job_id], as_json, act)
+        elif field != "deadline":
+            setattr(spec, field, value)
+        elif value is not None:
+            spec.deadline.CopyFrom(timestamp(value))
+    return request
 
 
 def _deadline(text: str) -> float:

@@ -35,8 +35,6 @@ _ENTRIES = (
     ("serve", "serve", "Run one service of the mesh.", MESH),
     ("policies", "policies", "List installed policies, and which of them work.", MESH),
     ("simulate", "simulate", "Replay a trace on a simulated cluster.", RESEARCH),
-    ("compare", "simulate", "Replay a trace under several policies.", RESEARCH),
-    ("reproduce", "simulate", "Reproduce the results of a paper.", RESEARCH),
 )
 ENTRIES = tuple(Entry(name, f"cotenant.cli.{module}", summary, panel) for name, module, summary, panel in _ENTRIES)
 
