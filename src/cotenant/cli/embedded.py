@@ -173,6 +173,7 @@ class EmbeddedMesh:
         """End agents first, so that the services hear from them to the last; jobs run on."""
         if self._published:  # else what stands there is another mesh's
             access.withdraw(self.config.state_dir)
+            self._published = False
         self._agents_stop.set()
         await asyncio.gather(*self._agents, return_exceptions=True)
         for step in reversed(self._closing):

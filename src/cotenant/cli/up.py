@@ -145,22 +145,25 @@ async def opened(config: MeshConfig) -> AsyncIterator[EmbeddedMesh]:
     """Run the mesh inside; what keeps it from starting is told in a user's words."""
     from cotenant import plugins
     from cotenant.cli.embedded import EmbeddedMesh
+    from cotenant.node_agent.agent import AnotherAgent
     from cotenant.rpc.access import NoAccess
     from cotenant.rpc.server import CannotListen
     from cotenant.store.port import StoreInUse, StoreUnavailable
 
     mesh = EmbeddedMesh(config)
     try:
-        await mesh.start()
-    except (plugins.UnknownPolicy, plugins.BadOption, ValueError) as error:
-        raise usage(str(error), hint="`cotenant policies` and `cotenant up --help` show what there is") from None
-    except StoreInUse as error:
-        raise CommandError(str(error), hint="another `cotenant up` runs here; stop it, or pass --state-dir") from None
-    except StoreUnavailable as error:
-        raise CommandError(str(error), code=ExitCode.UNREACHABLE) from None
-    except (CannotListen, NoAccess, OSError) as error:
-        raise CommandError(str(error)) from None
-    try:
+        try:
+            await mesh.start()
+            await mesh.nodes_ready()
+        except (plugins.UnknownPolicy, plugins.BadOption, ValueError) as error:
+            raise usage(str(error), hint="`cotenant policies` and `cotenant up --help` show what there is") from None
+        except StoreInUse as error:
+            hint = "another `cotenant up` runs here; stop it, or pass --state-dir"
+            raise CommandError(str(error), hint=hint) from None
+        except StoreUnavailable as error:
+            raise CommandError(str(error), code=ExitCode.UNREACHABLE) from None
+        except (CannotListen, NoAccess, AnotherAgent, OSError) as error:
+            raise CommandError(str(error)) from None
         yield mesh
     finally:
         await mesh.close()

@@ -1,0 +1,130 @@
+"""A mesh that cannot start says why in one sentence, soon, and leaves what runs already in peace."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.end_to_end.commands import Cli, Outcome, environment_of
+from tests.end_to_end.meshes import Mesh
+from tests.end_to_end.scripts import shell
+
+START_SECONDS_MAX = 30.0
+DISK = "size=1m,mode=700"
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path) -> Cli:
+    """The command line with a state directory where nothing runs."""
+    return Cli(environment_of(tmp_path, COTENANT_STATE_DIR=str(tmp_path / "state")))
+
+
+def refused_to_start(cli: Cli, *arguments: str | Path, code: int) -> Outcome:
+    """Try to start, and see that this ends soon with one error."""
+    return cli(*arguments, code=code, seconds=START_SECONDS_MAX)
+
+
+def test_an_unknown_policy_is_refused_with_the_nearest(elsewhere: Cli) -> None:
+    told = refused_to_start(elsewhere, "up", "--queue", "fifoo", code=2).error
+    assert "'fifoo'; did you mean fifo?" in told
+
+
+def test_an_unknown_service_is_refused_with_the_nearest(elsewhere: Cli) -> None:
+    told = refused_to_start(elsewhere, "serve", "placemnt", code=2).error
+    assert "did you mean placement" in told
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("gpus = [", "is no TOML"),
+        ("gpuss = 'auto'", "gpuss: no such setting; did you mean gpus?"),
+        ("nodes = 'two'", "nodes: must be a whole number, not 'two'"),
+        ("[options.queue]\nmode = 'sideways'", "sideways"),
+    ],
+    ids=["no TOML", "unknown", "unfit", "an option"],
+)
+def test_a_broken_configuration_is_refused(elsewhere: Cli, tmp_path: Path, text: str, told: str) -> None:
+    path = tmp_path / "config.toml"
+    path.write_text(text)
+    assert told in refused_to_start(elsewhere, "up", "--config", path, code=2).err
+
+
+def test_a_configuration_that_is_not_there_is_refused(elsewhere: Cli, tmp_path: Path) -> None:
+    told = refused_to_start(elsewhere, "up", "--config", tmp_path / "none.toml", code=2).error
+    assert "none.toml: No such file" in told
+
+
+def test_gpus_that_make_no_sense_are_refused(elsewhere: Cli) -> None:
+    assert "'auto' or 'fake:N'" in refused_to_start(elsewhere, "up", "--gpus", "fake:lots", code=2).error
+    assert "'auto' or 'fake:N'" in refused_to_start(elsewhere, "serve", "agent", "--gpus", "fake:lots", code=2).error
+
+
+def test_a_store_in_use_is_named_and_its_owner_goes_on(mesh: Mesh) -> None:
+    told = refused_to_start(mesh.cli, "up", code=1).error
+    assert f"{mesh.state_dir / 'cotenant.sqlite'} is open in another process" in told
+    assert mesh.cli("submit", "--cpus", "1", "--wait", *shell("echo still here")).out == "still here\n"
+
+
+def test_a_port_in_use_is_named(mesh: Mesh, elsewhere: Cli) -> None:
+    for arguments in (("up",), ("serve", "queue")):
+        told = refused_to_start(elsewhere, *arguments, "--listen", mesh.address, code=1).error
+        assert told == f"error: cannot listen on {mesh.address}: address already in use"
+    assert mesh.cli("jobs").code == 0
+
+
+def test_a_state_directory_that_cannot_be_is_named(elsewhere: Cli, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for arguments in (("up",), ("serve", "queue"), ("serve", "agent")):
+        told = refused_to_start(elsewhere, "--state-dir", tmp_path / "file" / "below", *arguments, code=1).error
+        assert told == f"error: cannot keep state in {tmp_path}/file/below: Not a directory"
+
+
+def test_a_state_directory_that_everybody_may_write_is_refused(elsewhere: Cli, tmp_path: Path) -> None:
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    shared.chmod(0o777)
+    assert "everybody may write" in refused_to_start(elsewhere, "--state-dir", shared, "up", code=1).error
+
+
+def test_a_damaged_store_is_named(elsewhere: Cli, tmp_path: Path) -> None:
+    state_dir = tmp_path / "state"
+    state_dir.mkdir(mode=0o700)
+    (state_dir / "cotenant.sqlite").write_bytes(b"no database" * 1000)
+    assert "cotenant.sqlite" in refused_to_start(elsewhere, "up", code=3).error
+
+
+def test_an_etcd_that_does_not_answer_ends_it_with_3(elsewhere: Cli) -> None:
+    for arguments in (("up",), ("serve", "queue")):
+        told = refused_to_start(elsewhere, *arguments, "--store", "etcd://127.0.0.1:1", code=3).error
+        assert "127.0.0.1:1" in told
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A state directory whose nodes have a tiny disk of their own."""
+    if os.getuid() != 0:
+        pytest.skip("needs root, to mount a small disk")
+    nodes = tmp_path / "state" / "nodes"
+    nodes.mkdir(parents=True)
+    nodes.parent.chmod(0o700)
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", DISK, "tmpfs", nodes], check=False)
+    if mounted.returncode:
+        pytest.skip("a small disk cannot be mounted here")
+    yield tmp_path
+    subprocess.run(["umount", nodes], check=True)
+
+
+def test_a_job_that_fills_the_disk_succeeds_and_so_does_the_next(small_disk: Path) -> None:
+    mesh = Mesh(small_disk)
+    mesh.start()
+    try:
+        flood = shell("head -c 3000000 /dev/zero | tr '\\0' x; echo end")
+        assert mesh.cli("submit", "--cpus", "1", "--wait", *flood).code == 0
+        assert "bytes of output were dropped" in mesh.cli("show", mesh.client.jobs()[0].id).out
+        assert mesh.cli("submit", "--cpus", "1", "--wait", "--", "true").code == 0
+    finally:
+        mesh.close()

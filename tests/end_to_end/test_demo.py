@@ -1,0 +1,51 @@
+"""The demo: the whole mesh with a real workload, a summary and a report, and nothing of it left behind."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from html.parser import HTMLParser
+from pathlib import Path
+
+from tests.end_to_end import remains
+from tests.end_to_end.commands import Cli, environment_of
+
+DEMO_SECONDS_MAX = 60.0
+REFERENCES = {"src", "href", "data", "action", "poster", "srcset", "background"}
+
+
+def test_the_demo_ends_well_with_a_report_and_leaves_nothing(tmp_path: Path) -> None:
+    report = tmp_path / "report.html"
+    with tempfile.TemporaryDirectory(prefix="demo-") as temporary:
+        cli = Cli(environment_of(tmp_path, TMPDIR=temporary))
+        told = cli("demo", "--seconds", "10", "--report", report, seconds=DEMO_SECONDS_MAX)
+        assert remains.processes_of(Path(temporary)) == {}
+        assert list(Path(temporary).iterdir()) == []
+    for words in ("The mesh is up", "resnet-auto", "gang-of-2", "NEVER_FITS", "fifo, backfill", str(report)):
+        assert words in told.out
+    assert_self_contained(report.read_text())
+
+
+def assert_self_contained(page: str) -> None:
+    """See that a browser needs nothing else to show the page."""
+    reader = _References()
+    reader.feed(page)
+    reader.close()
+    assert "svg" in reader.tags
+    assert "script" not in reader.tags
+    assert [one for one in reader.found if not one.startswith(("#", "data:"))] == []
+    assert not re.search(r"@import|url\(", page)
+
+
+class _References(HTMLParser):
+    """Collects what a page refers to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags: set[str] = set()
+        self.found: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        """Take in a tag."""
+        self.tags.add(tag)
+        self.found += [value or "" for name, value in attrs if name.rpartition(":")[2] in REFERENCES]
