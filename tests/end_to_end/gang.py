@@ -7,31 +7,33 @@ import os
 import socket
 import time
 
-RANK, SIZE = os.environ["RANK"], os.environ["WORLD_SIZE"]
-ADDRESS = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
+PATIENCE_SECONDS = 20.0
 
 
-def greet() -> None:
+def greet(address: tuple[str, int]) -> None:
     """Wait for the other one, and greet it."""
-    with socket.create_server(ADDRESS) as server:
+    with socket.create_server(address) as server:
         other, _ = server.accept()
         with other:
             other.sendall(b"hello " + other.recv(100))
 
 
-def be_greeted() -> None:
+def be_greeted(address: tuple[str, int], name: str) -> None:
     """Call until somebody answers: the processes of a gang start in any order."""
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + PATIENCE_SECONDS
     while time.monotonic() < deadline:
-        with contextlib.suppress(ConnectionRefusedError), socket.create_connection(ADDRESS) as line:
-            line.sendall(f"{RANK} of {SIZE}".encode())
+        with contextlib.suppress(ConnectionRefusedError), socket.create_connection(address) as line:
+            line.sendall(name.encode())
             print(line.recv(100).decode())
             return
         time.sleep(0.02)
     raise SystemExit("nobody answered")
 
 
-if RANK == "0":
-    greet()
-else:
-    be_greeted()
+if __name__ == "__main__":
+    rank, size = os.environ["RANK"], os.environ["WORLD_SIZE"]
+    master = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    if rank == "0":
+        greet(master)
+    else:
+        be_greeted(master, f"{rank} of {size}")

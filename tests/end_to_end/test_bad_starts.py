@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.end_to_end.commands import Cli, Outcome, environment_of
+from tests.end_to_end.commands import TRACEBACK, Cli, Outcome, environment_of
 from tests.end_to_end.meshes import Mesh
 from tests.end_to_end.scripts import shell
 
@@ -101,6 +102,16 @@ def test_an_etcd_that_does_not_answer_ends_it_with_3(elsewhere: Cli) -> None:
     for arguments in (("up",), ("serve", "queue")):
         told = refused_to_start(elsewhere, *arguments, "--store", "etcd://127.0.0.1:1", code=3).error
         assert "127.0.0.1:1" in told
+
+
+def test_a_start_that_waits_for_its_store_can_be_ended(elsewhere: Cli, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        store = f"etcd://127.0.0.1:{mute.getsockname()[1]}"
+        starting = elsewhere.start("up", "--gpus", "fake:1", "--store", store, log=tmp_path / "up.log")
+        mute.settimeout(START_SECONDS_MAX)
+        mute.accept()[0].close()
+        assert starting.terminate() == 0
+    assert TRACEBACK not in starting.said
 
 
 @pytest.fixture

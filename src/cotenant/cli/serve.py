@@ -188,6 +188,7 @@ async def _until_signal(work: Coroutine[Any, Any, None]) -> None:
     """Run a service until SIGINT or SIGTERM; what keeps it from starting is told in a user's words."""
     from cotenant import plugins
     from cotenant.node_agent.agent import AnotherAgent
+    from cotenant.node_agent.sockets import UnsafeDirectory
     from cotenant.rpc.server import CannotListen
     from cotenant.store.port import StoreInUse, StoreUnavailable
 
@@ -201,7 +202,7 @@ async def _until_signal(work: Coroutine[Any, Any, None]) -> None:
         raise usage(str(error)) from None
     except StoreUnavailable as error:
         raise CommandError(str(error), code=ExitCode.UNREACHABLE) from None
-    except (StoreInUse, CannotListen, AnotherAgent, OSError) as error:
+    except (StoreInUse, CannotListen, AnotherAgent, UnsafeDirectory, OSError) as error:
         raise CommandError(str(error)) from None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 from collections.abc import AsyncIterator
@@ -123,21 +124,30 @@ def mesh_config(settings: Settings, state_dir: Path, options: dict[str, dict[str
 
 
 async def run(config: MeshConfig) -> None:
-    """Run the mesh until a signal ends it."""
+    """Run the mesh until a signal ends it, which may come while it is still starting."""
     from cotenant import telemetry
 
     telemetry.setup("cotenant")
     stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stop.set)
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    serving, stopping = asyncio.create_task(_serve(config)), asyncio.create_task(stop.wait())
     try:
-        async with opened(config) as mesh:
-            await tell_ready(mesh)
-            await stop.wait()
+        await asyncio.wait((serving, stopping), return_when=asyncio.FIRST_COMPLETED)
+        if not serving.done():
             note("ending the mesh; jobs run on, and the next `cotenant up` with this state directory finds them again")
+            serving.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await serving
     finally:
+        stopping.cancel()
         telemetry.shutdown()
+
+
+async def _serve(config: MeshConfig) -> None:
+    async with opened(config) as mesh:
+        await tell_ready(mesh)
+        await asyncio.Event().wait()  # until cancelled
 
 
 @asynccontextmanager
@@ -146,6 +156,7 @@ async def opened(config: MeshConfig) -> AsyncIterator[EmbeddedMesh]:
     from cotenant import plugins
     from cotenant.cli.embedded import EmbeddedMesh
     from cotenant.node_agent.agent import AnotherAgent
+    from cotenant.node_agent.sockets import UnsafeDirectory
     from cotenant.rpc.access import NoAccess
     from cotenant.rpc.server import CannotListen
     from cotenant.store.port import StoreInUse, StoreUnavailable
@@ -162,7 +173,7 @@ async def opened(config: MeshConfig) -> AsyncIterator[EmbeddedMesh]:
             raise CommandError(str(error), hint=hint) from None
         except StoreUnavailable as error:
             raise CommandError(str(error), code=ExitCode.UNREACHABLE) from None
-        except (CannotListen, NoAccess, AnotherAgent, OSError) as error:
+        except (CannotListen, NoAccess, AnotherAgent, UnsafeDirectory, OSError) as error:
             raise CommandError(str(error)) from None
         yield mesh
     finally:
