@@ -196,11 +196,16 @@ class Mesh:
             await channel.close()
 
     async def agent(self, node_id: str, **fields: Any) -> SimulatedAgent:
-        """Add a node and wait until its agent is welcome."""
+        """Add a node and wait until its agent is welcome and the queue has heard of it."""
         agent = self.agents[node_id] = SimulatedAgent(node_id, self.channel("placement"), **fields)
         agent.start()
         await until(lambda: bool(agent.welcomes))
+        await until(self._queue_knows_all)
         return agent
+
+    def _queue_knows_all(self) -> bool:
+        queue_part, nodes = self.parts.get("queue"), self.parts["placement"].service.cluster.nodes
+        return queue_part is None or sum(shape.count for shape in queue_part.service.state.shapes) == len(nodes)
 
     # Callers -------------------------------------------------------------------------------------------------
 

@@ -165,6 +165,7 @@ async def test_each_phase_is_explained(mesh: Mesh) -> None:
     assert (await explained(mesh, first)).summary == "cancelled"
     await mesh.jobs.SuspendJob(pb.SuspendJobRequest(id=third))
     assert "held back by its owner" in (await explained(mesh, third)).summary
+    await mesh.reach(second, "RUNNING")
     agent.finish((second, 1), code=3)
     job = await mesh.reach(second, "FAILED")
     assert (await explained(mesh, second)).summary == "failed: exited with status 3 (rank 0 on n1)"
