@@ -150,12 +150,15 @@ class SimulatedAgent:
         await self._stub.UploadOutput(iter(pieces))
 
     def end(self, key: tuple[str, int], state: job_pb2.AttemptState.ValueType, code: int = 0) -> None:
-        """Say that an attempt has ended; one that had ended before is told of as it was."""
+        """Say that an attempt has ended, as agents do: one that had ended before is told of as it was."""
         known = self.attempts.get(key)
-        if known and known.state in ENDED:
-            self._out.put_nowait(node_pb2.ConnectRequest(reports=[known]))
-        else:
+        if known is None:  # told of, but not kept: it may still be assigned
+            known = node_pb2.AttemptReport(job_id=key[0], number=key[1], state=state, message="it is not known here")
+            known.time.GetCurrentTime()
+        elif known.state not in ENDED:
             self.report(key, state, code)
+            return
+        self._out.put_nowait(node_pb2.ConnectRequest(reports=[known]))
 
     def forget(self) -> None:
         """Know nothing of what runs, as after a reboot."""

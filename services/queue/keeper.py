@@ -31,6 +31,7 @@ class Keeper:
 
     def __init__(self, store: Store, state: State) -> None:
         self.store, self.state = store, state
+        self.on_reread: Callable[[Record], None] = lambda record: None  # set by whoever acts on what was found
         self._ids = Ids()
         self._doubtful: dict[str, None] = {}  # jobs of which a write may have been committed without our knowing
         self._doubted = asyncio.Event()
@@ -78,6 +79,7 @@ class Keeper:
             async with record.lock:
                 await self._reread(record)
             self.state.sync(record)
+            self.on_reread(record)
         elif entry := await self.store.get(JOBS + job_id):
             self._add(loaded(records_pb2.StoredJob.FromString(entry.value), entry.mod_revision))
         self._doubtful.pop(job_id, None)

@@ -93,6 +93,7 @@ class JobQueue(job_service_pb2_grpc.JobServiceServicer):
         self.scheduler = Scheduler(self.state, self.follower, cycle, self.placement, predictor_stub)
         self.state.wake = self.scheduler.wake
         self.state.later = self._sync_later
+        self.keeper.on_reread = self._stop_unwanted
         self.output = Output(self.state, self.placement)
         self.background = Background()
         self.tenants = Tenants(self.keeper, config.policy)
@@ -275,9 +276,13 @@ class JobQueue(job_service_pb2_grpc.JobServiceServicer):
             if wish == job_pb2.JOB_PHASE_SUSPENDED:
                 _check_alive(record)
             await self.keeper.change(record, lambda stored: _hold_back(stored, wish), request=once, etag=request.etag)
-        if record.phase.holds_resources and record.stored.wish:
-            await self.follower.stop(record, record.attempt_number, wished(record))
+        self._stop_unwanted(record)
         return record
+
+    def _stop_unwanted(self, record: Record) -> None:
+        """Have what runs against its owner's wish stopped; its end comes as any news of attempts."""
+        if record.phase.holds_resources and record.stored.wish:
+            self.background.start(self.follower.stop(record, record.attempt_number, wished(record)))
 
     async def UpdateJob(self, request: pb.UpdateJobRequest, context: Any) -> pb.UpdateJobResponse:
         """Change what may be changed of a job that has not ended."""

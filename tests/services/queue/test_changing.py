@@ -153,6 +153,7 @@ async def test_a_drain_while_placement_decides_reaches_the_agent_after_the_start
     job = await mesh.reach(job_id, "RUNNING", lambda job: job.attempt.number == 2)
     assert [past.stop_reason for past in job.past_attempts] == [job_pb2.STOP_REASON_DRAINED]
     assert job.failures == 0
+    await until(lambda: set(agent.attempts) == {(job_id, 2)})
 
 
 async def test_a_cancel_whose_answer_was_lost_still_stops_the_job(mesh: Mesh) -> None:
@@ -163,6 +164,16 @@ async def test_a_cancel_whose_answer_was_lost_still_stops_the_job(mesh: Mesh) ->
     await again(lambda: cancel(mesh, job_id, request_id="once"))
     await mesh.reach(job_id, "CANCELLED")
     assert len(agent.stops) == 1
+
+
+async def test_a_cancel_whose_answer_was_lost_is_done_although_nobody_repeats_it(mesh: Mesh) -> None:
+    await mesh.agent("n1")
+    job_id = await mesh.submit()
+    await mesh.reach(job_id, "RUNNING")
+    mesh.parts["queue"].store.lose_answer = True
+    with pytest.raises(grpc.aio.AioRpcError):
+        await cancel(mesh, job_id)
+    await mesh.reach(job_id, "CANCELLED")
 
 
 async def test_a_wish_outlives_the_queue_and_placement(mesh: Mesh) -> None:
