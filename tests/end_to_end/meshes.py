@@ -14,6 +14,7 @@ from cotenant.core.lifecycle import ENDED
 from cotenant.rpc import translate
 
 GPUS = 4
+ATTEMPTS = "state/nodes/*/attempts/*-*"
 
 
 class Mesh:
@@ -148,5 +149,7 @@ def assert_nothing_left(directory: Path, job_ids: list[str]) -> None:
     except AssertionError:
         left = remains.processes_of(directory)
         remains.end(left)
+        until(lambda: not remains.processes_of(directory), "end of what was killed", seconds=5.0)
+        remains.remove(remains.groups_of(path.name.rpartition("-")[0] for path in directory.glob(ATTEMPTS)))
         raise AssertionError(f"these processes were left: {left}") from None
     assert remains.groups_of(job_ids) == []

@@ -42,3 +42,11 @@ def end(pids: Iterable[int]) -> None:
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
+
+
+def remove(groups: Iterable[Path]) -> None:
+    """Remove control groups whose processes have been killed; one that is still busy stays."""
+    for group in groups:
+        for path, _, _ in os.walk(group, topdown=False):
+            with contextlib.suppress(OSError):
+                os.rmdir(path)
