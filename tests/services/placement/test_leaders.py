@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
 import grpc
 import pytest
 from tests.services.histories import History
@@ -16,11 +19,16 @@ from cotenant.v1 import placement_service_pb2 as placement_pb2
 from cotenant.v1 import placement_service_pb2_grpc
 
 
-async def rival(mesh: Mesh) -> Part:
+@asynccontextmanager
+async def rival(mesh: Mesh) -> AsyncIterator[Part]:
     """Another placement on the same store."""
     store, server = StoreOfOneProcess(mesh.store), Server()
     service = await placement.start(server, store, serve_policies(server), mesh.placement_config)
-    return Part(store, server, service, await server.start())
+    try:
+        yield Part(store, server, service, await server.start())
+    finally:
+        await server.stop(0)
+        await service.close()
 
 
 def plan(job_id: str) -> placement_pb2.PlanPlacementRequest:
@@ -33,50 +41,42 @@ async def test_the_older_is_fenced_and_commits_nothing() -> None:
         history = History()
         history.follow(mesh.store)
         agent = await mesh.agent("n1")
-        younger = await rival(mesh)
-        before = await mesh.records_left("placement/")
-        with pytest.raises(grpc.aio.AioRpcError) as refused:
-            await mesh.plans.PlanPlacement(plan("a"))
-        assert reason(refused.value) == "NOT_LEADER"
-        with pytest.raises(grpc.aio.AioRpcError) as refused:
-            await mesh.plans.PlanPlacement(plan("b"))
-        assert reason(refused.value) == "NOT_LEADER"
-        with pytest.raises(grpc.aio.AioRpcError):
-            await mesh.nodes.DrainNode(node_pb2.DrainNodeRequest(id="n1"), timeout=1)
-        assert await mesh.records_left("placement/") == before
-        assert not agent.assignments
-        await history.stop()
-        assert history.numbers == {}
-        await younger.server.stop(0)
-        await younger.service.close()
+        async with rival(mesh):
+            before = await mesh.records_left("placement/")
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await mesh.plans.PlanPlacement(plan("a"))
+            assert reason(refused.value) == "NOT_LEADER"
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await mesh.plans.PlanPlacement(plan("b"))
+            assert reason(refused.value) == "NOT_LEADER"
+            with pytest.raises(grpc.aio.AioRpcError):
+                await mesh.nodes.DrainNode(node_pb2.DrainNodeRequest(id="n1"), timeout=1)
+            assert await mesh.records_left("placement/") == before
+            assert not agent.assignments
+            await history.stop()
+            assert history.numbers == {}
 
 
 async def test_the_older_finds_out_by_itself_where_it_has_nothing_to_write() -> None:
     async with running() as mesh:
         agent = await mesh.agent("n1")
-        younger = await rival(mesh)
-        await until(lambda: "another placement leads now" in agent.errors)
-        await younger.server.stop(0)
-        await younger.service.close()
+        async with rival(mesh):
+            await until(lambda: "another placement leads now" in agent.errors)
 
 
 async def test_the_older_never_takes_the_lead_back() -> None:
     async with running() as mesh:
         await mesh.agent("n1")
-        younger = await rival(mesh)
-        old = mesh.parts["placement"]
-        with pytest.raises(grpc.aio.AioRpcError):
-            await mesh.plans.PlanPlacement(plan("a"))
-        await eventually(lambda: _deposed(mesh))
-        term = await mesh.store.get("placement/leader")
-        async with connect(f"127.0.0.1:{younger.port}") as channel:
-            stub = placement_service_pb2_grpc.PlacementServiceStub(channel)
-            answer = await stub.PlanPlacement(plan("a"))
-        assert [refused.refusal.code for refused in answer.refused] == ["NO_NODES"]  # its agents went to the other one
-        assert await mesh.store.get("placement/leader") == term
-        assert old.service.leadership is not None
-        await younger.server.stop(0)
-        await younger.service.close()
+        async with rival(mesh) as younger:
+            with pytest.raises(grpc.aio.AioRpcError):
+                await mesh.plans.PlanPlacement(plan("a"))
+            await eventually(lambda: _deposed(mesh))
+            term = await mesh.store.get("placement/leader")
+            async with connect(f"127.0.0.1:{younger.port}") as channel:
+                stub = placement_service_pb2_grpc.PlacementServiceStub(channel)
+                answer = await stub.PlanPlacement(plan("a"))
+            assert [refused.refusal.code for refused in answer.refused] == ["NO_NODES"]  # it has no agents
+            assert await mesh.store.get("placement/leader") == term
 
 
 async def _deposed(mesh: Mesh) -> bool:

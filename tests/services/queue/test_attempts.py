@@ -72,6 +72,17 @@ async def test_a_gang_succeeds_once_all_of_it_has(mesh: Mesh) -> None:
     await mesh.reach(gang, "SUCCEEDED")
 
 
+async def test_a_part_that_has_ended_stays_ended_whatever_its_agent_says_later(mesh: Mesh) -> None:
+    gang = await gang_of_two(mesh)
+    one, live = mesh.agents["n1"], mesh.parts["placement"].service.cluster.attempts[gang]
+    one.finish((gang, 1))
+    one.report((gang, 1), job_pb2.ATTEMPT_STATE_RUNNING)
+    one.report((gang, 1), job_pb2.ATTEMPT_STATE_FAILED, 1)
+    await until(lambda: live.ended_on("n1"))
+    mesh.agents["n2"].finish((gang, 1))
+    await mesh.reach(gang, "SUCCEEDED")
+
+
 async def test_a_gang_that_loses_a_part_keeps_the_rest_until_it_has_stopped(mesh: Mesh) -> None:
     gang = await gang_of_two(mesh)
     one, two = mesh.agents["n1"], mesh.agents["n2"]
