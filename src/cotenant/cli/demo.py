@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import sys
 import tempfile
 import time
@@ -17,6 +18,7 @@ import typer
 from cotenant.cli.outcome import CommandError
 from cotenant.cli.render import Column, console, print_table, styled
 from cotenant.cli.units import short_seconds
+from cotenant.core.refusals import Code
 
 if TYPE_CHECKING:  # grpc and the services load only when the mesh is started
     from rich.text import Text
@@ -31,7 +33,7 @@ GPUS = 4
 SECONDS_DEFAULT, SECONDS_MIN = 20.0, 10.0
 REFRESH_SECONDS = 0.25
 PATIENCE = 3.0  # the workload may take so many times what it was made for, on a slow machine, before it is cut off
-REFUSED = "refused"
+REFUSED, NOT_YET = "refused", "…"
 COLUMNS = (
     Column("JOB"),
     Column("RESULT", styled=True),
@@ -85,6 +87,7 @@ async def _demo(seconds: float, report: Path | None) -> None:
     from cotenant.cli.settings import Settings
     from cotenant.cli.up import mesh_config, opened
 
+    os.environ.setdefault("COTENANT_LOG", "error")  # that its node goes away at the end is no news
     telemetry.setup("cli")
     begun = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="cotenant-demo-") as directory:
@@ -97,6 +100,7 @@ async def _demo(seconds: float, report: Path | None) -> None:
             for sentence in node.inventory.not_enforced:
                 _say(f"Not enforced here: {sentence}")
             seen = Seen(workload(GPUS, cores, (seconds - 2) / 18))
+            _say(f"{len(seen.jobs)} jobs go in: training, a gang, CPU jobs, one too big, one with a typo.\n")
             try:
                 await asyncio.wait_for(_run(mesh, seen), seconds * PATIENCE)
             except TimeoutError:
@@ -111,7 +115,6 @@ async def _demo(seconds: float, report: Path | None) -> None:
     _say("\nNext:  cotenant up --gpus fake:4            start the mesh")
     _say("       cotenant submit --gpus 1 --wait -- python3 -c 'print(42)'")
     _say("       cotenant --help                      everything else")
-    await asyncio.sleep(0)
 
 
 def _say(text: str) -> None:
@@ -159,7 +162,7 @@ async def _show(seen: Seen) -> None:
         while True:
             for job in seen.jobs:
                 line = _line(seen, job)
-                if told.get(line.job) != line.phase:
+                if told.get(line.job) != line.phase and line.where != NOT_YET:
                     told[line.job] = line.phase
                     _say(f"{time.time() - seen.began:5.1f} s  {line.job:<12} {line.phase:<10} {line.where}")
             await asyncio.sleep(REFRESH_SECONDS)
@@ -207,7 +210,8 @@ def _line(seen: Seen, job: DemoJob) -> Line:
     nodes = ", ".join(part.node_id for part in known.attempt.allocations)
     tasks = [task for part in known.attempt.allocations for task in part.tasks]
     where = f"{nodes}, cores {','.join(str(cpu) for task in tasks for cpu in task.cpu_ids)}" if tasks else ""
-    why = known.phase_reason or (known.refusal.detail if known.HasField("refusal") else "")
+    refused = known.refusal
+    why = known.phase_reason or (NOT_YET if refused.code == Code.NOT_YET_CONSIDERED else refused.detail)
     ran = views.run_seconds(known, now)
     rate = known.progress.step / ran if known.progress.step and ran > 0 else 0.0
     return Line(
