@@ -17,7 +17,6 @@ from random import Random
 import structlog
 
 from cotenant import plugins
-from cotenant.node_agent.background import Background
 from cotenant.node_agent.contention_link import ContentionLink
 from cotenant.node_agent.fence import Fence
 from cotenant.node_agent.gpus import NvmlGpus
@@ -31,6 +30,7 @@ from cotenant.node_agent.records import AttemptKey, timestamp
 from cotenant.node_agent.runtime import Runtime, RuntimeContext
 from cotenant.node_agent.samples import Sampler
 from cotenant.node_agent.sockets import socket_directory
+from cotenant.rpc.background import Background
 from cotenant.v1 import job_pb2, node_service_pb2, resources_pb2
 
 log = structlog.get_logger()

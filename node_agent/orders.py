@@ -13,12 +13,12 @@ from dataclasses import dataclass, field, replace
 import structlog
 
 from cotenant import telemetry
-from cotenant.node_agent.background import Background
 from cotenant.node_agent.fence import Fence
 from cotenant.node_agent.launching import grace_seconds_of
 from cotenant.node_agent.progress_reader import ProgressReader
 from cotenant.node_agent.records import AttemptKey, Status, report
 from cotenant.node_agent.runtime import Found, Runtime
+from cotenant.rpc.background import Background
 from cotenant.v1 import job_pb2, node_service_pb2
 
 log = structlog.get_logger()

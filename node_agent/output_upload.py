@@ -9,10 +9,10 @@ from pathlib import Path
 import grpc.aio
 import structlog
 
-from cotenant.node_agent.background import Background
 from cotenant.node_agent.output_reader import OutputReader, ranks_in
 from cotenant.node_agent.placement_link import Unwelcome
 from cotenant.node_agent.records import AttemptKey
+from cotenant.rpc.background import Background
 from cotenant.v1 import node_service_pb2
 
 log = structlog.get_logger()

@@ -23,12 +23,12 @@ import structlog
 
 from cotenant.node_agent import attempt_directory, cgroup_mounts, checks, environment, launching, remains
 from cotenant.node_agent.attempt_directory import AttemptDirectory
-from cotenant.node_agent.background import Background
 from cotenant.node_agent.cgroups import Group, GroupError
 from cotenant.node_agent.process_table import start_ticks
 from cotenant.node_agent.records import AttemptKey, Status, parse_status
 from cotenant.node_agent.runtime import Found, RuntimeContext, Usage
 from cotenant.node_agent.sockets import NOTIFY, progress_socket, socket_directory
+from cotenant.rpc.background import Background
 from cotenant.v1 import node_service_pb2
 
 log = structlog.get_logger()

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Sequence
 import structlog
 
 from cotenant.core.lifecycle import AttemptState, StopReason
+from cotenant.rpc.background import Background
 from cotenant.services.placement import agents
-from cotenant.services.placement.background import Background
 from cotenant.services.placement.cluster import Cluster
 from cotenant.services.placement.committer import OPERATIONS_MAX, Committer, Fenced, Halted, Write
 from cotenant.services.placement.feed import Feed

@@ -10,9 +10,9 @@ from cotenant import telemetry
 from cotenant.core.lifecycle import StopReason
 from cotenant.core.policy import CpuAllocator, PlacementPolicy
 from cotenant.core.refusals import Code, Refusal
+from cotenant.rpc.background import Background
 from cotenant.services.placement import planner
 from cotenant.services.placement.attempts import Attempts
-from cotenant.services.placement.background import Background
 from cotenant.services.placement.cluster import Cluster
 from cotenant.services.placement.committer import TooLarge
 from cotenant.services.placement.records import Live

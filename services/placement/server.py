@@ -11,13 +11,13 @@ from cotenant import plugins
 from cotenant.core.nodes import NodeShape
 from cotenant.core.policy import CpuAllocator, PlacementPolicy
 from cotenant.rpc import errors, translate
+from cotenant.rpc.background import Background
 from cotenant.rpc.pages import page_of
 from cotenant.rpc.policies import PolicyServicer
 from cotenant.rpc.server import Server
 from cotenant.services.placement import planner
 from cotenant.services.placement.agents import Sessions
 from cotenant.services.placement.attempts import Attempts
-from cotenant.services.placement.background import Background
 from cotenant.services.placement.cluster import Cluster
 from cotenant.services.placement.committer import Committer, Fenced, Halted, TooLarge
 from cotenant.services.placement.feed import Feed

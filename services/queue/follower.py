@@ -12,7 +12,7 @@ from cotenant import telemetry
 from cotenant.core.cycle import Capacity
 from cotenant.core.lifecycle import AttemptState, Phase, StopReason
 from cotenant.rpc import errors, translate
-from cotenant.services.queue.background import Background
+from cotenant.rpc.background import Background
 from cotenant.services.queue.keeper import Keeper
 from cotenant.services.queue.observations import Observations
 from cotenant.services.queue.records import Record, take_attempt

@@ -19,12 +19,12 @@ from cotenant.core.options import did_you_mean
 from cotenant.core.policy import QueuePolicy
 from cotenant.core.validate import Violation
 from cotenant.rpc import errors, translate
+from cotenant.rpc.background import Background
 from cotenant.rpc.identity import caller
 from cotenant.rpc.pages import page_of
 from cotenant.rpc.policies import PolicyServicer
 from cotenant.rpc.server import Server
 from cotenant.services.queue import explain
-from cotenant.services.queue.background import Background
 from cotenant.services.queue.filters import Filter
 from cotenant.services.queue.follower import Follower, wished
 from cotenant.services.queue.keeper import Keeper, Request

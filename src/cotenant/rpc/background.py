@@ -21,9 +21,11 @@ class Background:
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[Any]] = set()
 
-    def start(self, work: Coroutine[Any, Any, None]) -> None:
-        """Begin something that nobody waits for."""
-        self._hold(asyncio.create_task(work)).add_done_callback(_tell)
+    def start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Begin something that nobody waits for; what it fails of is told."""
+        task = self._hold(asyncio.create_task(work))
+        task.add_done_callback(_tell)
+        return task
 
     def forever(self, name: str, work: Callable[[], Awaitable[None]]) -> None:
         """Keep something going; where it fails that is told, and it begins anew."""
