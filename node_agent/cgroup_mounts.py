@@ -134,11 +134,11 @@ def _open_version_2(node_id: str, mounts: list[Mount]) -> Group | None:
 
 
 def _make_version_2(base: Group, node_id: str) -> Group:
-    try:
-        base.open_to_children()
-    except GroupError:
-        _step_aside(base)
-        base.open_to_children()
+    path = base.directories[UNIFIED]
+    is_root = not os.path.exists(os.path.join(path, "cgroup.type"))  # the root of all may have both
+    if not is_root and read_text(os.path.join(path, "cgroup.procs")):
+        _step_aside(path)
+    base.open_to_children()
     top = base.child("cotenant")
     top.create()
     top.open_to_children()
@@ -148,9 +148,8 @@ def _make_version_2(base: Group, node_id: str) -> Group:
     return node
 
 
-def _step_aside(base: Group) -> None:
+def _step_aside(path: str) -> None:
     """Move the processes of a group, ours among them, into a child: it may then have controlled children."""
-    path = base.directories[UNIFIED]
     aside = Group(2, {UNIFIED: os.path.join(path, "cotenant-agent")}, ())
     aside.create()
     for pid in read_text(os.path.join(path, "cgroup.procs")).split():

@@ -142,8 +142,8 @@ class Group:
     def open_to_children(self) -> None:
         """Let children have the controllers; in version 1 they always do."""
         if self.version == 2:
-            for controller in self.enforces:
-                write_text(self._file(UNIFIED, "cgroup.subtree_control"), f"+{controller}")
+            wanted = " ".join(f"+{controller}" for controller in self.enforces)
+            write_text(self._file(UNIFIED, "cgroup.subtree_control"), wanted)
 
     def set_cpus(self, cpus: Iterable[int], memory_nodes: Iterable[int] = ()) -> None:
         """Bind to CPUs and, unless empty, memory nodes; read back what the kernel made of it."""

@@ -7,6 +7,10 @@ import json
 import os
 from pathlib import Path
 
+import structlog
+
+log = structlog.get_logger()
+
 JOBS_MAX = 10_000
 
 
@@ -34,6 +38,13 @@ class Fence:
                     self._raise(str(entry["job"]), int(entry["epoch"]))
             except (ValueError, AttributeError, TypeError, KeyError):
                 continue  # a line that a crash cut short
+        try:
+            self._rewrite()
+        except OSError as error:  # a full disk; the journal as it is says the same
+            log.warning("fence_not_rewritten", error=str(error))
+
+    def _rewrite(self) -> None:
+        """Leave out what is outdated."""
         fresh = self._path.with_name(self._path.name + ".new")
         lines = [_term_line(self.term), *(_epoch_line(job, epoch) for job, epoch in self._epochs.items())]
         with fresh.open("w") as file:
@@ -79,7 +90,7 @@ class Fence:
 
     def _append(self, lines: list[str]) -> None:
         with self._path.open("a") as file:
-            file.writelines(lines)
+            file.writelines(["\n", *lines])  # apart from a line that a crash may have cut short
             file.flush()
             os.fdatasync(file.fileno())
 

@@ -75,6 +75,18 @@ def test_version_2_opens_below_our_own_group_where_that_has_a_limit(tmp_path: Pa
     assert group.paths() == [str(tmp_path / "unit/cotenant/n")]
 
 
+def test_processes_step_aside_where_the_children_are_to_be(tmp_path: Path) -> None:
+    mount = version_2(tmp_path, own="unit")
+    write(tmp_path / "unit/memory.max", "1000000")
+    write(tmp_path / "unit/cgroup.type", "domain")
+    write(tmp_path / "unit/cgroup.procs", "41\n42")
+    write(tmp_path / "unit/cotenant-agent/cgroup.procs", "")
+    group, _ = open_node_group("n", [mount])
+    assert group is not None
+    assert group.paths() == [str(tmp_path / "unit/cotenant/n")]
+    assert (tmp_path / "unit/cotenant-agent/cgroup.procs").read_text().startswith("42")
+
+
 def test_what_is_missing_is_told(tmp_path: Path) -> None:
     group, notes = open_node_group("n", [version_2(tmp_path, controllers="memory pids")])
     assert group is not None

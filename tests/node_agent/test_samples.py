@@ -27,7 +27,7 @@ async def test_each_attempt_is_sampled(
     placement: Placement, agent: RunningAgent, groups: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if groups:
-        need_groups("memory", "cpuacct")
+        need_groups("memory")
     else:
         monkeypatch.setattr(cgroup_mounts, "open_node_group", lambda _: (None, []))
     await agent.stop()
@@ -43,14 +43,19 @@ async def test_each_attempt_is_sampled(
     def latest() -> dict[str, contention_service_pb2.AttemptSample]:
         return {one.job_id: one for one in placement.samples[-1].attempts} if placement.samples else {}
 
-    await placement.until(lambda: "spinner" in latest() and latest()["spinner"].cores_used > 0.3)
+    await placement.until(
+        lambda: (
+            "spinner" in latest()
+            and latest()["spinner"].cores_used > 0.3
+            and latest()["spinner"].memory_bytes > 30 << 20
+        )  # the kernel may tell this some seconds late
+    )
     sample, node = latest(), placement.samples[-1]
     assert sample["spinner"].cores_used < 1.5
-    assert sample["spinner"].memory_bytes > 30 << 20
     assert sample["sleeper"].cores_used < 0.1
     assert (sample["spinner"].cpu_job, sample["sleeper"].cpu_job) == (True, False)
     assert (node.node_id, node.memory_bandwidth_bytes_per_second) == ("test-node", -1)
-    assert node.window.ToMilliseconds() == pytest.approx(300, abs=250)
+    assert node.window.ToMilliseconds() >= 250
     assert node.memory_used_bytes > 0
     placement.send(stops=[stop_order(job_id, grace_seconds=0) for job_id in sample])
     for job_id in sample:

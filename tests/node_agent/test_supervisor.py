@@ -348,7 +348,7 @@ async def test_a_fork_bomb_is_put_out(start: Launch, tmp_path: Path) -> None:
     limited = f'ulimit -u 400; exec {PYTHON[0]} -I -S -c "{bomb}"'
     attempt = start(shell("bomb", limited, grace_seconds=0.05, tasks=[task(cpus=CPUS[-1:])]), groups=True)
     assert attempt.group is not None
-    (Path(attempt.group.directories["pids"]) / "pids.max").write_text("200")
+    attempt.group.limit_processes(200)
     await until(lambda: written_number(tmp_path / "pid"))
     attempt.directory.write_stop_order(0.05)
     os.kill(attempt.pid, signal.SIGTERM)
