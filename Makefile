@@ -45,6 +45,7 @@ docs: $(STAMP) ## draw docs/lifecycle.md from the tables in the code
 
 demo: $(STAMP) ## the whole mesh on this machine, with a real mixed workload
 	@cotenant demo $(ARGS)
+	@printf '\n       . $(VENV)/bin/activate                  puts cotenant on your PATH\n'
 
 clean: ## remove what was built and cached; .venv stays
 	@rm -rf dist build site report .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
