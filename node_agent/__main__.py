@@ -1,4 +1,8 @@
-"""The composition root of `cotenant serve agent`."""
+"""The composition root of `cotenant serve agent`.
+
+A service manager must end this process alone, not all that it has started: with systemd, `KillMode=process`, and
+`Delegate=yes` where the agent is to stay within its unit's limits.
+"""
 
 from __future__ import annotations
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.node_agent.conditions import until
@@ -69,6 +70,25 @@ def test_a_reader_goes_on_when_the_directory_is_moved(tmp_path: Path) -> None:
     reader = OutputReader(tmp_path / "here", 0)
     (tmp_path / "here").rename(tmp_path / "there")
     assert read_all(reader) == (b"01234567", False)
+    reader.close()
+    writer.close()
+
+
+def test_what_is_written_between_a_look_and_a_rotation_is_not_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer, reader = OutputFile(str(tmp_path / "output-0.log"), 10), OutputReader(tmp_path, 0)
+    writer.write(b"abc")
+    assert read_all(reader) == (b"abc", False)
+    rotated, late = reader._rotated, [b"defgh"]
+
+    def rotate_then_look() -> bool:
+        while late:
+            writer.write(late.pop())
+        return rotated()
+
+    monkeypatch.setattr(reader, "_rotated", rotate_then_look)
+    assert read_all(reader) == (b"defgh", False)
     reader.close()
     writer.close()
 

@@ -273,12 +273,14 @@ async def test_it_goes_when_its_directory_was_removed(start: Launch, tmp_path: P
 async def test_an_end_that_cannot_be_recorded_is_told_and_tried_again_at_rest(
     tiny_disk: Path, start: Launch, tmp_path: Path
 ) -> None:
-    wait = f"setsid sleep 60 & while [ ! -e {tmp_path}/go ]; do sleep 0.01; done"
+    wait = f"echo $$ > {tmp_path}/pid; while [ ! -e {tmp_path}/go ]; do sleep 0.01; done"
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as agent:
         agent.bind(str(tmp_path / "notify"))
         agent.settimeout(20)
         attempt = start(shell("full", wait), notify=str(tmp_path / "notify"))
+        await until(lambda: written_number(tmp_path / "pid"))
         await attempt.running()
+        held_by_a_stranger = os.open(f"/proc/{written_number(tmp_path / 'pid')}/fd/1", os.O_WRONLY)
         spare = attempt.directory.path / "state.json.spare"
         spare.unlink()
         spare.mkdir()  # stands for a disk that takes nothing more
@@ -288,6 +290,7 @@ async def test_an_end_that_cannot_be_recorded_is_told_and_tried_again_at_rest(
         began = psutil.Process(attempt.pid).cpu_times().user
         assert json.loads(agent.recv(65536))["state"] == "SUCCEEDED"  # a second later, with the next try
         assert psutil.Process(attempt.pid).cpu_times().user - began < 0.2
+        os.close(held_by_a_stranger)
         spare.rmdir()
         assert (await attempt.end())["state"] == "SUCCEEDED"
 
