@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from tests.node_agent.conditions import until
+from tests.node_agent.conditions import alive, until
 from tests.node_agent.jobs import CPUS, NODE, shell
 
 from cotenant import plugins
@@ -72,6 +72,7 @@ async def test_an_end_is_told_once(opened: Opened) -> None:
     await opened.runtime.launch(shell("job", "exit 2"))
     await opened.ended("job")
     await opened.runtime.forget(AttemptKey("job", 1))  # returns once the supervisor is gone
+    assert not alive(opened.told[-1].pid)
     assert [status.state for status in opened.told if status.ended] == ["FAILED"]
 
 
