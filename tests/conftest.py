@@ -6,7 +6,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 from tests.etcd_server import EtcdServer, etcd_binary
+
+# A loaded machine is slow, and chance may draw many inputs that do not matter: neither says anything of the code.
+settings.register_profile(
+    "cotenant", deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much]
+)
+settings.load_profile("cotenant")
 
 
 def require_etcd() -> None:

@@ -9,8 +9,8 @@ import grpc
 import structlog
 
 from cotenant import telemetry
-from cotenant.core.cycle import Capacity
 from cotenant.core.lifecycle import AttemptState, Phase, StopReason
+from cotenant.core.table import Capacity
 from cotenant.rpc import errors, translate
 from cotenant.rpc.background import Background
 from cotenant.services.queue.keeper import Keeper

@@ -21,11 +21,11 @@ import grpc
 import structlog
 
 from cotenant import telemetry
-from cotenant.core.cycle import Capacity, choose
+from cotenant.core.cycle import choose
 from cotenant.core.lifecycle import Phase
 from cotenant.core.policy import Order, QueuePolicy
 from cotenant.core.refusals import Code, Refusal
-from cotenant.core.table import Ints
+from cotenant.core.table import Capacity, Ints
 from cotenant.rpc import errors, translate
 from cotenant.services.queue.follower import Follower
 from cotenant.services.queue.quotas import Quotas

@@ -8,13 +8,12 @@ from bisect import bisect_left, insort
 from collections.abc import AsyncIterator, Callable
 from weakref import WeakValueDictionary
 
-from cotenant.core.cycle import Capacity
 from cotenant.core.jobs import Shape
 from cotenant.core.lifecycle import Phase
 from cotenant.core.nodes import NodeShape
 from cotenant.core.policy import Order
 from cotenant.core.refusals import Code, Refusal
-from cotenant.core.table import JobRow, JobTable
+from cotenant.core.table import Capacity, JobRow, JobTable
 from cotenant.rpc import translate
 from cotenant.services.queue.reasons import NOT_YET, Reasons
 from cotenant.services.queue.records import Record, ShapeKey
@@ -57,7 +56,6 @@ class State:
         self.ids: list[str] = []  # sorted; ids rise with time
         self.table = JobTable()
         self.tenants: dict[str, tuple[tenant_service_pb2.Tenant, int]] = {}  # with the revision of each
-        self.capacity = Capacity(0, 0, 0)
         self.shapes: tuple[NodeShape, ...] = ()
         self.elastic = False
         self.held: dict[str, Record] = {}  # jobs that hold resources
@@ -69,6 +67,15 @@ class State:
         self._sequence = 0
         self._shapes: WeakValueDictionary[Shape, ShapeKey] = WeakValueDictionary()
         self._tenant_numbers: dict[str, int] = {}
+
+    @property
+    def capacity(self) -> Capacity:
+        """What the jobs may share, as placement told last."""
+        return self.table.capacity
+
+    @capacity.setter
+    def capacity(self, capacity: Capacity) -> None:
+        self.table.capacity = capacity
 
     # Jobs ----------------------------------------------------------------------------------------------------
 

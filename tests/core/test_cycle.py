@@ -9,14 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.worlds import picture, replicas_of, rng, tables, take_one
 
-from cotenant.core.cycle import BrokenGang, Capacity, Choice, Plan, Victim, choose, gang_of, place, rank, take
+from cotenant.core.cycle import BrokenGang, Choice, Plan, Victim, choose, gang_of, place, rank, take
 from cotenant.core.estimates import UNKNOWN, Estimate
 from cotenant.core.jobs import Demand, Gang, JobSpec, Part, Request, Role
 from cotenant.core.ledger import Holding, Ledger, Offer, Overcommitted, Share
 from cotenant.core.nodes import NodeShape
 from cotenant.core.policy import Order, PlacementPolicy, Sizing
 from cotenant.core.refusals import Code, Refusal
-from cotenant.core.table import JobRow, Jobs, JobTable
+from cotenant.core.table import Capacity, JobRow, Jobs, JobTable
 from cotenant.policies.consolidate import Consolidate
 from cotenant.policies.count import Count
 from cotenant.policies.first_fit import FirstFit

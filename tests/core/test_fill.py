@@ -7,7 +7,7 @@ import pytest
 
 from cotenant.core import cycle
 from cotenant.core.policy import Order
-from cotenant.core.table import JobRow, Jobs, JobTable
+from cotenant.core.table import Capacity, JobRow, Jobs, JobTable
 
 
 class Ranked:
@@ -22,7 +22,7 @@ class Ranked:
         return Order(np.zeros(len(jobs), dtype=np.int64), jobs.arrival_seconds)
 
 
-def selected_slowly(jobs: Jobs, capacity: cycle.Capacity, *, strict: bool) -> set[int]:
+def selected_slowly(jobs: Jobs, capacity: Capacity, *, strict: bool) -> set[int]:
     gpus, cores = capacity.gpu_milli, capacity.cores
     chosen: set[int] = set()
     for row in np.lexsort((jobs.sequence, jobs.arrival_seconds)).tolist():
@@ -46,7 +46,7 @@ def test_the_first_of_the_order_that_fit_together_are_chosen_however_many_wait(s
         row = JobRow(f"{number}", float(rng.integers(50)), number, gpu_milli=gpu_milli, cores=int(rng.integers(1, 9)))
         table.add(row)
     jobs = table.jobs(now=60)
-    capacity = cycle.Capacity(int(rng.integers(1, 400)) * 1000, int(rng.integers(1, 2000)), 0)
+    capacity = Capacity(int(rng.integers(1, 400)) * 1000, int(rng.integers(1, 2000)), 0)
     policy = Ranked(strict=strict)
     choice = cycle.choose(jobs, policy, policy.order(jobs, 60), capacity, now=60)
     assert set(choice.starts.tolist()) == selected_slowly(jobs, capacity, strict=strict), f"seed {seed}"

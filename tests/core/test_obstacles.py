@@ -49,7 +49,8 @@ def test_a_job_of_one_role_that_may_fit_finds_its_place_on_an_empty_cluster(
     spec: JobSpec, made_of: list[NodeShape]
 ) -> None:
     ledger = ledger_of(made_of)
-    assume(len(ledger) and never_fits(spec, made_of, elastic=False) is None)
+    if not len(ledger) or never_fits(spec, made_of, elastic=False):
+        return
     offer = Consolidate().place(gang_of("job", spec, UNKNOWN, Requested(), made_of), ledger, rng())
     assert isinstance(offer, tuple), offer
 

@@ -27,7 +27,7 @@ from cotenant.core.ledger import Holding, Ledger
 from cotenant.core.nodes import NodeShape
 from cotenant.core.obstacles import shapes_of
 from cotenant.core.refusals import outranked
-from cotenant.core.table import JobRow, JobTable
+from cotenant.core.table import Capacity, JobRow, JobTable
 
 RULE = "----"
 
@@ -123,10 +123,10 @@ class Story:
             *(f"waiting: {job_id}: {waiting[job_id]}" for job_id in sorted(waiting, key=ranks.__getitem__)),
         ]
 
-    def capacity(self) -> cycle.Capacity:
+    def capacity(self) -> Capacity:
         held = [holding for holdings in self.held.values() for holding in holdings]
         gpus, cores, memory = self.ledger.sums(self.ledger.open)
-        return cycle.Capacity(
+        return Capacity(
             gpus + sum(holding.gpus * 1000 for holding in held),
             cores + sum(holding.cores for holding in held),
             memory + sum(holding.memory_bytes for holding in held),

@@ -18,7 +18,7 @@ from cotenant.core.ledger import Holding, Ledger, Offer
 from cotenant.core.nodes import NodeShape
 from cotenant.core.policy import CpuAllocator, Order, PlacementPolicy, QueuePolicy
 from cotenant.core.refusals import Code, Refusal, behind, plural
-from cotenant.core.table import Ints, Jobs
+from cotenant.core.table import Capacity, Ints, Jobs
 
 NEEDS_AT_ONCE = 256
 HOPELESS = frozenset({Code.NEVER_FITS, Code.NO_NODES})  # nobody's leaving would help
@@ -29,18 +29,6 @@ IN_THE_WAY_MAX = 1_000  # victims that the count would let run; more make plans 
 
 class BrokenGang(Exception):
     """A policy offered places for a part of a gang, or for more than all of it: a bug in the policy."""
-
-
-@dataclass(frozen=True, slots=True)
-class Capacity:
-    """What the jobs of the table may share: what is free on nodes that take work, and all that they hold now.
-
-    What leaves soon is counted as free.
-    """
-
-    gpu_milli: int
-    cores: int
-    memory_bytes: int
 
 
 @dataclass(frozen=True, slots=True)

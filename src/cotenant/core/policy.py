@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,11 +25,27 @@ class Order:
     """A level and a score for every active job; the lower runs first.
 
     `valid_seconds` says for how long nothing changes if nothing happens, so that nothing is recomputed for no reason.
+    `over_share` marks jobs of tenants that have their fair share already, where the order knows of shares: if they
+    wait, that is why. `given_up` marks waiting jobs that are not to run at all, such as those whose deadline cannot be
+    met any more.
     """
 
     level: NDArray[np.int64]
     score: NDArray[np.float64]
     valid_seconds: float = math.inf
+    over_share: NDArray[np.bool_] | None = None
+    given_up: NDArray[np.bool_] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A job that ran to its end, as history has it: what it asked for, and what it attained."""
+
+    gpu_milli: int
+    cores: int
+    replicas: int
+    attained_seconds: float
+    attained_gpu_seconds: float
 
 
 class QueuePolicy(Protocol):
@@ -47,6 +63,14 @@ class QueuePolicy(Protocol):
 
     def order(self, jobs: Jobs, now: float) -> Order:
         """Give each active job its level and score."""
+
+
+@runtime_checkable
+class Learns(Protocol):
+    """A queue policy that learns from history: told of every job that ended, oldest first, also after a restart."""
+
+    def learn(self, ended: Ended) -> None:
+        """Take one more end into account; the order may be another from then on."""
 
 
 @dataclass(frozen=True, slots=True)

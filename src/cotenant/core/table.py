@@ -14,6 +14,18 @@ Flags = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
+class Capacity:
+    """What the jobs of a table may share: what is free on nodes that take work, and all that they hold now.
+
+    What leaves soon is counted as free.
+    """
+
+    gpu_milli: int = 0
+    cores: int = 0
+    memory_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class JobRow:
     """A job as it enters the table; later columns start at nothing attained."""
 
@@ -26,6 +38,7 @@ class JobRow:
     replicas: int = 1
     priority: int = 0
     tenant: int = 0
+    tenant_weight: float = 1.0
     deadline_seconds: float = np.inf
     preemptible: bool = True
 
@@ -36,7 +49,8 @@ class Jobs:
 
     Times are in seconds; `attained_seconds` is run time so far, `attained_gpu_seconds` that times the GPUs held,
     `waiting_since` when the job last began to wait, `running_since` when its present run began, `remaining_seconds`
-    the predicted rest (NaN: unpredictable) with `confidence` from 0 to 1.
+    the predicted rest (NaN: unpredictable) with `confidence` from 0 to 1. `tenant` numbers tenants, `tenant_weight` is
+    that tenant's share beside others. `capacity` is what all of them share.
     """
 
     sequence: Ints
@@ -56,6 +70,8 @@ class Jobs:
     running_since: Floats
     remaining_seconds: Floats
     confidence: Floats
+    tenant_weight: Floats
+    capacity: Capacity = Capacity()
 
     def __len__(self) -> int:
         return len(self.sequence)
@@ -72,6 +88,7 @@ _FLOATS = (
     "running_since",
     "remaining_seconds",
     "confidence",
+    "tenant_weight",
 )
 
 
@@ -87,6 +104,7 @@ class JobTable:
 
     def __init__(self, capacity: int = 64) -> None:
         self.ids: list[str] = []
+        self.capacity = Capacity()
         self._row: dict[str, int] = {}
         capacity = max(1, capacity)  # it grows by doubling
         self._columns: dict[str, NDArray[Any]] = {
@@ -137,6 +155,7 @@ class JobTable:
             running_since=np.nan,
             remaining_seconds=np.nan,
             confidence=0.0,
+            tenant_weight=job.tenant_weight,
         )
 
     def remove(self, job_id: str) -> None:
@@ -187,4 +206,4 @@ class JobTable:
         ran = np.where(running, np.maximum(0.0, now - columns["running_since"]), 0.0)
         columns["attained_seconds"] = columns["attained_seconds"] + ran
         columns["attained_gpu_seconds"] = columns["attained_gpu_seconds"] + ran * columns["gpu_milli"] / 1000
-        return Jobs(**columns)
+        return Jobs(**columns, capacity=self.capacity)

@@ -23,7 +23,7 @@ from cotenant.core.jobs import Gang
 from cotenant.core.ledger import Overcommitted
 from cotenant.core.policy import Order
 from cotenant.core.refusals import Refusal, Wait
-from cotenant.core.table import Ints, JobRow, Jobs, JobTable
+from cotenant.core.table import Capacity, Ints, JobRow, Jobs, JobTable
 from cotenant.simulator.arms import Arm
 from cotenant.simulator.clusters import Cluster
 from cotenant.simulator.lives import Life, Shape
@@ -68,7 +68,8 @@ class Scheduler:
         self._ledger = cluster.ledger()
         self._table = JobTable()
         memory_bytes = int(self._ledger.total_memory.sum())
-        self._capacity = cycle.Capacity(self._ledger.total_gpu_milli, cluster.cores, memory_bytes)
+        self._capacity = Capacity(self._ledger.total_gpu_milli, cluster.cores, memory_bytes)
+        self._table.capacity = self._capacity
         self._free = Free(self._ledger.total_gpu_milli, cluster.cores, memory_bytes)
         self._lives: dict[int, Life] = {}
         self._sequences: dict[str, int] = {}

@@ -3,14 +3,29 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 from functools import lru_cache
 
-from cotenant.core.jobs import TENANT_DEFAULT, WHOLE_GPU_MILLI, JobKind, JobSpec, Request, Role
+from cotenant.core.jobs import TENANT_DEFAULT, WHOLE_GPU_MILLI, JobKind, JobSpec, Locality, Request, Role
+
+
+class Ended(StrEnum):
+    """What became of a job (Philly, section 4 [P])."""
+
+    PASSED = "passed"
+    KILLED = "killed"
+    FAILED = "failed"
 
 
 @dataclass(frozen=True, slots=True)
 class TraceJob:
-    """One line of a trace. `work_seconds` is how long the job runs when nothing stops or slows it."""
+    """One line of a trace.
+
+    `work_seconds` is how long the job runs at reference speed: nothing stops it, nobody disturbs it, its gang is as
+    close together as can be, on the GPUs and with the cores that the trace was taken with. `deadline_seconds` is on
+    the trace's clock. `memory_bandwidth_bytes_per_second` is what the job draws when nothing holds it back, over all
+    its replicas. `ended` is what the trace says became of it.
+    """
 
     id: str
     submitted_seconds: float
@@ -20,10 +35,28 @@ class TraceJob:
     tenant: str = TENANT_DEFAULT
     model: str = ""
     name: str = ""  # what its user called it; few traces tell
+    user: str = ""
+    gpu_type: str = ""  # on which the trace was taken; what the job demands is in its roles' requests
+    priority: int = 0
+    preemptible: bool = True
+    deadline_seconds: float | None = None
+    locality: Locality | None = None
+    memory_bandwidth_bytes_per_second: float = 0.0
+    ended: Ended | None = None
 
     def spec(self) -> JobSpec:
         """Describe the job as its user would have submitted it."""
-        return JobSpec(name=self.name, kind=self.kind, tenant=self.tenant, roles=self.roles, model=self.model)
+        return JobSpec(
+            name=self.name,
+            kind=self.kind,
+            tenant=self.tenant,
+            roles=self.roles,
+            model=self.model,
+            priority=self.priority,
+            preemptible=self.preemptible,
+            deadline_seconds=self.deadline_seconds,
+            locality=self.locality,
+        )
 
 
 @lru_cache(maxsize=1024)
