@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from cotenant.core.nodes import NodeShape
 from cotenant.simulator import BadCluster, parse_cluster
@@ -34,6 +37,7 @@ nodes:
   - gpus: 4
   - cores: 64
 """
+SWITCHES = "num_switch,num_node_p_switch,num_gpu_p_node,num_cpu_p_node,mem_p_node\n"
 
 
 @pytest.mark.parametrize("content", [json.dumps(SAID), json.dumps(SAID["nodes"]), YAML])
@@ -71,12 +75,31 @@ def test_a_cluster_that_cannot_be_is_told_why(text: str, told: str) -> None:
         ("racks: 2", "'racks' is no key of a cluster; only 'nodes' is"),
         ("- 6x8", "nodes[0]: expected an object with count, gpus"),
         ("- {gpu: 8}", "nodes[0]: gpu: is no key of a node; did you mean gpus?"),
-        ("- {gpus: 8}\n- {gpus: -1}", "nodes[1]: gpus: expected a whole number from 0 to 1000000, found '-1'"),
+        ("- {gpus: 8}\n- {gpus: -1}", "line 2: nodes[1]: gpus: expected a whole number from 0 to 1000000, found '-1'"),
         ("- {gpus: '8'}", "nodes[0]: gpus: expected a whole number"),
         ("- {gpus: true}", "nodes[0]: gpus: expected a whole number"),
         ("- {gpus: 8, count: 0}", "nodes[0]: count: expected a whole number from 1 to 100000, found '0'"),
         ("- {gpus: 8, rack: 1}", "nodes[0]: rack: expected a text, found '1'"),
         ("- {gpus: [}", "is neither YAML nor JSON"),
+        ("- {gpus: \x01}", "is neither YAML nor JSON"),
+        ("- gpus: 8\n  cores: 9\n  gpus: 4", "line 3: nodes[0]: gpus: stands there twice"),
+        ("- gpus: 8\n  shareable: 1", "line 2: nodes[0]: shareable: expected true or false, found '1'"),
+        ("- {gpus: 8, numa_nodes: 0}", "numa_nodes: expected a whole number from 1 to 1024, found '0'"),
+        (
+            "- gpus: 8\n\n  memory_bandwidth_bytes_per_second: fast",
+            "line 3: nodes[0]: memory_bandwidth_bytes_per_second: expected a number of bytes/s from 0 to 1e+15",
+        ),
+        ("- {gpus: 8, memory_bandwidth_bytes_per_second: 1" + "0" * 400 + "}", "expected a number of bytes/s"),
+        ("- {gpus: 8, memory_bandwidth_bytes_per_second: .nan}", "expected a number of bytes/s"),
+        ("- {gpus: 8, rack: 2024-13-01}", "has a value that cannot be: month must be in 1..12"),
+        ("- &a {gpus: *a}", "is neither YAML nor JSON"),
+        ("[" * 5000, "is nested too deeply"),
+        ("sn,cpu_milli,memory_mib,gpu,model\na,x,1,0,", "line 2, column 'cpu_milli': expected a whole number"),
+        ("sn,cpu_milli,memory_mib,gpu,model\n\na,900,1,0,", "line 3, column 'cpu_milli': expected a whole core"),
+        ("sn,cpu_milli,memory_mib,gpu,model\na,1000,1,0", "line 2: expected 5 fields"),
+        ("sn,cpu_milli,memory_mib,gpu,model\n", "has 0 nodes; from 1 to 100000 were expected"),
+        (SWITCHES + "0,6,8,128,512", "line 2, column 'num_switch': expected a whole number from 1 to"),
+        (SWITCHES + "1,6,0,0,512", "line 2, column 'num_gpu_p_node': expected GPUs or cores, found '0'"),
     ],
 )
 def test_a_file_that_is_no_cluster_is_told_where(tmp_path: Path, content: str, told: str) -> None:
@@ -92,4 +115,48 @@ def test_a_file_that_is_no_text_is_told(tmp_path: Path) -> None:
     file = tmp_path / "cluster.yaml"
     file.write_bytes(b"\xff\xfe\x00")
     with pytest.raises(BadCluster, match="is no UTF-8 text"):
+        parse_cluster(str(file))
+
+
+def test_bandwidth_memory_domains_and_sharing_are_told_by_node(tmp_path: Path) -> None:
+    file = tmp_path / "cluster.yaml"
+    file.write_text(
+        "- {count: 2, gpus: 8, numa_nodes: 2, memory_bandwidth_bytes_per_second: 380e9, shareable: true}\n"
+        "- {cores: 64, memory_bandwidth_bytes_per_second: 200000000000}\n- gpus: 1\n"
+    )
+    cluster = parse_cluster(str(file))
+    assert cluster.memory_bandwidths == (380e9, 380e9, 200e9, 0.0)
+    assert cluster.numa_nodes == (2, 2, 1, 1)
+    assert [shape.shareable for shape in cluster.shapes] == [True, True, False, False]
+
+
+def test_what_a_cluster_in_short_does_not_tell() -> None:
+    cluster = parse_cluster("2x8")
+    assert (cluster.memory_bandwidths, cluster.numa_nodes, cluster.memory_bytes) == ((0.0, 0.0), (1, 1), 0)
+
+
+def test_openbs_list_of_nodes(tmp_path: Path) -> None:
+    file = tmp_path / "nodes.csv"
+    file.write_text("sn,cpu_milli,memory_mib,gpu,model\nn0,32500,262144,0,\nn1,96000,786432,8,V100M32\n")
+    cluster = parse_cluster(str(file))
+    assert cluster.shapes == (
+        NodeShape(gpus=0, cores=32, memory_bytes=2**38),
+        NodeShape(gpus=8, cores=96, memory_bytes=3 * 2**38, gpu_type="V100M32", shareable=True),
+    )
+
+
+def test_a_cluster_of_switches_has_them_for_racks(tmp_path: Path) -> None:
+    file = tmp_path / "n8g8.csv"
+    file.write_text(SWITCHES + "2,2,8,92,520")  # as Muri's, without an end of line
+    cluster = parse_cluster(str(file))
+    assert cluster.shapes == (NodeShape(gpus=8, cores=92, memory_bytes=520 * 10**9),) * 4
+    assert cluster.racks == ("switch-0", "switch-0", "switch-1", "switch-1")
+
+
+@given(st.text(max_size=80) | st.text("-{}[]:,&*!gpus cores8x\n\t\"'", max_size=60))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_any_text_is_a_cluster_or_told_why_not(tmp_path: Path, content: str) -> None:
+    file = tmp_path / "cluster.yaml"
+    file.write_text(content, encoding="utf-8", errors="replace")
+    with suppress(BadCluster):
         parse_cluster(str(file))

@@ -55,6 +55,14 @@ class Row:
             raise self.bad(column, expected)
         return int(value)
 
+    def count(self, column: str, most: int, *, least: int = 0) -> int:
+        """Read a whole number."""
+        expected = f"a whole number from {least} to {most}"
+        value = self._number(column, expected, least=least, most=most)
+        if not value.is_integer():
+            raise self.bad(column, expected)
+        return int(value)
+
     def unix_seconds(self, column: str) -> float:
         """Read a date and time; without a zone it is UTC."""
         try:
