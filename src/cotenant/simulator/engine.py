@@ -16,6 +16,7 @@ from cotenant.simulator.arms import Arm
 from cotenant.simulator.clusters import Cluster
 from cotenant.simulator.lives import Life
 from cotenant.simulator.policies import Policies
+from cotenant.simulator.recording import Recorder, Story
 from cotenant.simulator.scheduler import Scheduler
 from cotenant.simulator.traces import Trace, TraceJob
 
@@ -32,6 +33,7 @@ class Simulation:
         *,
         seed: int = 0,
         preemption_cost_seconds: float = 0.0,
+        recorder: Recorder | None = None,
     ) -> None:
         self.trace, self.cluster = trace, cluster
         self.now = 0.0
@@ -43,8 +45,15 @@ class Simulation:
         self.unschedulable: list[tuple[TraceJob, Refusal]] = []
         self._arm = arm
         self._admission = Admission(cluster, policies, seed)
+        self._story = Story(recorder) if recorder else None
         self._scheduler = Scheduler(
-            cluster, policies, arm, jobs=len(trace), seed=seed, preemption_cost_seconds=preemption_cost_seconds
+            cluster,
+            policies,
+            arm,
+            jobs=len(trace),
+            seed=seed,
+            preemption_cost_seconds=preemption_cost_seconds,
+            story=self._story,
         )
         self._finishes: list[tuple[float, int, int]] = []  # when, whose, and of which of its runs
 
@@ -99,6 +108,8 @@ class Simulation:
             shape = self._admission.shape(job, self._arm.submitted(sequence, job))
             if isinstance(shape, Refusal):
                 self.unschedulable.append((job, shape))
+                if self._story:
+                    self._story.unschedulable(job, shape, self.now)
                 continue
             life = Life(job, sequence, shape, rest_seconds=job.work_seconds)
             self.lives.append(life)

@@ -20,6 +20,7 @@ from cotenant.simulator.arms import Arm, Learner, NoisyOracle, Nothing, Oracle
 from cotenant.simulator.clusters import Cluster, parse_cluster
 from cotenant.simulator.engine import Simulation
 from cotenant.simulator.policies import GROUPS, Policies
+from cotenant.simulator.recording import Recorder
 from cotenant.simulator.results import Result, result_of
 from cotenant.simulator.traces import Trace, load
 
@@ -63,12 +64,13 @@ def simulate(
     format_name: str | None = None,
     skip_bad_rows: bool = False,
     watch: Watch | None = None,
+    recorder: Recorder | None = None,
 ) -> Result:
     """Replay a trace on a cluster under policies, given by name or as they are.
 
     `options` are texts by group (queue, placement, allocator, predictor, simulator) and name. `watch` is called every
-    tenth of a second or so; the simulation stops early where it returns False. The same arguments give the same
-    result, but for `wall_seconds`.
+    tenth of a second or so; the simulation stops early where it returns False. `recorder` is told every event. The
+    same arguments give the same result, but for `wall_seconds`.
 
     Raises:
         BadTrace, BadCluster, UnknownPolicy, BadOption: the input cannot be taken; the message says what is wrong.
@@ -92,6 +94,7 @@ def simulate(
         arm,
         seed=seed,
         preemption_cost_seconds=settings.preemption_cost_seconds,
+        recorder=recorder,
     )
     complete = _run(simulation, watch)
     return result_of(

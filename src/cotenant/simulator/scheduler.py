@@ -21,13 +21,15 @@ import numpy as np
 from cotenant.core import cycle
 from cotenant.core.jobs import Gang
 from cotenant.core.ledger import Overcommitted
+from cotenant.core.obstacles import no_place
 from cotenant.core.policy import Order
-from cotenant.core.refusals import Refusal, Wait
+from cotenant.core.refusals import Code, Refusal, Wait, behind, outranked
 from cotenant.core.table import Capacity, Ints, JobRow, Jobs, JobTable
 from cotenant.simulator.arms import Arm
 from cotenant.simulator.clusters import Cluster
 from cotenant.simulator.lives import Life, Shape
 from cotenant.simulator.policies import AskedPlacement, Policies, PolicyFailed, ordered
+from cotenant.simulator.recording import Reason, Story, counted, reason_of
 from cotenant.simulator.waits import Meter
 
 VALID_SECONDS_MIN = 0.001  # an order is asked for anew no sooner than this, so that rounding cannot stop the clock
@@ -45,6 +47,11 @@ class Free:
         """Tell whether a gang needs more."""
         return shape.gpu_milli > self.gpu_milli or shape.cores > self.cores or shape.memory_bytes > self.memory_bytes
 
+    def lacking(self, shape: Shape) -> list[str]:
+        """Name what a gang needs more of."""
+        names = ("gpu_milli", "cores", "memory_bytes")
+        return [name for name in names if getattr(shape, name) > getattr(self, name)]
+
     def take(self, shape: Shape, times: int = 1) -> None:
         """Have that much less; a negative number of times gives back."""
         self.gpu_milli -= times * shape.gpu_milli
@@ -56,13 +63,23 @@ class Scheduler:
     """The jobs that run or wait, and what is free. `order_expires` is when the order may change by itself."""
 
     def __init__(
-        self, cluster: Cluster, policies: Policies, arm: Arm, *, jobs: int, seed: int, preemption_cost_seconds: float
+        self,
+        cluster: Cluster,
+        policies: Policies,
+        arm: Arm,
+        *,
+        jobs: int,
+        seed: int,
+        preemption_cost_seconds: float,
+        story: Story | None = None,
     ) -> None:
         self.order_expires = math.inf
         self._queue = policies.queue
         self._placement = AskedPlacement(policies.placement)
         self._alike = not (policies.queue.preemptive or policies.queue.strict)  # gangs of one shape wait for one reason
         self._arm = arm
+        self._story = story
+        self._choice: tuple[Ints, Ints] | None = None  # of the present cycle, while somebody listens: order and starts
         self._rng = np.random.default_rng(seed)
         self._preemption_cost_seconds = preemption_cost_seconds
         self._ledger = cluster.ledger()
@@ -99,12 +116,17 @@ class Scheduler:
                 replicas=shape.replicas,
             )
         )
+        if self._story:
+            self._story.submitted(life, now)
         self._wait(life, now)
 
     def finish(self, life: Life, now: float) -> None:
         """Let a job go that is done."""
         self._release(life)
+        ran_seconds = now - life.running_since
         life.finish(now)
+        if self._story:
+            self._story.finished(life, ran_seconds, now)
         self._table.remove(life.job.id)
         del self._lives[life.sequence], self._sequences[life.job.id]
 
@@ -121,14 +143,19 @@ class Scheduler:
         else:
             jobs, order = self._order(now)
             plan = self._plan(jobs, order, now)
+            if self._story:
+                self._story.planned(plan, int((~jobs.running).sum()), now)
             for job_id in plan.stops:
-                self._preempt(self._life(job_id), now)
+                self._preempt(self._life(job_id), plan.starts, now)
             started = [(life, self._start(life, start, now)) for life, start in self._by_life(plan.starts)]
             refusals = plan.refusals
             if plan.starts and self._waiting:  # those who run now may change the order sooner than those who ran before
                 _, order = self._order(now)
             self.order_expires = now + max(order.valid_seconds, VALID_SECONDS_MIN)
         self._label(refusals, now)
+        if self._story:
+            self._tell_reasons(self._story, refusals, now)
+            self._choice = None
         return started
 
     def _may_start(self) -> bool:
@@ -145,6 +172,8 @@ class Scheduler:
 
     def _plan(self, jobs: Jobs, order: Order, now: float) -> cycle.Plan:
         choice = cycle.choose(jobs, self._queue, order, self._capacity, now=now)
+        if self._story:
+            self._choice = jobs.sequence[choice.ranked], jobs.sequence[choice.starts]
         try:
             return cycle.place(
                 self._gangs(jobs.sequence[choice.starts]),
@@ -221,9 +250,14 @@ class Scheduler:
         if not life.shape.waiting:
             del self._waiting[life.shape.code]
         self._table.start(life.job.id, now)
-        return life.start(start.holdings, now)
+        finish = life.start(start.holdings, now)
+        if self._story:
+            self._story.started(life, start, now)
+        return finish
 
-    def _preempt(self, life: Life, now: float) -> None:
+    def _preempt(self, life: Life, starts: Sequence[cycle.Start], now: float) -> None:
+        if self._story:
+            self._story.preempted(life, starts, now)
         self._release(life)
         self._table.stop(life.job.id, now)
         life.stop(now, self._preemption_cost_seconds)
@@ -241,6 +275,8 @@ class Scheduler:
         life.begin_to_wait(life.shape.meter if self._alike else self._meters[Wait.CAPACITY], now)
         life.shape.waiting += 1
         self._waiting[life.shape.code] = life.shape
+        if self._story:
+            self._story.waits(life)
 
     def _label(self, refusals: Mapping[str, Refusal], now: float) -> None:
         """Say for what each waiting job waits from now on."""
@@ -259,3 +295,43 @@ class Scheduler:
         for life, wait in others:
             life.move(self._meters[wait], now)
         self._labelled = [life for life, _ in others]
+
+    def _tell_reasons(self, story: Story, refusals: Mapping[str, Refusal], now: float) -> None:
+        """Tell why each waiting job waits, where that changed."""
+        if self._alike:
+            story.reasons_of_shapes(self._waiting.values(), self._why_shape, now)
+            return
+        if self._choice is None:  # nothing was decided, for what is free suffices for none of those who wait
+            story.reasons_of_jobs((), lambda life: self._too_little(life.shape), self._most, now)
+            return
+        ranked, starts = self._choice
+        head = next((life for life in map(self._lives.__getitem__, starts.tolist()) if life.meter), None)
+        asked = {self._sequences[job_id]: reason_of(refusal) for job_id, refusal in refusals.items()}
+        if self._queue.strict and head:
+            asked.setdefault(head.sequence, self._why_shape(head.shape))
+
+        def why(life: Life) -> Reason:
+            if life.sequence in asked:
+                return asked[life.sequence]
+            if self._most is Code.BEHIND and head:
+                return Reason((Code.BEHIND,), lambda: behind(head.job.id, asked[head.sequence].words().detail))
+            return Reason((Code.OUTRANKED,), lambda: _outranked(life.sequence, ranked))
+
+        story.reasons_of_jobs([self._lives[sequence] for sequence in asked], why, self._most, now)
+
+    @property
+    def _most(self) -> Code:
+        """Why most jobs wait."""
+        return Code.OUTRANKED if self._queue.preemptive else Code.BEHIND
+
+    def _why_shape(self, shape: Shape) -> Reason:
+        """Say why a gang of this shape has no place, by what it was told or by counting."""
+        return self._too_little(shape) if self._free.lacks(shape) or not shape.refusal else reason_of(shape.refusal)
+
+    def _too_little(self, shape: Shape) -> Reason:
+        return counted(self._free.lacking(shape), lambda: no_place(shape.gang("the gang"), self._ledger))
+
+
+def _outranked(sequence: int, ranked: Ints) -> Refusal:
+    ahead = int(np.flatnonzero(ranked == sequence)[0])
+    return outranked(ahead + 1, ahead)

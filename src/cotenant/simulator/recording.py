@@ -1,0 +1,300 @@
+"""What a simulation tells as it goes: one event for each thing that happened, to whoever listens.
+
+With nobody listening nothing is made. Why a job waits is told when the kind of reason changes: its code, or the
+resources that it speaks of. The words and numbers are those of the moment at which it changed; telling each new count
+of free GPUs to each job that waits would be most of a recording. Where all gangs of a shape wait for one reason it is
+told once for the shape: it holds for each job of that shape that waits, also for those who join, until the next.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from enum import StrEnum
+from typing import Any, Protocol
+
+from cotenant.core.cycle import Plan, Start
+from cotenant.core.refusals import Code, Refusal
+from cotenant.simulator.lives import Life, Shape
+from cotenant.simulator.traces import TraceJob
+
+
+class Kind(StrEnum):
+    """What can happen."""
+
+    SUBMITTED = "submitted"
+    UNSCHEDULABLE = "unschedulable"
+    PLANNED = "planned"
+    PREEMPTED = "preempted"
+    STARTED = "started"
+    WAITING = "waiting"
+    FINISHED = "finished"
+    GIVEN_UP = "given_up"
+    ATTEMPT_FAILED = "attempt_failed"
+    NODE_DOWN = "node_down"
+    NODE_UP = "node_up"
+    RATE_CHANGED = "rate_changed"
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What a run holds on one node for one role, over all its replicas there."""
+
+    node: int
+    role: str
+    replicas: int
+    gpu_milli: int
+    cores: int
+    memory_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One thing that happened. `at_seconds` counts from the first submission; what says nothing is left out.
+
+    `job_id`, or else `shape`, says whom it is about. `run` numbers a job's runs from 1. `by` names the jobs that a
+    preempted one made room for. `starts` and `stops` are a cycle's plan, `waiting` how many were left waiting by it.
+    `rate` is the share of reference speed from now on.
+    """
+
+    at_seconds: float
+    kind: Kind
+    job_id: str = ""
+    shape: int | None = None
+    job_kind: str = ""
+    tenant: str = ""
+    model: str = ""
+    node: int | None = None
+    run: int | None = None
+    gpu_milli: int | None = None
+    cores: int | None = None
+    memory_bytes: int | None = None
+    nodes: tuple[Place, ...] = ()
+    needs_room: bool | None = None
+    sizing: str = ""
+    by: tuple[str, ...] = ()
+    starts: tuple[str, ...] = ()
+    stops: tuple[str, ...] = ()
+    waiting: int | None = None
+    code: str = ""
+    wait: str = ""
+    detail: str = ""
+    remedy: str = ""
+    numbers: Mapping[str, float] = field(default_factory=dict)
+    work_seconds: float | None = None
+    ran_seconds: float | None = None
+    queue_seconds: float | None = None
+    jct_seconds: float | None = None
+    rate: float | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Give what it says as plain values, in the order of the fields."""
+        said: dict[str, Any] = {"at_seconds": self.at_seconds, "kind": self.kind.value}
+        for name in _TOLD:
+            value = getattr(self, name)
+            if value is None or value == () or value == "" or value == {}:
+                continue
+            said[name] = value
+        if self.nodes:
+            said["nodes"] = [{key: getattr(place, key) for key in _PLACE} for place in self.nodes]
+        if self.numbers:
+            said["numbers"] = {key: float(self.numbers[key]) for key in sorted(self.numbers)}
+        return said
+
+    def as_line(self) -> str:
+        """Write it as one line of JSON."""
+        return line_of(self.as_dict())
+
+
+_TOLD = tuple(each.name for each in fields(Event) if each.name not in ("at_seconds", "kind"))
+_PLACE = tuple(each.name for each in fields(Place))
+
+
+def line_of(said: Mapping[str, Any]) -> str:
+    """Write plain values as one line of JSON, always in the same way."""
+    return json.dumps(said, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+
+
+class Recorder(Protocol):
+    """Listens to a simulation."""
+
+    def record(self, event: Event) -> None:
+        """Take one event, in the order in which they happen."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """Why somebody waits, its words made only where they are told."""
+
+    key: tuple[str, ...]  # begins with the code
+    words: Callable[[], Refusal]
+
+
+def reason_of(refusal: Refusal) -> Reason:
+    """Know a reason by its code and by what its numbers count."""
+    return Reason((refusal.code, *sorted(refusal.numbers)), lambda: refusal)
+
+
+def counted(lacking: Sequence[str], words: Callable[[], Refusal]) -> Reason:
+    """Know a reason by what there is too little of in sum."""
+    names = (*(f"free_{name}" for name in lacking), *(f"wanted_{name}" for name in lacking))
+    return Reason((Code.CAPACITY, *sorted(names)), words)
+
+
+class Story:
+    """Turns what the scheduler does into events."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._record = recorder.record
+        self._told: dict[int, tuple[str, ...]] = {}  # each waiting job's reason, by sequence
+        self._of_shape: dict[int, tuple[str, ...]] = {}  # the same for shapes, by code
+        self._new: list[Life] = []  # began to wait since reasons were last told
+        self._special: dict[int, Life] = {}  # those whose reason is not that of most
+
+    def unschedulable(self, job: TraceJob, refusal: Refusal, now: float) -> None:
+        """A job came that can never run."""
+        told = _words(refusal)
+        self._record(
+            Event(
+                now,
+                Kind.UNSCHEDULABLE,
+                job.id,
+                job_kind=job.kind.value,
+                tenant=job.tenant,
+                model=job.model,
+                gpu_milli=job.spec().gpu_milli,
+                work_seconds=job.work_seconds,
+                **told,
+            )
+        )
+
+    def submitted(self, life: Life, now: float) -> None:
+        """A job came."""
+        shape = life.shape
+        self._record(
+            Event(
+                now,
+                Kind.SUBMITTED,
+                life.job.id,
+                shape=shape.code,
+                job_kind=life.job.kind.value,
+                tenant=life.job.tenant,
+                model=life.job.model,
+                gpu_milli=shape.gpu_milli,
+                cores=shape.cores,
+                memory_bytes=shape.memory_bytes,
+                sizing=shape.sizing,
+                work_seconds=life.job.work_seconds,
+            )
+        )
+
+    def waits(self, life: Life) -> None:
+        """A job begins to wait; why, is told at the end of the instant."""
+        self._new.append(life)
+
+    def planned(self, plan: Plan, waiting: int, now: float) -> None:
+        """A cycle decided, over so many who waited."""
+        starts = tuple(start.gang.job_id for start in plan.starts)
+        left = waiting - len(starts) + len(plan.stops)
+        self._record(Event(now, Kind.PLANNED, starts=starts, stops=plan.stops, waiting=left))
+
+    def preempted(self, life: Life, starts: Iterable[Start], now: float) -> None:
+        """A job is about to make room for those starts that need it and that take a place on one of its nodes."""
+        left = {holding.node for holding in life.holdings}
+        taking = [start for start in starts if start.needs_room]
+        by = [start.gang.job_id for start in taking if any(holding.node in left for holding in start.holdings)]
+        ran = now - life.running_since
+        self._record(Event(now, Kind.PREEMPTED, life.job.id, run=life.runs, by=tuple(by), ran_seconds=ran))
+
+    def started(self, life: Life, start: Start, now: float) -> None:
+        """A job runs."""
+        self._told.pop(life.sequence, None)
+        self._special.pop(life.sequence, None)
+        self._record(
+            Event(
+                now,
+                Kind.STARTED,
+                life.job.id,
+                run=life.runs,
+                gpu_milli=life.shape.gpu_milli,
+                cores=life.shape.cores,
+                memory_bytes=life.shape.memory_bytes,
+                nodes=tuple(_places(start)),
+                needs_room=start.needs_room,
+                sizing=life.shape.sizing,
+                queue_seconds=sum(life.waited),
+            )
+        )
+
+    def finished(self, life: Life, ran_seconds: float, now: float) -> None:
+        """A job is done; its last run took so long."""
+        self._record(
+            Event(
+                now,
+                Kind.FINISHED,
+                life.job.id,
+                run=life.runs,
+                ran_seconds=ran_seconds,
+                queue_seconds=sum(life.waited),
+                jct_seconds=now - life.job.submitted_seconds,
+            )
+        )
+
+    def given_up(self, life: Life, refusal: Refusal, now: float) -> None:
+        """A waiting job will never run."""
+        self._told.pop(life.sequence, None)
+        self._special.pop(life.sequence, None)
+        queued = sum(life.waited_until(now))
+        self._record(Event(now, Kind.GIVEN_UP, life.job.id, queue_seconds=queued, **_words(refusal)))
+
+    def tell(self, event: Event) -> None:
+        """Anything else happened."""
+        self._record(event)
+
+    def reasons_of_shapes(self, shapes: Iterable[Shape], why: Callable[[Shape], Reason], now: float) -> None:
+        """Tell why the gangs of each waiting shape wait, where that is new."""
+        self._new.clear()
+        before, self._of_shape = self._of_shape, {}
+        for shape in shapes:
+            reason = why(shape)
+            self._of_shape[shape.code] = reason.key
+            if before.get(shape.code) != reason.key:
+                self._record(Event(now, Kind.WAITING, shape=shape.code, **_words(reason.words())))
+
+    def reasons_of_jobs(self, special: Iterable[Life], why: Callable[[Life], Reason], most: Code, now: float) -> None:
+        """Tell why jobs wait, where that is new: asked are new ones, the special, and those who were special.
+
+        All others wait for the reason with code `most`, as they did.
+        """
+        asked = {life.sequence: life for life in (*self._special.values(), *self._new, *special)}
+        self._new.clear()
+        self._special.clear()
+        for sequence, life in asked.items():
+            if life.meter is None:
+                continue  # it was started at this instant
+            reason = why(life)
+            if reason.key[0] != most:
+                self._special[sequence] = life
+            if self._told.get(sequence) != reason.key:
+                self._told[sequence] = reason.key
+                self._record(Event(now, Kind.WAITING, life.job.id, **_words(reason.words())))
+
+
+def _words(refusal: Refusal) -> dict[str, Any]:
+    return {
+        "code": refusal.code.value,
+        "wait": refusal.wait.value,
+        "detail": refusal.detail,
+        "remedy": refusal.remedy,
+        "numbers": refusal.numbers,
+    }
+
+
+def _places(start: Start) -> Iterator[Place]:
+    for share in start.offer:
+        part = start.gang.parts[share.part]
+        count, demand = share.replicas, part.demand
+        yield Place(
+            share.node, part.role, count, count * demand.gpu_milli, count * demand.cores, count * demand.memory_bytes
+        )

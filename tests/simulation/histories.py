@@ -1,0 +1,111 @@
+"""Checks a recording with the simplest of means: counters by node, and a list of reasons for each job."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field
+
+from cotenant.core.refusals import Code
+from cotenant.simulator import Cluster, Result
+from cotenant.simulator.recording import Event
+from cotenant.simulator.waits import WAITS
+
+
+@dataclass
+class Tape:
+    """Keeps every event."""
+
+    events: list[Event] = field(default_factory=list)
+
+    def record(self, event: Event) -> None:
+        self.events.append(event)
+
+
+@dataclass
+class History:
+    """What the events say, replayed one by one."""
+
+    cluster: Cluster
+    submitted: dict[str, Event] = field(default_factory=dict)
+    running: dict[str, Event] = field(default_factory=dict)
+    waiting_since: dict[str, float] = field(default_factory=dict)
+    finished: dict[str, float] = field(default_factory=dict)
+    runs: Counter[str] = field(default_factory=Counter)
+    reasons: dict[str, str] = field(default_factory=dict)
+    of_shape: dict[int, str] = field(default_factory=dict)
+    waited: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
+    used: dict[int, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
+    now: float = 0.0
+
+    def take(self, event: Event) -> None:
+        assert event.at_seconds >= self.now, "time runs backwards"
+        if event.at_seconds > self.now:
+            self._pass(event.at_seconds)
+        self.now = event.at_seconds
+        getattr(self, f"_{event.kind}", lambda _: None)(event)
+
+    def _pass(self, until: float) -> None:
+        for job_id in self.waiting_since:
+            wait = self._wait_of(job_id)
+            self.waited[job_id][wait] += until - self.now  # type: ignore[assignment]  # a counter of seconds
+
+    def _wait_of(self, job_id: str) -> str:
+        shape = self.submitted[job_id].shape
+        assert shape is not None
+        return self.reasons[job_id] if job_id in self.reasons else self.of_shape[shape]
+
+    def _submitted(self, event: Event) -> None:
+        assert event.job_id not in self.submitted
+        self.submitted[event.job_id] = event
+        self.waiting_since[event.job_id] = event.at_seconds
+
+    def _started(self, event: Event) -> None:
+        self.waiting_since.pop(event.job_id)  # it was submitted, and does not run yet
+        self.reasons.pop(event.job_id, None)
+        self.running[event.job_id] = event
+        self.runs[event.job_id] += 1
+        assert event.run == self.runs[event.job_id]
+        assert event.gpu_milli == sum(place.gpu_milli for place in event.nodes)
+        for place in event.nodes:
+            used, shape = self.used[place.node], self.cluster.shapes[place.node]
+            used.update(gpu_milli=place.gpu_milli, cores=place.cores, memory_bytes=place.memory_bytes)
+            assert used["gpu_milli"] <= shape.gpus * 1000
+            assert used["cores"] <= shape.cores
+            assert used["memory_bytes"] <= shape.memory_bytes
+
+    def _stopped(self, event: Event) -> None:
+        start = self.running.pop(event.job_id)
+        assert start.run == event.run
+        assert event.ran_seconds == event.at_seconds - start.at_seconds
+        for place in start.nodes:
+            self.used[place.node].subtract(
+                gpu_milli=place.gpu_milli, cores=place.cores, memory_bytes=place.memory_bytes
+            )
+
+    def _preempted(self, event: Event) -> None:
+        assert event.by, "somebody was preempted for nobody"
+        self._stopped(event)
+        self.waiting_since[event.job_id] = event.at_seconds
+
+    def _finished(self, event: Event) -> None:
+        self._stopped(event)
+        self.finished[event.job_id] = event.at_seconds
+
+    def _waiting(self, event: Event) -> None:
+        assert event.code in set(Code)
+        assert event.detail
+        if event.job_id:
+            assert event.job_id in self.waiting_since
+            self.reasons[event.job_id] = event.wait
+        else:
+            assert event.shape is not None
+            self.of_shape[event.shape] = event.wait
+
+    def agrees(self, result: Result) -> None:
+        """Compare with the figures of the simulation itself."""
+        kinds = [wait.value for wait in WAITS]
+        for one in result.outcomes:
+            assert self.finished.get(one.id) == one.finished_seconds
+            waited = [self.waited[one.id][kind] for kind in kinds]
+            assert all(abs(a - b) < 1e-6 for a, b in zip(waited, one.waits_seconds, strict=True)), (one.id, waited, one)
+        assert sum(self.runs.values()) - len(self.running) - len(self.finished) == result.preemptions

@@ -1,0 +1,99 @@
+"""What a recording says of a simulation, checked with a naive counter over random small worlds."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Mapping
+
+import pytest
+from tests.simulation.histories import History, Tape
+
+from cotenant import plugins
+from cotenant.core.jobs import Request, Role
+from cotenant.simulator import Trace, TraceJob, parse_cluster, simulate
+from cotenant.simulator.policies import GROUPS
+from cotenant.simulator.recording import Event, Kind
+
+QUEUES = [plugin.name for plugin in plugins.discover(GROUPS["queue"]) if plugin.package == "cotenant"]
+PLACEMENTS = [plugin.name for plugin in plugins.discover(GROUPS["placement"]) if plugin.package == "cotenant"]
+ARMS: list[tuple[str, Mapping[str, str], str]] = [
+    *((name, {}, placement) for name in QUEUES for placement in ("count", "consolidate")),
+    *(("fifo", {"mode": mode}, placement) for mode in ("strict", "backfill") for placement in PLACEMENTS),
+]
+WORLDS = 6
+
+
+def world(seed: int) -> Trace:
+    rng = random.Random(seed)
+    now, jobs = 0.0, []
+    for number in range(rng.randint(1, 40)):
+        now += rng.choice([0, 0, 1, 5, 25]) if number else 0
+        gpus = rng.choice([0, 1, 1, 2, 3, 4, 6, 13])
+        cores = rng.choice([0, 1, 2]) if gpus else rng.randint(1, 6)
+        roles: tuple[Role, ...] = (Role("worker", gpus or 1, Request(gpu_milli=1000 if gpus else 0, cores=cores)),)
+        if gpus and rng.random() < 0.2:
+            roles += (Role("ps", rng.randint(1, 2), Request(cores=2)),)
+        jobs.append(TraceJob(f"j{number}", now, float(rng.randint(1, 5000)), roles))
+    return Trace("made up", "none", tuple(jobs))
+
+
+def recorded(trace: Trace, queue: str, options: Mapping[str, str], placement: str, seed: int = 0) -> list[Event]:
+    tape, cluster = Tape(), parse_cluster("3x4x8")
+    given = {"queue": options, "simulator": {"preemption_cost_seconds": "3"}}
+    result = simulate(trace, cluster, queue=queue, placement=placement, options=given, seed=seed, recorder=tape)
+    history = History(cluster)
+    for event in tape.events:
+        history.take(event)
+    history.agrees(result)
+    alone = simulate(trace, cluster, queue=queue, placement=placement, options=given, seed=seed)
+    assert alone.outcomes == result.outcomes, "to listen changed it"
+    return tape.events
+
+
+@pytest.mark.parametrize(("queue", "options", "placement"), ARMS)
+def test_a_recording_tells_what_happened(queue: str, options: Mapping[str, str], placement: str) -> None:
+    for seed in range(WORLDS):
+        events = recorded(world(seed), queue, options, placement, seed)
+        assert [event.as_line() for event in events] == [json_again(event) for event in events], f"seed {seed}"
+
+
+def json_again(event: Event) -> str:
+    return json.dumps(json.loads(event.as_line()), separators=(",", ":"), ensure_ascii=False)
+
+
+@pytest.mark.parametrize("mode", ["strict", "backfill"])
+def test_a_reason_is_told_once_until_it_changes(mode: str) -> None:
+    for seed in range(WORLDS):
+        told: dict[object, tuple[str, ...]] = {}
+        for event in recorded(world(seed), "fifo", {"mode": mode}, "consolidate"):
+            if event.kind is Kind.WAITING:
+                who = event.job_id or event.shape
+                reason = (event.code, *event.numbers)
+                assert told.get(who) != reason or mode == "backfill"  # a shape's may begin anew once nobody waited
+                told[who] = reason
+
+
+def test_each_kind_of_event_speaks_for_itself() -> None:
+    roles = (Role("worker", 2, Request(gpu_milli=1000, cores=0)),)
+    jobs = (
+        TraceJob("long", 0.0, 9000.0, roles),
+        TraceJob("new", 5000.0, 10.0, roles),
+        TraceJob("big", 5000.0, 1.0, (Role("worker", 9, Request(gpu_milli=1000, cores=0)),)),
+    )
+    tape = Tape()
+    simulate(Trace("made up", "none", jobs), "1x2", queue="las", recorder=tape)
+    said = [
+        (event.at_seconds, event.kind.value, event.job_id) for event in tape.events if event.kind is not Kind.PLANNED
+    ]
+    assert said[:7] == [
+        (0.0, "submitted", "long"),
+        (0.0, "started", "long"),
+        (5000.0, "submitted", "new"),
+        (5000.0, "unschedulable", "big"),
+        (5000.0, "preempted", "long"),
+        (5000.0, "started", "new"),
+        (5000.0, "waiting", "long"),
+    ]
+    preempted = next(event for event in tape.events if event.kind is Kind.PREEMPTED)
+    assert (preempted.by, preempted.run, preempted.ran_seconds) == (("new",), 1, 5000.0)
