@@ -78,9 +78,8 @@ class History:
         assert start.run == event.run
         assert event.ran_seconds == event.at_seconds - start.at_seconds
         for place in start.nodes:
-            self.used[place.node].subtract(
-                gpu_milli=place.gpu_milli, cores=place.cores, memory_bytes=place.memory_bytes
-            )
+            held = {"gpu_milli": place.gpu_milli, "cores": place.cores, "memory_bytes": place.memory_bytes}
+            self.used[place.node].subtract(held)
 
     def _preempted(self, event: Event) -> None:
         assert event.by, "somebody was preempted for nobody"
