@@ -1,0 +1,226 @@
+"""What commands that simulate share: their options, how they end early, and how their errors are told."""
+
+from __future__ import annotations
+
+import inspect
+import signal
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+
+import typer
+
+from cotenant.cli.outcome import CommandError, usage
+
+if TYPE_CHECKING:  # numpy and the core load only when something is simulated
+    from rich.progress import Progress
+
+    from cotenant.simulator.engine import Simulation
+    from cotenant.simulator.scenario import Scenario
+
+QUIET_SECONDS = 0.5  # what is over sooner shows no progress
+OWN_PREDICTORS = ("oracle", "noisy-oracle", "none")
+
+
+def _named(group: str, *own: str) -> Callable[[str], list[str]]:
+    """Offer a shell the names of installed policies."""
+
+    def offers(incomplete: str) -> list[str]:
+        from importlib.metadata import entry_points
+
+        names = {point.name for point in entry_points(group=f"cotenant.{group}")} | set(own)
+        return sorted(name for name in names if name.startswith(incomplete))
+
+    return offers
+
+
+def _scenario(
+    trace: Annotated[
+        str, typer.Option(metavar="FILE", help="Trace, plain or gzipped; `sample` is a bundled one of 260 jobs.")
+    ],
+    cluster: Annotated[
+        str, typer.Option(metavar="SIZE", help="NxG or NxGxC: nodes, GPUs and cores of each (3 a GPU); or a file.")
+    ],
+    format_name: Annotated[
+        str | None,
+        typer.Option("--format", metavar="NAME", help="itp, philly or tiresias; left out, the header tells."),
+    ] = None,
+    queue: Annotated[
+        str,
+        typer.Option(metavar="NAME", help="Queue policy: who runs first.", autocompletion=_named("queue_policies")),
+    ] = "fifo",
+    placement: Annotated[
+        str, typer.Option(metavar="NAME", help="Placement policy: where.", autocompletion=_named("placement_policies"))
+    ] = "consolidate",
+    allocator: Annotated[
+        str,
+        typer.Option(metavar="NAME", help="CPU allocator: on how many cores.", autocompletion=_named("cpu_allocators")),
+    ] = "requested",
+    predictor: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="Known in advance: oracle, noisy-oracle, none, or a predictor that learns.",
+            autocompletion=_named("predictors", *OWN_PREDICTORS),
+        ),
+    ] = "oracle",
+    contention: Annotated[str, typer.Option(metavar="NAME", help="Contention policy; only none yet.")] = "none",
+    option: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="GROUP.KEY=VALUE", help="Of queue, placement, allocator, predictor or simulator; repeatable."
+        ),
+    ] = None,
+    seed: Annotated[int, typer.Option(metavar="N", min=0, help="Seed of what chance the policies use.")] = 0,
+    skip_bad_rows: Annotated[
+        bool, typer.Option("--skip-bad-rows", help="Leave out rows that cannot be read, and list them.")
+    ] = False,
+) -> Scenario:
+    """Make a scenario of the options that all commands share which simulate: an option is added here, once."""
+    from cotenant.simulator.scenario import Scenario
+
+    return Scenario(
+        trace=trace,
+        cluster=cluster,
+        format=format_name,
+        skip_bad_rows=skip_bad_rows,
+        queue=queue,
+        placement=placement,
+        allocator=allocator,
+        predictor=predictor,
+        contention=contention,
+        options=parse_options(option or ()),
+        seed=seed,
+    )
+
+
+def with_scenario(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command, which takes a scenario first, the options that make one, before its own."""
+    hints = get_type_hints(command, localns={"Scenario": object}, include_extras=True)
+    shared_hints = get_type_hints(_scenario, localns={"Scenario": object}, include_extras=True)
+    shared = inspect.signature(_scenario).parameters
+    own = list(inspect.signature(command).parameters.values())[1:]
+    types = {**shared_hints, **hints}
+    parameters = [
+        each.replace(annotation=types[each.name], kind=inspect.Parameter.KEYWORD_ONLY)
+        for each in (*shared.values(), *own)
+    ]
+
+    def filled(**given: Any) -> None:
+        with told_errors():
+            scenario = _scenario(**{name: given.pop(name) for name in shared})
+            command(scenario, **given)
+
+    filled.__doc__ = command.__doc__
+    filled.__annotations__ = {each.name: each.annotation for each in parameters}
+    filled.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # functions have one, says inspect
+    return filled
+
+
+def parse_options(texts: Sequence[str]) -> dict[str, dict[str, str]]:
+    """Read options by group and name.
+
+    >>> parse_options(["queue.mode=backfill", "simulator.preemption_cost_seconds=30"])
+    {'queue': {'mode': 'backfill'}, 'simulator': {'preemption_cost_seconds': '30'}}
+
+    Raises:
+        BadOption: one is not written as group.key=value.
+    """
+    from cotenant.core.options import BadOption
+    from cotenant.core.validate import Violation
+
+    options: dict[str, dict[str, str]] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        group, dot, key = name.strip().partition(".")
+        if not (equals and dot and group and key):
+            raise BadOption([Violation(text, "must be written group.key=value")], {"queue.mode": "strict"})
+        options.setdefault(group, {})[key] = value
+    return options
+
+
+@contextmanager
+def told_errors() -> Iterator[None]:
+    """Put what a simulation raises into the one error that a user is shown."""
+    try:
+        yield
+    except Exception as error:
+        from cotenant import simulator
+        from cotenant.core.options import BadOption
+        from cotenant.plugins import UnknownPolicy
+
+        if isinstance(error, simulator.BadTrace | simulator.BadCluster | UnknownPolicy | BadOption):
+            raise usage(str(error)) from error
+        if isinstance(error, simulator.PolicyFailed):
+            raise CommandError(str(error)) from error
+        raise
+
+
+class Stop:
+    """Whether the user wants no more."""
+
+    asked = False
+
+
+@contextmanager
+def stop_on_interrupt() -> Iterator[Stop]:
+    """Let a first Ctrl-C end the simulation between two events; a second one ends the program."""
+    stop = Stop()
+
+    def ask(number: int, frame: FrameType | None) -> None:
+        if stop.asked:
+            raise KeyboardInterrupt
+        stop.asked = True
+
+    before = signal.signal(signal.SIGINT, ask)
+    try:
+        yield stop
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+class Bar:
+    """A bar on stderr, for what takes a while, where somebody watches."""
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self._bar: Progress | None = None
+
+    def __enter__(self) -> Bar:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._bar:
+            self._bar.stop()
+
+    def show(self, done: float, of: float) -> None:
+        """Show how far it is."""
+        if not sys.stderr.isatty():
+            return
+        if self._bar is None:
+            from rich.console import Console
+            from rich.progress import Progress
+
+            self._bar = Progress(console=Console(stderr=True), transient=True)
+            self._bar.add_task(self._what, total=of)
+            self._bar.start()
+        self._bar.update(self._bar.task_ids[0], completed=done)
+
+
+class Watcher:
+    """Watches a simulation: shows how far it is, and ends it where the user wants no more."""
+
+    def __init__(self, stop: Stop, bar: Bar) -> None:
+        self._stop, self._bar = stop, bar
+        self._calls = 0
+
+    def __call__(self, simulation: Simulation) -> bool:
+        """Show how far it is; False ends it."""
+        from cotenant.simulator.run import WATCH_SECONDS
+
+        self._calls += 1
+        if self._calls * WATCH_SECONDS >= QUIET_SECONDS:
+            self._bar.show(simulation.finished, len(simulation.trace))
+        return not self._stop.asked
