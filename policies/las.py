@@ -10,10 +10,9 @@ import numpy as np
 
 from cotenant.core.options import written
 from cotenant.core.policy import Order
+from cotenant.core.service import CROSSING_SECONDS, gpus_charged, soonest
 from cotenant.core.table import Flags, Floats, Ints, Jobs
 from cotenant.core.validate import Violation
-
-CROSSING_SECONDS = 0.001  # a threshold this near counts as crossed, so that rounding never asks for a wake-up of 0 s
 
 
 class Las:
@@ -75,7 +74,7 @@ class Las:
 
     def order(self, jobs: Jobs, now: float) -> Order:
         """Give jobs the level of their service; arrival decides inside a level."""
-        speed = self._service_per_second(jobs)
+        speed = gpus_charged(jobs, self.options.cores_per_gpu)
         seconds = jobs.attained_seconds
         promoted = np.zeros(len(jobs), dtype=np.bool_)
         due = np.full(len(jobs), math.inf)
@@ -85,15 +84,8 @@ class Las:
         level = np.searchsorted(self._thresholds, service + speed * CROSSING_SECONDS, side="right")
         level[promoted & ~jobs.running] = 0
         crossing = self._seconds_to_crossing(service, speed, level)
-        soonest = min(
-            float(crossing[jobs.running].min(initial=math.inf)),
-            float(due[~jobs.running & (level > 0)].min(initial=math.inf)),
-        )
-        return Order(level.astype(np.int64), jobs.arrival_seconds.copy(), soonest)
-
-    def _service_per_second(self, jobs: Jobs) -> Floats:
-        by_cores = jobs.cores / self.options.cores_per_gpu
-        return np.where(jobs.gpu_milli > 0, jobs.gpu_milli / 1000, by_cores)
+        valid_seconds = min(soonest(crossing[jobs.running]), soonest(due[~jobs.running & (level > 0)]))
+        return Order(level.astype(np.int64), jobs.arrival_seconds.copy(), valid_seconds)
 
     def _promote(self, jobs: Jobs, now: float) -> tuple[Floats, Flags, Floats]:
         """Say which run time counts, who waited long enough before this moment or this run, and when others will."""

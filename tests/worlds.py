@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -146,9 +147,14 @@ def tables(draw: st.DrawFn, *, now: float = 10_000.0, count_max: int = 12) -> Jo
                 cores=draw(st.integers(0, 8)),
                 memory_bytes=draw(st.integers(0, 4)),
                 priority=draw(st.integers(-1, 1)),
+                tenant=(tenant := draw(st.integers(0, 3))),
+                tenant_weight=(1.0, 1.0, 2.0, 0.25)[tenant],
+                deadline_seconds=draw(st.sampled_from([math.inf, math.inf, 0.0, now - 5, now, now + 50, now + 1e4])),
                 preemptible=draw(st.booleans()),
             )
         )
+        rest = draw(st.sampled_from([math.nan, math.inf, 0.0, 7.5, 50.0, 3600.0]))
+        table.update(job_id, remaining_seconds=rest, confidence=float(math.isfinite(rest)))
         table.attain(job_id, draw(st.sampled_from([0.0, 0.0, 3.0, 3250.0, 5000.0, 1e6])))
         if draw(st.booleans()):
             table.start(job_id, draw(st.floats(arrival, now)))

@@ -5,11 +5,8 @@ from __future__ import annotations
 import csv
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from cotenant.core.policy import Order
-from cotenant.core.table import Jobs
 from cotenant.simulator import Result, simulate
 
 BENCH = Path(__file__).parents[3] / "shared" / "data" / "bench"
@@ -50,25 +47,11 @@ def test_strict_fifo_gives_the_figures_that_independent_simulators_agree_on(
     assert_same_figures(result, expected(trace, "FIFO", placement))
 
 
-class ShortestRest:
-    """Runs whoever has the least left: of time, or of GPU time."""
-
-    name, api_version, preemptive, strict, running_first = "shortest-rest", 1, True, False, False
-
-    def __init__(self, *, by_gpu_time: bool) -> None:
-        self._by_gpu_time = by_gpu_time
-
-    def order(self, jobs: Jobs, now: float) -> Order:
-        weight = jobs.gpu_milli / 1000 if self._by_gpu_time else 1.0
-        return Order(np.zeros(len(jobs), dtype=np.int64), jobs.remaining_seconds * weight)
-
-
 @WANTED
-@pytest.mark.parametrize(("policy", "by_gpu_time"), [("SRTF", False), ("SRSF", True)])
-def test_perfect_knowledge_gives_the_figures_of_independent_simulators(policy: str, by_gpu_time: bool) -> None:
-    queue = ShortestRest(by_gpu_time=by_gpu_time)
+@pytest.mark.parametrize("queue", ["srtf", "srsf"])
+def test_perfect_knowledge_gives_the_figures_of_independent_simulators(queue: str) -> None:
     result = simulate(BENCH / "philly_0e4a51.csv", "6x8", queue=queue, placement="count")
-    assert_same_figures(result, expected("philly_0e4a51", policy, "count"))
+    assert_same_figures(result, expected("philly_0e4a51", queue.upper(), "count"))
 
 
 @WANTED

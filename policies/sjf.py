@@ -1,0 +1,70 @@
+"""Shortest job first."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from cotenant.core.policy import Order
+from cotenant.core.service import as_much_again, unpredictable
+from cotenant.core.shortest import Unknown, bad_quantum, scored
+from cotenant.core.table import Jobs
+from cotenant.core.validate import Violation
+
+
+class Sjf:
+    """Start the jobs that take the least time in all; what runs stays, and long jobs wait.
+
+    No paper: a baseline, the textbook's order for machines that cannot stop a job. What counts is the predicted total
+    run time, that of earlier attempts included, so that a long job does not come to the front by being restarted.
+
+    A job of which nothing is known is treated as `unknown` says. `last` is the default, unlike in the preemptive
+    orders: a job that turns out to be long cannot be stopped here [R].
+
+    >>> from cotenant.core.table import JobRow, JobTable
+    >>> table = JobTable()
+    >>> for number, (job_id, seconds) in enumerate([("long", 90.0), ("short", 5.0)]):
+    ...     table.add(JobRow(job_id, arrival_seconds=0, sequence=number))
+    ...     table.update(job_id, remaining_seconds=seconds)
+    >>> table.attain("short", run_seconds=100.0)
+    >>> Sjf().order(table.jobs(now=200), now=200).score.tolist()
+    [90.0, 105.0]
+    """
+
+    name = "sjf"
+    api_version = 1
+    preemptive = False
+    running_first = False
+
+    @dataclass(frozen=True, slots=True)
+    class Options:
+        """What a job does that finds no room, and what is thought of jobs whose length is not known.
+
+        mode: `strict` holds back all jobs behind it; `backfill` lets them pass.
+        unknown: `last` and `first` put such jobs behind or before all others, by arrival; `attained` expects about as
+            much again as the job has had.
+        quantum_seconds: with `attained`, what a job may have before anything is expected of it; that then doubles.
+        """
+
+        mode: Literal["strict", "backfill"] = "strict"
+        unknown: Unknown = "last"
+        quantum_seconds: float = 60.0
+
+        def check(self) -> Iterator[Violation]:
+            """Name every option that makes no sense."""
+            yield from bad_quantum(self.quantum_seconds)
+
+    def __init__(self, options: Options | None = None) -> None:
+        self.options = options or self.Options()
+        self.strict = self.options.mode == "strict"
+
+    def order(self, jobs: Jobs, now: float) -> Order:
+        """Score jobs by their whole run time in seconds."""
+        again, _ = as_much_again(jobs.attained_seconds, self.options.quantum_seconds)
+        unknown = unpredictable(jobs)
+        rest = np.where(unknown, again, jobs.remaining_seconds)
+        return scored(jobs, jobs.attained_seconds + rest, unknown, self.options.unknown, math.inf)

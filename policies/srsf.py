@@ -1,0 +1,67 @@
+"""Shortest remaining service first."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from cotenant.core.policy import Order
+from cotenant.core.service import gpus_charged
+from cotenant.core.shortest import Unknown, bad_quantum, shortest_first
+from cotenant.core.table import Jobs
+from cotenant.core.validate import Violation
+
+
+class Srsf:
+    """Run the jobs with the least GPU time left: what a job costs others is its rest times its size.
+
+    Shortest remaining service first as in Tiresias (Gu et al., NSDI 2019, section 3.1 [P]): service is time × GPUs.
+    With perfect knowledge it is the best order that we know for the average completion time of gangs; of two jobs as
+    long as each other the smaller runs first. A job without GPUs is charged its cores, `cores_per_gpu` of them like one
+    GPU [R].
+
+    A job of which nothing is known, and one that has outlived its prediction, is treated as `unknown` says.
+
+    >>> from cotenant.core.table import JobRow, JobTable
+    >>> table = JobTable()
+    >>> for number, (job_id, gpus, seconds) in enumerate([("large", 8, 10.0), ("long", 1, 70.0)]):
+    ...     table.add(JobRow(job_id, arrival_seconds=0, sequence=number, gpu_milli=1000 * gpus))
+    ...     table.update(job_id, remaining_seconds=seconds)
+    >>> Srsf().order(table.jobs(now=9), now=9).score.tolist()
+    [80.0, 70.0]
+    """
+
+    name = "srsf"
+    api_version = 1
+    preemptive = True
+    strict = False
+    running_first = False
+
+    @dataclass(frozen=True, slots=True)
+    class Options:
+        """What is thought of jobs whose rest is not known, and what a core costs.
+
+        unknown: `attained` expects about as much again as the job has had; `first` and `last` put it before or behind
+            all others, by arrival.
+        quantum_seconds: with `attained`, what a job may have before anything is expected of it; that then doubles.
+        cores_per_gpu: so many cores of a job without GPUs count as one GPU.
+        """
+
+        unknown: Unknown = "attained"
+        quantum_seconds: float = 60.0
+        cores_per_gpu: float = 3.0
+
+        def check(self) -> Iterator[Violation]:
+            """Name every option that makes no sense."""
+            yield from bad_quantum(self.quantum_seconds)
+            if not 0 < self.cores_per_gpu < math.inf:
+                yield Violation("cores_per_gpu", f"must be more than 0, not {self.cores_per_gpu:g}")
+
+    def __init__(self, options: Options | None = None) -> None:
+        self.options = options or self.Options()
+
+    def order(self, jobs: Jobs, now: float) -> Order:
+        """Score jobs by their rest in GPU-seconds."""
+        gpus = gpus_charged(jobs, self.options.cores_per_gpu)
+        return shortest_first(jobs, gpus, self.options.unknown, self.options.quantum_seconds)
