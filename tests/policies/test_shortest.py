@@ -65,7 +65,7 @@ def test_by_total_time_the_attained_counts_twice() -> None:
         500,
         0,
         540,
-        1430,
+        1930,
     ]
 
 
