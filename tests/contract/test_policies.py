@@ -18,7 +18,7 @@ from tests.worlds import World, emptied, gangs, picture, replicas_of, rng, shape
 
 from cotenant import plugins
 from cotenant.core import options as declared_options
-from cotenant.core.cycle import rank, take
+from cotenant.core.cycle import take
 from cotenant.core.estimates import UNKNOWN, Candidate, Estimate, Observation, Query
 from cotenant.core.jobs import Gang, JobSpec, Request, Role
 from cotenant.core.nodes import NodeShape
@@ -33,6 +33,7 @@ from cotenant.core.policy import (
     Predictor,
     QueuePolicy,
 )
+from cotenant.core.ranking import rank
 from cotenant.core.refusals import Code, Refusal
 from cotenant.core.table import Jobs, JobTable
 

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from cotenant.core.cycle import rank
 from cotenant.core.options import BadOption, parse
+from cotenant.core.ranking import rank
 from cotenant.core.table import JobRow, JobTable
 from cotenant.policies.fifo import Fifo
 

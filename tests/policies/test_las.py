@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.worlds import tables
 
-from cotenant.core.cycle import rank
 from cotenant.core.options import BadOption, parse
 from cotenant.core.policy import Order
+from cotenant.core.ranking import rank
 from cotenant.core.table import JobRow, JobTable
 from cotenant.policies.las import Las
 

@@ -17,10 +17,10 @@ from cotenant.core.jobs import Demand, Gang, JobSpec, Part
 from cotenant.core.ledger import Holding, Ledger, Offer
 from cotenant.core.nodes import NodeShape
 from cotenant.core.policy import CpuAllocator, Order, PlacementPolicy, QueuePolicy
+from cotenant.core.ranking import rank, select
 from cotenant.core.refusals import Code, Refusal, behind, plural
 from cotenant.core.table import Capacity, Ints, Jobs
 
-NEEDS_AT_ONCE = 256
 HOPELESS = frozenset({Code.NEVER_FITS, Code.NO_NODES})  # nobody's leaving would help
 
 
@@ -33,7 +33,10 @@ class BrokenGang(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What the order says: rows that should start, in order; rows that may have to make room, the first to go first."""
+    """What the order says: rows that should start, in order; rows that may have to make room, the first to go first.
+
+    `ranked` holds all rows in order; the waiting ones alone where nobody is stopped for others.
+    """
 
     ranked: Ints
     starts: Ints
@@ -42,6 +45,8 @@ class Choice:
 
     def ahead(self) -> Ints:
         """Count for each victim the starts that come before it in the order: those for which it may have to go."""
+        if not len(self.victims):
+            return self.victims
         place_of = np.empty_like(self.ranked)
         place_of[self.ranked] = np.arange(len(self.ranked))
         return np.searchsorted(place_of[self.starts], place_of[self.victims])
@@ -79,15 +84,6 @@ class Plan:
     blocked: bool = False  # a strict queue stopped at a job that did not fit
 
 
-def rank(jobs: Jobs, order: Order, *, running_first: bool) -> Ints:
-    """Sort rows by priority, level, (running first,) score, arrival and sequence: the order in which jobs run."""
-    keys: list[np.ndarray] = [jobs.sequence, jobs.arrival_seconds, order.score]
-    if running_first:
-        keys.append(~jobs.running)
-    keys += [order.level, -jobs.priority]
-    return np.lexsort(keys)
-
-
 def choose(
     jobs: Jobs,
     policy: QueuePolicy,
@@ -104,47 +100,21 @@ def choose(
     preempted and have run for `run_seconds_min`: first those that should not run, the last in the order first; then
     those that should, but come after one that starts, for a gang may find the room that it was counted in fragments.
     """
+    if not policy.preemptive:
+        waiting = rank(jobs, order, running_first=False, among=~jobs.running)
+        return Choice(waiting, waiting, waiting[:0], waiting[:0])
     ranked = rank(jobs, order, running_first=policy.running_first)
     waiting = ranked[~jobs.running[ranked]]
-    nobody = ranked[:0]
-    if not policy.preemptive:
-        return Choice(ranked, waiting, nobody, nobody)
     protected = jobs.running & (~jobs.preemptible | (now - jobs.running_since < run_seconds_min))
-    selected = _fill(jobs, ranked, protected, capacity, strict=policy.strict)
+    selected = select(jobs, ranked, protected, capacity, strict=policy.strict)
     starts = waiting[selected[waiting]]
-    after = np.cumsum(np.isin(ranked, starts[:1])) > 0
+    if not len(starts):
+        return Choice(ranked, starts, starts, waiting)
     unwanted = ranked[(jobs.running & ~selected)[ranked]][::-1]
-    in_the_way = ranked[after & (jobs.running & selected & ~protected)[ranked]][::-1]
+    after = ranked[int(np.argmax(ranked == starts[0])) :]
+    in_the_way = after[(jobs.running & selected & ~protected)[after]][::-1]
     victims = np.concatenate([unwanted, in_the_way[:IN_THE_WAY_MAX]])
     return Choice(ranked, starts, victims, waiting[~selected[waiting]])
-
-
-def _fill(jobs: Jobs, ranked: Ints, protected: np.ndarray, capacity: Capacity, *, strict: bool) -> np.ndarray:
-    """Walk the order and take what fits into what is left; what may not be preempted is taken beforehand."""
-    selected = protected.copy()
-    gpus = max(0, capacity.gpu_milli - int(jobs.gpu_milli[protected].sum()))
-    cores = max(0, capacity.cores - int(jobs.cores[protected].sum()))
-    memory = max(0, capacity.memory_bytes - int(jobs.memory_bytes[protected].sum()))
-    least = int(jobs.gpu_milli.min()) if len(jobs) else 0
-    for row, need_gpus, need_cores, need_memory in _needs(jobs, ranked[~protected[ranked]]):
-        if need_gpus <= gpus and need_cores <= cores and need_memory <= memory:
-            selected[row] = True
-            gpus -= need_gpus
-            cores -= need_cores
-            memory -= need_memory
-        elif strict:
-            break
-        if gpus < least:
-            break
-    return selected
-
-
-def _needs(jobs: Jobs, rows: Ints) -> Iterator[tuple[int, int, int, int]]:
-    """Give rows with what they need, a few at a time: a full cluster ends the walk long before the last row."""
-    for begin in range(0, len(rows), NEEDS_AT_ONCE):
-        few = rows[begin : begin + NEEDS_AT_ONCE]
-        columns = (few, jobs.gpu_milli[few], jobs.cores[few], jobs.memory_bytes[few])
-        yield from zip(*(column.tolist() for column in columns), strict=True)
 
 
 def gang_of(
@@ -169,11 +139,13 @@ def place(
     policy: PlacementPolicy,
     rng: np.random.Generator,
     *,
-    victims: Sequence[Victim] = (),
+    victims: Iterable[Victim] = (),
     leaving: Sequence[Holding] = (),
     strict: bool = False,
 ) -> Plan:
-    """Find places for gangs in their order; leaves the ledger as it was. Victims are given the first to go first.
+    """Find places for gangs in their order; leaves the ledger as it was.
+
+    Victims are given the first to go first, and are asked for only where a gang finds no free room.
 
     1. What is `leaving` anyway counts as free.
     2. Each gang gets its places or a refusal. A refusal ends nothing, unless the queue is strict. Gangs of one shape
@@ -218,16 +190,29 @@ class _Floor:
     """Where gangs are placed, the victims that may still have to go, and those that have gone; most deserving first."""
 
     def __init__(
-        self, ledger: Ledger, policy: PlacementPolicy, rng: np.random.Generator, victims: Sequence[Victim]
+        self, ledger: Ledger, policy: PlacementPolicy, rng: np.random.Generator, victims: Iterable[Victim]
     ) -> None:
         self._ledger, self._policy, self._rng = ledger, policy, rng
-        self._victims = list(reversed(victims))
-        self._merit = {victim.job_id: number for number, victim in enumerate(self._victims)}
+        self._not_met: Iterable[Victim] | None = victims
+        self._number: float = 0
+        self._victims: list[Victim] = []
+        self._merit: dict[str, int] = {}
         self._gone: list[Victim] = []
+        self._next_turn = math.inf
+
+    def _meet(self) -> None:
+        """Get to know the victims, of which most cycles need none."""
+        if self._not_met is None:
+            return
+        self._victims = [victim for victim in self._not_met if _turn_of(victim) > self._number]
+        self._victims.reverse()
+        self._not_met = None
+        self._merit = {victim.job_id: number for number, victim in enumerate(self._victims)}
         self._next_turn = min(map(_turn_of, self._victims), default=math.inf)
 
     def turn(self, number: float) -> None:
         """Let those have their turn that come before the gang of this number: they stay, or return to free room."""
+        self._number = number
         if number < self._next_turn:
             return
         self._victims = [victim for victim in self._victims if _turn_of(victim) > number]
@@ -247,7 +232,10 @@ class _Floor:
         offer = self._policy.place(gang, self._ledger, self._rng)
         if not isinstance(offer, Refusal):
             return self._start(gang, offer)
-        if not self._victims or offer.code in HOPELESS:
+        if offer.code in HOPELESS:
+            return offer
+        self._meet()
+        if not self._victims:
             return offer
         too_few, enough = 0, 1
         while isinstance(offer := self._try_without(gang, enough), Refusal):

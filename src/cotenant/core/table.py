@@ -50,7 +50,8 @@ class Jobs:
     Times are in seconds; `attained_seconds` is run time so far, `attained_gpu_seconds` that times the GPUs held,
     `waiting_since` when the job last began to wait, `running_since` when its present run began, `remaining_seconds`
     the predicted rest (NaN: unpredictable) with `confidence` from 0 to 1. `tenant` numbers tenants, `tenant_weight` is
-    that tenant's share beside others. `capacity` is what all of them share.
+    that tenant's share beside others. `capacity` is what all of them share. `by_arrival` lists the rows by arrival and
+    sequence, where that is known already.
     """
 
     sequence: Ints
@@ -72,6 +73,7 @@ class Jobs:
     confidence: Floats
     tenant_weight: Floats
     capacity: Capacity = Capacity()
+    by_arrival: Ints | None = None
 
     def __len__(self) -> int:
         return len(self.sequence)
@@ -106,6 +108,7 @@ class JobTable:
         self.ids: list[str] = []
         self.capacity = Capacity()
         self._row: dict[str, int] = {}
+        self._by_arrival: Ints = np.zeros(0, dtype=np.int64)  # kept, for sorting anew in each cycle costs more
         capacity = max(1, capacity)  # it grows by doubling
         self._columns: dict[str, NDArray[Any]] = {
             **{name: np.zeros(capacity, dtype=np.int64) for name in _INTS},
@@ -132,6 +135,7 @@ class JobTable:
         if job.id in self._row:
             raise ValueError(f"job {job.id} is in the table already")
         row = len(self.ids)
+        self._enlist(row, job)
         if row == len(self._columns["sequence"]):
             self._columns = {name: np.concatenate([old, old]) for name, old in self._columns.items()}
         self.ids.append(job.id)
@@ -158,10 +162,23 @@ class JobTable:
             tenant_weight=job.tenant_weight,
         )
 
+    def _enlist(self, row: int, job: JobRow) -> None:
+        """Put a new row where its arrival belongs; it is last unless an earlier job comes back."""
+        arrivals, sequences = self._columns["arrival_seconds"], self._columns["sequence"]
+        place = len(self._by_arrival)
+        while place:
+            before = self._by_arrival[place - 1]
+            if (arrivals[before], sequences[before]) <= (job.arrival_seconds, job.sequence):
+                break
+            place -= 1
+        self._by_arrival = np.insert(self._by_arrival, place, row)
+
     def remove(self, job_id: str) -> None:
         """Let a job go."""
         row, last = self._row.pop(job_id), len(self.ids) - 1
+        self._by_arrival = self._by_arrival[self._by_arrival != row]
         if row != last:
+            self._by_arrival[self._by_arrival == last] = row
             for column in self._columns.values():
                 column[row] = column[last]
             moved = self.ids[last]
@@ -206,4 +223,4 @@ class JobTable:
         ran = np.where(running, np.maximum(0.0, now - columns["running_since"]), 0.0)
         columns["attained_seconds"] = columns["attained_seconds"] + ran
         columns["attained_gpu_seconds"] = columns["attained_gpu_seconds"] + ran * columns["gpu_milli"] / 1000
-        return Jobs(**columns, capacity=self.capacity)
+        return Jobs(**columns, capacity=self.capacity, by_arrival=self._by_arrival)

@@ -189,15 +189,11 @@ class Scheduler:
                 "placement", self._placement, over, f"it made no offer that can be taken: {error}"
             ) from error
 
-    def _victims(self, jobs: Jobs, choice: cycle.Choice) -> list[cycle.Victim]:
-        if not len(choice.victims):
-            return []
-        sequences = jobs.sequence[choice.victims].tolist()
-        lives = [self._lives[sequence] for sequence in sequences]
-        return [
-            cycle.Victim(life.job.id, life.holdings, ahead)
-            for life, ahead in zip(lives, choice.ahead().tolist(), strict=True)
-        ]
+    def _victims(self, jobs: Jobs, choice: cycle.Choice) -> Iterator[cycle.Victim]:
+        ahead = choice.ahead().tolist()
+        for sequence, first in zip(jobs.sequence[choice.victims].tolist(), ahead, strict=True):
+            life = self._lives[sequence]
+            yield cycle.Victim(life.job.id, life.holdings, first)
 
     def _gangs(self, sequences: Ints) -> Iterator[Gang]:
         """Make gangs of jobs in their order, one by one as they are asked for, without those whose answer is known."""

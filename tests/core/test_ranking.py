@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from cotenant.core import cycle
+from cotenant.core import cycle, ranking
 from cotenant.core.policy import Order
 from cotenant.core.table import Capacity, JobRow, Jobs, JobTable
 
@@ -40,7 +40,7 @@ def selected_slowly(jobs: Jobs, capacity: Capacity, *, strict: bool) -> set[int]
 def test_the_first_of_the_order_that_fit_together_are_chosen_however_many_wait(seed: int, strict: bool) -> None:
     rng = np.random.default_rng(seed)
     table = JobTable()
-    count = int(rng.integers(1, 3 * cycle.NEEDS_AT_ONCE))
+    count = int(rng.integers(1, 3 * ranking.STRIDE))
     for number in range(count):
         gpu_milli = int(rng.choice([0, 1000, 2000, 8000]))
         row = JobRow(f"{number}", float(rng.integers(50)), number, gpu_milli=gpu_milli, cores=int(rng.integers(1, 9)))
@@ -50,3 +50,30 @@ def test_the_first_of_the_order_that_fit_together_are_chosen_however_many_wait(s
     policy = Ranked(strict=strict)
     choice = cycle.choose(jobs, policy, policy.order(jobs, 60), capacity, now=60)
     assert set(choice.starts.tolist()) == selected_slowly(jobs, capacity, strict=strict), f"seed {seed}"
+
+
+@pytest.mark.parametrize("running_first", [False, True])
+@pytest.mark.parametrize("seed", range(40))
+def test_ranking_is_sorting_by_all_six_keys(seed: int, running_first: bool) -> None:
+    rng = np.random.default_rng(seed)
+    table = JobTable()
+    for number in range(int(rng.integers(0, 60))):
+        priority = int(rng.integers(-1, 2)) if seed % 3 else 0
+        table.add(
+            JobRow(f"{number}", float(rng.integers(9)), int(rng.permutation(60)[0]) * 60 + number, priority=priority)
+        )
+        if rng.random() < 0.5:
+            table.start(f"{number}", 10.0)
+    for job_id in [job_id for job_id in table.ids if rng.random() < 0.4]:
+        table.remove(job_id)  # another row moves into its place
+    jobs = table.jobs(now=60)
+    far = 2**40 if seed % 2 else 1
+    level = rng.integers(-2, 3, size=len(jobs)) * far
+    order = Order(level, rng.choice([1.0, 2.0, rng.random()], size=len(jobs)))
+    keys = [jobs.sequence, jobs.arrival_seconds, order.score, ~jobs.running, order.level, -jobs.priority]
+    if not running_first:
+        del keys[3]
+    slow = np.lexsort(keys)
+    assert ranking.rank(jobs, order, running_first=running_first).tolist() == slow.tolist(), f"seed {seed}"
+    waiting = ranking.rank(jobs, order, running_first=running_first, among=~jobs.running)
+    assert waiting.tolist() == [row for row in slow.tolist() if not jobs.running[row]], f"seed {seed}"
