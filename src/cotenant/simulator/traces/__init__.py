@@ -6,37 +6,67 @@ file's order, and the trace's notes say so. Times are counted from the first sub
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+import itertools
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 
-from cotenant.simulator.traces.formats import FORMATS, Format, format_named, format_of
+from cotenant.simulator.traces.formats import FORMATS, Format, format_named, format_of, headerless
 from cotenant.simulator.traces.jobs import BadRow, BadTrace, TraceJob, workers
+from cotenant.simulator.traces.parquet import ParquetTable, is_parquet
 from cotenant.simulator.traces.rows import Row, Table, open_text
+from cotenant.simulator.traces.writing import write
 
-__all__ = ["FORMATS", "SAMPLE", "BadRow", "BadTrace", "Format", "Trace", "TraceJob", "load", "stream", "workers"]
+__all__ = [
+    "FORMATS",
+    "SAMPLE",
+    "BadRow",
+    "BadTrace",
+    "Format",
+    "Trace",
+    "TraceJob",
+    "in_order",
+    "load",
+    "stream",
+    "workers",
+    "write",
+]
 
 SAMPLE = "sample"
 SAMPLE_PATH = Path(__file__).parent.parent / "samples" / "itp_cluster10.csv"
+WATCH_ROWS = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """Jobs in the order of their submission, which is counted in seconds from the first one's."""
+    """Jobs in the order of their submission, which is counted in seconds from the first one's.
+
+    `overlay` says what was added that the trace itself does not tell.
+    """
 
     source: str
     format: str
     jobs: tuple[TraceJob, ...]
     skipped: tuple[BadRow, ...] = ()
     notes: tuple[str, ...] = ()
+    overlay: Mapping[str, str] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.jobs)
 
 
-def load(source: str | Path, format_name: str | None = None, *, skip_bad_rows: bool = False) -> Trace:
+def load(
+    source: str | Path,
+    format_name: str | None = None,
+    *,
+    skip_bad_rows: bool = False,
+    watch: Callable[[int], None] | None = None,
+) -> Trace:
     """Read a whole trace; `sample` is the bundled one. The format may be left out where the header tells.
+
+    `watch` is told the number of rows read, every few thousand rows.
 
     Raises:
         BadTrace: the file cannot be read or holds no jobs; a BadRow where one row is at fault, unless such rows are
@@ -45,7 +75,9 @@ def load(source: str | Path, format_name: str | None = None, *, skip_bad_rows: b
     jobs: list[TraceJob] = []
     skipped: list[BadRow] = []
     known = format_named(format_name) if format_name else None
-    for item in stream(source, format_name):
+    for number, item in enumerate(stream(source, format_name)):
+        if watch and number % WATCH_ROWS == 0:
+            watch(number)
         if isinstance(item, Format):
             known = item
         elif isinstance(item, TraceJob):
@@ -55,9 +87,10 @@ def load(source: str | Path, format_name: str | None = None, *, skip_bad_rows: b
         else:
             raise item
     if not jobs or known is None:
-        why = f"; all {len(skipped)} rows are bad, the first: {skipped[0]}" if skipped else " after its header"
+        after = " after its header" if known and known.has_header else ""
+        why = f"; all {len(skipped)} rows are bad, the first: {skipped[0]}" if skipped else after
         raise BadTrace(f"{source} has no jobs{why}")
-    return _in_order(Trace(str(source), known.name, tuple(jobs), tuple(skipped)))
+    return in_order(Trace(str(source), known.name, tuple(jobs), tuple(skipped)))
 
 
 def stream(source: str | Path, format_name: str | None = None) -> Iterator[Format | TraceJob | BadRow]:
@@ -67,14 +100,45 @@ def stream(source: str | Path, format_name: str | None = None) -> Iterator[Forma
         BadTrace: the file cannot be read, or its header is not one of the format.
     """
     path = SAMPLE_PATH if source == SAMPLE else Path(source)
-    known = format_named(format_name) if format_name else None
-    with open_text(path) as text:
-        table = Table(str(source), text)
-        known = format_of(table.source, table.header, known.name if known else None)
+    wanted = format_named(format_name) if format_name else None
+    with _table(path, str(source), wanted) as (table, known):
         yield known
         seen: dict[str, int] = {}
         for row in table.rows():
             yield row if isinstance(row, BadRow) else _read(row, known, seen)
+
+
+@contextmanager
+def _table(path: Path, source: str, wanted: Format | None) -> Iterator[tuple[Table | ParquetTable, Format]]:
+    """Open a file as a table, and find its format."""
+    if is_parquet(path):
+        parquet = ParquetTable(source, path)
+        yield parquet, format_of(source, parquet.header, wanted)
+        return
+    with open_text(path) as text:
+        begin = _up_to_the_first_that_is_not_blank(text)
+        lines = itertools.chain(begin, text)
+        looks = headerless(begin[-1] if begin else "")
+        known = wanted or looks
+        if wanted and looks and wanted.has_header:
+            columns = ", ".join(wanted.columns)
+            raise BadTrace(
+                f"{source}: format {wanted.name} needs a header with {columns}; found a row of format {looks.name}"
+            )
+        if known and not known.has_header:
+            yield Table(source, lines, known.columns, known.delimiter), known
+        else:
+            table = Table(source, lines)
+            yield table, format_of(source, table.header, known)
+
+
+def _up_to_the_first_that_is_not_blank(lines: Iterator[str]) -> list[str]:
+    begin: list[str] = []
+    for line in lines:
+        begin.append(line)
+        if line.strip():
+            break
+    return begin
 
 
 def _read(row: Row, known: Format, seen: dict[str, int]) -> TraceJob | BadRow:
@@ -84,12 +148,14 @@ def _read(row: Row, known: Format, seen: dict[str, int]) -> TraceJob | BadRow:
         return bad
     if job.id in seen:
         expected = "an id of its own for each job"
-        return BadRow(row.source, row.line, "job_id", expected, f"{job.id!r}, which line {seen[job.id]} has")
+        found = f"{job.id!r}, which {row.unit} {seen[job.id]} has"
+        return BadRow(row.source, row.line, "job_id", expected, found, row.unit)
     seen[job.id] = row.line
     return job
 
 
-def _in_order(trace: Trace) -> Trace:
+def in_order(trace: Trace) -> Trace:
+    """Sort the jobs by submission, and let time begin with the first; deadlines move with it."""
     backwards = sum(after.submitted_seconds < before.submitted_seconds for before, after in pairwise(trace.jobs))
     jobs = sorted(trace.jobs, key=lambda job: job.submitted_seconds) if backwards else list(trace.jobs)
     notes = trace.notes
@@ -97,5 +163,10 @@ def _in_order(trace: Trace) -> Trace:
         notes = (*notes, f"{backwards} rows were submitted before the row above them; the jobs were sorted")
     first = jobs[0].submitted_seconds
     if first:
-        jobs = [replace(job, submitted_seconds=job.submitted_seconds - first) for job in jobs]
+        jobs = [_earlier(job, first) for job in jobs]
     return replace(trace, jobs=tuple(jobs), notes=notes)
+
+
+def _earlier(job: TraceJob, seconds: float) -> TraceJob:
+    deadline_seconds = None if job.deadline_seconds is None else job.deadline_seconds - seconds
+    return replace(job, submitted_seconds=job.submitted_seconds - seconds, deadline_seconds=deadline_seconds)

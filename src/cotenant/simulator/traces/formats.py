@@ -7,58 +7,55 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from cotenant.simulator.traces.jobs import BadTrace, TraceJob, workers
+from cotenant.simulator.traces import gavel, muri, openb, own, simple, synergy
+from cotenant.simulator.traces.jobs import BadTrace, TraceJob
 from cotenant.simulator.traces.rows import Row
 
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """How a trace is written: the columns that it must have (others are passed over) and how a row is read."""
+    """How a trace is written: the columns that it must have (others are passed over) and how a row is read.
+
+    `numbers` are the columns by whose numbers a file without a header is known; a format with a header has none.
+    `optional` are all other columns that mean something, where a format is strict about what it does not know.
+    """
 
     name: str
     columns: tuple[str, ...]
     read: Callable[[Row], TraceJob]
+    numbers: tuple[str, ...] = ()
+    delimiter: str = ","
+    optional: tuple[str, ...] = ()
+
+    @property
+    def has_header(self) -> bool:
+        """Whether the first line names the columns."""
+        return not self.numbers
 
     def lacks(self, header: Sequence[str]) -> tuple[str, ...]:
         """Name the columns that a header would need to be of this format."""
         return tuple(column for column in self.columns if column not in header)
 
-
-def _tiresias(row: Row) -> TraceJob:
-    return TraceJob(
-        id=row.text("job_id"),
-        submitted_seconds=row.seconds("submit_time"),
-        work_seconds=row.duration_seconds("duration"),
-        roles=workers(row.gpus("num_gpu")),
-        model=row.fields.get("model_name", ""),
-    )
-
-
-def _itp(row: Row) -> TraceJob:
-    return TraceJob(
-        id=row.text("job_id"),
-        submitted_seconds=row.seconds("submission_time"),
-        work_seconds=row.duration_seconds("duration"),
-        roles=workers(row.gpus("num_gpu")),
-    )
-
-
-def _philly(row: Row) -> TraceJob:
-    return TraceJob(
-        id=f"line-{row.line}",  # the published files name no jobs
-        submitted_seconds=row.unix_seconds("timestamp"),
-        work_seconds=row.duration_seconds("duration"),
-        roles=workers(row.gpus("num_gpus")),
-    )
+    def is_row(self, line: str) -> bool:
+        """Tell whether a line looks like a row of this format, which has no header."""
+        fields = line.rstrip("\r\n").split(self.delimiter)
+        return len(fields) == len(self.columns) and all(
+            _is_number(fields[self.columns.index(column)]) for column in self.numbers
+        )
 
 
 FORMATS: Mapping[str, Format] = MappingProxyType(
     {
         known.name: known
         for known in (
-            Format("itp", ("job_id", "submission_time", "duration", "num_gpu"), _itp),
-            Format("philly", ("timestamp", "duration", "num_gpus"), _philly),
-            Format("tiresias", ("job_id", "num_gpu", "submit_time", "duration"), _tiresias),
+            Format("cotenant", own.REQUIRED, own.read, optional=own.OPTIONAL),
+            Format("gavel", gavel.COLUMNS, gavel.read, numbers=gavel.NUMBERS, delimiter="\t"),
+            Format("itp", ("job_id", "submission_time", "duration", "num_gpu"), simple.itp),
+            Format("muri", muri.COLUMNS, muri.read),
+            Format("openb", openb.COLUMNS, openb.read),
+            Format("philly", ("timestamp", "duration", "num_gpus"), simple.philly),
+            Format("synergy", synergy.COLUMNS, synergy.read, numbers=synergy.NUMBERS),
+            Format("tiresias", ("job_id", "num_gpu", "submit_time", "duration"), simple.tiresias),
         )
     }
 )
@@ -77,24 +74,48 @@ def format_named(name: str) -> Format:
     raise BadTrace(f"{name!r} is no trace format; {meant}known are {', '.join(FORMATS)}")
 
 
-def format_of(source: str, header: Sequence[str], wanted: str | None) -> Format:
+def headerless(line: str) -> Format | None:
+    """Tell the format of a file without a header by its first row; None where it looks like none."""
+    return next((known for known in FORMATS.values() if known.numbers and known.is_row(line)), None)
+
+
+def format_of(source: str, header: Sequence[str], wanted: Format | None) -> Format:
     """Tell the format of a header, or check that it is the wanted one.
 
     Raises:
         BadTrace: the header lacks columns; what it looks like is named.
     """
-    fitting = [known for known in FORMATS.values() if not known.lacks(header)]
+    headed = [known for known in FORMATS.values() if known.has_header]
+    fitting = [known for known in headed if not known.lacks(header)]
     if wanted is None:
         if fitting:
-            return max(fitting, key=lambda known: len(known.columns))
-        nearest = min(FORMATS.values(), key=lambda known: (len(known.lacks(header)) / len(known.columns), known.name))
+            return _checked(source, max(fitting, key=lambda known: len(known.columns)), header)
+        nearest = min(headed, key=lambda known: (len(known.lacks(header)) / len(known.columns), known.name))
         missing = ", ".join(nearest.lacks(header))
         raise BadTrace(
             f"{source}: the header ({', '.join(header)}) is of no known format; "
             f"the nearest is {nearest.name}, for which it lacks {missing}"
         )
-    known = format_named(wanted)
-    if missing := ", ".join(known.lacks(header)):
+    if missing := ", ".join(wanted.lacks(header)):
         looks = f"; it looks like a header of format {fitting[0].name}" if fitting else ""
-        raise BadTrace(f"{source}: the header of format {known.name} needs {missing}, found {', '.join(header)}{looks}")
+        raise BadTrace(
+            f"{source}: the header of format {wanted.name} needs {missing}, found {', '.join(header)}{looks}"
+        )
+    return _checked(source, wanted, header)
+
+
+def _checked(source: str, known: Format, header: Sequence[str]) -> Format:
+    """Refuse a column that is nearly one that means something: passed over, it would change the jobs unseen."""
+    meant = (*known.columns, *known.optional)
+    for column in header if known.optional else ():
+        if column not in meant and (near := difflib.get_close_matches(column, meant, n=1, cutoff=0.8)):
+            raise BadTrace(f"{source}: {column!r} is no column of format {known.name}; did you mean {near[0]}?")
     return known
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True

@@ -69,6 +69,12 @@ def workers(gpus: int) -> tuple[Role, ...]:
     return (Role("worker", gpus, Request(gpu_milli=WHOLE_GPU_MILLI, cores=0)),)
 
 
+@lru_cache(maxsize=4096)
+def replicas(count: int, request: Request) -> tuple[Role, ...]:
+    """Make a gang of replicas that ask for the same; gangs that look alike share one object."""
+    return (Role("worker", count, request),)
+
+
 class BadTrace(Exception):
     """A trace that cannot be read, and why, in one sentence that names the file."""
 
@@ -76,7 +82,7 @@ class BadTrace(Exception):
 class BadRow(BadTrace):
     """One row that cannot be read: where it is, what was expected there and what was found."""
 
-    def __init__(self, source: str, line: int, column: str, expected: str, found: str) -> None:
-        where = f"{source}, line {line}" + (f", column {column!r}" if column else "")
+    def __init__(self, source: str, line: int, column: str, expected: str, found: str, unit: str = "line") -> None:
+        where = f"{source}, {unit} {line}" + (f", column {column!r}" if column else "")
         super().__init__(f"{where}: expected {expected}, found {found}")
         self.line, self.column, self.expected, self.found = line, column, expected, found

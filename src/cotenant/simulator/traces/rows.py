@@ -18,6 +18,7 @@ from cotenant.simulator.traces.jobs import BadRow, BadTrace
 
 GZIP_MAGIC = b"\x1f\x8b"
 SECONDS_MAX = 1e10  # some 300 years: beyond it, a sum of seconds no longer tells milliseconds apart
+MILLISECONDS = 1000.0  # in a second
 GPUS_MAX = 1_000_000
 FOUND_CHARS_MAX = 60
 
@@ -29,6 +30,11 @@ class Row:
     source: str
     line: int
     fields: Mapping[str, str]
+    unit: str = "line"  # what `line` counts: a Parquet file has rows only
+
+    def has(self, column: str) -> bool:
+        """Tell whether something stands in a column that may be left out."""
+        return bool(self.fields.get(column))
 
     def text(self, column: str) -> str:
         """Read a text that must be there."""
@@ -40,11 +46,25 @@ class Row:
         """Read a time on the trace's own clock, in seconds."""
         return self._number(column, "a number of seconds", least=-SECONDS_MAX)
 
+    def milliseconds(self, column: str) -> float:
+        """Read a time on the trace's own clock that is written in milliseconds; in seconds."""
+        most = SECONDS_MAX * MILLISECONDS
+        return self._number(column, "a number of milliseconds", least=-most, most=most) / MILLISECONDS
+
+    def number(self, column: str, what: str, most: float) -> float:
+        """Read a number from 0 on; `what` says of what, for errors."""
+        return self._number(column, f"a number of {what} from 0 to {most:g}", least=0, most=most)
+
     def duration_seconds(self, column: str) -> float:
         """Read a time span above 0, in seconds."""
-        value = self._number(column, "a number of seconds above 0", least=0)
+        return self.above_zero(column, "seconds", SECONDS_MAX)
+
+    def above_zero(self, column: str, what: str, most: float) -> float:
+        """Read a number above 0; `what` says of what, for errors."""
+        expected = f"a number of {what} above 0"
+        value = self._number(column, expected, least=0, most=most)
         if value == 0:
-            raise self.bad(column, "a number of seconds above 0")
+            raise self.bad(column, expected)
         return value
 
     def gpus(self, column: str) -> int:
@@ -82,7 +102,7 @@ class Row:
 
     def bad(self, column: str, expected: str) -> BadRow:
         """Say that a column does not hold what is expected."""
-        return BadRow(self.source, self.line, column, expected, _shown(self.fields[column]))
+        return BadRow(self.source, self.line, column, expected, _shown(self.fields.get(column, "")), self.unit)
 
 
 def _shown(text: str) -> str:
@@ -114,12 +134,12 @@ def open_text(path: Path) -> Iterator[IO[str]]:
 
 
 class Table:
-    """A CSV file under way: its header, then its rows."""
+    """A CSV file under way: its header, then its rows. Where the file has no header, `columns` stand in for it."""
 
-    def __init__(self, source: str, lines: Iterator[str]) -> None:
+    def __init__(self, source: str, lines: Iterator[str], columns: Sequence[str] = (), delimiter: str = ",") -> None:
         self.source = source
-        self._reader = csv.reader(lines, strict=True)
-        self.header = self._read_header()
+        self._reader = csv.reader(lines, strict=True, delimiter=delimiter)
+        self.header = tuple(columns) or self._read_header()
 
     def _read_header(self) -> tuple[str, ...]:
         try:

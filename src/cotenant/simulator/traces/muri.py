@@ -1,0 +1,24 @@
+"""The format muri: Tiresias' columns with times in milliseconds and the stages of an iteration (SIGCOMM'22 [D])."""
+
+from __future__ import annotations
+
+from cotenant.simulator.traces.jobs import TraceJob, workers
+from cotenant.simulator.traces.rows import MILLISECONDS, SECONDS_MAX, Row
+
+COLUMNS = ("job_id", "num_gpu", "submit_time", "duration", "model_name", "iteration_time", "resource_time_0")
+
+
+def read(row: Row) -> TraceJob:
+    """Read a job. `duration` is iterations × iteration time, which is what the job runs when alone.
+
+    The column `priority` is passed over: it is drawn by a coin, and only Muri's AntMan baseline reads it, 0 for a
+    guaranteed job and 1 for an opportunistic one.
+    """
+    return TraceJob(
+        id=row.text("job_id"),
+        submitted_seconds=row.milliseconds("submit_time"),
+        work_seconds=row.above_zero("duration", "milliseconds", SECONDS_MAX * MILLISECONDS) / MILLISECONDS,
+        roles=workers(row.gpus("num_gpu")),
+        model=row.fields["model_name"],
+        gpu_type="V100",
+    )

@@ -1,0 +1,163 @@
+"""The format cotenant: our own columns, in CSV or Parquet. `docs/trace-format.md` tells users of it.
+
+Only three columns are needed. What a column does not tell, or where its field is empty, is as a job has it by default.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TypeVar
+
+from cotenant.core.jobs import TENANT_DEFAULT, WHOLE_GPU_MILLI, JobKind, Locality, Request
+from cotenant.core.options import WORDS_OF_TRUTH
+from cotenant.simulator.traces.jobs import BadTrace, Ended, TraceJob, replicas
+from cotenant.simulator.traces.rows import GPUS_MAX, Row
+
+REQUIRED = ("job_id", "submitted_seconds", "work_seconds")
+AUTO, NONE = "auto", "none"
+CORES_MAX, REPLICAS_MAX, PRIORITY_MAX = 1_000_000, 1_000_000, 1_000_000
+MEMORY_BYTES_MAX, BANDWIDTH_MAX = 2**50, 1e15
+
+Word = TypeVar("Word", bound=StrEnum)
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column of ours: how a job's value is written into it, and as what type of Parquet's."""
+
+    name: str
+    write: Callable[[TraceJob], str | float | int | bool | None]
+    kind: str = "string"
+
+
+def _request(job: TraceJob) -> Request:
+    """Give the request of the one role that the columns can tell of.
+
+    Raises:
+        BadTrace: the job has several roles.
+    """
+    if len(job.roles) != 1:
+        raise BadTrace(f"job {job.id} has {len(job.roles)} roles; a table of this format tells of one")
+    return job.roles[0].request
+
+
+def _cores(job: TraceJob) -> str:
+    cores = _request(job).cores
+    return AUTO if cores is None else str(cores or "")
+
+
+COLUMNS = (
+    Column("job_id", lambda job: job.id),
+    Column("submitted_seconds", lambda job: job.submitted_seconds, "float64"),
+    Column("work_seconds", lambda job: job.work_seconds, "float64"),
+    Column("gpu_milli", lambda job: _request(job).gpu_milli, "int64"),
+    Column("replicas", lambda job: job.roles[0].replicas, "int64"),
+    Column("cores", _cores),
+    Column("memory_bytes", lambda job: _request(job).memory_bytes or None, "int64"),
+    Column("gpu_type_wanted", lambda job: _request(job).gpu_type),
+    Column("kind", lambda job: job.kind.value),
+    Column("tenant", lambda job: "" if job.tenant == TENANT_DEFAULT else job.tenant),
+    Column("user", lambda job: job.user),
+    Column("model", lambda job: job.model),
+    Column("name", lambda job: job.name),
+    Column("gpu_type", lambda job: job.gpu_type),
+    Column("priority", lambda job: job.priority, "int64"),
+    Column("preemptible", lambda job: job.preemptible, "bool_"),
+    Column("deadline_seconds", lambda job: job.deadline_seconds, "float64"),
+    Column("locality", lambda job: job.locality.value if job.locality else ""),
+    Column("memory_bandwidth_bytes_per_second", lambda job: job.memory_bandwidth_bytes_per_second or None, "float64"),
+    Column("ended", lambda job: job.ended.value if job.ended else ""),
+)
+OPTIONAL = ("gpus", *(column.name for column in COLUMNS if column.name not in REQUIRED))
+
+
+def read(row: Row) -> TraceJob:
+    """Read a job."""
+    kind = _word(row, "kind", JobKind)
+    request = _read_request(row, kind)
+    return TraceJob(
+        id=row.text("job_id"),
+        submitted_seconds=row.seconds("submitted_seconds"),
+        work_seconds=row.duration_seconds("work_seconds"),
+        roles=replicas(_count(row, "replicas", 1, REPLICAS_MAX, least=1), request),
+        kind=kind or (JobKind.TRAINING if request.gpu_milli else JobKind.CPU),
+        tenant=row.fields.get("tenant") or TENANT_DEFAULT,
+        model=row.fields.get("model", ""),
+        name=row.fields.get("name", ""),
+        user=row.fields.get("user", ""),
+        gpu_type=row.fields.get("gpu_type", ""),
+        priority=_count(row, "priority", 0, PRIORITY_MAX, least=-PRIORITY_MAX),
+        preemptible=_flag(row, "preemptible", default=True),
+        deadline_seconds=row.seconds("deadline_seconds") if row.has("deadline_seconds") else None,
+        locality=_word(row, "locality", Locality),
+        memory_bandwidth_bytes_per_second=(
+            row.number("memory_bandwidth_bytes_per_second", "bytes/s", BANDWIDTH_MAX)
+            if row.has("memory_bandwidth_bytes_per_second")
+            else 0.0
+        ),
+        ended=_word(row, "ended", Ended),
+    )
+
+
+def _read_request(row: Row, kind: JobKind | None) -> Request:
+    request = Request(
+        gpu_milli=_gpu_milli(row, kind),
+        cores=_read_cores(row),
+        memory_bytes=_count(row, "memory_bytes", 0, MEMORY_BYTES_MAX),
+        gpu_type=row.fields.get("gpu_type_wanted", ""),
+    )
+    if not request.gpu_milli and request.cores == 0:
+        raise row.bad("cores", f"a number of cores, or {AUTO}, for a job without GPUs")
+    if request.gpu_type and not request.gpu_milli:
+        raise row.bad("gpu_type_wanted", "nothing for a job without GPUs")
+    return request
+
+
+def _gpu_milli(row: Row, kind: JobKind | None) -> int:
+    """Read how much of GPUs a replica asks for: one whole GPU where nothing is told, none for a CPU job."""
+    if row.has("gpus") and row.has("gpu_milli"):
+        raise row.bad("gpu_milli", "nothing beside gpus, or the other way round")
+    column = "gpu_milli" if row.has("gpu_milli") else "gpus"
+    each = 1 if column == "gpu_milli" else WHOLE_GPU_MILLI
+    milli = _count(row, column, int(kind is not JobKind.CPU), GPUS_MAX * WHOLE_GPU_MILLI // each) * each
+    if milli > WHOLE_GPU_MILLI and milli % WHOLE_GPU_MILLI:
+        raise row.bad(column, "thousandths of one GPU, or of several whole ones")
+    if milli and kind is JobKind.CPU:
+        raise row.bad(column, "no GPUs for a job of kind cpu")
+    return milli
+
+
+def _read_cores(row: Row) -> int | None:
+    text = row.fields.get("cores", "").lower()
+    if text == AUTO:
+        return None
+    if text in ("", NONE):
+        return 0
+    try:
+        return row.count("cores", CORES_MAX)
+    except BadTrace:
+        raise row.bad("cores", f"a whole number from 0 to {CORES_MAX}, {AUTO} or {NONE}") from None
+
+
+def _count(row: Row, column: str, default: int, most: int, *, least: int = 0) -> int:
+    return row.count(column, most, least=least) if row.has(column) else default
+
+
+def _flag(row: Row, column: str, *, default: bool) -> bool:
+    if not row.has(column):
+        return default
+    words: Mapping[str, bool] = WORDS_OF_TRUTH
+    if (word := row.fields[column].lower()) not in words:
+        raise row.bad(column, "true or false")
+    return words[word]
+
+
+def _word(row: Row, column: str, words: type[Word]) -> Word | None:
+    if not row.has(column):
+        return None
+    try:
+        return words(row.fields[column].lower())
+    except ValueError:
+        raise row.bad(column, f"one of {', '.join(words)}") from None

@@ -1,0 +1,80 @@
+"""Writes traces in our own format: CSV, gzipped where the name says so, or Parquet."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import os
+import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, cast
+
+from cotenant.simulator.traces import own, parquet
+from cotenant.simulator.traces.jobs import BadTrace, TraceJob
+
+ENDINGS = (".csv", ".csv.gz", ".parquet")
+
+
+def write(jobs: Iterable[TraceJob], path: Path) -> None:
+    """Write jobs; the file is there whole or not at all.
+
+    Raises:
+        BadTrace: the name's ending is none of `ENDINGS`, the file cannot be written, or a job has several roles.
+    """
+    ending = next((ending for ending in ENDINGS if path.name.lower().endswith(ending)), "")
+    if not ending:
+        raise BadTrace(f"{path}: the ending tells the format, and must be one of {', '.join(ENDINGS)}")
+    try:
+        with _replacing(path) as draft:
+            rows = (tuple(column.write(job) for column in own.COLUMNS) for job in jobs)
+            if ending == ".parquet":
+                parquet.write(draft, [(column.name, column.kind) for column in own.COLUMNS], rows)
+            else:
+                _write_csv(draft, rows, packed=ending.endswith(".gz"))
+    except OSError as error:
+        raise BadTrace(f"{path} cannot be written: {error.strerror or error}") from error
+
+
+@contextmanager
+def _replacing(path: Path) -> Iterator[Path]:
+    """Give a file beside the wanted one, that takes its place in the end."""
+    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    os.close(handle)
+    draft = Path(name)
+    try:
+        yield draft
+        draft.chmod(0o666 & ~_umask())
+        draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def _write_csv(path: Path, rows: Iterable[tuple[object, ...]], *, packed: bool) -> None:
+    with path.open("wb") as raw:
+        # without a name and a time inside, the same jobs give the same bytes
+        plain = cast(IO[bytes], gzip.GzipFile("", "wb", fileobj=raw, mtime=0)) if packed else raw
+        with io.TextIOWrapper(plain, encoding="utf-8", newline="") as text:
+            writer = csv.writer(text, lineterminator="\n")
+            writer.writerow(column.name for column in own.COLUMNS)
+            writer.writerows(tuple(_written(value) for value in row) for row in rows)
+
+
+def _written(value: object) -> str:
+    match value:
+        case None:
+            return ""
+        case bool():
+            return "true" if value else "false"
+        case float() if value.is_integer() and abs(value) < 1e15:
+            return str(int(value))
+        case _:
+            return str(value)
