@@ -32,7 +32,6 @@ class History:
     finished: dict[str, float] = field(default_factory=dict)
     runs: Counter[str] = field(default_factory=Counter)
     reasons: dict[str, str] = field(default_factory=dict)
-    of_shape: dict[int, str] = field(default_factory=dict)
     waited: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
     used: dict[int, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
     now: float = 0.0
@@ -46,13 +45,7 @@ class History:
 
     def _pass(self, until: float) -> None:
         for job_id in self.waiting_since:
-            wait = self._wait_of(job_id)
-            self.waited[job_id][wait] += until - self.now  # type: ignore[assignment]  # a counter of seconds
-
-    def _wait_of(self, job_id: str) -> str:
-        shape = self.submitted[job_id].shape
-        assert shape is not None
-        return self.reasons[job_id] if job_id in self.reasons else self.of_shape[shape]
+            self.waited[job_id][self.reasons[job_id]] += until - self.now  # type: ignore[assignment]  # a counter of seconds
 
     def _submitted(self, event: Event) -> None:
         assert event.job_id not in self.submitted
@@ -98,7 +91,9 @@ class History:
             self.reasons[event.job_id] = event.wait
         else:
             assert event.shape is not None
-            self.of_shape[event.shape] = event.wait
+            for job_id in self.waiting_since:
+                if self.submitted[job_id].shape == event.shape:
+                    self.reasons[job_id] = event.wait
 
     def agrees(self, result: Result) -> None:
         """Compare with the figures of the simulation itself."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -16,6 +18,7 @@ from cotenant.cli.units import short_seconds
 
 if TYPE_CHECKING:  # numpy and the core load only when something is simulated
     from cotenant.simulator import Result
+    from cotenant.simulator.eventfile import EventFile
     from cotenant.simulator.scenario import Scenario
 
 SKIPPED_SHOWN_MAX = 10
@@ -28,6 +31,12 @@ def register(app: typer.Typer) -> None:
 
 def simulate(
     scenario: Scenario,
+    events: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Write all that happens to a .jsonl or .parquet file; see `cotenant replay`."
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object; `about` in it explains it.")] = False,
 ) -> None:
     """Replay a trace through the scheduler and tell how long jobs took.
@@ -39,9 +48,12 @@ def simulate(
       cotenant simulate --trace sample --cluster 2x8
       cotenant simulate --trace jobs.csv.gz --cluster 6x8 --queue las --json
       cotenant simulate --trace sample --cluster 2x8 --option queue.mode=backfill
+      cotenant simulate --trace sample --cluster 2x8 --queue las --events las.jsonl
     """
-    with stop_on_interrupt() as stop, Bar("jobs finished") as bar:
-        result = scenario.run(watch=Watcher(stop, bar))
+    with stop_on_interrupt() as stop, Bar("jobs finished") as bar, _recorder(events, scenario) as recorder:
+        result = scenario.run(watch=Watcher(stop, bar), recorder=recorder)
+        if recorder:
+            recorder.end(complete=result.complete)
     _tell(result)
     if as_json:
         print(json.dumps(result.as_json(), indent=2, ensure_ascii=False, allow_nan=False))
@@ -49,6 +61,14 @@ def simulate(
         print_card(_card(result))
     if not result.complete:
         raise typer.Exit(ExitCode.INTERRUPTED)
+
+
+def _recorder(path: Path | None, scenario: Scenario) -> AbstractContextManager[EventFile | None]:
+    if path is None:
+        return nullcontext()
+    from cotenant.simulator.eventfile import writing
+
+    return writing(path, scenario)
 
 
 def _tell(result: Result) -> None:

@@ -150,8 +150,9 @@ def told_errors() -> Iterator[None]:
         from cotenant import simulator
         from cotenant.core.options import BadOption
         from cotenant.plugins import UnknownPolicy
+        from cotenant.simulator.eventfile import BadRecording
 
-        if isinstance(error, simulator.BadTrace | simulator.BadCluster | UnknownPolicy | BadOption):
+        if isinstance(error, simulator.BadTrace | simulator.BadCluster | UnknownPolicy | BadOption | BadRecording):
             raise usage(str(error)) from error
         if isinstance(error, simulator.PolicyFailed):
             raise CommandError(str(error)) from error

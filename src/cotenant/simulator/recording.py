@@ -3,7 +3,7 @@
 With nobody listening nothing is made. Why a job waits is told when the kind of reason changes: its code, or the
 resources that it speaks of. The words and numbers are those of the moment at which it changed; telling each new count
 of free GPUs to each job that waits would be most of a recording. Where all gangs of a shape wait for one reason it is
-told once for the shape: it holds for each job of that shape that waits, also for those who join, until the next.
+told once for the shape; a job that joins later is told the reason that its shape has then. The latest of either counts.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ class Place:
 class Event:
     """One thing that happened. `at_seconds` counts from the first submission; what says nothing is left out.
 
-    `job_id`, or else `shape`, says whom it is about. `run` numbers a job's runs from 1. `by` names the jobs that a
-    preempted one made room for. `starts` and `stops` are a cycle's plan, `waiting` how many were left waiting by it.
-    `rate` is the share of reference speed from now on.
+    `job_id` says whom it is about; a reason to wait with a `shape` alone is that of each job of the shape that waits.
+    `run` numbers a job's runs from 1. `by` names the jobs that a preempted one made room for. `starts` and `stops` are
+    a cycle's plan, `waiting` how many were left waiting by it. `rate` is the share of reference speed from now on.
     """
 
     at_seconds: float
@@ -90,12 +90,12 @@ class Event:
 
     def as_dict(self) -> dict[str, Any]:
         """Give what it says as plain values, in the order of the fields."""
-        said: dict[str, Any] = {"at_seconds": self.at_seconds, "kind": self.kind.value}
+        said: dict[str, Any] = {"at_seconds": float(self.at_seconds), "kind": self.kind.value}
         for name in _TOLD:
             value = getattr(self, name)
             if value is None or value == () or value == "" or value == {}:
                 continue
-            said[name] = value
+            said[name] = float(value) if name in _FLOATS else value
         if self.nodes:
             said["nodes"] = [{key: getattr(place, key) for key in _PLACE} for place in self.nodes]
         if self.numbers:
@@ -108,6 +108,7 @@ class Event:
 
 
 _TOLD = tuple(each.name for each in fields(Event) if each.name not in ("at_seconds", "kind"))
+_FLOATS = frozenset(each.name for each in fields(Event) if str(each.type).startswith("float"))
 _PLACE = tuple(each.name for each in fields(Place))
 
 
@@ -253,14 +254,19 @@ class Story:
         self._record(event)
 
     def reasons_of_shapes(self, shapes: Iterable[Shape], why: Callable[[Shape], Reason], now: float) -> None:
-        """Tell why the gangs of each waiting shape wait, where that is new."""
-        self._new.clear()
+        """Tell why the gangs of each waiting shape wait, where that is new; and those who joined one, why it waits."""
         before, self._of_shape = self._of_shape, {}
         for shape in shapes:
             reason = why(shape)
             self._of_shape[shape.code] = reason.key
             if before.get(shape.code) != reason.key:
                 self._record(Event(now, Kind.WAITING, shape=shape.code, **_words(reason.words())))
+        for life in self._new:
+            code = life.shape.code
+            if life.meter is not None and before.get(code) == self._of_shape[code]:
+                told = _words(why(life.shape).words())
+                self._record(Event(now, Kind.WAITING, life.job.id, shape=code, **told))
+        self._new.clear()
 
     def reasons_of_jobs(self, special: Iterable[Life], why: Callable[[Life], Reason], most: Code, now: float) -> None:
         """Tell why jobs wait, where that is new: asked are new ones, the special, and those who were special.
@@ -294,7 +300,12 @@ def _words(refusal: Refusal) -> dict[str, Any]:
 def _places(start: Start) -> Iterator[Place]:
     for share in start.offer:
         part = start.gang.parts[share.part]
-        count, demand = share.replicas, part.demand
+        count, demand = int(share.replicas), part.demand
         yield Place(
-            share.node, part.role, count, count * demand.gpu_milli, count * demand.cores, count * demand.memory_bytes
+            int(share.node),
+            part.role,
+            count,
+            count * demand.gpu_milli,
+            count * demand.cores,
+            count * demand.memory_bytes,
         )
