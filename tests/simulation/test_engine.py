@@ -111,32 +111,32 @@ def test_a_wait_is_for_capacity_until_enough_is_free_and_then_for_fragmentation(
     for mode in ("strict", "backfill"):
         result = simulate(jobs, "2x2", placement="consolidate", options={"queue": {"mode": mode}})
         assert finishes(result)["e"] == 25.0
-        assert result.outcomes[4].waits_seconds == (0.0, 8.0, 11.0)
-        assert result.waits == {"fair_share": 0, "fragmentation": 0, "capacity": 1}
-        assert result.waits_seconds == {"fair_share": 0.0, "fragmentation": 8.0, "capacity": 11.0}
+        assert result.outcomes[4].waits_seconds == (0.0, 8.0, 11.0, 0)
+        assert result.waits == {"fair_share": 0, "fragmentation": 0, "capacity": 1, "dependency": 0}
+        assert result.waits_seconds == {"fair_share": 0.0, "fragmentation": 8.0, "capacity": 11.0, "dependency": 0}
 
 
 def test_who_waits_behind_the_head_of_a_strict_queue_waits_for_capacity() -> None:
     jobs = trace((0, 10, 1), (0, 20, 1), (0, 12, 1), (0, 30, 1), (1, 5, 2), (1, 5, 1))
     strict = simulate(jobs, "2x2", placement="consolidate")
-    assert strict.outcomes[5].waits_seconds == (0.0, 0.0, 19.0)
-    assert strict.waits == {"fair_share": 0, "fragmentation": 0, "capacity": 2}
+    assert strict.outcomes[5].waits_seconds == (0.0, 0.0, 19.0, 0)
+    assert strict.waits == {"fair_share": 0, "fragmentation": 0, "capacity": 2, "dependency": 0}
     backfill = simulate(jobs, "2x2", placement="consolidate", options=BACKFILL)
-    assert backfill.outcomes[5].waits_seconds == (0.0, 0.0, 9.0)
+    assert backfill.outcomes[5].waits_seconds == (0.0, 0.0, 9.0, 0)
 
 
 def test_a_gang_that_was_fragmented_waits_for_capacity_once_others_took_what_was_free() -> None:
     # c wants 2 GPUs on one server: one is free on each from 10 to 15, one in all until 40, two together from 41.
     jobs = trace((0, 10, 1), (0, 41, 1), (0, 10, 1), (0, 40, 1), (1, 5, 2), (15, 30, 1))
     result = simulate(jobs, "2x2", placement="consolidate", options=BACKFILL)
-    assert result.outcomes[4].waits_seconds == (0.0, 5.0, 34.0)
+    assert result.outcomes[4].waits_seconds == (0.0, 5.0, 34.0, 0)
 
 
 def test_a_job_that_is_outranked_waits_for_capacity_whatever_it_waited_for_before() -> None:
     # e, the longest, finds one GPU on each server from 10 on; from 15 on two shorter jobs have them.
     jobs = trace((0, 40, 1), (0, 10, 1), (0.5, 40, 1), (0.5, 9.5, 1), (1, 90, 2), (15, 20, 1), (15, 20, 1))
     result = simulate(jobs, "2x2", queue=Shortest(), placement="consolidate")
-    assert result.outcomes[4].waits_seconds == (0.0, 10.0, 29.0)
+    assert result.outcomes[4].waits_seconds == (0.0, 10.0, 29.0, 0)
     assert result.outcomes[4].finished_seconds == 130.0
 
 

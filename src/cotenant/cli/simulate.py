@@ -98,7 +98,9 @@ def _card(result: Result) -> Iterator[tuple[str, str]]:
     yield "makespan", _seconds(result.makespan_seconds)
     yield "average queueing", _seconds(result.avg_queue_seconds)
     yield "preemptions", f"{result.preemptions:,}"
-    yield "GPU time held", _percent(result.gpu_utilisation)
+    yield "GPU time held", _percent(result.gpu_occupancy)
+    if result.gpu_utilisation != result.gpu_occupancy:
+        yield "GPU utilisation", _percent(result.gpu_utilisation)
     yield "core time held", _percent(result.cpu_utilisation)
     for kind, seconds in result.waits_seconds.items():
         if seconds:
@@ -106,6 +108,10 @@ def _card(result: Result) -> Iterator[tuple[str, str]]:
                 f"waits for {kind.replace('_', ' ')}",
                 f"{short_seconds(seconds)}, most of all for {result.waits[kind]:,} jobs",
             )
+    if result.ends["killed"] or result.ends["failed"]:
+        yield "outcomes", ", ".join(f"{count:,} {ended}" for ended, count in result.ends.items())
+    if result.qos_guarantee_percent is not None:
+        yield "deadlines met", f"{result.qos_guarantee_percent:.1f} %"
     for reason, count in Counter(refusal.detail for _, refusal in result.unschedulable).items():
         yield "unschedulable", f"{count:,} jobs: {reason}"
     yield "simulated in", f"{result.wall_seconds:.2f} s"

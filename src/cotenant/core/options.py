@@ -172,6 +172,8 @@ def _reader(name: str, kind: Any) -> Reader:
     if origin in (Union, types.UnionType) and len(parts) == 2 and types.NoneType in parts:
         one = next(part for part in parts if part is not types.NoneType)
         return _or_nothing(_reader(name, one))
+    if origin in (Union, types.UnionType) and len(parts) == 2 and get_origin(parts[1]) is Literal:
+        return _or_a_word(_reader(name, parts[0]), tuple(map(str, get_args(parts[1]))))
     raise NotOptions(f"option {name} has a type that cannot be read from text: {kind}")
 
 
@@ -221,5 +223,17 @@ def _many(one: Reader) -> Reader:
 def _or_nothing(one: Reader) -> Reader:
     def read(text: str) -> Any:
         return None if text.lower() == NOTHING else one(text)
+
+    return read
+
+
+def _or_a_word(one: Reader, words: tuple[str, ...]) -> Reader:
+    def read(text: str) -> Any:
+        if text in words:
+            return text
+        try:
+            return one(text)
+        except ValueError as error:
+            raise ValueError(f"{error}, or {', '.join(words)}") from None
 
     return read

@@ -25,10 +25,10 @@ class Arm(Protocol):
     def submitted(self, sequence: int, job: TraceJob) -> Estimate:
         """Say what is known of a job at its submission."""
 
-    def stopped(self, sequence: int, total_seconds: float) -> None:
-        """Note that a job will take so long in all, for it has work to repeat."""
+    def takes(self, sequence: int, total_seconds: float) -> None:
+        """Note that a job will take so long in all: it has work to repeat, or goes at another rate."""
 
-    def finished(self, job: TraceJob, run_seconds: float) -> None:
+    def finished(self, job: TraceJob, run_seconds: float, *, passed: bool = True) -> None:
         """Learn from a job's end."""
 
     def know(self, jobs: Jobs) -> Jobs:
@@ -44,10 +44,10 @@ class Nothing:
         """Nothing is known."""
         return UNKNOWN
 
-    def stopped(self, sequence: int, total_seconds: float) -> None:
+    def takes(self, sequence: int, total_seconds: float) -> None:
         """Nothing is kept."""
 
-    def finished(self, job: TraceJob, run_seconds: float) -> None:
+    def finished(self, job: TraceJob, run_seconds: float, *, passed: bool = True) -> None:
         """Nothing is learnt."""
 
     def know(self, jobs: Jobs) -> Jobs:
@@ -83,11 +83,11 @@ class Oracle(Told):
         self.tell(sequence, job.work_seconds, 1.0)
         return Estimate(predictable=True, confidence=1.0, remaining_seconds=job.work_seconds, source=self.name)
 
-    def stopped(self, sequence: int, total_seconds: float) -> None:
+    def takes(self, sequence: int, total_seconds: float) -> None:
         """Keep to the truth."""
         self.tell(sequence, total_seconds, 1.0)
 
-    def finished(self, job: TraceJob, run_seconds: float) -> None:
+    def finished(self, job: TraceJob, run_seconds: float, *, passed: bool = True) -> None:
         """There is nothing left to learn."""
 
 
@@ -102,10 +102,12 @@ class NoisyOracle(Told):
 
         predictable: share of the jobs that are predictable, from 0 to 1.
         spread: standard deviation of the logarithm of predicted / true run time.
+        bias: median of predicted / true run time; above 1 jobs are taken for longer than they are.
         """
 
         predictable: float = 0.5
         spread: float = 0.3
+        bias: float = 1.0
 
         def check(self) -> list[Violation]:
             """Name what the types cannot say."""
@@ -114,13 +116,15 @@ class NoisyOracle(Told):
                 wrong.append(Violation("predictable", f"must be from 0 to 1, not {self.predictable:g}"))
             if not 0 <= self.spread <= 10:
                 wrong.append(Violation("spread", f"must be from 0 to 10, not {self.spread:g}"))
+            if not 0.01 <= self.bias <= 100:
+                wrong.append(Violation("bias", f"must be from 0.01 to 100, not {self.bias:g}"))
             return wrong
 
     def __init__(self, options: Options, count: int, seed: int) -> None:
         super().__init__(count)
         rng = np.random.default_rng([seed, 1])  # a stream of its own: each arm's jobs err alike
         self._predictable = rng.random(count) < options.predictable
-        self._error = np.exp(options.spread * rng.standard_normal(count))
+        self._error = options.bias * np.exp(options.spread * rng.standard_normal(count))
 
     def submitted(self, sequence: int, job: TraceJob) -> Estimate:
         """Tell about what is true, or nothing."""
@@ -131,10 +135,10 @@ class NoisyOracle(Told):
         self.tell(sequence, seconds, 1.0)
         return Estimate(predictable=True, confidence=1.0, remaining_seconds=seconds, source=self.name)
 
-    def stopped(self, sequence: int, total_seconds: float) -> None:
+    def takes(self, sequence: int, total_seconds: float) -> None:
         """Stay with what was told."""
 
-    def finished(self, job: TraceJob, run_seconds: float) -> None:
+    def finished(self, job: TraceJob, run_seconds: float, *, passed: bool = True) -> None:
         """Nothing is learnt."""
 
 
@@ -155,10 +159,10 @@ class Learner(Told):
         self.tell(sequence, estimate.remaining_seconds if known else None, estimate.confidence if known else 0.0)
         return estimate
 
-    def stopped(self, sequence: int, total_seconds: float) -> None:
+    def takes(self, sequence: int, total_seconds: float) -> None:
         """A prediction stays what it was."""
 
-    def finished(self, job: TraceJob, run_seconds: float) -> None:
+    def finished(self, job: TraceJob, run_seconds: float, *, passed: bool = True) -> None:
         """Show the predictor how long the job ran."""
         spec = job.spec()
         self._predictor.observe(
@@ -170,6 +174,6 @@ class Learner(Told):
                 replicas=spec.replicas,
                 allocation=Candidate(cores=sum(role.request.cores or 0 for role in spec.roles)),
                 run_seconds=run_seconds,
-                succeeded=True,
+                succeeded=passed,
             )
         )

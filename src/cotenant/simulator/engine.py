@@ -15,10 +15,12 @@ from cotenant.simulator.admission import Admission
 from cotenant.simulator.arms import Arm
 from cotenant.simulator.clusters import Cluster
 from cotenant.simulator.lives import Life
+from cotenant.simulator.physics.world import World
 from cotenant.simulator.policies import Policies
-from cotenant.simulator.recording import Recorder, Story
+from cotenant.simulator.recording import Event, Kind, Recorder, Story
 from cotenant.simulator.scheduler import Scheduler
 from cotenant.simulator.traces import Trace, TraceJob
+from cotenant.simulator.traces.jobs import Ended
 
 
 class Simulation:
@@ -32,7 +34,7 @@ class Simulation:
         arm: Arm,
         *,
         seed: int = 0,
-        preemption_cost_seconds: float = 0.0,
+        world: World | None = None,
         recorder: Recorder | None = None,
     ) -> None:
         self.trace, self.cluster = trace, cluster
@@ -43,6 +45,7 @@ class Simulation:
         self.submitted = 0
         self.lives: list[Life] = []  # of the jobs submitted so far, but for those that can never run
         self.unschedulable: list[tuple[TraceJob, Refusal]] = []
+        self.world = world or World(cluster, seed=seed)
         self._arm = arm
         self._admission = Admission(cluster, policies, seed)
         self._story = Story(recorder) if recorder else None
@@ -52,10 +55,12 @@ class Simulation:
             arm,
             jobs=len(trace),
             seed=seed,
-            preemption_cost_seconds=preemption_cost_seconds,
+            world=self.world,
             story=self._story,
         )
-        self._finishes: list[tuple[float, int, int]] = []  # when, whose, and of which of its runs
+        self._idle = False  # nothing runs, and nobody comes
+        self._finishes: list[tuple[float, int, int]] = []  # when, whose, and as it was foretold at which time
+        self._retries: list[tuple[float, int]] = []  # when, and whose
 
     def step(self) -> bool:
         """Go to the next instant at which something happens and let it happen; False where nothing ever will.
@@ -70,10 +75,20 @@ class Simulation:
         self.steps += 1
         self.events += now >= self._scheduler.order_expires
         self._finish_due()
+        self._break_due()
+        self._retry_due()
         self._submit_due()
         for life, finish in self._scheduler.decide(now):
-            heapq.heappush(self._finishes, (finish, life.sequence, life.runs))
+            self._expect(life, finish)
+        for life, rate in self.world.changed():
+            self._expect(life, life.retime(now, rate))
+            self._arm.takes(life.sequence, life.total_seconds(now))
+            if self._story:
+                self._story.tell(Event(now, Kind.RATE_CHANGED, life.job.id, run=life.runs, rate=rate.work))
         return True
+
+    def _expect(self, life: Life, finish: float) -> None:
+        heapq.heappush(self._finishes, (finish, life.sequence, life.timing))
 
     def _next_seconds(self) -> float:
         while self._finishes and self._outdated(self._finishes[0]):
@@ -81,22 +96,60 @@ class Simulation:
         jobs = self.trace.jobs
         coming = jobs[self.submitted].submitted_seconds if self.submitted < len(jobs) else math.inf
         finishing = self._finishes[0][0] if self._finishes else math.inf
-        return min(coming, finishing, self._scheduler.order_expires)
+        retrying = self._retries[0][0] if self._retries else math.inf
+        expiring = self._scheduler.order_expires
+        self._idle = coming == finishing == retrying == math.inf
+        if self._idle and self.finished == len(self.lives):
+            return expiring
+        return min(coming, finishing, retrying, expiring, self.world.outages.next_seconds(idle=self._idle))
 
     def _outdated(self, finish: tuple[float, int, int]) -> bool:
-        """Tell whether a finish is that of a run that was stopped."""
+        """Tell whether a finish is that of a run that was stopped, or that was foretold anew."""
         life = self.lives[finish[1]]
-        return life.runs != finish[2] or not life.running
+        return life.timing != finish[2] or not life.running
 
     def _finish_due(self) -> None:
         while self._finishes and self._finishes[0][0] <= self.now:
             finish = heapq.heappop(self._finishes)
             if not self._outdated(finish):
-                life = self.lives[finish[1]]
-                self._scheduler.finish(life, self.now)
-                self._arm.finished(life.job, life.attained_seconds)
-                self.finished += 1
-                self.events += 1
+                self._end(self.lives[finish[1]])
+
+    def _end(self, life: Life) -> None:
+        """Let a run end: the job is done, or it fails and may be tried again."""
+        self.events += 1
+        trials = life.fate.trials_seconds
+        if life.fate.ended is Ended.FAILED:
+            life.failures += 1
+            if self._story:
+                self._story.tell(Event(self.now, Kind.ATTEMPT_FAILED, life.job.id, run=life.runs, code=life.failure))
+        if life.fails_at <= self.now and life.failures < len(trials):
+            self._scheduler.fail(life, self.now)
+            life.trial_left_seconds = trials[life.failures]
+            again = self.now + self.world.backoff_seconds(life.failures)
+            heapq.heappush(self._retries, (again, life.sequence))
+            return
+        self._scheduler.finish(life, self.now)
+        self._arm.finished(life.job, life.attained_seconds, passed=life.fate.ended is Ended.PASSED)
+        self.finished += 1
+
+    def _break_due(self) -> None:
+        """Let nodes fail and come back."""
+        for node, back in self.world.outages.due(self.now, idle=self._idle):
+            self.events += 1
+            if back:
+                self._scheduler.reopen(node)
+            lost = [] if back else [(life, life.runs) for life in self._scheduler.close(node, self.now)]
+            if self._story:
+                self._story.tell(Event(self.now, Kind.NODE_UP if back else Kind.NODE_DOWN, node=node))
+                for life, run in lost:
+                    code = "node_down"
+                    self._story.tell(Event(self.now, Kind.ATTEMPT_FAILED, life.job.id, node=node, run=run, code=code))
+
+    def _retry_due(self) -> None:
+        while self._retries and self._retries[0][0] <= self.now:
+            _, sequence = heapq.heappop(self._retries)
+            self._scheduler.retry(self.lives[sequence], self.now)
+            self.events += 1
 
     def _submit_due(self) -> None:
         jobs = self.trace.jobs
@@ -111,6 +164,8 @@ class Simulation:
                 if self._story:
                     self._story.unschedulable(job, shape, self.now)
                 continue
-            life = Life(job, sequence, shape, rest_seconds=job.work_seconds)
+            fate = self.world.fate(job, self.submitted - 1)
+            life = Life(job, sequence, shape, rest_seconds=job.work_seconds * fate.work_share, fate=fate)
+            self.world.born(life)
             self.lives.append(life)
             self._scheduler.submit(life, self.now)

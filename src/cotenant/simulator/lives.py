@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from cotenant.core.jobs import Gang, Locality, Part
 from cotenant.core.ledger import Holding
 from cotenant.core.refusals import Refusal
+from cotenant.simulator.physics.failures import PASSES, Fate
+from cotenant.simulator.physics.rates import FULL, Rate
 from cotenant.simulator.traces import TraceJob
 from cotenant.simulator.waits import NONE, Meter, Seconds
 
@@ -55,24 +57,44 @@ def shape_of(gang: Gang) -> Shape:
 class Life:
     """A job from its submission on. Times are simulated seconds; NaN is not yet.
 
-    `rest_seconds` is the work left when the present run began, `restart_seconds` what that run repeats before it gets
-    on with it. `attained_seconds` counts all run time, repeated work too.
+    `rest_seconds` is the work left at `settled_seconds`, `restart_seconds` what the present run has still to repeat
+    then, before it gets on with it; work is counted in seconds at rate 1. `attained_seconds` counts all run time of
+    earlier runs, repeated work too. `rate` is work done per second, `pace` that relative to an undisturbed run on the
+    same GPUs, `usage` the GPU utilisation at pace 1, and `busy_seconds` GPU utilisation × time so far.
+
+    What came after the last save is lost in a crash; `saved_rest_seconds` is the work that was left then, and
+    `lost_seconds` sums up lost work. `trial_left_seconds` is the run time until the job fails.
     """
 
     job: TraceJob
     sequence: int
     shape: Shape
     rest_seconds: float
+    fate: Fate = PASSES
     restart_seconds: float = 0.0
     attained_seconds: float = 0.0
     running_since: float = math.nan
     finished_seconds: float = math.nan
     runs: int = 0
     preemptions: int = 0
+    crashes: int = 0
+    failures: int = 0
     holdings: tuple[Holding, ...] = ()
     waited: Seconds = NONE
     meter: Meter | None = None
     mark: Seconds = NONE
+    rate: float = 1.0
+    pace: float = 1.0
+    usage: float = 1.0
+    busy_seconds: float = 0.0
+    settled_seconds: float = math.nan
+    working_since: float = math.nan
+    checkpoint_seconds: float = math.inf
+    saved_rest_seconds: float = math.inf
+    lost_seconds: float = 0.0
+    trial_left_seconds: float = math.inf
+    fails_at: float = math.inf
+    timing: int = 0  # counts the times at which its end was foretold anew
 
     @property
     def running(self) -> bool:
@@ -83,6 +105,11 @@ class Life:
     def finished(self) -> bool:
         """Whether it is done."""
         return not math.isnan(self.finished_seconds)
+
+    @property
+    def failure(self) -> str:
+        """The class of its failures, if that is known."""
+        return self.fate.failure.name if self.fate.failure else ""
 
     def begin_to_wait(self, meter: Meter, now: float) -> None:
         """Wait on a meter."""
@@ -98,7 +125,12 @@ class Life:
         if self.meter is None:
             return self.waited
         read, mark, waited = self.meter.read(now), self.mark, self.waited
-        return waited[0] + read[0] - mark[0], waited[1] + read[1] - mark[1], waited[2] + read[2] - mark[2]
+        return (
+            waited[0] + read[0] - mark[0],
+            waited[1] + read[1] - mark[1],
+            waited[2] + read[2] - mark[2],
+            waited[3] + read[3] - mark[3],
+        )
 
     def move(self, meter: Meter, now: float) -> None:
         """Wait on another meter, if it waits at all."""
@@ -106,28 +138,77 @@ class Life:
             self.end_wait(now)
             self.begin_to_wait(meter, now)
 
-    def start(self, holdings: tuple[Holding, ...], now: float) -> float:
-        """Run from now on; returns when the job will finish if nobody stops it."""
+    def start(self, holdings: tuple[Holding, ...], now: float, rate: Rate = FULL) -> float:
+        """Run from now on; returns when the job will finish or fail if nothing changes."""
         self.end_wait(now)
-        self.holdings, self.running_since = holdings, now
+        self.holdings, self.running_since, self.settled_seconds = holdings, now, now
+        self.working_since = now + self.restart_seconds
+        self.fails_at = now + self.trial_left_seconds
+        self.saved_rest_seconds = self.rest_seconds
+        self.rate, self.pace = rate
         self.runs += 1
-        return now + self.restart_seconds + self.rest_seconds
+        return self._ends()
 
-    def stop(self, now: float, restart_seconds: float) -> None:
-        """Stop before the end; the next run repeats `restart_seconds` first."""
+    def retime(self, now: float, rate: Rate) -> float:
+        """Go on at another rate; returns when the job will finish or fail now."""
+        self._settle(now)
+        self.rate, self.pace = rate
+        return self._ends()
+
+    def _ends(self) -> float:
+        self.timing += 1
+        return min(self.settled_seconds + self.restart_seconds + self.rest_seconds / self.rate, self.fails_at)
+
+    def total_seconds(self, now: float) -> float:
+        """Foretell the run time of the whole job at its present rate, were it never killed and did it never fail."""
+        ran = now - self.running_since if self.running else 0.0
+        beyond = self.job.work_seconds * (1 - self.fate.work_share)
+        return self.attained_seconds + ran + self.restart_seconds + (self.rest_seconds + beyond) / self.rate
+
+    def busy_until(self, now: float) -> float:
+        """Sum up GPU utilisation × time, the present run too."""
+        return self.busy_seconds + (self._worked(now) * self._busy if self.running else 0.0)
+
+    def stop(self, now: float, restart_seconds: float, *, saved: bool = True) -> None:
+        """Stop before the end; the next run repeats `restart_seconds` first, and what was not saved."""
         ran = now - self.running_since
-        self.rest_seconds -= max(0.0, ran - self.restart_seconds)
+        self._settle(now)
+        if not saved:
+            self.lost_seconds += self.saved_rest_seconds - self.rest_seconds
+            self.rest_seconds = self.saved_rest_seconds
         self.restart_seconds = restart_seconds
-        self.preemptions += 1
+        self.trial_left_seconds -= ran
         self._hold_nothing(ran)
 
     def finish(self, now: float) -> None:
         """Be done."""
         ran = now - self.running_since
+        self._settle(now)
         self.rest_seconds = 0.0
         self.finished_seconds = now
         self._hold_nothing(ran)
 
+    @property
+    def _busy(self) -> float:
+        return min(1.0, self.usage * self.pace)
+
+    def _worked(self, now: float) -> float:
+        """Tell for how long it has got on with its work since that was last counted."""
+        return max(0.0, now - self.settled_seconds - self.restart_seconds)
+
+    def _settle(self, now: float) -> None:
+        """Count the work done at the present rate, and what of it was saved."""
+        worked = self._worked(now)
+        if worked and self.checkpoint_seconds < math.inf:
+            saves = math.floor((now - self.working_since) / self.checkpoint_seconds)
+            unsaved = now - (self.working_since + saves * self.checkpoint_seconds)
+            if unsaved < worked:
+                self.saved_rest_seconds = self.rest_seconds - (worked - unsaved) * self.rate
+        self.rest_seconds -= worked * self.rate
+        self.busy_seconds += worked * self._busy
+        self.restart_seconds = max(0.0, self.restart_seconds - (now - self.settled_seconds))
+        self.settled_seconds = now
+
     def _hold_nothing(self, ran: float) -> None:
         self.attained_seconds += ran
-        self.running_since, self.holdings = math.nan, ()
+        self.running_since, self.holdings, self.rate, self.pace = math.nan, (), 1.0, 1.0

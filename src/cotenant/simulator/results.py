@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from cotenant.core.jobs import JobKind
+from cotenant.core.jobs import WHOLE_GPU_MILLI, JobKind
 from cotenant.core.refusals import Code, Refusal
 from cotenant.simulator.engine import Simulation
 from cotenant.simulator.lives import Life
+from cotenant.simulator.traces.jobs import Ended
 from cotenant.simulator.waits import WAITS, Seconds, dominant
 
 ABOUT: Mapping[str, str] = MappingProxyType(
@@ -21,13 +24,22 @@ ABOUT: Mapping[str, str] = MappingProxyType(
         "jct": "finish - submission, of finished jobs, killed and failed ones too; percentiles interpolate linearly",
         "makespan_seconds": "last finish - first submission",
         "avg_queue_seconds": "mean time that a finished job spent waiting, first and after preemptions",
-        "gpu_utilisation": "GPU time held by jobs / GPU time of the cluster over the makespan, from 0 to 1",
-        "cpu_utilisation": "the same for cores",
+        "gpu_utilisation": "mean GPU utilisation over all GPU time of the cluster until the makespan, from 0 to 1, as "
+        "simulator.utilisation models it; where that is none, held GPUs count as fully used: gpu_occupancy",
+        "gpu_occupancy": "GPU time held by jobs / GPU time of the cluster over the makespan, from 0 to 1",
+        "cpu_utilisation": "the same for cores, held ones counting as used",
         "cpu_jobs_avg_queue_seconds": "avg_queue_seconds of jobs without GPUs; null where there are none",
-        "qos_guarantee_percent": "jobs whose QoS was met; null where no job has a QoS",
+        "qos_guarantee_percent": "jobs that were done by their deadline, of those that have one; failed and unfinished "
+        "ones count as missed, those that their users killed are left out; null where no job has one",
+        "outcomes": "finished jobs by what became of them",
+        "outcomes_gpu_time": "shares of the GPU time held by finished jobs, by what became of them; null for none",
+        "failures": "attempts that failed by the job's own doing, by class",
+        "crashes": "runs that ended because a node failed",
+        "lost_work_seconds": "work, at reference speed, that was done and lost in failures, for it was not saved",
         "waits": "jobs by the kind of wait that cost them most seconds; jobs that never waited are in none",
         "waits_seconds": "seconds of waiting by kind, summed over all jobs",
-        "events": "submissions, finishes, preemptions and ends of an order's validity",
+        "events": "submissions, finishes, failures, retries, preemptions, nodes that fail or are back, and ends of an "
+        "order's validity",
         "wall_seconds": "time that the simulation took; the only figure that differs from run to run",
         "unschedulable": "jobs that can never run, with the reason; they are in no other figure but jobs",
     }
@@ -53,6 +65,13 @@ class Outcome(NamedTuple):
     run_seconds: float
     waits_seconds: Seconds
     preemptions: int
+    ended: Ended = Ended.PASSED  # once it finished
+    failures: int = 0
+    failure: str = ""
+    crashes: int = 0
+    lost_work_seconds: float = 0.0
+    busy_seconds: float = 0.0  # GPU utilisation × run time
+    deadline_seconds: float | None = None
 
     @property
     def jct_seconds(self) -> float | None:
@@ -63,6 +82,11 @@ class Outcome(NamedTuple):
     def queue_seconds(self) -> float:
         """All time spent waiting."""
         return sum(self.waits_seconds)
+
+    @property
+    def gpu_seconds(self) -> float:
+        """GPU time held."""
+        return self.run_seconds * self.gpu_milli / WHOLE_GPU_MILLI
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,9 +103,15 @@ class Result:
     avg_queue_seconds: float | None
     preemptions: int
     gpu_utilisation: float | None
+    gpu_occupancy: float | None
     cpu_utilisation: float | None
     cpu_jobs_avg_queue_seconds: float | None
     qos_guarantee_percent: float | None
+    ends: Mapping[str, int]
+    ends_gpu_time: Mapping[str, float | None]
+    failures: Mapping[str, int]
+    crashes: int
+    lost_work_seconds: float
     waits: Mapping[str, int]
     waits_seconds: Mapping[str, float]
     events: int
@@ -101,9 +131,13 @@ class Result:
 
     def as_json(self) -> dict[str, Any]:
         """Give all figures as plain values; `about` says what each means. The jobs' outcomes are left out."""
-        plain = {name: getattr(self, name) for name in self.__dataclass_fields__ if name != "outcomes"}
+        names = (name for name in self.__dataclass_fields__ if name not in ("outcomes", "ends", "ends_gpu_time"))
+        plain = {name: getattr(self, name) for name in names}
         return {
             **plain,
+            "outcomes": dict(self.ends),
+            "outcomes_gpu_time": dict(self.ends_gpu_time),
+            "failures": dict(self.failures),
             "waits": dict(self.waits),
             "waits_seconds": dict(self.waits_seconds),
             "policies": dict(self.policies),
@@ -135,22 +169,29 @@ def result_of(
     makespan = max((outcome.finished_seconds or 0.0 for outcome in done), default=None)
     span = (makespan if complete else simulation.now) or 0.0
     preemptions = sum(outcome.preemptions for outcome in outcomes)
+    occupancy = _share([one.gpu_milli * one.run_seconds for one in outcomes], cluster.gpus * 1000, span)
+    busy = _share([one.gpu_milli * one.busy_seconds for one in outcomes], cluster.gpus * 1000, span)
+    held_cores = [life.shape.cores * one.run_seconds for life, one in zip(simulation.lives, outcomes, strict=True)]
     return Result(
         jobs=simulation.submitted,
         finished=len(done),
-        avg_jct_seconds=_mean(jcts),
+        avg_jct_seconds=_mean(jcts.tolist()),
         median_jct_seconds=_percentile(jcts, 50),
         p95_jct_seconds=_percentile(jcts, 95),
         p99_jct_seconds=_percentile(jcts, 99),
         makespan_seconds=makespan,
-        avg_queue_seconds=_mean(np.array([outcome.queue_seconds for outcome in done])),
+        avg_queue_seconds=_mean([outcome.queue_seconds for outcome in done]),
         preemptions=preemptions,
-        gpu_utilisation=_share(
-            [life.shape.gpu_milli for life in simulation.lives], outcomes, cluster.gpus * 1000, span
-        ),
-        cpu_utilisation=_share([life.shape.cores for life in simulation.lives], outcomes, cluster.cores, span),
-        cpu_jobs_avg_queue_seconds=_mean(np.array([one.queue_seconds for one in done if not one.gpu_milli])),
-        qos_guarantee_percent=None,
+        gpu_utilisation=busy if simulation.world.usage_is_modelled else occupancy,
+        gpu_occupancy=occupancy,
+        cpu_utilisation=_share(held_cores, cluster.cores, span),
+        cpu_jobs_avg_queue_seconds=_mean([one.queue_seconds for one in done if not one.gpu_milli]),
+        qos_guarantee_percent=_qos_percent(simulation, outcomes, complete=complete),
+        ends={ended.value: sum(one.ended is ended for one in done) for ended in Ended},
+        ends_gpu_time=_gpu_time_by_end(done),
+        failures=dict(sorted(_failures(outcomes).items())),
+        crashes=sum(one.crashes for one in outcomes),
+        lost_work_seconds=math.fsum(one.lost_work_seconds for one in outcomes),
         waits=_jobs_by_wait(outcomes),
         waits_seconds=_seconds_by_wait(outcomes),
         events=simulation.events + preemptions,
@@ -185,23 +226,57 @@ def _outcome(life: Life, now: float) -> Outcome:
         run_seconds=life.attained_seconds + (now - life.running_since if life.running else 0.0),
         waits_seconds=life.waited_until(now),
         preemptions=life.preemptions,
+        ended=life.fate.ended,
+        failures=life.failures,
+        failure=life.failure,
+        crashes=life.crashes,
+        lost_work_seconds=life.lost_seconds,
+        busy_seconds=life.busy_until(now),
+        deadline_seconds=job.deadline_seconds,
     )
 
 
-def _mean(values: np.ndarray) -> float | None:
-    return float(values.mean()) if len(values) else None
+def _mean(values: Sequence[float]) -> float | None:
+    return math.fsum(values) / len(values) if len(values) else None
 
 
 def _percentile(values: np.ndarray, percent: float) -> float | None:
     return float(np.percentile(values, percent)) if len(values) else None
 
 
-def _share(held: list[int], outcomes: tuple[Outcome, ...], total: int, span_seconds: float) -> float | None:
-    """Sum up what was held and for how long, as a share of all there is."""
-    if not total or not span_seconds:
-        return None
-    run_seconds = np.array([outcome.run_seconds for outcome in outcomes], dtype=np.float64)
-    return float((np.array(held, dtype=np.float64) * run_seconds).sum()) / (total * span_seconds)
+def _share(held: Sequence[float], total: int, span_seconds: float) -> float | None:
+    """Sum up what was held, times seconds, as a share of all there is."""
+    return math.fsum(held) / (total * span_seconds) if total and span_seconds else None
+
+
+def _qos_percent(simulation: Simulation, outcomes: Sequence[Outcome], *, complete: bool) -> float | None:
+    """Tell the share of jobs that were done by their deadline, of those of which that is known."""
+    met, missed = 0, sum(job.deadline_seconds is not None for job, _ in simulation.unschedulable)
+    for one in outcomes:
+        if one.deadline_seconds is None or (one.finished_seconds is not None and one.ended is Ended.KILLED):
+            continue
+        if one.finished_seconds is not None:
+            in_time = one.ended is Ended.PASSED and one.finished_seconds <= one.deadline_seconds
+            met, missed = met + in_time, missed + (not in_time)
+        elif complete or one.deadline_seconds < simulation.now:
+            missed += 1
+    return 100 * met / (met + missed) if met + missed else None
+
+
+def _gpu_time_by_end(done: Sequence[Outcome]) -> dict[str, float | None]:
+    total = math.fsum(one.gpu_seconds for one in done)
+    return {
+        ended.value: math.fsum(one.gpu_seconds for one in done if one.ended is ended) / total if total else None
+        for ended in Ended
+    }
+
+
+def _failures(outcomes: Sequence[Outcome]) -> Counter[str]:
+    counts: Counter[str] = Counter()
+    for one in outcomes:
+        if one.failures:
+            counts[one.failure or "unknown"] += one.failures
+    return counts
 
 
 def _jobs_by_wait(outcomes: tuple[Outcome, ...]) -> dict[str, int]:
@@ -213,7 +288,7 @@ def _jobs_by_wait(outcomes: tuple[Outcome, ...]) -> dict[str, int]:
 
 
 def _seconds_by_wait(outcomes: tuple[Outcome, ...]) -> dict[str, float]:
-    sums = (
-        np.array([outcome.waits_seconds for outcome in outcomes], dtype=np.float64).reshape(-1, len(WAITS)).sum(axis=0)
-    )
-    return {wait.value: float(seconds) for wait, seconds in zip(WAITS, sums, strict=True)}
+    return {
+        wait.value: math.fsum(outcome.waits_seconds[number] for outcome in outcomes)
+        for number, wait in enumerate(WAITS)
+    }

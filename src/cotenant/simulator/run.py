@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any
 
 from cotenant import plugins
 from cotenant.core.jobs import Role
@@ -19,6 +19,8 @@ from cotenant.core.validate import Violation
 from cotenant.simulator.arms import Arm, Learner, NoisyOracle, Nothing, Oracle
 from cotenant.simulator.clusters import Cluster, parse_cluster
 from cotenant.simulator.engine import Simulation
+from cotenant.simulator.physics.settings import Settings
+from cotenant.simulator.physics.world import World
 from cotenant.simulator.policies import GROUPS, Policies
 from cotenant.simulator.recording import Recorder
 from cotenant.simulator.results import Result, result_of
@@ -31,23 +33,6 @@ ARMS = (Oracle.name, NoisyOracle.name, Nothing.name)
 
 Options = Mapping[str, Mapping[str, str]]
 Watch = Callable[[Simulation], bool]
-
-
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """Options of the simulator itself, in the group `simulator`.
-
-    preemption_cost_seconds: work that a job repeats each time it starts again after a preemption.
-    cores: what jobs ask for whose trace tells no cores: `none`, or `auto`, so that the allocator decides.
-    """
-
-    preemption_cost_seconds: float = 0.0
-    cores: Literal["none", "auto"] = "none"
-
-    def check(self) -> list[Violation]:
-        """Name what the types cannot say."""
-        cost = self.preemption_cost_seconds
-        return [] if 0 <= cost < 1e9 else [Violation("preemption_cost_seconds", f"must be 0 or more, not {cost:g}")]
 
 
 def simulate(
@@ -87,13 +72,14 @@ def simulate(
     jobs = _with_auto_cores(jobs) if settings.cores == "auto" else jobs
     with _naming("predictor"):
         arm = _arm(predictor, options.get("predictor", {}), len(jobs), seed)
+    world = World(place, settings, seed)
     simulation = Simulation(
-        jobs,
+        world.noted(jobs),
         place,
         policies,
         arm,
         seed=seed,
-        preemption_cost_seconds=settings.preemption_cost_seconds,
+        world=world,
         recorder=recorder,
     )
     complete = _run(simulation, watch)

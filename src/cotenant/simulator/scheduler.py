@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 
 import numpy as np
 
@@ -27,36 +27,15 @@ from cotenant.core.refusals import Code, Refusal, Wait, behind, outranked
 from cotenant.core.table import Capacity, Ints, JobRow, Jobs, JobTable
 from cotenant.simulator.arms import Arm
 from cotenant.simulator.clusters import Cluster
+from cotenant.simulator.free import Free
 from cotenant.simulator.lives import Life, Shape
+from cotenant.simulator.physics.rates import FULL
+from cotenant.simulator.physics.world import World
 from cotenant.simulator.policies import AskedPlacement, Policies, PolicyFailed, ordered
 from cotenant.simulator.recording import Reason, Story, counted, reason_of
 from cotenant.simulator.waits import Meter
 
 VALID_SECONDS_MIN = 0.001  # an order is asked for anew no sooner than this, so that rounding cannot stop the clock
-
-
-@dataclass(slots=True)
-class Free:
-    """What is free in sum over all nodes."""
-
-    gpu_milli: int
-    cores: int
-    memory_bytes: int
-
-    def lacks(self, shape: Shape) -> bool:
-        """Tell whether a gang needs more."""
-        return shape.gpu_milli > self.gpu_milli or shape.cores > self.cores or shape.memory_bytes > self.memory_bytes
-
-    def lacking(self, shape: Shape) -> list[str]:
-        """Name what a gang needs more of."""
-        names = ("gpu_milli", "cores", "memory_bytes")
-        return [name for name in names if getattr(shape, name) > getattr(self, name)]
-
-    def take(self, shape: Shape, times: int = 1) -> None:
-        """Have that much less; a negative number of times gives back."""
-        self.gpu_milli -= times * shape.gpu_milli
-        self.cores -= times * shape.cores
-        self.memory_bytes -= times * shape.memory_bytes
 
 
 class Scheduler:
@@ -70,7 +49,7 @@ class Scheduler:
         *,
         jobs: int,
         seed: int,
-        preemption_cost_seconds: float,
+        world: World,
         story: Story | None = None,
     ) -> None:
         self.order_expires = math.inf
@@ -81,7 +60,7 @@ class Scheduler:
         self._story = story
         self._choice: tuple[Ints, Ints] | None = None  # of the present cycle, while somebody listens: order and starts
         self._rng = np.random.default_rng(seed)
-        self._preemption_cost_seconds = preemption_cost_seconds
+        self._world = world
         self._ledger = cluster.ledger()
         self._table = JobTable()
         memory_bytes = int(self._ledger.total_memory.sum())
@@ -98,6 +77,12 @@ class Scheduler:
 
     def submit(self, life: Life, now: float) -> None:
         """Take a job in; it waits."""
+        self._enter(life)
+        if self._story:
+            self._story.submitted(life, now)
+        self._wait(life, now)
+
+    def _enter(self, life: Life) -> None:
         job, shape = life.job, life.shape
         if shape.code < 0:
             shape.code = len(self._shapes)
@@ -116,9 +101,6 @@ class Scheduler:
                 replicas=shape.replicas,
             )
         )
-        if self._story:
-            self._story.submitted(life, now)
-        self._wait(life, now)
 
     def finish(self, life: Life, now: float) -> None:
         """Let a job go that is done."""
@@ -127,8 +109,54 @@ class Scheduler:
         life.finish(now)
         if self._story:
             self._story.finished(life, ran_seconds, now)
+        self._leave(life)
+
+    def _leave(self, life: Life) -> None:
         self._table.remove(life.job.id)
         del self._lives[life.sequence], self._sequences[life.job.id]
+
+    def fail(self, life: Life, now: float) -> None:
+        """Let a job go whose attempt failed, until it is tried again; for that it waits."""
+        self._release(life)
+        life.stop(now, self._world.restart_seconds(life), saved=False)
+        self._leave(life)
+        life.begin_to_wait(self._meters[Wait.DEPENDENCY], now)
+
+    def retry(self, life: Life, now: float) -> None:
+        """Take a failed job in again, with what it attained."""
+        life.end_wait(now)
+        self._enter(life)
+        self._table.attain(life.job.id, life.attained_seconds)
+        self._table.update(life.job.id, waiting_since=now)
+        self._arm.takes(life.sequence, life.total_seconds(now))
+        self._wait(life, now)
+
+    def close(self, node: int, now: float) -> list[Life]:
+        """Give a node that failed no more work; returns the jobs that it took with it, which wait again."""
+        lost = [life for life in self._lives.values() if any(holding.node == node for holding in life.holdings)]
+        for life in lost:
+            life.crashes += 1
+            self._requeue(life, now, self._world.restart_seconds(life), saved=False)
+        self._ledger.open[node] = False
+        self._resize(node, -1)
+        return lost
+
+    def reopen(self, node: int) -> None:
+        """Give a node work again."""
+        self._ledger.open[node] = True
+        self._resize(node, +1)
+        for shape in self._shapes:
+            shape.refusal = None
+
+    def _resize(self, node: int, times: int) -> None:
+        shape = self._ledger.shapes[node]
+        self._free.add(shape, times)
+        total = Free(self._capacity.gpu_milli, self._capacity.cores, self._capacity.memory_bytes)
+        total.add(shape, times)
+        self._capacity = replace(
+            self._capacity, gpu_milli=total.gpu_milli, cores=total.cores, memory_bytes=total.memory_bytes
+        )
+        self._table.capacity = self._capacity
 
     def decide(self, now: float) -> list[tuple[Life, float]]:
         """Decide, and do it: returns who was started and when each will finish if nobody stops it.
@@ -246,7 +274,10 @@ class Scheduler:
         if not life.shape.waiting:
             del self._waiting[life.shape.code]
         self._table.start(life.job.id, now)
-        finish = life.start(start.holdings, now)
+        rate = self._world.started(life, start.holdings)
+        finish = life.start(start.holdings, now, rate)
+        if rate is not FULL:
+            self._arm.takes(life.sequence, life.total_seconds(now))
         if self._story:
             self._story.started(life, start, now)
         return finish
@@ -254,13 +285,18 @@ class Scheduler:
     def _preempt(self, life: Life, starts: Sequence[cycle.Start], now: float) -> None:
         if self._story:
             self._story.preempted(life, starts, now)
+        life.preemptions += 1
+        self._requeue(life, now, self._world.preemption_seconds(life), saved=self._world.settings.preemption_grace)
+
+    def _requeue(self, life: Life, now: float, restart_seconds: float, *, saved: bool) -> None:
         self._release(life)
         self._table.stop(life.job.id, now)
-        life.stop(now, self._preemption_cost_seconds)
-        self._arm.stopped(life.sequence, life.attained_seconds + life.restart_seconds + life.rest_seconds)
+        life.stop(now, restart_seconds, saved=saved)
+        self._arm.takes(life.sequence, life.total_seconds(now))
         self._wait(life, now)
 
     def _release(self, life: Life) -> None:
+        self._world.released(life)
         for holding in life.holdings:
             self._ledger.release(holding)
         self._free.take(life.shape, -1)

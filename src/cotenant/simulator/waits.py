@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from cotenant.core.refusals import Wait
 
-WAITS = (Wait.FAIR_SHARE, Wait.FRAGMENTATION, Wait.CAPACITY)
-Seconds = tuple[float, float, float]
-NONE: Seconds = (0.0, 0.0, 0.0)
+WAITS = (Wait.FAIR_SHARE, Wait.FRAGMENTATION, Wait.CAPACITY, Wait.DEPENDENCY)
+Seconds = tuple[float, float, float, float]  # in that order
+NONE: Seconds = (0.0, 0.0, 0.0, 0.0)
 _HAND = {wait: number for number, wait in enumerate(WAITS)}
 
 
@@ -21,7 +21,7 @@ class Meter:
     >>> meter = Meter(now=10.0)
     >>> meter.turn(Wait.FRAGMENTATION, now=15.0)
     >>> meter.read(now=18.0)
-    (0.0, 3.0, 5.0)
+    (0.0, 3.0, 5.0, 0.0)
     """
 
     __slots__ = ("_hand", "_seconds", "_since")
@@ -41,12 +41,12 @@ class Meter:
         """Read all hands."""
         seconds = self._seconds.copy()
         seconds[self._hand] += now - self._since
-        return seconds[0], seconds[1], seconds[2]
+        return seconds[0], seconds[1], seconds[2], seconds[3]
 
 
 def _hand(wait: Wait) -> int:
-    """Find the hand of a kind; a wait for something outside the cluster counts as one for capacity."""
-    return _HAND.get(wait, _HAND[Wait.CAPACITY])
+    """Find the hand of a kind."""
+    return _HAND[wait]
 
 
 def dominant(seconds: Seconds) -> Wait | None:

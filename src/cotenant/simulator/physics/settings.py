@@ -1,0 +1,97 @@
+"""Options of the simulator itself, in the group `simulator`. All physics is off unless it is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from cotenant.core.validate import Violation
+from cotenant.simulator.physics import bandwidth
+from cotenant.simulator.physics.failures import FAILED_PERCENT, KILLED_PERCENT
+from cotenant.simulator.physics.models import FAMILIES, Model, model_of
+
+Speed = Literal["none", "all", "cores", "gpu-type", "locality", "colocation", "bandwidth"]
+SPEEDS = frozenset({"cores", "gpu-type", "locality", "colocation", "bandwidth"})
+SECONDS_MAX = 1e9
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What `--option simulator.…` takes; `docs/simulator-physics.md` says where each figure is from.
+
+    cores: what jobs ask for whose trace tells no cores: `none`, or `auto`, so that the allocator decides.
+    speed: what decides how fast jobs run: `none`, `all`, or any of cores, gpu-type, locality, colocation, bandwidth.
+    interference: with colocation, whether gangs on one server slow each other down: `none`, or `philly`.
+    model_default: the model of jobs whose own is not known; empty: their speed does not depend on it.
+    memory_bandwidth_bytes_per_second: of nodes whose cluster file does not tell.
+    bandwidth_sensitivity: share of a training step that waits for memory where memory is the bottleneck, 0 to 1.
+    utilisation: what GPU utilisation jobs report: `none`, or `philly`.
+    preemption_cost_seconds: work that a job repeats each time it starts again after a preemption, or `model`.
+    preemption_grace: whether a job may save its work before it is preempted.
+    checkpoint_interval_seconds: run time between saves; what came after the last is lost in a failure. None: no saves.
+    failures: whether jobs are killed and fail: `none`, or as in `philly`, in these percents of training jobs.
+    retries: which failures are tried again: `none`, `transient`, or all, as `philly` did.
+    retry_backoff_seconds: wait before the first retry, doubled for each more, up to 300 s.
+    node_mtbf_hours: mean time between failures of a node; None: nodes never fail.
+    node_repair_hours: mean time until a node is back.
+    """
+
+    cores: Literal["none", "auto"] = "none"
+    speed: tuple[Speed, ...] = ("none",)
+    interference: Literal["none", "philly"] = "none"
+    model_default: str = ""
+    memory_bandwidth_bytes_per_second: float = bandwidth.PEAK_BYTES_PER_SECOND
+    bandwidth_sensitivity: float = bandwidth.SENSITIVITY
+    utilisation: Literal["none", "philly"] = "none"
+    preemption_cost_seconds: float | Literal["model"] = 0.0
+    preemption_grace: bool = True
+    checkpoint_interval_seconds: float | None = 1800.0
+    failures: Literal["none", "philly"] = "none"
+    failed_percent: float = FAILED_PERCENT
+    killed_percent: float = KILLED_PERCENT
+    retries: Literal["none", "transient", "philly"] = "transient"
+    retry_backoff_seconds: float = 1.0
+    node_mtbf_hours: float | None = None
+    node_repair_hours: float = 1.0
+
+    def check(self) -> list[Violation]:
+        """Name what the types cannot say."""
+        return [*self._out_of_range(), *self._contradictions()]
+
+    def _out_of_range(self) -> Iterator[Violation]:
+        for name, least, most in (
+            ("preemption_cost_seconds", 0.0, SECONDS_MAX),
+            ("memory_bandwidth_bytes_per_second", 1.0, 1e15),
+            ("bandwidth_sensitivity", 0.0, 1.0),
+            ("checkpoint_interval_seconds", 0.001, SECONDS_MAX),
+            ("failed_percent", 0.0, 100.0),
+            ("killed_percent", 0.0, 100.0),
+            ("retry_backoff_seconds", 0.0, SECONDS_MAX),
+            ("node_mtbf_hours", 0.01, SECONDS_MAX),
+            ("node_repair_hours", 0.001, SECONDS_MAX),
+        ):
+            value = getattr(self, name)
+            if isinstance(value, float) and not least <= value <= most:
+                range_ = f"from {least:g} to {most:g}" if most < SECONDS_MAX else f"{least:g} or more"
+                yield Violation(name, f"must be {range_}, not {value:g}")
+
+    def _contradictions(self) -> Iterator[Violation]:
+        if len(self.speed) != 1 and {"none", "all"} & set(self.speed):
+            yield Violation("speed", "none and all stand alone")
+        if self.failed_percent + self.killed_percent > 100:
+            yield Violation("killed_percent", "and failed_percent must not exceed 100 together")
+        if self.interference != "none" and "colocation" not in self.speeds:
+            yield Violation("interference", "is a part of colocation, which speed does not name")
+        if self.model_default and not self.model:
+            yield Violation("model_default", f"must be one of {', '.join(FAMILIES)}, not {self.model_default!r}")
+
+    @property
+    def speeds(self) -> frozenset[str]:
+        """The speed models that are on."""
+        return SPEEDS if self.speed == ("all",) else frozenset(self.speed) - {"none"}
+
+    @property
+    def model(self) -> Model | None:
+        """The model that stands in for unknown ones."""
+        return model_of(self.model_default)

@@ -1,0 +1,238 @@
+"""How fast each running job is, and whose speed changes when a neighbour comes or goes.
+
+Theory of operation. A job's rate is relative to its trace: 1 is `TraceJob.work_seconds` as it stands. It is
+
+    locality · min over its nodes of (cores · GPU type · GPU sharing · interference · bandwidth)
+
+since a gang runs at the pace of its slowest replica. The first two and locality are fixed when a run begins; the others
+depend on the neighbours. So a start or a stop touches the nodes that it is on, and once an instant's decisions are made
+the jobs on touched nodes, and no others, are given new rates.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from cotenant.core.jobs import WHOLE_GPU_MILLI
+from cotenant.core.ledger import Holding
+from cotenant.core.policy import AttemptWindow, NodeWindow
+from cotenant.simulator.clusters import Cluster
+from cotenant.simulator.lives import Life
+from cotenant.simulator.physics import bandwidth, cores, gpus, interference
+from cotenant.simulator.physics.locality import Distances
+from cotenant.simulator.physics.models import Model, model_of
+from cotenant.simulator.physics.rates import Rate
+from cotenant.simulator.physics.rounding import steady
+from cotenant.simulator.physics.settings import Settings
+from cotenant.simulator.traces import TraceJob
+
+NEIGHBOURLY = frozenset({"colocation", "bandwidth"})  # the models in which neighbours count
+GANG_MILLI_MIN = 2 * WHOLE_GPU_MILLI
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What a run has on one node. `own` is its speed there without neighbours, `demand` memory traffic in bytes/s."""
+
+    node: int
+    gpu_milli: int
+    cores: int
+    shared: tuple[int, ...]  # GPUs of which it has only a part
+    own: float
+    demand: float
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A run under way. `gpu_type` is what of its rate the type of its GPUs makes."""
+
+    life: Life
+    model: Model | None
+    places: tuple[Place, ...]
+    together: float
+    gpu_type: float
+    gpu_milli: int  # over all its places
+
+    @property
+    def gang(self) -> bool:
+        """Whether it is one of those that disturb each other."""
+        return self.gpu_milli >= GANG_MILLI_MIN
+
+
+class Speeds:
+    """The rates of all running jobs under the speed models that are on."""
+
+    def __init__(self, cluster: Cluster, settings: Settings) -> None:
+        self._on = settings.speeds
+        self._settings = settings
+        self._shapes = cluster.shapes
+        self._peaks = tuple(peak or settings.memory_bandwidth_bytes_per_second for peak in cluster.memory_bandwidths)
+        self._distances = Distances(cluster.shapes, cluster.racks)
+        self._neighbourly = bool(self._on & NEIGHBOURLY)
+        self._runs: dict[int, Run] = {}  # by the job's sequence
+        self._on_node: dict[int, dict[int, Place]] = {}  # by node and sequence
+        self._touched: set[int] = set()
+
+    def model(self, job: TraceJob) -> Model | None:
+        """Recognise a job's model, or take the default."""
+        return (model_of(job.model) if job.model else None) or self._settings.model
+
+    def started(self, life: Life, holdings: Sequence[Holding]) -> Rate:
+        """Take a run in; returns its rate as it would be without neighbours."""
+        run = self._run(life, holdings)
+        if self._neighbourly:
+            self._runs[life.sequence] = run
+            for place in run.places:
+                self._on_node.setdefault(place.node, {})[life.sequence] = place
+                self._touched.add(place.node)
+        return _rate(run, [place.own for place in run.places])
+
+    def released(self, life: Life) -> None:
+        """Let a run go."""
+        if run := self._runs.pop(life.sequence, None):
+            for place in run.places:
+                del self._on_node[place.node][life.sequence]
+                self._touched.add(place.node)
+
+    def changed(self) -> Iterator[tuple[Life, Rate]]:
+        """Give the runs on touched nodes whose rate is another now, by sequence, with that rate."""
+        if not self._touched:
+            return
+        sequences = sorted({sequence for node in self._touched for sequence in self._on_node.get(node, ())})
+        self._touched.clear()
+        demands: dict[int, float] = {}
+        for sequence in sequences:
+            run = self._runs[sequence]
+            rate = _rate(run, [place.own * self._left(run, place, demands) for place in run.places])
+            if rate.work != run.life.rate:
+                yield run.life, rate
+
+    def window(self, node: int, node_id: str, now: float, seconds: float) -> NodeWindow:
+        """Tell what the agent of a node would see if things had been for some seconds as they are now."""
+        here = [(self._runs[sequence], place) for sequence, place in sorted(self._on_node.get(node, {}).items())]
+        total = self._demand(node)
+        peak = self._peaks[node]
+        return NodeWindow(
+            node_id,
+            now,
+            seconds,
+            tuple(
+                AttemptWindow(
+                    job_id=run.life.job.id,
+                    number=run.life.runs,
+                    cpu_job=not run.gpu_milli,
+                    cores_used=float(place.cores),
+                    rate_per_second=run.life.rate,
+                    gpu_utilisation_percent=None,
+                    memory_bandwidth_bytes_per_second=bandwidth.granted(place.demand, total, peak),
+                )
+                for run, place in here
+            ),
+            memory_bandwidth_bytes_per_second=min(total, peak),
+        )
+
+    def _run(self, life: Life, holdings: Sequence[Holding]) -> Run:
+        job, model = life.job, self.model(life.job)
+        by_node: dict[int, list[Holding]] = {}
+        for holding in holdings:
+            by_node.setdefault(holding.node, []).append(holding)
+        gang_gpus = life.shape.gpu_milli / WHOLE_GPU_MILLI
+        types = {node: self._type_speed(job, model, gang_gpus, node) for node in by_node}
+        places = tuple(self._place(life, model, gang_gpus, node, held, types[node]) for node, held in by_node.items())
+        with_gpus = [place.node for place in places if place.gpu_milli]
+        together = 1.0
+        if "locality" in self._on and len(with_gpus) > 1:
+            together = self._distances.speed(model, gang_gpus, self._shapes[with_gpus[0]].gpu_type, with_gpus)
+        return Run(
+            life, model, places, together, min((types[node] for node in with_gpus), default=1.0), life.shape.gpu_milli
+        )
+
+    def _type_speed(self, job: TraceJob, model: Model | None, gang_gpus: float, node: int) -> float:
+        here = self._shapes[node].gpu_type
+        if "gpu-type" not in self._on or model is None or not (gang_gpus and here and job.gpu_type):
+            return 1.0
+        return gpus.relative_speed(model, gang_gpus, here, job.gpu_type) or 1.0
+
+    def _place(
+        self, life: Life, model: Model | None, gang_gpus: float, node: int, held: Sequence[Holding], type_speed: float
+    ) -> Place:
+        milli = sum(map(_milli, held))
+        own = min((self._core_speed(model, gang_gpus, holding) for holding in held), default=1.0)
+        of_all = milli / life.shape.gpu_milli if life.shape.gpu_milli else _share_of_cores(life, held)
+        return Place(
+            node=node,
+            gpu_milli=milli,
+            cores=sum(holding.cores for holding in held),
+            shared=tuple(gpu for holding in held for gpu, part in holding.shares if part < WHOLE_GPU_MILLI),
+            own=own * type_speed,
+            demand=life.job.memory_bandwidth_bytes_per_second * of_all,
+        )
+
+    def _core_speed(self, model: Model | None, gang_gpus: float, holding: Holding) -> float:
+        """Give 1 for what has no GPUs, and for a job that asks for no cores: it is taken to have what it needs."""
+        milli = _milli(holding)
+        if "cores" not in self._on or model is None or not (milli and holding.cores):
+            return 1.0
+        held_gpus = milli / WHOLE_GPU_MILLI
+        known = cores.speed(
+            model,
+            gpus=gang_gpus,
+            cores_per_gpu=holding.cores / held_gpus,
+            memory_bytes_per_gpu=holding.memory_bytes / held_gpus,
+        )
+        return 1.0 if known is None else known
+
+    def _left(self, run: Run, place: Place, demands: dict[int, float]) -> float:
+        """Tell what its neighbours leave of a run's speed on a node; `demands` remembers sums by node."""
+        left = 1.0
+        if "colocation" in self._on and place.gpu_milli:
+            left *= self._sharing(run, place)
+            if self._settings.interference == "philly" and run.gang:
+                left *= self._crowding(run, place)
+        if "bandwidth" in self._on:
+            if place.node not in demands:
+                demands[place.node] = self._demand(place.node)
+            bound = self._settings.bandwidth_sensitivity if run.gpu_milli else float(place.demand > 0)
+            left *= bandwidth.speed(demands[place.node], self._peaks[place.node], bound)
+        return left
+
+    def _sharing(self, run: Run, place: Place) -> float:
+        """Multiply what each of those leaves with whom a GPU is shared, on the GPU where that is least."""
+        return min((self._on_gpu(run, place.node, gpu) for gpu in place.shared), default=1.0)
+
+    def _on_gpu(self, run: Run, node: int, gpu: int) -> float:
+        gpu_type = self._shapes[node].gpu_type
+        others = (
+            self._runs[sequence].model
+            for sequence, other in sorted(self._on_node[node].items())
+            if gpu in other.shared and sequence != run.life.sequence
+        )
+        return math.prod(gpus.beside(run.model, other, gpu_type) for other in others)
+
+    def _crowding(self, run: Run, place: Place) -> float:
+        others = sum(
+            other.gpu_milli
+            for sequence, other in self._on_node[place.node].items()
+            if sequence != run.life.sequence and self._runs[sequence].gang
+        )
+        rest = self._shapes[place.node].gpus * WHOLE_GPU_MILLI - place.gpu_milli
+        return interference.speed(others, rest, servers=sum(one.gpu_milli > 0 for one in run.places))
+
+    def _demand(self, node: int) -> float:
+        return math.fsum(place.demand for place in self._on_node.get(node, {}).values())
+
+
+def _rate(run: Run, by_place: Sequence[float]) -> Rate:
+    work = steady(run.together * min(by_place, default=1.0))
+    return Rate(work, work / run.gpu_type)
+
+
+def _milli(holding: Holding) -> int:
+    return holding.gpus * WHOLE_GPU_MILLI + sum(part for _, part in holding.shares)
+
+
+def _share_of_cores(life: Life, held: Sequence[Holding]) -> float:
+    """Tell what part of a job without GPUs runs on a node."""
+    return sum(holding.cores for holding in held) / life.shape.cores if life.shape.cores else 1.0

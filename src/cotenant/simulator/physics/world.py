@@ -1,0 +1,88 @@
+"""The simulated world: all its physics behind one door, for the engine and the scheduler."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from cotenant.core.jobs import WHOLE_GPU_MILLI
+from cotenant.core.ledger import Holding
+from cotenant.simulator.clusters import Cluster
+from cotenant.simulator.lives import Life
+from cotenant.simulator.physics import utilisation
+from cotenant.simulator.physics.costs import cost
+from cotenant.simulator.physics.failures import Fate, Fates, told
+from cotenant.simulator.physics.outages import Outages
+from cotenant.simulator.physics.rates import FULL, Rate
+from cotenant.simulator.physics.settings import Settings
+from cotenant.simulator.physics.speeds import Speeds
+from cotenant.simulator.traces import Trace, TraceJob
+
+BACKOFF_SECONDS_MAX = 300.0  # as the live queue has it
+
+
+class World:
+    """What is true of jobs and nodes, whatever the scheduler knows of it."""
+
+    def __init__(self, cluster: Cluster, settings: Settings | None = None, seed: int = 0) -> None:
+        self.settings = settings = settings or Settings()
+        self.outages = Outages(len(cluster.shapes), seed, settings.node_mtbf_hours, settings.node_repair_hours)
+        self.usage_is_modelled = settings.utilisation != "none"
+        self._fates = Fates(seed, settings.failed_percent, settings.killed_percent, settings.retries)
+        self._models = Speeds(cluster, settings)
+        self._speeds = self._models if settings.speeds else None
+
+    def fate(self, job: TraceJob, number: int) -> Fate:
+        """Decide what becomes of the job with this number in the trace."""
+        return told(job) if self.settings.failures == "none" else self._fates.draw(job, number)
+
+    def born(self, life: Life) -> None:
+        """Set what a new life needs to know of the world."""
+        life.checkpoint_seconds = self.settings.checkpoint_interval_seconds or math.inf
+        life.trial_left_seconds = next(iter(life.fate.trials_seconds), math.inf)
+        if self.usage_is_modelled and life.shape.gpu_milli:
+            life.usage = utilisation.base(life.shape.gpu_milli / WHOLE_GPU_MILLI, life.fate.ended)
+
+    def started(self, life: Life, holdings: Sequence[Holding]) -> Rate:
+        """Tell a run's rate, but for what its neighbours do to it."""
+        return self._speeds.started(life, holdings) if self._speeds else FULL
+
+    def released(self, life: Life) -> None:
+        """Note that a run has given back what it held."""
+        if self._speeds:
+            self._speeds.released(life)
+
+    def changed(self) -> Iterator[tuple[Life, Rate]]:
+        """Give the runs whose neighbours came or went, with their new rates."""
+        return self._speeds.changed() if self._speeds else iter(())
+
+    def preemption_seconds(self, life: Life) -> float:
+        """Tell what a job repeats or waits for when it starts again after a preemption."""
+        if self.settings.preemption_cost_seconds == "model":
+            price = cost(self._models.model(life.job))
+            return price.save_seconds + price.restart_seconds
+        return self.settings.preemption_cost_seconds
+
+    def restart_seconds(self, life: Life) -> float:
+        """Tell what a job waits for when it starts again after a failure; nothing could be saved."""
+        if self.settings.preemption_cost_seconds == "model":
+            return cost(self._models.model(life.job)).restart_seconds
+        return self.settings.preemption_cost_seconds
+
+    def backoff_seconds(self, failures: int) -> float:
+        """Tell how long a job waits before it is tried again after so many failures."""
+        return min(BACKOFF_SECONDS_MAX, self.settings.retry_backoff_seconds * 2.0 ** (failures - 1))
+
+    def noted(self, trace: Trace) -> Trace:
+        """Tell in the trace's notes for how many jobs the speed models know nothing."""
+        if not self.settings.speeds - {"bandwidth"}:
+            return trace
+        unknown = sum(self._models.model(job) is None for job in trace.jobs)
+        if not unknown:
+            return trace
+        note = (
+            f"{unknown} of {len(trace)} jobs are of no model that is known: cores and the type of their GPUs leave "
+            "them at speed 1; simulator.model_default names one for them"
+        )
+        return replace(trace, notes=(*trace.notes, note))
