@@ -5,16 +5,19 @@ stands the rate at which a bare heap hands out as many events in the same minute
 
 Jobs: 1,000, 4,000 and 16,000 jobs offered to 100 nodes at 1.3 times what they can do, so that the backlog deepens all
 the time. Nodes: 16,000 jobs on 100, 1,000 and 10,000 nodes at 0.95 of what these can do. Traces: the whole process,
-from start to figures, on published traces where they are at hand (`--traces DIR`).
+from start to figures, on published traces where they lie in ../shared/data beside the checkout.
 """
 
 from __future__ import annotations
 
 import heapq
 import math
+import os
+import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -35,6 +38,34 @@ JOBS = (1_000, 4_000, 16_000)
 NODES = (100, 1_000, 10_000)
 POLICIES = ("fifo:strict", "fifo:backfill", "las", "srtf", "srsf", "gittins", "drf", "swaf", "borda-mlfq")
 GROWTH_MAX = 4.0
+DATA = ROOT.parent / "shared" / "data"
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """A published trace on a cluster, and how long the whole process may take under each policy."""
+
+    trace: str
+    cluster: str
+    policies: tuple[str, ...]
+    seconds_max: float
+    mebibytes_max: float = math.inf
+    arguments: tuple[str, ...] = ()
+
+
+PREEMPTIVE = ("las", "srtf", "srsf", "gittins", "borda-mlfq")
+REPLAYS = (
+    Replay("bench/philly_0e4a51.csv", "6x8", ("fifo",), 1.5),
+    Replay("bench/philly_0e4a51.csv", "6x8", PREEMPTIVE, 4.0),
+    Replay("philly/11cb48.csv", "6x8", ("fifo", "sjf", "drf", "swaf", *PREEMPTIVE), 60.0, 600.0),
+    Replay(
+        "itp/cluster08.csv",
+        "128x8",
+        ("fifo", "las", "borda-mlfq"),
+        60.0,
+        arguments=("--overlay", "models=synergy,cores=auto,cpu-jobs=openb,seed=1", "--option", "simulator.speed=all"),
+    ),
+)
 
 
 def workload(jobs: int, nodes: int, load: float, seed: int = 0) -> simulator.Trace:
@@ -58,21 +89,22 @@ def workload(jobs: int, nodes: int, load: float, seed: int = 0) -> simulator.Tra
 
 def bare_events_per_second(events: int) -> float:
     """Push and pop as many events as there are, with nothing done at any of them."""
-    began = time.perf_counter()
+    began = time.process_time()
     heap: list[tuple[float, int, int]] = []
     for number in range(events):
         heapq.heappush(heap, (number * 0.618 % 1.0, number, 0))
     while heap:
         heapq.heappop(heap)
-    return events / (time.perf_counter() - began)
+    return events / (time.process_time() - began)
 
 
 def events_per_second(trace: simulator.Trace, nodes: int, arm: str) -> float:
-    """Simulate once."""
+    """Simulate once; counts the processor's seconds, for machines are shared."""
     name, _, mode = arm.partition(":")
     options = {"queue": {"mode": mode}} if mode else {}
+    began = time.process_time()
     result = simulator.simulate(trace, f"{nodes}x{GPUS_PER_NODE}", queue=name, options=options)
-    return result.events / result.wall_seconds
+    return result.events / (time.process_time() - began)
 
 
 def by_jobs(arm: str, counts: Sequence[int]) -> Iterator[harness.Row]:
@@ -99,12 +131,42 @@ def by_nodes(arm: str, counts: Sequence[int], jobs: int) -> Iterator[harness.Row
     yield harness.Row(f"{arm}, growth of the cost per event with nodes", growth, "", bar=bar, holds=growth <= most)
 
 
+def whole_process(replay: Replay, policy: str) -> Iterator[harness.Row]:
+    """Run the command as a user would, and look at its time and memory."""
+    command = [sys.executable, "-m", "cotenant.cli.main", "simulate", "--trace", str(DATA / replay.trace)]
+    command += ["--cluster", replay.cluster, "--queue", policy, "--json", *replay.arguments]
+    if policy == "borda-mlfq":
+        command += ["--predictor", "noisy-oracle"]
+    bare = wall_and_rss([sys.executable, "-c", "import numpy"])[0]
+    seconds, mebibytes = wall_and_rss(command)
+    name = f"{policy}, {replay.trace} on {replay.cluster}" + (", all speed models, CPU jobs" * bool(replay.arguments))
+    bar = f"≤ {replay.seconds_max:g} s"
+    yield harness.Row(name, seconds, "s", bare, "Python with numpy", bar, seconds <= replay.seconds_max)
+    if replay.mebibytes_max < math.inf:
+        bar = f"≤ {replay.mebibytes_max:g} MiB"
+        yield harness.Row(f"{name}, memory", mebibytes, "MiB", bar=bar, holds=mebibytes <= replay.mebibytes_max)
+
+
+def wall_and_rss(command: Sequence[str]) -> tuple[float, float]:
+    """Run a program to its end; how long it took, and its largest resident set in MiB."""
+    began = time.perf_counter()
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        raise RuntimeError(f"{' '.join(command)} ended with {process.returncode}")
+    return time.perf_counter() - began, usage.ru_maxrss / 1024
+
+
 def measure(quick: bool) -> list[harness.Row]:
     """Measure all."""
     rows: list[harness.Row] = []
     for arm in POLICIES:
         rows += by_jobs(arm, JOBS)
         rows += by_nodes(arm, NODES, jobs=4_000 if quick else 16_000)
+    for replay in REPLAYS if DATA.is_dir() else ():
+        for policy in replay.policies:
+            rows += whole_process(replay, policy)
     return rows
 
 

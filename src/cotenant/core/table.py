@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass
 from typing import Any
 
@@ -165,13 +166,15 @@ class JobTable:
     def _enlist(self, row: int, job: JobRow) -> None:
         """Put a new row where its arrival belongs; it is last unless an earlier job comes back."""
         arrivals, sequences = self._columns["arrival_seconds"], self._columns["sequence"]
-        place = len(self._by_arrival)
-        while place:
-            before = self._by_arrival[place - 1]
-            if (arrivals[before], sequences[before]) <= (job.arrival_seconds, job.sequence):
-                break
-            place -= 1
-        self._by_arrival = np.insert(self._by_arrival, place, row)
+
+        def arrived(other: int) -> tuple[float, int]:
+            return float(arrivals[other]), int(sequences[other])
+
+        new, known = (job.arrival_seconds, job.sequence), self._by_arrival
+        if not len(known) or arrived(known[-1]) <= new:
+            self._by_arrival = np.concatenate([known, np.array([row])])
+        else:
+            self._by_arrival = np.insert(known, bisect_right(known, new, key=arrived), row)  # type: ignore[arg-type]  # an array is a sequence
 
     def remove(self, job_id: str) -> None:
         """Let a job go."""
