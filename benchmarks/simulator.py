@@ -133,7 +133,7 @@ def by_nodes(arm: str, counts: Sequence[int], jobs: int) -> Iterator[harness.Row
 
 def whole_process(replay: Replay, policy: str) -> Iterator[harness.Row]:
     """Run the command as a user would, and look at its time and memory."""
-    command = [sys.executable, "-m", "cotenant.cli.main", "simulate", "--trace", str(DATA / replay.trace)]
+    command = [str(Path(sys.executable).with_name("cotenant")), "simulate", "--trace", str(DATA / replay.trace)]
     command += ["--cluster", replay.cluster, "--queue", policy, "--json", *replay.arguments]
     if policy == "borda-mlfq":
         command += ["--predictor", "noisy-oracle"]

@@ -174,7 +174,7 @@ class JobTable:
         if not len(known) or arrived(known[-1]) <= new:
             self._by_arrival = np.concatenate([known, np.array([row])])
         else:
-            self._by_arrival = np.insert(known, bisect_right(known, new, key=arrived), row)  # type: ignore[arg-type]  # an array is a sequence
+            self._by_arrival = np.insert(known, bisect_right(known, new, key=arrived), row)
 
     def remove(self, job_id: str) -> None:
         """Let a job go."""
