@@ -22,9 +22,9 @@ class Las:
     executed time × GPUs. Each threshold that a job's service reaches takes it one level down; inside a level running
     jobs come before waiting ones, then first in, first out. Few levels mean few preemptions.
 
-    A waiting job returns to the top once it has waited `promote_knob` × its executed time, and is then judged by the
-    service of its new run alone. Unlike Tiresias' own code we count a wait from the last stop and not from the last
-    promotion, for a table of jobs knows no more than that [R].
+    A waiting job returns to the top once it has waited `promote_knob` × its executed time, or `starvation_seconds`,
+    and is then judged by the service of its new run alone. Unlike Tiresias' own code we count a wait from the last stop
+    and not from the last promotion, for a table of jobs knows no more than that [R].
 
     A job without GPUs is charged its cores, `cores_per_gpu` of them like one GPU [R].
 
@@ -51,11 +51,13 @@ class Las:
 
         thresholds: GPU-seconds of service at which a job falls to the next level, ascending.
         promote_knob: a job returns to the top when it has waited this many times its executed time; 0 is never.
+        starvation_seconds: a job that ran and was stopped returns to the top when it has waited so long; 0 is never.
         cores_per_gpu: so many cores of a job without GPUs count as one GPU.
         """
 
         thresholds: tuple[float, ...] = (3250.0, 7200.0)
         promote_knob: float = 0.0
+        starvation_seconds: float = 0.0
         cores_per_gpu: float = 3.0
 
         def check(self) -> Iterator[Violation]:
@@ -65,6 +67,8 @@ class Las:
                 yield Violation("thresholds", f"must be positive and ascending, not {written(self.thresholds)}")
             if not 0 <= self.promote_knob < math.inf:
                 yield Violation("promote_knob", f"must be 0 or more, not {self.promote_knob:g}")
+            if not 0 <= self.starvation_seconds < math.inf:
+                yield Violation("starvation_seconds", f"must be 0 or more, not {self.starvation_seconds:g}")
             if not 0 < self.cores_per_gpu < math.inf:
                 yield Violation("cores_per_gpu", f"must be more than 0, not {self.cores_per_gpu:g}")
 
@@ -78,7 +82,7 @@ class Las:
         seconds = jobs.attained_seconds
         promoted = np.zeros(len(jobs), dtype=np.bool_)
         due = np.full(len(jobs), math.inf)
-        if self.options.promote_knob:
+        if self.options.promote_knob or self.options.starvation_seconds:
             seconds, promoted, due = self._promote(jobs, now)
         service = seconds * speed
         level = np.searchsorted(self._thresholds, service + speed * CROSSING_SECONDS, side="right")
@@ -92,7 +96,8 @@ class Las:
         this_run = np.where(jobs.running, now - jobs.running_since, 0.0)
         before = np.maximum(0.0, jobs.attained_seconds - this_run)
         waited = np.where(jobs.running, jobs.running_since, now) - jobs.waiting_since
-        due = self.options.promote_knob * before - waited
+        by_knob, starved = self.options.promote_knob * before, self.options.starvation_seconds
+        due = np.minimum(by_knob if self.options.promote_knob else math.inf, starved or math.inf) - waited
         promoted = (before > 0) & (due <= CROSSING_SECONDS)
         return np.where(promoted & jobs.running, this_run, jobs.attained_seconds), promoted, due
 

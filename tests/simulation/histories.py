@@ -30,6 +30,7 @@ class History:
     running: dict[str, Event] = field(default_factory=dict)
     waiting_since: dict[str, float] = field(default_factory=dict)
     finished: dict[str, float] = field(default_factory=dict)
+    given_up: dict[str, float] = field(default_factory=dict)
     runs: Counter[str] = field(default_factory=Counter)
     reasons: dict[str, str] = field(default_factory=dict)
     waited: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
@@ -83,6 +84,10 @@ class History:
         self._stopped(event)
         self.finished[event.job_id] = event.at_seconds
 
+    def _given_up(self, event: Event) -> None:
+        self.waiting_since.pop(event.job_id)  # it waits, and never runs
+        self.given_up[event.job_id] = event.at_seconds
+
     def _waiting(self, event: Event) -> None:
         assert event.code in set(Code)
         assert event.detail
@@ -100,6 +105,7 @@ class History:
         kinds = [wait.value for wait in WAITS]
         for one in result.outcomes:
             assert self.finished.get(one.id) == one.finished_seconds
+            assert self.given_up.get(one.id) == one.given_up_seconds
             waited = [self.waited[one.id][kind] for kind in kinds]
             assert all(abs(a - b) < 1e-6 for a, b in zip(waited, one.waits_seconds, strict=True)), (one.id, waited, one)
         assert sum(self.runs.values()) - len(self.running) - len(self.finished) == result.preemptions

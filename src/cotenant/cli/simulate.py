@@ -91,6 +91,8 @@ def _card(result: Result) -> Iterator[tuple[str, str]]:
     yield "cluster", result.cluster
     yield "policies", ", ".join(result.policies[group] for group in ("queue", "placement", "allocator", "predictor"))
     yield "jobs finished", f"{result.finished:,} of {result.jobs:,}"
+    if result.given_up:
+        yield "jobs given up", f"{result.given_up:,}"
     yield "average JCT", _seconds(result.avg_jct_seconds)
     yield "median JCT", _seconds(result.median_jct_seconds)
     yield "95 % JCT", _seconds(result.p95_jct_seconds)

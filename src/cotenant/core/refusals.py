@@ -31,6 +31,7 @@ class Code(StrEnum):
     SUSPENDED = "SUSPENDED"
     BACK_OFF = "BACK_OFF"
     NOT_YET_CONSIDERED = "NOT_YET_CONSIDERED"
+    GIVEN_UP = "GIVEN_UP"
 
 
 WAIT_OF: Mapping[Code, Wait] = MappingProxyType(
@@ -46,6 +47,7 @@ WAIT_OF: Mapping[Code, Wait] = MappingProxyType(
         Code.SUSPENDED: Wait.DEPENDENCY,
         Code.BACK_OFF: Wait.DEPENDENCY,
         Code.NOT_YET_CONSIDERED: Wait.CAPACITY,
+        Code.GIVEN_UP: Wait.CAPACITY,
     }
 )
 
@@ -103,4 +105,13 @@ def outranked(rank: int, ahead: int) -> Refusal:
         f"is number {rank} in the order; those before it leave too little of the cluster",
         "jobs before it finish, or fall in the order",
         {"rank": rank, "ahead": ahead},
+    )
+
+
+def given_up(policy: str) -> Refusal:
+    """The policy will not run the job any more."""
+    return Refusal(
+        Code.GIVEN_UP,
+        f"was given up by the queue policy {policy}, which sees no use in running it any more",
+        "a later deadline, or options of the policy under which it gives nobody up",
     )

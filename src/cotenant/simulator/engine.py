@@ -99,7 +99,7 @@ class Simulation:
         retrying = self._retries[0][0] if self._retries else math.inf
         expiring = self._scheduler.order_expires
         self._idle = coming == finishing == retrying == math.inf
-        if self._idle and self.finished == len(self.lives):
+        if self._idle and self.finished + self._scheduler.given_up == len(self.lives):
             return expiring
         return min(coming, finishing, retrying, expiring, self.world.outages.next_seconds(idle=self._idle))
 

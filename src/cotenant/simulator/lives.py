@@ -75,6 +75,7 @@ class Life:
     attained_seconds: float = 0.0
     running_since: float = math.nan
     finished_seconds: float = math.nan
+    given_up_seconds: float = math.nan
     runs: int = 0
     preemptions: int = 0
     crashes: int = 0
@@ -110,6 +111,16 @@ class Life:
     def failure(self) -> str:
         """The class of its failures, if that is known."""
         return self.fate.failure.name if self.fate.failure else ""
+
+    @property
+    def given_up(self) -> bool:
+        """Whether it is not to run any more, though it is not done."""
+        return not math.isnan(self.given_up_seconds)
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing more will become of it."""
+        return self.finished or self.given_up
 
     def begin_to_wait(self, meter: Meter, now: float) -> None:
         """Wait on a meter."""
@@ -187,6 +198,11 @@ class Life:
         self.rest_seconds = 0.0
         self.finished_seconds = now
         self._hold_nothing(ran)
+
+    def give_up(self, now: float) -> None:
+        """Wait no longer, without ever being done."""
+        self.end_wait(now)
+        self.given_up_seconds = now
 
     @property
     def _busy(self) -> float:

@@ -8,9 +8,10 @@ import numpy as np
 
 from cotenant.core.jobs import Gang
 from cotenant.core.ledger import Ledger, Offer, Share
-from cotenant.core.policy import CpuAllocator, Order, PlacementPolicy, QueuePolicy
+from cotenant.core.policy import CpuAllocator, Ended, Learns, Order, PlacementPolicy, QueuePolicy
 from cotenant.core.refusals import Refusal
 from cotenant.core.table import Jobs
+from cotenant.simulator.lives import Life
 
 GROUPS = {
     "queue": "cotenant.queue_policies",
@@ -50,15 +51,34 @@ def ordered(policy: QueuePolicy, jobs: Jobs, now: float) -> Order:
         sizes = len(order.level), len(order.score)
         unordered = bool(np.isnan(order.score).any())
         valid = float(order.valid_seconds)
+        marks = [len(marked) for marked in (order.over_share, order.given_up) if marked is not None]
     except Exception as error:  # whatever a stranger's code does
         raise PolicyFailed("queue", policy, over, f"{type(error).__name__}: {error}") from error
     if sizes != (len(jobs), len(jobs)):
         raise PolicyFailed("queue", policy, over, f"{sizes[0]} levels and {sizes[1]} scores for {len(jobs)} jobs")
+    if any(count != len(jobs) for count in marks):
+        raise PolicyFailed("queue", policy, over, f"{' and '.join(map(str, marks))} marks for {len(jobs)} jobs")
     if unordered:
         raise PolicyFailed("queue", policy, over, "a score that is no number")
     if not valid >= 0:
         raise PolicyFailed("queue", policy, over, f"an order that is valid for {valid} s")
     return order
+
+
+def teach(policy: QueuePolicy, life: Life) -> None:
+    """Tell a queue policy of a job that is done, if it learns.
+
+    Raises:
+        PolicyFailed: it raised an error.
+    """
+    if not isinstance(policy, Learns):
+        return
+    shape, seconds = life.shape, life.attained_seconds
+    gpu_seconds = seconds * shape.gpu_milli / 1000
+    try:
+        policy.learn(Ended(shape.gpu_milli, shape.cores, shape.replicas, seconds, gpu_seconds))
+    except Exception as error:  # whatever a stranger's code does
+        raise PolicyFailed("queue", policy, f"the end of {life.job.id}", f"{type(error).__name__}: {error}") from error
 
 
 class AskedPlacement:

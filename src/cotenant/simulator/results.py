@@ -23,6 +23,7 @@ ABOUT: Mapping[str, str] = MappingProxyType(
         "jobs": "jobs of the trace that were submitted, unschedulable ones too",
         "jct": "finish - submission, of finished jobs, killed and failed ones too; percentiles interpolate linearly",
         "makespan_seconds": "last finish - first submission",
+        "given_up": "jobs that the queue policy gave up; they are neither finished nor unschedulable",
         "avg_queue_seconds": "mean time that a finished job spent waiting, first and after preemptions",
         "gpu_utilisation": "mean GPU utilisation over all GPU time of the cluster until the makespan, from 0 to 1, as "
         "simulator.utilisation models it; where that is none, held GPUs count as fully used: gpu_occupancy",
@@ -54,7 +55,7 @@ LEFT_WAITING = Refusal(
 
 
 class Outcome(NamedTuple):
-    """What became of one job. Times count from the first submission; `finished_seconds` None: it did not finish."""
+    """What became of one job. Times count from the first submission; None: it did not finish, was not given up."""
 
     id: str
     kind: JobKind
@@ -72,6 +73,7 @@ class Outcome(NamedTuple):
     lost_work_seconds: float = 0.0
     busy_seconds: float = 0.0  # GPU utilisation × run time
     deadline_seconds: float | None = None
+    given_up_seconds: float | None = None
 
     @property
     def jct_seconds(self) -> float | None:
@@ -95,6 +97,7 @@ class Result:
 
     jobs: int
     finished: int
+    given_up: int
     avg_jct_seconds: float | None
     median_jct_seconds: float | None
     p95_jct_seconds: float | None
@@ -175,6 +178,7 @@ def result_of(
     return Result(
         jobs=simulation.submitted,
         finished=len(done),
+        given_up=sum(life.given_up for life in simulation.lives),
         avg_jct_seconds=_mean(jcts.tolist()),
         median_jct_seconds=_percentile(jcts, 50),
         p95_jct_seconds=_percentile(jcts, 95),
@@ -206,7 +210,7 @@ def result_of(
         simulated_seconds=simulation.now,
         unschedulable=(
             *((job.id, refusal) for job, refusal in simulation.unschedulable),
-            *((life.job.id, LEFT_WAITING) for life in simulation.lives if complete and not life.finished),
+            *((life.job.id, LEFT_WAITING) for life in simulation.lives if complete and not life.over),
         ),
         skipped_rows=tuple(str(row) for row in trace.skipped),
         notes=trace.notes,
@@ -233,6 +237,7 @@ def _outcome(life: Life, now: float) -> Outcome:
         lost_work_seconds=life.lost_seconds,
         busy_seconds=life.busy_until(now),
         deadline_seconds=job.deadline_seconds,
+        given_up_seconds=life.given_up_seconds if life.given_up else None,
     )
 
 

@@ -23,7 +23,7 @@ from cotenant.core.jobs import Gang
 from cotenant.core.ledger import Overcommitted
 from cotenant.core.obstacles import no_place
 from cotenant.core.policy import Order
-from cotenant.core.refusals import Code, Refusal, Wait, behind, outranked
+from cotenant.core.refusals import Code, Refusal, Wait, behind, given_up, outranked
 from cotenant.core.table import Capacity, Ints, JobRow, Jobs, JobTable
 from cotenant.simulator.arms import Arm
 from cotenant.simulator.clusters import Cluster
@@ -31,7 +31,7 @@ from cotenant.simulator.free import Free
 from cotenant.simulator.lives import Life, Shape
 from cotenant.simulator.physics.rates import FULL
 from cotenant.simulator.physics.world import World
-from cotenant.simulator.policies import AskedPlacement, Policies, PolicyFailed, ordered
+from cotenant.simulator.policies import AskedPlacement, Policies, PolicyFailed, ordered, teach
 from cotenant.simulator.recording import Reason, Story, counted, reason_of
 from cotenant.simulator.waits import Meter
 
@@ -53,9 +53,11 @@ class Scheduler:
         story: Story | None = None,
     ) -> None:
         self.order_expires = math.inf
+        self.given_up = 0
         self._queue = policies.queue
         self._placement = AskedPlacement(policies.placement)
         self._alike = not (policies.queue.preemptive or policies.queue.strict)  # gangs of one shape wait for one reason
+        self._gives_up = False  # the queue policy is one that gives jobs up
         self._arm = arm
         self._story = story
         self._choice: tuple[Ints, Ints] | None = None  # of the present cycle, while somebody listens: order and starts
@@ -69,6 +71,7 @@ class Scheduler:
         self._free = Free(self._ledger.total_gpu_milli, cluster.cores, memory_bytes)
         self._lives: dict[int, Life] = {}
         self._sequences: dict[str, int] = {}
+        self._tenants: dict[str, int] = {}  # their numbers, as they come
         self._shapes: list[Shape] = []
         self._codes: Ints = np.zeros(jobs, dtype=np.int64)  # of each job's shape, by sequence
         self._waiting: dict[int, Shape] = {}  # shapes of which some gang waits, by code
@@ -99,17 +102,22 @@ class Scheduler:
                 cores=shape.cores,
                 memory_bytes=shape.memory_bytes,
                 replicas=shape.replicas,
+                priority=job.priority,
+                tenant=self._tenants.setdefault(job.tenant, len(self._tenants)),
+                deadline_seconds=math.inf if job.deadline_seconds is None else job.deadline_seconds,
+                preemptible=job.preemptible,
             )
         )
 
     def finish(self, life: Life, now: float) -> None:
-        """Let a job go that is done."""
+        """Let a job go that is done; a queue policy that learns is told of it."""
         self._release(life)
         ran_seconds = now - life.running_since
         life.finish(now)
         if self._story:
             self._story.finished(life, ran_seconds, now)
         self._leave(life)
+        teach(self._queue, life)
 
     def _leave(self, life: Life) -> None:
         self._table.remove(life.job.id)
@@ -170,6 +178,8 @@ class Scheduler:
             self.order_expires = math.inf
         else:
             jobs, order = self._order(now)
+            while self._give_up(jobs, order, now):
+                jobs, order = self._order(now)
             plan = self._plan(jobs, order, now)
             if self._story:
                 self._story.planned(plan, int((~jobs.running).sum()), now)
@@ -188,7 +198,7 @@ class Scheduler:
 
     def _may_start(self) -> bool:
         """Tell whether any waiting gang might get a place, as far as that can be told without asking."""
-        if self._queue.preemptive:
+        if self._queue.preemptive or self._gives_up:
             return bool(self._waiting)
         if self._queue.strict:
             return any(not self._free.lacks(shape) for shape in self._waiting.values())
@@ -197,6 +207,22 @@ class Scheduler:
     def _order(self, now: float) -> tuple[Jobs, Order]:
         jobs = self._arm.know(self._table.jobs(now))
         return jobs, ordered(self._queue, jobs, now)
+
+    def _give_up(self, jobs: Jobs, order: Order, now: float) -> bool:
+        """Let those go whom the order gives up; tells whether there were any, so that the others are ordered anew."""
+        self._gives_up = order.given_up is not None
+        if order.given_up is None:
+            return False
+        sequences = jobs.sequence[order.given_up & ~jobs.running].tolist()
+        for sequence in sequences:
+            life = self._lives[sequence]
+            if self._story:
+                self._story.given_up(life, given_up(self._queue.name), now)
+            life.give_up(now)
+            self.given_up += 1
+            self._waits_no_more(life.shape)
+            self._leave(life)
+        return bool(sequences)
 
     def _plan(self, jobs: Jobs, order: Order, now: float) -> cycle.Plan:
         choice = cycle.choose(jobs, self._queue, order, self._capacity, now=now)
@@ -270,9 +296,7 @@ class Scheduler:
         for holding in start.holdings:
             self._ledger.hold(holding)
         self._free.take(life.shape)
-        life.shape.waiting -= 1
-        if not life.shape.waiting:
-            del self._waiting[life.shape.code]
+        self._waits_no_more(life.shape)
         self._table.start(life.job.id, now)
         rate = self._world.started(life, start.holdings)
         finish = life.start(start.holdings, now, rate)
@@ -309,6 +333,11 @@ class Scheduler:
         self._waiting[life.shape.code] = life.shape
         if self._story:
             self._story.waits(life)
+
+    def _waits_no_more(self, shape: Shape) -> None:
+        shape.waiting -= 1
+        if not shape.waiting:
+            del self._waiting[shape.code]
 
     def _label(self, refusals: Mapping[str, Refusal], now: float) -> None:
         """Say for what each waiting job waits from now on."""

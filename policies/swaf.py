@@ -1,0 +1,73 @@
+"""Shortest waiting allowance first."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from cotenant.core.policy import Order
+from cotenant.core.service import soonest, unpredictable
+from cotenant.core.table import Jobs
+
+LATE_SECONDS = 0.001  # an allowance is used up when it is overdrawn by this, so that no wake-up comes after 0 s
+ROUNDING_SECONDS = 5e-7  # seconds since 1970 are no finer
+
+
+class Swaf:
+    """Start the jobs that can wait least if they are to meet their deadline.
+
+    Shortest waiting allowance first, the order of GENIE (Chen et al., TPDS 2020 [D]): a job may wait for
+    A = deadline - now - T, T being the time that it still needs. The least allowance comes first, then jobs without a
+    deadline, first in, first out. What has A < 0 cannot be saved: so that lost causes hold up nobody, such jobs come
+    last of all, first in, first out, or are given up (`lost`) [R]. What runs stays.
+
+    Of a job that nothing is known of, or that outlived its prediction, T is what it has had already: about as much
+    again, and nothing for a new one. It is so given up no sooner than at its deadline [R].
+
+    >>> from cotenant.core.table import JobRow, JobTable
+    >>> table = JobTable()
+    >>> for number, (job_id, deadline) in enumerate([("none", np.inf), ("b", 70.0), ("a", 60.0), ("late", 20.0)]):
+    ...     table.add(JobRow(job_id, arrival_seconds=number, sequence=number, deadline_seconds=deadline))
+    ...     table.update(job_id, remaining_seconds=30.0)
+    >>> order = Swaf().order(table.jobs(now=10), now=10)
+    >>> order.level.tolist(), order.score.tolist(), round(order.valid_seconds, 3)
+    ([1, 0, 0, 2], [0.0, 40.0, 30.0, 3.0], 20.001)
+    """
+
+    name = "swaf"
+    api_version = 1
+    preemptive = False
+    running_first = False
+
+    @dataclass(frozen=True, slots=True)
+    class Options:
+        """What becomes of jobs that cannot meet their deadline any more, and of those that find no room.
+
+        lost: `tail` runs jobs that will miss their deadline after all others; `drop` gives them up.
+        mode: `backfill` lets later jobs pass one that finds no room; `strict` holds them back.
+        """
+
+        lost: Literal["tail", "drop"] = "tail"
+        mode: Literal["strict", "backfill"] = "backfill"
+
+    def __init__(self, options: Options | None = None) -> None:
+        self.options = options or self.Options()
+        self.strict = self.options.mode == "strict"
+
+    def order(self, jobs: Jobs, now: float) -> Order:
+        """Score jobs by the latest moment at which they may start."""
+        timed = np.isfinite(jobs.deadline_seconds)
+        needed = np.where(unpredictable(jobs), jobs.attained_seconds, jobs.remaining_seconds)
+        latest = np.where(timed, jobs.deadline_seconds, 0.0) - needed
+        allowance = latest - now
+        lost = timed & ~jobs.running & (allowance <= ROUNDING_SECONDS - LATE_SECONDS)
+        level = np.where(lost, 2, np.where(timed, 0, 1))
+        score = np.where(level == 0, latest, jobs.arrival_seconds)
+        return Order(
+            level.astype(np.int64),
+            score,
+            soonest(allowance[timed & ~lost & ~jobs.running]) + LATE_SECONDS,
+            given_up=lost if self.options.lost == "drop" else None,
+        )

@@ -1,0 +1,122 @@
+"""Each queue policy in a few naive lines, for `oracle.replay`; a new policy adds one function and one row to `ARMS`.
+
+A function gets the jobs that are here, the time and the jobs that ended, and returns the jobs in order, without those
+that it gives up. Where jobs of one kind have different weights, they are those of `WEIGHT`.
+"""
+
+# mypy: disable-error-code="no-untyped-def, no-untyped-call"
+from math import inf
+
+from tests.simulation.oracle import service
+
+GPUS, CORES = 4, 9
+WEIGHT = {"ann": 1.0, "bob": 1.0}
+QUANTUM = 12  # a power of two of it is a whole number of seconds for any job's size, and so are the thresholds below
+THRESHOLDS = (12, 48)
+STARVED_SECONDS, KNOB = 20, 2
+HISTORY_MIN = 3
+
+
+def doubled(amount):
+    """The largest of 0, QUANTUM, 2 QUANTUM, 4 QUANTUM… that is not above an amount."""
+    return max([0, *(QUANTUM * 2**k for k in range(12) if QUANTUM * 2**k <= amount + 1e-9)])
+
+
+def rest(job):
+    return job.work - job.done if job.known else doubled(job.done)
+
+
+def fifo(here, now, history):
+    return sorted(here, key=lambda job: job.number)
+
+
+def sjf(here, now, history):
+    return sorted(here, key=lambda job: (not job.known, job.work if job.known else 0, job.number))
+
+
+def srtf(here, now, history):
+    return sorted(here, key=lambda job: (rest(job), job.number))
+
+
+def srsf(here, now, history):
+    return sorted(here, key=lambda job: (rest(job) * (job.gpus or job.cores / 3), job.number))
+
+
+def las(here, now, history, patience=lambda job: inf):
+    def level(job):
+        if not job.runs and job.done and now - job.since >= patience(job):
+            job.forgiven = job.done  # its next run counts alone
+            return 0
+        had = service(job) * (1 - job.forgiven / job.done) if job.done and job.runs else service(job)
+        return sum(had + 1e-9 >= threshold for threshold in THRESHOLDS)
+
+    return sorted(here, key=lambda job: (level(job), not job.runs, job.number))
+
+
+def las_that_starves_nobody(here, now, history):
+    return las(here, now, history, patience=lambda job: min(STARVED_SECONDS, KNOB * job.done))
+
+
+def gittins(here, now, history):
+    past = [service(job) for job in history]
+
+    def index(had):
+        left = [whole - had for whole in past if whole > had + 1e-9]
+        spans = [end - had for end in (QUANTUM * 2**k for k in range(12)) if end > had]
+        paid = [sum(x <= span + 1e-9 for x in left) / sum(min(x, span) for x in left) for span in spans if left]
+        return round(max(paid, default=0) if len(past) >= HISTORY_MIN else 0, 9)
+
+    worth = {had: index(had) for had in {doubled(service(job)) for job in here}}
+    return sorted(here, key=lambda job: (-worth[h := doubled(service(job))], h, not job.runs, job.number))
+
+
+def drf(here, now, history):
+    def before(job):
+        mine = [x for x in here if x.tenant == job.tenant and (not x.runs, x.number) < (not job.runs, job.number)]
+        return max(sum(x.gpus for x in mine) / GPUS, sum(x.cores for x in mine) / CORES) / WEIGHT[job.tenant]
+
+    return sorted(here, key=lambda job: (before(job), job.number))
+
+
+def swaf(here, now, history):
+    def key(job):
+        allowance = job.deadline - now - (job.work - job.done if job.known else job.done)
+        if job.deadline == inf or job.runs:
+            return 1, 0.0, job.number
+        return (0, allowance, job.number) if allowance >= 0 else (2, 0.0, job.number)
+
+    return sorted(here, key=key)
+
+
+def swaf_that_drops(here, now, history):
+    saved = [job for job in here if job.runs or job.deadline - now >= (job.work - job.done if job.known else job.done)]
+    return swaf(saved, now, history)
+
+
+PREEMPTIVE, STRICT = {"preemptive": True, "strict": False}, {"preemptive": False, "strict": True}
+BACKFILL = {"preemptive": False, "strict": False}
+_QUANTUM, _LEVELS = {"quantum_seconds": f"{QUANTUM}"}, {"thresholds": ",".join(map(str, THRESHOLDS))}
+
+ARMS = [  # (policy, its options, the naive order, and how the naive scheduler is to treat it)
+    ("fifo", {"mode": "strict"}, fifo, STRICT),
+    ("fifo", {"mode": "backfill"}, fifo, BACKFILL),
+    ("sjf", {"mode": "strict"}, sjf, STRICT),
+    ("sjf", {"mode": "backfill"}, sjf, BACKFILL),
+    ("srtf", _QUANTUM, srtf, PREEMPTIVE),
+    ("srsf", _QUANTUM, srsf, PREEMPTIVE),
+    ("las", _LEVELS, las, PREEMPTIVE),
+    (
+        "las",
+        {**_LEVELS, "starvation_seconds": f"{STARVED_SECONDS}", "promote_knob": f"{KNOB}"},
+        las_that_starves_nobody,
+        PREEMPTIVE,
+    ),
+    ("gittins", {"quantum_gpu_seconds": f"{QUANTUM}", "history_min": f"{HISTORY_MIN}"}, gittins, PREEMPTIVE),
+    ("drf", {"mode": "backfill"}, drf, BACKFILL),
+    ("drf", {"mode": "strict"}, drf, STRICT),
+    ("drf", {"preemptive": "true"}, drf, PREEMPTIVE),
+    ("swaf", {"lost": "tail"}, swaf, BACKFILL),
+    ("swaf", {"lost": "tail", "mode": "strict"}, swaf, STRICT),
+    ("swaf", {"lost": "drop"}, swaf_that_drops, BACKFILL),
+    ("swaf", {"lost": "drop", "mode": "strict"}, swaf_that_drops, STRICT),
+]
