@@ -13,7 +13,7 @@ import typer
 
 from cotenant.cli.outcome import ExitCode, note
 from cotenant.cli.render import print_card
-from cotenant.cli.simulation import Bar, Watcher, stop_on_interrupt, with_scenario
+from cotenant.cli.simulation import Bar, RowWatcher, Watcher, stop_on_interrupt, with_scenario
 from cotenant.cli.units import short_seconds
 
 if TYPE_CHECKING:  # numpy and the core load only when something is simulated
@@ -50,10 +50,13 @@ def simulate(
       cotenant simulate --trace sample --cluster 2x8 --option queue.mode=backfill
       cotenant simulate --trace sample --cluster 2x8 --queue las --events las.jsonl
     """
-    with stop_on_interrupt() as stop, Bar("jobs finished") as bar, _recorder(events, scenario) as recorder:
-        result = scenario.run(watch=Watcher(stop, bar), recorder=recorder)
-        if recorder:
-            recorder.end(complete=result.complete)
+    with stop_on_interrupt() as stop:
+        with Bar("rows read") as bar:
+            trace = scenario.read(watch=RowWatcher(stop, bar))
+        with Bar("jobs finished") as bar, _recorder(events, scenario) as recorder:
+            result = scenario.run(watch=Watcher(stop, bar), recorder=recorder, trace=trace)
+            if recorder:
+                recorder.end(complete=result.complete)
     _tell(result)
     if as_json:
         print(json.dumps(result.as_json(), indent=2, ensure_ascii=False, allow_nan=False))
@@ -88,6 +91,7 @@ def _tell(result: Result) -> None:
 
 def _card(result: Result) -> Iterator[tuple[str, str]]:
     yield "trace", f"{result.trace} ({result.format})"
+    yield "overlay", ", ".join(f"{key} {value}" for key, value in result.overlay.items())
     yield "cluster", result.cluster
     yield "policies", ", ".join(result.policies[group] for group in ("queue", "placement", "allocator", "predictor"))
     yield "jobs finished", f"{result.finished:,} of {result.jobs:,}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
@@ -45,7 +46,11 @@ def _scenario(
     ],
     format_name: Annotated[
         str | None,
-        typer.Option("--format", metavar="NAME", help="itp, philly or tiresias; left out, the header tells."),
+        typer.Option(
+            "--format",
+            metavar="NAME",
+            help="cotenant, gavel, itp, muri, openb, philly, synergy or tiresias; left out, the file tells.",
+        ),
     ] = None,
     queue: Annotated[
         str,
@@ -73,14 +78,24 @@ def _scenario(
             metavar="GROUP.KEY=VALUE", help="Of queue, placement, allocator, predictor or simulator; repeatable."
         ),
     ] = None,
+    overlay: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=VALUE,…",
+            help="Adds what the trace does not tell: models, cores, cpu-jobs, tenants, deadlines, … and a seed,"
+            " such as models=synergy,cores=auto,seed=3; repeatable.",
+        ),
+    ] = None,
     seed: Annotated[int, typer.Option(metavar="N", min=0, help="Seed of what chance the policies use.")] = 0,
     skip_bad_rows: Annotated[
         bool, typer.Option("--skip-bad-rows", help="Leave out rows that cannot be read, and list them.")
     ] = False,
 ) -> Scenario:
     """Make a scenario of the options that all commands share which simulate: an option is added here, once."""
+    from cotenant.simulator.overlays import parse_overlays
     from cotenant.simulator.scenario import Scenario
 
+    parse_overlays(overlay or ())  # a typo is told before a long trace is read
     return Scenario(
         trace=trace,
         cluster=cluster,
@@ -93,6 +108,7 @@ def _scenario(
         contention=contention,
         options=parse_options(option or ()),
         seed=seed,
+        overlay=",".join(overlay or ()),
     )
 
 
@@ -196,8 +212,8 @@ class Bar:
         if self._bar:
             self._bar.stop()
 
-    def show(self, done: float, of: float) -> None:
-        """Show how far it is."""
+    def show(self, done: float, of: float | None) -> None:
+        """Show how far it is; `of` None: nobody knows how much there is."""
         if not sys.stderr.isatty():
             return
         if self._bar is None:
@@ -207,7 +223,8 @@ class Bar:
             self._bar = Progress(console=Console(stderr=True), transient=True)
             self._bar.add_task(self._what, total=of)
             self._bar.start()
-        self._bar.update(self._bar.task_ids[0], completed=done)
+        told = self._what if of is not None else f"{self._what}: {done:,.0f}"
+        self._bar.update(self._bar.task_ids[0], completed=done, description=told)
 
 
 class Watcher:
@@ -225,3 +242,22 @@ class Watcher:
         if self._calls * WATCH_SECONDS >= QUIET_SECONDS:
             self._bar.show(simulation.finished, len(simulation.trace))
         return not self._stop.asked
+
+
+class RowWatcher:
+    """Watches a trace being read: shows how far it is, and ends it where the user wants no more."""
+
+    def __init__(self, stop: Stop, bar: Bar) -> None:
+        self._stop, self._bar = stop, bar
+        self._began = time.monotonic()
+
+    def __call__(self, rows: int) -> None:
+        """Show how many rows were read.
+
+        Raises:
+            KeyboardInterrupt: the user wants no more; there is nothing to show for it yet.
+        """
+        if self._stop.asked:
+            raise KeyboardInterrupt
+        if time.monotonic() - self._began >= QUIET_SECONDS:
+            self._bar.show(rows, None)

@@ -41,6 +41,7 @@ ABOUT: Mapping[str, str] = MappingProxyType(
         "waits_seconds": "seconds of waiting by kind, summed over all jobs",
         "events": "submissions, finishes, failures, retries, preemptions, nodes that fail or are back, and ends of an "
         "order's validity",
+        "overlay": "what was added that the trace does not tell, and its seed; empty where nothing was",
         "wall_seconds": "time that the simulation took; the only figure that differs from run to run",
         "unschedulable": "jobs that can never run, with the reason; they are in no other figure but jobs",
     }
@@ -124,6 +125,7 @@ class Result:
     options: Mapping[str, Mapping[str, str]]
     trace: str
     format: str
+    overlay: Mapping[str, str]
     cluster: str
     complete: bool  # False: it was stopped at `simulated_seconds`, before the last event
     simulated_seconds: float
@@ -143,6 +145,7 @@ class Result:
             "failures": dict(self.failures),
             "waits": dict(self.waits),
             "waits_seconds": dict(self.waits_seconds),
+            "overlay": dict(self.overlay),
             "policies": dict(self.policies),
             "options": {group: dict(given) for group, given in self.options.items()},
             "unschedulable": [
@@ -205,6 +208,7 @@ def result_of(
         options=options,
         trace=trace.source,
         format=trace.format,
+        overlay=dict(trace.overlay),
         cluster=cluster.name,
         complete=complete,
         simulated_seconds=simulation.now,

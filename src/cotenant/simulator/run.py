@@ -5,26 +5,25 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
-from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from cotenant import plugins
-from cotenant.core.jobs import Role
 from cotenant.core.options import BadOption, did_you_mean, nearest, parse
 from cotenant.core.policy import CpuAllocator, PlacementPolicy, QueuePolicy
 from cotenant.core.validate import Violation
 from cotenant.simulator.arms import Arm, Learner, NoisyOracle, Nothing, Oracle
 from cotenant.simulator.clusters import Cluster, parse_cluster
 from cotenant.simulator.engine import Simulation
+from cotenant.simulator.overlays import Overlays, parse_overlays
 from cotenant.simulator.physics.settings import Settings
 from cotenant.simulator.physics.world import World
 from cotenant.simulator.policies import GROUPS, Policies
 from cotenant.simulator.recording import Recorder
 from cotenant.simulator.results import Result, result_of
 from cotenant.simulator.traces import Trace, load
+from cotenant.simulator.workload import workload
 
 WATCH_SECONDS = 0.1
 WATCH_EVENTS = 64
@@ -46,6 +45,7 @@ def simulate(
     contention: str = NO_CONTENTION,
     options: Options = MappingProxyType({}),
     seed: int = 0,
+    overlay: Overlays | str = "",
     format_name: str | None = None,
     skip_bad_rows: bool = False,
     watch: Watch | None = None,
@@ -53,6 +53,7 @@ def simulate(
 ) -> Result:
     """Replay a trace on a cluster under policies, given by name or as they are.
 
+    `overlay` adds what the trace does not tell, such as `models=synergy,tenants=8`.
     `options` are texts by group (queue, placement, allocator, predictor, simulator) and name. `watch` is called every
     tenth of a second or so; the simulation stops early where it returns False. `recorder` is told every event. The
     same arguments give the same result, but for `wall_seconds`.
@@ -69,7 +70,8 @@ def simulate(
     place = cluster if isinstance(cluster, Cluster) else parse_cluster(cluster)
     _check_contention(contention, options)
     jobs = trace if isinstance(trace, Trace) else load(trace, format_name, skip_bad_rows=skip_bad_rows)
-    jobs = _with_auto_cores(jobs) if settings.cores == "auto" else jobs
+    overlays = overlay if isinstance(overlay, Overlays) else parse_overlays([overlay] if overlay else [])
+    jobs = workload(jobs, place, overlays, auto_cores=settings.cores == "auto")
     with _naming("predictor"):
         arm = _arm(predictor, options.get("predictor", {}), len(jobs), seed)
     world = World(place, settings, seed)
@@ -169,13 +171,3 @@ def _check_contention(name: str, options: Options) -> None:
         raise plugins.UnknownPolicy(GROUPS["contention"], name, why, (NO_CONTENTION,))
     if given := options.get("contention"):
         raise BadOption((Violation(f"contention.{key}", f"is no option; {name} has none") for key in given), {})
-
-
-def _with_auto_cores(trace: Trace) -> Trace:
-    return replace(trace, jobs=tuple(replace(job, roles=_auto(job.roles)) for job in trace.jobs))
-
-
-@lru_cache(maxsize=1024)
-def _auto(roles: tuple[Role, ...]) -> tuple[Role, ...]:
-    """Let the allocator decide where nothing was asked for."""
-    return tuple(replace(role, request=replace(role.request, cores=role.request.cores or None)) for role in roles)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
 from cotenant.simulator.recording import Recorder
 from cotenant.simulator.results import Result
 from cotenant.simulator.run import Watch, simulate
-from cotenant.simulator.traces import Trace
+from cotenant.simulator.traces import Trace, load
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +30,11 @@ class Scenario:
     contention: str = "none"
     options: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     seed: int = 0
+    overlay: str = ""
+
+    def read(self, *, watch: Callable[[int], None] | None = None) -> Trace:
+        """Read the trace alone, as its file tells it; `watch` is told how many rows were read. Raises BadTrace."""
+        return load(self.trace, self.format, skip_bad_rows=self.skip_bad_rows, watch=watch)
 
     def run(
         self, *, watch: Watch | None = None, recorder: Recorder | None = None, trace: Trace | None = None
@@ -45,6 +50,7 @@ class Scenario:
             contention=self.contention,
             options=self.options,
             seed=self.seed,
+            overlay=self.overlay,
             format_name=self.format,
             skip_bad_rows=self.skip_bad_rows,
             watch=watch,

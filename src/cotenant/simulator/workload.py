@@ -1,0 +1,45 @@
+"""The jobs of a simulation: those of the trace, what overlays add, and what the cluster leaves untold."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import lru_cache
+
+from cotenant.core.jobs import Role
+from cotenant.simulator.clusters import Cluster
+from cotenant.simulator.overlays import Overlays
+from cotenant.simulator.traces import Trace
+
+
+def workload(trace: Trace, cluster: Cluster, overlays: Overlays, *, auto_cores: bool) -> Trace:
+    """Give the trace as it is simulated.
+
+    Memory counts only where the cluster tells how much there is: of `6x8` nobody knows, and nothing with a request
+    for memory could ever run on it. `auto_cores` lets the allocator decide where a trace tells no cores.
+
+    Raises:
+        BadOption: an overlay does not go with the trace or the cluster.
+    """
+    laid = overlays.apply(trace, cluster)
+    if auto_cores:
+        laid = replace(laid, jobs=tuple(replace(job, roles=_auto(job.roles)) for job in laid.jobs))
+    if cluster.memory_bytes:
+        return laid
+    jobs = tuple(replace(job, roles=roles) if (roles := _without_memory(job.roles)) else job for job in laid.jobs)
+    asked = sum(before is not after for before, after in zip(laid.jobs, jobs, strict=True))
+    note = f"{asked} jobs ask for memory; the cluster tells of none, so that is passed over"
+    return replace(laid, jobs=jobs, notes=(*laid.notes, note)) if asked else laid
+
+
+@lru_cache(maxsize=4096)
+def _auto(roles: tuple[Role, ...]) -> tuple[Role, ...]:
+    """Let the allocator decide where nothing was asked for."""
+    return tuple(replace(role, request=replace(role.request, cores=role.request.cores or None)) for role in roles)
+
+
+@lru_cache(maxsize=4096)
+def _without_memory(roles: tuple[Role, ...]) -> tuple[Role, ...] | None:
+    """Ask for no memory; None where nothing did."""
+    if not any(role.request.memory_bytes for role in roles):
+        return None
+    return tuple(replace(role, request=replace(role.request, memory_bytes=0)) for role in roles)
