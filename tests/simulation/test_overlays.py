@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -54,7 +55,7 @@ def test_the_order_in_which_keys_are_written_changes_nothing(order: int) -> None
     assert laid(",".join(ALL.split(",")[::order])) == laid(ALL)
 
 
-FIELDS = {
+FIELDS: dict[str, Callable[[TraceJob], object]] = {
     "gpu-type": lambda job: job.gpu_type,
     "models": lambda job: job.model,
     "fractions": lambda job: job.roles[0].request.gpu_milli,

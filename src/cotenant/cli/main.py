@@ -35,6 +35,7 @@ _ENTRIES = (
     ("serve", "serve", "Run one service of the mesh.", MESH),
     ("policies", "policies", "List installed policies, and which of them work.", MESH),
     ("simulate", "simulate", "Replay a trace on a simulated cluster.", RESEARCH),
+    ("trace", "trace", "Sum up a trace, or write it in our own format.", RESEARCH),
     ("replay", "replay", "Show what happened in a recorded simulation, or check it.", RESEARCH),
 )
 ENTRIES = tuple(Entry(name, f"cotenant.cli.{module}", summary, panel) for name, module, summary, panel in _ENTRIES)

@@ -28,7 +28,7 @@ from cotenant.simulator.overlays.outcomes import Outcomes
 from cotenant.simulator.overlays.port import Kind, Overlay, Setting
 from cotenant.simulator.overlays.priorities import Priorities
 from cotenant.simulator.overlays.tenants import Tenants
-from cotenant.simulator.traces import Trace, TraceJob, in_order
+from cotenant.simulator.traces import Trace, TraceJob
 
 if TYPE_CHECKING:
     from cotenant.simulator.clusters import Cluster
@@ -64,7 +64,8 @@ class Overlays:
         for overlay in self.made:
             rng = np.random.default_rng([self.seed, zlib.crc32(overlay.key.encode())])
             jobs = overlay.apply(jobs, Setting(cluster, trace), rng)
-        return in_order(replace(trace, jobs=tuple(jobs), overlay=self.as_mapping()))
+        jobs.sort(key=lambda job: job.submitted_seconds)  # added ones stand at the end
+        return replace(trace, jobs=tuple(jobs), overlay=self.as_mapping())
 
     def as_mapping(self) -> dict[str, str]:
         """Give the keys in the order of their application, and the seed."""

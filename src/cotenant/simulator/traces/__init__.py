@@ -27,7 +27,6 @@ __all__ = [
     "Format",
     "Trace",
     "TraceJob",
-    "in_order",
     "load",
     "stream",
     "workers",
@@ -90,7 +89,7 @@ def load(
         after = " after its header" if known and known.has_header else ""
         why = f"; all {len(skipped)} rows are bad, the first: {skipped[0]}" if skipped else after
         raise BadTrace(f"{source} has no jobs{why}")
-    return in_order(Trace(str(source), known.name, tuple(jobs), tuple(skipped)))
+    return _in_order(Trace(str(source), known.name, tuple(jobs), tuple(skipped)))
 
 
 def stream(source: str | Path, format_name: str | None = None) -> Iterator[Format | TraceJob | BadRow]:
@@ -154,7 +153,7 @@ def _read(row: Row, known: Format, seen: dict[str, int]) -> TraceJob | BadRow:
     return job
 
 
-def in_order(trace: Trace) -> Trace:
+def _in_order(trace: Trace) -> Trace:
     """Sort the jobs by submission, and let time begin with the first; deadlines move with it."""
     backwards = sum(after.submitted_seconds < before.submitted_seconds for before, after in pairwise(trace.jobs))
     jobs = sorted(trace.jobs, key=lambda job: job.submitted_seconds) if backwards else list(trace.jobs)
