@@ -40,6 +40,7 @@ class Record:
     shape: ShapeKey = field(default_factory=ShapeKey)  # one object for all jobs of one shape
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     estimate: predictor_service_pb2.Estimate | None = None
+    ran_before_estimate_seconds: float = 0.0  # of which that estimate tells the rest
     sizing: str = ""
 
     @property
@@ -56,6 +57,10 @@ class Record:
     def phase(self) -> Phase:
         """Where the job stands."""
         return PHASES.from_wire(self.stored.job.phase)
+
+    def expect(self, estimate: predictor_service_pb2.Estimate) -> None:
+        """Keep what the predictor says, and from when on: the rest that it tells shrinks while the job runs."""
+        self.estimate, self.ran_before_estimate_seconds = estimate, translate.seconds(self.job.run_time)
 
     @property
     def attempt_number(self) -> int:

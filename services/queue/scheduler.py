@@ -187,7 +187,7 @@ class Scheduler:
             return
         self._predictor_away = False
         for record, estimate in zip(unknown, response.estimates, strict=True):
-            record.estimate = estimate
+            record.expect(estimate)
             self.state.estimate(record)
 
     async def estimate(self, record: Record) -> None:
@@ -198,7 +198,7 @@ class Scheduler:
         except grpc.aio.AioRpcError as error:
             log.info("predictor_away", error=errors.from_error(error).message)
             return
-        record.estimate = response.estimates[0]
+        record.expect(response.estimates[0])
 
     @staticmethod
     def _query(record: Record) -> predictor_pb2.EstimateQuery:

@@ -173,7 +173,7 @@ class State:
         if record.id in self.table and record.estimate and record.estimate.predictable:
             self.table.update(
                 record.id,
-                remaining_seconds=translate.seconds(record.estimate.remaining),
+                predicted_seconds=record.ran_before_estimate_seconds + translate.seconds(record.estimate.remaining),
                 confidence=record.estimate.confidence,
             )
 

@@ -123,3 +123,15 @@ def test_an_unknown_job_is_an_error(ask: Callable[[JobTable], Any]) -> None:
     with pytest.raises(KeyError):
         ask(table)
     assert table.ids == ["a"]
+
+
+def test_the_rest_follows_from_what_is_predicted_for_the_whole_run() -> None:
+    table = JobTable()
+    table.add(JobRow("a", 0.0, 0))
+    table.attain("a", 100.0)
+    table.update("a", predicted_seconds=150.0)
+    assert table.jobs(10.0).remaining_seconds.tolist() == [50.0]
+    table.start("a", 10.0)
+    assert table.jobs(40.0).remaining_seconds.tolist() == [20.0]
+    assert table.jobs(90.0).remaining_seconds.tolist() == [0.0]
+    assert table.jobs(90.0).predicted_seconds.tolist() == [150.0]

@@ -50,9 +50,10 @@ class Jobs:
 
     Times are in seconds; `attained_seconds` is run time so far, `attained_gpu_seconds` that times the GPUs held,
     `waiting_since` when the job last began to wait, `running_since` when its present run began, `remaining_seconds`
-    the predicted rest (NaN: unpredictable) with `confidence` from 0 to 1. `tenant` numbers tenants, `tenant_weight` is
-    that tenant's share beside others. `capacity` is what all of them share. `by_arrival` lists the rows by arrival and
-    sequence, where that is known already.
+    the predicted rest (NaN: unpredictable) with `confidence` from 0 to 1. `predicted_seconds` is the predicted whole
+    run time, which tells by how much a job has outlived it, as a rest of 0 does not. `tenant` numbers tenants,
+    `tenant_weight` is that tenant's share beside others. `capacity` is what all of them share. `by_arrival` lists the
+    rows by arrival and sequence, where that is known already.
     """
 
     sequence: Ints
@@ -71,6 +72,7 @@ class Jobs:
     waiting_since: Floats
     running_since: Floats
     remaining_seconds: Floats
+    predicted_seconds: Floats
     confidence: Floats
     tenant_weight: Floats
     capacity: Capacity = Capacity()
@@ -90,6 +92,7 @@ _FLOATS = (
     "waiting_since",
     "running_since",
     "remaining_seconds",
+    "predicted_seconds",
     "confidence",
     "tenant_weight",
 )
@@ -159,6 +162,7 @@ class JobTable:
             waiting_since=job.arrival_seconds,
             running_since=np.nan,
             remaining_seconds=np.nan,
+            predicted_seconds=np.nan,
             confidence=0.0,
             tenant_weight=job.tenant_weight,
         )
@@ -205,7 +209,10 @@ class JobTable:
         self._add_service(self._row[job_id], run_seconds)
 
     def update(self, job_id: str, **values: float) -> None:
-        """Set columns of one job: priority, deadline_seconds, remaining_seconds, confidence, cores…"""
+        """Set columns of one job: priority, deadline_seconds, remaining_seconds, confidence, cores…
+
+        Where `predicted_seconds` is set, the rest follows from it at every moment.
+        """
         self._set(self._row[job_id], **values)
 
     def _add_service(self, row: int, run_seconds: float) -> None:
@@ -226,4 +233,6 @@ class JobTable:
         ran = np.where(running, np.maximum(0.0, now - columns["running_since"]), 0.0)
         columns["attained_seconds"] = columns["attained_seconds"] + ran
         columns["attained_gpu_seconds"] = columns["attained_gpu_seconds"] + ran * columns["gpu_milli"] / 1000
+        rest = np.maximum(0.0, columns["predicted_seconds"] - columns["attained_seconds"])
+        columns["remaining_seconds"] = np.where(np.isnan(rest), columns["remaining_seconds"], rest)
         return Jobs(**columns, capacity=self.capacity, by_arrival=self._by_arrival)

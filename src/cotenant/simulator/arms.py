@@ -69,8 +69,13 @@ class Told:
 
     def know(self, jobs: Jobs) -> Jobs:
         """Take off the expected total what each job has attained."""
-        rest = np.maximum(0.0, self._total_seconds[jobs.sequence] - jobs.attained_seconds)
-        return replace(jobs, remaining_seconds=rest, confidence=self._confidence[jobs.sequence])
+        total = self._total_seconds[jobs.sequence]
+        return replace(
+            jobs,
+            predicted_seconds=total,
+            remaining_seconds=np.maximum(0.0, total - jobs.attained_seconds),
+            confidence=self._confidence[jobs.sequence],
+        )
 
 
 class Oracle(Told):
