@@ -26,7 +26,9 @@ from cotenant.simulator.traces.jobs import Ended, replicas
 
 CLUSTER = parse_cluster("2x8x96")
 SAMPLE = load("sample")
-MANY = Trace("made up", "none", tuple(TraceJob(str(n), n * 60.0, 60.0 + n, workers(1 + n % 4)) for n in range(8000)))
+MANY = Trace(
+    "made up", "none", tuple(TraceJob(str(n), n * 60.0, 60.0 + n % 300, workers(1 + n % 4)) for n in range(6000))
+)
 ALL = (
     "gpu-type=V100,models=gavel,fractions=openb,cores=4,cpu-jobs=openb,"
     "tenants=8,priorities=3,deadlines=2,outcomes=philly"
@@ -67,7 +69,7 @@ FIELDS: dict[str, Callable[[TraceJob], object]] = {
 }
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(st.sets(st.sampled_from(ALL.split(","))), st.sampled_from(ALL.split(",")), st.integers(0, 2**40))
 def test_what_a_key_draws_for_a_trace_s_jobs_is_the_same_whatever_other_keys_there_are(
     others: set[str], one: str, seed: int
@@ -148,6 +150,15 @@ def test_cpu_jobs_ask_for_their_share_of_the_cluster_s_core_time() -> None:
     assert len({job.id for job in jobs}) == len(jobs)
     by_core = Counter(job.memory_bandwidth_bytes_per_second / (job.roles[0].request.cores or 1) for job in jobs)
     assert [by_core[rate] / len(jobs) for rate in (0.5e9, 2e9, 6e9)] == pytest.approx([0.6, 0.3, 0.1], abs=0.06)
+
+
+def test_cpu_jobs_come_for_as_long_as_the_work_of_a_trace_takes_that_comes_at_once() -> None:
+    at_once = Trace("made up", "none", tuple(TraceJob(str(n), 0, 1e5, workers(8)) for n in range(20)))
+    span = 20 * 8 * 1e5 / CLUSTER.gpus
+    jobs = [job for job in laid("cpu-jobs=openb:0.5", at_once) if job.kind is JobKind.CPU]
+    assert 0.9 * span < max(job.submitted_seconds for job in jobs) <= span
+    asked = sum((job.roles[0].request.cores or 0) * job.work_seconds for job in jobs)
+    assert asked == pytest.approx(0.5 * CLUSTER.cores * span, rel=0.2)
 
 
 def test_no_cpu_job_is_drawn_that_fits_no_node() -> None:

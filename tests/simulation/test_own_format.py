@@ -174,6 +174,7 @@ def test_the_same_jobs_are_written_as_the_same_bytes(tmp_path: Path) -> None:
     for path in files:
         write(load("sample").jobs, path)
     assert files[0].read_bytes() == files[1].read_bytes()
+    assert files[0].read_bytes()[4:8] == bytes(4)  # no time of writing
     assert gzip.decompress(files[0].read_bytes()).startswith(b"job_id,submitted_seconds,work_seconds,gpu_milli")
 
 

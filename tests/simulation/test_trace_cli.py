@@ -96,6 +96,20 @@ def test_memory_is_passed_over_where_the_cluster_tells_none_and_it_is_said(tmp_p
     assert "1 of 2" in cotenant("simulate", "--trace", str(file), "--cluster", str(cluster))[1]
 
 
+def test_shares_of_gpus_that_no_node_gives_are_told_with_what_helps(tmp_path: Path) -> None:
+    file, cluster = tmp_path / "jobs.csv", tmp_path / "cluster.yaml"
+    file.write_text("job_id,submitted_seconds,work_seconds,gpu_milli\na,0,1,300\nb,0,1,1000\n")
+    simulate = ("simulate", "--trace", str(file), "--cluster")
+    _, told, beside = cotenant(*simulate, "1x1")
+    assert "note: 1 jobs ask for a part of a GPU, which no node of the cluster gives" in beside
+    assert "1 of 2" in told
+    _, told, beside = cotenant(*simulate, "1x1", "--overlay", "fractions=whole")
+    assert ("2 of 2" in told, beside) == (True, "")
+    cluster.write_text("- {gpus: 1, shareable: true}")
+    _, told, beside = cotenant(*simulate, str(cluster))
+    assert ("2 of 2" in told, beside) == (True, "")
+
+
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import lru_cache
 
-from cotenant.core.jobs import Role
+from cotenant.core.jobs import WHOLE_GPU_MILLI, Role
 from cotenant.simulator.clusters import Cluster
 from cotenant.simulator.overlays import Overlays
 from cotenant.simulator.traces import Trace
@@ -23,12 +23,28 @@ def workload(trace: Trace, cluster: Cluster, overlays: Overlays, *, auto_cores: 
     laid = overlays.apply(trace, cluster)
     if auto_cores:
         laid = replace(laid, jobs=tuple(replace(job, roles=_auto(job.roles)) for job in laid.jobs))
+    return _sharing_told(_without_untold_memory(laid, cluster), cluster)
+
+
+def _without_untold_memory(laid: Trace, cluster: Cluster) -> Trace:
     if cluster.memory_bytes:
         return laid
     jobs = tuple(replace(job, roles=roles) if (roles := _without_memory(job.roles)) else job for job in laid.jobs)
     asked = sum(before is not after for before, after in zip(laid.jobs, jobs, strict=True))
     note = f"{asked} jobs ask for memory; the cluster tells of none, so that is passed over"
     return replace(laid, jobs=jobs, notes=(*laid.notes, note)) if asked else laid
+
+
+def _sharing_told(laid: Trace, cluster: Cluster) -> Trace:
+    """Say where shares of GPUs are asked for and no node gives any: each such job is unschedulable, which surprises."""
+    if any(shape.shareable for shape in cluster.shapes):
+        return laid
+    asked = sum(any(role.request.gpu_milli % WHOLE_GPU_MILLI for role in job.roles) for job in laid.jobs)
+    note = (
+        f"{asked} jobs ask for a part of a GPU, which no node of the cluster gives (`shareable` in a cluster file); "
+        "--overlay fractions=whole makes whole ones of them"
+    )
+    return replace(laid, notes=(*laid.notes, note)) if asked else laid
 
 
 @lru_cache(maxsize=4096)

@@ -12,7 +12,7 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 
-from cotenant.core.jobs import JobKind, Request
+from cotenant.core.jobs import WHOLE_GPU_MILLI, JobKind, Request
 from cotenant.core.options import BadOption
 from cotenant.core.validate import Violation
 from cotenant.simulator.overlays.port import Setting, number, one_of, picks, rounded
@@ -56,10 +56,13 @@ def sample() -> tuple[Pod, ...]:
 class CpuJobs:
     """Adds CPU-only jobs drawn from openb's pods, as many as ask for SHARE (0.2) of the cluster's core time.
 
-    They come at uniformly drawn times between the trace's first and last submission; their cores × seconds add up, on
-    average, to SHARE × the cluster's cores × that span. Only pods that fit the largest node are drawn, and memory is
-    asked for only where the cluster tells its nodes' memory. Cores, memory, seconds and QoS are the pod's [D]; times,
-    SHARE and memory bandwidth are assumed [R]: 0.5, 2 or 6 GB/s a core for 60, 30 and 10 % of the jobs.
+    They come at uniformly drawn times over the trace's span: from its first submission to its last, or for as long as
+    its work takes on all of the cluster's GPUs where that is longer, as in traces that come all at once. Their cores ×
+    seconds add up, on average, to SHARE × the cluster's cores × that span. Only pods that fit the largest node are
+    drawn, and memory is asked for only where the cluster tells its nodes' memory.
+
+    Cores, memory, seconds and QoS are the pod's [D]; times, SHARE and memory bandwidth are assumed [R]: 0.5, 2 or
+    6 GB/s a core for 60, 30 and 10 % of the jobs.
     """
 
     key: ClassVar[str] = "cpu-jobs"
@@ -76,9 +79,9 @@ class CpuJobs:
     def apply(self, jobs: Sequence[TraceJob], setting: Setting, rng: np.random.Generator) -> list[TraceJob]:
         """Add the jobs after those of the trace."""
         pods = _fitting(setting)
-        begin, span = jobs[0].submitted_seconds, jobs[-1].submitted_seconds - jobs[0].submitted_seconds
+        begin, span = setting.trace.jobs[0].submitted_seconds, _span_seconds(setting)
         core_seconds = math.fsum(pod.cores * pod.seconds for pod in pods) / len(pods)
-        count = round(self.share * setting.cluster.cores * span / core_seconds)
+        count = max(1, round(self.share * setting.cluster.cores * span / core_seconds))
         if count > JOBS_MAX:
             raise _bad(f"{count} CPU jobs would be added; {JOBS_MAX} are the most")
         times = rounded(np.sort(rng.random(count)) * span)
@@ -91,6 +94,13 @@ class CpuJobs:
             for at in range(count)
         ]
         return [*jobs, *added]
+
+
+def _span_seconds(setting: Setting) -> float:
+    jobs, gpus = setting.trace.jobs, setting.cluster.gpus
+    submitting = jobs[-1].submitted_seconds - jobs[0].submitted_seconds
+    work = math.fsum(role.replicas * role.request.gpu_milli * job.work_seconds for job in jobs for role in job.roles)
+    return max(submitting, work / (gpus * WHOLE_GPU_MILLI) if gpus else 0.0)
 
 
 def _fitting(setting: Setting) -> list[Pod]:
