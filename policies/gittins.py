@@ -14,6 +14,7 @@ from cotenant.core.table import Floats, Ints, Jobs
 from cotenant.core.validate import Violation
 
 EDGES = 40  # doublings of the quantum: no job gets that far
+TAKEN_MIN = 1e-6  # GPU-seconds: jobs that took nothing are worth much, but not without end
 
 
 class Gittins:
@@ -118,4 +119,5 @@ class Gittins:
         taken = np.cumsum(self._sums[step:]) - ended * begin  # by those who end within Δ
         ends = np.append(self._edges, self._edges[-1])[step:]  # the last step has no end, and no others
         taken += (ended[-1] - ended) * (ends - begin)  # by the others
-        return float(f"{(ended / taken).max():.9g}")  # so that the order never hangs on the last bit of a sum
+        worth = float((ended / np.maximum(taken, TAKEN_MIN)).max())
+        return float(f"{worth:.9g}")  # so that the order never hangs on the last bit of a sum

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from cotenant.core.jobs import Demand, Gang, JobKind, JobSpec, Locality, Part, Request, Role
 from cotenant.core.ledger import Holding, Ledger, Offer, Overcommitted
 from cotenant.core.nodes import NodeShape
-from cotenant.core.table import JobRow, JobTable
+from cotenant.core.table import Capacity, JobRow, JobTable
 
 TYPES = ("", "NVIDIA A100", "Tesla T4")
 WANTED_TYPES = ("", "", "", "", "", "a100", "T4")
@@ -135,6 +135,7 @@ def specs(*, roles_max: int = 3) -> st.SearchStrategy[JobSpec]:
 def tables(draw: st.DrawFn, *, now: float = 10_000.0, count_max: int = 12) -> JobTable:
     """Jobs that came before `now`: some run, some have run, some wait."""
     table = JobTable()
+    table.capacity = Capacity(*draw(st.sampled_from([(0, 0, 0), (16_000, 48, 8), (5000, 0, 0)])))
     for number in range(draw(st.integers(0, count_max))):
         job_id = f"job{number}"
         arrival = draw(st.sampled_from([0.0, 1.0, 50.5, now - 1]))

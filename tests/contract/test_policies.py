@@ -27,6 +27,8 @@ from cotenant.core.policy import (
     AttemptWindow,
     ContentionPolicy,
     CpuAllocator,
+    Ended,
+    Learns,
     NodeWindow,
     Order,
     PlacementPolicy,
@@ -119,37 +121,59 @@ def test_options_that_cannot_be_read_are_all_named_at_once(plugin: plugins.Plugi
         assert {violation.field for violation in caught.value.violations} == set(numbers)
 
 
+ends = st.builds(
+    lambda gpus, cores, seconds: Ended(1000 * gpus, cores, max(1, gpus), seconds, gpus * seconds),
+    st.integers(0, 8),
+    st.integers(0, 16),
+    st.floats(0, 1e7),
+)
+histories = st.lists(ends, max_size=8) | st.lists(ends, min_size=1, max_size=4).map(lambda some: some * 100)
+
+
+def taught(plugin: plugins.Plugin, history: list[Ended]) -> QueuePolicy:
+    """Make a queue policy, and tell it of past jobs if it learns: of few, or of plenty."""
+    policy: QueuePolicy = plugin.make()
+    if isinstance(policy, Learns):
+        for ended in history:
+            policy.learn(ended)
+    return policy
+
+
 @installed("cotenant.queue_policies")
 @settings(max_examples=60)
-@given(tables(), st.data())
+@given(tables(), histories, st.data())
 def test_every_job_gets_a_finite_score_whatever_the_rows_order(
-    plugin: plugins.Plugin, table: JobTable, data: st.DataObject
+    plugin: plugins.Plugin, table: JobTable, history: list[Ended], data: st.DataObject
 ) -> None:
-    policy: QueuePolicy = plugin.make()
+    policy = taught(plugin, history)
     jobs, before = table.jobs(NOW), table.jobs(NOW)
     order = policy.order(jobs, NOW)
     assert len(order.level) == len(order.score) == len(jobs)
     assert np.isfinite(order.score).all()
     assert order.valid_seconds > 1e-4, "a wake-up that never comes to an end"
+    assert order.given_up is None or not (order.given_up & jobs.running).any(), "who runs is not given up"
     for column in dataclasses.fields(Jobs):
         np.testing.assert_array_equal(getattr(jobs, column.name), getattr(before, column.name))
     shuffle = np.array(data.draw(st.permutations(range(len(jobs)))), dtype=np.int64)
     columns = [field.name for field in dataclasses.fields(Jobs) if field.name != "capacity"]
     shuffled = Jobs(**{name: getattr(jobs, name)[shuffle] for name in columns}, capacity=jobs.capacity)
-    again = plugin.make().order(shuffled, NOW)
+    again = taught(plugin, history).order(shuffled, NOW)
     np.testing.assert_array_equal(again.level, order.level[shuffle])
     np.testing.assert_array_equal(again.score, order.score[shuffle])
     assert again.valid_seconds == order.valid_seconds
+    for marks, shuffled_marks in ((order.over_share, again.over_share), (order.given_up, again.given_up)):
+        assert (marks is None) == (shuffled_marks is None)
+        assert marks is None or marks[shuffle].tolist() == shuffled_marks.tolist()  # type: ignore[union-attr]  # as above
 
 
 @installed("cotenant.queue_policies")
 @settings(max_examples=60)
-@given(tables(), st.floats(0, 1))
+@given(tables(), histories, st.floats(0, 1))
 def test_while_an_order_is_valid_no_waiting_job_gains_on_any_other(
-    plugin: plugins.Plugin, table: JobTable, share: float
+    plugin: plugins.Plugin, table: JobTable, history: list[Ended], share: float
 ) -> None:
     """Running jobs may rise, such as those that near their end; where none is ever stopped, they may also fall."""
-    policy: QueuePolicy = plugin.make()
+    policy = taught(plugin, history)
     order = policy.order(table.jobs(NOW), NOW)
     later = NOW + share * 0.999 * min(order.valid_seconds, 1e7)
     again = policy.order(table.jobs(later), later)
@@ -162,6 +186,42 @@ def test_while_an_order_is_valid_no_waiting_job_gains_on_any_other(
         return (place[:, None] < place[None, :])[compared][:, waiting]
 
     assert not (overtaken(NOW, order) & ~overtaken(later, again)).any()
+
+
+@installed("cotenant.queue_policies")
+@settings(max_examples=60)
+@given(tables(), histories)
+def test_who_was_chosen_to_run_and_runs_is_chosen_again(
+    plugin: plugins.Plugin, table: JobTable, history: list[Ended]
+) -> None:
+    """Else jobs would stop each other at every event, though nothing that matters to them has changed."""
+    policy = taught(plugin, history)
+
+    def chosen() -> set[str]:
+        jobs, left, found = table.jobs(NOW), np.array([5000, 12, 8]), set[str]()
+        for row in rank(jobs, policy.order(jobs, NOW), running_first=policy.running_first):
+            need = np.array([jobs.gpu_milli[row], jobs.cores[row], jobs.memory_bytes[row]])
+            if (need <= left).all():
+                left = left - need
+                found.add(table.ids[row])
+        return found
+
+    first = chosen()
+    for job_id in table.ids:
+        if table.running(job_id) and job_id not in first:
+            table.stop(job_id, NOW)
+        elif job_id in first and not table.running(job_id):
+            table.start(job_id, NOW)
+    assert not policy.preemptive or chosen() == first
+
+
+@installed("cotenant.queue_policies")
+def test_a_number_out_of_range_is_named(plugin: plugins.Plugin) -> None:
+    for name in unreadable(plugin):
+        for text in ("-1", "nan"):
+            with pytest.raises(plugins.BadOption) as caught:
+                plugin.make({name: text})
+            assert [violation.field for violation in caught.value.violations] == [name]
 
 
 @installed("cotenant.queue_policies")

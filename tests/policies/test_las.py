@@ -113,6 +113,18 @@ def test_after_its_return_a_job_is_judged_by_its_new_run() -> None:
     assert levels(early, 12_001.0, short_wait) == {"a": 1}
 
 
+def test_who_starved_long_enough_returns_to_the_top_whatever_it_has_had() -> None:
+    las, table = Las(Las.Options(starvation_seconds=3600.0)), waited(0)
+    assert levels(table, 10_500.0, las) == {"a": 1}
+    assert las.order(table.jobs(10_500.0), 10_500.0).valid_seconds == pytest.approx(3100.0)
+    assert levels(table, 13_600.0, las) == {"a": 0}
+    table.start("a", 13_600.0)
+    assert levels(table, 16_000.0, las) == {"a": 0}
+    assert levels(table, 16_851.0, las) == {"a": 1}, "its new run alone counts"
+    sooner = Las(Las.Options(promote_knob=0.5, starvation_seconds=3600.0))
+    assert sooner.order(waited(0).jobs(10_500.0), 10_500.0).valid_seconds == pytest.approx(2000.0)
+
+
 def test_a_job_that_never_ran_has_nothing_to_be_promoted_from() -> None:
     assert levels(table_of(a=1), 1e9, Las(Las.Options(promote_knob=1.0))) == {"a": 0}
 
@@ -143,6 +155,8 @@ def test_promotions_change_nothing_without_the_knob(table: JobTable, knob: float
         ({"thresholds": "inf"}, "thresholds"),
         ({"promote_knob": "-1"}, "promote_knob"),
         ({"promote_knob": "inf"}, "promote_knob"),
+        ({"starvation_seconds": "-1"}, "starvation_seconds"),
+        ({"starvation_seconds": "inf"}, "starvation_seconds"),
         ({"cores_per_gpu": "0"}, "cores_per_gpu"),
     ],
 )

@@ -286,6 +286,8 @@ NO_LEVEL = np.zeros(1, dtype=np.int64)
         (ZeroDivisionError("division by zero"), "ZeroDivisionError: division by zero"),
         (Order(np.zeros(2, dtype=np.int64), np.zeros(2)), "2 levels and 2 scores for 1 jobs"),
         (Order(NO_LEVEL, np.array([np.nan])), "a score that is no number"),
+        (Order(NO_LEVEL, np.zeros(1), given_up=np.zeros(2, dtype=np.bool_)), "2 marks for 1 jobs"),
+        (Order(NO_LEVEL, np.zeros(1), over_share=np.zeros(0, dtype=np.bool_)), "0 marks for 1 jobs"),
         (Order(NO_LEVEL, np.zeros(1), valid_seconds=-1.0), "valid for -1.0 s"),
         (Order(NO_LEVEL, np.zeros(1), valid_seconds=float("nan")), "valid for nan s"),
     ],
