@@ -1,7 +1,7 @@
 """Each queue policy in a few naive lines, for `oracle.replay`; a new policy adds one function and one row to `ARMS`.
 
 A function gets the jobs that are here, the time and the jobs that ended, and returns the jobs in order, without those
-that it gives up. Where jobs of one kind have different weights, they are those of `WEIGHT`.
+that it gives up. `WEIGHT` is each tenant's share beside others.
 """
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call"
@@ -10,7 +10,7 @@ from math import inf
 from tests.simulation.oracle import service
 
 GPUS, CORES = 4, 9
-WEIGHT = {"ann": 1.0, "bob": 1.0}
+WEIGHT = {"ann": 1.0, "bob": 1.0, "cat": 1.0}
 QUANTUM = 12  # a power of two of it is a whole number of seconds for any job's size, and so are the thresholds below
 THRESHOLDS = (12, 48)
 STARVED_SECONDS, KNOB = 20, 2

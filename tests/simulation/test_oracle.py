@@ -16,7 +16,7 @@ from cotenant.core.jobs import Request, Role
 from cotenant.simulator import Trace, TraceJob, simulate
 from cotenant.simulator.policies import GROUPS
 
-WORLDS = 24
+WORLDS = 30
 PREDICTABLE = {"predictable": "0.6", "spread": "0"}  # the others are not predictable at all
 IDS = [f"{name}-{'-'.join(f'{key}={value}' for key, value in options.items())}" for name, options, _, _ in ARMS]
 
@@ -27,9 +27,11 @@ def workload(seed: int) -> list[Job]:
     now, jobs = 0, list[Job]()
     for number in range(rng.randint(1, 16)):
         now += rng.choice([0, 0, 1, 3, 9]) if number else 0
-        gpus = rng.choice([0, 1, 1, 2, 3, 4])
-        job = Job(number, now, rng.choice([1, 5, rng.randint(1, 40)]), gpus, 0 if gpus else 3 * rng.randint(1, 3))
-        job.tenant = rng.choice(["ann", "bob"])
+        gpus = rng.choice([0, 0, 0, 1, 1, 2, 3, 4])
+        job = Job(
+            number, now, rng.choice([1, 5, rng.randint(1, 40)]), gpus, 0 if gpus else 3 * rng.choice([1, 1, 2, 3])
+        )
+        job.tenant = rng.choice(["ann", "bob", "cat"])
         job.deadline = rng.choice([inf, now + job.work + rng.randint(-2, 60) + 0.999])
         jobs.append(job)
     for job, drawn in zip(jobs, known.random(len(jobs)), strict=True):
