@@ -35,6 +35,9 @@ class History:
     reasons: dict[str, str] = field(default_factory=dict)
     waited: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
     used: dict[int, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
+    down: set[int] = field(default_factory=set)
+    apart: set[str] = field(default_factory=set)  # back off, and are in no queue
+    failed_attempts: int = 0
     now: float = 0.0
 
     def take(self, event: Event) -> None:
@@ -56,11 +59,13 @@ class History:
     def _started(self, event: Event) -> None:
         self.waiting_since.pop(event.job_id)  # it was submitted, and does not run yet
         self.reasons.pop(event.job_id, None)
+        self.apart.discard(event.job_id)
         self.running[event.job_id] = event
         self.runs[event.job_id] += 1
         assert event.run == self.runs[event.job_id]
         assert event.gpu_milli == sum(place.gpu_milli for place in event.nodes)
         for place in event.nodes:
+            assert place.node not in self.down
             used, shape = self.used[place.node], self.cluster.shapes[place.node]
             used.update(gpu_milli=place.gpu_milli, cores=place.cores, memory_bytes=place.memory_bytes)
             assert used["gpu_milli"] <= shape.gpus * 1000
@@ -88,16 +93,35 @@ class History:
         self.waiting_since.pop(event.job_id)  # it waits, and never runs
         self.given_up[event.job_id] = event.at_seconds
 
+    def _attempt_failed(self, event: Event) -> None:
+        self._stopped(event)
+        self.failed_attempts += 1
+        assert (event.node is None) == (event.code != "node_down")
+        self.waiting_since[event.job_id] = event.at_seconds
+
+    def _node_down(self, event: Event) -> None:
+        assert event.node is not None
+        self.down.add(event.node)
+
+    def _node_up(self, event: Event) -> None:
+        assert event.node in self.down
+        self.down.remove(event.node)
+
+    def _rate_changed(self, event: Event) -> None:
+        assert self.running[event.job_id].run == event.run
+        assert event.rate
+
     def _waiting(self, event: Event) -> None:
         assert event.code in set(Code)
         assert event.detail
         if event.job_id:
             assert event.job_id in self.waiting_since
             self.reasons[event.job_id] = event.wait
+            (self.apart.add if event.code == Code.BACK_OFF else self.apart.discard)(event.job_id)
         else:
             assert event.shape is not None
             for job_id in self.waiting_since:
-                if self.submitted[job_id].shape == event.shape:
+                if self.submitted[job_id].shape == event.shape and job_id not in self.apart:
                     self.reasons[job_id] = event.wait
 
     def agrees(self, result: Result) -> None:
@@ -108,4 +132,6 @@ class History:
             assert self.given_up.get(one.id) == one.given_up_seconds
             waited = [self.waited[one.id][kind] for kind in kinds]
             assert all(abs(a - b) < 1e-6 for a, b in zip(waited, one.waits_seconds, strict=True)), (one.id, waited, one)
-        assert sum(self.runs.values()) - len(self.running) - len(self.finished) == result.preemptions
+        stopped = sum(self.runs.values()) - len(self.running) - len(self.finished)
+        assert stopped == result.preemptions + self.failed_attempts
+        assert result.crashes <= self.failed_attempts

@@ -13,22 +13,29 @@ from typing import Any
 import numpy as np
 import pytest
 
+from cotenant import plugins
 from cotenant.core.jobs import Gang, JobKind, Request, Role
 from cotenant.core.ledger import Ledger, Offer
 from cotenant.core.nodes import NodeShape
 from cotenant.core.options import BadOption, parse
 from cotenant.core.refusals import Code, Refusal
+from cotenant.policies.fifo import Fifo
 from cotenant.policies.first_fit import FirstFit
+from cotenant.policies.requested import Requested
 from cotenant.simulator import Cluster, Outcome, Result, Trace, TraceJob, simulate
+from cotenant.simulator.arms import Nothing
+from cotenant.simulator.engine import Simulation
 from cotenant.simulator.physics import failures
 from cotenant.simulator.physics.failures import Fate
 from cotenant.simulator.physics.outages import Outages
 from cotenant.simulator.physics.settings import Settings
 from cotenant.simulator.physics.world import World
+from cotenant.simulator.policies import Policies
 from cotenant.simulator.traces import workers
 from cotenant.simulator.traces.jobs import Ended
 
 LM = "LM (batch size 5)"
+POLICIES = Policies(Fifo(), FirstFit(), Requested())
 HALVES = Cluster("halves", (NodeShape(1, 8, gpu_type="V100", shareable=True),), ("",), (100e9,))
 
 
@@ -74,6 +81,27 @@ def test_a_cpu_job_takes_memory_bandwidth_from_a_training_job_and_from_itself() 
     )
     assert one(result, "cpu").finished_seconds == 120  # at half its speed
     assert one(result, "dnn").finished_seconds == pytest.approx(130)  # 80 of its 90 s of work were done by then
+
+
+def test_a_contention_policy_can_judge_what_each_node_sees() -> None:
+    cpu = (Role("worker", 1, Request(cores=4)),)
+    cluster = Cluster("one", (NodeShape(1, 8), NodeShape(1, 8)), ("", ""), (100e9, 0.0))
+    jobs = (
+        job("dnn", 0, 90),
+        job("cpu", 0, 60, roles=cpu, kind=JobKind.CPU, memory_bandwidth_bytes_per_second=200e9),
+    )
+    settings = Settings(speed=("bandwidth",), bandwidth_sensitivity=0.5, utilisation="philly")
+    simulation = Simulation(Trace("t", "none", jobs), cluster, POLICIES, Nothing(), world=World(cluster, settings))
+    simulation.step()
+    (window,) = simulation.world.windows(simulation.now, 5.0)
+    dnn, other = window.attempts
+    assert (window.node_id, window.seconds, window.memory_bandwidth_bytes_per_second) == ("node-0", 5.0, 100e9)
+    assert (other.job_id, other.cpu_job, other.cores_used, other.rate_per_second) == ("cpu", True, 4.0, 0.5)
+    assert other.memory_bandwidth_bytes_per_second == 100e9
+    assert dnn.rate_per_second == pytest.approx(2 / 3)
+    assert dnn.gpu_utilisation_percent == pytest.approx(53.51 * 2 / 3)
+    policy = plugins.load("cotenant.contention_policies", "none")
+    assert list(policy.judge(window)) == []
 
 
 def test_the_node_whose_gpu_is_slowest_sets_the_pace_of_a_gang() -> None:

@@ -38,9 +38,11 @@ def world(seed: int) -> Trace:
     return Trace("made up", "none", tuple(jobs))
 
 
-def recorded(trace: Trace, queue: str, options: Mapping[str, str], placement: str, seed: int = 0) -> list[Event]:
+def recorded(
+    trace: Trace, queue: str, options: Mapping[str, str], placement: str, seed: int = 0, **physics: str
+) -> list[Event]:
     tape, cluster = Tape(), parse_cluster("3x4x8")
-    given = {"queue": options, "simulator": {"preemption_cost_seconds": "3"}}
+    given = {"queue": options, "simulator": {"preemption_cost_seconds": "3", **physics}}
     result = simulate(trace, cluster, queue=queue, placement=placement, options=given, seed=seed, recorder=tape)
     history = History(cluster)
     for event in tape.events:
@@ -56,6 +58,31 @@ def test_a_recording_tells_what_happened(queue: str, options: Mapping[str, str],
     for seed in range(WORLDS):
         events = recorded(world(seed), queue, options, placement, seed)
         assert [event.as_line() for event in events] == [json_again(event) for event in events], f"seed {seed}"
+
+
+BREAKING = {
+    "speed": "all",
+    "interference": "philly",
+    "model_default": "resnet50",
+    "failures": "philly",
+    "failed_percent": "40",
+    "retries": "philly",
+    "retry_backoff_seconds": "50",
+    "node_mtbf_hours": "1",
+    "node_repair_hours": "0.2",
+}
+
+
+@pytest.mark.parametrize(("queue", "options", "placement"), ARMS)
+def test_a_recording_tells_what_happened_in_a_world_that_breaks(
+    queue: str, options: Mapping[str, str], placement: str
+) -> None:
+    kinds = {
+        event.kind
+        for seed in range(WORLDS // 2)
+        for event in recorded(world(seed), queue, options, placement, seed, **BREAKING)
+    }
+    assert kinds > {Kind.ATTEMPT_FAILED, Kind.NODE_DOWN, Kind.NODE_UP, Kind.RATE_CHANGED}
 
 
 def json_again(event: Event) -> str:

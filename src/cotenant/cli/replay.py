@@ -120,7 +120,9 @@ def _about(
         here = node is None or _concerns(event, node, there)
         if job_id == job:
             shape = event.get("shape", shape) if kind == "submitted" else shape
-            waits = kind in ("submitted", "preempted") or (waits and kind not in ("started", "given_up"))
+            waits = kind in ("submitted", "preempted", "attempt_failed") or (
+                waits and kind not in ("started", "given_up")
+            )
         mine = job in (None, job_id, *event.get("by", ()), *event.get("starts", ()), *event.get("stops", ()))
         mine |= waits and kind == "waiting" and not job_id and event.get("shape") == shape
         if mine and here and (not kinds or kind in kinds):

@@ -16,6 +16,7 @@ from cotenant.core.estimates import UNKNOWN, Candidate, Estimate, Observation, Q
 from cotenant.core.policy import Predictor
 from cotenant.core.table import Floats, Jobs
 from cotenant.core.validate import Violation
+from cotenant.simulator.physics.rounding import steady
 from cotenant.simulator.traces import TraceJob
 
 
@@ -129,14 +130,15 @@ class NoisyOracle(Told):
         super().__init__(count)
         rng = np.random.default_rng([seed, 1])  # a stream of its own: each arm's jobs err alike
         self._predictable = rng.random(count) < options.predictable
-        self._error = options.bias * np.exp(options.spread * rng.standard_normal(count))
+        error = options.bias * np.exp(options.spread * rng.standard_normal(count))
+        self._error = [steady(one) for one in error.tolist()]
 
     def submitted(self, sequence: int, job: TraceJob) -> Estimate:
         """Tell about what is true, or nothing."""
         if not self._predictable[sequence]:
             self.tell(sequence, None, 0.0)
             return UNKNOWN
-        seconds = job.work_seconds * float(self._error[sequence])
+        seconds = job.work_seconds * self._error[sequence]
         self.tell(sequence, seconds, 1.0)
         return Estimate(predictable=True, confidence=1.0, remaining_seconds=seconds, source=self.name)
 

@@ -17,7 +17,7 @@ from cotenant.simulator.clusters import Cluster
 from cotenant.simulator.lives import Life
 from cotenant.simulator.physics.world import World
 from cotenant.simulator.policies import Policies
-from cotenant.simulator.recording import Event, Kind, Recorder, Story
+from cotenant.simulator.recording import Recorder, Story
 from cotenant.simulator.scheduler import Scheduler
 from cotenant.simulator.traces import Trace, TraceJob
 from cotenant.simulator.traces.jobs import Ended
@@ -84,7 +84,7 @@ class Simulation:
             self._expect(life, life.retime(now, rate))
             self._arm.takes(life.sequence, life.total_seconds(now))
             if self._story:
-                self._story.tell(Event(now, Kind.RATE_CHANGED, life.job.id, run=life.runs, rate=rate.work))
+                self._story.rate_changed(life, now)
         return True
 
     def _expect(self, life: Life, finish: float) -> None:
@@ -120,13 +120,11 @@ class Simulation:
         trials = life.fate.trials_seconds
         if life.fate.ended is Ended.FAILED:
             life.failures += 1
-            if self._story:
-                self._story.tell(Event(self.now, Kind.ATTEMPT_FAILED, life.job.id, run=life.runs, code=life.failure))
         if life.fails_at <= self.now and life.failures < len(trials):
-            self._scheduler.fail(life, self.now)
+            wait_seconds = self.world.backoff_seconds(life.failures)
+            self._scheduler.fail(life, wait_seconds, self.now)
             life.trial_left_seconds = trials[life.failures]
-            again = self.now + self.world.backoff_seconds(life.failures)
-            heapq.heappush(self._retries, (again, life.sequence))
+            heapq.heappush(self._retries, (self.now + wait_seconds, life.sequence))
             return
         self._scheduler.finish(life, self.now)
         self._arm.finished(life.job, life.attained_seconds, passed=life.fate.ended is Ended.PASSED)
@@ -136,14 +134,12 @@ class Simulation:
         """Let nodes fail and come back."""
         for node, back in self.world.outages.due(self.now, idle=self._idle):
             self.events += 1
+            if self._story:
+                self._story.node(node, self.now, back=back)
             if back:
                 self._scheduler.reopen(node)
-            lost = [] if back else [(life, life.runs) for life in self._scheduler.close(node, self.now)]
-            if self._story:
-                self._story.tell(Event(self.now, Kind.NODE_UP if back else Kind.NODE_DOWN, node=node))
-                for life, run in lost:
-                    code = "node_down"
-                    self._story.tell(Event(self.now, Kind.ATTEMPT_FAILED, life.job.id, node=node, run=run, code=code))
+            else:
+                self._scheduler.close(node, self.now)
 
     def _retry_due(self) -> None:
         while self._retries and self._retries[0][0] <= self.now:

@@ -178,7 +178,7 @@ class Life:
 
     def busy_until(self, now: float) -> float:
         """Sum up GPU utilisation × time, the present run too."""
-        return self.busy_seconds + (self._worked(now) * self._busy if self.running else 0.0)
+        return self.busy_seconds + (self._worked(now) * self.busy if self.running else 0.0)
 
     def stop(self, now: float, restart_seconds: float, *, saved: bool = True) -> None:
         """Stop before the end; the next run repeats `restart_seconds` first, and what was not saved."""
@@ -205,7 +205,8 @@ class Life:
         self.given_up_seconds = now
 
     @property
-    def _busy(self) -> float:
+    def busy(self) -> float:
+        """GPU utilisation while it works, from 0 to 1."""
         return min(1.0, self.usage * self.pace)
 
     def _worked(self, now: float) -> float:
@@ -221,7 +222,7 @@ class Life:
             if unsaved < worked:
                 self.saved_rest_seconds = self.rest_seconds - (worked - unsaved) * self.rate
         self.rest_seconds -= worked * self.rate
-        self.busy_seconds += worked * self._busy
+        self.busy_seconds += worked * self.busy
         self.restart_seconds = max(0.0, self.restart_seconds - (now - self.settled_seconds))
         self.settled_seconds = now
 

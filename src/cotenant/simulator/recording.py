@@ -15,9 +15,10 @@ from enum import StrEnum
 from typing import Any, Protocol
 
 from cotenant.core.cycle import Plan, Start
-from cotenant.core.refusals import Code, Refusal
+from cotenant.core.refusals import Code, Refusal, plural
 from cotenant.simulator.lives import Life, Shape
 from cotenant.simulator.traces import TraceJob
+from cotenant.simulator.traces.jobs import Ended
 
 
 class Kind(StrEnum):
@@ -150,6 +151,7 @@ class Story:
         self._record = recorder.record
         self._told: dict[int, tuple[str, ...]] = {}  # each waiting job's reason, by sequence
         self._of_shape: dict[int, tuple[str, ...]] = {}  # the same for shapes, by code
+        self._apart: set[int] = set()  # back off, by sequence: what is told of their shape is not of them
         self._new: list[Life] = []  # began to wait since reasons were last told
         self._special: dict[int, Life] = {}  # those whose reason is not that of most
 
@@ -225,6 +227,7 @@ class Story:
                 needs_room=start.needs_room,
                 sizing=life.shape.sizing,
                 queue_seconds=sum(life.waited),
+                rate=None if life.rate == 1 else life.rate,
             )
         )
 
@@ -239,8 +242,29 @@ class Story:
                 ran_seconds=ran_seconds,
                 queue_seconds=sum(life.waited),
                 jct_seconds=now - life.job.submitted_seconds,
+                code=life.failure or ("" if life.fate.ended is Ended.PASSED else life.fate.ended.value),
             )
         )
+
+    def attempt_failed(self, life: Life, code: str, now: float, node: int | None = None) -> None:
+        """A run is about to end before its work was done; the job will run again."""
+        ran = now - life.running_since
+        self._record(Event(now, Kind.ATTEMPT_FAILED, life.job.id, run=life.runs, node=node, code=code, ran_seconds=ran))
+
+    def backs_off(self, life: Life, seconds: float, now: float) -> None:
+        """A failed job waits, outside the queue, until it is tried again."""
+        self._told.pop(life.sequence, None)
+        self._apart.add(life.sequence)
+        detail = f"failed {plural(life.failures, 'time')}; it is tried again after {seconds:g} s"
+        self._record(Event(now, Kind.WAITING, life.job.id, **_words(Refusal(Code.BACK_OFF, detail, "the time passes"))))
+
+    def node(self, node: int, now: float, *, back: bool) -> None:
+        """A node failed, or is back."""
+        self._record(Event(now, Kind.NODE_UP if back else Kind.NODE_DOWN, node=node))
+
+    def rate_changed(self, life: Life, now: float) -> None:
+        """A job goes on at another rate."""
+        self._record(Event(now, Kind.RATE_CHANGED, life.job.id, run=life.runs, rate=life.rate))
 
     def given_up(self, life: Life, refusal: Refusal, now: float) -> None:
         """A waiting job will never run."""
@@ -248,10 +272,6 @@ class Story:
         self._special.pop(life.sequence, None)
         queued = sum(life.waited_until(now))
         self._record(Event(now, Kind.GIVEN_UP, life.job.id, queue_seconds=queued, **_words(refusal)))
-
-    def tell(self, event: Event) -> None:
-        """Anything else happened."""
-        self._record(event)
 
     def reasons_of_shapes(self, shapes: Iterable[Shape], why: Callable[[Shape], Reason], now: float) -> None:
         """Tell why the gangs of each waiting shape wait, where that is new; and those who joined one, why it waits."""
@@ -263,9 +283,10 @@ class Story:
                 self._record(Event(now, Kind.WAITING, shape=shape.code, **_words(reason.words())))
         for life in self._new:
             code = life.shape.code
-            if life.meter is not None and before.get(code) == self._of_shape[code]:
+            if life.meter is not None and (life.sequence in self._apart or before.get(code) == self._of_shape[code]):
                 told = _words(why(life.shape).words())
                 self._record(Event(now, Kind.WAITING, life.job.id, shape=code, **told))
+        self._apart.difference_update(life.sequence for life in self._new)
         self._new.clear()
 
     def reasons_of_jobs(self, special: Iterable[Life], why: Callable[[Life], Reason], most: Code, now: float) -> None:

@@ -123,8 +123,11 @@ class Scheduler:
         self._table.remove(life.job.id)
         del self._lives[life.sequence], self._sequences[life.job.id]
 
-    def fail(self, life: Life, now: float) -> None:
+    def fail(self, life: Life, wait_seconds: float, now: float) -> None:
         """Let a job go whose attempt failed, until it is tried again; for that it waits."""
+        if self._story:
+            self._story.attempt_failed(life, life.failure, now)
+            self._story.backs_off(life, wait_seconds, now)
         self._release(life)
         life.stop(now, self._world.restart_seconds(life), saved=False)
         self._leave(life)
@@ -139,15 +142,16 @@ class Scheduler:
         self._arm.takes(life.sequence, life.total_seconds(now))
         self._wait(life, now)
 
-    def close(self, node: int, now: float) -> list[Life]:
-        """Give a node that failed no more work; returns the jobs that it took with it, which wait again."""
+    def close(self, node: int, now: float) -> None:
+        """Give a node that failed no more work; the jobs on it wait again."""
         lost = [life for life in self._lives.values() if any(holding.node == node for holding in life.holdings)]
         for life in lost:
+            if self._story:
+                self._story.attempt_failed(life, "node_down", now, node)
             life.crashes += 1
             self._requeue(life, now, self._world.restart_seconds(life), saved=False)
         self._ledger.open[node] = False
         self._resize(node, -1)
-        return lost
 
     def reopen(self, node: int) -> None:
         """Give a node work again."""

@@ -109,13 +109,16 @@ class Speeds:
             if rate.work != run.life.rate:
                 yield run.life, rate
 
-    def window(self, node: int, node_id: str, now: float, seconds: float) -> NodeWindow:
-        """Tell what the agent of a node would see if things had been for some seconds as they are now."""
+    def windows(self, now: float, seconds: float) -> Iterator[NodeWindow]:
+        """Tell what the agent of each node on which anything runs would see, had it been so for some seconds."""
+        return (self._window(node, now, seconds) for node in sorted(self._on_node) if self._on_node[node])
+
+    def _window(self, node: int, now: float, seconds: float) -> NodeWindow:
         here = [(self._runs[sequence], place) for sequence, place in sorted(self._on_node.get(node, {}).items())]
         total = self._demand(node)
         peak = self._peaks[node]
         return NodeWindow(
-            node_id,
+            f"node-{node}",
             now,
             seconds,
             tuple(
@@ -125,7 +128,7 @@ class Speeds:
                     cpu_job=not run.gpu_milli,
                     cores_used=float(place.cores),
                     rate_per_second=run.life.rate,
-                    gpu_utilisation_percent=None,
+                    gpu_utilisation_percent=100 * run.life.busy if run.gpu_milli else None,
                     memory_bandwidth_bytes_per_second=bandwidth.granted(place.demand, total, peak),
                 )
                 for run, place in here

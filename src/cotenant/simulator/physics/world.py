@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from cotenant.core.jobs import WHOLE_GPU_MILLI
 from cotenant.core.ledger import Holding
+from cotenant.core.policy import NodeWindow
 from cotenant.simulator.clusters import Cluster
 from cotenant.simulator.lives import Life
 from cotenant.simulator.physics import utilisation
@@ -56,6 +57,10 @@ class World:
     def changed(self) -> Iterator[tuple[Life, Rate]]:
         """Give the runs whose neighbours came or went, with their new rates."""
         return self._speeds.changed() if self._speeds else iter(())
+
+    def windows(self, now: float, seconds: float) -> Iterator[NodeWindow]:
+        """Give what a contention policy judges: each node's window of samples; none where neighbours do not count."""
+        return self._speeds.windows(now, seconds) if self._speeds else iter(())
 
     def preemption_seconds(self, life: Life) -> float:
         """Tell what a job repeats or waits for when it starts again after a preemption."""
