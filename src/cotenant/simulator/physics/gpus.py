@@ -14,6 +14,7 @@ from cotenant.simulator.physics.models import Model, bundled, model_of
 from cotenant.simulator.physics.rounding import steady
 
 TYPES = ("k80", "p100", "v100")
+STAND_IN = "p100"  # for types that were not measured, where only neighbours or distance count: the middle one [R]
 
 
 @lru_cache(maxsize=1024)
@@ -50,10 +51,9 @@ def relative_speed(model: Model, gpus: float, gpu_type: str, reference_type: str
 def apart(model: Model, gpus: float, gpu_type: str) -> float | None:
     """Tell what is left of a gang's speed when it is spread over servers; None where it was not measured.
 
-    Where the type of GPU is unknown, the P100 stands in: of the three types it is the middle one. Some gangs measured
-    faster apart, which is taken as noise: the answer is never above 1.
+    Some gangs measured faster apart, which is taken as noise: the answer is never above 1.
     """
-    place = TYPES.index(known_type(gpu_type) or "p100")
+    place = TYPES.index(known_type(gpu_type) or STAND_IN)
     for rates in _scales(model, gpus, measured=(2, 4, 8)):
         together, spread = rates[place]
         if together and spread:
@@ -66,10 +66,10 @@ def beside(model: Model | None, other: Model | None, gpu_type: str) -> float:
     """Tell what is left of a job's speed when it shares its GPU with another; never above 1.
 
     Where one of the two was not measured, the median of the measured pairs on that type of GPU stands in [R]: 0.54 on
-    a K80, 0.59 on a P100, 0.68 on a V100. Where the type is unknown, it is taken for a V100.
+    a K80, 0.59 on a P100, 0.68 on a V100.
     """
     table = bundled("gavel_speeds.json")
-    kind = known_type(gpu_type) or "v100"
+    kind = known_type(gpu_type) or STAND_IN
     mine, theirs = _name(model), _name(other)
     if mine is None or theirs is None:
         return _median_pair(kind)
