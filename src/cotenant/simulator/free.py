@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from cotenant.core.jobs import WHOLE_GPU_MILLI
 from cotenant.core.nodes import NodeShape
+from cotenant.core.table import Capacity
 from cotenant.simulator.lives import Shape
 
 
@@ -37,3 +38,12 @@ class Free:
         self.gpu_milli += times * node.gpus * WHOLE_GPU_MILLI
         self.cores += times * node.cores
         self.memory_bytes += times * node.memory_bytes
+
+
+def with_node(capacity: Capacity, node: NodeShape, times: int = 1) -> Capacity:
+    """Count a node more; a negative number of times takes it away."""
+    return Capacity(
+        capacity.gpu_milli + times * node.gpus * WHOLE_GPU_MILLI,
+        capacity.cores + times * node.cores,
+        capacity.memory_bytes + times * node.memory_bytes,
+    )

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 
 import numpy as np
 
@@ -27,7 +26,7 @@ from cotenant.core.refusals import Code, Refusal, Wait, behind, given_up, outran
 from cotenant.core.table import Capacity, Ints, JobRow, Jobs, JobTable
 from cotenant.simulator.arms import Arm
 from cotenant.simulator.clusters import Cluster
-from cotenant.simulator.free import Free
+from cotenant.simulator.free import Free, with_node
 from cotenant.simulator.lives import Life, Shape
 from cotenant.simulator.physics.rates import FULL
 from cotenant.simulator.physics.world import World
@@ -163,12 +162,7 @@ class Scheduler:
     def _resize(self, node: int, times: int) -> None:
         shape = self._ledger.shapes[node]
         self._free.add(shape, times)
-        total = Free(self._capacity.gpu_milli, self._capacity.cores, self._capacity.memory_bytes)
-        total.add(shape, times)
-        self._capacity = replace(
-            self._capacity, gpu_milli=total.gpu_milli, cores=total.cores, memory_bytes=total.memory_bytes
-        )
-        self._table.capacity = self._capacity
+        self._capacity = self._table.capacity = with_node(self._capacity, shape, times)
 
     def decide(self, now: float) -> list[tuple[Life, float]]:
         """Decide, and do it: returns who was started and when each will finish if nobody stops it.
