@@ -267,7 +267,7 @@ def _qos_percent(simulation: Simulation, outcomes: Sequence[Outcome], *, complet
         if one.finished_seconds is not None:
             in_time = one.ended is Ended.PASSED and one.finished_seconds <= one.deadline_seconds
             met, missed = met + in_time, missed + (not in_time)
-        elif complete or one.deadline_seconds < simulation.now:
+        elif complete or one.given_up_seconds is not None or one.deadline_seconds < simulation.now:
             missed += 1
     return 100 * met / (met + missed) if met + missed else None
 
