@@ -76,7 +76,7 @@ def test_cores_that_a_trace_does_not_tell_can_be_left_to_the_allocator() -> None
         (("--allocator", "request"), "did you mean requested?"),
         (("--predictor", "oracel"), "did you mean oracle"),
         (("--predictor", "histori"), "did you mean history"),
-        (("--contention", "coda-eliminator"), "contention can only be none"),
+        (("--contention", "nobody"), "no contention policy 'nobody'"),
         (("--option", "contention.x=1"), "contention.x: is no option; none has none"),
         (("--option", "queue.mode=fast"), "queue.mode: must be one of strict, backfill, not 'fast'"),
         (("--option", "queue.mod=strict"), "queue.mod: is no option; did you mean mode?"),

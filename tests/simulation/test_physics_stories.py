@@ -18,6 +18,7 @@ from cotenant.core.jobs import Gang, JobKind, Request, Role
 from cotenant.core.ledger import Ledger, Offer
 from cotenant.core.nodes import NodeShape
 from cotenant.core.options import BadOption, parse
+from cotenant.core.policy import Directive, NodeWindow
 from cotenant.core.refusals import Code, Refusal
 from cotenant.policies.fifo import Fifo
 from cotenant.policies.first_fit import FirstFit
@@ -102,6 +103,55 @@ def test_a_contention_policy_can_judge_what_each_node_sees() -> None:
     assert dnn.gpu_utilisation_percent == pytest.approx(53.51 * 2 / 3)
     policy = plugins.load("cotenant.contention_policies", "none")
     assert list(policy.judge(window)) == []
+
+
+class Throttle:
+    """Suspends the job without GPUs at 10 s and lets it go on at 50 s."""
+
+    name, api_version = "throttle", 1
+
+    def judge(self, window: NodeWindow) -> list[Directive]:
+        cpu = next(attempt for attempt in window.attempts if attempt.cpu_job)
+        share = {10.0: 0.0, 50.0: 1.0}.get(window.now)
+        return [] if share is None else [Directive(cpu.job_id, cpu.number, share, "told to")]
+
+
+def test_what_a_contention_policy_says_is_done() -> None:
+    cpu = (Role("worker", 1, Request(cores=4)),)
+    result = simulate(
+        Trace(
+            "t",
+            "none",
+            (
+                job("dnn", 0, 100),
+                job("cpu", 0, 60, roles=cpu, kind=JobKind.CPU, memory_bandwidth_bytes_per_second=200e9),
+            ),
+        ),
+        Cluster("one", (NodeShape(1, 8),), ("",), (100e9,)),
+        contention=Throttle(),
+        options={"simulator": {"speed": "bandwidth", "bandwidth_sensitivity": "0.5"}},
+    )
+    # For 10 s one does 2/3 and the other half of its work; 40 s are the training job's alone; then it is as before.
+    assert one(result, "dnn").finished_seconds == pytest.approx(50 + (100 - 10 * 2 / 3 - 40) * 1.5)
+    assert one(result, "cpu").finished_seconds == pytest.approx(50 + (60 - 5) * 2)
+    assert result.policies["contention"] == "throttle"
+
+
+def test_a_contention_policy_is_of_no_use_where_jobs_do_not_slow_each_other_down() -> None:
+    with pytest.raises(BadOption, match=r"simulator\.speed: must name bandwidth or colocation"):
+        simulate(Trace("t", "none", (job("a", 0, 1),)), "1x1", contention=Throttle())
+
+
+def test_whom_a_contention_policy_suspends_for_good_does_not_keep_the_simulation_going() -> None:
+    class Cruel(Throttle):
+        def judge(self, window: NodeWindow) -> list[Directive]:
+            return [Directive(one.job_id, one.number, 0.0, "cruel") for one in window.attempts if one.cpu_job]
+
+    cpu = (Role("worker", 1, Request(cores=4)),)
+    jobs = (job("dnn", 0, 100), job("cpu", 0, 60, roles=cpu, kind=JobKind.CPU))
+    options = {"simulator": {"speed": "bandwidth", "contention_interval_seconds": "50"}}
+    result = simulate(Trace("t", "none", jobs), "1x1x8", contention=Cruel(), options=options)
+    assert [job_id for job_id, _ in result.unschedulable] == ["cpu"]
 
 
 def test_the_node_whose_gpu_is_slowest_sets_the_pace_of_a_gang() -> None:

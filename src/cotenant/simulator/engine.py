@@ -80,6 +80,7 @@ class Simulation:
         self._submit_due()
         for life, finish in self._scheduler.decide(now):
             self._expect(life, finish)
+        self.world.eliminating.judge(now)
         for life, rate in self.world.changed():
             self._expect(life, life.retime(now, rate))
             self._arm.takes(life.sequence, life.total_seconds(now))
@@ -101,7 +102,9 @@ class Simulation:
         self._idle = coming == finishing == retrying == math.inf
         if self._idle and self.finished + self._scheduler.given_up == len(self.lives):
             return expiring
-        return min(coming, finishing, retrying, expiring, self.world.outages.next_seconds(idle=self._idle))
+        judging = self.world.eliminating.next_seconds(self.now, idle=self._idle)
+        breaking = self.world.outages.next_seconds(idle=self._idle)
+        return min(coming, finishing, retrying, expiring, judging, breaking)
 
     def _outdated(self, finish: tuple[float, int, int]) -> bool:
         """Tell whether a finish is that of a run that was stopped, or that was foretold anew."""

@@ -168,13 +168,16 @@ class Life:
 
     def _ends(self) -> float:
         self.timing += 1
+        if not self.rate:
+            return self.fails_at  # suspended
         return min(self.settled_seconds + self.restart_seconds + self.rest_seconds / self.rate, self.fails_at)
 
     def total_seconds(self, now: float) -> float:
         """Foretell the run time of the whole job at its present rate, were it never killed and did it never fail."""
         ran = now - self.running_since if self.running else 0.0
         beyond = self.job.work_seconds * (1 - self.fate.work_share)
-        return self.attained_seconds + ran + self.restart_seconds + (self.rest_seconds + beyond) / self.rate
+        rest = (self.rest_seconds + beyond) / self.rate if self.rate else math.inf
+        return self.attained_seconds + ran + self.restart_seconds + rest
 
     def busy_until(self, now: float) -> float:
         """Sum up GPU utilisation × time, the present run too."""

@@ -11,13 +11,14 @@ from typing import Any
 
 from cotenant import plugins
 from cotenant.core.options import BadOption, did_you_mean, nearest, parse
-from cotenant.core.policy import CpuAllocator, PlacementPolicy, QueuePolicy
+from cotenant.core.policy import ContentionPolicy, CpuAllocator, PlacementPolicy, QueuePolicy
 from cotenant.core.validate import Violation
 from cotenant.simulator.arms import Arm, Learner, NoisyOracle, Nothing, Oracle
 from cotenant.simulator.clusters import Cluster, parse_cluster
 from cotenant.simulator.engine import Simulation
 from cotenant.simulator.overlays import Overlays, parse_overlays
 from cotenant.simulator.physics.settings import Settings
+from cotenant.simulator.physics.speeds import NEIGHBOURLY
 from cotenant.simulator.physics.world import World
 from cotenant.simulator.policies import GROUPS, Policies
 from cotenant.simulator.recording import Recorder
@@ -42,7 +43,7 @@ def simulate(
     placement: PlacementPolicy | str = "consolidate",
     allocator: CpuAllocator | str = "requested",
     predictor: str = Oracle.name,
-    contention: str = NO_CONTENTION,
+    contention: ContentionPolicy | str = NO_CONTENTION,
     options: Options = MappingProxyType({}),
     seed: int = 0,
     overlay: Overlays | str = "",
@@ -68,13 +69,13 @@ def simulate(
         _made("queue", queue, options), _made("placement", placement, options), _made("allocator", allocator, options)
     )
     place = cluster if isinstance(cluster, Cluster) else parse_cluster(cluster)
-    _check_contention(contention, options)
+    eliminator = _contention(contention, options, settings)
     jobs = trace if isinstance(trace, Trace) else load(trace, format_name, skip_bad_rows=skip_bad_rows)
     overlays = overlay if isinstance(overlay, Overlays) else parse_overlays([overlay] if overlay else [])
     jobs = workload(jobs, place, overlays, auto_cores=settings.cores == "auto")
     with _naming("predictor"):
         arm = _arm(predictor, options.get("predictor", {}), len(jobs), seed)
-    world = World(place, settings, seed)
+    world = World(place, settings, seed, eliminator)
     simulation = Simulation(
         world.noted(jobs),
         place,
@@ -95,7 +96,7 @@ def simulate(
             "placement": policies.placement.name,
             "allocator": policies.allocator.name,
             "predictor": predictor,
-            "contention": contention,
+            "contention": eliminator.name if eliminator else NO_CONTENTION,
         },
         options={group: dict(given) for group, given in options.items()},
     )
@@ -163,11 +164,14 @@ def _arm(name: str, options: Mapping[str, str], jobs: int, seed: int) -> Arm:
         raise plugins.UnknownPolicy(error.group, name, f"{error}{hint}", (*near, *error.near)) from error
 
 
-def _check_contention(name: str, options: Options) -> None:
-    if name != NO_CONTENTION:
-        why = (
-            f"jobs do not slow each other down in a simulation yet: contention can only be {NO_CONTENTION}, not {name}"
-        )
-        raise plugins.UnknownPolicy(GROUPS["contention"], name, why, (NO_CONTENTION,))
-    if given := options.get("contention"):
-        raise BadOption((Violation(f"contention.{key}", f"is no option; {name} has none") for key in given), {})
+def _contention(policy: ContentionPolicy | str, options: Options, settings: Settings) -> ContentionPolicy | None:
+    """Find the contention policy; None where it is the one that does nothing."""
+    if policy == NO_CONTENTION:
+        if given := options.get("contention"):
+            raise BadOption((Violation(f"contention.{key}", f"is no option; {policy} has none") for key in given), {})
+        return None
+    made: ContentionPolicy = _made("contention", policy, options)
+    if not settings.speeds & NEIGHBOURLY:
+        why = f"must name bandwidth or colocation: else jobs do not slow each other down, and {made.name} has no use"
+        raise BadOption([Violation("simulator.speed", why)], {})
+    return made

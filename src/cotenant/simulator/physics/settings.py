@@ -26,6 +26,7 @@ class Settings:
     model_default: the model of jobs whose own is not known; empty: their speed does not depend on it.
     memory_bandwidth_bytes_per_second: of nodes whose cluster file does not tell.
     bandwidth_sensitivity: share of a training step that waits for memory where memory is the bottleneck, 0 to 1.
+    contention_interval_seconds: time between two questions to the contention policy.
     utilisation: what GPU utilisation jobs report: `none`, or `philly`.
     preemption_cost_seconds: work that a job repeats each time it starts again after a preemption, or `model`.
     preemption_grace: whether a job may save its work before it is preempted.
@@ -43,6 +44,7 @@ class Settings:
     model_default: str = ""
     memory_bandwidth_bytes_per_second: float = bandwidth.PEAK_BYTES_PER_SECOND
     bandwidth_sensitivity: float = bandwidth.SENSITIVITY
+    contention_interval_seconds: float = 5.0
     utilisation: Literal["none", "philly"] = "none"
     preemption_cost_seconds: float | Literal["model"] = 0.0
     preemption_grace: bool = True
@@ -64,6 +66,7 @@ class Settings:
             ("preemption_cost_seconds", 0.0, SECONDS_MAX),
             ("memory_bandwidth_bytes_per_second", 1.0, 1e15),
             ("bandwidth_sensitivity", 0.0, 1.0),
+            ("contention_interval_seconds", 0.1, SECONDS_MAX),
             ("checkpoint_interval_seconds", 0.001, SECONDS_MAX),
             ("failed_percent", 0.0, 100.0),
             ("killed_percent", 0.0, 100.0),

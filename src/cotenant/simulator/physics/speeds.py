@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from cotenant.core.jobs import WHOLE_GPU_MILLI
 from cotenant.core.ledger import Holding
-from cotenant.core.policy import AttemptWindow, NodeWindow
+from cotenant.core.policy import AttemptWindow, Directive, NodeWindow
 from cotenant.simulator.clusters import Cluster
 from cotenant.simulator.lives import Life
 from cotenant.simulator.physics import bandwidth, cores, gpus, interference
@@ -74,6 +74,8 @@ class Speeds:
         self._runs: dict[int, Run] = {}  # by the job's sequence
         self._on_node: dict[int, dict[int, Place]] = {}  # by node and sequence
         self._touched: set[int] = set()
+        self._shares: dict[tuple[int, int], float] = {}  # what throttled runs may have, by node and sequence
+        self.cpu_runs = 0
 
     def model(self, job: TraceJob) -> Model | None:
         """Recognise a job's model, or take the default."""
@@ -84,6 +86,7 @@ class Speeds:
         run = self._run(life, holdings)
         if self._neighbourly:
             self._runs[life.sequence] = run
+            self.cpu_runs += not run.gpu_milli
             for place in run.places:
                 self._on_node.setdefault(place.node, {})[life.sequence] = place
                 self._touched.add(place.node)
@@ -92,7 +95,9 @@ class Speeds:
     def released(self, life: Life) -> None:
         """Let a run go."""
         if run := self._runs.pop(life.sequence, None):
+            self.cpu_runs -= not run.gpu_milli
             for place in run.places:
+                self._shares.pop((place.node, life.sequence), None)
                 del self._on_node[place.node][life.sequence]
                 self._touched.add(place.node)
 
@@ -108,6 +113,24 @@ class Speeds:
             rate = _rate(run, [place.own * self._left(run, place, demands) for place in run.places])
             if rate.work != run.life.rate:
                 yield run.life, rate
+
+    def throttle(self, node: int, directive: Directive) -> bool:
+        """Give a run on a node its share of its full speed; False where it has that already, or has gone."""
+        for sequence in self._on_node.get(node, ()):
+            life = self._runs[sequence].life
+            if (life.job.id, life.runs) == (directive.job_id, directive.number):
+                before = self._shares.get((node, sequence), 1.0)
+                self._shares[node, sequence] = steady(directive.share)
+                self._touched.add(node)
+                return before != directive.share
+        return False
+
+    def crowded_windows(self, now: float, seconds: float) -> Iterator[tuple[int, NodeWindow]]:
+        """Give the windows of the nodes on which jobs without GPUs run beside others."""
+        for node in sorted(self._on_node):
+            places = self._on_node[node].values()
+            if len(places) > 1 and not all(place.gpu_milli for place in places):
+                yield node, self._window(node, now, seconds)
 
     def windows(self, now: float, seconds: float) -> Iterator[NodeWindow]:
         """Tell what the agent of each node on which anything runs would see, had it been so for some seconds."""
@@ -129,7 +152,9 @@ class Speeds:
                     cores_used=float(place.cores),
                     rate_per_second=run.life.rate,
                     gpu_utilisation_percent=100 * run.life.busy if run.gpu_milli else None,
-                    memory_bandwidth_bytes_per_second=bandwidth.granted(place.demand, total, peak),
+                    memory_bandwidth_bytes_per_second=bandwidth.granted(
+                        place.demand * self._shares.get((node, run.life.sequence), 1.0), total, peak
+                    ),
                 )
                 for run, place in here
             ),
@@ -189,7 +214,7 @@ class Speeds:
 
     def _left(self, run: Run, place: Place, demands: dict[int, float]) -> float:
         """Tell what its neighbours leave of a run's speed on a node; `demands` remembers sums by node."""
-        left = 1.0
+        left = self._shares.get((place.node, run.life.sequence), 1.0)
         if "colocation" in self._on and place.gpu_milli:
             left *= self._sharing(run, place)
             if self._settings.interference == "philly" and run.gang:
@@ -224,7 +249,10 @@ class Speeds:
         return interference.speed(others, rest, servers=sum(one.gpu_milli > 0 for one in run.places))
 
     def _demand(self, node: int) -> float:
-        return math.fsum(place.demand for place in self._on_node.get(node, {}).values())
+        return math.fsum(
+            place.demand * self._shares.get((node, sequence), 1.0)
+            for sequence, place in self._on_node.get(node, {}).items()
+        )
 
 
 def _rate(run: Run, by_place: Sequence[float]) -> Rate:

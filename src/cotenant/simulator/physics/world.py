@@ -8,11 +8,12 @@ from dataclasses import replace
 
 from cotenant.core.jobs import WHOLE_GPU_MILLI
 from cotenant.core.ledger import Holding
-from cotenant.core.policy import NodeWindow
+from cotenant.core.policy import ContentionPolicy, NodeWindow
 from cotenant.simulator.clusters import Cluster
 from cotenant.simulator.lives import Life
 from cotenant.simulator.physics import utilisation
 from cotenant.simulator.physics.costs import cost
+from cotenant.simulator.physics.eliminating import Eliminating
 from cotenant.simulator.physics.failures import Fate, Fates, told
 from cotenant.simulator.physics.outages import Outages
 from cotenant.simulator.physics.rates import FULL, Rate
@@ -26,13 +27,20 @@ BACKOFF_SECONDS_MAX = 300.0  # as the live queue has it
 class World:
     """What is true of jobs and nodes, whatever the scheduler knows of it."""
 
-    def __init__(self, cluster: Cluster, settings: Settings | None = None, seed: int = 0) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        settings: Settings | None = None,
+        seed: int = 0,
+        contention: ContentionPolicy | None = None,
+    ) -> None:
         self.settings = settings = settings or Settings()
         self.outages = Outages(len(cluster.shapes), seed, settings.node_mtbf_hours, settings.node_repair_hours)
         self.usage_is_modelled = settings.utilisation != "none"
         self._fates = Fates(seed, settings.failed_percent, settings.killed_percent, settings.retries)
         self._models = Speeds(cluster, settings)
         self._speeds = self._models if settings.speeds else None
+        self.eliminating = Eliminating(contention, self._speeds, settings.contention_interval_seconds)
 
     def fate(self, job: TraceJob, number: int) -> Fate:
         """Decide what becomes of the job with this number in the trace."""
