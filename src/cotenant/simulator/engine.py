@@ -75,18 +75,24 @@ class Simulation:
         self.steps += 1
         self.events += now >= self._scheduler.order_expires
         self._finish_due()
-        self._break_due()
+        if not self.world.quiet:
+            self._break_due()
         self._retry_due()
         self._submit_due()
         for life, finish in self._scheduler.decide(now):
             self._expect(life, finish)
+        if not self.world.quiet:
+            self._disturb(now)
+        return True
+
+    def _disturb(self, now: float) -> None:
+        """Let neighbours that came and went, and the contention policy, change how fast jobs run."""
         self.world.eliminating.judge(now)
         for life, rate in self.world.changed():
             self._expect(life, life.retime(now, rate))
             self._arm.takes(life.sequence, life.total_seconds(now))
             if self._story:
                 self._story.rate_changed(life, now)
-        return True
 
     def _expect(self, life: Life, finish: float) -> None:
         heapq.heappush(self._finishes, (finish, life.sequence, life.timing))
@@ -102,6 +108,8 @@ class Simulation:
         self._idle = coming == finishing == retrying == math.inf
         if self._idle and self.finished + self._scheduler.given_up == len(self.lives):
             return expiring
+        if self.world.quiet:
+            return min(coming, finishing, retrying, expiring)
         judging = self.world.eliminating.next_seconds(self.now, idle=self._idle)
         breaking = self.world.outages.next_seconds(idle=self._idle)
         return min(coming, finishing, retrying, expiring, judging, breaking)

@@ -42,6 +42,8 @@ class World:
         self._speeds = self._models if settings.speeds else None
         self.eliminating = Eliminating(contention, self._speeds, settings.contention_interval_seconds)
 
+        self.quiet = self._speeds is None and self.outages.next_seconds() == math.inf  # nothing happens by itself
+
     def fate(self, job: TraceJob, number: int) -> Fate:
         """Decide what becomes of the job with this number in the trace."""
         return told(job) if self.settings.failures == "none" else self._fates.draw(job, number)
