@@ -36,6 +36,7 @@ _ENTRIES = (
     ("policies", "policies", "List installed policies, and which of them work.", MESH),
     ("simulate", "simulate", "Replay a trace on a simulated cluster.", RESEARCH),
     ("trace", "trace", "Sum up a trace, or write it in our own format.", RESEARCH),
+    ("compare", "compare", "Compare policies on the same trace and cluster.", RESEARCH),
     ("replay", "replay", "Show what happened in a recorded simulation, or check it.", RESEARCH),
 )
 ENTRIES = tuple(Entry(name, f"cotenant.cli.{module}", summary, panel) for name, module, summary, panel in _ENTRIES)

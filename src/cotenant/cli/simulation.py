@@ -37,6 +37,12 @@ def _named(group: str, *own: str) -> Callable[[str], list[str]]:
     return offers
 
 
+def complete_arms(incomplete: str) -> list[str]:
+    """Offer a shell one more arm at the end of a list of them."""
+    before, comma, last = incomplete.rpartition(",")
+    return [f"{before}{comma}{name}" for name in _named("queue_policies")(last)]
+
+
 def _scenario(
     trace: Annotated[
         str, typer.Option(metavar="FILE", help="Trace, plain or gzipped; `sample` is a bundled one of 260 jobs.")
@@ -166,11 +172,14 @@ def told_errors() -> Iterator[None]:
         from cotenant import simulator
         from cotenant.core.options import BadOption
         from cotenant.plugins import UnknownPolicy
+        from cotenant.simulator.comparison.arms import BadArm
+        from cotenant.simulator.comparison.running import ArmFailed
         from cotenant.simulator.eventfile import BadRecording
 
-        if isinstance(error, simulator.BadTrace | simulator.BadCluster | UnknownPolicy | BadOption | BadRecording):
+        bad = simulator.BadTrace | simulator.BadCluster | UnknownPolicy | BadOption | BadRecording | BadArm
+        if isinstance(error, bad) or (isinstance(error, ArmFailed) and error.input_at_fault):
             raise usage(str(error)) from error
-        if isinstance(error, simulator.PolicyFailed):
+        if isinstance(error, simulator.PolicyFailed | ArmFailed):
             raise CommandError(str(error)) from error
         raise
 

@@ -27,8 +27,14 @@ class Admission:
         self._empty = cluster.ledger()
         self._node_shapes = shapes_of(self._empty)
         self._rng = np.random.default_rng(seed)  # its own, so that asking here changes nothing elsewhere
+        self._undrawn = self._rng.bit_generator.state
         self._shapes: dict[tuple[tuple[Part, ...], Locality | None], Shape] = {}
         self._too_large: dict[SpecShape, Refusal | None] = {}
+
+    @property
+    def drew(self) -> bool:
+        """Whether anything was drawn at random."""
+        return self._rng.bit_generator.state != self._undrawn
 
     def shape(self, job: TraceJob, estimate: Estimate) -> Shape | Refusal:
         """Decide a job's cores, or say why it can never run.

@@ -21,7 +21,12 @@ from cotenant.simulator.traces import TraceJob
 
 
 class Arm(Protocol):
-    """Tells what may be known of jobs. `sequence` numbers jobs in the order of their submission."""
+    """Tells what may be known of jobs. `sequence` numbers jobs in the order of their submission.
+
+    `by_chance`: what it tells is drawn at random.
+    """
+
+    by_chance: bool
 
     def submitted(self, sequence: int, job: TraceJob) -> Estimate:
         """Say what is known of a job at its submission."""
@@ -40,6 +45,7 @@ class Nothing:
     """The arm in which nobody knows anything."""
 
     name = "none"
+    by_chance = False
 
     def submitted(self, sequence: int, job: TraceJob) -> Estimate:
         """Nothing is known."""
@@ -58,6 +64,8 @@ class Nothing:
 
 class Told:
     """Knows the total run time of some jobs; the others' is NaN."""
+
+    by_chance = False
 
     def __init__(self, count: int) -> None:
         self._total_seconds: Floats = np.full(count, np.nan)
@@ -101,6 +109,7 @@ class NoisyOracle(Told):
     """Knows some jobs, with an error: prediction error is an input of a fair comparison, not a surprise."""
 
     name = "noisy-oracle"
+    by_chance = True
 
     @dataclass(frozen=True, slots=True)
     class Options:

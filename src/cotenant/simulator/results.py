@@ -43,6 +43,7 @@ ABOUT: Mapping[str, str] = MappingProxyType(
         "order's validity",
         "overlay": "what was added that the trace does not tell, and its seed; empty where nothing was",
         "wall_seconds": "time that the simulation took; the only figure that differs from run to run",
+        "by_chance": "whether anything was drawn at random, so that another seed may give other figures",
         "unschedulable": "jobs that can never run, with the reason; they are in no other figure but jobs",
     }
 )
@@ -121,6 +122,7 @@ class Result:
     events: int
     wall_seconds: float
     seed: int
+    by_chance: bool
     policies: Mapping[str, str]
     options: Mapping[str, Mapping[str, str]]
     trace: str
@@ -204,6 +206,7 @@ def result_of(
         events=simulation.events + preemptions,
         wall_seconds=wall_seconds,
         seed=seed,
+        by_chance=simulation.by_chance,
         policies=policies,
         options=options,
         trace=trace.source,

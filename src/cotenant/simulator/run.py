@@ -64,7 +64,7 @@ def simulate(
         PolicyFailed: a policy raised an error, or answered nonsense.
     """
     began = time.perf_counter()
-    settings = _settings(options)
+    settings = settings_of(options)
     policies = Policies(
         _made("queue", queue, options), _made("placement", placement, options), _made("allocator", allocator, options)
     )
@@ -116,7 +116,12 @@ def _run(simulation: Simulation, watch: Watch | None) -> bool:
     return True
 
 
-def _settings(options: Options) -> Settings:
+def settings_of(options: Options) -> Settings:
+    """Read the simulator's own options.
+
+    Raises:
+        BadOption: naming every one that cannot be taken.
+    """
     groups = [*GROUPS, "simulator"]
     if unknown := [
         Violation(group, f"is no group{did_you_mean(group, groups)}") for group in options if group not in groups

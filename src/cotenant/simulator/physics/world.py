@@ -44,6 +44,11 @@ class World:
 
         self.quiet = self._speeds is None and self.outages.next_seconds() == math.inf  # nothing happens by itself
 
+    @property
+    def by_chance(self) -> bool:
+        """Whether failures of jobs or nodes are drawn at random."""
+        return self.settings.failures != "none" or self.settings.node_mtbf_hours is not None
+
     def fate(self, job: TraceJob, number: int) -> Fate:
         """Decide what becomes of the job with this number in the trace."""
         return told(job) if self.settings.failures == "none" else self._fates.draw(job, number)

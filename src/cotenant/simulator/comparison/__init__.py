@@ -1,0 +1,1 @@
+"""Comparing arms: the same trace on the same cluster, with other choices."""

@@ -1,0 +1,118 @@
+"""Arms of a comparison, as users write them.
+
+`fifo`, `fifo:mode=backfill:…` is a queue policy with its options. `ours=borda-mlfq,placement=count,queue.levels=2` is a
+label with choices: the queue policy, then other groups by name and options as group.key=value. What an arm does not
+say is as in the scenario that all share. A value may hold commas: `a=las,queue.thresholds=3250,7200`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from cotenant.core.options import did_you_mean
+from cotenant.core.validate import shown
+from cotenant.simulator.policies import GROUPS
+from cotenant.simulator.scenario import Scenario
+
+ARMS_MAX = 50
+LABEL_LENGTH_MAX = 80
+
+
+class BadArm(Exception):
+    """An arm that cannot be understood, and why, in one sentence."""
+
+
+@dataclass(frozen=True, slots=True)
+class ComparedArm:
+    """One of the things compared: what it is called, and what is simulated."""
+
+    label: str
+    scenario: Scenario
+
+
+def arms_of(names: Sequence[str], labelled: Sequence[str], shared: Scenario) -> tuple[ComparedArm, ...]:
+    """Read arms: `names` are queue policies, each perhaps with options, `labelled` are labels with choices.
+
+    >>> [arm.label for arm in arms_of(["fifo", "las:steal=2"], ["a=fifo,placement=count"], Scenario("t", "1x1"))]
+    ['fifo', 'las:steal=2', 'a']
+
+    Raises:
+        BadArm: one cannot be understood, there is none, or two have one label.
+    """
+    arms = [*(_named(text, shared) for text in names), *(_labelled(text, shared) for text in labelled)]
+    if not arms:
+        raise BadArm("there are no arms: name at least one with --arms or --arm")
+    if len(arms) > ARMS_MAX:
+        raise BadArm(f"there are {len(arms)} arms; at most {ARMS_MAX} can be compared at once")
+    labels = [arm.label for arm in arms]
+    if twice := next((label for label in labels if labels.count(label) > 1), None):
+        raise BadArm(f"two arms are called {shown(twice)}; --arm LABEL=… gives an arm a label of its own")
+    return tuple(arms)
+
+
+def _named(text: str, shared: Scenario) -> ComparedArm:
+    name, *pairs = text.strip().split(":")
+    options = {}
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
+        if not (key.strip() and equals):
+            raise BadArm(f"arm {shown(text)}: {shown(pair)} is not written key=value, as in fifo:mode=backfill")
+        options[key.strip()] = value
+    if not name:
+        raise BadArm(f"arm {shown(text)} names no queue policy")
+    return ComparedArm(text.strip(), replace(shared, queue=name, options=_with(shared, {"queue": options})))
+
+
+def _labelled(text: str, shared: Scenario) -> ComparedArm:
+    label, equals, rest = text.partition("=")
+    label = label.strip()
+    if not (label and equals and rest.strip()) or len(label) > LABEL_LENGTH_MAX:
+        raise BadArm(f"arm {shown(text)} is not written LABEL=POLICY,GROUP=NAME,GROUP.KEY=VALUE")
+    if label.split(".")[0] in (*GROUPS, "simulator"):
+        raise BadArm(f"arm {shown(text)} needs a label before its choices, such as ours={shown(text)}")
+    choices, options = _choices(text, rest)
+    scenario = replace(shared, options=_with(shared, options))
+    return ComparedArm(label, replace(scenario, **choices))  # type: ignore[arg-type]  # of groups, which are texts
+
+
+def _choices(text: str, rest: str) -> tuple[dict[str, str], dict[str, dict[str, str]]]:
+    """Read what stands behind the label: names of policies by group, and options by group and key."""
+    names: dict[str, str] = {}
+    options: dict[str, dict[str, str]] = {}
+    for number, choice in enumerate(_pieces(rest)):
+        key, equals, value = (part.strip() for part in choice.partition("="))
+        if not equals:
+            key, value = "queue", key
+            if number:
+                raise BadArm(f"arm {shown(text)}: {shown(choice)} is not written GROUP=NAME or GROUP.KEY=VALUE")
+        group, dot, option = key.partition(".")
+        if group not in GROUPS and not (group == "simulator" and dot):
+            raise BadArm(f"arm {shown(text)}: {shown(group)} is no group{did_you_mean(group, [*GROUPS, 'simulator'])}")
+        if not value or (dot and not option):
+            raise BadArm(f"arm {shown(text)}: {shown(choice)} says nothing")
+        if dot:
+            options.setdefault(group, {})[option] = value
+        else:
+            names[group] = value
+    return names, options
+
+
+def _pieces(rest: str) -> list[str]:
+    """Split at commas; a piece without `=` belongs to the value before it, unless it is the first."""
+    pieces: list[str] = []
+    for piece in rest.split(","):
+        if "=" in piece or not pieces or "=" not in pieces[-1]:
+            pieces.append(piece)
+        else:
+            pieces[-1] += f",{piece}"
+    return pieces
+
+
+def _with(shared: Scenario, options: Mapping[str, Mapping[str, str]]) -> dict[str, dict[str, str]]:
+    """Add options to the shared ones, over which they win."""
+    merged = {group: dict(given) for group, given in shared.options.items()}
+    for group, given in options.items():
+        if given:
+            merged.setdefault(group, {}).update(given)
+    return merged

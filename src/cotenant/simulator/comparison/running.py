@@ -1,0 +1,234 @@
+"""Runs the arms of a comparison, each with each seed, in so many processes.
+
+An arm in which nothing is left to chance is run once: whether anything drew at random is known after its first run.
+Each process reads the trace once. Results come in the arms' order, however long each took.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import signal
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from multiprocessing.synchronize import Event as Flag
+
+import numpy as np
+
+from cotenant.core.options import BadOption
+from cotenant.core.table import Floats
+from cotenant.plugins import UnknownPolicy
+from cotenant.simulator.clusters import BadCluster
+from cotenant.simulator.comparison.arms import ComparedArm
+from cotenant.simulator.comparison.series import Course, Sampler
+from cotenant.simulator.policies import PolicyFailed
+from cotenant.simulator.results import Result
+from cotenant.simulator.scenario import Scenario
+from cotenant.simulator.traces import BadTrace, Trace, load
+
+POLL_SECONDS = 0.1
+DRAWN_JOBS_MAX = 300  # with more, a chart of who ran where shows nothing
+
+Stopped = Callable[[], bool]
+Progress = Callable[[int, int], None]
+
+
+class ArmFailed(Exception):
+    """An arm could not be run; `input_at_fault` where the user can put it right."""
+
+    def __init__(self, label: str, why: str, *, input_at_fault: bool) -> None:
+        super().__init__(f"arm {label!r}: {why}")
+        self.input_at_fault = input_at_fault
+
+
+@dataclass(frozen=True, slots=True)
+class JobColumns:
+    """The jobs that finished, in the order of their submission."""
+
+    ids: tuple[str, ...]
+    jct_seconds: Floats
+    queue_seconds: Floats
+    gpus: Floats
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """One run of an arm, its result without outcomes; those, and the course, are kept of an arm's first run alone."""
+
+    result: Result
+    jobs: JobColumns | None = None
+    course: Course | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Runs:
+    """All runs that were finished, by arm and in the order of their seeds; `complete` False: somebody stopped it."""
+
+    arms: tuple[ComparedArm, ...]
+    by_arm: Mapping[str, tuple[Ran, ...]]
+    complete: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Failure:
+    why: str
+    input_at_fault: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Task:
+    """What a process is given: the number of the arm and what to run; the first run of an arm is kept in detail."""
+
+    arm: int
+    scenario: Scenario
+    first: bool
+    drawn: bool
+
+
+_Answer = tuple[_Task, Ran | _Failure | None]
+
+
+def run_arms(
+    arms: Sequence[ComparedArm],
+    *,
+    seeds: int,
+    processes: int,
+    drawn: bool = False,
+    stopped: Stopped = lambda: False,
+    progress: Progress = lambda done, of: None,
+) -> Runs:
+    """Run every arm with so many seeds, from its scenario's on. `drawn`: keep what plots need.
+
+    Raises:
+        ArmFailed: an arm cannot be run, or a policy failed. No other is waited for.
+    """
+    tasks = deque(_Task(number, arm.scenario, True, drawn) for number, arm in enumerate(arms))
+    ran: dict[tuple[int, int], Ran] = {}
+    with _workers(processes, stopped) as answers:
+        of = len(tasks)
+        for task, answer in answers(tasks):
+            if isinstance(answer, _Failure):
+                raise ArmFailed(arms[task.arm].label, answer.why, input_at_fault=answer.input_at_fault)
+            if answer is None:
+                continue  # it was stopped
+            ran[task.arm, task.scenario.seed] = answer
+            if task.first and answer.result.by_chance:
+                tasks += _more(task, seeds)
+                of += seeds - 1
+            progress(len(ran), of)
+    by_arm = {arm.label: tuple(ran[key] for key in sorted(ran) if key[0] == number) for number, arm in enumerate(arms)}
+    return Runs(tuple(arms), by_arm, complete=len(ran) == of)
+
+
+def _more(task: _Task, seeds: int) -> Iterator[_Task]:
+    """Give the tasks of an arm's other seeds."""
+    first = task.scenario.seed
+    for extra in range(1, seeds):
+        yield replace(task, scenario=replace(task.scenario, seed=first + extra), first=False, drawn=False)
+
+
+Answers = Callable[[deque[_Task]], Iterator[_Answer]]
+
+
+@contextmanager
+def _workers(processes: int, stopped: Stopped) -> Iterator[Answers]:
+    """Give what answers tasks, those that are added meanwhile too: this process, or others."""
+    if processes == 1:
+        yield lambda tasks: _answer_here(tasks, stopped)
+        return
+    context = multiprocessing.get_context("spawn")  # a fork would copy the threads' locks, whoever holds them
+    flag = context.Event()
+    pool = ProcessPoolExecutor(processes, mp_context=context, initializer=_begin, initargs=(flag,))
+    try:
+        yield lambda tasks: _answer_there(pool, processes, tasks, flag, stopped)
+    finally:
+        flag.set()
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _answer_here(tasks: deque[_Task], stopped: Stopped) -> Iterator[_Answer]:
+    while tasks and not stopped():
+        task = tasks.popleft()
+        yield task, _run(task, stopped)
+
+
+def _answer_there(
+    pool: ProcessPoolExecutor, processes: int, tasks: deque[_Task], flag: Flag, stopped: Stopped
+) -> Iterator[_Answer]:
+    waiting: dict[Future[Ran | _Failure | None], _Task] = {}
+    while (tasks and not stopped()) or waiting:
+        while tasks and len(waiting) < processes and not stopped():
+            task = tasks.popleft()
+            waiting[_submitted(pool, task)] = task
+        done, _ = wait(waiting, timeout=POLL_SECONDS, return_when=FIRST_COMPLETED)
+        if stopped():
+            flag.set()
+        for future in sorted(done, key=lambda future: (waiting[future].arm, waiting[future].scenario.seed)):
+            task = waiting.pop(future)
+            try:
+                yield task, future.result()
+            except BrokenProcessPool:
+                yield task, _Failure("the process that ran it ended; perhaps memory was short", input_at_fault=False)
+
+
+def _submitted(pool: ProcessPoolExecutor, task: _Task) -> Future[Ran | _Failure | None]:
+    """Submit a task, which may start processes: Ctrl-C, which a terminal sends to all, is for this one alone."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        return pool.submit(_run_there, task)
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+_flag: Flag | None = None  # in a process that answers: raised when it is to stop
+
+
+def _begin(flag: Flag) -> None:
+    global _flag
+    _flag = flag
+
+
+def _run_there(task: _Task) -> Ran | _Failure | None:
+    assert _flag is not None
+    return _run(task, _flag.is_set)
+
+
+def _run(task: _Task, stopped: Stopped) -> Ran | _Failure | None:
+    """Run a task; None where it was stopped."""
+    scenario = task.scenario
+    try:
+        trace = trace_of(scenario)
+        sampler = Sampler(bars=len(trace) <= DRAWN_JOBS_MAX) if task.drawn else None
+        result = scenario.run(trace=trace, recorder=sampler, watch=lambda _: not stopped())
+    except PolicyFailed as error:
+        return _Failure(str(error), input_at_fault=False)
+    except (BadTrace, BadCluster, UnknownPolicy, BadOption) as error:
+        return _Failure(str(error), input_at_fault=True)
+    if not result.complete:
+        return None
+    course = sampler.course() if sampler else None
+    return Ran(replace(result, outcomes=()), _columns(result) if task.first else None, course)
+
+
+def trace_of(scenario: Scenario) -> Trace:
+    """Read a scenario's trace; the same one only once."""
+    return _trace(scenario.trace, scenario.format, scenario.skip_bad_rows)
+
+
+@lru_cache(maxsize=1)
+def _trace(source: str, format_name: str | None, skip_bad_rows: bool) -> Trace:
+    return load(source, format_name, skip_bad_rows=skip_bad_rows)
+
+
+def _columns(result: Result) -> JobColumns:
+    done = [one for one in result.outcomes if one.finished_seconds is not None]
+    return JobColumns(
+        tuple(one.id for one in done),
+        np.array([one.jct_seconds for one in done], dtype=np.float64),
+        np.array([one.queue_seconds for one in done], dtype=np.float64),
+        np.array([one.gpu_milli / 1000 for one in done], dtype=np.float64),
+    )
