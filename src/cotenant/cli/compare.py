@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from cotenant.cli.outcome import ExitCode, note
 from cotenant.cli.render import Column, print_table
-from cotenant.cli.simulation import Bar, complete_arms, stop_on_interrupt, with_scenario
+from cotenant.cli.simulation import Bar, complete_arms, report_to, stop_on_interrupt, with_scenario
 from cotenant.cli.units import short_seconds
 
 if TYPE_CHECKING:  # numpy and the core load only when something is simulated
@@ -70,6 +71,10 @@ def compare(
     jobs: Annotated[
         int, typer.Option(metavar="N", min=0, max=1024, help="Processes; 0: one for each core that may be used.")
     ] = 0,
+    report: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write a report, one HTML file that needs nothing else.")
+    ] = None,
+    png: Annotated[Path | None, typer.Option(metavar="DIR", help="Write the report's plots as PNG files too.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object; `about` in it explains it.")] = False,
 ) -> None:
     """Run several arms on the same trace and cluster, and compare them with the first.
@@ -79,7 +84,7 @@ def compare(
     \b
     Examples:
       cotenant compare --trace sample --cluster 2x8 --arms fifo,las,srsf
-      cotenant compare --trace sample --cluster 2x8 --arms fifo,fifo:mode=backfill
+      cotenant compare --trace sample --cluster 2x8 --arms fifo,fifo:mode=backfill --report report.html
       cotenant compare --trace sample --cluster 2x8 --arms las --seeds 5 \\
           --arm 'guess=srsf,predictor=noisy-oracle,predictor.spread=0.5' --arm 'spread out=las,placement=count'
     """
@@ -88,15 +93,19 @@ def compare(
 
     names = [name for name in arms.split(",") if name.strip()]
     wanted = arms_of(names, arm or (), scenario)
+    write = report_to(report, png)
     with stop_on_interrupt() as stop, Bar("runs") as bar:
         comparison = compare(
             wanted,
             seeds=seeds,
             processes=jobs or len(os.sched_getaffinity(0)),
+            drawn=write is not None,
             stopped=lambda: stop.asked,
             progress=bar.show,
         )
     _tell(comparison, as_json=as_json)
+    if write and comparison.runs.complete:
+        write(comparison)
     if not comparison.runs.complete:
         raise typer.Exit(ExitCode.INTERRUPTED)
 

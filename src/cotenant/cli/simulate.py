@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,12 +13,15 @@ import typer
 
 from cotenant.cli.outcome import ExitCode, note
 from cotenant.cli.render import print_card
-from cotenant.cli.simulation import Bar, RowWatcher, Watcher, stop_on_interrupt, with_scenario
+from cotenant.cli.simulation import Bar, RowWatcher, Watcher, report_to, stop_on_interrupt, with_scenario
 from cotenant.cli.units import short_seconds
 
 if TYPE_CHECKING:  # numpy and the core load only when something is simulated
     from cotenant.simulator import Result
+    from cotenant.simulator.comparison.compared import Comparison
+    from cotenant.simulator.comparison.series import Sampler
     from cotenant.simulator.eventfile import EventFile
+    from cotenant.simulator.recording import Recorder
     from cotenant.simulator.scenario import Scenario
 
 SKIPPED_SHOWN_MAX = 10
@@ -37,6 +40,9 @@ def simulate(
             metavar="FILE", help="Write all that happens to a .jsonl or .parquet file; see `cotenant replay`."
         ),
     ] = None,
+    report: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write a report, one HTML file that needs nothing else.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object; `about` in it explains it.")] = False,
 ) -> None:
     """Replay a trace through the scheduler and tell how long jobs took.
@@ -50,18 +56,22 @@ def simulate(
       cotenant simulate --trace sample --cluster 2x8 --option queue.mode=backfill
       cotenant simulate --trace sample --cluster 2x8 --queue las --events las.jsonl
     """
+    write = report_to(report)
     with stop_on_interrupt() as stop:
         with Bar("rows read") as bar:
             trace = scenario.read(watch=RowWatcher(stop, bar))
-        with Bar("jobs finished") as bar, _recorder(events, scenario) as recorder:
-            result = scenario.run(watch=Watcher(stop, bar), recorder=recorder, trace=trace)
-            if recorder:
-                recorder.end(complete=result.complete)
+        sampler = _sampler(len(trace)) if write else None
+        with Bar("jobs finished") as bar, _recorder(events, scenario) as file:
+            result = scenario.run(watch=Watcher(stop, bar), recorder=_several(file, sampler), trace=trace)
+            if file:
+                file.end(complete=result.complete)
     _tell(result)
     if as_json:
         print(json.dumps(result.as_json(), indent=2, ensure_ascii=False, allow_nan=False))
     else:
         print_card(_card(result))
+    if write and result.complete:
+        _report(write, scenario, result, sampler)
     if not result.complete:
         raise typer.Exit(ExitCode.INTERRUPTED)
 
@@ -72,6 +82,30 @@ def _recorder(path: Path | None, scenario: Scenario) -> AbstractContextManager[E
     from cotenant.simulator.eventfile import writing
 
     return writing(path, scenario)
+
+
+def _sampler(jobs: int) -> Sampler:
+    from cotenant.simulator.comparison.running import DRAWN_JOBS_MAX
+    from cotenant.simulator.comparison.series import Sampler
+
+    return Sampler(bars=jobs <= DRAWN_JOBS_MAX)
+
+
+def _several(*listeners: Recorder | None) -> Recorder | None:
+    """Let all listen that there are; with none nothing is told."""
+    there = tuple(listener for listener in listeners if listener)
+    if not there:
+        return None
+    from cotenant.simulator.recording import Several
+
+    return Several(there)
+
+
+def _report(write: Callable[[Comparison], None], scenario: Scenario, result: Result, sampler: Sampler | None) -> None:
+    from cotenant.simulator.comparison.compared import alone
+    from cotenant.simulator.comparison.running import ran_of
+
+    write(alone(scenario, ran_of(result, sampler)))
 
 
 def _tell(result: Result) -> None:

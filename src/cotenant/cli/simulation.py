@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
@@ -18,6 +19,7 @@ from cotenant.cli.outcome import CommandError, usage
 if TYPE_CHECKING:  # numpy and the core load only when something is simulated
     from rich.progress import Progress
 
+    from cotenant.simulator.comparison.compared import Comparison
     from cotenant.simulator.engine import Simulation
     from cotenant.simulator.scenario import Scenario
 
@@ -175,13 +177,23 @@ def told_errors() -> Iterator[None]:
         from cotenant.simulator.comparison.arms import BadArm
         from cotenant.simulator.comparison.running import ArmFailed
         from cotenant.simulator.eventfile import BadRecording
+        from cotenant.simulator.report.writing import BadReport
 
-        bad = simulator.BadTrace | simulator.BadCluster | UnknownPolicy | BadOption | BadRecording | BadArm
+        bad = simulator.BadTrace | simulator.BadCluster | UnknownPolicy | BadOption | BadRecording | BadArm | BadReport
         if isinstance(error, bad) or (isinstance(error, ArmFailed) and error.input_at_fault):
             raise usage(str(error)) from error
         if isinstance(error, simulator.PolicyFailed | ArmFailed):
             raise CommandError(str(error)) from error
         raise
+
+
+def report_to(report: Path | None, png: Path | None = None) -> Callable[[Comparison], None] | None:
+    """Make what writes a report, so that what it lacks is known before anything is simulated."""
+    if report is None and png is None:
+        return None
+    from cotenant.simulator.report.writing import writer
+
+    return writer(report, png)
 
 
 class Stop:

@@ -126,6 +126,18 @@ class Recorder(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class Several:
+    """Lets several listen, in turn."""
+
+    listeners: tuple[Recorder, ...]
+
+    def record(self, event: Event) -> None:
+        """Tell each of them."""
+        for listener in self.listeners:
+            listener.record(event)
+
+
+@dataclass(frozen=True, slots=True)
 class Reason:
     """Why somebody waits, its words made only where they are told."""
 

@@ -18,6 +18,7 @@ from cotenant.simulator.overlays import parse_overlays
 from cotenant.simulator.physics.settings import Settings
 from cotenant.simulator.results import ABOUT
 from cotenant.simulator.run import settings_of, simulate
+from cotenant.simulator.scenario import Scenario
 from cotenant.simulator.workload import workload
 
 NO_FIGURES = ("wall_seconds", "seed", "simulated_seconds")
@@ -171,6 +172,15 @@ def compare(
     first = arms[0].scenario.seed
     notes = (*_notes(runs), *([f"there is no lower bound: {why_not}"] if why_not else []))
     return Comparison(runs, tuple(range(first, first + seeds)), bound, notes, time.perf_counter() - began)
+
+
+def alone(scenario: Scenario, ran: Ran) -> Comparison:
+    """Make of one run a comparison with nothing, so that it can be reported in the same way."""
+    arm = ComparedArm(scenario.queue, scenario)
+    runs = Runs((arm,), {arm.label: (ran,)}, complete=ran.result.complete)
+    bound, why_not = _bound(runs) if runs.complete else (None, "")
+    notes = (*_notes(runs), *([f"there is no lower bound: {why_not}"] if why_not else []))
+    return Comparison(runs, (scenario.seed,), bound, notes, ran.result.wall_seconds)
 
 
 def _numbers(prefix: str, plain: Mapping[str, Any]) -> Iterator[tuple[str, float]]:

@@ -210,8 +210,13 @@ def _run(task: _Task, stopped: Stopped) -> Ran | _Failure | None:
         return _Failure(str(error), input_at_fault=True)
     if not result.complete:
         return None
+    return ran_of(result, sampler, columns=task.first)
+
+
+def ran_of(result: Result, sampler: Sampler | None, *, columns: bool = True) -> Ran:
+    """Keep of a run what a comparison needs."""
     course = sampler.course() if sampler else None
-    return Ran(replace(result, outcomes=()), _columns(result) if task.first else None, course)
+    return Ran(replace(result, outcomes=()), _columns(result) if columns else None, course)
 
 
 def trace_of(scenario: Scenario) -> Trace:

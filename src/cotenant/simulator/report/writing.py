@@ -1,0 +1,123 @@
+"""Writes a report: draws the plots, puts them into the page, and checks beforehand that it can."""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from cotenant.simulator.comparison.compared import Comparison
+    from cotenant.simulator.report.plots import Plot
+
+LANES_MAX = 64  # GPUs of a cluster whose runs are drawn GPU by GPU
+LANES_ARMS_MAX = 6
+PNG_DOTS_PER_INCH = 160
+
+
+class BadReport(Exception):
+    """A report that cannot be written, and why, in one sentence."""
+
+
+def writer(report: Path | None, png: Path | None) -> Callable[[Comparison], None]:
+    """Make what writes a report to a file, and its plots into a directory.
+
+    Raises:
+        BadReport: a package is missing, or it cannot be written there; also while it is being written.
+    """
+    try:
+        import jinja2  # noqa: F401 - only whether it is there
+        import matplotlib as mpl  # noqa: F401 - only whether it is there
+    except ImportError as error:
+        raise BadReport(f"a report needs {error.name}: pip install 'cotenant[research]'") from error
+    if report is not None and (report.is_dir() or not report.absolute().parent.is_dir()):
+        raise BadReport(f"the report cannot be written to {report}: there is no such directory, or it is one")
+    if png is not None:
+        with _told(png):
+            png.mkdir(parents=True, exist_ok=True)
+
+    def write(comparison: Comparison) -> None:
+        plots = plots_of(comparison)
+        if png is not None:
+            with _told(png):
+                for plot in plots:
+                    _write(png / f"{plot.name}.png", _png(plot))
+        if report is not None:
+            from cotenant.simulator.report.page import page
+
+            with _told(report):
+                _write(report, page(comparison, [(plot, svg_of(plot)) for plot in plots]).encode())
+
+    return write
+
+
+@contextmanager
+def _told(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise BadReport(f"{path} cannot be written: {error.strerror or error}") from error
+
+
+def _write(path: Path, content: bytes) -> None:
+    """Write a file whole or not at all."""
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        part.write_bytes(content)
+        part.replace(path)
+    finally:
+        with suppress(FileNotFoundError):
+            part.unlink()
+
+
+def plots_of(comparison: Comparison) -> list[Plot]:
+    """Draw all plots that there is something to show in."""
+    from cotenant.simulator.clusters import parse_cluster
+    from cotenant.simulator.report import plots
+    from cotenant.simulator.report.style import look
+
+    cluster = parse_cluster(comparison.runs.arms[0].scenario.cluster)
+    gpus = [shape.gpus for shape in cluster.shapes]
+    with look():
+        arms = plots.drawn_of(comparison)
+        drawn = [plots.averages(comparison)]
+        if any(len(arm.jobs.ids) for arm in arms):
+            drawn += [plots.distributions(arms), plots.over_time(arms, cluster.gpus, cluster.cores)]
+            drawn += [plots.waits(comparison), plots.by_size(arms)]
+        if sum(gpus) <= LANES_MAX:
+            drawn += [plots.lanes(arm, gpus) for arm in arms[:LANES_ARMS_MAX] if arm.course.bars]
+        return drawn
+
+
+def svg_of(plot: Plot) -> str:
+    """Draw a plot as SVG for the page: its colours are the page's variables, its ids its own, and nothing is named
+    that lies elsewhere.
+    """
+    from cotenant.simulator.report.style import VARIABLES, look
+
+    out = io.StringIO()
+    with look():
+        plot.figure.savefig(out, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
+    svg = out.getvalue()
+    svg = re.sub(r"<metadata>.*?</metadata>", "", svg[svg.index("<svg") :], flags=re.DOTALL)
+    svg = re.sub(r'(\bid="|\burl\(#|href="#)', rf"\g<1>{plot.name}-", svg)
+    svg = re.sub(r' xmlns:xlink="[^"]*"| version="1.1"| xmlns="[^"]*"', "", svg, count=3).replace("xlink:href", "href")
+    svg = re.sub(r'(<svg[^>]*?) width="[^"]*"', r"\1", svg, count=1)
+    svg = re.sub(r'(<svg[^>]*?) height="[^"]*"', r'\1 role="img"', svg, count=1)
+    svg = re.sub(r"(\d\.\d\d)\d+", r"\1", svg)  # a hundredth of a point is finer than anyone sees
+    for colour, variable in VARIABLES.items():
+        svg = svg.replace(colour, f"var(--{variable})")
+    return svg
+
+
+def _png(plot: Plot) -> bytes:
+    from cotenant.simulator.report.style import PAPER, look
+
+    out = io.BytesIO()
+    with look():
+        plot.figure.savefig(out, format="png", dpi=PNG_DOTS_PER_INCH, facecolor=PAPER, metadata={"Software": None})
+    return out.getvalue()
