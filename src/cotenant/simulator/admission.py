@@ -27,9 +27,9 @@ class Admission:
         self._empty = cluster.ledger()
         self._node_shapes = shapes_of(self._empty)
         self._rng = np.random.default_rng(seed)  # its own, so that asking here changes nothing elsewhere
-        self._undrawn = self._rng.bit_generator.state
         self._shapes: dict[tuple[tuple[Part, ...], Locality | None], Shape] = {}
         self._too_large: dict[SpecShape, Refusal | None] = {}
+        self._undrawn = self._rng.bit_generator.state
 
     @property
     def drew(self) -> bool:
