@@ -59,13 +59,19 @@ class Simulation:
             story=self._story,
         )
         self._idle = False  # nothing runs, and nobody comes
+        self._undrawn = self._scheduler.rng.bit_generator.state
         self._finishes: list[tuple[float, int, int]] = []  # when, whose, and as it was foretold at which time
         self._retries: list[tuple[float, int]] = []  # when, and whose
 
     @property
     def by_chance(self) -> bool:
         """Whether anything was drawn at random so far: then another seed may give other figures."""
-        return self._arm.by_chance or self.world.by_chance or self._admission.drew or self._scheduler.drew
+        return self._arm.by_chance or self.world.by_chance or self._admission.drew or self._drew
+
+    @property
+    def _drew(self) -> bool:
+        """Whether a policy drew anything at random while it decided."""
+        return self._scheduler.rng.bit_generator.state != self._undrawn
 
     def step(self) -> bool:
         """Go to the next instant at which something happens and let it happen; False where nothing ever will.

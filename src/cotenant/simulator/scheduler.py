@@ -60,8 +60,7 @@ class Scheduler:
         self._arm = arm
         self._story = story
         self._choice: tuple[Ints, Ints] | None = None  # of the present cycle, while somebody listens: order and starts
-        self._rng = np.random.default_rng(seed)
-        self._undrawn = self._rng.bit_generator.state
+        self.rng = np.random.default_rng(seed)
         self._world = world
         self._ledger = cluster.ledger()
         self._table = JobTable()
@@ -77,11 +76,6 @@ class Scheduler:
         self._waiting: dict[int, Shape] = {}  # shapes of which some gang waits, by code
         self._meters = {wait: Meter(wait=wait) for wait in Wait}
         self._labelled: list[Life] = []  # those on another meter than that of capacity
-
-    @property
-    def drew(self) -> bool:
-        """Whether a policy drew anything at random."""
-        return self._rng.bit_generator.state != self._undrawn
 
     def submit(self, life: Life, now: float) -> None:
         """Take a job in; it waits."""
@@ -237,7 +231,7 @@ class Scheduler:
                 self._gangs(jobs.sequence[choice.starts]),
                 self._ledger,
                 self._placement,
-                self._rng,
+                self.rng,
                 victims=self._victims(jobs, choice),
                 strict=self._queue.strict,
             )
