@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import TypeVar
 from urllib.parse import quote
 
-from cotenant.core.estimates import Candidate, CandidateEstimate, Estimate, Observation, Query
+from cotenant.core.estimates import TRAINING, Candidate, CandidateEstimate, Estimate, Observation, Query
 from cotenant.core.refusals import plural
 from cotenant.core.validate import Violation
 
@@ -122,7 +122,7 @@ class History:
         self._changed: dict[Key, None] = {}
 
     def observe(self, observation: Observation) -> None:
-        """Take in a window's rate, or the run time of a job that succeeded; 0 of either tells nothing.
+        """Take in a training window's rate, or the run time of a job that succeeded; 0 of either tells nothing.
 
         Raises:
             ValueError: a figure that cannot be; nothing of the observation is kept.
@@ -132,6 +132,8 @@ class History:
             if not 0 <= figure < math.inf:
                 raise ValueError(f"a {what} must be positive and finite, not {figure:g}")
         learnt_run = run_seconds if observation.succeeded else 0.0
+        if observation.phase != TRAINING:
+            rate = 0.0  # validation, say, has another rate, and would blur that of training
         if not (rate or learnt_run):
             return
         key = _key(observation)
@@ -159,6 +161,8 @@ class History:
         if key in self._profiles:
             self._profiles.move_to_end(key)
         profile = self._profiles.get(key, Profile())
+        if query.phase != TRAINING:
+            profile = Profile(profile.run_seconds)  # only training's rates are known
         wanted = {query.gpu_type, *[candidate.gpu_type for candidate in query.candidates]}
         by_type = {kind: profile.rates.get(_gpu_type(kind, profile), {}) for kind in wanted}
         rates = by_type[query.gpu_type]

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from cotenant import plugins, telemetry
-from cotenant.core import estimates
+from cotenant.core import design, estimates
 from cotenant.core.validate import CORES_MAX
 from cotenant.rpc import errors
 from cotenant.rpc.errors import Violation
@@ -18,7 +18,7 @@ from cotenant.services.predictor import words
 from cotenant.services.predictor.chain import Answer, Chain
 from cotenant.services.predictor.keeper import Keeper
 from cotenant.services.predictor.observations import Intake, rejection
-from cotenant.services.predictor.profiling import STEPS, Measured, plan, reason_of
+from cotenant.services.predictor.profiling import STEPS, Measured
 from cotenant.store.port import Store
 from cotenant.v1 import predictor_service_pb2 as pb
 from cotenant.v1 import predictor_service_pb2_grpc as pb_grpc
@@ -85,10 +85,7 @@ class PredictorServicer(pb_grpc.PredictorServiceServicer):
         return pb.ObserveResponse(accepted=accepted, rejected=rejected)
 
     async def PlanProfile(self, request: pb.PlanProfileRequest, context: Any) -> pb.PlanProfileResponse:
-        """Say at which core counts a job should be measured next.
-
-        A simple design: the most cores first, then the geometric middles of the widest gaps, until four are known.
-        """
+        """Say at which core counts a job should be measured next, from the rates of its kind so far."""
         if not 1 <= request.cores_max <= CORES_MAX:
             problem = f"must be from 1 to {CORES_MAX}, not {request.cores_max}"
             raise errors.invalid([Violation("cores_max", problem)])
@@ -96,9 +93,9 @@ class PredictorServicer(pb_grpc.PredictorServiceServicer):
             kind = words.kind_of(request.spec)
         except ValueError as error:
             raise errors.invalid([Violation("spec", str(error))]) from None
-        known = [cores for cores in self._measured.at(kind) if cores <= request.cores_max]
-        planned = plan(known, request.cores_max)
-        return pb.PlanProfileResponse(cores=planned, steps=STEPS, reason=reason_of(known, planned))
+        known = self._measured.at(kind, words.gpu_type_of(request.spec))
+        planned = design.plan(known, request.cores_max)
+        return pb.PlanProfileResponse(cores=planned.cores, steps=STEPS, reason=planned.reason)
 
     def _estimate(self, query: pb.EstimateQuery) -> Answer:
         if not self._keeper.restored:
@@ -111,8 +108,9 @@ class PredictorServicer(pb_grpc.PredictorServiceServicer):
     def _observe(self, message: pb.Observation) -> None:
         observation = self._intake.take(message)
         self._chain.observe(observation)
-        if observation.rate_per_second:
-            self._measured.saw(words.kind_of(message.spec), observation.allocation.cores)
+        rate, seen = observation.rate_per_second, observation.allocation
+        if rate and observation.phase == estimates.TRAINING:
+            self._measured.saw(words.kind_of(message.spec), seen.gpu_type, seen.cores, rate)
 
 
 class Predicting:

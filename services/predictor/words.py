@@ -50,6 +50,7 @@ def query_of(message: pb.EstimateQuery) -> Query:
         expected_seconds=_expected(spec),
         candidates=tuple([_interned(one.cores, one.gpu_milli, one.nodes, one.gpu_type) for one in message.candidates])
         or (own,),
+        phase=_phase(message.phase),
     )
 
 
@@ -75,6 +76,7 @@ def observation_of(message: pb.Observation) -> Observation:
         window_seconds=window_seconds,
         run_seconds=_seconds("run_time", message.run_time) if ended else None,
         succeeded=message.succeeded,
+        phase=_phase(message.phase),
     )
 
 
@@ -116,6 +118,17 @@ def _kind_of(spec: job_pb2.JobSpec) -> Kind:
         return kind_of(spec)
     except ValueError as error:
         raise ValueError(f"its spec {error}") from None
+
+
+def gpu_type_of(spec: job_pb2.JobSpec) -> str:
+    """Say which GPU type a job wants where it wants most of them; empty for any. It must have a role."""
+    return _own(spec).gpu_type
+
+
+def _phase(text: str) -> str:
+    if wrong := bad_name(text):
+        raise ValueError(f"phase: {wrong}")
+    return text
 
 
 def _own(spec: job_pb2.JobSpec) -> Candidate:
@@ -169,8 +182,9 @@ def unsound(estimate: Estimate, candidates: int) -> str:
     >>> unsound(Estimate(True, 0.9, remaining_seconds=math.nan), candidates=0)
     'remaining_seconds is nan'
     """
-    if not 0 <= estimate.confidence <= 1:
-        return f"confidence is {estimate.confidence}"
+    for name in ("confidence", "cores_useful_confidence"):
+        if not 0 <= getattr(estimate, name) <= 1:
+            return f"{name} is {getattr(estimate, name)}"
     for name in ("remaining_seconds", "remaining_p10_seconds", "remaining_p90_seconds", "cores_useful"):
         if not _possible(getattr(estimate, name)):
             return f"{name} is {getattr(estimate, name)}"
@@ -199,6 +213,7 @@ def write(predictor: str, estimate: Estimate, message: pb.Estimate, candidates: 
     message.predictable = estimate.predictable
     message.confidence = estimate.confidence
     message.cores_useful = estimate.cores_useful or 0
+    message.cores_useful_confidence = estimate.cores_useful_confidence
     message.source = f"{predictor}: {estimate.source}"
     if estimate.remaining_seconds is not None:
         _set(message.remaining, estimate.remaining_seconds)

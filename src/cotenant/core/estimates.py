@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+
+TRAINING = ""  # the phase of a job that does not tell its phase
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +39,7 @@ class Estimate:
     cores_useful: int | None = None  # θ per replica: beyond it nothing is gained (Xiao [P])
     candidates: tuple[CandidateEstimate, ...] = ()
     source: str = ""
+    cores_useful_confidence: float = 0.0
 
 
 UNKNOWN = Estimate(source="nothing is known of this job")
@@ -58,11 +62,15 @@ class Query:
     steps_total: int = 0
     expected_seconds: float | None = None
     candidates: tuple[Candidate, ...] = ()
+    phase: str = TRAINING
 
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """A window of a job's rate, or, with `run_seconds`, its end."""
+    """A window of a job's rate, or, with `run_seconds`, its end.
+
+    `phase` tells windows of validation, say, from those of training, for their rates differ (Xiao [P]).
+    """
 
     user: str
     model: str
@@ -74,3 +82,16 @@ class Observation:
     window_seconds: float = 0.0
     run_seconds: float | None = None
     succeeded: bool = False
+    phase: str = TRAINING
+
+
+def rate_of(observation: Observation) -> float:
+    """Tell the rate that was seen, 0 where none was.
+
+    Raises:
+        ValueError: it, or the run time, cannot be.
+    """
+    for what, figure in (("rate", observation.rate_per_second), ("run time", observation.run_seconds)):
+        if figure is not None and not 0 <= figure < math.inf:
+            raise ValueError(f"a {what} must be positive and finite, not {figure:g}")
+    return observation.rate_per_second or 0.0

@@ -261,18 +261,31 @@ async def plan(predictor: Served, **fields: Any) -> pb.PlanProfileResponse:
     return answer
 
 
-async def test_a_profile_is_planned_until_four_core_counts_are_known(restarts: Restarts) -> None:
+async def test_a_profile_is_planned_until_the_useful_cores_are_known(restarts: Restarts) -> None:
     async with serving(await restarts.store()) as predictor:
         await predictor.until(serving=True)
         first = await plan(predictor)
-        assert list(first.cores) == [32, 6, 2, 14]
+        assert list(first.cores[:2]) == [32, 1]
         assert first.steps > 0
         assert "known at 0 core counts" in first.reason
-        for index, cores in enumerate(first.cores):
-            await predictor.observe(window(at=1000 + index, cores=cores))
-            assert list((await plan(predictor)).cores)[: 3 - index] == list(first.cores)[index + 1 :]
-        assert "known at 4 core counts, which is enough" in (await plan(predictor)).reason
-        assert list((await plan(predictor, spec=spec("bert"))).cores) == [32, 6, 2, 14], "another kind of job"
+        measured: list[int] = []
+        while left := list((await plan(predictor)).cores):
+            measured.append(left[0])
+            rate = min(left[0], 6) * 10.0
+            await predictor.observe(window(at=1000 + len(measured), cores=left[0], rate_per_second=rate))
+        assert len(measured) == len(set(measured)) <= 5
+        assert "θ is known within a step of the ladder" in (await plan(predictor)).reason
+        assert list((await plan(predictor, spec=spec("bert"))).cores[:2]) == [32, 1], "another kind of job"
+
+
+async def test_validation_is_not_taken_for_training() -> None:
+    async with serving(MemoryStore()) as predictor:
+        await predictor.until(serving=True)
+        await predictor.observe(window(cores=32, phase="validation"))
+        assert "known at 0 core counts" in (await plan(predictor)).reason
+        (answer,) = await predictor.estimate(query(cores=(32,)))
+        assert not answer.candidates[0].rate_per_second
+        assert (await predictor.observe(window(at=2000, cores=32, phase="a/b"))).rejected
 
 
 async def test_what_was_measured_is_remembered_across_a_restart() -> None:
@@ -282,7 +295,8 @@ async def test_what_was_measured_is_remembered_across_a_restart() -> None:
         await predictor.observe(window(cores=32))
     async with serving(store) as predictor:
         await predictor.until(serving=True)
-        assert list((await plan(predictor)).cores) == [6, 2, 14]
+        assert "known at 1 core count" in (await plan(predictor)).reason
+        assert 32 not in (await plan(predictor)).cores
 
 
 @pytest.mark.parametrize(
