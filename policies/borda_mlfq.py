@@ -5,10 +5,11 @@ needs: what the predictor says, and where that says nothing, about as much again
 heavy-tailed. A prediction that was outlived is a heavy tail of its own: of the overrun, about as much again is
 expected. So a job that was to be done long ago counts as a long one, and not as one that is about to finish.
 
-Levels are a geometric scale of that expectation; a job that runs is only stopped for one of a better level, which is
-one that is expected to need several times less. Inside a level, which holds jobs that are about alike, a Borda count
-of two votes decides: the least expected service, and the longest time in the system. The second vote keeps what a
-prediction got wrong by a third from deciding who waits for weeks.
+Levels are a geometric scale of that expectation. A job that runs stands a level better than it would if it waited, so
+that it is only stopped for one that is expected to need several times less, wherever the levels happen to end. Inside a
+level, which holds jobs that are about alike, a Borda count of two votes decides: the least expected service, and the
+longest time in the system. The second vote keeps what a prediction got wrong by a third from deciding who waits for
+weeks.
 
 The clock of all this ticks every `cadence_seconds`: levels see service as it was at the last tick, so that between
 ticks only arrivals and ends change the order. Nothing is remembered between calls: another leader of the queue that
@@ -72,6 +73,7 @@ class BordaMlfq:
         replica_weight: service units that one replica (worker or parameter server) gives in a second.
         level_seconds: `expected`: run time of a job with one GPU in one replica that the first level holds.
         level_factor: `expected`: each level holds jobs that need up to this many times more than the one before.
+        hold_levels: `expected`: so many levels better does a job stand while it runs.
         error: `expected`: the rest of a predictable job is at least this share of what was predicted for all of it.
         quantiles: `literal`: where levels end, as shares of the highest score possible, ascending.
         thresholds: `literal`: where levels end, as scores, ascending; counts instead of the quantiles where given,
@@ -85,6 +87,7 @@ class BordaMlfq:
         replica_weight: float = 5.0
         level_seconds: float = 60.0
         level_factor: float = 4.0
+        hold_levels: int = 1
         error: float = 0.25
         quantiles: tuple[float, ...] = (0.25, 0.5)
         thresholds: tuple[float, ...] = ()
@@ -97,6 +100,8 @@ class BordaMlfq:
             for name, least in (("cadence_seconds", 1.0), ("level_seconds", 1.0), ("level_factor", 1.1)):
                 if not least <= getattr(self, name) <= 1e9:
                     yield Violation(name, f"must be from {least:g} to 1e9, not {getattr(self, name):g}")
+            if not 0 <= self.hold_levels <= LEVELS_MAX:
+                yield Violation("hold_levels", f"must be from 0 to {LEVELS_MAX}, not {self.hold_levels}")
             for name in ("gpu_weight", "replica_weight"):
                 if not 0 <= getattr(self, name) <= 1e9:
                     yield Violation(name, f"must be from 0 to 1e9, not {getattr(self, name):g}")
@@ -160,7 +165,8 @@ class BordaMlfq:
         before = np.where(jobs.running, self._attained_at(jobs, now, -math.inf), attained)
         score = average_ranks(self._rest(total, before) * speed) + average_ranks(jobs.arrival_seconds)
         begun = np.where(jobs.running, np.maximum(jobs.running_since, tick) - attained, math.inf)
-        return level, score, soonest(begun + self._leaves(total, attained, level, speed))
+        stands = np.where(jobs.running, np.maximum(0, level - self.options.hold_levels), level)
+        return stands, score, soonest(begun + self._leaves(total, attained, level, speed))
 
     def _rest(self, total: Floats, attained: Floats) -> Floats:
         """Expect a rest: of the prediction, of its usual error, of an overrun as much again, whichever is most.

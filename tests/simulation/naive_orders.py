@@ -15,6 +15,7 @@ QUANTUM = 12  # a power of two of it is a whole number of seconds for any job's 
 THRESHOLDS = (12, 48)
 STARVED_SECONDS, KNOB = 20, 2
 HISTORY_MIN = 3
+CADENCE, FIRST_LEVEL, HOLD = 5, 3, 2  # seconds, seconds of a GPU, levels
 
 
 def doubled(amount):
@@ -93,6 +94,47 @@ def swaf_that_drops(here, now, history):
     return swaf(saved, now, history)
 
 
+def units(job):
+    return 15 * job.gpus or 5 * job.cores
+
+
+def at_tick(job, now):
+    return job.done - min(now % CADENCE, job.done - job.before) if job.runs else job.done
+
+
+def voted(votes, one):
+    """The rank of one value among many, that of equals averaged."""
+    return sum(vote < one for vote in votes) + (1 + sum(vote == one for vote in votes)) / 2
+
+
+def borda(here, now, history):
+    def need(job, had):
+        return abs((job.work if job.known else 0) - had) * units(job)
+
+    def level(job):
+        needs = need(job, at_tick(job, now))
+        return max(0, sum(needs >= 15 * FIRST_LEVEL * 4**k for k in range(20)) - HOLD * job.runs)
+
+    needs = {job.number: need(job, job.before if job.runs else job.done) for job in here}
+    came = [job.came for job in here]
+    votes = {job.number: voted(needs.values(), needs[job.number]) + voted(came, job.came) for job in here}
+    return sorted(here, key=lambda job: (level(job), not job.runs, votes[job.number], job.number))
+
+
+def borda_of_the_paper(here, now, history):
+    had = {job.number: at_tick(job, now) * units(job) for job in here}
+    left = {job.number: job.work * units(job) - had[job.number] for job in here if job.known}
+
+    def score(job):
+        lists = [had, left] if job.known else [had, had]
+        return sum(voted(votes.values(), votes[job.number]) for votes in lists)
+
+    def level(job):
+        return sum(score(job) >= share * 2 * len(here) for share in (0.25, 0.5))
+
+    return sorted(here, key=lambda job: (level(job), not job.runs, score(job), job.number))
+
+
 PREEMPTIVE, STRICT = {"preemptive": True, "strict": False}, {"preemptive": False, "strict": True}
 BACKFILL = {"preemptive": False, "strict": False}
 _QUANTUM, _LEVELS = {"quantum_seconds": f"{QUANTUM}"}, {"thresholds": ",".join(map(str, THRESHOLDS))}
@@ -112,6 +154,13 @@ ARMS = [  # (policy, its options, the naive order, and how the naive scheduler i
         PREEMPTIVE,
     ),
     ("gittins", {"quantum_gpu_seconds": f"{QUANTUM}", "history_min": f"{HISTORY_MIN}"}, gittins, PREEMPTIVE),
+    (
+        "borda-mlfq",
+        {"cadence_seconds": f"{CADENCE}", "level_seconds": f"{FIRST_LEVEL}", "hold_levels": f"{HOLD}", "error": "0"},
+        borda,
+        PREEMPTIVE,
+    ),
+    ("borda-mlfq", {"cadence_seconds": f"{CADENCE}", "variant": "literal"}, borda_of_the_paper, PREEMPTIVE),
     ("drf", {"mode": "backfill"}, drf, BACKFILL),
     ("drf", {"mode": "strict"}, drf, STRICT),
     ("drf", {"preemptive": "true"}, drf, PREEMPTIVE),

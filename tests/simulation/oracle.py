@@ -16,6 +16,7 @@ class Job:
     deadline: float = inf
     known: bool = True
     done: int = 0
+    before: int = 0  # what was done when the present run began
     forgiven: int = 0
     since: int = 0
     runs: bool = False
@@ -52,6 +53,7 @@ def replay(jobs: list[Job], gpus: int, cores: int, order: Order, *, preemptive: 
         for job in here:
             if job.runs and job not in chosen:
                 job.stops, job.since, job.forgiven = job.stops + 1, now, 0
+            job.before = job.before if job.runs else job.done
             job.runs = job in chosen
             job.done += job.runs
         now += 1

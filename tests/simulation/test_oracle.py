@@ -76,4 +76,4 @@ def test_a_policy_does_what_its_naive_definition_does(
 
 def test_no_policy_of_ours_goes_without_a_naive_definition() -> None:
     ours = {plugin.name for plugin in plugins.discover(GROUPS["queue"]) if plugin.package == "cotenant"}
-    assert ours - {"borda-mlfq"} == {name for name, *_ in ARMS} - {"borda-mlfq"}
+    assert ours == {name for name, *_ in ARMS}
