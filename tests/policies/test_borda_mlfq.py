@@ -175,3 +175,12 @@ def test_bad_options_are_all_named() -> None:
         "quantiles",
         "thresholds",
     }
+
+
+def test_an_order_ends_as_well_when_a_job_comes_nearer_to_its_end_than_its_level() -> None:
+    table = predict(table_of(a=0.0, b=0.0), a=5000.0)  # at 1160 s it has 3840 s left, where its level begins
+    table.start("a", now=0.0)
+    policy = BordaMlfq(Options(cadence_seconds=10, error=0))
+    assert policy.order(table.jobs(0.0), 0.0).valid_seconds == 1160.0
+    assert levels(table, policy, now=1159.0) == {"a": 3, "b": 0}
+    assert levels(table, policy, now=1170.0) == {"a": 2, "b": 0}
