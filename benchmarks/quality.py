@@ -37,7 +37,7 @@ HELD_OUT = ("philly/0e4a51", "philly/11cb48", "philly/6c71a0", "itp/cluster02", 
 QUICK = ("philly/2869ce", "itp/cluster10")
 COSTS = (0, 30)  # seconds of work repeated after a preemption
 SEEDS = range(3)
-MANY_JOBS = 5000  # from here on one seed is enough: each job is a draw of its own
+MANY_JOBS = 3000  # from here on one seed is enough: each job is a draw of its own
 LITERAL = {"variant": "literal", "cadence_seconds": "1200"}
 OTHERS: Mapping[str, Mapping[str, str]] = {
     "las": {},

@@ -53,7 +53,7 @@ class BordaMlfq:
     >>> table.update("long", predicted_seconds=90_000, confidence=0.9)
     >>> table.update("short", predicted_seconds=1100, confidence=0.9)
     >>> BordaMlfq().order(table.jobs(now=2400), now=2400).level.tolist()
-    [3, 6, 2]
+    [5, 11, 3]
     """
 
     name = "borda-mlfq"
@@ -86,7 +86,7 @@ class BordaMlfq:
         gpu_weight: float = 10.0
         replica_weight: float = 5.0
         level_seconds: float = 60.0
-        level_factor: float = 4.0
+        level_factor: float = 2.0
         hold_levels: int = 1
         error: float = 0.25
         quantiles: tuple[float, ...] = (0.25, 0.5)

@@ -17,6 +17,7 @@ from cotenant.policies.borda_mlfq import BordaMlfq
 
 NOW = 10_000.0
 Options = BordaMlfq.Options
+FOURFOLD = BordaMlfq(Options(level_factor=4))
 LITERAL = BordaMlfq(Options(variant="literal"))
 
 
@@ -89,7 +90,7 @@ def test_literal_thresholds_are_scores_and_replace_the_quantiles() -> None:
 
 @pytest.mark.parametrize(("attained", "level"), [(0, 0), (59, 0), (60, 1), (239, 1), (240, 2), (960, 3), (1e9, 12)])
 def test_of_an_unknown_job_as_much_is_expected_as_it_has_had(attained: float, level: int) -> None:
-    assert levels(table_of(a=attained), BordaMlfq()) == {"a": level}
+    assert levels(table_of(a=attained), FOURFOLD) == {"a": level}
 
 
 @pytest.mark.parametrize(
@@ -101,44 +102,46 @@ def test_of_an_outlived_prediction_as_much_again_is_expected_as_it_was_outlived_
 ) -> None:
     table = predict(table_of(a=attained), a=10_000.0)
     twin = table_of(a=expected)
-    assert levels(table, BordaMlfq()) == levels(twin, BordaMlfq())
+    assert levels(table, FOURFOLD) == levels(twin, FOURFOLD)
 
 
 def test_a_prediction_counts_from_its_confidence_on() -> None:
     table = predict(table_of(a=5000.0), a=5010.0)
     table.update("a", confidence=0.49)
-    assert levels(table, BordaMlfq()) == levels(table_of(a=5000.0), BordaMlfq())
+    assert levels(table, FOURFOLD) == levels(table_of(a=5000.0), FOURFOLD)
     table.update("a", confidence=0.5)
-    assert levels(table, BordaMlfq())["a"] < levels(table_of(a=5000.0), BordaMlfq())["a"]
+    assert levels(table, FOURFOLD)["a"] < levels(table_of(a=5000.0), FOURFOLD)["a"]
 
 
 def test_inside_a_level_the_votes_of_need_and_of_waiting_count_alike() -> None:
     table = predict(table_of(a=0, b=0, c=0, d=0), a=1000.0, b=900.0, c=800.0, d=990.0)  # d: third need, last to come
-    assert in_order(table, BordaMlfq(Options(error=0))) == ["b", "c", "a", "d"]
+    assert in_order(table, BordaMlfq(Options(level_factor=4, error=0))) == ["b", "c", "a", "d"]
 
 
 def test_between_two_ticks_only_who_is_here_changes_the_order() -> None:
     table = table_of(a=59.0, b=0.0)
     table.start("a", now=4810.0)  # ticks are at 4800 and 5040
-    first = BordaMlfq().order(table.jobs(4810.0), 4810.0)
+    first = FOURFOLD.order(table.jobs(4810.0), 4810.0)
     assert first.valid_seconds == 230.0
-    assert levels(table, BordaMlfq(), now=5039.0) == {"a": 0, "b": 0}
-    assert levels(table, BordaMlfq(), now=5040.0) == {"a": 1, "b": 0}
+    assert levels(table, FOURFOLD, now=5039.0) == {"a": 0, "b": 0}
+    assert levels(table, FOURFOLD, now=5040.0) == {"a": 1, "b": 0}
 
 
 def test_a_job_that_runs_stands_a_level_better_and_makes_room_only_for_one_two_levels_better() -> None:
     table = table_of(runs=4000.0, next=300.0, better=100.0)  # levels 4, 2 and 1, were they all to wait
     table.start("runs", now=NOW)
-    assert levels(table, BordaMlfq()) == {"runs": 3, "next": 2, "better": 1}
+    assert levels(table, FOURFOLD) == {"runs": 3, "next": 2, "better": 1}
     table.update("next", attained_seconds=1000.0)
-    assert in_order(table, BordaMlfq()) == ["better", "runs", "next"]
+    assert in_order(table, FOURFOLD) == ["better", "runs", "next"]
 
 
 def test_an_order_is_valid_until_the_tick_after_a_job_leaves_its_level() -> None:
     table = table_of(a=0.0, b=0.0)
     table.start("a", now=0.0)
-    assert BordaMlfq(Options(cadence_seconds=7)).order(table.jobs(0.0), 0.0).valid_seconds == 63.0  # 60 s are enough
-    assert BordaMlfq().order(table_of(a=1.0).jobs(5.0), 5.0).valid_seconds == math.inf
+    assert (
+        BordaMlfq(Options(level_factor=4, cadence_seconds=7)).order(table.jobs(0.0), 0.0).valid_seconds == 63.0
+    )  # 60 s are enough
+    assert FOURFOLD.order(table_of(a=1.0).jobs(5.0), 5.0).valid_seconds == math.inf
 
 
 @settings(max_examples=300)
@@ -157,7 +160,7 @@ def test_while_an_order_is_valid_it_stays_also_for_those_that_are_predicted(
 @given(partly_predicted())
 def test_each_wake_up_changes_a_level_or_comes_a_tick_early_at_most(table: JobTable) -> None:
     """And they come to an end: the last level has none."""
-    policy, now = BordaMlfq(), NOW
+    policy, now = FOURFOLD, NOW
     order = policy.order(table.jobs(now), now)
     idle = 0
     while (now := now + order.valid_seconds) < math.inf:
@@ -180,7 +183,7 @@ def test_bad_options_are_all_named() -> None:
 def test_an_order_ends_as_well_when_a_job_comes_nearer_to_its_end_than_its_level() -> None:
     table = predict(table_of(a=0.0, b=0.0), a=5000.0)  # at 1160 s it has 3840 s left, where its level begins
     table.start("a", now=0.0)
-    policy = BordaMlfq(Options(cadence_seconds=10, error=0))
+    policy = BordaMlfq(Options(level_factor=4, cadence_seconds=10, error=0))
     assert policy.order(table.jobs(0.0), 0.0).valid_seconds == 1160.0
     assert levels(table, policy, now=1159.0) == {"a": 3, "b": 0}
     assert levels(table, policy, now=1170.0) == {"a": 2, "b": 0}

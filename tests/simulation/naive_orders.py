@@ -113,7 +113,7 @@ def borda(here, now, history):
 
     def level(job):
         needs = need(job, at_tick(job, now))
-        return max(0, sum(needs >= 15 * FIRST_LEVEL * 4**k for k in range(20)) - HOLD * job.runs)
+        return max(0, sum(needs >= 15 * FIRST_LEVEL * 2**k for k in range(30)) - HOLD * job.runs)
 
     needs = {job.number: need(job, job.before if job.runs else job.done) for job in here}
     came = [job.came for job in here]
