@@ -32,8 +32,11 @@ from cotenant import simulator  # noqa: E402 - likewise
 DATA = ROOT.parent / "shared" / "data"
 GPUS_PER_NODE = 8
 BENCH = (("bench/philly_0e4a51.csv", "6x8"), ("bench/itp_05.csv", "2x8"))
-SEARCHED = ("philly/103959", "philly/2869ce", "philly/e13805", "philly/ed69ec", "itp/cluster01", "itp/cluster10")
-HELD_OUT = ("philly/0e4a51", "philly/11cb48", "philly/6c71a0", "itp/cluster02", "itp/cluster08")  # not looked at before
+SEARCHED = (
+    *("philly/0e4a51", "philly/103959", "philly/2869ce", "philly/e13805", "philly/ed69ec"),
+    *("itp/cluster01", "itp/cluster10"),
+)
+HELD_OUT = ("philly/11cb48", "philly/6c71a0", "itp/cluster02", "itp/cluster08")  # not looked at before
 QUICK = ("philly/2869ce", "itp/cluster10")
 COSTS = (0, 30)  # seconds of work repeated after a preemption
 SEEDS = range(3)
