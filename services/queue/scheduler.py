@@ -21,7 +21,7 @@ import grpc
 import structlog
 
 from cotenant import telemetry
-from cotenant.core.cycle import choose
+from cotenant.core.choosing import RULES, Rules, choose
 from cotenant.core.lifecycle import Phase
 from cotenant.core.policy import Order, QueuePolicy
 from cotenant.core.refusals import Code, Refusal
@@ -50,11 +50,11 @@ REFUSED = telemetry.counter("cotenant.queue.refused", "{job}", "Jobs that a cycl
 
 @dataclass(frozen=True, slots=True)
 class SchedulerConfig:
-    """How the cycle runs. `run_seconds_min` protects a job that has just started from preemption."""
+    """How the cycle runs."""
 
     policy: QueuePolicy
     debounce_seconds: float = 0.003
-    run_seconds_min: float = 0.0
+    rules: Rules = RULES
     seed: int = 0
 
 
@@ -156,7 +156,7 @@ class Scheduler:
         table, policy = self.state.table, self.config.policy
         jobs, ids = table.jobs(now), list(table.ids)
         order = policy.order(jobs, now)
-        choice = choose(jobs, policy, order, self.state.capacity, now=now, run_seconds_min=self.config.run_seconds_min)
+        choice = choose(jobs, policy, order, self.state.capacity, now=now, rules=self.config.rules)
         waits = ~jobs.running
 
         def named(rows: Ints) -> list[str]:

@@ -13,6 +13,7 @@ import structlog
 
 from cotenant import plugins, telemetry
 from cotenant.core import obstacles
+from cotenant.core.choosing import RULES, Rules
 from cotenant.core.jobs import QUEUE_DEFAULT, JobSpec
 from cotenant.core.lifecycle import JobEvent, Phase
 from cotenant.core.options import did_you_mean
@@ -61,12 +62,12 @@ STORE_PROBE_SECONDS = 2.0
 
 @dataclass(frozen=True, slots=True)
 class QueueConfig:
-    """How the queue is run. `run_seconds_min` protects a job that has just started from preemption."""
+    """How the queue is run."""
 
     policy: str = "fifo"
     options: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # by policy
     debounce_seconds: float = 0.003
-    run_seconds_min: float = 0.0
+    rules: Rules = RULES
     seed: int = 0
     ended_kept_max: int = ENDED_KEPT_MAX
 
@@ -89,7 +90,7 @@ class JobQueue(job_service_pb2_grpc.JobServiceServicer):
         self.observations = Observations(predictor_stub)
         self.follower = Follower(self.state, self.keeper, self.placement, self.observations)
         self.policy: QueuePolicy = plugins.load(QUEUES, config.policy, config.options.get(config.policy, {}))
-        cycle = SchedulerConfig(self.policy, config.debounce_seconds, config.run_seconds_min, config.seed)
+        cycle = SchedulerConfig(self.policy, config.debounce_seconds, config.rules, config.seed)
         self.scheduler = Scheduler(self.state, self.follower, cycle, self.placement, predictor_stub)
         self.state.wake = self.scheduler.wake
         self.state.later = self._sync_later

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.worlds import picture, replicas_of, rng, tables, take_one
 
-from cotenant.core.cycle import BrokenGang, Choice, Plan, Victim, choose, gang_of, place, take
+from cotenant.core.cycle import BrokenGang, Choice, Plan, Rules, Victim, choose, gang_of, place, take
 from cotenant.core.estimates import UNKNOWN, Estimate
 from cotenant.core.jobs import Demand, Gang, JobSpec, Part, Request, Role
 from cotenant.core.ledger import Holding, Ledger, Offer, Overcommitted, Share
@@ -71,7 +71,7 @@ def test_the_choice_agrees_with_a_walk_through_the_order(
 ) -> None:
     jobs = table.jobs(NOW)
     order = data.draw(orders(len(jobs)))
-    choice = choose(jobs, policy, order, capacity, now=NOW, run_seconds_min=run_seconds_min)
+    choice = choose(jobs, policy, order, capacity, now=NOW, rules=Rules(run_seconds_min=run_seconds_min))
     ranked = rank(jobs, order, running_first=policy.running_first).tolist()
     waiting = [row for row in ranked if not jobs.running[row]]
     assert choice.ranked.tolist() == (ranked if policy.preemptive else waiting)
@@ -388,4 +388,4 @@ def test_a_gang_has_the_cores_that_the_allocator_gave() -> None:
 
 def test_without_victims_a_choice_has_nobody_ahead() -> None:
     rows = np.arange(3)
-    assert Choice(rows, rows, rows[:0], rows[:0]).ahead().tolist() == []
+    assert Choice(rows, rows, rows[:0], rows[:0], rows[:0]).ahead().tolist() == []

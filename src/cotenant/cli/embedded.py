@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, cast
 
 import structlog
 
+from cotenant.core.choosing import RULES, Rules
 from cotenant.node_agent.agent import Agent, AgentConfig
 from cotenant.rpc import access
 from cotenant.rpc.channel import Channel, connect
@@ -47,7 +48,7 @@ class MeshConfig:
     options: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # by group
     heartbeat_seconds: float = 5.0
     lost_after_seconds: float = 300.0
-    run_seconds_min: float = 0.0
+    rules: Rules = RULES
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +142,7 @@ class EmbeddedMesh:
         return queue.QueueConfig(
             policy=config.queue,
             options={config.queue: self._options("queue")},
-            run_seconds_min=config.run_seconds_min,
+            rules=config.rules,
         )
 
     def _start_agents(self) -> None:

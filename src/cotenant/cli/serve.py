@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cotenant.cli.outcome import CommandError, ExitCode, note, usage
-from cotenant.cli.settings import Settings, merged, node_name, read_options, read_settings
+from cotenant.cli.settings import Settings, merged, node_name, read_options, read_settings, rules_of
 from cotenant.cli.up import BACKFILL, state_dir_of
 from cotenant.core.options import did_you_mean
 
@@ -170,7 +170,7 @@ def _queue(told: Told, common: dict[str, Any]) -> Coroutine[Any, Any, None]:
     config = QueueConfig(
         policy=told.settings.queue,
         options={told.settings.queue: told.options.get("queue", {})},
-        run_seconds_min=told.settings.run_seconds_min,
+        rules=rules_of(told.settings),
     )
     return run(**common, endpoints=_endpoints(told), config=config)
 

@@ -9,10 +9,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cotenant.cli.outcome import usage
-from cotenant.core.options import did_you_mean
+from cotenant.core.options import BadOption, did_you_mean, parse, written
+
+if TYPE_CHECKING:
+    from cotenant.core.choosing import Rules
 
 GROUPS = ("queue", "placement", "allocator", "predictor", "contention")
 
@@ -35,7 +38,9 @@ class Settings:
     contention: str = "none"
     heartbeat_seconds: float = 5.0
     lost_after_seconds: float = 300.0
+    preemption: str = "policy"
     run_seconds_min: float = 0.0
+    reclaim: bool = True
     options: Mapping[str, Mapping[str, str]] | None = None
 
 
@@ -62,6 +67,21 @@ def read_settings(path: Path | None) -> Settings:
     if "options" in known:
         known["options"] = {group: {k: str(v) for k, v in own.items()} for group, own in known["options"].items()}
     return Settings(**known)
+
+
+def rules_of(settings: Settings) -> Rules:
+    """Say who may be stopped for whom.
+
+    Raises:
+        CommandError: naming every setting that makes no sense.
+    """
+    from cotenant.core.choosing import Rules  # numpy, which --help need not wait for
+
+    names = ("preemption", "run_seconds_min", "reclaim")
+    try:
+        return parse(Rules, {name: written(getattr(settings, name)) for name in names})
+    except BadOption as error:
+        raise usage(str(error)) from None
 
 
 def _unfit(key: str, value: Any) -> str:

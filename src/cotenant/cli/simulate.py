@@ -25,6 +25,7 @@ if TYPE_CHECKING:  # numpy and the core load only when something is simulated
     from cotenant.simulator.scenario import Scenario
 
 SKIPPED_SHOWN_MAX = 10
+TENANTS_SHOWN_MAX = 10
 
 
 def register(app: typer.Typer) -> None:
@@ -152,9 +153,21 @@ def _card(result: Result) -> Iterator[tuple[str, str]]:
         yield "outcomes", ", ".join(f"{count:,} {ended}" for ended, count in result.ends.items())
     if result.qos_guarantee_percent is not None:
         yield "deadlines met", f"{result.qos_guarantee_percent:.1f} %"
+    yield from _tenants(result)
     for reason, count in Counter(refusal.detail for _, refusal in result.unschedulable).items():
         yield "unschedulable", f"{count:,} jobs: {reason}"
     yield "simulated in", f"{result.wall_seconds:.2f} s"
+
+
+def _tenants(result: Result) -> Iterator[tuple[str, str]]:
+    """Tell of tenants, those with the most GPU time first, where there are several."""
+    most = sorted(result.tenants.items(), key=lambda each: (-(each[1]["gpu_seconds"] or 0.0), each[0]))
+    for tenant, figures in most[:TENANTS_SHOWN_MAX] if len(most) > 1 else ():
+        waited = figures["avg_queue_seconds"]
+        told = f"{figures['jobs']:,} jobs, {_percent(figures['gpu_share']) or 'none'} of the GPU time held"
+        yield f"tenant {tenant}", told + ("" if waited is None else f", {short_seconds(waited)} average queueing")
+    if len(most) > TENANTS_SHOWN_MAX:
+        yield "tenants", f"{len(most) - TENANTS_SHOWN_MAX} more, which --json lists"
 
 
 def _seconds(seconds: float | None) -> str:

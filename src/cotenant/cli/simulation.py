@@ -80,6 +80,10 @@ def _scenario(
         ),
     ] = "oracle",
     contention: Annotated[str, typer.Option(metavar="NAME", help="Contention policy; only none yet.")] = "none",
+    tenants: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Tenants in YAML: guarantees, limits and weights; others have none."),
+    ] = None,
     option: Annotated[
         list[str] | None,
         typer.Option(
@@ -100,6 +104,7 @@ def _scenario(
     ] = False,
 ) -> Scenario:
     """Make a scenario of the options that all commands share which simulate: an option is added here, once."""
+    from cotenant.cli.tenantfile import load_tenants
     from cotenant.simulator.overlays import parse_overlays
     from cotenant.simulator.scenario import Scenario
 
@@ -114,6 +119,7 @@ def _scenario(
         allocator=allocator,
         predictor=predictor,
         contention=contention,
+        tenants=() if tenants is None else load_tenants(tenants),
         options=parse_options(option or ()),
         seed=seed,
         overlay=",".join(overlay or ()),

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cotenant.cli.outcome import CommandError, ExitCode, note, usage
-from cotenant.cli.settings import Settings, merged, node_name, read_options, read_settings, split_cpus
+from cotenant.cli.settings import Settings, merged, node_name, read_options, read_settings, rules_of, split_cpus
 
 if TYPE_CHECKING:  # grpc and the services load only when the mesh is started
     from cotenant.cli.embedded import EmbeddedMesh, MeshConfig
@@ -39,6 +39,15 @@ def up(
     allocator: Annotated[str | None, typer.Option(metavar="NAME", help="CPU allocator.")] = None,
     predictor: Annotated[str | None, typer.Option(metavar="NAME", help="Predictor.")] = None,
     contention: Annotated[str | None, typer.Option(metavar="NAME", help="Contention policy.")] = None,
+    preemption: Annotated[
+        str | None, typer.Option(metavar="RULE", help="Who is stopped for others: policy, priority or never.")
+    ] = None,
+    run_seconds_min: Annotated[
+        float | None, typer.Option(metavar="S", help="Nobody who has run for less is stopped for others.")
+    ] = None,
+    reclaim: Annotated[
+        bool | None, typer.Option("--reclaim/--no-reclaim", help="Whether tenants take lent room back.")
+    ] = None,
     option: Annotated[list[str] | None, typer.Option(metavar="GROUP.KEY=VALUE", help="Of a policy; again.")] = None,
 ) -> None:
     """Run the whole mesh on this machine, in the foreground.
@@ -63,6 +72,9 @@ def up(
         "allocator": allocator,
         "predictor": predictor,
         "contention": contention,
+        "preemption": preemption,
+        "run_seconds_min": run_seconds_min,
+        "reclaim": reclaim,
     }
     settings = read_settings(config)
     settings = Settings(
@@ -119,7 +131,7 @@ def mesh_config(settings: Settings, state_dir: Path, options: dict[str, dict[str
         options=merged(defaults, settings.options, options),
         heartbeat_seconds=settings.heartbeat_seconds,
         lost_after_seconds=settings.lost_after_seconds,
-        run_seconds_min=settings.run_seconds_min,
+        rules=rules_of(settings),
     )
 
 

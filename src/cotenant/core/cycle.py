@@ -12,44 +12,36 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from cotenant.core.choosing import RULES, Choice, Preemption, Rules, beyond_share, choose
 from cotenant.core.estimates import Estimate
-from cotenant.core.jobs import Demand, Gang, JobSpec, Part
+from cotenant.core.jobs import WHOLE_GPU_MILLI, Demand, Gang, JobSpec, Part
 from cotenant.core.ledger import Holding, Ledger, Offer
 from cotenant.core.nodes import NodeShape
-from cotenant.core.policy import CpuAllocator, Order, PlacementPolicy, QueuePolicy
-from cotenant.core.ranking import rank, select
+from cotenant.core.policy import CpuAllocator, PlacementPolicy
 from cotenant.core.refusals import Code, Refusal, behind, plural
-from cotenant.core.table import Capacity, Ints, Jobs
+from cotenant.core.tenancy import Headroom
+
+__all__ = [
+    "RULES",
+    "BrokenGang",
+    "Choice",
+    "Plan",
+    "Preemption",
+    "Rules",
+    "Start",
+    "Victim",
+    "beyond_share",
+    "choose",
+    "gang_of",
+    "place",
+    "take",
+]
 
 HOPELESS = frozenset({Code.NEVER_FITS, Code.NO_NODES})  # nobody's leaving would help
 
 
-IN_THE_WAY_MAX = 1_000  # victims that the count would let run; more make plans slow and large, and help little
-
-
 class BrokenGang(Exception):
     """A policy offered places for a part of a gang, or for more than all of it: a bug in the policy."""
-
-
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """What the order says: rows that should start, in order; rows that may have to make room, the first to go first.
-
-    `ranked` holds all rows in order; the waiting ones alone where nobody is stopped for others.
-    """
-
-    ranked: Ints
-    starts: Ints
-    victims: Ints
-    outranked: Ints
-
-    def ahead(self) -> Ints:
-        """Count for each victim the starts that come before it in the order: those for which it may have to go."""
-        if not len(self.victims):
-            return self.victims
-        place_of = np.empty_like(self.ranked)
-        place_of[self.ranked] = np.arange(len(self.ranked))
-        return np.searchsorted(place_of[self.starts], place_of[self.victims])
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +54,7 @@ class Victim:
     job_id: str
     holdings: tuple[Holding, ...]
     ahead: int | None = None
+    tenant: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,39 +77,6 @@ class Plan:
     blocked: bool = False  # a strict queue stopped at a job that did not fit
 
 
-def choose(
-    jobs: Jobs,
-    policy: QueuePolicy,
-    order: Order,
-    capacity: Capacity,
-    *,
-    now: float,
-    run_seconds_min: float = 0.0,
-) -> Choice:
-    """Say who should run, by counting alone.
-
-    Without preemption that is every waiting job, in order, as long as there is room; running jobs stay. With it, the
-    first jobs of the order that fit together into the whole capacity should run. Victims are running jobs that may be
-    preempted and have run for `run_seconds_min`: first those that should not run, the last in the order first; then
-    those that should, but come after one that starts, for a gang may find the room that it was counted in fragments.
-    """
-    if not policy.preemptive:
-        waiting = rank(jobs, order, running_first=False, among=~jobs.running)
-        return Choice(waiting, waiting, waiting[:0], waiting[:0])
-    ranked = rank(jobs, order, running_first=policy.running_first)
-    waiting = ranked[~jobs.running[ranked]]
-    protected = jobs.running & (~jobs.preemptible | (now - jobs.running_since < run_seconds_min))
-    selected = select(jobs, ranked, protected, capacity, strict=policy.strict)
-    starts = waiting[selected[waiting]]
-    if not len(starts):
-        return Choice(ranked, starts, starts, waiting)
-    unwanted = ranked[(jobs.running & ~selected)[ranked]][::-1]
-    after = ranked[int(np.argmax(ranked == starts[0])) :]
-    in_the_way = after[(jobs.running & selected & ~protected)[after]][::-1]
-    victims = np.concatenate([unwanted, in_the_way[:IN_THE_WAY_MAX]])
-    return Choice(ranked, starts, victims, waiting[~selected[waiting]])
-
-
 def gang_of(
     job_id: str, spec: JobSpec, estimate: Estimate, allocator: CpuAllocator, shapes: Sequence[NodeShape]
 ) -> Gang:
@@ -130,7 +90,7 @@ def gang_of(
         )
         for role, cores in zip(spec.roles, sizing.cores, strict=True)
     )
-    return Gang(job_id, parts, spec.locality, sizing.reason)
+    return Gang(job_id, parts, spec.locality, sizing.reason, spec.tenant)
 
 
 def place(
@@ -142,6 +102,7 @@ def place(
     victims: Iterable[Victim] = (),
     leaving: Sequence[Holding] = (),
     strict: bool = False,
+    headroom: Headroom | None = None,
 ) -> Plan:
     """Find places for gangs in their order; leaves the ledger as it was.
 
@@ -149,17 +110,20 @@ def place(
 
     1. What is `leaving` anyway counts as free.
     2. Each gang gets its places or a refusal. A refusal ends nothing, unless the queue is strict. Gangs of one shape
-       are refused for the same reason, once.
+       are refused for the same reason, once. One that would take its tenant over a limit is refused for that, which
+       holds nobody else back, unless victims of the same tenant make it room; `headroom` is counted as gangs start.
     3. Where free room does not do, as few victims as suffice make room, the first to go first. Those whose room is
        not used after all keep it, and none makes room for a gang that it outranks.
     4. A start whose room is not free yet `needs_room`: the stops come first.
     """
+    room = Headroom(()) if headroom is None else headroom
+    before = room.copy()
     with ledger.undone():
         for holding in leaving:
             ledger.release(holding)
-        starts, stops, refusals, blocked = _place_all(gangs, _Floor(ledger, policy, rng, victims), strict=strict)
+        starts, stops, refusals, blocked = _place_all(gangs, _Floor(ledger, policy, rng, victims, room), strict=strict)
     with ledger.undone():
-        marked = tuple(_mark(starts, ledger))
+        marked = tuple(_mark(starts, ledger, before))
     return Plan(marked, tuple(stops), refusals, blocked)
 
 
@@ -176,11 +140,14 @@ def _place_all(
             continue
         floor.turn(number)
         shape = (gang.parts, gang.locality)
-        answer = refused.get(shape) or floor.place(gang)
+        answer = floor.over_limit(gang) or refused.get(shape) or floor.place(gang)
         if isinstance(answer, Start):
             starts.append(answer)
             continue
-        refusals[gang.job_id] = refused[shape] = answer
+        refusals[gang.job_id] = answer
+        if answer.code is Code.QUOTA:
+            continue
+        refused[shape] = answer
         if strict and answer.code is not Code.NEVER_FITS:
             blocked = behind(gang.job_id, answer.detail)
     return starts, floor.stops(), refusals, blocked is not None
@@ -190,9 +157,14 @@ class _Floor:
     """Where gangs are placed, the victims that may still have to go, and those that have gone; most deserving first."""
 
     def __init__(
-        self, ledger: Ledger, policy: PlacementPolicy, rng: np.random.Generator, victims: Iterable[Victim]
+        self,
+        ledger: Ledger,
+        policy: PlacementPolicy,
+        rng: np.random.Generator,
+        victims: Iterable[Victim],
+        headroom: Headroom,
     ) -> None:
-        self._ledger, self._policy, self._rng = ledger, policy, rng
+        self._ledger, self._policy, self._rng, self._headroom = ledger, policy, rng, headroom
         self._not_met: Iterable[Victim] | None = victims
         self._number: float = 0
         self._victims: list[Victim] = []
@@ -217,7 +189,7 @@ class _Floor:
             return
         self._victims = [victim for victim in self._victims if _turn_of(victim) > number]
         due = [victim for victim in self._gone if _turn_of(victim) <= number]
-        back = {victim.job_id for victim in due if _hold_all(self._ledger, victim.holdings)}
+        back = {victim.job_id for victim in due if self._return(victim)}
         self._gone = [victim for victim in self._gone if victim.job_id not in back]
         turns = [_turn_of(victim) for victim in [*self._victims, *self._gone]]
         self._next_turn = min((turn for turn in turns if turn > number), default=math.inf)
@@ -227,8 +199,46 @@ class _Floor:
         self.turn(math.inf)
         return [victim.job_id for victim in self._gone]
 
+    def over_limit(self, gang: Gang) -> Refusal | None:
+        """Say how a gang would take its tenant over a limit, even if all victims of that tenant were gone."""
+        if not self._headroom or not (over := self._headroom.refuse(gang.tenant, gang.gpu_milli, gang.cores)):
+            return None
+        return over if self._own(gang) is None else None
+
+    def _own(self, gang: Gang) -> list[Victim] | None:
+        """Name victims of the gang's own tenant that have to go for its limit's sake; None: all are too few."""
+        if self._headroom.allows(gang.tenant, gang.gpu_milli, gang.cores):
+            return []
+        self._meet()
+        milli = cores = 0
+        own: list[Victim] = []
+        mine = (victim for victim in reversed(self._victims) if victim.tenant == gang.tenant)
+        while not self._headroom.allows(gang.tenant, gang.gpu_milli - milli, gang.cores - cores):
+            if (victim := next(mine, None)) is None:
+                return None
+            own.append(victim)
+            milli, cores = milli + _gpu_milli(victim.holdings), cores + _cores(victim.holdings)
+        return own
+
     def place(self, gang: Gang) -> Start | Refusal:
-        """Place a gang on free room; else on that of as few victims as suffice."""
+        """Place a gang on free room; else on that of as few victims as suffice. Its tenant's limit comes first."""
+        own = self._own(gang) if self._headroom else []
+        if not own:
+            return self._place(gang)
+        staying = self._victims
+        for victim in own:
+            self._lift(victim)
+        self._victims = [victim for victim in staying if victim not in own]
+        answer = self._place(gang)
+        if isinstance(answer, Refusal):
+            self._victims = staying
+            for victim in own:
+                self._return(victim)
+        else:
+            self._leave(own)
+        return answer
+
+    def _place(self, gang: Gang) -> Start | Refusal:
         offer = self._policy.place(gang, self._ledger, self._rng)
         if not isinstance(offer, Refusal):
             return self._start(gang, offer)
@@ -256,7 +266,7 @@ class _Floor:
         """Ask for places as if the last `count` victims were gone."""
         with self._ledger.undone():
             for victim in self._victims[-count:]:
-                self._lift(victim)
+                _release_all(self._ledger, victim.holdings)
             return self._policy.place(gang, self._ledger, self._rng)
 
     def _make_room(self, gang: Gang, offer: Offer, count: int) -> Start:
@@ -265,20 +275,29 @@ class _Floor:
         for victim in lifted:
             self._lift(victim)
         start = self._start(gang, offer)
-        for victim in lifted:
-            if _hold_all(self._ledger, victim.holdings):
-                staying.append(victim)
-            else:
-                self._gone.append(victim)
-        self._victims = staying
-        self._gone.sort(key=lambda victim: self._merit[victim.job_id])
+        back = [self._return(victim) for victim in lifted]
+        self._victims = staying + [victim for victim, stays in zip(lifted, back, strict=True) if stays]
+        self._leave([victim for victim, stays in zip(lifted, back, strict=True) if not stays])
         return start
 
     def _lift(self, victim: Victim) -> None:
-        for holding in victim.holdings:
-            self._ledger.release(holding)
+        _release_all(self._ledger, victim.holdings)
+        self._headroom.take(victim.tenant, -_gpu_milli(victim.holdings), -_cores(victim.holdings))
+
+    def _return(self, victim: Victim) -> bool:
+        """Give a victim its room back, if that is free and its tenant may hold it."""
+        milli, cores = _gpu_milli(victim.holdings), _cores(victim.holdings)
+        if not self._headroom.allows(victim.tenant, milli, cores) or not _hold_all(self._ledger, victim.holdings):
+            return False
+        self._headroom.take(victim.tenant, milli, cores)
+        return True
+
+    def _leave(self, victims: Iterable[Victim]) -> None:
+        self._gone += victims
+        self._gone.sort(key=lambda victim: self._merit[victim.job_id])
 
     def _start(self, gang: Gang, offer: Offer) -> Start:
+        self._headroom.take(gang.tenant, gang.gpu_milli, gang.cores)
         return Start(gang, offer, take(self._ledger, gang, offer), needs_room=False)
 
 
@@ -304,6 +323,23 @@ def take(ledger: Ledger, gang: Gang, offer: Offer) -> tuple[Holding, ...]:
         return attempt.commit()
 
 
+def _gpu_milli(holdings: Iterable[Holding]) -> int:
+    """Sum up GPUs in thousandths."""
+    return sum(
+        sum(milli for _, milli in holding.shares) if holding.shares else holding.gpus * WHOLE_GPU_MILLI
+        for holding in holdings
+    )
+
+
+def _cores(holdings: Iterable[Holding]) -> int:
+    return sum(holding.cores for holding in holdings)
+
+
+def _release_all(ledger: Ledger, holdings: Iterable[Holding]) -> None:
+    for holding in holdings:
+        ledger.release(holding)
+
+
 def _hold_all(ledger: Ledger, holdings: Sequence[Holding]) -> bool:
     held: list[Holding] = []
     for holding in holdings:
@@ -316,7 +352,12 @@ def _hold_all(ledger: Ledger, holdings: Sequence[Holding]) -> bool:
     return True
 
 
-def _mark(starts: Iterable[Start], ledger: Ledger) -> Iterator[Start]:
-    """Take the starts in order from what is free now; those that do not fit yet need room."""
+def _mark(starts: Iterable[Start], ledger: Ledger, headroom: Headroom) -> Iterator[Start]:
+    """Take the starts in order from what is free now, within limits; those that do not fit yet need room."""
     for start in starts:
-        yield start if _hold_all(ledger, start.holdings) else replace(start, needs_room=True)
+        gang = start.gang
+        if headroom.allows(gang.tenant, gang.gpu_milli, gang.cores) and _hold_all(ledger, start.holdings):
+            headroom.take(gang.tenant, gang.gpu_milli, gang.cores)
+            yield start
+        else:
+            yield replace(start, needs_room=True)

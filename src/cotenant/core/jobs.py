@@ -129,6 +129,7 @@ class Gang:
     parts: tuple[Part, ...]
     locality: Locality | None = None
     sizing: str = field(default="", compare=False)  # how the cores were decided, for people
+    tenant: str = field(default="", compare=False)  # whose limits it counts against; "" has none
 
     @property
     def gpu_milli(self) -> int:

@@ -126,7 +126,9 @@ def _fragmented(gang: Gang, ledger: Ledger, *, one_node: bool) -> Refusal:
     if culprits:
         told += f"; {' or '.join(_NOUNS[name] for name in culprits)} stand in its way"
     blamed = {f"fits_without_{name}": 1.0 for name in culprits}
-    return Refusal(Code.FRAGMENTED, told, remedy, {name: float(value) for name, value in numbers.items()} | blamed)
+    wanted = Locality.SERVER if one_node else Locality.ANYWHERE
+    counts = {name: float(value) for name, value in numbers.items()} | blamed
+    return Refusal(Code.FRAGMENTED, told, remedy, counts, wanted)
 
 
 _NOUNS = {"cores": "cores", "memory_bytes": "memory"}

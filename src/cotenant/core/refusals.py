@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
 
+from cotenant.core.jobs import Locality
+
 
 class Wait(StrEnum):
     """The kinds of wait (Philly, section 3.1 [P]), by which simulations and metrics sum them up."""
@@ -54,21 +56,42 @@ WAIT_OF: Mapping[Code, Wait] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """One reason why a job does not run now."""
+    """One reason why a job does not run now.
+
+    `locality` is the level at which a place was wanted, where what is free lies in fragments. `over_share` says that
+    its tenant has what it is due already.
+    """
 
     code: Code
     detail: str
     remedy: str = ""
     numbers: Mapping[str, float] = field(default_factory=dict)
+    locality: Locality | None = None
+    over_share: bool = False
 
     @property
     def wait(self) -> Wait:
-        """The kind of wait that this reason makes."""
-        return WAIT_OF[self.code]
+        """The kind of wait that this reason makes.
+
+        A job beyond its tenant's share waits for its fair share, whatever else there is; one that is held back from
+        outside the cluster waits for that, and one that can never run for capacity that nobody's share brings.
+        """
+        return wait_of(self.code, over_share=self.over_share)
 
     def __str__(self) -> str:
         """The reason in one sentence."""
         return f"{self.code}: {self.detail}"
+
+
+def wait_of(code: Code, *, over_share: bool) -> Wait:
+    """Name the kind of wait: over quota is fair share, else no placement is fragmentation (Philly, section 3.1 [P]).
+
+    >>> wait_of(Code.FRAGMENTED, over_share=False), wait_of(Code.FRAGMENTED, over_share=True)
+    (<Wait.FRAGMENTATION: 'fragmentation'>, <Wait.FAIR_SHARE: 'fair_share'>)
+    """
+    kind = WAIT_OF[code]
+    lasting = kind is Wait.DEPENDENCY or code in (Code.NEVER_FITS, Code.NO_NODES)
+    return Wait.FAIR_SHARE if over_share and not lasting else kind
 
 
 def plural(count: float, noun: str) -> str:

@@ -5,6 +5,8 @@ A job that cannot run is set aside with the reason; it is neither lost nor in an
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from cotenant.core.cycle import gang_of
@@ -13,6 +15,7 @@ from cotenant.core.jobs import Gang, JobSpec, Locality, Part
 from cotenant.core.jobs import Shape as SpecShape
 from cotenant.core.obstacles import never_fits, shapes_of
 from cotenant.core.refusals import Code, Refusal
+from cotenant.core.tenancy import NO_TENANTS, Headroom, Tenancy
 from cotenant.simulator.clusters import Cluster
 from cotenant.simulator.lives import Shape, shape_of
 from cotenant.simulator.policies import AskedPlacement, Policies, PolicyFailed
@@ -22,12 +25,13 @@ from cotenant.simulator.traces import TraceJob
 class Admission:
     """Sizes jobs at their submission and tells those that can never run."""
 
-    def __init__(self, cluster: Cluster, policies: Policies, seed: int) -> None:
+    def __init__(self, cluster: Cluster, policies: Policies, seed: int, tenancy: Tenancy = NO_TENANTS) -> None:
         self._policies = policies
+        self._limited = {tenant.id: tenant for tenant in tenancy.tenants if tenant.has_limit}
         self._empty = cluster.ledger()
         self._node_shapes = shapes_of(self._empty)
         self._rng = np.random.default_rng(seed)  # its own, so that asking here changes nothing elsewhere
-        self._shapes: dict[tuple[tuple[Part, ...], Locality | None], Shape] = {}
+        self._shapes: dict[tuple[tuple[Part, ...], Locality | None, str], Shape] = {}
         self._too_large: dict[SpecShape, Refusal | None] = {}
         self._undrawn = self._rng.bit_generator.state
 
@@ -51,10 +55,11 @@ class Admission:
             raise PolicyFailed(
                 "allocation", self._policies.allocator, job.id, f"{type(error).__name__}: {error}"
             ) from error
-        key = gang.parts, gang.locality
+        tenant = job.tenant if job.tenant in self._limited else ""
+        key = gang.parts, gang.locality, tenant
         if key not in self._shapes:
-            shape = shape_of(gang)
-            shape.impossible = self._impossible(gang)
+            shape = shape_of(gang, tenant)
+            shape.impossible = self._beyond(tenant, gang) or self._impossible(gang)
             self._shapes[key] = shape
         shape = self._shapes[key]
         return shape.impossible or shape
@@ -63,6 +68,12 @@ class Admission:
         if spec.shape not in self._too_large:
             self._too_large[spec.shape] = never_fits(spec, self._node_shapes, elastic=False)
         return self._too_large[spec.shape]
+
+    def _beyond(self, tenant: str, gang: Gang) -> Refusal | None:
+        """Say whether a gang alone is more than its tenant may ever hold."""
+        if not tenant or not (over := Headroom([self._limited[tenant]]).refuse(tenant, gang.gpu_milli, gang.cores)):
+            return None
+        return replace(over, remedy="its tenant's limit is raised, or the job asks for less")
 
     def _impossible(self, gang: Gang) -> Refusal | None:
         """Ask the placement policy itself, for it may want more than counts tell."""

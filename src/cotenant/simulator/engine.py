@@ -10,7 +10,9 @@ from __future__ import annotations
 import heapq
 import math
 
+from cotenant.core.choosing import RULES, Rules
 from cotenant.core.refusals import Refusal
+from cotenant.core.tenancy import NO_TENANTS, Tenancy
 from cotenant.simulator.admission import Admission
 from cotenant.simulator.arms import Arm
 from cotenant.simulator.clusters import Cluster
@@ -35,9 +37,11 @@ class Simulation:
         *,
         seed: int = 0,
         world: World | None = None,
+        rules: Rules = RULES,
+        tenancy: Tenancy = NO_TENANTS,
         recorder: Recorder | None = None,
     ) -> None:
-        self.trace, self.cluster = trace, cluster
+        self.trace, self.cluster, self.tenancy = trace, cluster, tenancy
         self.now = 0.0
         self.steps = 0
         self.events = 0
@@ -47,7 +51,7 @@ class Simulation:
         self.unschedulable: list[tuple[TraceJob, Refusal]] = []
         self.world = world or World(cluster, seed=seed)
         self._arm = arm
-        self._admission = Admission(cluster, policies, seed)
+        self._admission = Admission(cluster, policies, seed, tenancy)
         self._story = Story(recorder) if recorder else None
         self._scheduler = Scheduler(
             cluster,
@@ -56,6 +60,8 @@ class Simulation:
             jobs=len(trace),
             seed=seed,
             world=self.world,
+            rules=rules,
+            tenancy=tenancy,
             story=self._story,
         )
         self._idle = False  # nothing runs, and nobody comes

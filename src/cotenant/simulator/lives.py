@@ -18,8 +18,9 @@ from cotenant.simulator.waits import NONE, Meter, Seconds
 class Shape:
     """All gangs that look alike: what one of them can get, all of them can.
 
-    `code` numbers the shapes. `refusal` is why the last of them that asked was refused; it holds until something is
-    freed. `impossible` is why none of them could run even on the empty cluster.
+    A tenant with limits has shapes of its own. `code` numbers the shapes. `refusal` is why the last of them that asked
+    was refused; it holds until something is freed. `impossible` is why none of them could run even on the empty
+    cluster.
     """
 
     parts: tuple[Part, ...]
@@ -29,6 +30,7 @@ class Shape:
     cores: int
     memory_bytes: int
     replicas: int
+    tenant: str = ""  # whose limits its gangs count against; "" where they all have none
     code: int = -1
     meter: Meter = field(default_factory=Meter)
     waiting: int = 0
@@ -37,11 +39,11 @@ class Shape:
 
     def gang(self, job_id: str) -> Gang:
         """Make a gang of this shape."""
-        return Gang(job_id, self.parts, self.locality, self.sizing)
+        return Gang(job_id, self.parts, self.locality, self.sizing, self.tenant)
 
 
-def shape_of(gang: Gang) -> Shape:
-    """Note what gangs like this one need."""
+def shape_of(gang: Gang, tenant: str = "") -> Shape:
+    """Note what gangs like this one need; those of a tenant with limits stand apart."""
     return Shape(
         parts=gang.parts,
         locality=gang.locality,
@@ -50,6 +52,7 @@ def shape_of(gang: Gang) -> Shape:
         cores=gang.cores,
         memory_bytes=gang.memory_bytes,
         replicas=sum(part.replicas for part in gang.parts),
+        tenant=tenant,
     )
 
 
@@ -121,6 +124,10 @@ class Life:
     def over(self) -> bool:
         """Whether nothing more will become of it."""
         return self.finished or self.given_up
+
+    def gang(self) -> Gang:
+        """Ask for a place as a gang of its shape."""
+        return self.shape.gang(self.job.id)
 
     def begin_to_wait(self, meter: Meter, now: float) -> None:
         """Wait on a meter."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from typing import Any, Protocol
 
@@ -143,6 +143,11 @@ class Reason:
 
     key: tuple[str, ...]  # begins with the code
     words: Callable[[], Refusal]
+
+    def beyond_share(self) -> Reason:
+        """The same, of a job whose tenant has what it is due."""
+        words = self.words
+        return Reason((*self.key, "over_share"), lambda: replace(words(), over_share=True))
 
 
 def reason_of(refusal: Refusal) -> Reason:

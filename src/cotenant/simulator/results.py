@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from cotenant.core.jobs import WHOLE_GPU_MILLI, JobKind
+from cotenant.core.jobs import TENANT_DEFAULT, WHOLE_GPU_MILLI, JobKind
 from cotenant.core.refusals import Code, Refusal
+from cotenant.core.tenancy import Tenancy
 from cotenant.simulator.engine import Simulation
 from cotenant.simulator.lives import Life
 from cotenant.simulator.traces.jobs import Ended
@@ -30,6 +31,8 @@ ABOUT: Mapping[str, str] = MappingProxyType(
         "gpu_occupancy": "GPU time held by jobs / GPU time of the cluster over the makespan, from 0 to 1",
         "cpu_utilisation": "the same for cores, held ones counting as used",
         "cpu_jobs_avg_queue_seconds": "avg_queue_seconds of jobs without GPUs; null where there are none",
+        "tenants": "by tenant: its jobs; of finished ones the mean JCT and time spent waiting; the GPU time that it "
+        "held, and its share of that of all tenants",
         "qos_guarantee_percent": "jobs that were done by their deadline, of those that have one; failed and unfinished "
         "ones count as missed, those that their users killed are left out; null where no job has one",
         "outcomes": "finished jobs by what became of them",
@@ -76,6 +79,7 @@ class Outcome(NamedTuple):
     busy_seconds: float = 0.0  # GPU utilisation × run time
     deadline_seconds: float | None = None
     given_up_seconds: float | None = None
+    tenant: str = TENANT_DEFAULT
 
     @property
     def jct_seconds(self) -> float | None:
@@ -117,6 +121,7 @@ class Result:
     failures: Mapping[str, int]
     crashes: int
     lost_work_seconds: float
+    tenants: Mapping[str, Mapping[str, float | None]]
     waits: Mapping[str, int]
     waits_seconds: Mapping[str, float]
     events: int
@@ -145,6 +150,7 @@ class Result:
             "outcomes": dict(self.ends),
             "outcomes_gpu_time": dict(self.ends_gpu_time),
             "failures": dict(self.failures),
+            "tenants": {tenant: dict(figures) for tenant, figures in self.tenants.items()},
             "waits": dict(self.waits),
             "waits_seconds": dict(self.waits_seconds),
             "overlay": dict(self.overlay),
@@ -201,6 +207,7 @@ def result_of(
         failures=dict(sorted(_failures(outcomes).items())),
         crashes=sum(one.crashes for one in outcomes),
         lost_work_seconds=math.fsum(one.lost_work_seconds for one in outcomes),
+        tenants=_by_tenant(simulation.tenancy, outcomes),
         waits=_jobs_by_wait(outcomes),
         waits_seconds=_seconds_by_wait(outcomes),
         events=simulation.events + preemptions,
@@ -245,6 +252,7 @@ def _outcome(life: Life, now: float) -> Outcome:
         busy_seconds=life.busy_until(now),
         deadline_seconds=job.deadline_seconds,
         given_up_seconds=life.given_up_seconds if life.given_up else None,
+        tenant=job.tenant,
     )
 
 
@@ -289,6 +297,28 @@ def _failures(outcomes: Sequence[Outcome]) -> Counter[str]:
         if one.failures:
             counts[one.failure or "unknown"] += one.failures
     return counts
+
+
+def _by_tenant(tenancy: Tenancy, outcomes: Iterable[Outcome]) -> dict[str, dict[str, float | None]]:
+    """Sum up by tenant: those that were told of first, then the others by name."""
+    of: dict[str, list[Outcome]] = {tenant.id: [] for tenant in tenancy.tenants}
+    for outcome in outcomes:
+        of.setdefault(outcome.tenant, []).append(outcome)
+    told = list(of)[: len(tenancy.tenants)]
+    held = {tenant: math.fsum(one.gpu_seconds for one in theirs) for tenant, theirs in of.items()}
+    total = math.fsum(held.values())
+    figures: dict[str, dict[str, float | None]] = {}
+    for tenant in (*told, *sorted(of.keys() - set(told))):
+        done = [one for one in of[tenant] if one.finished_seconds is not None]
+        figures[tenant] = {
+            "jobs": len(of[tenant]),
+            "finished": len(done),
+            "avg_jct_seconds": _mean([jct for one in done if (jct := one.jct_seconds) is not None]),
+            "avg_queue_seconds": _mean([one.queue_seconds for one in done]),
+            "gpu_seconds": held[tenant],
+            "gpu_share": held[tenant] / total if total else None,
+        }
+    return figures
 
 
 def _jobs_by_wait(outcomes: tuple[Outcome, ...]) -> dict[str, int]:

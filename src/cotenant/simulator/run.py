@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
@@ -12,6 +12,7 @@ from typing import Any
 from cotenant import plugins
 from cotenant.core.options import BadOption, did_you_mean, nearest, parse
 from cotenant.core.policy import ContentionPolicy, CpuAllocator, PlacementPolicy, QueuePolicy
+from cotenant.core.tenancy import Tenancy, Tenant
 from cotenant.core.validate import Violation
 from cotenant.simulator.arms import Arm, Learner, NoisyOracle, Nothing, Oracle
 from cotenant.simulator.clusters import Cluster, parse_cluster
@@ -44,6 +45,7 @@ def simulate(
     allocator: CpuAllocator | str = "requested",
     predictor: str = Oracle.name,
     contention: ContentionPolicy | str = NO_CONTENTION,
+    tenants: Iterable[Tenant] = (),
     options: Options = MappingProxyType({}),
     seed: int = 0,
     overlay: Overlays | str = "",
@@ -54,10 +56,11 @@ def simulate(
 ) -> Result:
     """Replay a trace on a cluster under policies, given by name or as they are.
 
-    `overlay` adds what the trace does not tell, such as `models=synergy,tenants=8`.
-    `options` are texts by group (queue, placement, allocator, predictor, simulator) and name. `watch` is called every
-    tenth of a second or so; the simulation stops early where it returns False. `recorder` is told every event. The
-    same arguments give the same result, but for `wall_seconds`.
+    `overlay` adds what the trace does not tell, such as `models=synergy,tenants=8`. `tenants` have guarantees, limits
+    and weights; those of the trace that are not among them have neither guarantee nor limit, and weigh 1. `options`
+    are texts by group (queue, placement, allocator, predictor, simulator) and name. `watch` is called every tenth of a
+    second or so; the simulation stops early where it returns False. `recorder` is told every event. The same arguments
+    give the same result, but for `wall_seconds`.
 
     Raises:
         BadTrace, BadCluster, UnknownPolicy, BadOption: the input cannot be taken; the message says what is wrong.
@@ -83,6 +86,8 @@ def simulate(
         arm,
         seed=seed,
         world=world,
+        rules=settings.rules,
+        tenancy=Tenancy(tenants),
         recorder=recorder,
     )
     complete = _run(simulation, watch)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
+from cotenant.core.tenancy import Tenant
 from cotenant.simulator.recording import Recorder
 from cotenant.simulator.results import Result
 from cotenant.simulator.run import Watch, simulate
@@ -14,7 +15,7 @@ from cotenant.simulator.traces import Trace, load
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """A trace, a cluster, the policies by name with their options as texts by group, and a seed.
+    """A trace, a cluster, tenants, the policies by name with their options as texts by group, and a seed.
 
     `format` None: the trace's header tells. The same scenario gives the same result.
     """
@@ -28,6 +29,7 @@ class Scenario:
     allocator: str = "requested"
     predictor: str = "oracle"
     contention: str = "none"
+    tenants: tuple[Tenant, ...] = ()
     options: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     seed: int = 0
     overlay: str = ""
@@ -48,6 +50,7 @@ class Scenario:
             allocator=self.allocator,
             predictor=self.predictor,
             contention=self.contention,
+            tenants=self.tenants,
             options=self.options,
             seed=self.seed,
             overlay=self.overlay,
@@ -61,4 +64,4 @@ class Scenario:
         """Give it as plain values; options are in the order of their names."""
         plain = {each.name: getattr(self, each.name) for each in fields(self)}
         options = {group: dict(sorted(self.options[group].items())) for group in sorted(self.options)}
-        return plain | {"options": options}
+        return plain | {"options": options, "tenants": [asdict(tenant) for tenant in self.tenants]}

@@ -18,22 +18,26 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from cotenant.core import cycle
+from cotenant.core.choosing import RULES, Preemption, Rules
 from cotenant.core.jobs import Gang
 from cotenant.core.ledger import Overcommitted
-from cotenant.core.obstacles import no_place
 from cotenant.core.policy import Order
-from cotenant.core.refusals import Code, Refusal, Wait, behind, given_up, outranked
+from cotenant.core.refusals import Refusal, Wait, given_up
 from cotenant.core.table import Capacity, Ints, JobRow, Jobs, JobTable
+from cotenant.core.tenancy import NO_TENANTS, Headroom, Tenancy
 from cotenant.simulator.arms import Arm
+from cotenant.simulator.candidates import Candidates
 from cotenant.simulator.clusters import Cluster
 from cotenant.simulator.free import Free, with_node
+from cotenant.simulator.labels import Labels
 from cotenant.simulator.lives import Life, Shape
 from cotenant.simulator.physics.rates import FULL
 from cotenant.simulator.physics.world import World
 from cotenant.simulator.policies import AskedPlacement, Policies, PolicyFailed, ordered, teach
-from cotenant.simulator.recording import Reason, Story, counted, reason_of
-from cotenant.simulator.waits import Meter
+from cotenant.simulator.reasons import Listening
+from cotenant.simulator.recording import Story
 
+STOP_NOBODY = Rules(Preemption.NEVER)
 VALID_SECONDS_MIN = 0.001  # an order is asked for anew no sooner than this, so that rounding cannot stop the clock
 
 
@@ -49,14 +53,23 @@ class Scheduler:
         jobs: int,
         seed: int,
         world: World,
+        rules: Rules = RULES,
+        tenancy: Tenancy = NO_TENANTS,
         story: Story | None = None,
     ) -> None:
         self.order_expires = math.inf
         self.given_up = 0
         self._queue = policies.queue
         self._placement = AskedPlacement(policies.placement)
-        self._alike = not (policies.queue.preemptive or policies.queue.strict)  # gangs of one shape wait for one reason
         self._gives_up = False  # the queue policy is one that gives jobs up
+        self._rules, self._tenancy = rules, tenancy
+        self._tenants = {tenant.id: number for number, tenant in enumerate(tenancy.tenants)}
+        self._enforced = rules.enforces(policies.queue)
+        self._stops = self._enforced or rules.claims(policies.queue, tenancy)
+        self._shares = tenancy.guarantees or tenancy.limits  # whether somebody's share may be why a job waits
+        self._by_shape = not (self._enforced or policies.queue.strict)  # most gangs of one shape wait for one reason
+        self._alike = self._by_shape and not (self._stops or self._shares)  # all of them do
+        self._labels = Labels(by_shape=self._by_shape)
         self._arm = arm
         self._story = story
         self._choice: tuple[Ints, Ints] | None = None  # of the present cycle, while somebody listens: order and starts
@@ -70,12 +83,12 @@ class Scheduler:
         self._free = Free(self._ledger.total_gpu_milli, cluster.cores, memory_bytes)
         self._lives: dict[int, Life] = {}
         self._sequences: dict[str, int] = {}
-        self._tenants: dict[str, int] = {}  # their numbers, as they come
         self._shapes: list[Shape] = []
         self._codes: Ints = np.zeros(jobs, dtype=np.int64)  # of each job's shape, by sequence
         self._waiting: dict[int, Shape] = {}  # shapes of which some gang waits, by code
-        self._meters = {wait: Meter(wait=wait) for wait in Wait}
-        self._labelled: list[Life] = []  # those on another meter than that of capacity
+        self._headroom = Headroom(())  # of the present cycle
+        self._asked_all = False  # whether the present cycle asked about everybody
+        self._over_share: frozenset[int] = frozenset()  # waiting jobs beyond their tenant's share, by sequence
 
     def submit(self, life: Life, now: float) -> None:
         """Take a job in; it waits."""
@@ -102,7 +115,8 @@ class Scheduler:
                 memory_bytes=shape.memory_bytes,
                 replicas=shape.replicas,
                 priority=job.priority,
-                tenant=self._tenants.setdefault(job.tenant, len(self._tenants)),
+                tenant=(tenant := self._tenants.setdefault(job.tenant, len(self._tenants))),
+                tenant_weight=self._tenancy.weight(tenant),
                 deadline_seconds=math.inf if job.deadline_seconds is None else job.deadline_seconds,
                 preemptible=job.preemptible,
             )
@@ -130,7 +144,7 @@ class Scheduler:
         self._release(life)
         life.stop(now, self._world.restart_seconds(life), saved=False)
         self._leave(life)
-        life.begin_to_wait(self._meters[Wait.DEPENDENCY], now)
+        self._labels.begin_apart(life, Wait.DEPENDENCY, now)
 
     def retry(self, life: Life, now: float) -> None:
         """Take a failed job in again, with what it attained."""
@@ -174,29 +188,45 @@ class Scheduler:
         started: list[tuple[Life, float]] = []
         if not self._may_start():
             self.order_expires = math.inf
+            self._asked_all, self._over_share = False, frozenset()
         else:
             jobs, order = self._order(now)
             while self._give_up(jobs, order, now):
                 jobs, order = self._order(now)
-            plan = self._plan(jobs, order, now)
-            if self._story:
-                self._story.planned(plan, int((~jobs.running).sum()), now)
-            for job_id in plan.stops:
-                self._preempt(self._life(job_id), plan.starts, now)
-            started = [(life, self._start(life, start, now)) for life, start in self._by_life(plan.starts)]
-            refusals = plan.refusals
+            plan = self._plan(jobs, order, now, self._rules)
+            started, refusals = self._carry_out(plan, jobs, now), plan.refusals
+            if plan.stops and not self._enforced:  # those who were stopped may find room that is left over, elsewhere
+                jobs, order = self._order(now)
+                plan = self._plan(jobs, order, now, STOP_NOBODY)
+                started, refusals = started + self._carry_out(plan, jobs, now), {**refusals, **plan.refusals}
             if plan.starts and self._waiting:  # those who run now may change the order sooner than those who ran before
-                _, order = self._order(now)
-            self.order_expires = now + max(order.valid_seconds, VALID_SECONDS_MIN)
+                jobs, order = self._order(now)
+            self._note_shares(jobs, order, now)
+            valid_seconds = self._rules.valid_seconds(jobs, order, now) if self._stops else order.valid_seconds
+            self.order_expires = now + max(valid_seconds, VALID_SECONDS_MIN)
         self._label(refusals, now)
         if self._story:
-            self._tell_reasons(self._story, refusals, now)
+            listening = Listening(self._story, self._lives, self._ledger, self._free, self._over_share)
+            if self._alike:
+                listening.by_shape(self._waiting.values(), now)
+            elif self._by_shape:
+                listening.by_job(refusals, now)
+            else:
+                listening.in_order(self._queue, refusals, self._choice, now)
             self._choice = None
         return started
 
+    def _carry_out(self, plan: cycle.Plan, jobs: Jobs, now: float) -> list[tuple[Life, float]]:
+        """Stop and start; returns who was started and when each will finish."""
+        if self._story:
+            self._story.planned(plan, int((~jobs.running).sum()), now)
+        for job_id in plan.stops:
+            self._preempt(self._life(job_id), plan.starts, now)
+        return [(life, self._start(life, start, now)) for life, start in self._by_life(plan.starts)]
+
     def _may_start(self) -> bool:
         """Tell whether any waiting gang might get a place, as far as that can be told without asking."""
-        if self._queue.preemptive or self._gives_up:
+        if self._stops or self._shares or self._gives_up:
             return bool(self._waiting)
         if self._queue.strict:
             return any(not self._free.lacks(shape) for shape in self._waiting.values())
@@ -222,8 +252,11 @@ class Scheduler:
             self._leave(life)
         return bool(sequences)
 
-    def _plan(self, jobs: Jobs, order: Order, now: float) -> cycle.Plan:
-        choice = cycle.choose(jobs, self._queue, order, self._capacity, now=now)
+    def _plan(self, jobs: Jobs, order: Order, now: float, rules: Rules) -> cycle.Plan:
+        tenancy = self._tenancy
+        choice = cycle.choose(jobs, self._queue, order, self._capacity, now=now, rules=rules, tenancy=tenancy)
+        self._headroom = tenancy.headroom(jobs, jobs.running)
+        self._asked_all = self._enforced or len(choice.victims) > 0
         if self._story:
             self._choice = jobs.sequence[choice.ranked], jobs.sequence[choice.starts]
         try:
@@ -234,6 +267,7 @@ class Scheduler:
                 self.rng,
                 victims=self._victims(jobs, choice),
                 strict=self._queue.strict,
+                headroom=self._headroom,
             )
         except (Overcommitted, cycle.BrokenGang) as error:
             over = f"the cycle at {now:.3f} s"
@@ -245,44 +279,19 @@ class Scheduler:
         ahead = choice.ahead().tolist()
         for sequence, first in zip(jobs.sequence[choice.victims].tolist(), ahead, strict=True):
             life = self._lives[sequence]
-            yield cycle.Victim(life.job.id, life.holdings, first)
+            yield cycle.Victim(life.job.id, life.holdings, first, life.shape.tenant)
 
     def _gangs(self, sequences: Ints) -> Iterator[Gang]:
         """Make gangs of jobs in their order, one by one as they are asked for, without those whose answer is known."""
-        if self._queue.preemptive:
+        if self._asked_all:
             return (self._gang(sequence) for sequence in sequences.tolist())
-        free = Free(self._free.gpu_milli, self._free.cores, self._free.memory_bytes)
-        return self._up_to_a_refusal(sequences, free) if self._queue.strict else self._hopeful(sequences, free)
-
-    def _up_to_a_refusal(self, sequences: Ints, free: Free) -> Iterator[Gang]:
-        for sequence in sequences:
-            shape = self._lives[int(sequence)].shape
-            if free.lacks(shape):
-                return
-            yield self._gang(int(sequence))
-            if self._placement.refusal:
-                return
-            free.take(shape)
-
-    def _hopeful(self, sequences: Ints, free: Free) -> Iterator[Gang]:
-        """Leave out shapes that were refused since something was last freed, and those that need more than is free."""
-        codes = self._codes[sequences]
-        while True:
-            hopeful = np.array([shape.refusal is None and not free.lacks(shape) for shape in self._shapes])
-            kept = hopeful[codes]
-            sequences, codes = sequences[kept], codes[kept]
-            if not len(sequences):
-                return
-            yield self._gang(int(sequences[0]))
-            shape = self._shapes[codes[0]]
-            shape.refusal = self._placement.refusal
-            if not shape.refusal:
-                free.take(shape)
-            sequences, codes = sequences[1:], codes[1:]
+        some = Candidates(self._lives, self._shapes, self._placement, self._free, self._headroom)
+        if self._queue.strict:
+            return some.up_to_a_refusal(sequences)
+        return some.hopeful(sequences, self._codes[sequences])
 
     def _gang(self, sequence: int) -> Gang:
-        life = self._lives[sequence]
-        return life.shape.gang(life.job.id)
+        return self._lives[sequence].gang()
 
     def _by_life(self, starts: Sequence[cycle.Start]) -> Iterator[tuple[Life, cycle.Start]]:
         return ((self._life(start.gang.job_id), start) for start in starts)
@@ -326,7 +335,7 @@ class Scheduler:
             shape.refusal = None
 
     def _wait(self, life: Life, now: float) -> None:
-        life.begin_to_wait(life.shape.meter if self._alike else self._meters[Wait.CAPACITY], now)
+        self._labels.begin(life, now)
         life.shape.waiting += 1
         self._waiting[life.shape.code] = life.shape
         if self._story:
@@ -337,60 +346,26 @@ class Scheduler:
         if not shape.waiting:
             del self._waiting[shape.code]
 
+    def _note_shares(self, jobs: Jobs, order: Order, now: float) -> None:
+        """Note which waiting jobs are beyond their tenants' shares, where anybody knows of shares."""
+        rules, tenancy = self._rules, self._tenancy
+        beyond = cycle.beyond_share(jobs, self._queue, order, now=now, rules=rules, tenancy=tenancy)
+        if beyond is not None:
+            self._shares, self._alike = True, False
+            self._over_share = frozenset(jobs.sequence[beyond & ~jobs.running].tolist())
+
     def _label(self, refusals: Mapping[str, Refusal], now: float) -> None:
         """Say for what each waiting job waits from now on."""
-        if self._alike:
-            for shape in self._waiting.values():
-                known = shape.refusal if not self._free.lacks(shape) else None
-                shape.meter.turn(known.wait if known else Wait.CAPACITY, now)
-            return
-        others = [
-            (self._life(job_id), refusal.wait)
-            for job_id, refusal in refusals.items()
-            if refusal.wait is not Wait.CAPACITY
-        ]
-        for life in self._labelled:
-            life.move(self._meters[Wait.CAPACITY], now)
-        for life, wait in others:
-            life.move(self._meters[wait], now)
-        self._labelled = [life for life, _ in others]
+        self._labels.turn(self._waiting.values(), self._known, now)
+        apart: dict[int, tuple[Life, Wait]] = {}
+        if self._asked_all or not self._by_shape:
+            for life, refusal in ((self._life(job_id), refusal) for job_id, refusal in refusals.items()):
+                if self._by_shape or refusal.wait is not Wait.CAPACITY:
+                    apart[life.sequence] = life, refusal.wait
+        for sequence in sorted(self._over_share):
+            apart[sequence] = self._lives[sequence], Wait.FAIR_SHARE
+        self._labels.set_apart(apart, now)
 
-    def _tell_reasons(self, story: Story, refusals: Mapping[str, Refusal], now: float) -> None:
-        """Tell why each waiting job waits, where that changed."""
-        if self._alike:
-            story.reasons_of_shapes(self._waiting.values(), self._why_shape, now)
-            return
-        if self._choice is None:  # nothing was decided, for what is free suffices for none of those who wait
-            story.reasons_of_jobs((), lambda life: self._too_little(life.shape), self._most, now)
-            return
-        ranked, starts = self._choice
-        head = next((life for life in map(self._lives.__getitem__, starts.tolist()) if life.meter), None)
-        asked = {self._sequences[job_id]: reason_of(refusal) for job_id, refusal in refusals.items()}
-        if self._queue.strict and head:
-            asked.setdefault(head.sequence, self._why_shape(head.shape))
-
-        def why(life: Life) -> Reason:
-            if life.sequence in asked:
-                return asked[life.sequence]
-            if self._most is Code.BEHIND and head:
-                return Reason((Code.BEHIND,), lambda: behind(head.job.id, asked[head.sequence].words().detail))
-            return Reason((Code.OUTRANKED,), lambda: _outranked(life.sequence, ranked))
-
-        story.reasons_of_jobs([self._lives[sequence] for sequence in asked], why, self._most, now)
-
-    @property
-    def _most(self) -> Code:
-        """Why most jobs wait."""
-        return Code.OUTRANKED if self._queue.preemptive else Code.BEHIND
-
-    def _why_shape(self, shape: Shape) -> Reason:
-        """Say why a gang of this shape has no place, by what it was told or by counting."""
-        return self._too_little(shape) if self._free.lacks(shape) or not shape.refusal else reason_of(shape.refusal)
-
-    def _too_little(self, shape: Shape) -> Reason:
-        return counted(self._free.lacking(shape), lambda: no_place(shape.gang("the gang"), self._ledger))
-
-
-def _outranked(sequence: int, ranked: Ints) -> Refusal:
-    ahead = int(np.flatnonzero(ranked == sequence)[0])
-    return outranked(ahead + 1, ahead)
+    def _known(self, shape: Shape) -> Refusal | None:
+        """Tell why the gangs of a shape wait, where that is more than that too little is free."""
+        return None if self._free.lacks(shape) else shape.refusal

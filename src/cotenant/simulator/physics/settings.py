@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+from cotenant.core.choosing import Preemption, Rules
 from cotenant.core.validate import Violation
 from cotenant.simulator.physics import bandwidth
 from cotenant.simulator.physics.failures import FAILED_PERCENT, KILLED_PERCENT
@@ -36,6 +37,11 @@ class Settings:
     retry_backoff_seconds: wait before the first retry, doubled for each more, up to 300 s.
     node_mtbf_hours: mean time between failures of a node; None: nodes never fail.
     node_repair_hours: mean time until a node is back.
+    preemption: who may be stopped for whom: `policy`, as the queue policy says; `priority`, also jobs of lower
+      priority for jobs of a higher one; `never`, nobody.
+    run_seconds_min: a job that has run for less, since it was last started, is not stopped for others.
+    reclaim: whether jobs within their tenant's guarantee may stop those that borrow from it, where the queue policy
+      itself stops nobody.
     """
 
     cores: Literal["none", "auto"] = "none"
@@ -56,10 +62,13 @@ class Settings:
     retry_backoff_seconds: float = 1.0
     node_mtbf_hours: float | None = None
     node_repair_hours: float = 1.0
+    preemption: Preemption = Preemption.POLICY
+    run_seconds_min: float = 0.0
+    reclaim: bool = True
 
     def check(self) -> list[Violation]:
         """Name what the types cannot say."""
-        return [*self._out_of_range(), *self._contradictions()]
+        return [*self._out_of_range(), *self._contradictions(), *self.rules.check()]
 
     def _out_of_range(self) -> Iterator[Violation]:
         for name, least, most in (
@@ -88,6 +97,11 @@ class Settings:
             yield Violation("interference", "is a part of colocation, which speed does not name")
         if self.model_default and not self.model:
             yield Violation("model_default", f"must be one of {', '.join(FAMILIES)}, not {self.model_default!r}")
+
+    @property
+    def rules(self) -> Rules:
+        """How far the order is enforced against jobs that run."""
+        return Rules(self.preemption, self.run_seconds_min, self.reclaim)
 
     @property
     def speeds(self) -> frozenset[str]:

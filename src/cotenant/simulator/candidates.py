@@ -1,0 +1,69 @@
+"""Which gangs a cycle is asked about, one by one: those whose answer is known already are left out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+
+from cotenant.core.jobs import Gang
+from cotenant.core.refusals import Refusal
+from cotenant.core.table import Ints
+from cotenant.core.tenancy import Headroom
+from cotenant.simulator.free import Free
+from cotenant.simulator.lives import Life, Shape
+from cotenant.simulator.policies import AskedPlacement
+
+
+class Candidates:
+    """Gangs of jobs in their order. Whoever asks for the next one has placed the last one, or refused it.
+
+    `headroom` is counted down by the cycle as gangs start, `free` here.
+    """
+
+    def __init__(
+        self,
+        lives: Mapping[int, Life],
+        shapes: Sequence[Shape],
+        placement: AskedPlacement,
+        free: Free,
+        headroom: Headroom,
+    ) -> None:
+        self._lives, self._shapes, self._placement = lives, shapes, placement
+        self._free = Free(free.gpu_milli, free.cores, free.memory_bytes)
+        self._headroom = headroom
+
+    def up_to_a_refusal(self, sequences: Ints) -> Iterator[Gang]:
+        """Stop at the first gang that finds no room; one over its tenant's limit holds nobody back."""
+        for sequence in sequences:
+            life = self._lives[int(sequence)]
+            if self._over_limit(life.shape):
+                continue
+            if self._free.lacks(life.shape):
+                return
+            yield life.gang()
+            if self._placement.refusal:
+                return
+            self._free.take(life.shape)
+
+    def hopeful(self, sequences: Ints, codes: Ints) -> Iterator[Gang]:
+        """Leave out shapes that were refused since something was last freed, and those that need more than is free."""
+        while True:
+            hopeful = np.array([shape.refusal is None and not self._free.lacks(shape) for shape in self._shapes])
+            kept = hopeful[codes]
+            sequences, codes = sequences[kept], codes[kept]
+            if not len(sequences):
+                return
+            shape = self._shapes[codes[0]]
+            shape.refusal = self._over_limit(shape)
+            if shape.refusal:
+                continue
+            yield self._lives[int(sequences[0])].gang()
+            shape.refusal = self._placement.refusal
+            if not shape.refusal:
+                self._free.take(shape)
+            sequences, codes = sequences[1:], codes[1:]
+
+    def _over_limit(self, shape: Shape) -> Refusal | None:
+        """Say how one more gang of a shape would take its tenant over a limit."""
+        return self._headroom.refuse(shape.tenant, shape.gpu_milli, shape.cores) if shape.tenant else None

@@ -1,0 +1,49 @@
+"""For what each waiting job waits: meters of shapes and of kinds, and who is on which."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+
+from cotenant.core.refusals import Refusal, Wait
+from cotenant.simulator.lives import Life, Shape
+from cotenant.simulator.waits import Meter
+
+
+class Labels:
+    """Keeps waiting jobs on meters.
+
+    `by_shape`: gangs of one shape wait for one reason, but for some, and that is their shape's meter's to tell; else
+    all but some wait for capacity.
+    """
+
+    def __init__(self, *, by_shape: bool) -> None:
+        self._by_shape = by_shape
+        self._meters = {wait: Meter(wait=wait) for wait in Wait}
+        self._apart: dict[int, Life] = {}  # those on another meter than most, by sequence
+
+    def begin(self, life: Life, now: float) -> None:
+        """Put a job that begins to wait where most are."""
+        life.begin_to_wait(self._most(life), now)
+
+    def begin_apart(self, life: Life, wait: Wait, now: float) -> None:
+        """Let a job that is not the scheduler's for a while wait for something of its own."""
+        life.begin_to_wait(self._meters[wait], now)
+
+    def _most(self, life: Life) -> Meter:
+        return life.shape.meter if self._by_shape else self._meters[Wait.CAPACITY]
+
+    def turn(self, shapes: Iterable[Shape], known: Callable[[Shape], Refusal | None], now: float) -> None:
+        """Say for what the gangs of each waiting shape wait from now on."""
+        if self._by_shape:
+            for shape in shapes:
+                refusal = known(shape)
+                shape.meter.turn(refusal.wait if refusal else Wait.CAPACITY, now)
+
+    def set_apart(self, waits: Mapping[int, tuple[Life, Wait]], now: float) -> None:
+        """Say who waits for something of their own from now on; all others are where most are."""
+        for sequence, life in self._apart.items():
+            if sequence not in waits:
+                life.move(self._most(life), now)
+        for life, wait in waits.values():
+            life.move(self._meters[wait], now)
+        self._apart = {sequence: life for sequence, (life, _) in waits.items()}

@@ -1,0 +1,173 @@
+"""Guarantees, limits, and who may be stopped for whom: held to slow walks through the order."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.core.test_cycle import NOW, Ranked, capacities, orders, policies
+from tests.worlds import tables
+
+from cotenant.core.choosing import Preemption, Rules, beyond_share, choose
+from cotenant.core.policy import Order
+from cotenant.core.ranking import rank
+from cotenant.core.refusals import Code, Refusal, Wait
+from cotenant.core.table import Jobs, JobTable
+from cotenant.core.tenancy import Headroom, Tenancy, Tenant, check_tenant
+
+amounts = st.none() | st.sampled_from([0, 1000, 2500, 9000])
+cores = st.none() | st.integers(0, 12)
+tenancies = st.lists(st.builds(Tenant, st.sampled_from(["a", "b"]), amounts, cores, amounts, cores), max_size=3).map(
+    Tenancy
+)
+rules_of_stopping = st.builds(Rules, st.sampled_from(Preemption), st.sampled_from([0.0, 500.0]), reclaim=st.booleans())
+
+
+@st.composite
+def pictures(draw: st.DrawFn) -> Jobs:
+    """Jobs of four tenants, of which the last ones are known to nobody."""
+    table: JobTable = draw(tables())
+    for job_id in table.ids:
+        table.update(job_id, tenant=draw(st.integers(0, 3)))
+    return table.jobs(NOW)
+
+
+def entitled_slowly(jobs: Jobs, ranked: list[int], first: list[int], tenancy: Tenancy) -> set[int]:
+    """Walk the order, job by job."""
+    within: set[int] = set()
+    for row in [*(row for row in ranked if row in first), *(row for row in ranked if row not in first)]:
+        number = int(jobs.tenant[row])
+        tenant = tenancy.tenants[number] if number < len(tenancy.tenants) else Tenant("")
+        held = [other for other in within if jobs.tenant[other] == number]
+        milli = int(jobs.gpu_milli[row]) + sum(int(jobs.gpu_milli[other]) for other in held)
+        many = int(jobs.cores[row]) + sum(int(jobs.cores[other]) for other in held)
+        gpus_fit = milli <= (tenant.quota_gpu_milli or 0)
+        cores_fit = tenant.quota_cores is None or many <= tenant.quota_cores
+        if gpus_fit and cores_fit and (jobs.gpu_milli[row] or tenant.quota_cores is not None):
+            within.add(row)
+    return within
+
+
+@given(st.data(), pictures(), tenancies, policies, rules_of_stopping, capacities)
+def test_entitled_jobs_come_first_and_else_the_order_is_the_policys(
+    data: st.DataObject, jobs: Jobs, tenancy: Tenancy, policy: Ranked, rules: Rules, capacity: object
+) -> None:
+    order = data.draw(orders(len(jobs)))
+    choice = choose(jobs, policy, order, capacity, now=NOW, rules=rules, tenancy=tenancy)  # type: ignore[arg-type]  # a capacity
+    plain = rank(jobs, order, running_first=policy.running_first).tolist()
+    if not tenancy.guarantees:
+        assert choice.entitled is None
+        waiting = [row for row in plain if not jobs.running[row]]
+        stops = rules.enforces(policy) or rules.claims(policy, tenancy)
+        assert choice.ranked.tolist() == (plain if stops else waiting)
+        return
+    stays = rules.protects(jobs, NOW) if policy.preemptive and rules.preemption != "never" else jobs.running
+    entitled = entitled_slowly(jobs, plain, np.flatnonzero(stays).tolist(), tenancy)
+    assert choice.ranked.tolist() == [row for row in plain if row in entitled] + [
+        row for row in plain if row not in entitled
+    ]
+    beyond = beyond_share(jobs, policy, order, now=NOW, rules=rules, tenancy=tenancy)
+    assert beyond is not None
+    assert not any(beyond[row] and not tenancy.limits for row in entitled)
+
+
+@given(st.data(), pictures(), tenancies, st.booleans(), rules_of_stopping, capacities)
+def test_only_those_may_be_stopped_whose_room_somebody_may_claim(
+    data: st.DataObject, jobs: Jobs, tenancy: Tenancy, strict: bool, rules: Rules, capacity: object
+) -> None:
+    order = data.draw(orders(len(jobs)))
+    policy = Ranked(preemptive=False, strict=strict)
+    choice = choose(jobs, policy, order, capacity, now=NOW, rules=rules, tenancy=tenancy)  # type: ignore[arg-type]  # a capacity
+    borrows = np.zeros(len(jobs), dtype=np.bool_) if choice.entitled is None else ~choice.entitled
+
+    def may(start: int, victim: int) -> bool:
+        if rules.preemption is Preemption.NEVER or rules.protects(jobs, NOW)[victim]:
+            return False
+        reclaimed = rules.reclaim and borrows[victim] and not borrows[start]
+        outranked = jobs.priority[start] > jobs.priority[victim] and not (borrows[start] and not borrows[victim])
+        return bool(reclaimed or (rules.preemption is Preemption.PRIORITY and outranked))
+
+    ahead = dict(zip(choice.victims.tolist(), choice.ahead().tolist(), strict=True))
+    starts = choice.starts.tolist()
+    for victim in np.flatnonzero(jobs.running).tolist():
+        claims = [may(start, victim) for start in starts]
+        first_ones = claims.index(False) if False in claims else len(claims)
+        assert ahead.get(victim, 0) == first_ones
+    assert not any(may(one, other) and may(other, one) for one in range(len(jobs)) for other in range(len(jobs)))
+
+
+@given(st.data(), pictures(), tenancies, policies, rules_of_stopping, capacities)
+def test_what_counting_lets_start_is_within_every_limit(
+    data: st.DataObject, jobs: Jobs, tenancy: Tenancy, policy: Ranked, rules: Rules, capacity: object
+) -> None:
+    order = data.draw(orders(len(jobs)))
+    choice = choose(jobs, policy, order, capacity, now=NOW, rules=rules, tenancy=tenancy)  # type: ignore[arg-type]  # a capacity
+    if not rules.enforces(policy):
+        return
+    stays = np.ones(len(jobs), dtype=np.bool_)
+    stays[choice.victims] = False
+    for number, tenant in enumerate(tenancy.tenants):
+        starts = [row for row in choice.starts.tolist() if jobs.tenant[row] == number]
+        fixed = np.flatnonzero(rules.protects(jobs, NOW) & (jobs.tenant == number)).tolist()
+        for limit, need in ((tenant.limit_gpu_milli, jobs.gpu_milli), (tenant.limit_cores, jobs.cores)):
+            if limit is not None and any(need[row] for row in starts):
+                assert sum(int(need[row]) for row in [*starts, *fixed]) <= limit
+    for row in choice.over_limit.tolist():
+        assert not jobs.running[row]
+
+
+@given(st.data(), pictures(), policies, capacities)
+def test_tenants_that_are_promised_nothing_change_nothing(
+    data: st.DataObject, jobs: Jobs, policy: Ranked, capacity: object
+) -> None:
+    order = data.draw(orders(len(jobs)))
+    without = choose(jobs, policy, order, capacity, now=NOW)  # type: ignore[arg-type]  # a capacity
+    weighed = Tenancy([Tenant("a", weight=3.0), Tenant("b")])
+    with_them = choose(jobs, policy, order, capacity, now=NOW, tenancy=weighed)  # type: ignore[arg-type]  # a capacity
+    for field in dataclasses.fields(without):
+        np.testing.assert_array_equal(getattr(without, field.name), getattr(with_them, field.name))
+
+
+@given(st.data(), pictures(), rules_of_stopping)
+def test_a_decision_holds_no_longer_than_the_first_protection(data: st.DataObject, jobs: Jobs, rules: Rules) -> None:
+    order = Order(np.zeros(len(jobs), dtype=np.int64), np.zeros(len(jobs)), valid_seconds=450.0)
+    valid = rules.valid_seconds(jobs, order, NOW)
+    assert 0 < valid <= 450.0
+    before = rules.protects(jobs, NOW)
+    assert (rules.protects(jobs, NOW + valid * 0.999) == before).all()
+    if valid < 450.0:
+        assert rules.protects(jobs, NOW + valid + 0.001).sum() < before.sum()
+
+
+def test_a_refusal_for_a_limit_has_the_numbers() -> None:
+    room = Headroom([Tenant("vision", limit_gpu_milli=8000, limit_cores=10)], {"vision": (6000, 9)})
+    refusal = room.refuse("vision", 4000, 4)
+    assert refusal is not None
+    assert (refusal.code, refusal.wait) == (Code.QUOTA, Wait.FAIR_SHARE)
+    assert refusal.detail == "tenant vision would hold 10 GPUs of at most 8 and 13 cores of at most 10"
+    assert refusal.numbers["held_gpu_milli"] == 6000
+    assert refusal.numbers["wanted_gpu_milli"] == 4000
+    assert refusal.numbers["limit_gpu_milli"] == 8000
+
+
+def test_what_is_not_limited_may_be_had_by_a_tenant_over_another_limit() -> None:
+    room = Headroom([Tenant("vision", limit_gpu_milli=4000)], {"vision": (6000, 9)})
+    assert room.refuse("vision", 0, 64) is None
+
+
+@pytest.mark.parametrize("code", [Code.SUSPENDED, Code.BACK_OFF, Code.NEVER_FITS, Code.NO_NODES])
+def test_what_no_share_would_change_is_no_wait_for_a_fair_share(code: Code) -> None:
+    assert Refusal(code, "", over_share=True).wait is Refusal(code, "").wait
+
+
+@pytest.mark.parametrize("code", [Code.CAPACITY, Code.FRAGMENTED, Code.OUTRANKED, Code.BEHIND])
+def test_whoever_is_beyond_their_share_waits_for_it(code: Code) -> None:
+    assert Refusal(code, "", over_share=True).wait is Wait.FAIR_SHARE
+
+
+def test_every_bad_field_of_a_tenant_is_named() -> None:
+    bad = check_tenant(Tenant("", quota_gpu_milli=9, limit_gpu_milli=8, limit_cores=-1, weight=0.0))
+    assert sorted(one.field for one in bad) == ["id", "limit_cores", "quota_gpu_milli", "weight"]
