@@ -32,7 +32,7 @@ class Listening:
         self.story.reasons_of_shapes(waiting, self._why_shape, now)
 
     def by_job(self, refusals: Mapping[str, Refusal], now: float) -> None:
-        """Gangs of one shape may wait for different reasons."""
+        """Gangs of one shape may wait for different reasons; those that were told one each have it in `refusals`."""
 
         def why(life: Life) -> Reason:
             asked = refusals.get(life.job.id)

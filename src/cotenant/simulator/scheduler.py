@@ -210,7 +210,7 @@ class Scheduler:
             if self._alike:
                 listening.by_shape(self._waiting.values(), now)
             elif self._by_shape:
-                listening.by_job(refusals, now)
+                listening.by_job(refusals if self._asked_all else {}, now)
             else:
                 listening.in_order(self._queue, refusals, self._choice, now)
             self._choice = None
