@@ -158,12 +158,12 @@ def test_what_is_not_limited_may_be_had_by_a_tenant_over_another_limit() -> None
     assert room.refuse("vision", 0, 64) is None
 
 
-@pytest.mark.parametrize("code", [Code.SUSPENDED, Code.BACK_OFF, Code.NEVER_FITS, Code.NO_NODES])
+@pytest.mark.parametrize("code", [Code.SUSPENDED, Code.BACK_OFF, Code.NEVER_FITS])
 def test_what_no_share_would_change_is_no_wait_for_a_fair_share(code: Code) -> None:
     assert Refusal(code, "", over_share=True).wait is Refusal(code, "").wait
 
 
-@pytest.mark.parametrize("code", [Code.CAPACITY, Code.FRAGMENTED, Code.OUTRANKED, Code.BEHIND])
+@pytest.mark.parametrize("code", [Code.CAPACITY, Code.FRAGMENTED, Code.OUTRANKED, Code.BEHIND, Code.NO_NODES])
 def test_whoever_is_beyond_their_share_waits_for_it(code: Code) -> None:
     assert Refusal(code, "", over_share=True).wait is Wait.FAIR_SHARE
 

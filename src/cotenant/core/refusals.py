@@ -90,8 +90,8 @@ def wait_of(code: Code, *, over_share: bool) -> Wait:
     (<Wait.FRAGMENTATION: 'fragmentation'>, <Wait.FAIR_SHARE: 'fair_share'>)
     """
     kind = WAIT_OF[code]
-    lasting = kind is Wait.DEPENDENCY or code in (Code.NEVER_FITS, Code.NO_NODES)
-    return Wait.FAIR_SHARE if over_share and not lasting else kind
+    elsewhere = kind is Wait.DEPENDENCY or code is Code.NEVER_FITS
+    return Wait.FAIR_SHARE if over_share and not elsewhere else kind
 
 
 def plural(count: float, noun: str) -> str:
