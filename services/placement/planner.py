@@ -15,6 +15,7 @@ from cotenant.core.jobs import WHOLE_GPU_MILLI, Gang
 from cotenant.core.lifecycle import AttemptState
 from cotenant.core.policy import CpuAllocator, PlacementPolicy
 from cotenant.core.refusals import Code, Refusal, plural
+from cotenant.rpc import refusals as refusals_on_the_wire
 from cotenant.rpc import translate
 from cotenant.services.placement.cluster import Cluster
 from cotenant.services.placement.records import SCHEMA_VERSION, Live
@@ -175,7 +176,7 @@ def answer(cluster: Cluster, decision: Decision, started: Sequence[Live]) -> pla
 
 def _refuse(response: placement_pb2.PlanPlacementResponse, refusals: Mapping[str, Refusal]) -> None:
     for job_id, refusal in refusals.items():
-        response.refused.add(job_id=job_id, refusal=translate.refusal_to_wire(refusal))
+        response.refused.add(job_id=job_id, refusal=refusals_on_the_wire.to_wire(refusal))
 
 
 def capacity(cluster: Cluster) -> placement_pb2.Capacity:

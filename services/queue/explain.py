@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 from cotenant.core.lifecycle import Phase
+from cotenant.core.refusals import Wait
 from cotenant.rpc import translate
 from cotenant.services.queue.records import Record
 from cotenant.services.queue.state import State
 from cotenant.v1 import job_service_pb2 as pb
+
+_WAITS: Mapping[Wait, str] = MappingProxyType(
+    {
+        Wait.FAIR_SHARE: "its fair share",
+        Wait.FRAGMENTATION: "a place that is not in fragments",
+        Wait.CAPACITY: "capacity",
+        Wait.DEPENDENCY: "something outside the cluster",
+    }
+)
 
 
 def explain(state: State, record: Record, policy: str) -> pb.ExplainJobResponse:
@@ -38,7 +51,9 @@ def _summary(state: State, record: Record, position: int, waiting: int) -> str:
     if phase is Phase.QUEUED:
         refusal, _ = state.refusal(record)
         place = f"number {position} of {waiting} waiting" if position else "not ordered yet"
-        return f"waits ({place}): {refusal}" + (f"; {refusal.remedy}" if refusal.remedy else "")
+        return f"waits ({place}) for {_WAITS[refusal.wait]}: {refusal}" + (
+            f"; {refusal.remedy}" if refusal.remedy else ""
+        )
     if phase in (Phase.STARTING, Phase.RUNNING):
         return f"{phase.value} on {nodes}, attempt {job.attempt.number}" + (
             f"; {record.sizing}" if record.sizing else ""

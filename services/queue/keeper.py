@@ -38,13 +38,13 @@ class Keeper:
 
     async def load(self) -> None:
         """Read every job and tenant, once, before anything is served."""
-        jobs = await self.store.list(JOBS)
-        for entry in jobs.entries:
-            self.state.add(loaded(records_pb2.StoredJob.FromString(entry.value), entry.mod_revision))
         tenants = await self.store.list(TENANTS)
         for entry in tenants.entries:
             tenant = records_pb2.StoredTenant.FromString(entry.value).tenant
             self.state.tenants[tenant.id] = (tenant, entry.mod_revision)
+        jobs = await self.store.list(JOBS)
+        for entry in jobs.entries:
+            self.state.add(loaded(records_pb2.StoredJob.FromString(entry.value), entry.mod_revision))
         log.info("queue_loaded", jobs=len(jobs.entries), tenants=len(tenants.entries))
 
     # What may have been written ------------------------------------------------------------------------------

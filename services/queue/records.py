@@ -42,6 +42,7 @@ class Record:
     estimate: predictor_service_pb2.Estimate | None = None
     ran_before_estimate_seconds: float = 0.0  # of which that estimate tells the rest
     sizing: str = ""
+    told_ended: bool = False  # whoever learns from ends has been told
 
     @property
     def job(self) -> job_pb2.Job:
@@ -66,6 +67,25 @@ class Record:
     def attempt_number(self) -> int:
         """The number of the last attempt; 0 before the first."""
         return self.stored.job.attempt.number
+
+
+@dataclass(slots=True)
+class Use:
+    """GPUs in thousandths and cores."""
+
+    gpu_milli: int = 0
+    cores: int = 0
+
+    def add(self, other: Use) -> None:
+        """Count more."""
+        self.gpu_milli += other.gpu_milli
+        self.cores += other.cores
+
+
+def held_by(record: Record) -> Use:
+    """What a job's attempt holds."""
+    tasks = [task for part in record.job.attempt.allocations for task in part.tasks]
+    return Use(record.spec.gpu_milli, sum(len(task.core_ids) for task in tasks))
 
 
 def new_record(job_id: str, spec: JobSpec, submitter: str, trace_parent: str) -> Record:

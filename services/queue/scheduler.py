@@ -18,19 +18,22 @@ from dataclasses import dataclass
 from itertools import chain
 
 import grpc
+import numpy as np
 import structlog
 
 from cotenant import telemetry
-from cotenant.core.choosing import RULES, Rules, choose
+from cotenant.core.choosing import RULES, Rules, beyond_share, choose
 from cotenant.core.lifecycle import Phase
 from cotenant.core.policy import Order, QueuePolicy
 from cotenant.core.refusals import Code, Refusal
 from cotenant.core.table import Capacity, Ints
-from cotenant.rpc import errors, translate
+from cotenant.core.tenancy import Headroom
+from cotenant.rpc import errors, refusals, translate
+from cotenant.services.queue.endings import Endings
 from cotenant.services.queue.follower import Follower
-from cotenant.services.queue.quotas import Quotas
+from cotenant.services.queue.quotas import asked_by, headroom_of, tenancy_of
 from cotenant.services.queue.reasons import Reasons
-from cotenant.services.queue.records import Record
+from cotenant.services.queue.records import Record, held_by
 from cotenant.services.queue.state import State
 from cotenant.v1 import placement_service_pb2 as placement_pb2
 from cotenant.v1 import placement_service_pb2_grpc, predictor_service_pb2_grpc
@@ -66,8 +69,12 @@ class Ranking:
     starts: list[str]
     victims: list[tuple[str, int]]  # each with how many of the starts come before it
     outranked: list[str]
+    over_limit: list[str]
+    beyond: frozenset[str]  # waiting jobs beyond their tenant's share
+    given_up: list[str]
     ids: list[str]  # by row
     order: Order
+    valid_seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +104,9 @@ class Scheduler:
         config: SchedulerConfig,
         placement: placement_service_pb2_grpc.PlacementServiceAsyncStub,
         predictor: predictor_service_pb2_grpc.PredictorServiceAsyncStub,
+        endings: Endings,
     ) -> None:
-        self.state, self.follower, self.config = state, follower, config
+        self.state, self.follower, self.config, self.endings = state, follower, config, endings
         self.placement, self.predictor = placement, predictor
         self.cycles = 0
         self._woken = asyncio.Event()
@@ -143,21 +151,26 @@ class Scheduler:
         times = _Times(began, estimated, time.time())
         reasons = Reasons(estimated)
         state.ranked, state.last_order = ranking.waiting, (ranking.ids, ranking.order)
+        state.beyond = ranking.beyond
+        self.endings.give_up(ranking.given_up)
         if ranking.outranked:
             place_of = {job_id: place for place, job_id in enumerate(ranking.waiting)}
             reasons.outrank({job_id: place_of[job_id] for job_id in ranking.outranked}, state.reasons)
         await self._place(ranking, reasons, times)
         state.reasons = reasons
         CYCLE_SECONDS.record(time.time() - began)
-        return ranking.order.valid_seconds
+        return ranking.valid_seconds
 
     def rank(self, now: float) -> Ranking:
         """Order the jobs of the table, and say who should run and who may have to make room."""
         table, policy = self.state.table, self.config.policy
         jobs, ids = table.jobs(now), list(table.ids)
         order = policy.order(jobs, now)
-        choice = choose(jobs, policy, order, self.state.capacity, now=now, rules=self.config.rules)
+        rules, tenancy, capacity = self.config.rules, tenancy_of(self.state), self.state.capacity
+        choice = choose(jobs, policy, order, capacity, now=now, rules=rules, tenancy=tenancy)
+        beyond = beyond_share(jobs, policy, order, now=now, rules=rules, tenancy=tenancy)
         waits = ~jobs.running
+        stops = rules.enforces(policy) or rules.claims(policy, tenancy)
 
         def named(rows: Ints) -> list[str]:
             return [ids[row] for row in rows.tolist()]
@@ -167,8 +180,12 @@ class Scheduler:
             starts=named(choice.starts),
             victims=list(zip(named(choice.victims), choice.ahead().tolist(), strict=True)),
             outranked=named(choice.outranked),
+            over_limit=named(choice.over_limit),
+            beyond=frozenset() if beyond is None else frozenset(named(np.flatnonzero(beyond & waits))),
+            given_up=[] if order.given_up is None else named(np.flatnonzero(order.given_up & waits)),
             ids=ids,
             order=order,
+            valid_seconds=rules.valid_seconds(jobs, order, now) if stops else order.valid_seconds,
         )
 
     async def _estimate(self) -> None:
@@ -211,39 +228,58 @@ class Scheduler:
 
     async def _place(self, ranking: Ranking, reasons: Reasons, times: _Times) -> None:
         victims = [(self.state.records[job_id], ahead) for job_id, ahead in ranking.victims]
-        size = len(ranking.starts) if victims else PAGE_MIN
+        size = max(PAGE_MIN, max((ahead for _, ahead in victims), default=0))  # those who may have victims' room
         left = self._entries(ranking.starts)
-        quotas = Quotas(self.state)
+        room = headroom_of(self.state)
+        self._refuse_over_limit(ranking.over_limit, room, reasons)
         while reasons.head is None:
-            page, postponed = self._page(left, size, quotas, reasons)
+            page, postponed = self._page(left, size, room, reasons)
             if not page:
                 return
             if postponed:
                 left = chain(postponed, left)
             response = await self._plan(page, victims)
-            quotas.answered()
-            self._take(page, response, quotas, reasons, times)
-            preempted = {victim.job_id for victim in response.preempted}
-            victims = [(victim, ahead) for victim, ahead in victims if victim.id not in preempted]
+            self._take(page, response, room, reasons, times)
+            preempted, next_place = {victim.job_id for victim in response.preempted}, page[-1].place + 1
+            victims = [(one, ahead) for one, ahead in victims if one.id not in preempted and ahead > next_place]
             size = min(PAGE_MAX, size * 2)
 
     def _entries(self, starts: Iterable[str]) -> Iterator[_Entry]:
-        records = self.state.records
-        return (_Entry(place, records[job_id]) for place, job_id in enumerate(starts) if job_id in records)
+        records, ending = self.state.records, self.endings.ending
+        return (
+            _Entry(place, records[job_id])
+            for place, job_id in enumerate(starts)
+            if job_id in records and job_id not in ending
+        )
+
+    def _refuse_over_limit(self, job_ids: Iterable[str], room: Headroom, reasons: Reasons) -> None:
+        for record in (self.state.records[job_id] for job_id in job_ids):
+            tenant, asked = record.spec.tenant, asked_by(record)
+            refusal = room.refuse(tenant, asked.gpu_milli, asked.cores)
+            reasons.refuse(
+                record, refusal or Refusal(Code.QUOTA, f"tenant {tenant} is at its limit"), self.state.reasons
+            )
 
     def _page(
-        self, entries: Iterator[_Entry], size: int, quotas: Quotas, reasons: Reasons
+        self, entries: Iterator[_Entry], size: int, room: Headroom, reasons: Reasons
     ) -> tuple[list[_Entry], list[_Entry]]:
-        """Gather the next candidates; those that have to wait for the answer about these come apart."""
+        """Gather the next candidates; those that have to wait for the answer about these come apart.
+
+        A job that would be over a limit only because of others that are asked about may be within it yet, for they may
+        find no place.
+        """
         page: list[_Entry] = []
         postponed: list[_Entry] = []
+        asked_for = room.copy()
         for entry in entries:
             record = entry.record
             if record.phase is not Phase.QUEUED or record.shape in reasons.shapes:
                 continue
-            if refusal := quotas.refuse(record):
+            tenant, asked = record.spec.tenant, asked_by(record)
+            if refusal := room.refuse(tenant, asked.gpu_milli, asked.cores):
                 reasons.refuse(record, refusal, self.state.reasons)
-            elif quotas.ask(record):
+            elif asked_for.allows(tenant, asked.gpu_milli, asked.cores):
+                asked_for.take(tenant, asked.gpu_milli, asked.cores)
                 page.append(entry)
             else:
                 postponed.append(entry)
@@ -270,7 +306,7 @@ class Scheduler:
         self,
         page: Sequence[_Entry],
         response: placement_pb2.PlanPlacementResponse,
-        quotas: Quotas,
+        room: Headroom,
         reasons: Reasons,
         times: _Times,
     ) -> None:
@@ -284,10 +320,11 @@ class Scheduler:
                 telemetry.record("estimate", parent, times.began, times.estimated, job=record.id)
                 telemetry.record("order", parent, times.estimated, times.ordered, job=record.id)
             self.follower.take_attempt(placed.attempt)
-            quotas.started(record)
+            use = held_by(record)
+            room.take(record.spec.tenant, use.gpu_milli, use.cores)
             ASSIGNED_SECONDS.record(max(0.0, time.time() - translate.seconds(record.job.create_time)))
         for refused in response.refused:
-            self._refuse(by_id[refused.job_id], translate.refusal_from_wire(refused.refusal), reasons)
+            self._refuse(by_id[refused.job_id], refusals.from_wire(refused.refusal), reasons)
 
     def _refuse(self, record: Record, refusal: Refusal, reasons: Reasons) -> None:
         before = self.state.reasons
@@ -296,7 +333,7 @@ class Scheduler:
             reasons.refuse_shape(record, refusal, before)
         else:
             reasons.refuse(record, refusal, before)
-        if self.config.policy.strict and reasons.head is None and refusal.code is not Code.NEVER_FITS:
+        if self.config.policy.strict and reasons.head is None and refusal.code not in (Code.NEVER_FITS, Code.QUOTA):
             reasons.refuse(record, refusal, before)
             reasons.stop_at(record, refusal, before)
 

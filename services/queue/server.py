@@ -26,6 +26,7 @@ from cotenant.rpc.pages import page_of
 from cotenant.rpc.policies import PolicyServicer
 from cotenant.rpc.server import Server
 from cotenant.services.queue import explain
+from cotenant.services.queue.endings import Endings
 from cotenant.services.queue.filters import Filter
 from cotenant.services.queue.follower import Follower, wished
 from cotenant.services.queue.keeper import Keeper, Request
@@ -37,6 +38,7 @@ from cotenant.services.queue.simulate import simulate
 from cotenant.services.queue.state import State
 from cotenant.services.queue.tenants import Tenants
 from cotenant.services.queue.updates import apply_update, check_update
+from cotenant.services.queue.waits import Waits
 from cotenant.store.port import Store, StoreUnavailable
 from cotenant.v1 import (
     job_pb2,
@@ -91,12 +93,14 @@ class JobQueue(job_service_pb2_grpc.JobServiceServicer):
         self.follower = Follower(self.state, self.keeper, self.placement, self.observations)
         self.policy: QueuePolicy = plugins.load(QUEUES, config.policy, config.options.get(config.policy, {}))
         cycle = SchedulerConfig(self.policy, config.debounce_seconds, config.rules, config.seed)
-        self.scheduler = Scheduler(self.state, self.follower, cycle, self.placement, predictor_stub)
+        self.background = Background()
+        self.endings = Endings(self.policy, self.keeper, self.background)
+        self.scheduler = Scheduler(self.state, self.follower, cycle, self.placement, predictor_stub, self.endings)
+        self.waits = Waits(self.state)
         self.state.wake = self.scheduler.wake
         self.state.later = self._sync_later
         self.keeper.on_reread = self._stop_unwanted
         self.output = Output(self.state, self.placement)
-        self.background = Background()
         self.tenants = Tenants(self.keeper, config.policy)
         self._server: Server | None = None
 
@@ -111,6 +115,8 @@ class JobQueue(job_service_pb2_grpc.JobServiceServicer):
     async def start(self) -> None:
         """Read the state; nothing is followed or scheduled before `run`."""
         await self.keeper.load()
+        self.endings.learn_all(self.state.records.values())
+        self.state.ended = self.endings.learn
 
     def run(self) -> None:
         """Follow placement and schedule."""
@@ -122,6 +128,7 @@ class JobQueue(job_service_pb2_grpc.JobServiceServicer):
             ("queue-scheduler", self.scheduler.run),
             ("queue-observations", self.observations.run),
             ("queue-sweep", self._sweep),
+            ("queue-waits", self.waits.run),
             ("queue-probe", self._probe),
         ):
             self.background.forever(name, work)

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 from cotenant.core.lifecycle import Phase
 from cotenant.core.refusals import Refusal, outranked
-from cotenant.rpc import translate
-from cotenant.services.queue.quotas import Quotas
+from cotenant.rpc import refusals
+from cotenant.services.queue.quotas import asked_by, headroom_of
 from cotenant.services.queue.records import Record
 from cotenant.services.queue.scheduler import Ranking, Scheduler, candidate_of
 from cotenant.services.queue.state import State
@@ -25,8 +25,9 @@ async def simulate(state: State, scheduler: Scheduler, record: Record) -> pb.Sim
     ranking = _rank_with(state, scheduler, record)
     position = ranking.waiting.index(record.id)
     answer = pb.SimulateJobResponse(position=position + 1)
-    if refusal := Quotas(state).refuse(record):
-        answer.refusal.CopyFrom(_told(refusal))
+    asked = asked_by(record)
+    if over := headroom_of(state).refuse(record.spec.tenant, asked.gpu_milli, asked.cores):
+        answer.refusal.CopyFrom(_told(over))
     elif record.id not in ranking.starts:
         answer.refusal.CopyFrom(_told(outranked(position + 1, position)))
     else:
@@ -65,13 +66,20 @@ def _plan(state: State, scheduler: Scheduler, ranking: Ranking, record: Record) 
 
 def _before(state: State, ranking: Ranking, record: Record) -> Iterator[Record | None]:
     """Give the jobs that should start before this one; None for one that is not asked about."""
-    quotas = Quotas(state)
+    room = headroom_of(state)
     for place, job_id in enumerate(ranking.starts):
         if job_id == record.id:
             return
         other = state.records.get(job_id)
         waits = other is not None and other.phase is Phase.QUEUED and place < AHEAD_MAX
-        yield other if other is not None and waits and not quotas.refuse(other) and quotas.ask(other) else None
+        if other is None or not waits:
+            yield None
+            continue
+        asked = asked_by(other)
+        allowed = room.allows(other.spec.tenant, asked.gpu_milli, asked.cores)
+        if allowed:
+            room.take(other.spec.tenant, asked.gpu_milli, asked.cores)
+        yield other if allowed else None
 
 
 def _read(answer: pb.SimulateJobResponse, record: Record, response: placement_pb2.PlanPlacementResponse) -> None:
@@ -86,4 +94,4 @@ def _read(answer: pb.SimulateJobResponse, record: Record, response: placement_pb
 
 
 def _told(refusal: Refusal) -> job_pb2.Refusal:
-    return translate.refusal_to_wire(refusal)
+    return refusals.to_wire(refusal)

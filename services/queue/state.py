@@ -6,6 +6,7 @@ import asyncio
 import time
 from bisect import bisect_left, insort
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from weakref import WeakValueDictionary
 
 from cotenant.core.jobs import Shape
@@ -14,9 +15,9 @@ from cotenant.core.nodes import NodeShape
 from cotenant.core.policy import Order
 from cotenant.core.refusals import Code, Refusal
 from cotenant.core.table import Capacity, JobRow, JobTable
-from cotenant.rpc import translate
+from cotenant.rpc import refusals, translate
 from cotenant.services.queue.reasons import NOT_YET, Reasons
-from cotenant.services.queue.records import Record, ShapeKey
+from cotenant.services.queue.records import Record, ShapeKey, held_by
 from cotenant.v1 import job_pb2, records_pb2, tenant_service_pb2
 
 IN_TABLE = frozenset({Phase.QUEUED, Phase.STARTING, Phase.RUNNING})
@@ -51,6 +52,7 @@ class State:
 
     def __init__(self) -> None:
         self.wake: Callable[[], None] = lambda: None  # set by whoever schedules
+        self.ended: Callable[[Record], None] = lambda record: None  # set by whoever learns from ends
         self.later: Callable[[float, Record], None] = lambda seconds, record: None  # set by whoever knows the time
         self.records: dict[str, Record] = {}
         self.ids: list[str] = []  # sorted; ids rise with time
@@ -61,6 +63,7 @@ class State:
         self.held: dict[str, Record] = {}  # jobs that hold resources
         self.reasons = Reasons()
         self.ranked: list[str] = []  # waiting jobs, in the last cycle's order
+        self.beyond: frozenset[str] = frozenset()  # jobs beyond their tenant's share, in the last cycle's eyes
         self.last_order: tuple[list[str], Order] | None = None  # ids by row, and the policy's answer
         self.unestimated: dict[str, None] = {}  # jobs of which the predictor was not asked yet
         self._watchers: set[Watcher] = set()
@@ -76,6 +79,21 @@ class State:
     @capacity.setter
     def capacity(self, capacity: Capacity) -> None:
         self.table.capacity = capacity
+
+    @property
+    def tenant_ids(self) -> list[str]:
+        """Tenants that have had jobs, in the order of the numbers that the table knows them by."""
+        return list(self._tenant_numbers)
+
+    def reweigh(self, tenant_id: str) -> None:
+        """Let the table know that a tenant's weight may have changed."""
+        weight = self._weight(tenant_id)
+        for job_id in self.table.ids:
+            if self.records[job_id].spec.tenant == tenant_id:
+                self.table.update(job_id, tenant_weight=weight)
+
+    def _weight(self, tenant_id: str) -> float:
+        return (self.tenants[tenant_id][0].weight or 1.0) if tenant_id in self.tenants else 1.0
 
     # Jobs ----------------------------------------------------------------------------------------------------
 
@@ -127,6 +145,9 @@ class State:
             self.held[job_id] = record
         else:
             self.held.pop(job_id, None)
+        if phase.ended and not record.told_ended:
+            record.told_ended = True
+            self.ended(record)
         self._tell(job_id)
         self.wake()
 
@@ -154,6 +175,7 @@ class State:
             replicas=spec.replicas,
             priority=spec.priority,
             tenant=self._tenant_numbers.setdefault(spec.tenant, len(self._tenant_numbers)),
+            tenant_weight=self._weight(spec.tenant),
             deadline_seconds=spec.deadline_seconds if spec.deadline_seconds is not None else float("inf"),
             preemptible=spec.preemptible,
         )
@@ -183,6 +205,7 @@ class State:
             attempt = record.job.attempt
             since = attempt.start_time if attempt.HasField("start_time") else attempt.assign_time
             self.table.start(record.id, translate.seconds(since))
+            self.table.update(record.id, cores=held_by(record).cores)
         elif runs and not running:
             self.table.remove(record.id)
             self._enter(record)
@@ -201,7 +224,7 @@ class State:
         job.etag = str(record.revision)
         if record.phase is Phase.QUEUED:
             refusal, since = self.refusal(record)
-            job.refusal.CopyFrom(translate.refusal_to_wire(refusal))
+            job.refusal.CopyFrom(refusals.to_wire(refusal))
             job.refusal.since.FromNanoseconds(int(since * 1e9))
         elif record.phase is Phase.RUNNING:
             ran = max(0.0, time.time() - translate.seconds(job.attempt.start_time))
@@ -220,6 +243,8 @@ class State:
                 "the time passes",
             ), waits_since
         refusal, since = self.reasons.of(record) or (NOT_YET, waits_since)
+        if record.id in self.beyond:
+            refusal = replace(refusal, over_share=True)
         return refusal, max(since, waits_since)
 
     def watch(self, only: str = "") -> Watcher:

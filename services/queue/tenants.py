@@ -11,8 +11,7 @@ from cotenant.core.validate import Violation, shown
 from cotenant.rpc import errors
 from cotenant.rpc.pages import page_of
 from cotenant.services.queue.keeper import TENANTS, Keeper
-from cotenant.services.queue.quotas import Use, held_by
-from cotenant.services.queue.records import SCHEMA_VERSION
+from cotenant.services.queue.records import SCHEMA_VERSION, Use, held_by
 from cotenant.store.port import Compare, Conflict, Delete, Put
 from cotenant.v1 import records_pb2, tenant_service_pb2_grpc
 from cotenant.v1 import tenant_service_pb2 as pb
@@ -88,6 +87,7 @@ class Tenants(tenant_service_pb2_grpc.TenantServiceServicer):
             if request.id in state.tenants:
                 raise errors.conflict("tenant", request.id)
         state.tenants.pop(request.id, None)
+        state.reweigh(request.id)
         return pb.DeleteTenantResponse()
 
     async def ListQueues(self, request: pb.ListQueuesRequest, context: Any) -> pb.ListQueuesResponse:
@@ -117,6 +117,7 @@ class Tenants(tenant_service_pb2_grpc.TenantServiceServicer):
                 raise errors.conflict("tenant", tenant.id)
         else:
             self._keeper.state.tenants[tenant.id] = (stored.tenant, result.revision)
+        self._keeper.state.reweigh(tenant.id)
         self._keeper.state.wake()
 
     async def _reread(self, tenant_id: str) -> None:

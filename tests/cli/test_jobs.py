@@ -72,6 +72,8 @@ def test_json_has_the_documented_keys(shell: Shell, jobs: list[str]) -> None:
         "detail": "needs 1 GPU; 0 of 8 are free",
         "remedy": "a job ends",
         "numbers": {},
+        "wait": "capacity",
+        "locality": None,
         "since": None,
     }
     assert CREATED == 1_800_000_000
@@ -203,16 +205,16 @@ def test_explain_json_has_the_same(shell: Shell, jobs: list[str]) -> None:
 
 KEYS = {
     "job": (
-        "id name kind phase phase_reason tenant queue priority submitter labels replicas gpus cores memory_bytes nodes "
-        "create_time start_time end_time wait_seconds run_seconds deadline reason attempt past_attempts progress "
-        "failures retries preemptions attained_gpu_seconds attained_core_seconds"
+        "id name kind phase phase_reason tenant queue priority priority_class submitter labels replicas gpus cores "
+        "memory_bytes nodes create_time start_time end_time wait_seconds run_seconds deadline reason attempt "
+        "past_attempts progress failures retries preemptions attained_gpu_seconds attained_core_seconds"
     ),
-    "reason": "code detail remedy numbers since",
+    "reason": "code detail remedy numbers wait locality since",
     "attempt": "number state assign_time start_time end_time message exit allocations",
     "exit": "code signal out_of_memory rank node",
     "allocation": "node tasks",
     "task": "role rank cores gpus memory_bytes reclaimable",
-    "explained": "job summary position waiting queue_policy level score sizing events",
+    "explained": "job summary position waiting queue_policy level score sizing wait events",
     "node": (
         "id state state_reason state_owner gpus gpus_used gpu_models gpus_declared gpus_unhealthy cores cores_used "
         "memory_bytes memory_used_bytes rack address attempts not_enforced agent_version create_time seen_seconds"

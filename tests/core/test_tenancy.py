@@ -9,14 +9,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.core.test_cycle import NOW, Ranked, capacities, orders, policies
-from tests.worlds import tables
+from tests.worlds import rng, tables, take_one
 
 from cotenant.core.choosing import Preemption, Rules, beyond_share, choose
+from cotenant.core.cycle import Plan, Victim, place
+from cotenant.core.jobs import Demand, Gang, Part
+from cotenant.core.ledger import Ledger
+from cotenant.core.nodes import NodeShape
 from cotenant.core.policy import Order
 from cotenant.core.ranking import rank
 from cotenant.core.refusals import Code, Refusal, Wait
 from cotenant.core.table import Jobs, JobTable
 from cotenant.core.tenancy import Headroom, Tenancy, Tenant, check_tenant
+from cotenant.policies.count import Count
 
 amounts = st.none() | st.sampled_from([0, 1000, 2500, 9000])
 cores = st.none() | st.integers(0, 12)
@@ -171,3 +176,33 @@ def test_whoever_is_beyond_their_share_waits_for_it(code: Code) -> None:
 def test_every_bad_field_of_a_tenant_is_named() -> None:
     bad = check_tenant(Tenant("", quota_gpu_milli=9, limit_gpu_milli=8, limit_cores=-1, weight=0.0))
     assert sorted(one.field for one in bad) == ["id", "limit_cores", "quota_gpu_milli", "weight"]
+
+
+def test_a_tenant_at_its_limit_makes_room_for_itself_although_there_is_some() -> None:
+    ledger = Ledger([NodeShape(gpus=8, cores=24)])
+    mine = take_one(ledger, 0, Demand(gpu_milli=4000))
+    assert mine is not None
+    part = Part("worker", 1, Demand(gpu_milli=4000))
+    gang = Gang("new", (part,), tenant="vision")
+    room = Headroom([Tenant("vision", limit_gpu_milli=4000)], {"vision": (4000, 0)})
+
+    def plan(*victims: Victim) -> Plan:
+        return place([gang], ledger, Count(), rng(), victims=victims, headroom=room.copy())
+
+    assert plan().refusals["new"].code is Code.QUOTA
+    assert plan(Victim("other", (), tenant="speech")).refusals["new"].code is Code.QUOTA
+    made = plan(Victim("old", (mine,), tenant="vision"))
+    assert made.stops == ("old",)
+    assert [start.needs_room for start in made.starts] == [True]
+    assert ledger.free_gpus.tolist() == [4]
+
+
+def test_a_gang_over_its_limit_holds_nobody_back_and_leaves_its_shape_to_others() -> None:
+    ledger = Ledger([NodeShape(gpus=8, cores=24)])
+    part = Part("worker", 1, Demand(gpu_milli=4000))
+    gangs = [Gang("a", (part,), tenant="vision"), Gang("b", (part,), tenant="vision"), Gang("c", (part,))]
+    room = Headroom([Tenant("vision", limit_gpu_milli=4000)])
+    made = place(gangs, ledger, Count(), rng(), strict=True, headroom=room)
+    assert [start.gang.job_id for start in made.starts] == ["a", "c"]
+    assert {job_id: refusal.code for job_id, refusal in made.refusals.items()} == {"b": Code.QUOTA}
+    assert room.held("vision") == (4000, 0)

@@ -18,6 +18,7 @@ from cotenant.core.estimates import CandidateEstimate, Estimate
 from cotenant.core.jobs import JobKind, JobSpec, Locality, Qos, Request, Role
 from cotenant.core.nodes import Core, Gpu, Inventory, NodeShape
 from cotenant.core.refusals import Code, Refusal
+from cotenant.rpc import refusals as refusals_on_the_wire
 from cotenant.rpc import translate
 from cotenant.rpc.errors import Problem, to_status
 from cotenant.v1 import job_pb2, placement_service_pb2, predictor_service_pb2, resources_pb2
@@ -99,7 +100,15 @@ estimates = st.builds(
     ),
     source=texts,
 )
-refusals = st.builds(Refusal, st.sampled_from(Code), texts, texts, st.dictionaries(texts, figures, max_size=3))
+refusals = st.builds(
+    Refusal,
+    st.sampled_from(Code),
+    texts,
+    texts,
+    st.dictionaries(texts, figures, max_size=3),
+    st.none() | st.sampled_from(Locality),
+    st.booleans(),
+)
 
 
 def over_the_wire(message: Any) -> Any:
@@ -135,7 +144,7 @@ def test_an_estimate_comes_back_as_it_went(estimate: Estimate) -> None:
 
 @given(refusals)
 def test_a_refusal_comes_back_as_it_went(refusal: Refusal) -> None:
-    assert translate.refusal_from_wire(over_the_wire(translate.refusal_to_wire(refusal))) == refusal
+    assert refusals_on_the_wire.from_wire(over_the_wire(refusals_on_the_wire.to_wire(refusal))) == refusal
 
 
 @given(times | st.floats(-1e9, 1e11))

@@ -18,6 +18,7 @@ from cotenant.cli.mesh import Mesh, away, reach, told
 from cotenant.cli.names import find_jobs, phase_of
 from cotenant.cli.outcome import CommandError, usage
 from cotenant.core.lifecycle import HOLDING, Phase
+from cotenant.core.priorities import parse_priority
 from cotenant.core.validate import PRIORITY_MAX, RETRIES_MAX
 from cotenant.rpc.errors import from_error
 from cotenant.rpc.translate import timestamp
@@ -84,7 +85,8 @@ def update(
     job_id: options.JobId,
     name: Annotated[str | None, typer.Option(help="Another name.", show_default=False)] = None,
     priority: Annotated[
-        int | None, typer.Option(min=-PRIORITY_MAX, max=PRIORITY_MAX, help="Higher runs earlier.")
+        str | None,
+        typer.Option(metavar="CLASS|N", help="low, normal, high or urgent, or a number: higher runs earlier."),
     ] = None,
     deadline: Annotated[
         str | None, typer.Option(metavar="TIME", help="2h, or 2030-01-31T18:00; none takes it away.")
@@ -104,12 +106,12 @@ def update(
 
     \b
     Examples:
-      cotenant update ID --priority 10 --deadline 2h
+      cotenant update ID --priority high --deadline 2h
       cotenant update ID --label project=vision --not-preemptible
     """
     said: dict[str, Any] = {
         "name": name,
-        "priority": priority,
+        "priority": None if priority is None else _priority(priority),
         "retries_max": retries,
         "not_preemptible": None if preemptible is None else not preemptible,
         "deadline": deadline,
@@ -136,6 +138,16 @@ def _updated(job: Job, given: Mapping[str, Any]) -> UpdateJobRequest:
         elif value is not None:
             spec.deadline.CopyFrom(timestamp(value))
     return request
+
+
+def _priority(text: str) -> int:
+    try:
+        priority = parse_priority(text)
+    except ValueError as error:
+        raise usage(f"--priority {error}") from None
+    if abs(priority) > PRIORITY_MAX:
+        raise usage(f"--priority must be from -{PRIORITY_MAX} to {PRIORITY_MAX}, not {priority}")
+    return priority
 
 
 def _deadline(text: str) -> float:

@@ -26,6 +26,7 @@ from cotenant.cli.located import Fault, Fields, Items, Node, Place, Text, compos
 from cotenant.cli.outcome import CommandError, ExitCode, is_text, usage
 from cotenant.core.jobs import JobKind, JobSpec, Locality, Qos, Request, Role
 from cotenant.core.options import did_you_mean
+from cotenant.core.priorities import parse_priority
 from cotenant.core.validate import ROLES_MAX, check_spec, default_kind, shown
 
 FILE_BYTES_MAX = 2**20
@@ -180,7 +181,7 @@ _JOB = {
     "kind": _Field("kind", "kind", _choice(JobKind)),
     "tenant": _Field("tenant", "tenant"),
     "queue": _Field("queue", "queue"),
-    "priority": _Field("priority", "priority", units.parse_integer),
+    "priority": _Field("priority", "priority", parse_priority),
     "model": _Field("model", "model"),
     "steps": _Field("steps_total", "steps_total", units.parse_integer),
     "expected": _Field("expected_seconds", "expected_duration", units.parse_seconds),

@@ -50,7 +50,7 @@ TEXTS = (
     JobOption("role", "NAME", "What the replicas are called; worker by default."),
     JobOption("tenant", "ID", "Who pays."),
     JobOption("queue", "ID", "The queue."),
-    JobOption("priority", "N", "Higher runs earlier; 0 by default."),
+    JobOption("priority", "CLASS|N", "low, normal, high or urgent, or a number: higher runs earlier."),
     JobOption("deadline", "TIME", "When it should be done: 2h, or 2030-01-31T18:00."),
     JobOption("expected", "DURATION", "How long you think that it runs."),
     JobOption("model", "TAG", "The model tag under which history is kept."),

@@ -17,6 +17,7 @@ from cotenant.cli.outcome import note, usage
 from cotenant.cli.render import Column, joined, print_table
 from cotenant.cli.watch import changes, live_table
 from cotenant.core.lifecycle import ENDED, Phase
+from cotenant.core.priorities import in_words
 from cotenant.rpc.translate import seconds
 from cotenant.v1.job_pb2 import Job, JobPhase
 from cotenant.v1.job_service_pb2 import JobFilter, ListJobsRequest
@@ -35,7 +36,14 @@ COLUMNS = (
     Column("RUN", right=True),
     Column("WHERE, OR WHY NOT", elastic=True),
 )
-WIDE = (*COLUMNS[:2], Column("KIND"), Column("TENANT", elastic=True), Column("QUEUE", elastic=True), *COLUMNS[2:])
+WIDE = (
+    *COLUMNS[:2],
+    Column("KIND"),
+    Column("TENANT", elastic=True),
+    Column("QUEUE", elastic=True),
+    Column("PRIORITY"),
+    *COLUMNS[2:],
+)
 
 
 def register(app: typer.Typer) -> None:
@@ -56,7 +64,7 @@ def jobs(
     label: Annotated[list[str] | None, typer.Option(metavar="K=V", help="Only jobs with this label.")] = None,
     everything: Annotated[bool, typer.Option("--all", "-a", help="Also jobs that have ended, and all pages.")] = False,
     limit: Annotated[int, typer.Option(min=1, help="How many at most, newest first.")] = LIMIT_DEFAULT,
-    wide: Annotated[bool, typer.Option("--wide", help="Also kind, tenant and queue.")] = False,
+    wide: Annotated[bool, typer.Option("--wide", help="Also kind, tenant, queue and priority.")] = False,
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Go on showing them as they change.")] = False,
     as_json: options.AsJson = False,
 ) -> None:
@@ -150,7 +158,11 @@ async def _watch(mesh: Mesh, wanted: JobFilter, shown: Callable[[Job], bool], wi
 
 def _row(view: dict[str, Any], wide: bool) -> list[str]:
     first, rest = [view["id"], view["name"]], cells(view)
-    return [*first, view["kind"], view["tenant"], view["queue"], *rest] if wide else [*first, *rest]
+    return (
+        [*first, view["kind"], view["tenant"], view["queue"], in_words(view["priority"]), *rest]
+        if wide
+        else [*first, *rest]
+    )
 
 
 def cells(view: dict[str, Any]) -> list[str]:

@@ -22,12 +22,14 @@ from cotenant.v1.contention_service_pb2_grpc import ContentionServiceStub
 from cotenant.v1.job_service_pb2_grpc import JobServiceStub
 from cotenant.v1.node_service_pb2_grpc import NodeServiceStub
 from cotenant.v1.policy_service_pb2_grpc import PolicyServiceStub
+from cotenant.v1.tenant_service_pb2_grpc import TenantServiceStub
 
 if TYPE_CHECKING:  # these names are the type checker's alone
     from cotenant.v1.contention_service_pb2_grpc import ContentionServiceAsyncStub
     from cotenant.v1.job_service_pb2_grpc import JobServiceAsyncStub
     from cotenant.v1.node_service_pb2_grpc import NodeServiceAsyncStub
     from cotenant.v1.policy_service_pb2_grpc import PolicyServiceAsyncStub
+    from cotenant.v1.tenant_service_pb2_grpc import TenantServiceAsyncStub
 
 T = TypeVar("T")
 Code = grpc.StatusCode
@@ -55,6 +57,11 @@ class Mesh:
     def nodes(self) -> NodeServiceAsyncStub:
         """Placement's API for nodes."""
         return cast("NodeServiceAsyncStub", NodeServiceStub(self._channel("placement")))
+
+    @property
+    def tenants(self) -> TenantServiceAsyncStub:
+        """The queue's API for tenants."""
+        return cast("TenantServiceAsyncStub", TenantServiceStub(self._channel("queue")))
 
     @property
     def contention(self) -> ContentionServiceAsyncStub:

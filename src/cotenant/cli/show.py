@@ -16,6 +16,7 @@ from cotenant.cli.jobwriter import write_jobs
 from cotenant.cli.mesh import reach
 from cotenant.cli.names import find_job
 from cotenant.cli.render import print_card
+from cotenant.core.priorities import in_words
 from cotenant.core.refusals import gpus, plural
 from cotenant.rpc.translate import spec_from_wire
 from cotenant.v1.job_pb2 import Job, Qos
@@ -80,7 +81,7 @@ def _wishes(job: Job) -> Pairs:
         yield f"role {role.name}", f"{role.replicas} × ({gpus(wants.gpu_milli)}{kind}, {cores}{memory})"
     yield "command", shlex.join(spec.command)
     yield "model", spec.model
-    yield "priority", str(spec.priority or "")
+    yield "priority", in_words(spec.priority) if spec.priority else ""
     yield "preemptible", "no" if spec.not_preemptible else ""
     yield "locality", views.locality_of(spec)
     yield "labels", ", ".join(f"{key}={value}" for key, value in sorted(spec.labels.items()))

@@ -49,6 +49,7 @@ class JobEvent(StrEnum):
     REQUEUED = "requeued"  # preempted, drained, lost, or a failure with a retry left
     SUCCEEDED = "succeeded"
     FAILED = "failed"
+    GIVEN_UP = "given_up"  # the queue policy sees no use in running it any more
 
 
 JOB_NEXT: Mapping[tuple[Phase, JobEvent], Phase] = MappingProxyType(
@@ -56,6 +57,7 @@ JOB_NEXT: Mapping[tuple[Phase, JobEvent], Phase] = MappingProxyType(
         (Phase.QUEUED, JobEvent.ASSIGNED): Phase.STARTING,
         (Phase.QUEUED, JobEvent.CANCELLED): Phase.CANCELLED,
         (Phase.QUEUED, JobEvent.SUSPENDED): Phase.SUSPENDED,
+        (Phase.QUEUED, JobEvent.GIVEN_UP): Phase.FAILED,
         (Phase.SUSPENDED, JobEvent.RESUMED): Phase.QUEUED,
         (Phase.SUSPENDED, JobEvent.CANCELLED): Phase.CANCELLED,
         (Phase.STARTING, JobEvent.STARTED): Phase.RUNNING,

@@ -29,7 +29,6 @@ from cotenant.core.jobs import (
 )
 from cotenant.core.lifecycle import AttemptState, Phase, StopReason
 from cotenant.core.nodes import Core, Gpu, Inventory, NodeShape
-from cotenant.core.refusals import Code, Refusal
 from cotenant.rpc import errors
 from cotenant.v1 import job_pb2, placement_service_pb2, predictor_service_pb2, resources_pb2
 
@@ -383,15 +382,3 @@ def _seconds_or_none(message: Any, field: str) -> float | None:
 
 def _duration_or_none(value: float | None) -> Duration | None:
     return None if value is None else duration(value)
-
-
-def refusal_to_wire(refusal: Refusal) -> job_pb2.Refusal:
-    """Write down why a job waits."""
-    return job_pb2.Refusal(
-        code=refusal.code.value, detail=refusal.detail, remedy=refusal.remedy, numbers=dict(refusal.numbers)
-    )
-
-
-def refusal_from_wire(message: job_pb2.Refusal) -> Refusal:
-    """Read why a job waits."""
-    return Refusal(Code(message.code), message.detail, message.remedy, dict(message.numbers))

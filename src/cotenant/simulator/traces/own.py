@@ -12,6 +12,7 @@ from typing import TypeVar
 
 from cotenant.core.jobs import TENANT_DEFAULT, WHOLE_GPU_MILLI, JobKind, Locality, Request
 from cotenant.core.options import WORDS_OF_TRUTH
+from cotenant.core.priorities import CLASSES
 from cotenant.simulator.traces.jobs import BadTrace, Ended, TraceJob, replicas
 from cotenant.simulator.traces.rows import GPUS_MAX, Row
 
@@ -88,7 +89,7 @@ def read(row: Row) -> TraceJob:
         name=row.fields.get("name", ""),
         user=row.fields.get("user", ""),
         gpu_type=row.fields.get("gpu_type", ""),
-        priority=_count(row, "priority", 0, PRIORITY_MAX, least=-PRIORITY_MAX),
+        priority=_priority(row),
         preemptible=_flag(row, "preemptible", default=True),
         deadline_seconds=row.seconds("deadline_seconds") if row.has("deadline_seconds") else None,
         locality=_word(row, "locality", Locality),
@@ -139,6 +140,12 @@ def _read_cores(row: Row) -> int | None:
         return row.count("cores", CORES_MAX)
     except BadTrace:
         raise row.bad("cores", f"a whole number from 0 to {CORES_MAX}, {AUTO} or {NONE}") from None
+
+
+def _priority(row: Row) -> int:
+    """Read a priority: a class by name, or a number."""
+    named = CLASSES.get(row.fields.get("priority", "").lower())
+    return _count(row, "priority", 0, PRIORITY_MAX, least=-PRIORITY_MAX) if named is None else named
 
 
 def _count(row: Row, column: str, default: int, most: int, *, least: int = 0) -> int:

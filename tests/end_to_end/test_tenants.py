@@ -1,0 +1,44 @@
+"""Tenants from the command line, against a real mesh."""
+
+from __future__ import annotations
+
+import sys
+
+from tests.end_to_end.commands import Cli
+
+
+def test_a_tenant_is_made_changed_and_forgotten(cli: Cli) -> None:
+    made = cli.json("tenants", "create", "vision", "--quota-gpus", "1", "--limit-gpus", "1.5")
+    assert (made["quota_gpus"], made["limit_gpus"], made["quota_cores"], made["weight"]) == (1, 1.5, None, 1.0)
+    assert cli("tenants", "create", "vision", "--quota-gpus", "1", "--limit-gpus", "1.5").code == 0
+    changed = cli.json("tenants", "update", "vision", "--limit-gpus", "none", "--weight", "2.5")
+    assert (changed["quota_gpus"], changed["limit_gpus"], changed["weight"]) == (1, None, 2.5)
+    assert "vision" in [tenant["id"] for tenant in cli.json("tenants")]
+    assert "vision" in cli("tenants").out
+    cli("tenants", "delete", "vision")
+    assert "vision" not in [tenant["id"] for tenant in cli.json("tenants")]
+
+
+def test_all_that_is_wrong_with_a_tenant_is_told_at_once(cli: Cli) -> None:
+    refused = cli("tenants", "create", "vision", "--quota-gpus", "many", "--limit-cores", "1.5", code=2)
+    assert "--quota-gpus" in refused.err
+    assert "--limit-cores" in refused.err
+    over = cli("tenants", "create", "Vision", "--quota-gpus", "2", "--limit-gpus", "1", code=2)
+    assert "tenant.id" in over.err
+    assert "tenant.quota_gpu_milli" in over.err
+    assert cli("tenants", "update", "vision", code=2).error
+    assert cli("tenants", "delete", "nobody", code=2).error
+
+
+def test_a_job_over_its_tenants_limit_says_so_and_a_priority_has_a_name(cli: Cli) -> None:
+    cli("tenants", "create", "small", "--limit-gpus", "0")
+    sleep = ("--", sys.executable, "-c", "import time; time.sleep(60)")
+    job = cli("submit", "--tenant", "small", "--gpus", "1", "--cpus", "1", "--priority", "high", *sleep).out.split()[0]
+    try:
+        assert "high" in cli("show", job).out
+        told = cli.json("explain", job)
+        assert told["job"]["priority"] == 100
+        assert cli.json("update", job, "--priority", "low")[0]["priority_class"] == "low"
+    finally:
+        cli("cancel", job)
+    cli("tenants", "delete", "small")
