@@ -99,7 +99,7 @@ def test_kind_and_request_follow_from_each_other(
         ("cores", "many", "column 'cores': expected a whole number from 0 to 1000000, auto or none, found 'many'"),
         ("memory_bytes", "8G", "column 'memory_bytes': expected a whole number"),
         ("gpus,cores,gpu_type_wanted", "0,1,A100", "column 'gpu_type_wanted': expected nothing for a job without GPUs"),
-        ("priority", "high", "column 'priority': expected a whole number from -1000000 to 1000000, found 'high'"),
+        ("priority", "higher", "column 'priority': expected a whole number from -1000000 to 1000000, found 'higher'"),
         ("preemptible", "perhaps", "column 'preemptible': expected true or false, found 'perhaps'"),
         ("deadline_seconds", "soon", "column 'deadline_seconds': expected a number of seconds, found 'soon'"),
         ("locality", "room", "column 'locality': expected one of server, rack, anywhere, found 'room'"),
