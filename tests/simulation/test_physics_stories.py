@@ -137,6 +137,21 @@ def test_what_a_contention_policy_says_is_done() -> None:
     assert result.policies["contention"] == "throttle"
 
 
+def test_a_contention_policy_is_asked_at_each_multiple_of_its_interval() -> None:
+    asked: list[float] = []
+
+    class Listens(Throttle):
+        def judge(self, window: NodeWindow) -> list[Directive]:
+            asked.append(window.now)
+            return []
+
+    cpu = (Role("worker", 1, Request(cores=4)),)
+    jobs = (job("dnn", 0, 10), job("cpu", 0.25, 5, roles=cpu, kind=JobKind.CPU), job("late", 1.7, 1))
+    options = {"simulator": {"speed": "bandwidth", "contention_interval_seconds": "0.3"}}
+    simulate(Trace("t", "none", jobs), "1x2x8", contention=Listens(), options=options)
+    assert asked == pytest.approx([0.3 * number for number in range(1, 18)])
+
+
 def test_a_contention_policy_is_of_no_use_where_jobs_do_not_slow_each_other_down() -> None:
     with pytest.raises(BadOption, match=r"simulator\.speed: must name bandwidth or colocation"):
         simulate(Trace("t", "none", (job("a", 0, 1),)), "1x1", contention=Throttle())

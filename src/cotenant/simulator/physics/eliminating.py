@@ -21,6 +21,7 @@ class Eliminating:
     def __init__(self, policy: ContentionPolicy | None, speeds: Speeds | None, interval_seconds: float) -> None:
         self._policy, self._speeds, self._interval_seconds = policy, speeds, interval_seconds
         self._changed_at = 0.0
+        self._last = 0  # how many intervals had passed when it was last asked
 
     def next_seconds(self, now: float, *, idle: bool = False) -> float:
         """Say when the policy is next asked; inf: there is nothing to ask about."""
@@ -28,7 +29,7 @@ class Eliminating:
             return math.inf
         if idle and now - self._changed_at > PATIENCE_SECONDS:
             return math.inf
-        return (math.floor(now / self._interval_seconds + 1e-9) + 1) * self._interval_seconds
+        return (math.floor(now / self._interval_seconds + 1e-6) + 1) * self._interval_seconds
 
     def judge(self, now: float) -> None:
         """Ask, and do what is said.
@@ -36,8 +37,12 @@ class Eliminating:
         Raises:
             PolicyFailed: the policy raised an error, or wants a share that is none.
         """
-        if self._policy is None or self._speeds is None or now % self._interval_seconds > 1e-6 * self._interval_seconds:
+        if self._policy is None or self._speeds is None:
             return
+        number = round(now / self._interval_seconds)
+        if number == self._last or abs(now / self._interval_seconds - number) > 1e-6:
+            return  # it is for something else that the clock stopped here
+        self._last = number
         for node, window in self._speeds.crowded_windows(now, self._interval_seconds):
             for directive in self._asked(self._policy, window):
                 if self._speeds.throttle(node, directive):
