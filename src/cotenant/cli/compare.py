@@ -142,7 +142,7 @@ def _cells(
         figure, ratio = figures.get(name), ratios.get(name)
         yield _range(*(_written(name, end) for end in ends(figure))) if figure else "-"
         if name.endswith("_seconds"):
-            yield _range(*(f"{end:.2f}" for end in ends(ratio))) if ratio else ""
+            yield _range(*(_ratio(end) for end in ends(ratio))) if ratio else ""
 
 
 def _range(least: str, most: str) -> str:
@@ -157,8 +157,17 @@ def _bounds(comparison: Comparison) -> Iterator[list[str]]:
             ("(pooled srsf)", bound.pooled_srsf_avg_jct_seconds),
             ("(lower bound)", bound.avg_jct_seconds_min),
         ):
-            ratio = f"{seconds / base:.2f}" if base else ""
+            ratio = _ratio(seconds / base) if base else ""
             yield [label, short_seconds(seconds), ratio, *[""] * (len(COLUMNS) - 3)]
+
+
+def _ratio(ratio: float) -> str:
+    """Write a ratio: two decimals, or two digits where it is small.
+
+    >>> [_ratio(ratio) for ratio in (1.234, 0.98, 0.00123)]
+    ['1.23', '0.98', '0.0012']
+    """
+    return f"{ratio:.2f}" if ratio >= 0.1 or not ratio else f"{ratio:.2g}"
 
 
 def _written(name: str, value: float) -> str:

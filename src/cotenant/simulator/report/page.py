@@ -63,6 +63,7 @@ def page(comparison: Comparison, plots: Sequence[tuple[Plot, str]]) -> str:
         many=many,
         trace=first.trace,
         cluster=first.cluster,
+        known=_known(comparison),
         baseline=comparison.baseline,
         cards=list(_cards(comparison)),
         findings=list(_findings(comparison)) if many else [],
@@ -77,6 +78,11 @@ def page(comparison: Comparison, plots: Sequence[tuple[Plot, str]]) -> str:
         notes=comparison.notes,
         about=_about(comparison),
     )
+
+
+def _known(comparison: Comparison) -> str:
+    """Name what arms know in advance: no figure means much without it."""
+    return ", ".join(dict.fromkeys(arm.scenario.predictor for arm in comparison.runs.arms))
 
 
 def _file(path: str) -> str:
