@@ -62,8 +62,9 @@ def test_any_changed_byte_is_caught(recorded: Path) -> None:
     if recorded.suffix == ".parquet":
         pytest.skip("some of its bytes mean nothing")
     whole, rng = recorded.read_bytes(), random.Random(0)
-    for _ in range(80):
-        at = rng.randrange(len(whole))
+    header, end = whole.index(b"\n"), whole.rindex(b"\n", 0, -1)
+    spans = [(0, len(whole)), (0, header), (end, len(whole))]
+    for at in (rng.randrange(*span) for span in spans for _ in range(30)):
         changed = bytes([whole[at] ^ rng.choice([1, 2, 8, 32])])
         recorded.write_bytes(whole[:at] + changed + whole[at + 1 :])
         told = cotenant("replay", "--check", recorded)
