@@ -5,6 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from cotenant.core.jobs import Qos
+from cotenant.core.loss_goal import NO_GOAL, LossGoal
+
 TRAINING = ""  # the phase of a job that does not tell its phase
 
 
@@ -19,12 +22,29 @@ class Candidate:
 
 
 @dataclass(frozen=True, slots=True)
+class Latency:
+    """How long requests to a service wait for their answers, each of its replicas taking its share of them.
+
+    Figures are None where the replicas cannot keep up, so that waits grow without end.
+    """
+
+    replicas: int  # that the figures are for
+    mean_seconds_max: float | None = None  # an upper bound of the mean
+    p95_seconds: float | None = None
+    p99_seconds: float | None = None
+    promised_seconds: float | None = None  # at the percentile that the job promises; None where it promises none
+    replicas_needed: int | None = None  # the fewest that keep the promise; None: no number does, or nothing is promised
+    confidence: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class CandidateEstimate:
-    """Rate and remaining time under one candidate; None where unknown."""
+    """Rate and remaining time under one candidate, and latency for a service; None where unknown."""
 
     rate_per_second: float | None = None
     remaining_seconds: float | None = None
     confidence: float = 0.0
+    latency: Latency | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +62,7 @@ class Estimate:
     cores_useful_confidence: float = 0.0
 
 
+NO_QOS = Qos()
 UNKNOWN = Estimate(source="nothing is known of this job")
 
 
@@ -63,6 +84,9 @@ class Query:
     expected_seconds: float | None = None
     candidates: tuple[Candidate, ...] = ()
     phase: str = TRAINING
+    job_id: str = ""  # empty for a job that was not submitted
+    loss_goal: LossGoal = NO_GOAL
+    qos: Qos = NO_QOS
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +94,7 @@ class Observation:
     """A window of a job's rate, or, with `run_seconds`, its end.
 
     `phase` tells windows of validation, say, from those of training, for their rates differ (Xiao [P]).
+    A loss that is no finite number is told as it is: a training that diverged is a fact about the job.
     """
 
     user: str
@@ -83,6 +108,11 @@ class Observation:
     run_seconds: float | None = None
     succeeded: bool = False
     phase: str = TRAINING
+    job_id: str = ""
+    step: int | None = None
+    loss: float | None = None  # at that step
+    batch_size: int | None = None  # requests that were answered together
+    batch_seconds: float | None = None  # that this took
 
 
 def rate_of(observation: Observation) -> float:
