@@ -132,8 +132,6 @@ class XiaoPiecewise:
         self.options = options or self.Options()
         self._beliefs = Beliefs(noise=self.options.noise, form=self.options.form)
         self._seen: Remembered[Seen] = Remembered(self.options.kinds_max, Seen, _write, _read)
-        self._by_model: dict[str, list[Key]] = {}
-        self._by_model_version = -1
 
     def observe(self, observation: Observation) -> None:
         """Take in a window's rate; a window without one, or on cores that are not told, says nothing.
@@ -197,26 +195,16 @@ class XiaoPiecewise:
         if not query.model:
             return None  # a name tells nothing of other users' jobs
         best: tuple[bool, int, Key, Seen, Setting] | None = None
-        for other in self._kin(query.model):
+        for other, seen in self._seen.of_model(query.model):
             same = other[2:] == key[2:]
             if other == key or not (same or _gpus_each(other) == _gpus_each(key)):
                 continue
-            seen = self._seen.peek(other)
             if setting := seen.setting(query.phase, gpu_type, nodes):
                 found = (same, len(seen.windows[setting]), other, seen, setting)
                 best = found if best is None or found[:3] > best[:3] else best
         if best is None:
             return None
         return Known(self._curve(best[3], best[4]), self.options.others_trust, rates=best[0])
-
-    def _kin(self, model: str) -> Sequence[Key]:
-        """The kinds of the same model; the index is made anew where kinds came or went."""
-        if self._by_model_version != self._seen.version:
-            self._by_model = {}
-            for key, _ in self._seen:
-                self._by_model.setdefault(key[1], []).append(key)
-            self._by_model_version = self._seen.version
-        return self._by_model.get(model, [])
 
     def _curve(self, seen: Seen, setting: Setting) -> Curve:
         if setting not in seen.curves:

@@ -24,6 +24,7 @@ DURATION_SECONDS_MAX = 315_576_000_000.0  # what google.protobuf.Duration can ho
 RATE_MAX_PER_SECOND = 1e9
 NODES_MAX = 100_000
 STEPS_MAX = 10**15
+PARAMETER_SERVER_ROLE = "ps"
 
 
 def query_of(message: pb.EstimateQuery) -> Query:
@@ -38,7 +39,7 @@ def query_of(message: pb.EstimateQuery) -> Query:
         raise ValueError(f"attained_gpu_seconds is {attained:g}; it must be finite and not negative")
     if len(message.candidates) > CANDIDATES_MAX:
         raise ValueError(f"{len(message.candidates)} candidates are too many; {CANDIDATES_MAX} are taken at most")
-    own = _own(spec)
+    own, team = _own(spec), _team(spec)
     return Query(
         *kind,
         cores=own.cores or None,
@@ -48,8 +49,7 @@ def query_of(message: pb.EstimateQuery) -> Query:
         step=_within("progress.step", message.progress.step, STEPS_MAX),
         steps_total=_within("spec.steps_total", spec.steps_total, STEPS_MAX),
         expected_seconds=_expected(spec),
-        candidates=tuple([_interned(one.cores, one.gpu_milli, one.nodes, one.gpu_type) for one in message.candidates])
-        or (own,),
+        candidates=tuple([_allocation(one, team) for one in message.candidates]) or (own,),
         phase=_phase(message.phase),
     )
 
@@ -60,7 +60,7 @@ def observation_of(message: pb.Observation) -> Observation:
     Raises:
         ValueError: it cannot be taken; the text says why.
     """
-    rate, seen = message.rate_per_second, message.allocation
+    rate = message.rate_per_second
     if not 0 <= rate <= RATE_MAX_PER_SECOND:
         raise ValueError(f"rate_per_second is {rate:g}; it must be from 0 to {RATE_MAX_PER_SECOND:g}")
     ended = message.HasField("run_time")
@@ -71,7 +71,7 @@ def observation_of(message: pb.Observation) -> Observation:
         raise ValueError("neither a rate nor the end of a run is told")
     return Observation(
         *_kind_of(message.spec),
-        allocation=_interned(seen.cores, seen.gpu_milli, seen.nodes, seen.gpu_type),
+        allocation=_allocation(message.allocation, _team(message.spec)),
         rate_per_second=rate or None,
         window_seconds=window_seconds,
         run_seconds=_seconds("run_time", message.run_time) if ended else None,
@@ -136,17 +136,49 @@ def _own(spec: job_pb2.JobSpec) -> Candidate:
     wanted = spec.roles[0].resources
     for role in spec.roles[1:]:
         wanted = max(wanted, role.resources, key=lambda resources: resources.gpu_milli)
-    return Candidate(wanted.cores, wanted.gpu_milli, gpu_type=wanted.gpu_type)
+    return Candidate(wanted.cores, wanted.gpu_milli, 1, wanted.gpu_type, *_team(spec))
+
+
+Team = tuple[int, int, int]  # workers, parameter servers, cores of each of these; all 0 without parameter servers
+
+
+def _team(spec: job_pb2.JobSpec) -> Team:
+    """Tell the parameter servers of a job, which are the replicas of its role `ps`, from its workers."""
+    if len(spec.roles) < 2:
+        return 0, 0, 0
+    servers = [role for role in spec.roles if role.name == PARAMETER_SERVER_ROLE]
+    count = sum(role.replicas for role in servers)
+    if not count:
+        return 0, 0, 0
+    return sum(role.replicas for role in spec.roles) - count, count, servers[0].resources.cores
+
+
+def _allocation(message: pb.CandidateAllocation, team: Team) -> Candidate:
+    workers, servers, server_cores = team
+    return _interned(
+        message.cores,
+        message.gpu_milli,
+        message.nodes,
+        message.gpu_type,
+        message.workers or workers,
+        message.servers or servers,
+        message.server_cores or server_cores,
+    )
 
 
 @lru_cache(maxsize=4096)  # the same few allocations are judged for job after job
-def _interned(cores: int, gpu_milli: int, nodes: int, gpu_type: str) -> Candidate:
+def _interned(
+    cores: int, gpu_milli: int, nodes: int, gpu_type: str, workers: int, servers: int, server_cores: int
+) -> Candidate:
+    _within("workers", workers, REPLICAS_MAX)
+    _within("servers", servers, REPLICAS_MAX)
+    _within("server_cores", server_cores, CORES_MAX)
     _within("cores", cores, CORES_MAX)
     _within("gpu_milli", gpu_milli, GPU_MILLI_MAX)
     _within("nodes", nodes, NODES_MAX)
     if wrong := bad_name(gpu_type):
         raise ValueError(f"gpu_type: {wrong}")
-    return Candidate(cores, gpu_milli, nodes or 1, gpu_type)
+    return Candidate(cores, gpu_milli, nodes or 1, gpu_type, workers, servers, server_cores)
 
 
 def _within(what: str, figure: int, at_most: int) -> int:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from cotenant.core.curves import Beliefs, Curve, Point, Windows, confidence_of, errors_of, fit, ladder
@@ -20,7 +20,11 @@ RATES = st.floats(0.01, 1e4)
 POINTS = st.lists(st.builds(Point, COUNTS, RATES, st.integers(1, 9)), min_size=1, max_size=6)
 
 
+FALLING = [Point(1, 10.0), Point(2, 19.0), Point(3, 40.0), Point(4, 30.0), Point(24, 200.0)]
+
+
 @given(POINTS)
+@example(FALLING)
 def test_a_curve_never_falls_and_never_exceeds_its_plateau(points: list[Point]) -> None:
     curve = fit(points)
     rates = [curve.rate(cores) for cores in range(1, 60)]

@@ -165,11 +165,25 @@ class Curve:
         return _rounded(log / math.log(theta) - linear), _rounded(linear), _rounded(log + rest + jump)
 
     def rate(self, cores: int) -> float:
-        """The expected rate, in steps per second; never above the plateau."""
+        """The expected rate, in steps per second; never above the plateau, and never falling."""
+        return self.parameters[2] if cores >= self.theta else self._below[cores - 1]
+
+    @cached_property
+    def _below(self) -> list[float]:
+        """The rates on 1, 2, … cores below θ: the form, drawn towards what was measured nearby.
+
+        A real curve departs from the form, at neighbouring counts alike. So what is seen of its departure, less the
+        part that is likely noise, counts there, and fades with log C to the next point, or to θ [R].
+        """
         log_term, linear_term, plateau = self.parameters
-        if cores >= self.theta:
-            return plateau
-        return min(plateau, max(0.0, log_term * math.log(cores) + linear_term * cores))
+        cores = np.arange(1, self.theta)
+        form = np.maximum(log_term * np.log(cores) + linear_term * cores, TINY * plateau)
+        known = [point for point in self.points if point.cores < self.theta]
+        real = self.beliefs.form**2 / errors_of(known, self.beliefs) ** 2
+        departures = [point.rate / form[point.cores - 1] - 1 for point in known]
+        places = np.log([*(point.cores for point in known), self.theta])
+        drawn = form * (1 + np.interp(np.log(cores), places, [*np.multiply(real, departures), 0.0]))
+        return [_rounded(rate) for rate in np.minimum(np.maximum.accumulate(drawn), plateau).tolist()]
 
     def spread(self, cores: int) -> float:
         """By how much the rate may be off, as a standard deviation relative to it; infinite where it is none."""

@@ -13,12 +13,15 @@ TRAINING = ""  # the phase of a job that does not tell its phase
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """An allocation to be judged, the same for each replica."""
+    """An allocation to be judged, the same for each replica, or for each worker of a job with parameter servers."""
 
     cores: int
     gpu_milli: int = 0
     nodes: int = 1
     gpu_type: str = ""
+    workers: int = 0  # beside parameter servers; 0 where a job has none, or all its replicas but the servers
+    servers: int = 0  # parameter servers
+    server_cores: int = 0  # of each
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Generic, TypeVar
 from urllib.parse import quote
 
@@ -36,20 +36,21 @@ class Remembered(Generic[T]):
         self._kinds_max, self._new, self._write, self._read = kinds_max, new, write, read
         self._kinds: OrderedDict[Key, T] = OrderedDict()
         self._changed: dict[Key, None] = {}
-        self.version = 0  # grows whenever kinds come or go
+        self._by_model: dict[str, list[Key]] | None = None  # made anew after kinds came or went
 
-    def __iter__(self) -> Iterator[tuple[Key, T]]:
-        return iter(self._kinds.items())
+    def of_model(self, model: str) -> Sequence[tuple[Key, T]]:
+        """All kinds whose second part is this model, without using them."""
+        if self._by_model is None:
+            self._by_model = {}
+            for key in self._kinds:
+                self._by_model.setdefault(key[1], []).append(key)
+        return [(key, self._kinds[key]) for key in self._by_model.get(model, ())]
 
     def get(self, key: Key) -> T | None:
         """What is known of a kind, which counts as used now."""
         if key in self._kinds:
             self._kinds.move_to_end(key)
         return self._kinds.get(key)
-
-    def peek(self, key: Key) -> T:
-        """What is known of a kind that is known, without using it."""
-        return self._kinds[key]
 
     def change(self, key: Key) -> T:
         """Find or begin a kind, to be changed."""
@@ -86,7 +87,7 @@ class Remembered(Generic[T]):
     def _put(self, key: Key, thing: T) -> None:
         self._kinds[key] = thing
         self._kinds.move_to_end(key)
-        self.version += 1
+        self._by_model = None
         while len(self._kinds) > self._kinds_max:
             forgotten, _ = self._kinds.popitem(last=False)
             self._changed[forgotten] = None

@@ -1,0 +1,290 @@
+"""How fast a job with parameter servers runs: AITurbo's step time, from five allocations or more."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import product
+
+from cotenant.core.curves import Windows, confidence_of
+from cotenant.core.estimates import Candidate, CandidateEstimate, Estimate, Observation, Query, rate_of
+from cotenant.core.jobs import WHOLE_GPU_MILLI
+from cotenant.core.refusals import plural
+from cotenant.core.remembered import Key, Remembered
+from cotenant.core.steptimes import Terms, fit_terms
+from cotenant.core.validate import Violation
+
+POINTS_MIN = 5  # allocations without which a job is unpredictable [D]
+TEAMS_MAX = 64  # remembered of one kind of job and GPU type; the oldest makes room
+GPU_TYPES_MAX = 8
+RATES_MAX = 8  # latest of one team
+CORES_SPREAD = 0.5  # relative error for twice the cores of a role whose cores never varied [R]
+P10 = 1.2815515655446004  # standard deviations from the median to the 10th percentile
+UNJUDGED = CandidateEstimate()
+
+Bend = tuple[float, float]  # of an efficiency 1 − loss·e^(−rate·cores): loss and rate
+EVEN: Bend = (0.0, 1.0)
+BENDS: tuple[Bend, ...] = (EVEN, *product((0.5, 0.8, 0.95), (0.1, 0.25, 0.5, 1.0)))
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Team:
+    """The workers and parameter servers of a job, the cores of each, and its GPUs; 0 cores are not told."""
+
+    workers: int
+    servers: int
+    worker_cores: int
+    server_cores: int
+    gpus: float
+
+    def features(self, worker: Bend, server: Bend) -> tuple[float, ...]:
+        """What a step's time is made of: θ₀ and θ₁ of computing, θ₂ and θ₃ of serving, θ₄ to θ₆ of keeping together.
+
+        The batch is one for all workers, so that each has a share of 1/w; its size is a part of θ₀.
+        """
+        slow, served = slowness(self.worker_cores, worker), self.workers / self.servers
+        serving = slowness(self.server_cores, server) * served
+        return slow / self.workers, slow, served, serving, float(self.workers), float(self.servers), self.gpus
+
+
+def slowness(cores: int, bend: Bend) -> float:
+    """κ, by how much slower a role is with so many cores than with enough of them.
+
+    >>> slowness(4, EVEN), round(slowness(1, (0.8, 0.5)), 2)
+    (1.0, 1.94)
+    """
+    loss, rate = bend
+    return 1 / (1 - loss * math.exp(-rate * cores)) if cores else 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """The step times of one kind of job on one GPU type."""
+
+    terms: Terms
+    worker: Bend
+    server: Bend
+    worker_cores: tuple[int, ...]  # that were measured
+    server_cores: tuple[int, ...]
+    points: int
+
+    def judge(self, team: Team) -> tuple[float, float]:
+        """The rate of a team, in steps per second, and its relative standard deviation."""
+        row = team.features(self.worker, self.server)
+        seconds = self.terms.seconds(row)
+        if seconds <= 0:
+            return 0.0, math.inf
+        asked = ((team.worker_cores, self.worker_cores), (team.server_cores, self.server_cores))
+        spread = math.hypot(self.terms.spread(row), *(_beyond(cores, measured) for cores, measured in asked))
+        return float(f"{1 / seconds:.9g}"), spread
+
+
+@dataclass(slots=True)
+class Seen:
+    """The windows of one kind of job by GPU type and team, and the models through them."""
+
+    windows: dict[str, dict[Team, Windows]] = field(default_factory=dict)
+    models: dict[str, Model] = field(default_factory=dict)
+
+    def add(self, gpu_type: str, team: Team, rate: float) -> None:
+        """Take in the rate of a window."""
+        if gpu_type not in self.windows and len(self.windows) == GPU_TYPES_MAX:
+            del self.windows[next(iter(self.windows))]
+        teams = self.windows.setdefault(gpu_type, {})
+        if team not in teams and len(teams) == TEAMS_MAX:
+            del teams[next(iter(teams))]
+        teams.setdefault(team, Windows(rates_max=RATES_MAX, counts_max=1)).add(1, rate)
+        self.models.clear()
+
+    def gpu_type(self, wanted: str) -> str:
+        """Take the wanted type; where none is wanted, the one with the most teams."""
+        if wanted or not self.windows:
+            return wanted
+        return max(sorted(self.windows), key=lambda one: len(self.windows[one]))
+
+
+class ParameterServer:
+    """Expect a step to take κ_w(c)·(θ₀·m + θ₁) + (θ₂ + θ₃·κ_ps(c))·w/p + θ₄·w + θ₅·p + θ₆·g seconds.
+
+    The form is AITurbo's (Zhao et al., HPDC 2021) [D]: w workers with a share m of the batch each, p parameter servers,
+    g GPUs, and for each role κ(c) = 1 / (1 − a·e^(−b·c)) of its c cores. All θ are found by non-negative least squares
+    relative to the step time; a and b by trying a grid, for those roles whose cores varied [R]. Below five different
+    teams a job is unpredictable [D]. The batch of a kind of job is taken to be one and the same.
+
+    >>> from cotenant.core.estimates import Candidate, Observation, Query
+    >>> predictor = ParameterServer()
+    >>> for workers, servers in ((1, 1), (2, 1), (2, 2), (4, 1), (4, 2), (8, 4)):
+    ...     seconds = 4.0 / workers + 0.5 + 0.2 * workers / servers
+    ...     seen = Candidate(4, 1000, workers=workers, servers=servers, server_cores=2)
+    ...     predictor.observe(
+    ...         Observation("ann", "dnn", "", 1000 * workers, workers + servers, seen, rate_per_second=1 / seconds)
+    ...     )
+    >>> query = Query("ann", "dnn", "", 4000, 8, candidates=(Candidate(4, 1000, workers=4, servers=4, server_cores=2),))
+    >>> round(1 / predictor.estimate(query).candidates[0].rate_per_second, 1)
+    1.7
+    """
+
+    name = "parameter-server"
+    api_version = 1
+
+    @dataclass(frozen=True, slots=True)
+    class Options:
+        """How much is remembered, and how sure is sure.
+
+        kinds_max: kinds of jobs remembered; the one unused for longest is forgotten first.
+        confidence_min: from this confidence on a job is predictable.
+        """
+
+        kinds_max: int = 10_000
+        confidence_min: float = 0.5
+
+        def check(self) -> Iterator[Violation]:
+            """Name every option that makes no sense."""
+            if self.kinds_max < 1:
+                yield Violation("kinds_max", f"must be 1 or more, not {self.kinds_max}")
+            if not 0 <= self.confidence_min <= 1:
+                yield Violation("confidence_min", f"must be from 0 to 1, not {self.confidence_min:g}")
+
+    def __init__(self, options: Options | None = None) -> None:
+        self.options = options or self.Options()
+        self._seen: Remembered[Seen] = Remembered(self.options.kinds_max, Seen, _write, _read)
+
+    def observe(self, observation: Observation) -> None:
+        """Take in a training window's rate of a job with parameter servers.
+
+        Raises:
+            ValueError: a figure that cannot be; nothing of the observation is kept.
+        """
+        rate, seen = rate_of(observation), observation.allocation
+        team = team_of(observation.replicas, observation.gpu_milli, seen)
+        if rate and team and not observation.phase:
+            self._seen.change(_key(observation)).add(seen.gpu_type, team, rate)
+
+    def estimate(self, query: Query) -> Estimate:
+        """Tell the rate of each candidate team; where the steps are known, how long those that are left take."""
+        steps = max(0, query.steps_total - query.step)
+        seen = None if query.phase else self._seen.get(_key(query))
+        judged = tuple([self._judge(seen, query, candidate, steps) for candidate in query.candidates])
+        if seen is None:
+            return Estimate(source="no rate of a job like this one with parameter servers was seen", candidates=judged)
+        gpu_type = seen.gpu_type(query.gpu_type)
+        points = len(seen.windows.get(gpu_type, ()))
+        if points < POINTS_MIN:
+            told = f"{plural(points, 'team')} of workers and parameter servers seen, of {POINTS_MIN} that are needed"
+            return Estimate(source=told, candidates=judged)
+        source = f"a step time fitted to {plural(points, 'team')} of workers and parameter servers"
+        own = query.candidates[0] if query.candidates else None
+        team = team_of(query.replicas, query.gpu_milli, own) if own else None
+        rate, spread = self._model(seen, gpu_type).judge(team) if team else (0.0, math.inf)
+        confidence = confidence_of(spread)
+        if not (steps and rate) or confidence < self.options.confidence_min:
+            return Estimate(source=source, candidates=judged)
+        seconds = steps / rate
+        return Estimate(
+            True,
+            confidence,
+            seconds,
+            seconds / (1 + P10 * spread),
+            seconds / max(1 - P10 * spread, 0.1),
+            source=f"{plural(steps, 'step')} left at {rate:.3g} per second, by {source}",
+            candidates=judged,
+        )
+
+    def _judge(self, seen: Seen | None, query: Query, candidate: Candidate, steps: int) -> CandidateEstimate:
+        team = team_of(query.replicas, query.gpu_milli, candidate)
+        gpu_type = seen.gpu_type(candidate.gpu_type) if seen else ""
+        if seen is None or team is None or len(seen.windows.get(gpu_type, ())) < POINTS_MIN:
+            return UNJUDGED
+        rate, spread = self._model(seen, gpu_type).judge(team)
+        return CandidateEstimate(rate, steps / rate if steps else None, confidence_of(spread)) if rate else UNJUDGED
+
+    def _model(self, seen: Seen, gpu_type: str) -> Model:
+        if gpu_type not in seen.models:
+            seen.models[gpu_type] = _fitted(seen.windows[gpu_type])
+        return seen.models[gpu_type]
+
+    def dump(self) -> Mapping[str, bytes]:
+        """Write down what changed since the last dump; a record without content was forgotten."""
+        return self._seen.dump()
+
+    def restore(self, records: Mapping[str, bytes]) -> Sequence[str]:
+        """Take back what was dumped; names the records that could not be read."""
+        return self._seen.restore(records)
+
+
+def team_of(replicas: int, gpu_milli: int, seen: Candidate) -> Team | None:
+    """Say who works together; None for a job without parameter servers.
+
+    Raises:
+        ValueError: the figures cannot be.
+    """
+    if min(seen.workers, seen.servers, seen.cores, seen.server_cores, gpu_milli, seen.gpu_milli) < 0 or replicas < 1:
+        raise ValueError(f"no job has {plural(replicas, 'replica')}, {gpu_milli} mGPU and {seen}")
+    workers = seen.workers or replicas - seen.servers
+    if not seen.servers or workers < 1:
+        return None
+    gpus = (seen.gpu_milli * workers or gpu_milli) / WHOLE_GPU_MILLI
+    return Team(workers, seen.servers, seen.cores, seen.server_cores, gpus)
+
+
+def _fitted(teams: Mapping[Team, Windows]) -> Model:
+    """Fit the form with each efficiency that may be, and take what fits best; the first of equals."""
+    ordered = sorted(teams)
+    seconds = [1 / teams[team].points()[0].rate for team in ordered]
+    worker_cores = tuple(sorted({team.worker_cores for team in ordered}))
+    server_cores = tuple(sorted({team.server_cores for team in ordered}))
+    best: tuple[float, Terms, Bend, Bend] | None = None
+    for worker, server in product(_bends(worker_cores), _bends(server_cores)):
+        terms = fit_terms([team.features(worker, server) for team in ordered], seconds)
+        misfit = round(terms.misfit, 6)
+        if best is None or misfit < best[0]:
+            best = misfit, terms, worker, server
+    assert best is not None
+    return Model(*best[1:], worker_cores, server_cores, len(ordered))
+
+
+def _bends(cores: Iterable[int]) -> tuple[Bend, ...]:
+    return BENDS if len(set(cores)) > 1 else (EVEN,)
+
+
+def _beyond(cores: int, measured: Sequence[int]) -> float:
+    """How unsure it is to be on cores outside of what was measured."""
+    if not cores or measured[0] <= cores <= measured[-1] or not measured[0]:
+        return 0.0
+    nearest = measured[0] if cores < measured[0] else measured[-1]
+    return CORES_SPREAD * abs(math.log2(cores / nearest))
+
+
+def _key(about: Observation | Query) -> Key:
+    return about.user, about.model or about.name
+
+
+def _write(key: Key, seen: Seen) -> bytes:
+    rates = [
+        [gpu_type, one.workers, one.servers, one.worker_cores, one.server_cores, one.gpus, list(windows.rates[1])]
+        for gpu_type, teams in seen.windows.items()
+        for one, windows in teams.items()
+    ]
+    return json.dumps({"key": key, "rates": rates}, separators=(",", ":")).encode()
+
+
+def _read(content: bytes) -> tuple[Key, Seen]:
+    """Read a kind back.
+
+    Raises:
+        ValueError: it is none, or some figure in it cannot be; also TypeError and KeyError.
+    """
+    record = json.loads(content)
+    user, model = (str(part) for part in record["key"])
+    seen = Seen()
+    for gpu_type, workers, servers, worker_cores, server_cores, gpus, rates in record["rates"]:
+        team = Team(int(workers), int(servers), int(worker_cores), int(server_cores), float(gpus))
+        if min(team.workers, team.servers) < 1 or min(team.worker_cores, team.server_cores) < 0:
+            raise ValueError("a team that cannot be")
+        if not 0 <= team.gpus < math.inf:
+            raise ValueError("GPUs that cannot be")
+        for rate in rates:
+            seen.add(str(gpu_type), team, float(rate))
+    return (user, model), seen
