@@ -43,7 +43,7 @@ def test_a_job_without_parameter_servers_has_no_team() -> None:
 
 @pytest.mark.parametrize("field", ["workers", "servers", "server_cores"])
 def test_a_team_that_cannot_be_is_named(field: str) -> None:
+    wrong = pb.CandidateAllocation(cores=2)
+    setattr(wrong, field, -1)
     with pytest.raises(ValueError, match=f"{field} is -1"):
-        wrong = pb.CandidateAllocation(cores=2)
-        setattr(wrong, field, -1)
         query_of(pb.EstimateQuery(spec=spec(), candidates=[wrong]))
