@@ -19,6 +19,7 @@ from cotenant.core.validate import Violation
 PLACEMENTS_MAX = 32  # of one kind of job and GPU type; the oldest makes room
 GPU_TYPES_MAX = 8
 RATES_MAX, COUNTS_MAX = 8, 8  # latest rates of one core count, and core counts of one placement
+JUDGED_MAX = 256  # placements whose rates are remembered of one model
 PER_DOUBLING = 0.04  # relative error for each doubling of the GPUs beyond what was measured [R]
 SLOWDOWN_SPREAD = 0.25  # of the co-location factor between jobs, relative to it [R]
 MARGIN = 4.0  # by so much better the form with a fixed batch must fit: two standard deviations [R]
@@ -39,9 +40,17 @@ class Model:
     placements: int
     slowdown: float  # σ, of sharing a GPU
     slowdown_spread: float
+    judged: dict[Placement, tuple[float, float]] = field(default_factory=dict)  # each is asked for again and again
 
     def judge(self, placement: Placement) -> tuple[float, float]:
         """The rate in a placement, in steps per second, and its relative standard deviation."""
+        if placement not in self.judged:
+            if len(self.judged) == JUDGED_MAX:
+                self.judged.clear()
+            self.judged[placement] = self._judge(placement)
+        return self.judged[placement]
+
+    def _judge(self, placement: Placement) -> tuple[float, float]:
         gpus, nodes, shared = placement
         row = features(gpus, nodes, self.cross, batch_is_fixed=self.batch_is_fixed)
         seconds = self.terms.seconds(row)
@@ -256,9 +265,8 @@ def _fitted(placements: Mapping[Placement, Windows], options: Scaling.Options) -
     if not ratios or any(ratio <= 0 for ratio in ratios):
         return model
     slowdown = max(1.0, math.exp(math.fsum(math.log(ratio) for ratio in ratios) / len(ratios)))
-    return replace(
-        model, slowdown=float(f"{slowdown:.9g}"), slowdown_spread=SLOWDOWN_SPREAD / math.sqrt(len(ratios) + 1)
-    )
+    spread = SLOWDOWN_SPREAD / math.sqrt(len(ratios) + 1)
+    return replace(model, slowdown=float(f"{slowdown:.9g}"), slowdown_spread=spread, judged={})
 
 
 def _best_seconds(windows: Windows) -> float:
