@@ -4,7 +4,9 @@
 noise, chosen one by one; beside it halving and searching step by step, which draw lines between what they measured.
 `scaling` is fitted to the three smallest placements of each model and batch of Pollux (OSDI 2021) and ElasticFlow
 (ASPLOS 2023), and predicts the others; beside it GENIE's own log₂ between nodes. A prediction counts as sure from a
-confidence of 0.5 on. The profiles stand in ../shared/data; where they are absent the rows are left out, and it is said.
+confidence of 0.5 on. `parameter-server` predicts each team of AITurbo's production jobs (HPDC 2021) from the other
+teams of its kind, five windows of each; the figures beside it are those of the unsure. The data stand in
+../shared/data; where they are absent the rows are left out, and it is said.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ from benchmarks import harness  # noqa: E402 - the root of the checkout has to b
 from cotenant.core import design  # noqa: E402 - likewise
 from cotenant.core.curves import Point, fit  # noqa: E402 - likewise
 from cotenant.core.estimates import Candidate, Observation, Query  # noqa: E402 - likewise
+from cotenant.policies.parameter_server import ParameterServer  # noqa: E402 - likewise
 from cotenant.policies.scaling import Scaling  # noqa: E402 - likewise
 from cotenant.policies.xiao_piecewise import XiaoPiecewise  # noqa: E402 - likewise
 
@@ -320,8 +323,61 @@ def _confidence(found: Sequence[Predicted]) -> float:
     return 100 * statistics.fmean(one.confidence for one in found)
 
 
+TEAMS_MIN, WINDOWS = 6, 5  # teams of a kind, so that five are left without one; windows of a team
+Team = tuple[int, int, float, float]  # workers, parameter servers, GPUs, cores of the job
+
+
+def kinds() -> list[dict[Team, list[float]]]:
+    """Kinds of jobs (type and batch) by team: the middle five rates of each team that has as many."""
+    path = DATA / "aiturbo" / "ddl_jobs.csv"
+    rates: dict[tuple[str, str], dict[Team, list[float]]] = {}
+    for row in _csv(path) if path.exists() else ():
+        if not all(row[name] for name in ("workers", "ps", "gpus", "cpus", "throughput")):
+            continue
+        team = int(float(row["workers"])), int(float(row["ps"])), float(row["gpus"]), float(row["cpus"])
+        if min(team[:2]) > 0 and float(row["throughput"]) > 0:
+            teams = rates.setdefault((row["job_type"], row["batch_size"]), {})
+            teams.setdefault(team, []).append(float(row["throughput"]))
+    middle = [
+        {
+            team: sorted(some)[(len(some) - WINDOWS) // 2 :][:WINDOWS]
+            for team, some in teams.items()
+            if len(some) >= WINDOWS
+        }
+        for teams in rates.values()
+    ]
+    return [teams for teams in middle if len(teams) >= TEAMS_MIN]
+
+
+def team_rows() -> Iterator[harness.Row]:
+    found: list[Predicted] = []
+    for teams in kinds():
+        for left_out, rates in teams.items():
+            predictor = ParameterServer()
+            for team in teams:
+                for rate in teams[team] if team != left_out else ():
+                    replicas, gpu_milli, seen = _allocation(team)
+                    predictor.observe(Observation("a", "m", "", gpu_milli, replicas, seen, rate_per_second=rate))
+            replicas, gpu_milli, asked = _allocation(left_out)
+            (judged,) = predictor.estimate(Query("a", "m", "", gpu_milli, replicas, candidates=(asked,))).candidates
+            error = abs((judged.rate_per_second or 0.0) / statistics.median(rates) - 1)
+            found.append(Predicted(error, judged.confidence))
+    sure, unsure = ([one for one in found if (one.confidence >= SURE) == side] for side in (True, False))
+    if not (sure and unsure):
+        print(f"no production jobs in {DATA}: the rows about parameter servers are left out", file=sys.stderr)
+        return
+    yield harness.Row("parameter-server: teams told surely", len(sure), "teams", len(unsure), "told unsurely")
+    yield harness.Row("… their median error", _median(sure), "%", _median(unsure), "told unsurely")
+    yield harness.Row("… within 15 %", _within(sure), "%", _within(unsure), "told unsurely")
+
+
+def _allocation(team: Team) -> tuple[int, int, Candidate]:
+    workers, servers, gpus, cores = team
+    return workers + servers, round(1000 * gpus), Candidate(int(cores), workers=workers, servers=servers)
+
+
 def _measure(quick: bool) -> Sequence[harness.Row]:
-    return [*curve_rows(SEEDS_QUICK if quick else SEEDS), *scaling_rows()]
+    return [*curve_rows(SEEDS_QUICK if quick else SEEDS), *scaling_rows(), *team_rows()]
 
 
 if __name__ == "__main__":
