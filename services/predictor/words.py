@@ -1,21 +1,30 @@
 """The predictor's messages in the core's words, and back. What cannot be taken is a `ValueError` with a sentence.
 
-A job's user is its tenant: a query does not tell who submitted the job, and history must be kept by the same name
-under which it is asked for.
+A job's user is its tenant: history must be kept by the same name under which it is asked for, also for jobs that were
+not submitted yet, of which nobody can say whose they will be. Who submitted a job stands in its submission.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from functools import lru_cache
 
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from cotenant.core.estimates import Candidate, CandidateEstimate, Estimate, Observation, Query
-from cotenant.core.jobs import TENANT_DEFAULT, WHOLE_GPU_MILLI
-from cotenant.core.validate import CORES_MAX, GPU_MILLI_MAX, REPLICAS_MAX, ROLES_MAX, bad_name
-from cotenant.v1 import job_pb2
+from cotenant.core.estimates import Candidate, CandidateEstimate, Estimate, Observation, Query, Submission
+from cotenant.core.jobs import TENANT_DEFAULT, WHOLE_GPU_MILLI, JobKind, Request, Role
+from cotenant.core.validate import (
+    CORES_MAX,
+    GPU_MILLI_MAX,
+    LABELS_MAX,
+    MEMORY_BYTES_MAX,
+    REPLICAS_MAX,
+    ROLES_MAX,
+    bad_name,
+)
+from cotenant.v1 import job_pb2, resources_pb2
 from cotenant.v1 import predictor_service_pb2 as pb
 
 CANDIDATES_MAX = 256  # of one query
@@ -25,6 +34,12 @@ RATE_MAX_PER_SECOND = 1e9
 NODES_MAX = 100_000
 STEPS_MAX = 10**15
 PARAMETER_SERVER_ROLE = "ps"
+
+KINDS: Mapping[int, str] = {
+    job_pb2.JOB_KIND_TRAINING: JobKind.TRAINING.value,
+    job_pb2.JOB_KIND_INFERENCE: JobKind.INFERENCE.value,
+    job_pb2.JOB_KIND_CPU: JobKind.CPU.value,
+}
 
 
 def query_of(message: pb.EstimateQuery) -> Query:
@@ -51,6 +66,7 @@ def query_of(message: pb.EstimateQuery) -> Query:
         expected_seconds=_expected(spec),
         candidates=tuple([_allocation(one, team) for one in message.candidates]) or (own,),
         phase=_phase(message.phase),
+        submission=_submission(message),
     )
 
 
@@ -77,6 +93,8 @@ def observation_of(message: pb.Observation) -> Observation:
         run_seconds=_seconds("run_time", message.run_time) if ended else None,
         succeeded=message.succeeded,
         phase=_phase(message.phase),
+        submission=_submission(message),
+        seen_seconds=seconds_of(message.time) if message.HasField("time") else None,
     )
 
 
@@ -129,6 +147,35 @@ def _phase(text: str) -> str:
     if wrong := bad_name(text):
         raise ValueError(f"phase: {wrong}")
     return text
+
+
+def _submission(message: pb.EstimateQuery | pb.Observation) -> Submission:
+    """Read what was known of the job when it was submitted."""
+    spec = message.spec
+    if wrong := bad_name(message.submitter):
+        raise ValueError(f"submitter: {wrong}")
+    if len(spec.labels) > LABELS_MAX:
+        raise ValueError(f"its spec has {len(spec.labels)} labels; {LABELS_MAX} are taken at most")
+    return Submission(
+        submitter=message.submitter,
+        submitted_seconds=seconds_of(message.submit_time) if message.HasField("submit_time") else None,
+        kind=KINDS.get(spec.kind, ""),
+        roles=tuple([_role(role.name, role.replicas, *_asked(role.resources)) for role in spec.roles]),
+        steps_total=_within("spec.steps_total", spec.steps_total, STEPS_MAX),
+        labels=tuple(sorted(spec.labels.items())) if spec.labels else (),
+    )
+
+
+def _asked(resources: resources_pb2.ResourceRequest) -> tuple[int, int | None, int, str]:
+    cores = resources.cores if resources.HasField("cores") else None
+    return resources.gpu_milli, cores, resources.memory_bytes, resources.gpu_type
+
+
+@lru_cache(maxsize=4096)  # the same few shapes come job after job
+def _role(name: str, replicas: int, gpu_milli: int, cores: int | None, memory_bytes: int, gpu_type: str) -> Role:
+    _within("cores", cores or 0, CORES_MAX)
+    _within("memory_bytes", memory_bytes, MEMORY_BYTES_MAX)
+    return Role(name, replicas, Request(gpu_milli, cores, memory_bytes, gpu_type))
 
 
 def _own(spec: job_pb2.JobSpec) -> Candidate:

@@ -76,6 +76,7 @@ class Observations:
             number=attempt.number,
             spec=translate.spec_to_wire(record.spec),
             submitter=record.job.submitter,
+            submit_time=record.job.create_time,
         )
         seen.allocation.cores = max((len(task.core_ids) for task in tasks), default=0)
         seen.allocation.gpu_milli = max((sum(share.milli for share in task.gpus) for task in tasks), default=0)

@@ -224,6 +224,8 @@ class Scheduler:
             spec=record.job.spec,
             attained_gpu_seconds=record.job.attained_gpu_seconds,
             progress=record.job.progress,
+            submitter=record.job.submitter,
+            submit_time=record.job.create_time if record.job.HasField("create_time") else None,
         )
 
     async def _place(self, ranking: Ranking, reasons: Reasons, times: _Times) -> None:

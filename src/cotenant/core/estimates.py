@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from cotenant.core.jobs import Qos
+from cotenant.core.jobs import Qos, Role
 from cotenant.core.loss_goal import NO_GOAL, LossGoal
 
 TRAINING = ""  # the phase of a job that does not tell its phase
@@ -70,6 +70,21 @@ UNKNOWN = Estimate(source="nothing is known of this job")
 
 
 @dataclass(frozen=True, slots=True)
+class Submission:
+    """What else is known of a job once it is submitted: nothing here depends on how it runs."""
+
+    submitter: str = ""
+    submitted_seconds: float | None = None  # unix time; in a simulation, the trace's clock
+    kind: str = ""  # training, inference or cpu; empty where it was not said
+    roles: tuple[Role, ...] = ()
+    steps_total: int = 0
+    labels: tuple[tuple[str, str], ...] = ()
+
+
+NOT_TOLD = Submission()
+
+
+@dataclass(frozen=True, slots=True)
 class Query:
     """A job to be estimated."""
 
@@ -90,6 +105,7 @@ class Query:
     job_id: str = ""  # empty for a job that was not submitted
     loss_goal: LossGoal = NO_GOAL
     qos: Qos = NO_QOS
+    submission: Submission = NOT_TOLD
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +132,8 @@ class Observation:
     loss: float | None = None  # at that step
     batch_size: int | None = None  # requests that were answered together
     batch_seconds: float | None = None  # that this took
+    submission: Submission = NOT_TOLD
+    seen_seconds: float | None = None  # when the window or the job ended, on the clock of `submitted_seconds`
 
 
 def rate_of(observation: Observation) -> float:
