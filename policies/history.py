@@ -173,6 +173,11 @@ class History:
         judged = tuple([_judge(candidate, by_type[candidate.gpu_type], steps) for candidate in query.candidates])
         return replace(rest, cores_useful=self._cores_useful(rates), candidates=judged)
 
+    def knows_rate(self, query: Query) -> bool:
+        """Say whether rates of jobs like this one were seen."""
+        profile = self._profiles.get(_key(query))
+        return profile is not None and bool(profile.rates)
+
     def _by_steps(self, rates: Rates, steps: int, cores: int | None) -> Estimate | None:
         """Divide the steps that are left by the rate on these cores; on any cores, the best."""
         samples = _fastest(rates) if cores is None else rates.get(cores)

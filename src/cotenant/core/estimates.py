@@ -133,6 +133,7 @@ class Observation:
     batch_size: int | None = None  # requests that were answered together
     batch_seconds: float | None = None  # that this took
     submission: Submission = NOT_TOLD
+    surprising: bool | None = None  # of an end: whether it was unpredictable, where somebody could tell
     seen_seconds: float | None = None  # when the window or the job ended, on the clock of `submitted_seconds`
 
 
