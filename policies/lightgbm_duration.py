@@ -57,7 +57,7 @@ class LightgbmDuration:
     >>> policy = LightgbmDuration(LightgbmDuration.Options(train_min=40))
     >>> for number in range(60):
     ...     kind, seconds = ("short", 60.0) if number % 2 else ("long", 3600.0)
-    ...     run = Observation("ann", kind, "", 1000, 1, Candidate(4), run_seconds=seconds + number, succeeded=True)
+    ...     run = Observation("ann", kind, "", 1000, 1, Candidate(4), run_seconds=seconds + number % 5, succeeded=True)
     ...     policy.observe(run)
     >>> policy.adopt(policy.lesson().train())
     >>> round(policy.estimate(Query("ann", "long", "", gpu_milli=1000, replicas=1)).remaining_seconds, -2)

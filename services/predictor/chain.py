@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import structlog
 
 from cotenant.core.estimates import UNKNOWN, Estimate, Observation, Query
-from cotenant.core.policy import Predictor
+from cotenant.core.policy import EstimatesMany, Predictor
 from cotenant.services.predictor.words import unsound
 
 log = structlog.get_logger()
@@ -53,6 +53,18 @@ class Chain:
             unsure = unsure or (predictor.name, estimate)
         return unsure or NOBODY
 
+    def estimate_many(self, queries: Sequence[Query]) -> Sequence[Answer]:
+        """Say for each job what `estimate` says; a predictor that takes many questions at once is asked only once."""
+        answers: list[Answer | None] = [None] * len(queries)
+        open_places = list(range(len(queries)))
+        for predictor in self._predictors:
+            asked = [queries[place] for place in open_places]
+            for place, estimate in zip(open_places, self._ask_many(predictor, asked), strict=True):
+                if estimate is not None and (estimate.predictable or answers[place] is None):
+                    answers[place] = predictor.name, estimate
+            open_places = [place for place in open_places if not _settled(answers[place])]
+        return [answer or NOBODY for answer in answers]
+
     def observe(self, observation: Observation) -> None:
         """Show all predictors what was seen."""
         for predictor in self._predictors:
@@ -67,17 +79,34 @@ class Chain:
             log.error("predictor_failed", predictor=name, count=count, last_error=self._last_errors[name])
         self._failures.clear()
 
+    def _ask_many(self, predictor: Predictor, queries: Sequence[Query]) -> Sequence[Estimate | None]:
+        """Ask about all at once where the predictor can; where that fails, or it cannot, one by one."""
+        if not isinstance(predictor, EstimatesMany) or not queries:
+            return [self._ask(predictor, query) for query in queries]
+        try:
+            estimates = predictor.estimate_many(queries)
+            return [self._sound(predictor, one, query) for one, query in zip(estimates, queries, strict=True)]
+        except Exception as error:  # whatever a stranger's predictor does
+            self._failed(predictor, f"estimate_many: {type(error).__name__}: {error}")
+        return [self._ask(predictor, query) for query in queries]
+
     def _ask(self, predictor: Predictor, query: Query) -> Estimate | None:
         try:
-            estimate = predictor.estimate(query)
-            if wrong := unsound(estimate, len(query.candidates)):
-                self._failed(predictor, f"estimate: {wrong}")
-                return None
+            return self._sound(predictor, predictor.estimate(query), query)
         except Exception as error:  # whatever a stranger's predictor does, an answer of another type among it
             self._failed(predictor, f"estimate: {type(error).__name__}: {error}")
+            return None
+
+    def _sound(self, predictor: Predictor, estimate: Estimate, query: Query) -> Estimate | None:
+        if wrong := unsound(estimate, len(query.candidates)):
+            self._failed(predictor, f"estimate: {wrong}")
             return None
         return estimate
 
     def _failed(self, predictor: Predictor, error: str) -> None:
         self._failures[predictor.name] += 1
         self._last_errors[predictor.name] = error
+
+
+def _settled(answer: Answer | None) -> bool:
+    return answer is not None and answer[1].predictable

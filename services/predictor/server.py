@@ -19,6 +19,7 @@ from cotenant.services.predictor.chain import Answer, Chain
 from cotenant.services.predictor.keeper import Keeper
 from cotenant.services.predictor.observations import Intake, rejection
 from cotenant.services.predictor.profiling import STEPS, Measured
+from cotenant.services.predictor.training import Trainer
 from cotenant.store.port import Store
 from cotenant.v1 import predictor_service_pb2 as pb
 from cotenant.v1 import predictor_service_pb2_grpc as pb_grpc
@@ -39,11 +40,12 @@ observations_rejected = telemetry.counter("cotenant.predictor.rejected", "{obser
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """Which predictors are asked, in which order, with which options; how often is kept what they learn."""
+    """Which predictors are asked, in which order, with which options; how often they learn, and that is kept."""
 
     predictors: Sequence[str] = ("history",)
     options: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # by predictor
     keep_seconds: float = 3.0
+    train_seconds: float = 10.0  # between two looks at whether there is a lesson
     close_seconds: float = 5.0
 
 
@@ -59,9 +61,9 @@ class PredictorServicer(pb_grpc.PredictorServiceServicer):
         _require_batch("queries", len(request.queries))
         response = pb.EstimateResponse()
         for queries in _slices(request.queries):
-            for query in queries:
+            for query, answer in zip(queries, self._estimate(queries), strict=True):
                 message = response.estimates.add(job_id=query.job_id)
-                words.write(*self._estimate(query), message, len(query.candidates) or 1)
+                words.write(*answer, message, len(query.candidates) or 1)
             await asyncio.sleep(0)
         self._chain.tell_failures()
         queries_answered.add(len(request.queries))
@@ -97,13 +99,19 @@ class PredictorServicer(pb_grpc.PredictorServiceServicer):
         planned = design.plan(known, request.cores_max)
         return pb.PlanProfileResponse(cores=planned.cores, steps=STEPS, reason=planned.reason)
 
-    def _estimate(self, query: pb.EstimateQuery) -> Answer:
+    def _estimate(self, messages: Sequence[pb.EstimateQuery]) -> Sequence[Answer]:
         if not self._keeper.restored:
-            return "predictor", NOT_RESTORED
-        try:
-            return self._chain.estimate(words.query_of(query))
-        except ValueError as error:
-            return "predictor", estimates.Estimate(source=f"the query cannot be taken: {error}")
+            return [("predictor", NOT_RESTORED)] * len(messages)
+        refused: dict[int, Answer] = {}
+        queries = []
+        for place, message in enumerate(messages):
+            try:
+                queries.append(words.query_of(message))
+            except ValueError as error:
+                why = f"the query cannot be taken: {error}"
+                refused[place] = "predictor", estimates.Estimate(source=why)
+        answers = iter(self._chain.estimate_many(queries))
+        return [refused.get(place) or next(answers) for place in range(len(messages))]
 
     def _observe(self, message: pb.Observation) -> None:
         observation = self._intake.take(message)
@@ -116,14 +124,18 @@ class PredictorServicer(pb_grpc.PredictorServiceServicer):
 class Predicting:
     """A predictor that is being served."""
 
-    def __init__(self, keeper: Keeper, config: Config) -> None:
+    def __init__(self, keeper: Keeper, trainer: Trainer, config: Config) -> None:
         self._keeper, self._config = keeper, config
-        self._keeping = asyncio.create_task(keeper.run(config.keep_seconds), name="predictor-keeper")
+        self._tasks = (
+            asyncio.create_task(keeper.run(config.keep_seconds), name="predictor-keeper"),
+            asyncio.create_task(trainer.run(config.train_seconds), name="predictor-trainer"),
+        )
 
     async def close(self) -> None:
         """Keep what was learnt last. The store must still be open, the server stopped."""
-        self._keeping.cancel()
-        await asyncio.wait([self._keeping])
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.wait(self._tasks)
         await self._keeper.keep_all(self._config.close_seconds)
 
 
@@ -147,7 +159,7 @@ async def start(server: Server, store: Store, policies: PolicyServicer, config: 
     servicer = PredictorServicer(chain, measured, keeper)
     server.add(pb_grpc.add_PredictorServiceServicer_to_server, servicer, SERVICE)
     server.set_serving(SERVICE, False)
-    return Predicting(keeper, config)
+    return Predicting(keeper, Trainer(chain.predictors, lambda: keeper.restored), config)
 
 
 def _require_batch(field: str, size: int) -> None:

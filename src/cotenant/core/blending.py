@@ -89,7 +89,9 @@ class Blend:
         state.count += 1
         share = max(FORGET, 1 / state.count)
         known = ~np.isnan(losses)
-        state.losses = np.where(known, state.losses + share * (np.where(known, losses, 0.0) - state.losses), state.losses)
+        state.losses = np.where(
+            known, state.losses + share * (np.where(known, losses, 0.0) - state.losses), state.losses
+        )
         self.changed = True
 
     def _touch(self, group: str) -> _Group:

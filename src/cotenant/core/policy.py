@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -122,6 +122,36 @@ class Predictor(Protocol):
 
     def restore(self, records: Mapping[str, bytes]) -> Sequence[str]:
         """Take back what was kept; names the records that could not be read."""
+
+
+@runtime_checkable
+class EstimatesMany(Protocol):
+    """A predictor to whom many questions at once cost less than each by itself."""
+
+    def estimate_many(self, queries: Sequence[Query]) -> Sequence[Estimate]:
+        """Say of each job, in their order, what `estimate` would say."""
+
+
+class Lesson(Protocol):
+    """What there is to be learnt. It can be pickled, and so be learnt in another process."""
+
+    def train(self) -> Any:
+        """Learn: a pure function of the lesson, which may take a minute. What comes out can be pickled."""
+
+
+@runtime_checkable
+class Trains(Protocol):
+    """A predictor that learns a model at times, which takes too long to be done between two estimates.
+
+    Whoever runs it asks for a lesson after observations, lets it be learnt wherever there is time, and brings the
+    model: the simulator at once, the service from a process beside it.
+    """
+
+    def lesson(self) -> Lesson | None:
+        """Give what is to be learnt, where it is time for that; quick."""
+
+    def adopt(self, model: Any) -> None:
+        """Speak with what came of a lesson from now on; quick."""
 
 
 @dataclass(frozen=True, slots=True)

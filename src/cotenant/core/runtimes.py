@@ -31,7 +31,7 @@ import numpy as np
 
 from cotenant.core.blending import SHARES
 from cotenant.core.finished import End, Facts
-from cotenant.core.recurrence import COUNT, ENDED, FIGURES, LEVELS, LONGER, SHORT, SURPRISES, Memories
+from cotenant.core.recurrence import ENDED, FIGURES, LEVELS, LONGER, Memories
 from cotenant.core.table import Floats
 
 if TYPE_CHECKING:
@@ -214,8 +214,8 @@ class Model:
         """Tell the quantiles of both models, (jobs, 2, 3), and how probable a surprise is; ordered, never crossing."""
         described = self.encoder.matrix(facts, submitted, rows)
         asked = described[:, : self.encoder.width]
-        told = [booster.predict(described, num_threads=1) for booster in self._boosters[:3]]
-        told += [booster.predict(asked, num_threads=1) for booster in self._boosters[3:]]
+        told = [_asked(booster, described) for booster in self._boosters[:3]]
+        told += [_asked(booster, asked) for booster in self._boosters[3:]]
         probability = told[6] if self.trees[6] else np.full(len(facts), self.surprises_share)
         corrected = np.sort(group_quantiles(rows, LONGER) + np.column_stack(told[:3]), axis=1)
         plain = np.sort(np.column_stack(told[3:6]), axis=1)
@@ -237,6 +237,10 @@ class Model:
         figures = {name: getattr(self, name) for name in ("version", "ends", "seen", "surprises", "surprises_share")}
         columns = {"numbers": self.encoder.numbers, "words": self.encoder.words}
         return zlib.compress(json.dumps({**figures, **columns, "trees": self.trees}).encode(), 6)
+
+
+def _asked(booster: Booster, described: Floats) -> Floats:
+    return np.asarray(booster.predict(described, num_threads=1), dtype=np.float64)
 
 
 def _middle(rows: Floats) -> Floats:
@@ -328,9 +332,7 @@ def train(ends: Sequence[End], version: int, seen: int) -> Model:
     far = from_middle[usable & (lessons.surprising == 1)]
     surprises = np.quantile(far, KNOTS) if len(far) else np.linspace(-1e-3, 1e-3, len(KNOTS))
     share = (odd.sum() + 1) / (len(odd) + 2)
-    return Model(
-        version, len(ends), seen, encoder, tuple(trees), tuple(float(one) for one in surprises), float(share)
-    )
+    return Model(version, len(ends), seen, encoder, tuple(trees), tuple(float(one) for one in surprises), float(share))
 
 
 class _Grower:

@@ -12,8 +12,8 @@ from typing import Protocol
 
 import numpy as np
 
-from cotenant.core.estimates import UNKNOWN, Candidate, Estimate, Observation, Query
-from cotenant.core.policy import Predictor
+from cotenant.core.estimates import UNKNOWN, Candidate, Estimate, Observation, Query, Submission
+from cotenant.core.policy import Predictor, Trains
 from cotenant.core.table import Floats, Jobs
 from cotenant.core.validate import Violation
 from cotenant.simulator.physics.rounding import steady
@@ -34,7 +34,7 @@ class Arm(Protocol):
     def takes(self, sequence: int, total_seconds: float) -> None:
         """Note that a job will take so long in all: it has work to repeat, or goes at another rate."""
 
-    def finished(self, job: TraceJob, run_seconds: float, *, passed: bool = True) -> None:
+    def finished(self, job: TraceJob, run_seconds: float, now: float, *, passed: bool = True) -> None:
         """Learn from a job's end."""
 
     def know(self, jobs: Jobs) -> Jobs:
@@ -54,7 +54,7 @@ class Nothing:
     def takes(self, sequence: int, total_seconds: float) -> None:
         """Nothing is kept."""
 
-    def finished(self, job: TraceJob, run_seconds: float, *, passed: bool = True) -> None:
+    def finished(self, job: TraceJob, run_seconds: float, now: float, *, passed: bool = True) -> None:
         """Nothing is learnt."""
 
     def know(self, jobs: Jobs) -> Jobs:
@@ -101,7 +101,7 @@ class Oracle(Told):
         """Keep to the truth."""
         self.tell(sequence, total_seconds, 1.0)
 
-    def finished(self, job: TraceJob, run_seconds: float, *, passed: bool = True) -> None:
+    def finished(self, job: TraceJob, run_seconds: float, now: float, *, passed: bool = True) -> None:
         """There is nothing left to learn."""
 
 
@@ -154,7 +154,7 @@ class NoisyOracle(Told):
     def takes(self, sequence: int, total_seconds: float) -> None:
         """Stay with what was told."""
 
-    def finished(self, job: TraceJob, run_seconds: float, *, passed: bool = True) -> None:
+    def finished(self, job: TraceJob, run_seconds: float, now: float, *, passed: bool = True) -> None:
         """Nothing is learnt."""
 
 
@@ -168,8 +168,9 @@ class Learner(Told):
     def submitted(self, sequence: int, job: TraceJob) -> Estimate:
         """Ask the predictor once."""
         spec = job.spec()
+        told = _submission(job)
         estimate = self._predictor.estimate(
-            Query(job.tenant, job.model, spec.name, gpu_milli=spec.gpu_milli, replicas=spec.replicas)
+            Query(job.tenant, job.model, spec.name, spec.gpu_milli, spec.replicas, submission=told)
         )
         known = estimate.predictable and estimate.remaining_seconds is not None
         self.tell(sequence, estimate.remaining_seconds if known else None, estimate.confidence if known else 0.0)
@@ -178,8 +179,8 @@ class Learner(Told):
     def takes(self, sequence: int, total_seconds: float) -> None:
         """A prediction stays what it was."""
 
-    def finished(self, job: TraceJob, run_seconds: float, *, passed: bool = True) -> None:
-        """Show the predictor how long the job ran."""
+    def finished(self, job: TraceJob, run_seconds: float, now: float, *, passed: bool = True) -> None:
+        """Show the predictor how long the job ran; where that makes it time to learn, learn at once."""
         spec = job.spec()
         self._predictor.observe(
             Observation(
@@ -191,5 +192,13 @@ class Learner(Told):
                 allocation=Candidate(cores=sum(role.request.cores or 0 for role in spec.roles)),
                 run_seconds=run_seconds,
                 succeeded=passed,
+                submission=_submission(job),
+                seen_seconds=now,
             )
         )
+        if isinstance(self._predictor, Trains) and (lesson := self._predictor.lesson()):
+            self._predictor.adopt(lesson.train())
+
+
+def _submission(job: TraceJob) -> Submission:
+    return Submission(job.user, job.submitted_seconds, job.kind.value, job.roles)

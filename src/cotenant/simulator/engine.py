@@ -155,7 +155,7 @@ class Simulation:
             heapq.heappush(self._retries, (self.now + wait_seconds, life.sequence))
             return
         self._scheduler.finish(life, self.now)
-        self._arm.finished(life.job, life.attained_seconds, passed=life.fate.ended is Ended.PASSED)
+        self._arm.finished(life.job, life.attained_seconds, self.now, passed=life.fate.ended is Ended.PASSED)
         self.finished += 1
 
     def _break_due(self) -> None:
