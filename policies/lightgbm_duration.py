@@ -19,7 +19,7 @@ from cotenant.core.table import Floats
 from cotenant.core.validate import Violation
 from cotenant.policies.history import History
 
-MODELS = 4  # that are blended: quantiles of all that were alike, of the latest of them, corrections, mixture
+MODELS = 5  # that are blended: quantiles of all that were alike, of the latest of them, and three of the model
 TOLD_MAX = 20_000  # jobs whose estimates are remembered until they end
 PART_BYTES = 512 * 1024  # of one record of a model
 HISTORY, BLOCK, MODEL, BLEND = "history/", "ends-", "model-", "blend"
@@ -179,19 +179,29 @@ class LightgbmDuration:
         known = [self._history.estimate(query) for query in queries]
         if self._model is None or not (queries and self._seen):
             return known
-        facts = [facts_of(query) for query in queries]
-        submitted = np.array([submitted_seconds(query.submission) for query in queries])
-        rows = self._memories.rows([self._memories.slots(one) for one in facts])
-        at = np.where(np.isnan(submitted), self._latest, submitted)
-        corrected, mixed, surprise = self._model.predict(facts, at, rows)
-        told = np.stack([group_quantiles(rows, LONGER), group_quantiles(rows, SHORT), corrected, mixed], axis=1)
-        blended = self._blend.of([query.user for query in queries], told)
+        blended, surprise = self.quantiles(queries)
         rest = remaining(blended, np.array([query.run_seconds for query in queries]))
-        self._remember(queries, facts, submitted, told)
         return [
             self._say(query, before, quantiles, odd)
             for query, before, quantiles, odd in zip(queries, known, rest.tolist(), surprise.tolist(), strict=True)
         ]
+
+    def quantiles(self, queries: Sequence[Query]) -> tuple[Floats, Floats]:
+        """Tell the quantiles of whole run times, as logarithms of seconds, and how probable a surprise is.
+
+        NaN before there is a model.
+        """
+        if self._model is None or not self._seen:
+            return np.full((len(queries), 3), np.nan), np.full(len(queries), np.nan)
+        facts = [facts_of(query) for query in queries]
+        submitted = np.array([submitted_seconds(query.submission) for query in queries])
+        rows = self._memories.rows([self._memories.slots(one) for one in facts])
+        at = np.where(np.isnan(submitted), self._latest, submitted)
+        modelled, surprise = self._model.predict(facts, at, rows)
+        groups = np.stack([group_quantiles(rows, LONGER), group_quantiles(rows, SHORT)], axis=1)
+        told = np.concatenate([groups, modelled], axis=1)
+        self._remember(queries, facts, submitted, told)
+        return self._blend.of([query.user for query in queries], told), surprise
 
     def _remember(self, queries: Sequence[Query], facts: Sequence[Facts], submitted: Floats, told: Floats) -> None:
         """Keep what was told of jobs that have not run yet, to be held against what comes of them."""

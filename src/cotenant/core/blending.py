@@ -25,7 +25,7 @@ from cotenant.core.table import Floats
 SHARES = np.array([0.1, 0.5, 0.9])  # the quantiles that are told
 GROUPS_MAX = 64
 FORGET = 1 / 100  # share of the average loss that one outcome replaces
-SHARPNESS = 10.0  # how much a loss that is 1 % larger costs a model, in percent of its weight
+SHARPNESS = 20.0  # percent of its weight that a loss larger by 1 % costs a model
 STEP = 0.03  # widths by which an interval's end moves when every outcome misses it
 WIDTH_MIN = 0.02  # logarithms of seconds; the width of what is known exactly
 OFFSET_MAX = 20.0

@@ -22,14 +22,16 @@ from cotenant.core.finished import End, Facts
 from cotenant.core.table import Floats
 
 LATEST, LONG = 32, 1000  # run times behind the short and the long quantiles
+NEWEST_KEPT = 3
 LEVELS = ("exact", "like", "kind", "submitter", "size", "all")
 FIGURES = (
-    *("count", "last", "latest 5", "ended"),
+    *("count", "last", "ended"),
+    *("newest", "newest 3", "submitted"),  # of those that ended, the ones that were submitted last; when that was
     *("p10", "p50", "p90"),  # of the latest
     *("long p10", "long p50", "long p90"),
     "surprises",  # share of ends that nobody would have guessed
 )
-COUNT, LAST, FIVE, ENDED, SHORT, LONGER, SURPRISES = 0, 1, 2, 3, slice(4, 7), slice(7, 10), 10
+COUNT, LAST, ENDED, NEWEST, NEWEST_MEAN, SUBMITTED, SHORT, LONGER, SURPRISES = *range(6), slice(6, 9), slice(9, 12), 12
 SURPRISE = math.log(3.0)  # so far from the middle of its kind, in logarithms, a run time is a surprise
 SURPRISES_PRIOR = 4.0  # ends that the share of the level above counts for
 KINDS_ENOUGH = 3  # ends of a kind before one of them can surprise
@@ -60,9 +62,12 @@ class _Runs:
     count: int = 0
     judged: int = 0
     surprises: int = 0
+    newest: list[tuple[float, float]] = field(default_factory=list)  # submission and run time, the latest last
 
-    def add(self, figure: float) -> None:
+    def add(self, figure: float, submitted: float) -> None:
         self.count += 1
+        insort(self.newest, (submitted, figure))
+        del self.newest[:-NEWEST_KEPT]
         self.came.append(figure)
         insort(self.ordered, figure)
         if len(self.came) > LONG:
@@ -105,10 +110,11 @@ class Memories:
 
     def learn(self, end: End) -> None:
         """Add an end on every level."""
+        submitted = end.ended_seconds if math.isnan(end.submitted_seconds) else end.submitted_seconds
         figure, surprising, above = math.log(end.run_seconds), self.surprising(end), 0.2
         for key in reversed(keys_of(end.facts)):
             runs = self._touch(key)
-            runs.add(figure)
+            runs.add(figure, submitted)
             if surprising is not None:
                 runs.judged += 1
                 runs.surprises += surprising
@@ -117,13 +123,13 @@ class Memories:
 
     def _write(self, runs: _Runs, ended_seconds: float, surprises: float) -> None:
         """Sum up the runs of a key."""
-        came = runs.came
+        came, newest = runs.came, runs.newest
         latest = [came[place] for place in range(-min(LATEST, len(came)), 0)]
-        five = sorted(latest[-5:])
         latest.sort()
         ordered = runs.ordered
         self._rows[runs.slot] = (
-            *(math.log1p(runs.count), came[-1], five[len(five) // 2], ended_seconds),
+            *(math.log1p(runs.count), came[-1], ended_seconds),
+            *(newest[-1][1], math.fsum(one[1] for one in newest) / len(newest), newest[-1][0]),
             *(_quantile(latest, 0.1), _quantile(latest, 0.5), _quantile(latest, 0.9)),
             *(_quantile(ordered, 0.1), _quantile(ordered, 0.5), _quantile(ordered, 0.9)),
             surprises,

@@ -2,18 +2,21 @@
 
 Theory of operation. `train` replays finished jobs in the order of time: each is described by what it asked for and by
 the figures that `recurrence` had about its like when it was submitted, so that no figure knows the future. Gradient
-boosting (Ke et al., LightGBM, NIPS 2017 [P]) with the pinball loss (Koenker & Bassett, 1978 [P]) then learns two
+boosting (Ke et al., LightGBM, NIPS 2017 [P]) with the pinball loss (Koenker & Bassett, 1978 [P]) then learns three
 things.
 
-- *Corrections*: for the 10th, 50th and 90th percentile, how far a job like this one lies from the percentile of those
-  that were like it. A tree has to learn only what differs, and where it knows nothing the group speaks [R].
+- *Corrections*: for the 10th, 50th and 90th percentile, how far a job lies from the percentile of those that were like
+  it, by what it asked for. A tree has to learn only what differs, and where it knows nothing the group speaks [R].
+- *Trends*: the percentiles themselves, by what became of the latest of its like as well: jobs come in sweeps, and
+  those that were submitted together end alike [R].
 - *A mixture*: many jobs end long before their time (a wrong path, a crash, a user who sees that it will not do), the
   others take about as long as ever. One classifier learns how probable a surprise is, three boosters learn the
   percentiles of jobs without one, and the distribution of surprises is that of all of them. The percentiles of the
   mixture are read off its distribution function [R]. The classifier learns from few jobs what a 10th percentile,
   which jumps where the probability crosses 10 %, learns from many.
 
-The mean of both is better than either [C]. Everything is deterministic: one thread, fixed seeds, no sampling.
+Which of the three to listen to differs from cluster to cluster and from day to day: see `blending`. Everything is
+deterministic: one thread, fixed seeds, no sampling.
 """
 
 from __future__ import annotations
@@ -31,16 +34,16 @@ import numpy as np
 
 from cotenant.core.blending import SHARES
 from cotenant.core.finished import End, Facts
-from cotenant.core.recurrence import ENDED, FIGURES, LEVELS, LONGER, Memories
+from cotenant.core.recurrence import ENDED, FIGURES, LEVELS, LONGER, SUBMITTED, Memories
 from cotenant.core.table import Floats
 
 if TYPE_CHECKING:
     from lightgbm import Booster
 
 COLUMNS_MAX, WORDS_MAX, WORD_ENDS_MIN = 40, 64, 5
-ROWS_MAX = 50_000  # the latest ends that trees are grown from
+ROWS_MAX = 30_000  # the latest ends that trees are grown from
 ROUNDS = 80
-TREES_COUNT = 7
+TREES_COUNT = 10
 SURPRISES_MIN = 5  # on either side, for a classifier to be learnt
 TREES: Mapping[str, Any] = {
     "learning_rate": 0.1,
@@ -57,6 +60,7 @@ TREES: Mapping[str, Any] = {
     "verbose": -1,
 }
 KIND, LIKE = LEVELS.index("kind"), LEVELS.index("like")
+TREND_LEVELS = [LEVELS.index(level) for level in ("like", "submitter", "kind")]
 FALLBACKS = tuple(LEVELS.index(level) for level in ("like", "kind", "size", "submitter", "all"))
 KNOTS = np.linspace(0.0, 1.0, 21)
 
@@ -79,11 +83,12 @@ class Encoder:
         commonest = sorted(telling, key=lambda name: (-seen[name].total(), name))[:COLUMNS_MAX]
         wordy = [name for name in commonest if _wordy(seen[name])]
         vocabularies = tuple((name, _vocabulary(seen[name])) for name in wordy)
-        return cls(tuple(name for name in commonest if name not in wordy), vocabularies)
+        numbers = [name for name in commonest if name not in wordy]
+        return cls(tuple(numbers or ["gpus"]), vocabularies)  # trees need a column, if only to see that it says nothing
 
     @property
     def width(self) -> int:
-        """Columns that tell what was asked for; behind them stands what became of the job's like."""
+        """Columns that tell what was asked for; behind them stand the quantiles of the job's like, then the trends."""
         return len(self.numbers) + len(self.words)
 
     @property
@@ -110,9 +115,12 @@ class Encoder:
                     told[row, place[name]] = value
         figures = rows.copy()
         with np.errstate(invalid="ignore"):
-            figures[:, :, ENDED] = np.log1p(np.maximum(0.0, submitted[:, None] - rows[:, :, ENDED]))
+            for past in (ENDED, SUBMITTED):
+                figures[:, :, past] = np.log1p(np.maximum(0.0, submitted[:, None] - rows[:, :, past]))
             hour, day = submitted / 3600 % 24, submitted // 86_400 % 7
-        return np.column_stack([told, hour, day, figures.reshape(len(rows), -1)])
+        return np.column_stack(
+            [told, group_quantiles(rows, LONGER), hour, day, figures[:, TREND_LEVELS].reshape(len(rows), -1)]
+        )
 
 
 def _wordy(values: Counter[float | str]) -> bool:
@@ -196,7 +204,7 @@ class Model:
     ends: int  # that it was learnt from
     seen: int  # ends there had been by then
     encoder: Encoder
-    trees: tuple[str, ...]  # corrections of three quantiles, three quantiles without surprises, surprises
+    trees: tuple[str, ...]  # three corrections, three trends, three quantiles without surprises, surprises
     surprises: tuple[float, ...]  # quantiles of how far surprises lie from the middle of their kind
     surprises_share: float  # serves where there are too few to learn from; the last tree is empty then
 
@@ -210,17 +218,17 @@ class Model:
         """Make the trees ready, which takes a while."""
         assert self._boosters
 
-    def predict(self, facts: Sequence[Facts], submitted: Floats, rows: Floats) -> tuple[Floats, Floats, Floats]:
-        """Tell the quantiles of both models, (jobs, 2, 3), and how probable a surprise is; ordered, never crossing."""
+    def predict(self, facts: Sequence[Facts], submitted: Floats, rows: Floats) -> tuple[Floats, Floats]:
+        """Tell quantiles three times, (jobs, 3 ways, 3 quantiles), and how probable a surprise is."""
         described = self.encoder.matrix(facts, submitted, rows)
-        asked = described[:, : self.encoder.width]
-        told = [_asked(booster, described) for booster in self._boosters[:3]]
-        told += [_asked(booster, asked) for booster in self._boosters[3:]]
-        probability = told[6] if self.trees[6] else np.full(len(facts), self.surprises_share)
-        corrected = np.sort(group_quantiles(rows, LONGER) + np.column_stack(told[:3]), axis=1)
-        plain = np.sort(np.column_stack(told[3:6]), axis=1)
+        views = [self.encoder.width + extra for extra in (3, described.shape[1], 0, 0)]
+        told = [_told(booster, described[:, : views[number // 3]]) for number, booster in enumerate(self._boosters)]
+        probability = told[9] if self.trees[9] else np.full(len(facts), self.surprises_share)
+        corrected = group_quantiles(rows, LONGER) + np.column_stack(told[:3])
+        trends = np.column_stack(told[3:6])
+        plain = np.sort(np.column_stack(told[6:9]), axis=1)
         mixed = mixture(plain, np.array(self.surprises), probability) + _middle(rows)[:, None]
-        return corrected, mixed, probability
+        return np.sort(np.stack([corrected, trends, mixed], axis=1), axis=2), probability
 
     def __getstate__(self) -> dict[str, object]:
         """Travel without the trees that were made ready."""
@@ -239,7 +247,7 @@ class Model:
         return zlib.compress(json.dumps({**figures, **columns, "trees": self.trees}).encode(), 6)
 
 
-def _asked(booster: Booster, described: Floats) -> Floats:
+def _told(booster: Booster, described: Floats) -> Floats:
     return np.asarray(booster.predict(described, num_threads=1), dtype=np.float64)
 
 
@@ -320,11 +328,16 @@ def train(ends: Sequence[End], version: int, seen: int) -> Model:
     groups = group_quantiles(lessons.rows, LONGER)
     usable = ~np.isnan(groups[:, 0])
     encoder = Encoder.of(lessons.facts)
+    coarse = {"min_data_in_leaf": int(np.clip(len(ends) / 250, 10, 40)), "num_leaves": 31}
     described = encoder.matrix(lessons.facts, lessons.submitted, lessons.rows)
     from_middle = lessons.log_run - _middle(lessons.rows)
     plain, judged = usable & ~(lessons.surprising == 1), usable & ~np.isnan(lessons.surprising)
     grow = _Grower(described, encoder.categories)
-    trees = [grow(usable, lessons.log_run - groups[:, place], alpha=share) for place, share in enumerate(SHARES)]
+    trees = []
+    grow = _Grower(described[:, : encoder.width + 3], encoder.categories)
+    trees += [grow(usable, lessons.log_run - groups[:, place], alpha=share) for place, share in enumerate(SHARES)]
+    grow = _Grower(described, encoder.categories)
+    trees += [grow(usable, lessons.log_run, alpha=share, **coarse) for share in SHARES]
     grow = _Grower(described[:, : encoder.width], encoder.categories)
     trees += [grow(plain if plain.any() else usable, from_middle, alpha=share) for share in SHARES]
     odd = lessons.surprising[judged]
@@ -341,9 +354,9 @@ class _Grower:
     def __init__(self, described: Floats, categories: list[int]) -> None:
         self._described, self._categories = described, categories
 
-    def __call__(self, rows: Any, target: Floats, alpha: float | None = None) -> str:
+    def __call__(self, rows: Any, target: Floats, alpha: float | None = None, **more: Any) -> str:
         import lightgbm
 
         aim = {"objective": "binary"} if alpha is None else {"objective": "quantile", "alpha": float(alpha)}
         taught = lightgbm.Dataset(self._described[rows], target[rows], categorical_feature=self._categories)
-        return str(lightgbm.train({**TREES, **aim}, taught, ROUNDS).model_to_string())
+        return str(lightgbm.train({**TREES, **aim, **more}, taught, ROUNDS).model_to_string())

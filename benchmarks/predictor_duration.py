@@ -1,0 +1,278 @@
+"""How well `lightgbm-duration` tells run times, beside `history` and beside the quantiles of jobs of the same group.
+
+Jobs come in the order of time, and everybody learns from those that have ended by then, never from a later one. The
+first sixth warms up; five folds follow in the order of time. Loss is the mean pinball loss of the logarithm of the run
+time at the 10th, 50th and 90th percentile. What comes out after a run (accuracy, loss, throughput) is no feature.
+
+The traces lie beside the checkout in `../shared/data`, or where COTENANT_DATA says; without them nothing is measured.
+"""
+
+from __future__ import annotations
+
+import csv
+import heapq
+import math
+import os
+import resource
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+import numpy as np
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from benchmarks import harness  # noqa: E402 - the root of the checkout has to be on the path first
+
+from cotenant.core.estimates import Candidate, Observation, Query, Submission  # noqa: E402 - likewise
+from cotenant.core.jobs import Request, Role  # noqa: E402 - likewise
+from cotenant.core.table import Floats  # noqa: E402 - likewise
+from cotenant.policies.history import History  # noqa: E402 - likewise
+from cotenant.policies.lightgbm_duration import LightgbmDuration  # noqa: E402 - likewise
+
+DATA = Path(os.environ.get("COTENANT_DATA", ROOT.parent / "shared" / "data"))
+SHARES = np.array([0.1, 0.5, 0.9])
+FOLDS = 5
+QUICK_JOBS = 2_400
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A job of a trace: what its submission tells, its group, and what came of it."""
+
+    query: Query
+    group: Hashable
+    submitted_seconds: float
+    run_seconds: float
+    unpredictable: bool | None = None
+
+    def end(self, seconds: float, *, tell: bool) -> Observation:
+        """What is seen at its end."""
+        about = self.query
+        return Observation(
+            about.user,
+            about.model,
+            about.name,
+            about.gpu_milli,
+            about.replicas,
+            Candidate(1),
+            run_seconds=self.run_seconds,
+            succeeded=True,
+            submission=about.submission,
+            surprising=self.unpredictable if tell else None,
+            seen_seconds=seconds,
+        )
+
+
+def aiturbo(path: Path) -> Iterator[Job]:
+    """Read AITurbo's jobs. They have an order but no times: each ends before the next one comes."""
+    with path.open(encoding="utf-8") as file:
+        for number, row in enumerate(csv.DictReader(file)):
+            gpus, servers, workers = (int(float(row[name] or 0)) for name in ("gpus", "ps", "workers"))
+            roles = (
+                *([Role("ps", servers, Request())] if servers else []),
+                Role("worker", workers, Request(cores=int(row["cpus"]), memory_bytes=int(row["memory_gb"]) * 2**30)),
+            )
+            asked = ("epochs", "batch_size", "learning_rate", "first_submission")
+            labels = (("gpus", str(gpus)), *((name, row[name]) for name in asked))
+            told = Submission("", float(number), "training", roles, int(row["steps"]), labels)
+            query = Query("all", f"type {row['job_type']}", "", gpus * 1000, servers + workers, submission=told)
+            odd = row["unpredictable"] == "1"
+            yield Job(query, row["job_type"], number, float(row["running_time_s"]), odd)
+
+
+def philly(paths: Sequence[Path]) -> Iterator[Job]:
+    """Read Philly's jobs: the virtual cluster is the tenant, and beside it only the size is told."""
+    rows = [row for path in paths for row in csv.DictReader(path.open(encoding="utf-8"))]
+    at = {id(row): datetime.fromisoformat(row["timestamp"]).replace(tzinfo=UTC).timestamp() for row in rows}
+    for row in sorted(rows, key=lambda row: (at[id(row)], row["cluster"])):
+        gpus, seconds = int(row["num_gpus"]), at[id(row)]
+        told = Submission("", seconds, "training", (Role("worker", gpus, Request(gpu_milli=1000)),))
+        query = Query(row["cluster"], "", "", gpus * 1000, gpus, submission=told)
+        yield Job(query, (row["cluster"], gpus), seconds, float(row["duration"]))
+
+
+OURS, HISTORY, GROUP = "lightgbm-duration", "history", "group"
+
+
+@dataclass(slots=True)
+class Answers:
+    """What each of the three said: quantiles in logarithms of seconds; and how probable a surprise was."""
+
+    told: dict[str, list[Sequence[float]]] = field(default_factory=lambda: {OURS: [], HISTORY: [], GROUP: []})
+    doubt: list[float] = field(default_factory=list)
+    models: int = 0
+    training_seconds: float = 0.0
+
+
+class Groups:
+    """The quantiles of all jobs of a group that have ended, or of the latest; where there is none, of all jobs."""
+
+    def __init__(self, latest: int | None = None) -> None:
+        self._latest = latest
+        self._runs: dict[Hashable, list[float]] = defaultdict(list)
+        self._known: dict[Hashable, Sequence[float]] = {}
+
+    def told(self, *groups: Hashable) -> Sequence[float]:
+        """Tell the quantiles of the first group of which any job has ended."""
+        for group in groups:
+            if group in self._runs:
+                if group not in self._known:
+                    self._known[group] = np.quantile(self._runs[group][-(self._latest or 0) :], SHARES).tolist()
+                return self._known[group]
+        return [0.0] * len(SHARES)
+
+    def ended(self, run_seconds: float, *groups: Hashable) -> None:
+        """Learn from an end."""
+        for group in groups:
+            self._runs[group].append(math.log(run_seconds))
+            self._known.pop(group, None)
+
+
+class Race:
+    """All three side by side, asked about each job at its submission and shown each end when it comes."""
+
+    def __init__(self, jobs: Sequence[Job]) -> None:
+        self._jobs, self.said = jobs, Answers()
+        self._policy = LightgbmDuration()
+        self._groups, self._latest = Groups(), Groups(History.Options().samples_max)
+
+    def run(self) -> Answers:
+        """Go through the jobs in the order of time."""
+        running: list[tuple[float, int]] = []
+        for number, job in enumerate(self._jobs):
+            while running and running[0][0] <= job.submitted_seconds:
+                seconds, ended = heapq.heappop(running)
+                self._end(self._jobs[ended], seconds)
+            self._ask(job)
+            takes = 0.5 if job.unpredictable is not None else job.run_seconds
+            heapq.heappush(running, (job.submitted_seconds + takes, number))
+        return self.said
+
+    def _ask(self, job: Job) -> None:
+        told, surprise = self._policy.quantiles([job.query])
+        group = self._groups.told(job.group, "all")
+        likes = _likes(job)
+        latest = self._latest.told(likes, job.group, "all")
+        self.said.told[GROUP].append(group)
+        self.said.told[HISTORY].append(latest)
+        self.said.told[OURS].append(latest if math.isnan(told[0, 1]) else told[0].tolist())
+        self.said.doubt.append(float(surprise[0]))
+
+    def _end(self, job: Job, seconds: float) -> None:
+        self._groups.ended(job.run_seconds, job.group, "all")
+        self._latest.ended(job.run_seconds, _likes(job), job.group, "all")
+        self._policy.observe(job.end(seconds, tell=True))
+        if lesson := self._policy.lesson():
+            begin = time.perf_counter()
+            self._policy.adopt(lesson.train())
+            self.said.training_seconds += time.perf_counter() - begin
+            self.said.models += 1
+
+
+def _likes(job: Job) -> Hashable:
+    """What makes jobs alike to `history`."""
+    query = job.query
+    return query.user, query.model, query.gpu_milli, query.replicas
+
+
+def loss(told: Floats, outcome: Floats) -> float:
+    """Mean pinball loss over jobs and quantiles."""
+    short = outcome[:, None] - told
+    return float(np.maximum(SHARES * short, (SHARES - 1) * short).mean())
+
+
+def relative_error(told: Floats, outcome: Floats) -> float:
+    """Median of |told / true - 1| of the 50th percentile."""
+    return float(np.median(np.abs(np.exp(told[:, 1] - outcome) - 1)))
+
+
+def coverage_percent(told: Floats, outcome: Floats) -> float:
+    """How many outcomes lie between the 10th and the 90th percentile."""
+    return float(100 * ((told[:, 0] <= outcome) & (outcome <= told[:, 2])).mean())
+
+
+def auc(score: Floats, odd: Floats) -> float:
+    """Area under the ROC curve: how often an odd one scores higher than another one, ties for half."""
+    order = np.argsort(score, kind="stable")
+    _, inverse, counts = np.unique(score[order], return_inverse=True, return_counts=True)
+    ranks = np.empty(len(score))
+    ranks[order] = (np.cumsum(counts) - (counts - 1) / 2)[inverse]
+    hits = odd.sum()
+    return float((ranks[odd == 1].sum() - hits * (hits + 1) / 2) / (hits * (len(odd) - hits)))
+
+
+def judge(name: str, jobs: Sequence[Job]) -> Iterator[harness.Row]:
+    """Run the race over a trace and judge each fold."""
+    said = Race(jobs).run()
+    outcome = np.log([job.run_seconds for job in jobs])
+    odd = np.array([bool(job.unpredictable) for job in jobs], dtype=float)
+    edges = np.linspace(0, len(jobs), FOLDS + 2).astype(int)
+    for fold in range(FOLDS):
+        part = slice(int(edges[fold + 1]), int(edges[fold + 2]))
+        told = {who: np.array(quantiles[part]) for who, quantiles in said.told.items()}
+        losses = {who: loss(quantiles, outcome[part]) for who, quantiles in told.items()}
+        errors = {who: relative_error(quantiles, outcome[part]) for who, quantiles in told.items()}
+        where = f"{name}, fold {fold + 1}"
+        for who, share in ((HISTORY, 0.10), (GROUP, 0.15)):
+            bar, holds = f"at least {share:.0%} below", losses[OURS] <= (1 - share) * losses[who]
+            yield harness.Row(f"{where}: pinball loss", losses[OURS], "ln s", losses[who], who, bar, holds)
+        least = min(errors[HISTORY], errors[GROUP])
+        holds = errors[OURS] <= least
+        yield harness.Row(f"{where}: relative error", errors[OURS], "", least, "the better of both", "no worse", holds)
+        covered = coverage_percent(told[OURS], outcome[part])
+        beside = coverage_percent(told[HISTORY], outcome[part])
+        holds = 77 <= covered <= 83
+        yield harness.Row(f"{where}: in the interval", covered, "%", beside, HISTORY, "77 to 83 %", holds)
+        if odd[part].any():
+            area = auc(np.array(said.doubt[part]), odd[part])
+            first = np.array([dict(job.query.submission.labels)["first_submission"] == "1" for job in jobs[part]])
+            prior = auc(first.astype(float), odd[part])
+            yield harness.Row(f"{where}: ROC AUC", area, "", prior, "first submission", "0.95 or more", area >= 0.95)
+    each = said.training_seconds / max(1, said.models)
+    yield harness.Row(f"{name}: a training, of {said.models}", each, "s", len(jobs), "jobs in the trace")
+
+
+def training(ends: int) -> harness.Row:
+    """Time one training on jobs that are made up, most of them unlike each other."""
+    rng, policy = np.random.default_rng(0), LightgbmDuration()
+    for number in range(ends):
+        user, kind, batch = (int(one) for one in rng.integers(0, (300, 2_000, 40)))
+        told = Submission(
+            f"user-{user}", 60.0 * number, "training", (Role("worker", 1 + kind % 4),), 0, (("b", str(batch)),)
+        )
+        seconds = float(np.exp(5 + kind % 50 / 10 + batch / 40 + rng.normal() / 3))
+        seen = 60.0 * number + seconds
+        run = Observation(
+            f"team-{user % 20}", f"model-{kind}", "", 1000, 1 + kind % 4, Candidate(1), run_seconds=seconds
+        )
+        policy.observe(replace(run, submission=told, seen_seconds=seen))
+    lesson = policy.lesson()
+    assert lesson
+    begin = time.perf_counter()
+    lesson.train()
+    took = time.perf_counter() - begin
+    mebibytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    print(f"peak memory of this process: {mebibytes:.0f} MiB", file=sys.stderr)
+    return harness.Row(f"training on {ends:,} ends", took, "s", 60.0, "bar", "60 s or less", took <= 60)
+
+
+def _measure(quick: bool) -> Sequence[harness.Row]:
+    rows: list[harness.Row] = []
+    traces = (("aiturbo", DATA / "aiturbo" / "ddl_jobs.csv"), ("philly", DATA / "philly"))
+    for name, path in traces:
+        if not path.exists():
+            print(f"{path} is not there; {name} is not measured", file=sys.stderr)
+            continue
+        jobs = list(aiturbo(path) if path.is_file() else philly(sorted(path.glob("*.csv"))))
+        rows.extend(judge(name, jobs[:QUICK_JOBS] if quick else jobs))
+    return [*rows, training(10_000 if quick else 100_000)]
+
+
+if __name__ == "__main__":
+    harness.main(_measure, __doc__ or "")

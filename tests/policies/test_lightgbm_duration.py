@@ -1,0 +1,224 @@
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from cotenant.core.estimates import Candidate, Estimate, Observation, Query, Submission
+from cotenant.core.options import parse
+from cotenant.core.runtimes import read_model
+from cotenant.policies.lightgbm_duration import LightgbmDuration
+
+OPTIONS = LightgbmDuration.Options(train_min=150, train_every=150)
+KINDS = ("bert", "resnet", "gnmt")
+
+
+def query(kind: str = "bert", *, at: float | None = 1e6, user: str = "ann", run_seconds: float = 0.0) -> Query:
+    told = Submission("ann@lab", at, "training")
+    return Query(user, kind, "", 1000, 1, run_seconds=run_seconds, submission=told)
+
+
+def ended(kind: str, seconds: float, at: float, *, user: str = "ann", succeeded: bool = True) -> Observation:
+    told = Submission("ann@lab", at, "training")
+    allocation = Candidate(4)
+    end = at + seconds
+    return Observation(
+        user, kind, "", 1000, 1, allocation, run_seconds=seconds, succeeded=succeeded, submission=told, seen_seconds=end
+    )
+
+
+def lived(
+    policy: LightgbmDuration,
+    jobs: int,
+    *,
+    seed: int = 1,
+    factor: Callable[[int], float] = lambda number: 1.0,
+    begin: int = 0,
+) -> list[tuple[Estimate, float]]:
+    """Let jobs come, each after the one before has ended; trains whenever it is time. What was told, what came."""
+    rng = np.random.default_rng([seed, begin])
+    story = []
+    for number in range(begin, begin + jobs):
+        kind, at = KINDS[int(rng.integers(len(KINDS)))], 50_000.0 * number
+        middle = {"bert": 600.0, "resnet": 3000.0, "gnmt": 9000.0}[kind]
+        seconds = middle * factor(number) * float(np.exp(0.4 * rng.standard_normal()))
+        story.append((policy.estimate(query(kind, at=at)), seconds))
+        policy.observe(ended(kind, seconds, at))
+        if lesson := policy.lesson():
+            policy.adopt(lesson.train())
+    return story
+
+
+@pytest.fixture(scope="module")
+def learnt() -> tuple[LightgbmDuration, list[tuple[Estimate, float]]]:
+    policy = LightgbmDuration(OPTIONS)
+    return policy, lived(policy, 900)
+
+
+def test_of_a_job_like_none_before_nothing_is_said() -> None:
+    estimate = LightgbmDuration().estimate(query())
+    assert not estimate.predictable
+    assert estimate.remaining_seconds is None
+
+
+def test_before_there_is_a_model_history_speaks() -> None:
+    policy = LightgbmDuration()
+    for number in range(8):
+        policy.observe(ended("bert", 60.0, 100.0 * number))
+    assert policy.model is None
+    assert policy.lesson() is None
+    assert policy.estimate(query()).remaining_seconds == 60.0
+
+
+def test_an_interval_of_80_percent_holds_80_percent(
+    learnt: tuple[LightgbmDuration, list[tuple[Estimate, float]]],
+) -> None:
+    held = [
+        told.remaining_p10_seconds <= came <= told.remaining_p90_seconds
+        for told, came in learnt[1][300:]
+        if told.remaining_p10_seconds is not None and told.remaining_p90_seconds is not None
+    ]
+    assert len(held) > 500
+    assert 0.75 <= np.mean(held) <= 0.85
+
+
+def test_quantiles_never_cross_and_each_kind_has_its_own(
+    learnt: tuple[LightgbmDuration, list[tuple[Estimate, float]]],
+) -> None:
+    for told, _ in learnt[1]:
+        if told.predictable and told.remaining_p10_seconds is not None:
+            assert told.remaining_seconds is not None
+            assert told.remaining_p90_seconds is not None
+            assert 0 < told.remaining_p10_seconds <= told.remaining_seconds <= told.remaining_p90_seconds
+    middles = [learnt[0].estimate(query(kind)).remaining_seconds for kind in KINDS]
+    np.testing.assert_allclose(np.array(middles, dtype=float), [600.0, 3000.0, 9000.0], rtol=0.35)
+
+
+def test_many_at_once_are_told_what_each_is_told_by_itself(
+    learnt: tuple[LightgbmDuration, list[tuple[Estimate, float]]],
+) -> None:
+    queries = [query(kind, at=at) for kind in (*KINDS, "new") for at in (5e7, None)]
+    assert list(learnt[0].estimate_many(queries)) == [learnt[0].estimate(one) for one in queries]
+    assert learnt[0].estimate_many([]) == []
+
+
+def test_what_has_run_for_long_is_told_what_is_left_and_an_outlier_that_nobody_knows(
+    learnt: tuple[LightgbmDuration, list[tuple[Estimate, float]]],
+) -> None:
+    whole, later = (learnt[0].estimate(query(run_seconds=seconds)) for seconds in (0.0, 900.0))
+    assert whole.remaining_seconds is not None
+    assert later.remaining_seconds is not None
+    assert 900.0 + later.remaining_seconds > whole.remaining_seconds
+    assert not learnt[0].estimate(query(run_seconds=1e8)).predictable
+
+
+def test_jobs_that_keep_surprising_are_unpredictable() -> None:
+    policy, rng = LightgbmDuration(OPTIONS), np.random.default_rng(3)
+    for number in range(400):
+        at = 50_000.0 * number
+        policy.observe(ended("steady", 600.0 * float(np.exp(0.1 * rng.standard_normal())), at))
+        policy.observe(ended("wild", float(np.exp(rng.uniform(0, 10))), at))
+        if lesson := policy.lesson():
+            policy.adopt(lesson.train())
+    assert policy.estimate(query("steady")).predictable
+    wild = policy.estimate(query("wild"))
+    assert not wild.predictable
+    assert "surprise" in wild.source
+
+
+def test_the_same_jobs_make_the_same_model_and_the_same_estimates() -> None:
+    one, other = LightgbmDuration(OPTIONS), LightgbmDuration(OPTIONS)
+    assert lived(one, 400) == lived(other, 400)
+    assert one.dump() == other.dump()
+
+
+def test_when_jobs_take_twice_as_long_estimates_follow_within_a_hundred_and_fifty() -> None:
+    policy = LightgbmDuration(OPTIONS)
+    lived(policy, 450)
+    after = lived(policy, 300, begin=450, factor=lambda number: 2.0)
+    told = [estimate.remaining_seconds / came for estimate, came in after[150:] if estimate.remaining_seconds]
+    assert len(told) > 100
+    assert 0.8 <= np.median(told) <= 1.25
+
+
+def kept(policy: LightgbmDuration) -> dict[str, bytes]:
+    """All records of a policy that dumped into an empty store."""
+    return {name: content for name, content in policy.dump().items() if content}
+
+
+def test_a_restart_forgets_nothing() -> None:
+    policy = LightgbmDuration(OPTIONS)
+    lived(policy, 520)
+    records = kept(policy)
+    again = LightgbmDuration(OPTIONS)
+    assert again.restore(records) == []
+    assert [again.estimate(query(kind)) for kind in KINDS] == [policy.estimate(query(kind)) for kind in KINDS]
+    assert again.model is not None
+    assert policy.model is not None
+    assert again.model.version == policy.model.version
+    assert again.dump() == {}
+    assert lived(again, 200, begin=520)[-1] == lived(policy, 200, begin=520)[-1]
+
+
+@pytest.mark.parametrize("damage", [b"[]", b"\x00"])
+@pytest.mark.parametrize("name", ["model-0", "ends-00000000", "ends-00000001", "blend"])
+def test_a_record_that_cannot_be_read_is_named_and_estimates_go_on(name: str, damage: bytes) -> None:
+    policy = LightgbmDuration(OPTIONS)
+    lived(policy, 300)
+    records = kept(policy)
+    assert name in records
+    again = LightgbmDuration(OPTIONS)
+    assert again.restore({**records, name: damage}) == [name]
+    again.estimate(query())
+    lived(again, 400, begin=300)
+    assert again.model is not None
+    assert again.estimate(query()).predictable
+
+
+def test_a_model_with_trees_that_cannot_be_read_is_refused() -> None:
+    policy = LightgbmDuration(OPTIONS)
+    lived(policy, 300)
+    assert policy.model is not None
+    whole = b"".join(policy.model.parts(1000))
+    assert read_model(whole) == policy.model
+    for damaged in (whole[:-1], whole[: len(whole) // 2], b""):
+        with pytest.raises(ValueError, match="no model"):
+            read_model(damaged)
+
+
+def test_the_oldest_jobs_are_forgotten_first() -> None:
+    policy = LightgbmDuration(LightgbmDuration.Options(ends_max=512, train_min=10**6))
+    for number in range(1200):
+        policy.observe(ended("bert", 60.0, 100.0 * number))
+    records = policy.dump()
+    assert [name for name in sorted(records) if name.startswith("ends") and records[name]] == [
+        "ends-00000002",
+        "ends-00000003",
+        "ends-00000004",
+    ]
+
+
+@pytest.mark.parametrize("seconds", [math.nan, math.inf, -1.0])
+def test_a_run_time_that_cannot_be_is_refused_whole(seconds: float) -> None:
+    policy = LightgbmDuration()
+    with pytest.raises(ValueError, match="positive and finite"):
+        policy.observe(ended("bert", seconds, 0.0))
+    assert policy.dump() == {}
+
+
+def test_a_job_that_failed_is_learnt_from_too() -> None:
+    policy = LightgbmDuration(OPTIONS)
+    for number in range(200):
+        policy.observe(ended("bert", 60.0 + number % 3, 100.0 * number, succeeded=False))
+    lesson = policy.lesson()
+    assert lesson is not None
+    policy.adopt(lesson.train())
+    assert policy.estimate(query()).remaining_seconds == pytest.approx(61.0, abs=3.0)
+
+
+def test_options_that_make_no_sense_are_named() -> None:
+    options = LightgbmDuration.Options(ends_max=1, train_min=0, train_growth=2.0)
+    assert [wrong.field for wrong in options.check()] == ["ends_max", "train_min", "train_growth"]
+    assert parse(LightgbmDuration.Options, {}) == LightgbmDuration.Options()
