@@ -24,11 +24,11 @@ from cotenant.core.table import Floats
 
 SHARES = np.array([0.1, 0.5, 0.9])  # the quantiles that are told
 GROUPS_MAX = 64
-FORGET = 1 / 100  # share of the average loss that one outcome replaces
+FORGET = 1 / 500  # share of the average loss that one outcome replaces
 SHARPNESS = 20.0  # percent of its weight that a loss larger by 1 % costs a model
 STEP = 0.03  # widths by which an interval's end moves when every outcome misses it
 WIDTH_MIN = 0.02  # logarithms of seconds; the width of what is known exactly
-OFFSET_MAX = 20.0
+OFFSET_MIN, OFFSET_MAX = -0.1, 20.0  # widths: those that ended first are the short ones, and must not narrow it much
 OUTLIVED = 0.01  # of jobs; one that has run for longer than all others is no longer predicted
 
 
@@ -83,7 +83,7 @@ class Blend:
         state = self._touch(group)
         low, _, high = self.of([group], told[None])[0]
         misses = np.array([outcome < low, outcome > high]) - SHARES[0]
-        state.offsets = np.clip(state.offsets + STEP * misses, -1.0, OFFSET_MAX)
+        state.offsets = np.clip(state.offsets + STEP * misses, OFFSET_MIN, OFFSET_MAX)
         short = outcome - told
         losses = np.maximum(SHARES * short, (SHARES - 1) * short)
         state.count += 1
