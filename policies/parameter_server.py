@@ -232,12 +232,14 @@ def team_of(replicas: int, gpu_milli: int, seen: Candidate) -> Team | None:
 def _fitted(teams: Mapping[Team, Windows]) -> Model:
     """Fit the form with each efficiency that may be, and take what fits best; the first of equals."""
     ordered = sorted(teams)
-    seconds = [1 / teams[team].points()[0].rate for team in ordered]
+    points = [teams[team].points()[0] for team in ordered]
+    seconds = [1 / point.rate for point in points]
+    spreads = [point.spread / math.sqrt(point.windows) for point in points]
     worker_cores = tuple(sorted({team.worker_cores for team in ordered}))
     server_cores = tuple(sorted({team.server_cores for team in ordered}))
     best: tuple[float, Terms, Bend, Bend] | None = None
     for worker, server in product(_bends(worker_cores), _bends(server_cores)):
-        terms = fit_terms([team.features(worker, server) for team in ordered], seconds)
+        terms = fit_terms([team.features(worker, server) for team in ordered], seconds, spreads)
         misfit = round(terms.misfit, 6)
         if best is None or misfit < best[0]:
             best = misfit, terms, worker, server

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from cotenant.core.curves import Windows, confidence_of
+from cotenant.core.curves import Point, Windows, confidence_of
 from cotenant.core.estimates import Candidate, CandidateEstimate, Estimate, Observation, Query, rate_of
 from cotenant.core.jobs import WHOLE_GPU_MILLI
 from cotenant.core.refusals import plural
@@ -247,15 +247,17 @@ def placement_of(replicas: int, gpu_milli: int, seen: Candidate) -> Placement:
 
 def _fitted(placements: Mapping[Placement, Windows], options: Scaling.Options) -> Model | None:
     """Fit the form; with the batch of one GPU unless one for all fits much better."""
-    whole = {placement: _best_seconds(windows) for placement, windows in placements.items() if not placement[2]}
-    shared = {placement: _best_seconds(windows) for placement, windows in placements.items() if placement[2]}
+    best_of = {placement: _best(windows) for placement, windows in placements.items()}
+    whole = {placement: 1 / best.rate for placement, best in best_of.items() if not placement[2]}
+    shared = {placement: 1 / best.rate for placement, best in best_of.items() if placement[2]}
     if not whole:
         whole = {placement: seconds / options.slowdown for placement, seconds in shared.items()}
+    spreads = [best_of[placement].spread / math.sqrt(best_of[placement].windows) for placement in whole]
     forms = {"per-gpu": (False,), "global": (True,), "auto": (False, True)}[options.batch]
     best: tuple[Terms, bool] | None = None
     for batch_is_fixed in forms:
         rows = [features(gpus, nodes, options.cross, batch_is_fixed=batch_is_fixed) for gpus, nodes, _ in whole]
-        terms = fit_terms(rows, list(whole.values()))
+        terms = fit_terms(rows, list(whole.values()), spreads)
         if best is None or terms.misfit < best[0].misfit - MARGIN:
             best = terms, batch_is_fixed
     assert best is not None
@@ -269,8 +271,8 @@ def _fitted(placements: Mapping[Placement, Windows], options: Scaling.Options) -
     return replace(model, slowdown=float(f"{slowdown:.9g}"), slowdown_spread=spread, judged={})
 
 
-def _best_seconds(windows: Windows) -> float:
-    return 1 / max(point.rate for point in windows.points())
+def _best(windows: Windows) -> Point:
+    return max(windows.points(), key=lambda point: (point.rate, point.cores))
 
 
 def _key(about: Observation | Query) -> Key:

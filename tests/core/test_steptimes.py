@@ -60,6 +60,14 @@ def test_times_that_the_form_cannot_have_make_all_less_sure() -> None:
     assert falling.spread((1, 1)) > 3 * rising.spread((1, 1))
 
 
+def test_times_that_vary_count_for_less_and_make_less_sure() -> None:
+    rows, seconds = [(1, 0), (1, 0), (1, 1)], [1.0, 2.0, 3.0]
+    terms = fit_terms(rows, seconds, [0.0, 2.0, 0.0])
+    assert terms.seconds((1, 0)) == pytest.approx(1.0, rel=0.02)
+    steady, varied = fit_terms(rows[1:], seconds[1:]), fit_terms(rows[1:], seconds[1:], [0.3, 0.3])
+    assert varied.spread((1, 1)) > 2 * steady.spread((1, 1))
+
+
 @pytest.mark.parametrize("seconds", [[], [0.0], [-1.0], [math.nan], [1.0, math.inf]])
 def test_a_time_that_cannot_be_is_refused(seconds: list[float]) -> None:
     with pytest.raises(ValueError, match="positive and finite"):

@@ -46,8 +46,10 @@ class Terms:
         return float(f"{math.hypot(math.sqrt(max(0.0, variance)) / seconds, self.error):.9g}")
 
 
-def fit_terms(rows: Sequence[Sequence[float]], seconds: Sequence[float], windows: Sequence[int] = ()) -> Terms:
+def fit_terms(rows: Sequence[Sequence[float]], seconds: Sequence[float], spreads: Sequence[float] = ()) -> Terms:
     """Find the terms of step times that were measured in allocations with these features.
+
+    `spreads` are the relative standard deviations of the times, as far as they are known, beside `ERROR`.
 
     >>> terms = fit_terms([(1, 0), (1, 1), (1, 2)], [1.0, 1.25, 1.5])
     >>> [round(value, 3) for value in terms.values.tolist()], round(terms.seconds((1, 4)), 3)
@@ -60,10 +62,11 @@ def fit_terms(rows: Sequence[Sequence[float]], seconds: Sequence[float], windows
         raise ValueError("step times must be positive and finite, and there must be one")
     order = sorted(range(len(seconds)), key=lambda at: (tuple(rows[at]), seconds[at]))
     features, times = np.array([rows[at] for at in order], dtype=float), np.array([seconds[at] for at in order])
+    trust = ERROR / np.hypot(ERROR, [spreads[at] for at in order]) if spreads else np.ones(len(times))
     scale = float(times.max())
-    relative = features * (scale / times)[:, None]
-    values = solve(relative, np.ones(len(times)))
-    off = relative @ values - 1
+    relative = features * (trust * scale / times)[:, None]
+    values = solve(relative, trust)
+    off = relative @ values - trust
     misfit = float(np.sum(off**2)) / ERROR**2
     error = ERROR * max(1.0, math.sqrt(misfit / len(times)))
     largest = features.max(axis=0)
