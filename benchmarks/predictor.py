@@ -23,12 +23,14 @@ sys.path.insert(0, str(ROOT))
 from benchmarks import harness  # noqa: E402 - the root of the checkout has to be on the path first
 
 from cotenant.policies.history import History  # noqa: E402 - likewise
+from cotenant.policies.lightgbm_duration import LightgbmDuration  # noqa: E402 - likewise
 from cotenant.rpc.channel import connect  # noqa: E402 - likewise
 from cotenant.rpc.server import Server  # noqa: E402 - likewise
 from cotenant.services.predictor.chain import Chain  # noqa: E402 - likewise
 from cotenant.services.predictor.keeper import Keeper  # noqa: E402 - likewise
 from cotenant.services.predictor.profiling import Measured  # noqa: E402 - likewise
 from cotenant.services.predictor.server import SERVICE, PredictorServicer  # noqa: E402 - likewise
+from cotenant.services.predictor.training import learnt  # noqa: E402 - likewise
 from cotenant.store.memory import MemoryStore  # noqa: E402 - likewise
 from cotenant.v1 import job_pb2, predictor_service_pb2_grpc, resources_pb2  # noqa: E402 - likewise
 from cotenant.v1 import predictor_service_pb2 as pb  # noqa: E402 - likewise
@@ -41,6 +43,7 @@ CORES = (1, 2, 3, 4, 6, 8, 12, 16)
 WINDOWS = 3  # seen of each job at each core count
 BATCH = 8000
 BAR_MS = 50.0
+ENDS = 20_000  # jobs that models of run time are learnt from
 
 
 def spec(number: int) -> job_pb2.JobSpec:
@@ -118,5 +121,75 @@ async def _measure(quick: bool) -> Sequence[harness.Row]:
     return rows
 
 
+def ends() -> list[pb.Observation]:
+    """Jobs of each kind that has been asked about, which took as long as their kind does."""
+    ended = []
+    for number in range(ENDS):
+        kind, begin = number % JOBS, 1_000_000 + 1_000 * number
+        seconds = int(60 + 10 * kind * (0.8 + 0.4 * (number * 7919 % 1000) / 1000))
+        ended.append(
+            pb.Observation(
+                job_id=f"ended-{number}",
+                number=1,
+                spec=job_pb2.JobSpec(model=f"model-{kind}", roles=spec(kind).roles),
+                submitter=f"user-{kind % 50}",
+                submit_time=Timestamp(seconds=begin),
+                run_time=Duration(seconds=seconds),
+                time=Timestamp(seconds=begin + seconds),
+                succeeded=True,
+            )
+        )
+    return ended
+
+
+async def took_ms(call: Callable[[], Awaitable[object]], rounds: int) -> list[float]:
+    """Time a call a number of times, leaving others their turn in between."""
+    took = []
+    for _ in range(rounds):
+        begin = time.perf_counter()
+        await call()
+        took.append((time.perf_counter() - begin) * 1000)
+        await asyncio.sleep(0)
+    return took
+
+
+async def _measure_durations(quick: bool) -> Sequence[harness.Row]:
+    """The same questions with models of run time before `history`, at rest and while one is being learnt."""
+    rounds = 20 if quick else 200
+    durations, servicers = LightgbmDuration(), []
+    for chain in (Chain([History()]), Chain([durations, History()])):
+        keeper = Keeper(MemoryStore(), chain.predictors, lambda ready: None)
+        await keeper.restore()
+        servicers.append(PredictorServicer(chain, Measured(), keeper))
+        for begin in range(0, ENDS, BATCH):
+            await servicers[-1].Observe(pb.ObserveRequest(observations=ends()[begin : begin + BATCH]), None)
+    lesson = durations.lesson()
+    assert lesson
+    durations.adopt(await learnt(lesson))
+    plain, asked = questions(), questions()
+    for query in asked.queries:
+        query.spec.steps_total = 0  # or rates would be asked for first
+        query.submitter, query.submit_time.seconds = "user-1", 9_000_000
+    reference = await took_ms(lambda: servicers[0].Estimate(plain, None), rounds)
+    resting = await took_ms(lambda: servicers[1].Estimate(asked, None), rounds)
+    training = asyncio.create_task(learnt(lesson))
+    busy = await took_ms(lambda: servicers[1].Estimate(asked, None), rounds)
+    await training
+    name, p99 = f"{JOBS:,} jobs × {len(CORES)} candidates, lightgbm-duration", harness.percentile(resting, 99)
+    beside, held = harness.percentile(reference, 99), harness.percentile(busy, 99)
+    bar = f"below {BAR_MS:g} ms"
+    return [
+        harness.Row(f"{name}: p99 inside", p99, "ms", beside, "history alone", bar, p99 < BAR_MS),
+        harness.Row(
+            f"{name}: median inside", statistics.median(resting), "ms", statistics.median(reference), "history"
+        ),
+        harness.Row(f"{name}: p99 while training", held, "ms", p99, "at rest", "at most twice", held <= 2 * p99),
+    ]
+
+
+async def _measure_all(quick: bool) -> Sequence[harness.Row]:
+    return [*await _measure(quick), *await _measure_durations(quick)]
+
+
 if __name__ == "__main__":
-    harness.main(lambda quick: asyncio.run(_measure(quick)), __doc__ or "")
+    harness.main(lambda quick: asyncio.run(_measure_all(quick)), __doc__ or "")

@@ -31,7 +31,7 @@ GROUP = "cotenant.predictors"
 MEASURED = "measured-cores"  # the name of Measured's records in the store
 BATCH_MAX = 10_000
 NOT_RESTORED = estimates.Estimate(source="what was learnt before has not been read from the store yet")
-SLICE = 64  # queries between two chances for other calls: about 2 ms
+SLICE = 128  # queries between two chances for other calls: about 5 ms; models prefer more at once
 
 queries_answered = telemetry.counter("cotenant.predictor.queries", "{query}", "Jobs estimated")
 observations_taken = telemetry.counter("cotenant.predictor.observations", "{observation}", "Observations taken in")

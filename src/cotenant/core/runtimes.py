@@ -62,6 +62,7 @@ TREES: Mapping[str, Any] = {
 KIND, LIKE = LEVELS.index("kind"), LEVELS.index("like")
 TREND_LEVELS = [LEVELS.index(level) for level in ("like", "submitter", "kind")]
 FALLBACKS = tuple(LEVELS.index(level) for level in ("like", "kind", "size", "submitter", "all"))
+HALVINGS = 14  # of a range of some ten logarithms, down to a thousandth
 KNOTS = np.linspace(0.0, 1.0, 21)
 
 
@@ -269,7 +270,7 @@ def mixture(plain: Floats, surprises: Floats, probability: Floats) -> Floats:
     heights = np.array([0.0, *SHARES, 1.0])
     bottom = np.minimum(knots[:, 0], surprises[0])[:, None] + np.zeros(3)
     top = np.maximum(knots[:, -1], surprises[-1])[:, None] + np.zeros(3)
-    for _ in range(24):
+    for _ in range(HALVINGS):
         at = (bottom + top) / 2
         below = probability[:, None] * np.interp(at, surprises, KNOTS)
         below += (1 - probability[:, None]) * _heights(at, knots, heights)
@@ -284,7 +285,7 @@ def _heights(at: Floats, knots: Floats, heights: Floats) -> Floats:
     reached = np.zeros_like(at)
     for place in range(len(heights) - 1):
         left, right = knots[:, place, None], knots[:, place + 1, None]
-        share = np.clip((at - left) / np.maximum(right - left, 1e-9), 0.0, 1.0)
+        share = np.minimum(np.maximum((at - left) / np.maximum(right - left, 1e-9), 0.0), 1.0)
         reached += share * (heights[place + 1] - heights[place])
     return reached
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -93,3 +94,39 @@ def test_all_predictors_learn_even_behind_one_that_fails() -> None:
 def test_a_chain_that_makes_no_sense_is_refused(names: tuple[str, ...], complaint: str) -> None:
     with pytest.raises(ValueError, match=complaint):
         Chain([Says(name, SURE) for name in names])
+
+
+class SaysMany(Says):
+    """Answers all at once; `many` replaces those answers where it is given."""
+
+    def __init__(self, name: str, answer: Any, many: Any = None) -> None:
+        super().__init__(name, answer)
+        self.many, self.calls = many, 0
+
+    def estimate_many(self, queries: Sequence[Query]) -> list[Estimate]:
+        self.calls += 1
+        if isinstance(self.many, Exception):
+            raise self.many
+        return self.many if self.many is not None else [self.estimate(query) for query in queries]
+
+
+def test_many_are_answered_as_each_would_be_and_asked_about_once() -> None:
+    first, second = SaysMany("a", UNSURE), SaysMany("b", SURE)
+    chain = Chain([first, second, Says("c", SURE)])
+    assert chain.estimate_many([QUERY] * 5) == [chain.estimate(QUERY)] * 5
+    assert (first.calls, second.calls) == (1, 1)
+    assert chain.estimate_many([]) == []
+
+
+@pytest.mark.parametrize("many", [RuntimeError("boom"), [SURE], [None, None]])
+def test_where_many_cannot_be_answered_each_is(many: Any) -> None:
+    chain = Chain([SaysMany("a", SURE, many)])
+    assert chain.estimate_many([QUERY, QUERY]) == [("a", SURE)] * 2
+    with capture_logs() as logs:
+        chain.tell_failures()
+    assert "estimate_many" in logs[0]["last_error"]
+
+
+def test_an_unsound_answer_among_many_is_passed_over_alone() -> None:
+    chain = Chain([SaysMany("a", SURE, [SURE, Estimate(True, 1.5)]), Says("b", SURE)])
+    assert chain.estimate_many([QUERY, QUERY]) == [("a", SURE), ("b", SURE)]

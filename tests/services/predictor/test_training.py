@@ -1,0 +1,88 @@
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+
+from cotenant.core.estimates import Candidate, Observation, Query, Submission
+from cotenant.policies.history import History
+from cotenant.policies.lightgbm_duration import LightgbmDuration
+from cotenant.services.predictor.training import Trainer, learnt
+
+
+@dataclass(frozen=True)
+class Recites:
+    """A lesson that is learnt at once, or cannot be."""
+
+    what: str
+
+    def train(self) -> str:
+        if self.what == "nonsense":
+            raise ValueError("that makes no sense")
+        return self.what.upper()
+
+
+class Pupil(History):
+    name = "pupil"
+
+    def __init__(self, *lessons: str) -> None:
+        super().__init__()
+        self.lessons, self.adopted = list(lessons), list[Any]()
+
+    def lesson(self) -> Recites | None:
+        return Recites(self.lessons.pop(0)) if self.lessons else None
+
+    def adopt(self, model: Any) -> None:
+        self.adopted.append(model)
+
+
+async def test_a_lesson_is_learnt_in_another_process_and_brought_back() -> None:
+    pupil = Pupil("a", "b")
+    trainer = Trainer({"pupil": pupil, "history": History()})
+    for _ in range(3):
+        await trainer.train_due()
+    assert pupil.adopted == ["A", "B"]
+
+
+async def test_a_lesson_that_fails_is_told_and_does_not_end_the_others() -> None:
+    poor, good = Pupil("nonsense"), Pupil("a")
+    with capture_logs() as logs:
+        await Trainer({"poor": poor, "good": good}).train_due()
+    assert (logs[0]["event"], logs[0]["predictor"]) == ("training_failed", "poor")
+    assert "that makes no sense" in logs[0]["error"]
+    assert (poor.adopted, good.adopted) == ([], ["A"])
+
+
+async def test_nothing_is_learnt_before_what_was_learnt_earlier_is_there() -> None:
+    pupil = Pupil("a")
+    task = asyncio.create_task(Trainer({"pupil": pupil}, ready=lambda: False).run(0.0))
+    for _ in range(10):
+        await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert pupil.lessons == ["a"]
+
+
+async def test_estimates_go_on_while_a_model_is_learnt_and_use_it_afterwards() -> None:
+    policy = LightgbmDuration(LightgbmDuration.Options(train_min=100))
+    for number in range(120):
+        told = Submission("ann", 1000.0 * number, "training")
+        end = Observation(
+            "ann", "bert", "", 1000, 1, Candidate(4), run_seconds=100.0 + number % 7, succeeded=True, submission=told
+        )
+        policy.observe(end)
+    lesson = policy.lesson()
+    assert lesson is not None
+    training = asyncio.create_task(learnt(lesson))
+    asked = 0
+    while not training.done():
+        assert policy.estimate(Query("ann", "bert", "", 1000, 1)).predictable
+        asked += 1
+        await asyncio.sleep(0)
+    policy.adopt(await training)
+    assert asked > 100
+    assert "model 1" in policy.estimate(Query("ann", "bert", "", 1000, 1)).source
