@@ -107,7 +107,6 @@ refusals = st.builds(
     texts,
     st.dictionaries(texts, figures, max_size=3),
     st.none() | st.sampled_from(Locality),
-    st.booleans(),
 )
 
 
