@@ -347,6 +347,7 @@ def estimate_from_wire(message: predictor_service_pb2.Estimate) -> Estimate:
         remaining_p10_seconds=_seconds_or_none(message, "remaining_p10"),
         remaining_p90_seconds=_seconds_or_none(message, "remaining_p90"),
         cores_useful=message.cores_useful or None,
+        cores_useful_confidence=message.cores_useful_confidence,
         candidates=tuple(
             CandidateEstimate(one.rate_per_second or None, _seconds_or_none(one, "remaining"), one.confidence)
             for one in message.candidates
@@ -362,6 +363,7 @@ def estimate_to_wire(job_id: str, estimate: Estimate) -> predictor_service_pb2.E
         predictable=estimate.predictable,
         confidence=estimate.confidence,
         cores_useful=estimate.cores_useful or 0,
+        cores_useful_confidence=estimate.cores_useful_confidence,
         source=estimate.source,
         remaining=_duration_or_none(estimate.remaining_seconds),
         remaining_p10=_duration_or_none(estimate.remaining_p10_seconds),
