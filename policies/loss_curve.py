@@ -216,9 +216,8 @@ def _by_curve(told: Told, query: Query) -> Forecast:
 def _unsure(end: Forecast, pace: Summary) -> str:
     if pace.confidence < end.confidence:
         return "its rates are too few or differ too much"
-    return (
-        f"its loss curve points to step {end.step:.0f}, but not surely: off by {100 * min(end.error, 9.99):.0f} % or so"
-    )
+    off = f"off by {100 * end.error:.0f} % or so" if end.error < 1 else "what it has told fits other ends as well"
+    return f"its loss curve points to step {end.step:.0f}, but not surely: {off}"
 
 
 def _ahead(end: Forecast, left: float) -> str:

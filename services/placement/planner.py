@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,7 +15,6 @@ from cotenant.core.jobs import WHOLE_GPU_MILLI, Gang
 from cotenant.core.lifecycle import AttemptState
 from cotenant.core.policy import CpuAllocator, PlacementPolicy
 from cotenant.core.refusals import Code, Refusal, plural
-from cotenant.core.tenancy import Headroom, Tenant
 from cotenant.rpc import refusals as refusals_on_the_wire
 from cotenant.rpc import translate
 from cotenant.services.placement.cluster import Cluster
@@ -60,27 +59,10 @@ def plan(
         ledger,
         policy,
         np.random.default_rng(request.seed),
-        victims=[
-            cycle.Victim(live.key[0], live.holdings, ahead[live.key[0]], live.record.spec.tenant) for live in victims
-        ],
+        victims=[cycle.Victim(live.key[0], live.holdings, ahead[live.key[0]]) for live in victims],
         leaving=cluster.leaving(),
         strict=request.strict,
-        headroom=_headroom(request.limits),
     )
-
-
-def _headroom(limits: Iterable[placement_pb2.TenantLimit]) -> Headroom:
-    """Read what tenants hold and may hold."""
-    told = list(limits)
-    tenants = [
-        Tenant(
-            one.id,
-            limit_gpu_milli=one.limit_gpu_milli if one.HasField("limit_gpu_milli") else None,
-            limit_cores=one.limit_cores if one.HasField("limit_cores") else None,
-        )
-        for one in told
-    ]
-    return Headroom(tenants, {one.id: (one.held_gpu_milli, one.held_cores) for one in told})
 
 
 def decide(cluster: Cluster, request: placement_pb2.PlanPlacementRequest, outcome: cycle.Plan) -> Decision:

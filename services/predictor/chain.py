@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import structlog
 
-from cotenant.core.estimates import UNKNOWN, Estimate, Observation, Query
+from cotenant.core.estimates import UNKNOWN, CandidateEstimate, Estimate, Observation, Query
 from cotenant.core.policy import EstimatesMany, Predictor
 from cotenant.services.predictor.words import unsound
 
@@ -42,16 +43,17 @@ class Chain:
         return {predictor.name: predictor for predictor in self._predictors}
 
     def estimate(self, query: Query) -> Answer:
-        """Say what the first predictor says that finds the job predictable; else what the first one says."""
-        unsure: Answer | None = None
+        """Say what the first predictor says that finds the job predictable; else what the first one says.
+
+        The latency of a service is the first that any of them tells, for whoever tells it cannot say when it ends.
+        """
+        answer: Answer | None = None
         for predictor in self._predictors:
-            estimate = self._ask(predictor, query)
-            if estimate is None:
-                continue
-            if estimate.predictable:
-                return predictor.name, estimate
-            unsure = unsure or (predictor.name, estimate)
-        return unsure or NOBODY
+            if (estimate := self._ask(predictor, query)) is not None:
+                answer = _further(answer, (predictor.name, estimate))
+            if _settled(answer, query):
+                break
+        return answer or NOBODY
 
     def estimate_many(self, queries: Sequence[Query]) -> Sequence[Answer]:
         """Say for each job what `estimate` says; a predictor that takes many questions at once is asked only once."""
@@ -60,9 +62,9 @@ class Chain:
         for predictor in self._predictors:
             asked = [queries[place] for place in open_places]
             for place, estimate in zip(open_places, self._ask_many(predictor, asked), strict=True):
-                if estimate is not None and (estimate.predictable or answers[place] is None):
-                    answers[place] = predictor.name, estimate
-            open_places = [place for place in open_places if not _settled(answers[place])]
+                if estimate is not None:
+                    answers[place] = _further(answers[place], (predictor.name, estimate))
+            open_places = [place for place in open_places if not _settled(answers[place], queries[place])]
         return [answer or NOBODY for answer in answers]
 
     def observe(self, observation: Observation) -> None:
@@ -108,5 +110,33 @@ class Chain:
         self._last_errors[predictor.name] = error
 
 
-def _settled(answer: Answer | None) -> bool:
-    return answer is not None and answer[1].predictable
+def _further(so_far: Answer | None, answer: Answer) -> Answer:
+    """Go on with the first that finds the job predictable, else with the first; latencies are taken from either."""
+    if so_far is None:
+        return answer
+    if answer[1].predictable and not so_far[1].predictable:
+        so_far, answer = answer, so_far
+    return so_far[0], _with_latencies(so_far[1], answer[1])
+
+
+def _settled(answer: Answer | None, query: Query) -> bool:
+    """Say whether nobody else needs to be asked: how long the job will run is known, and a service's latency."""
+    if answer is None or not answer[1].predictable:
+        return False
+    return not query.qos.arrivals_per_second or _tells_latency(answer[1])
+
+
+def _tells_latency(estimate: Estimate) -> bool:
+    return any(judged.latency for judged in estimate.candidates)
+
+
+def _with_latencies(estimate: Estimate, told: Estimate) -> Estimate:
+    """Add the latencies that another predictor told: a service is never predictable, but its latency may be known."""
+    if not _tells_latency(told):
+        return estimate
+    judged = estimate.candidates or (CandidateEstimate(),) * len(told.candidates)
+    merged = [
+        replace(ours, latency=ours.latency or theirs.latency)
+        for ours, theirs in zip(judged, told.candidates, strict=True)
+    ]
+    return replace(estimate, candidates=tuple(merged))

@@ -13,8 +13,18 @@ from functools import lru_cache
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from cotenant.core.estimates import Candidate, CandidateEstimate, Estimate, Observation, Query, Submission
-from cotenant.core.jobs import TENANT_DEFAULT, WHOLE_GPU_MILLI, JobKind, Request, Role
+from cotenant.core.estimates import (
+    NO_QOS,
+    Candidate,
+    CandidateEstimate,
+    Estimate,
+    Latency,
+    Observation,
+    Query,
+    Submission,
+)
+from cotenant.core.jobs import TENANT_DEFAULT, WHOLE_GPU_MILLI, JobKind, Qos, Request, Role
+from cotenant.core.loss_goal import NO_GOAL, LossGoal
 from cotenant.core.validate import (
     CORES_MAX,
     GPU_MILLI_MAX,
@@ -24,6 +34,7 @@ from cotenant.core.validate import (
     ROLES_MAX,
     bad_name,
 )
+from cotenant.rpc import promises
 from cotenant.v1 import job_pb2, resources_pb2
 from cotenant.v1 import predictor_service_pb2 as pb
 
@@ -33,6 +44,7 @@ DURATION_SECONDS_MAX = 315_576_000_000.0  # what google.protobuf.Duration can ho
 RATE_MAX_PER_SECOND = 1e9
 NODES_MAX = 100_000
 STEPS_MAX = 10**15
+BATCH_SIZE_MAX = 1_000_000
 PARAMETER_SERVER_ROLE = "ps"
 
 KINDS: Mapping[int, str] = {
@@ -67,6 +79,9 @@ def query_of(message: pb.EstimateQuery) -> Query:
         candidates=tuple([_allocation(one, team) for one in message.candidates]) or (own,),
         phase=_phase(message.phase),
         submission=_submission(message),
+        job_id=_job_id(message.job_id),
+        loss_goal=_goal(spec) if spec.HasField("loss_goal") else NO_GOAL,
+        qos=_qos(spec.qos) if spec.HasField("qos") else NO_QOS,
     )
 
 
@@ -83,8 +98,13 @@ def observation_of(message: pb.Observation) -> Observation:
     window_seconds = _seconds("window", message.window)
     if rate and not window_seconds:
         raise ValueError("a rate is told but no window over which it was seen")
-    if not (rate or ended):
-        raise ValueError("neither a rate nor the end of a run is told")
+    batch_seconds = _seconds("batch_time", message.batch_time)
+    if bool(message.batch_size) != bool(batch_seconds):
+        raise ValueError("of a batch its size and its time must both be told")
+    if not (rate or ended or batch_seconds or message.HasField("loss")):
+        raise ValueError("neither a rate, nor a loss, nor a batch, nor the end of a run is told")
+    if message.HasField("loss") and not message.HasField("step"):
+        raise ValueError("a loss is told but no step at which it was seen")
     return Observation(
         *_kind_of(message.spec),
         allocation=_allocation(message.allocation, _team(message.spec)),
@@ -95,6 +115,11 @@ def observation_of(message: pb.Observation) -> Observation:
         phase=_phase(message.phase),
         submission=_submission(message),
         seen_seconds=seconds_of(message.time) if message.HasField("time") else None,
+        job_id=_job_id(message.job_id),
+        step=_within("step", message.step, STEPS_MAX) if message.HasField("step") else None,
+        loss=message.loss if message.HasField("loss") else None,
+        batch_size=_within("batch_size", message.batch_size, BATCH_SIZE_MAX) or None,
+        batch_seconds=batch_seconds or None,
     )
 
 
@@ -176,6 +201,34 @@ def _role(name: str, replicas: int, gpu_milli: int, cores: int | None, memory_by
     _within("cores", cores or 0, CORES_MAX)
     _within("memory_bytes", memory_bytes, MEMORY_BYTES_MAX)
     return Role(name, replicas, Request(gpu_milli, cores, memory_bytes, gpu_type))
+
+
+def _job_id(text: str) -> str:
+    if wrong := bad_name(text):
+        raise ValueError(f"job_id: {wrong}")
+    return text
+
+
+def _goal(spec: job_pb2.JobSpec) -> LossGoal:
+    goal = promises.goal_from_wire(spec.loss_goal)
+    if goal.target is not None and not math.isfinite(goal.target):
+        raise ValueError(f"spec.loss_goal.target is {goal.target:g}; it must be finite")
+    if not 0 <= goal.fall_min < math.inf:
+        raise ValueError(f"spec.loss_goal.fall_min is {goal.fall_min:g}; it must be finite and not negative")
+    _within("spec.loss_goal.fall_steps", goal.fall_steps, STEPS_MAX)
+    return goal
+
+
+def _qos(message: job_pb2.Qos) -> Qos:
+    qos = Qos(
+        message.rate_min_per_second, message.latency_seconds, message.latency_percentile, message.arrivals_per_second
+    )
+    for name in ("rate_min_per_second", "latency_seconds", "arrivals_per_second"):
+        if not 0 <= getattr(qos, name) <= RATE_MAX_PER_SECOND:
+            raise ValueError(f"spec.qos.{name} is {getattr(qos, name):g}; it must be from 0 to {RATE_MAX_PER_SECOND:g}")
+    if not 0 <= qos.latency_percentile < 100:
+        raise ValueError(f"spec.qos.latency_percentile is {qos.latency_percentile:g}; it must be from 0 to below 100")
+    return qos
 
 
 def _own(spec: job_pb2.JobSpec) -> Candidate:
@@ -277,6 +330,17 @@ def unsound(estimate: Estimate, candidates: int) -> str:
             and (remaining is None or 0 <= remaining < math.inf)
         ):
             return f"a candidate's estimate is {judged}"
+        if judged.latency and (wrong := _unsound_latency(judged.latency)):
+            return f"a candidate's latency: {wrong}"
+    return ""
+
+
+def _unsound_latency(latency: Latency) -> str:
+    if not 0 <= latency.confidence <= 1:
+        return f"confidence is {latency.confidence}"
+    for name in ("mean_seconds_max", "p95_seconds", "p99_seconds", "promised_seconds", "replicas_needed"):
+        if not _possible(getattr(latency, name)):
+            return f"{name} is {getattr(latency, name)}"
     return ""
 
 
@@ -308,6 +372,8 @@ def write(predictor: str, estimate: Estimate, message: pb.Estimate, candidates: 
             one.rate_per_second = judged.rate_per_second
         if judged.remaining_seconds is not None:
             _set(one.remaining, judged.remaining_seconds)
+        if judged.latency:
+            promises.write_latency(judged.latency, one.latency)
 
 
 def _set(duration: Duration, seconds: float) -> None:

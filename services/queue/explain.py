@@ -10,7 +10,6 @@ from cotenant.core.refusals import Wait
 from cotenant.rpc import translate
 from cotenant.services.queue.records import Record
 from cotenant.services.queue.state import State
-from cotenant.services.queue.waits import wait_of
 from cotenant.v1 import job_service_pb2 as pb
 
 _WAITS: Mapping[Wait, str] = MappingProxyType(
@@ -39,7 +38,6 @@ def explain(state: State, record: Record, policy: str) -> pb.ExplainJobResponse:
         level=level,
         score=score,
         sizing=record.sizing,
-        wait=wait.value if (wait := wait_of(state, record)) else "",
     )
 
 

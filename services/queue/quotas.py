@@ -1,13 +1,11 @@
-"""What tenants may hold and what they do hold, for the core to decide by, and for placement on the wire."""
+"""What tenants may hold and what they do hold, for the core to decide by."""
 
 from __future__ import annotations
-
-from collections.abc import Iterator
 
 from cotenant.core.tenancy import NO_TENANTS, Headroom, Tenancy, Tenant
 from cotenant.services.queue.records import Record, Use, held_by
 from cotenant.services.queue.state import State
-from cotenant.v1 import placement_service_pb2, tenant_service_pb2
+from cotenant.v1 import tenant_service_pb2
 
 
 def asked_by(record: Record) -> Use:
@@ -44,16 +42,3 @@ def headroom_of(state: State) -> Headroom:
             use = held_by(record)
             room.take(record.spec.tenant, use.gpu_milli, use.cores)
     return room
-
-
-def limits_to_wire(room: Headroom) -> Iterator[placement_service_pb2.TenantLimit]:
-    """Write down what tenants hold and may hold."""
-    for tenant_id, tenant in room.limited.items():
-        milli, cores = room.held(tenant_id)
-        yield placement_service_pb2.TenantLimit(
-            id=tenant_id,
-            limit_gpu_milli=tenant.limit_gpu_milli,
-            limit_cores=tenant.limit_cores,
-            held_gpu_milli=milli,
-            held_cores=cores,
-        )

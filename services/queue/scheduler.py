@@ -13,8 +13,9 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import grpc
 import numpy as np
@@ -30,7 +31,7 @@ from cotenant.core.tenancy import Headroom
 from cotenant.rpc import errors, refusals, translate
 from cotenant.services.queue.endings import Endings
 from cotenant.services.queue.follower import Follower
-from cotenant.services.queue.quotas import asked_by, headroom_of, limits_to_wire, tenancy_of
+from cotenant.services.queue.quotas import asked_by, headroom_of, tenancy_of
 from cotenant.services.queue.reasons import Reasons
 from cotenant.services.queue.records import Record, held_by
 from cotenant.services.queue.state import State
@@ -234,10 +235,12 @@ class Scheduler:
         room = headroom_of(self.state)
         self._refuse_over_limit(ranking.over_limit, room, reasons)
         while reasons.head is None:
-            page = self._page(left, size, room, {victim.spec.tenant for victim, _ in victims}, reasons)
+            page, postponed = self._page(left, size, room, reasons)
             if not page:
                 return
-            response = await self._plan(page, victims, room)
+            if postponed:
+                left = chain(postponed, left)
+            response = await self._plan(page, victims)
             self._take(page, response, room, reasons, times)
             preempted, next_place = {victim.job_id for victim in response.preempted}, page[-1].place + 1
             victims = [(one, ahead) for one, ahead in victims if one.id not in preempted and ahead > next_place]
@@ -260,31 +263,37 @@ class Scheduler:
             )
 
     def _page(
-        self, entries: Iterator[_Entry], size: int, room: Headroom, yielding: Collection[str], reasons: Reasons
-    ) -> list[_Entry]:
-        """Gather the next candidates. Tenants that are `yielding` have jobs that may make room for their own others."""
+        self, entries: Iterator[_Entry], size: int, room: Headroom, reasons: Reasons
+    ) -> tuple[list[_Entry], list[_Entry]]:
+        """Gather the next candidates; those that have to wait for the answer about these come apart.
+
+        A job that would be over a limit only because of others that are asked about may be within it yet, for they may
+        find no place.
+        """
         page: list[_Entry] = []
+        postponed: list[_Entry] = []
+        asked_for = room.copy()
         for entry in entries:
             record = entry.record
             if record.phase is not Phase.QUEUED or record.shape in reasons.shapes:
                 continue
             tenant, asked = record.spec.tenant, asked_by(record)
-            refusal = room.refuse(tenant, asked.gpu_milli, asked.cores)
-            if refusal and tenant not in yielding:
+            if refusal := room.refuse(tenant, asked.gpu_milli, asked.cores):
                 reasons.refuse(record, refusal, self.state.reasons)
-            else:
+            elif asked_for.allows(tenant, asked.gpu_milli, asked.cores):
+                asked_for.take(tenant, asked.gpu_milli, asked.cores)
                 page.append(entry)
+            else:
+                postponed.append(entry)
             if len(page) == size:
                 break
-        return page
+        return page, postponed
 
     async def _plan(
-        self, page: Sequence[_Entry], victims: Sequence[tuple[Record, int]], room: Headroom
+        self, page: Sequence[_Entry], victims: Sequence[tuple[Record, int]]
     ) -> placement_pb2.PlanPlacementResponse:
         now = time.time()
-        request = placement_pb2.PlanPlacementRequest(
-            strict=self.config.policy.strict, seed=self.config.seed, limits=limits_to_wire(room)
-        )
+        request = placement_pb2.PlanPlacementRequest(strict=self.config.policy.strict, seed=self.config.seed)
         for entry in page:
             request.candidates.append(candidate_of(entry.record, now))
         for victim, ahead in victims:

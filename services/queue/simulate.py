@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from cotenant.core.lifecycle import Phase
 from cotenant.core.refusals import Refusal, outranked
 from cotenant.rpc import refusals
-from cotenant.services.queue.quotas import asked_by, headroom_of, limits_to_wire
+from cotenant.services.queue.quotas import asked_by, headroom_of
 from cotenant.services.queue.records import Record
 from cotenant.services.queue.scheduler import Ranking, Scheduler, candidate_of
 from cotenant.services.queue.state import State
@@ -26,8 +26,7 @@ async def simulate(state: State, scheduler: Scheduler, record: Record) -> pb.Sim
     position = ranking.waiting.index(record.id)
     answer = pb.SimulateJobResponse(position=position + 1)
     asked = asked_by(record)
-    over = headroom_of(state).refuse(record.spec.tenant, asked.gpu_milli, asked.cores)
-    if over and (record.id in ranking.over_limit or not ranking.victims):
+    if over := headroom_of(state).refuse(record.spec.tenant, asked.gpu_milli, asked.cores):
         answer.refusal.CopyFrom(_told(over))
     elif record.id not in ranking.starts:
         answer.refusal.CopyFrom(_told(outranked(position + 1, position)))
@@ -50,12 +49,7 @@ def _rank_with(state: State, scheduler: Scheduler, record: Record) -> Ranking:
 def _plan(state: State, scheduler: Scheduler, ranking: Ranking, record: Record) -> placement_pb2.PlanPlacementRequest:
     now = time.time()
     config = scheduler.config
-    plan = placement_pb2.PlanPlacementRequest(
-        validate_only=True,
-        strict=config.policy.strict,
-        seed=config.seed,
-        limits=limits_to_wire(headroom_of(state)),
-    )
+    plan = placement_pb2.PlanPlacementRequest(validate_only=True, strict=config.policy.strict, seed=config.seed)
     before = 0
     ahead_of: list[int] = []  # by place among the starts, candidates before it
     for other in _before(state, ranking, record):
@@ -72,12 +66,20 @@ def _plan(state: State, scheduler: Scheduler, ranking: Ranking, record: Record) 
 
 def _before(state: State, ranking: Ranking, record: Record) -> Iterator[Record | None]:
     """Give the jobs that should start before this one; None for one that is not asked about."""
+    room = headroom_of(state)
     for place, job_id in enumerate(ranking.starts):
         if job_id == record.id:
             return
         other = state.records.get(job_id)
         waits = other is not None and other.phase is Phase.QUEUED and place < AHEAD_MAX
-        yield other if other is not None and waits else None
+        if other is None or not waits:
+            yield None
+            continue
+        asked = asked_by(other)
+        allowed = room.allows(other.spec.tenant, asked.gpu_milli, asked.cores)
+        if allowed:
+            room.take(other.spec.tenant, asked.gpu_milli, asked.cores)
+        yield other if allowed else None
 
 
 def _read(answer: pb.SimulateJobResponse, record: Record, response: placement_pb2.PlanPlacementResponse) -> None:

@@ -8,11 +8,13 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cotenant.cli.jobfile import JOB_FIELDS, BadJobs, load_jobs, read_jobs
+from cotenant.cli.jobfields import JOB_FIELDS
+from cotenant.cli.jobfile import BadJobs, load_jobs, read_jobs
 from cotenant.cli.jobwriter import write_jobs
 from cotenant.cli.outcome import CommandError, ExitCode
 from cotenant.cli.submit import example_text
 from cotenant.core.jobs import JobKind, JobSpec, Locality, Qos, Request, Role
+from cotenant.core.loss_goal import NO_GOAL, LossGoal
 from cotenant.core.validate import check_spec
 from cotenant.rpc.translate import spec_to_wire
 
@@ -224,6 +226,9 @@ words = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]
 commands = st.lists(words, min_size=1, max_size=4).map(tuple)
 pairs = st.dictionaries(st.from_regex(r"V[A-Za-z0-9_]{0,8}", fullmatch=True), words, max_size=3)
 millis = st.sampled_from([1, 125, 500, 999, 1000, 2000, 64_000])
+loss_goals = st.just(NO_GOAL) | st.builds(
+    LossGoal, st.none() | st.floats(-1e6, 1e6), st.integers(1, 10**12), st.floats(1e-9, 1e3)
+)
 durations = st.integers(1, 10**9).map(lambda milliseconds: milliseconds / 1000)
 
 
@@ -267,6 +272,7 @@ def specs(draw: st.DrawFn) -> JobSpec:
         progress_regex=draw(st.sampled_from(["", r"step (\d+)", r"'(?P<loss>x)': \"(y)"])),
         labels=tuple(sorted(draw(st.dictionaries(names.filter(lambda name: name.strip(". ")), names)).items())),
         expected_seconds=draw(st.none() | durations),
+        loss_goal=draw(loss_goals),
     )
 
 

@@ -72,7 +72,7 @@ def test_json_has_the_documented_keys(shell: Shell, jobs: list[str]) -> None:
         "detail": "needs 1 GPU; 0 of 8 are free",
         "remedy": "a job ends",
         "numbers": {},
-        "wait": None,
+        "wait": "capacity",
         "locality": None,
         "since": None,
     }

@@ -24,11 +24,6 @@ def test_without_noise_every_measured_time_is_recovered(
     assert all(value >= 0 for value in terms.values)
 
 
-def test_a_feature_that_is_next_to_nothing_explains_nothing() -> None:
-    terms = fit_terms([(1.0, 0.0), (1.0, 2.3e-308)], [0.5, 1.0])
-    assert terms.seconds((1.0, 3.0)) == terms.seconds((1.0, 0.0))
-
-
 @given(ROWS, st.data())
 def test_neither_order_nor_unit_matters(rows: list[tuple[float, ...]], data: st.DataObject) -> None:
     seconds = [data.draw(SECONDS) for _ in rows]

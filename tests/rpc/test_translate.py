@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 
 from cotenant.core import validate
 from cotenant.core.allocations import GpuShare, NodeAllocation, TaskAllocation
-from cotenant.core.estimates import CandidateEstimate, Estimate
+from cotenant.core.estimates import CandidateEstimate, Estimate, Latency
 from cotenant.core.jobs import JobKind, JobSpec, Locality, Qos, Request, Role
+from cotenant.core.loss_goal import LossGoal
 from cotenant.core.nodes import Core, Gpu, Inventory, NodeShape
 from cotenant.core.refusals import Code, Refusal
 from cotenant.rpc import refusals as refusals_on_the_wire
@@ -60,6 +61,7 @@ specs = st.builds(
     progress_regex=texts,
     labels=pairs,
     expected_seconds=st.none() | intervals,
+    loss_goal=st.builds(LossGoal, st.none() | figures, sizes, figures),
 )
 inventories = st.builds(
     Inventory,
@@ -87,6 +89,9 @@ tasks = st.builds(
 allocations = st.builds(NodeAllocation, texts, st.lists(tasks, max_size=3).map(tuple))
 shapes = st.builds(NodeShape, counts, counts, sizes, texts, st.booleans(), counts)
 known = st.none() | figures.filter(bool)
+latencies = st.builds(
+    Latency, counts, known, known, known, known, st.none() | st.integers(1, 2**31 - 1), st.floats(0, 1)
+)
 estimates = st.builds(
     Estimate,
     predictable=st.booleans(),
@@ -95,9 +100,9 @@ estimates = st.builds(
     remaining_p10_seconds=st.none() | intervals,
     remaining_p90_seconds=st.none() | intervals,
     cores_useful=st.none() | st.integers(1, 4096),
-    candidates=st.lists(st.builds(CandidateEstimate, known, st.none() | intervals, st.floats(0, 1)), max_size=3).map(
-        tuple
-    ),
+    candidates=st.lists(
+        st.builds(CandidateEstimate, known, st.none() | intervals, st.floats(0, 1), st.none() | latencies), max_size=3
+    ).map(tuple),
     source=texts,
 )
 refusals = st.builds(
@@ -107,6 +112,7 @@ refusals = st.builds(
     texts,
     st.dictionaries(texts, figures, max_size=3),
     st.none() | st.sampled_from(Locality),
+    st.booleans(),
 )
 
 

@@ -61,7 +61,7 @@ def explained_view(told: ExplainJobResponse, now: float) -> views.View:
         "level": told.level,
         "score": told.score,
         "sizing": told.sizing,
-        "wait": told.wait or None,
+        "wait": views.wait_of(told.job),
         "events": [
             {"time": views.time_of(event, "time"), "what": event.what, "detail": event.detail} for event in told.events
         ],
@@ -74,9 +74,10 @@ def _card(told: ExplainJobResponse) -> Iterator[tuple[str, str]]:
         yield "reason", f"{refusal.code}: {refusal.detail}"
     if told.job.HasField("refusal") and refusal.remedy not in told.summary:
         yield "remedy", refusal.remedy
-    if told.wait:
-        wanted = f", wanted at the level {views.level_of(refusal)}" if refusal.locality else ""
-        yield "waits for", told.wait.replace("_", " ") + wanted
+    if wait := views.wait_of(told.job):
+        read = views.refusal_of(refusal)
+        wanted = f", wanted at the level {read.locality}" if read and read.locality else ""
+        yield "waits for", wait.replace("_", " ") + wanted
     if told.position:
         policy = f", level {told.level}, score {told.score:.10g} by {told.queue_policy}" if told.queue_policy else ""
         yield "position", f"{told.position} of {told.waiting} that wait{policy}"

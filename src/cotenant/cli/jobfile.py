@@ -16,17 +16,30 @@ cotenant.cli.jobfile.BadJobs: job.yaml has 2 mistakes
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from cotenant.cli import units
+from cotenant.cli.jobfields import (
+    GOAL,
+    JOB,
+    JOB_FIELDS,
+    OTHER_NAMES,
+    PROGRESS,
+    QOS,
+    REQUEST,
+    ROLE,
+    ROLE_FIELDS,
+    SHORT_ROLE,
+    Field,
+)
 from cotenant.cli.located import Fault, Fields, Items, Node, Place, Text, compose, kind_of, overlay
 from cotenant.cli.outcome import CommandError, ExitCode, is_text, usage
-from cotenant.core.jobs import JobKind, JobSpec, Locality, Qos, Request, Role
+from cotenant.core.jobs import JobSpec, Qos, Request, Role
+from cotenant.core.loss_goal import LossGoal
 from cotenant.core.options import did_you_mean
-from cotenant.core.priorities import parse_priority
 from cotenant.core.validate import ROLES_MAX, check_spec, default_kind, shown
 
 FILE_BYTES_MAX = 2**20
@@ -152,81 +165,6 @@ def read_options(options: Fields, now: float) -> Draft:
     return draft
 
 
-def _signal(text: str) -> str:
-    name = text.strip().upper()
-    return name if name.startswith("SIG") else f"SIG{name}"
-
-
-def _choice(choices: type[JobKind] | type[Locality]) -> Callable[[str], Any]:
-    def read(text: str) -> Any:
-        try:
-            return choices(text.strip().lower())
-        except ValueError:
-            raise ValueError(f"must be one of {', '.join(choices)}, not {shown(text)}") from None
-
-    return read
-
-
-@dataclass(frozen=True, slots=True)
-class _Field:
-    """A field of one text: the attribute that it sets, its path on the wire, and how it is read."""
-
-    attribute: str
-    wire: str
-    read: Callable[[str], Any] = str
-
-
-_JOB = {
-    "name": _Field("name", "name"),
-    "kind": _Field("kind", "kind", _choice(JobKind)),
-    "tenant": _Field("tenant", "tenant"),
-    "queue": _Field("queue", "queue"),
-    "priority": _Field("priority", "priority", parse_priority),
-    "model": _Field("model", "model"),
-    "steps": _Field("steps_total", "steps_total", units.parse_integer),
-    "expected": _Field("expected_seconds", "expected_duration", units.parse_seconds),
-    "grace": _Field("grace_seconds", "grace", units.parse_seconds),
-    "signal": _Field("warning_signal", "warning_signal", _signal),
-    "retries": _Field("retries_max", "retries_max", units.parse_integer),
-    "preemptible": _Field("preemptible", "not_preemptible", units.parse_truth),
-    "locality": _Field("locality", "locality", _choice(Locality)),
-    "workdir": _Field("working_directory", "working_directory"),
-}
-_REQUEST = {
-    "gpus": _Field("gpu_milli", "resources.gpu_milli", units.parse_gpu_milli),
-    "cpus": _Field("cores", "resources.cores", units.parse_cores),
-    "memory": _Field("memory_bytes", "resources.memory_bytes", units.parse_bytes),
-    "gpu_type": _Field("gpu_type", "resources.gpu_type"),
-}
-_REPLICAS = {"replicas": _Field("replicas", "replicas", units.parse_integer)}
-_SHORT_ROLE = {"role": _Field("name", "name"), **_REPLICAS}  # of a job with one role, whose fields are the job's
-_ROLE = {"name": _Field("name", "name"), **_REPLICAS}
-_QOS = {
-    "rate": _Field("rate_min_per_second", "qos.rate_min_per_second", units.parse_number),
-    "latency": _Field("latency_seconds", "qos.latency_seconds", units.parse_seconds),
-    "percentile": _Field("latency_percentile", "qos.latency_percentile", units.parse_number),
-    "arrivals": _Field("arrivals_per_second", "qos.arrivals_per_second", units.parse_number),
-}
-_PROGRESS = {"regex": _Field("progress_regex", "progress.regex")}
-_NESTED = ("command", "deadline", "env", "labels", "progress", "qos", "roles")
-JOB_FIELDS = (*_JOB, *_SHORT_ROLE, *_REQUEST, *_NESTED)
-ROLE_FIELDS = (*_ROLE, *_REQUEST, "command")
-_OTHER_NAMES = {  # what the wire, or another scheduler, calls a field
-    "environment": "env",
-    "working_directory": "workdir",
-    "cores": "cpus",
-    "cpu": "cpus",
-    "mem": "memory",
-    "gpu_milli": "gpus",
-    "steps_total": "steps",
-    "retries_max": "retries",
-    "expected_duration": "expected",
-    "warning_signal": "signal",
-    "not_preemptible": "preemptible",
-    "args": "command",
-}
-
-
 class _Reader:
     """Reads one document, and goes on after a mistake."""
 
@@ -242,11 +180,12 @@ class _Reader:
         self._place = node.place
         given = self._fields(node, JOB_FIELDS, "job")
         deadline = {
-            "deadline": _Field("deadline_seconds", "deadline", lambda text: units.parse_deadline(text, self._now))
+            "deadline": Field("deadline_seconds", "deadline", lambda text: units.parse_deadline(text, self._now))
         }
-        values = self._scalars(given, {**_JOB, **deadline})
-        qos = self._inner(given, "qos", _QOS)
-        progress = self._inner(given, "progress", _PROGRESS)
+        values = self._scalars(given, {**JOB, **deadline})
+        qos = self._inner(given, "qos", QOS)
+        goal = self._inner(given, "goal", GOAL)
+        progress = self._inner(given, "progress", PROGRESS)
         roles = self._roles(given)
         spec = JobSpec(
             **{"kind": default_kind(roles), **values, **progress},
@@ -255,6 +194,7 @@ class _Reader:
             environment=self._pairs(given, "env", "environment"),
             labels=self._pairs(given, "labels", "labels"),
             qos=Qos(**qos),
+            loss_goal=LossGoal(**goal),
         )
         draft = Draft(spec, node.place, self._places)
         if isinstance(node, Fields):
@@ -288,7 +228,7 @@ class _Reader:
         return found
 
     def _scalars(
-        self, given: Mapping[str, tuple[Text, Node]], known: Mapping[str, _Field], wire: str = "", label: str = ""
+        self, given: Mapping[str, tuple[Text, Node]], known: Mapping[str, Field], wire: str = "", label: str = ""
     ) -> dict[str, Any]:
         """Read the fields of one text each."""
         values = {}
@@ -307,7 +247,7 @@ class _Reader:
                 self._fail(path, node.place, f"{label}{name}", str(error))
         return values
 
-    def _inner(self, given: Mapping[str, tuple[Text, Node]], name: str, known: Mapping[str, _Field]) -> dict[str, Any]:
+    def _inner(self, given: Mapping[str, tuple[Text, Node]], name: str, known: Mapping[str, Field]) -> dict[str, Any]:
         if name not in given:
             return {}
         return self._scalars(self._fields(given[name][1], known, f"{name} entry"), known, label=f"{name}.")
@@ -316,9 +256,9 @@ class _Reader:
         """Read the list of roles, or the one role whose fields are the job's."""
         if "roles" not in given:
             self._places["roles[0].command"] = self._place, "command"
-            values = self._scalars(given, _SHORT_ROLE, "roles[0].")
-            return (Role(**values, request=Request(**self._scalars(given, _REQUEST, "roles[0]."))),)
-        for name in (*_SHORT_ROLE, *_REQUEST):
+            values = self._scalars(given, SHORT_ROLE, "roles[0].")
+            return (Role(**values, request=Request(**self._scalars(given, REQUEST, "roles[0]."))),)
+        for name in (*SHORT_ROLE, *REQUEST):
             if name in given:
                 self._report(given[name][0].place, name, "stands beside roles; say it in each role")
         node = given["roles"][1]
@@ -334,9 +274,9 @@ class _Reader:
         wire, label = f"roles[{index}].", f"roles[{index}]."
         self._places[f"roles[{index}]"] = node.place, f"roles[{index}]"
         given = self._fields(node, ROLE_FIELDS, "role")
-        request = Request(**self._scalars(given, _REQUEST, wire, label))
+        request = Request(**self._scalars(given, REQUEST, wire, label))
         return Role(
-            **self._scalars(given, _ROLE, wire, label), request=request, command=self._command(given, wire, label)
+            **self._scalars(given, ROLE, wire, label), request=request, command=self._command(given, wire, label)
         )
 
     def _command(self, given: Mapping[str, tuple[Text, Node]], wire: str, label: str) -> tuple[str, ...]:
@@ -395,5 +335,5 @@ class _Reader:
 
 
 def _meant(name: str, known: Iterable[str]) -> str:
-    other = _OTHER_NAMES.get(name, "")
+    other = OTHER_NAMES.get(name, "")
     return f"; did you mean {other}?" if other in known else did_you_mean(name, known)

@@ -11,6 +11,7 @@ import yaml
 from cotenant.cli import units
 from cotenant.cli.jobfile import SHELL
 from cotenant.core.jobs import JobSpec, Qos, Role
+from cotenant.core.loss_goal import LossGoal
 
 DEFAULT, DEFAULT_ROLE = JobSpec(), Role()
 WIDTH = 100
@@ -80,6 +81,7 @@ def _document(spec: JobSpec) -> dict[str, Any]:
         "preemptible": None if spec.preemptible else False,
         "locality": spec.locality.value if spec.locality else None,
         "progress": {"regex": spec.progress_regex} if spec.progress_regex else None,
+        "goal": _goal(spec.loss_goal),
         "qos": _qos(spec.qos),
         "labels": dict(spec.labels),
         "env": dict(spec.environment),
@@ -107,6 +109,11 @@ def _role(role: Role) -> dict[str, Any]:
         "cpus": request.cores,
         "memory": units.write_bytes(request.memory_bytes) if request.memory_bytes else None,
     }
+
+
+def _goal(goal: LossGoal) -> dict[str, Any]:
+    target = {} if goal.target is None else {"loss": _number(repr(goal.target))}
+    return target | _given({"fall": _plain(goal.fall_min), "steps": goal.fall_steps})
 
 
 def _qos(qos: Qos) -> dict[str, Any]:

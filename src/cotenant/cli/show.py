@@ -19,7 +19,7 @@ from cotenant.cli.render import print_card
 from cotenant.core.priorities import in_words
 from cotenant.core.refusals import gpus, plural
 from cotenant.rpc.translate import spec_from_wire
-from cotenant.v1.job_pb2 import Job, Qos
+from cotenant.v1.job_pb2 import Job, LossGoal, Qos
 
 CORES_SHOWN_MAX = 12
 Pairs = Iterator[tuple[str, str]]
@@ -88,7 +88,15 @@ def _wishes(job: Job) -> Pairs:
     yield "deadline", views.time_of(spec, "deadline") or ""
     yield "working directory", spec.working_directory
     yield "progress rule", spec.progress.regex
+    yield "done", _goal(spec.loss_goal)
     yield "promises", _promises(spec.qos)
+
+
+def _goal(goal: LossGoal) -> str:
+    parts = [f"at a loss of {goal.target:g}"] if goal.HasField("target") else []
+    if goal.fall_steps:
+        parts.append(f"when {goal.fall_steps} steps lower its loss by less than {goal.fall_min:g}")
+    return ", or ".join(parts)
 
 
 def _promises(qos: Qos) -> str:

@@ -13,8 +13,11 @@ from typing import Any
 
 from cotenant.cli.names import phase_of
 from cotenant.core.jobs import WHOLE_GPU_MILLI
-from cotenant.core.lifecycle import AttemptState
+from cotenant.core.lifecycle import AttemptState, Phase
 from cotenant.core.priorities import class_of
+from cotenant.core.refusals import Refusal as Reason
+from cotenant.core.refusals import Wait
+from cotenant.rpc import refusals
 from cotenant.rpc.translate import ATTEMPT_STATES, KINDS, LOCALITIES, seconds
 from cotenant.v1.job_pb2 import Attempt, ExitStatus, Job, JobSpec, Refusal
 from cotenant.v1.node_service_pb2 import Node, NodeState
@@ -118,20 +121,32 @@ def allocation_view(allocation: NodeAllocation) -> View:
 
 def reason_view(refusal: Refusal) -> View:
     """Tell why a job waits."""
+    read = refusal_of(refusal)
     return {
         "code": refusal.code,
         "detail": refusal.detail,
         "remedy": refusal.remedy,
         "numbers": dict(sorted(refusal.numbers.items())),
-        "wait": refusal.wait or None,
-        "locality": level_of(refusal) or None,
+        "wait": read.wait.value if read else None,
+        "locality": read.locality.value if read and read.locality else None,
         "since": time_of(refusal, "since"),
     }
 
 
-def level_of(refusal: Refusal) -> str:
-    """Name how close together a place was wanted; "" where that is not the matter."""
-    return LOCALITIES.names.get(refusal.locality, f"locality {refusal.locality}") if refusal.locality else ""
+def wait_of(job: Job) -> str | None:
+    """Name the kind of a job's wait; None where it does not wait."""
+    if phase_of(job) == Phase.SUSPENDED:
+        return Wait.DEPENDENCY.value
+    read = refusal_of(job.refusal) if job.HasField("refusal") else None
+    return read.wait.value if read else None
+
+
+def refusal_of(message: Refusal) -> Reason | None:
+    """Read a refusal; None where its code is a newer server's."""
+    try:
+        return refusals.from_wire(message)
+    except ValueError:
+        return None
 
 
 def node_view(node: Node, now: float) -> View:

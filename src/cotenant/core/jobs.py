@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from cotenant.core.loss_goal import NO_GOAL, LossGoal
+
 WHOLE_GPU_MILLI = 1000
 GRACE_SECONDS_DEFAULT = 30.0
 TENANT_DEFAULT = "default"
@@ -82,6 +84,7 @@ class JobSpec:
     progress_regex: str = ""
     labels: tuple[tuple[str, str], ...] = ()
     expected_seconds: float | None = None
+    loss_goal: LossGoal = NO_GOAL
 
     @property
     def gpu_milli(self) -> int:

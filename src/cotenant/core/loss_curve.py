@@ -35,6 +35,7 @@ SCALE_MIN, SCALE_MAX = 0.005, 20.0  # of what was seen; a scale beyond is a stra
 REWEIGHTS = 4
 TUKEY = 4.685  # Tukey's constant: 95 % efficiency where the noise is normal
 MAD_TO_SIGMA = 1.4826
+NEAR, SPIKE_MADS = 7, 10.0  # neighbours by which a spike is guessed, and how far out it stands
 ROUNDING = 1e-9  # of the range of the losses: less is no noise
 
 RIVALS = (0.5, 32.0)  # exponents of rival forms: a slower power, and all but an exponential
@@ -46,6 +47,7 @@ DRIFT_COUNTS = 0.7  # a forecast still has to move by this share of how far it h
 BREAKS_MAX = 2  # a learning rate is cut once or twice; what jumps more often follows no curve
 WINDOW = 6  # points on either side of a jump
 JUMP_ERRORS = 6.0  # a jump is so many standard errors
+JUMP_SHARE = 0.01  # at least, of the range of the losses: less would not change a forecast by much
 JUMP_TRENDS = 3.0  # and so much more than what the loss does by itself on either side
 NUDGE = 1e-3  # of a standard error, for slopes
 
@@ -136,7 +138,7 @@ def fit(points: Points, exponent: float = 1.0, weights: Floats | None = None) ->
     if span <= 0 or spread <= 0:
         return None
     scales = span * np.geomspace(SCALE_MIN, SCALE_MAX, GRID)
-    robust = counts if weights is None else weights
+    robust = counts * ~_spiked(losses) if weights is None else weights
     found = _best(points, robust, scales, exponent)
     for _ in range(REWEIGHTS if weights is None else 0):
         if found is None:
@@ -152,6 +154,14 @@ def fit(points: Points, exponent: float = 1.0, weights: Floats | None = None) ->
         scales = found.curve.scale * np.geomspace(1 / ratio, ratio, ZOOM_GRID)
         found = _best(points, robust, scales, exponent)
     return found
+
+
+def _spiked(losses: Floats) -> npt.NDArray[np.bool_]:
+    """Say which losses stand far out among their neighbours: a first guess, for the fit to begin with."""
+    padded = np.pad(losses, NEAR // 2, mode="reflect")
+    off = np.abs(losses - np.median(np.lib.stride_tricks.sliding_window_view(padded, NEAR), axis=1))
+    spiked: npt.NDArray[np.bool_] = off > SPIKE_MADS * np.median(off) + ROUNDING * np.ptp(losses)
+    return spiked
 
 
 def _best(points: Points, weights: Floats, scales: Floats, exponent: float) -> Fit | None:
@@ -230,6 +240,7 @@ def _last_jump(found: Fit) -> int:
     apart = np.abs(medians[WINDOW:] - medians[:-WINDOW])
     jump = apart / np.maximum(np.hypot(errors[WINDOW:], errors[:-WINDOW]), ROUNDING * np.ptp(found.points[1]))
     jump[apart < JUMP_TRENDS * np.maximum(drifts[WINDOW:], drifts[:-WINDOW])] = 0
+    jump[apart < JUMP_SHARE * np.ptp(found.points[1])] = 0
     best = int(np.argmax(jump))
     return best + WINDOW if jump[best] > JUMP_ERRORS else 0
 
@@ -249,7 +260,7 @@ def _judge(found: Fit, goal: LossGoal) -> Forecast:
         errors.append(error)
     error = math.sqrt(math.fsum([one * one for one in errors]))
     way, seen_way = at - curve.origin, seen - curve.origin
-    if seen_way > way * (1 + error):
+    if way <= 0 or seen_way > way * (1 + error):
         return Forecast(at, error, why=f"the curve says that its goal was reached at step {at:.0f}", curve=curve)
     share = min(1.0, seen_way / (SHARE_SURE * way))
     return Forecast(at, error, share / (1 + (error / CONFIDENT_ERROR) ** 2), curve=curve)

@@ -8,7 +8,6 @@ Our own construction [R], in the place of a random reservoir: it needs no chance
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import median
@@ -20,6 +19,7 @@ WIDTH_GROWTH = 1.25
 LATE_SHARE = 0.1
 SPIKE_MADS = 6.0
 NEIGHBOURS = 3  # on either side, by which a spike is known
+LOSS_MAX = 1e100  # beyond it, squares would be no numbers
 WILD_FADES = 0.9  # per point: what is left of the memory of losses that were no numbers
 WILD_MAX = 0.5
 SIGNIFICANT = 9
@@ -45,10 +45,11 @@ class LossPoints:
         """Take in a loss. A step that was told before is passed over; one further back begins again from there.
 
         A job that resumes from a checkpoint goes back: what it told after the checkpoint belongs to a run that is no
-        more. A loss that is no finite number is no point of the curve, but is remembered for a while.
+        more. A loss that is no number, or beyond all reason, is no point of the curve, but is remembered for a while.
         """
-        self.wildness = round(self.wildness * WILD_FADES + (not math.isfinite(loss)), 6)
-        if not math.isfinite(loss):
+        sane = abs(loss) <= LOSS_MAX
+        self.wildness = round(self.wildness * WILD_FADES + (not sane), 6)
+        if not sane:
             return
         if self.cells and step == self.cells[-1][0]:
             return

@@ -62,7 +62,6 @@ def fit_terms(rows: Sequence[Sequence[float]], seconds: Sequence[float], spreads
         raise ValueError("step times must be positive and finite, and there must be one")
     order = sorted(range(len(seconds)), key=lambda at: (tuple(rows[at]), seconds[at]))
     features, times = np.array([rows[at] for at in order], dtype=float), np.array([seconds[at] for at in order])
-    features[np.abs(features) < FEATURE_MIN] = 0.0  # a term that no measurement can show
     trust = ERROR / np.hypot(ERROR, [spreads[at] for at in order]) if spreads else np.ones(len(times))
     scale = float(times.max())
     relative = features * (trust * scale / times)[:, None]

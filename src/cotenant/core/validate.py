@@ -129,6 +129,7 @@ def _numbers(spec: JobSpec) -> Found:
         yield "steps_total", f"must not be negative, not {spec.steps_total}"
     if spec.expected_seconds is not None and not 0 < spec.expected_seconds < math.inf:
         yield "expected_duration", f"must be positive, not {spec.expected_seconds:g} seconds"
+    yield from _goal(spec)
     qos = spec.qos
     for field, value in (
         ("rate_min_per_second", qos.rate_min_per_second),
@@ -139,6 +140,19 @@ def _numbers(spec: JobSpec) -> Found:
             yield f"qos.{field}", f"must be 0 or positive, not {value:g}"
     if not 0 <= qos.latency_percentile < 100:
         yield "qos.latency_percentile", f"must be from 0 to below 100, not {qos.latency_percentile:g}"
+
+
+def _goal(spec: JobSpec) -> Found:
+    goal = spec.loss_goal
+    if goal.target is not None and not math.isfinite(goal.target):
+        yield "loss_goal.target", f"must be a finite number, not {goal.target:g}"
+    if goal.fall_steps < 0:
+        yield "loss_goal.fall_steps", f"must not be negative, not {goal.fall_steps}"
+    if not 0 <= goal.fall_min < math.inf:
+        yield "loss_goal.fall_min", f"must be 0 or positive, not {goal.fall_min:g}"
+    if bool(goal.fall_steps) != bool(goal.fall_min):
+        given, missing = ("fall_steps", "fall_min") if goal.fall_steps else ("fall_min", "fall_steps")
+        yield f"loss_goal.{missing}", f"is missing: {given} alone says nothing"
 
 
 def _texts(spec: JobSpec) -> Found:

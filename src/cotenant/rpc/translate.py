@@ -28,8 +28,9 @@ from cotenant.core.jobs import (
     Role,
 )
 from cotenant.core.lifecycle import AttemptState, Phase, StopReason
+from cotenant.core.loss_goal import NO_GOAL
 from cotenant.core.nodes import Core, Gpu, Inventory, NodeShape
-from cotenant.rpc import errors
+from cotenant.rpc import errors, promises
 from cotenant.v1 import job_pb2, placement_service_pb2, predictor_service_pb2, resources_pb2
 
 NANOS = 1_000_000_000
@@ -162,6 +163,7 @@ def spec_from_wire(message: job_pb2.JobSpec) -> JobSpec:
         progress_regex=message.progress.regex,
         labels=tuple(sorted(message.labels.items())),
         expected_seconds=seconds(message.expected_duration) if message.HasField("expected_duration") else None,
+        loss_goal=promises.goal_from_wire(message.loss_goal) if message.HasField("loss_goal") else NO_GOAL,
     )
 
 
@@ -202,6 +204,8 @@ def spec_to_wire(spec: JobSpec) -> job_pb2.JobSpec:
         message.locality = LOCALITIES.to_wire(spec.locality)
     if spec.progress_regex:
         message.progress.regex = spec.progress_regex
+    if spec.loss_goal != NO_GOAL:
+        message.loss_goal.CopyFrom(promises.goal_to_wire(spec.loss_goal))
     if spec.qos != Qos():
         qos = spec.qos
         message.qos.rate_min_per_second, message.qos.latency_seconds = qos.rate_min_per_second, qos.latency_seconds
@@ -347,12 +351,17 @@ def estimate_from_wire(message: predictor_service_pb2.Estimate) -> Estimate:
         remaining_p10_seconds=_seconds_or_none(message, "remaining_p10"),
         remaining_p90_seconds=_seconds_or_none(message, "remaining_p90"),
         cores_useful=message.cores_useful or None,
-        cores_useful_confidence=message.cores_useful_confidence,
         candidates=tuple(
-            CandidateEstimate(one.rate_per_second or None, _seconds_or_none(one, "remaining"), one.confidence)
+            CandidateEstimate(
+                one.rate_per_second or None,
+                _seconds_or_none(one, "remaining"),
+                one.confidence,
+                promises.latency_from_wire(one.latency) if one.HasField("latency") else None,
+            )
             for one in message.candidates
         ),
         source=message.source,
+        cores_useful_confidence=message.cores_useful_confidence,
     )
 
 
@@ -370,11 +379,13 @@ def estimate_to_wire(job_id: str, estimate: Estimate) -> predictor_service_pb2.E
         remaining_p90=_duration_or_none(estimate.remaining_p90_seconds),
     )
     for one in estimate.candidates:
-        message.candidates.add(
+        written = message.candidates.add(
             rate_per_second=one.rate_per_second or 0.0,
             remaining=_duration_or_none(one.remaining_seconds),
             confidence=one.confidence,
         )
+        if one.latency:
+            promises.write_latency(one.latency, written.latency)
     return message
 
 

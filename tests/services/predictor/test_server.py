@@ -90,7 +90,7 @@ HOSTILE = {
     "window is -5 s": window(window=Duration(seconds=-5)),
     "no window over which it was seen": window(window=None),
     "it does not tell its time": window(time=None),
-    "neither a rate nor the end": window(rate=0),
+    "neither a rate, nor a loss": window(rate=0),
     "run_time is -1 s": run("j1", seconds=-1),
     "run_time is 1e+11 s": run("j1", seconds=100_000_000_000),
     "its spec has 0 roles": window(spec=None),

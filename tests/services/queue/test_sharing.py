@@ -14,13 +14,14 @@ from tests.services.mesh import BACKFILL, Mesh, running, until
 from tests.services.queue.test_tenants import made
 
 from cotenant import plugins
+from cotenant.cli import views
 from cotenant.core.choosing import Preemption, Rules
 from cotenant.core.policy import Ended, Order
 from cotenant.core.table import Jobs
 from cotenant.policies.fifo import Fifo
 from cotenant.services.queue import server
-from cotenant.v1 import job_pb2, tenant_service_pb2
 from cotenant.v1 import job_service_pb2 as pb
+from cotenant.v1 import tenant_service_pb2
 
 
 @pytest.fixture
@@ -46,7 +47,7 @@ async def test_a_tenant_takes_back_what_it_lent(mesh: Mesh) -> None:
     stopped = await mesh.refused(second, "CAPACITY")
     assert stopped.preemptions == 1
     assert (await mesh.job(first)).preemptions == 0
-    assert (stopped.refusal.wait, (await explained(mesh, second)).wait) == ("capacity", "capacity")
+    assert views.wait_of(stopped) == "capacity"
 
 
 async def test_beyond_its_guarantee_a_tenant_waits_for_its_fair_share(mesh: Mesh) -> None:
@@ -56,9 +57,9 @@ async def test_beyond_its_guarantee_a_tenant_waits_for_its_fair_share(mesh: Mesh
     mine, other = await mesh.submit(gpus=1, tenant="owner"), await mesh.submit(gpus=1, tenant="guest")
     await mesh.refused(other, "CAPACITY")
     told = await explained(mesh, mine)
-    assert (told.wait, told.job.refusal.wait) == ("fair_share", "fair_share")
+    assert views.wait_of(told.job) == "fair_share"
     assert "for its fair share" in told.summary
-    assert (await explained(mesh, other)).wait == "capacity"
+    assert views.wait_of((await explained(mesh, other)).job) == "capacity"
     counts = mesh.parts["queue"].service.waits.tell(1.0)
     assert dict(counts) == {("fair_share", "owner"): 1, ("capacity", "guest"): 1}
 
@@ -66,7 +67,8 @@ async def test_beyond_its_guarantee_a_tenant_waits_for_its_fair_share(mesh: Mesh
 async def test_a_job_that_is_held_back_waits_for_something_outside(mesh: Mesh) -> None:
     held = await mesh.submit()
     await mesh.jobs.SuspendJob(pb.SuspendJobRequest(id=held))
-    assert (await explained(mesh, held)).wait == "dependency"
+    assert views.wait_of((await explained(mesh, held)).job) == "dependency"
+    assert mesh.parts["queue"].service.waits.tell(1.0) == {("dependency", "default"): 1}
 
 
 async def test_a_fragment_tells_the_level_that_is_wanted(mesh: Mesh) -> None:
@@ -78,8 +80,8 @@ async def test_a_fragment_tells_the_level_that_is_wanted(mesh: Mesh) -> None:
     mesh.agents[nodes[singles.index(paired)]].finish((paired, 1))
     await mesh.reach(paired, "SUCCEEDED")
     wide = await mesh.submit(gpus=1, replicas=2)
-    told = (await mesh.refused(wide, "FRAGMENTED")).refusal
-    assert (told.wait, told.locality) == ("fragmentation", job_pb2.LOCALITY_SERVER)
+    told = views.reason_view((await mesh.refused(wide, "FRAGMENTED")).refusal)
+    assert (told["wait"], told["locality"]) == ("fragmentation", "server")
 
 
 async def test_a_weight_reaches_the_table_and_a_new_one_too(mesh: Mesh) -> None:

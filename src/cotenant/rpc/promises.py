@@ -1,0 +1,44 @@
+"""What a job is to reach, and what is expected of its latency, between the wire and the core's words."""
+
+from __future__ import annotations
+
+from cotenant.core.estimates import Latency
+from cotenant.core.loss_goal import LossGoal
+from cotenant.v1 import job_pb2
+from cotenant.v1 import predictor_service_pb2 as pb
+
+FIGURES = (
+    ("mean_max_seconds", "mean_seconds_max"),
+    ("p95_seconds", "p95_seconds"),
+    ("p99_seconds", "p99_seconds"),
+    ("promised_seconds", "promised_seconds"),
+)
+
+
+def goal_from_wire(message: job_pb2.LossGoal) -> LossGoal:
+    """Read when a training is done."""
+    return LossGoal(message.target if message.HasField("target") else None, message.fall_steps, message.fall_min)
+
+
+def goal_to_wire(goal: LossGoal) -> job_pb2.LossGoal:
+    """Write when a training is done."""
+    return job_pb2.LossGoal(target=goal.target, fall_steps=goal.fall_steps, fall_min=goal.fall_min)
+
+
+def latency_from_wire(message: pb.LatencyEstimate) -> Latency:
+    """Read a service's latency."""
+    return Latency(
+        replicas=message.replicas,
+        replicas_needed=message.replicas_needed or None,
+        confidence=message.confidence,
+        **{ours: getattr(message, theirs) or None for theirs, ours in FIGURES},
+    )
+
+
+def write_latency(latency: Latency, message: pb.LatencyEstimate) -> None:
+    """Write a service's latency into its message."""
+    message.replicas = latency.replicas
+    message.replicas_needed = latency.replicas_needed or 0
+    message.confidence = latency.confidence
+    for theirs, ours in FIGURES:
+        setattr(message, theirs, getattr(latency, ours) or 0.0)
