@@ -75,6 +75,7 @@ class BordaMlfq:
         level_factor: `expected`: each level holds jobs that need up to this many times more than the one before.
         hold_levels: `expected`: so many levels better does a job stand while it runs.
         error: `expected`: the rest of a predictable job is at least this share of what was predicted for all of it.
+        starvation_seconds: a job that has waited so long comes first, until a run of it has lasted as long; 0 is never.
         quantiles: `literal`: where levels end, as shares of the highest score possible, ascending.
         thresholds: `literal`: where levels end, as scores, ascending; counts instead of the quantiles where given,
             such as 30,180 or 15,30 for small clusters [D].
@@ -89,6 +90,7 @@ class BordaMlfq:
         level_factor: float = 2.0
         hold_levels: int = 1
         error: float = 0.25
+        starvation_seconds: float = 0.0
         quantiles: tuple[float, ...] = (0.25, 0.5)
         thresholds: tuple[float, ...] = ()
 
@@ -102,7 +104,7 @@ class BordaMlfq:
                     yield Violation(name, f"must be from {least:g} to 1e9, not {getattr(self, name):g}")
             if not 0 <= self.hold_levels <= LEVELS_MAX:
                 yield Violation("hold_levels", f"must be from 0 to {LEVELS_MAX}, not {self.hold_levels}")
-            for name in ("gpu_weight", "replica_weight"):
+            for name in ("gpu_weight", "replica_weight", "starvation_seconds"):
                 if not 0 <= getattr(self, name) <= 1e9:
                     yield Violation(name, f"must be from 0 to 1e9, not {getattr(self, name):g}")
             if not self.gpu_weight + self.replica_weight > 0:
@@ -129,8 +131,20 @@ class BordaMlfq:
             changes = tick if jobs.running.any() else math.inf
         else:
             level, score, changes = self._expected(jobs, now, tick, predicted)
+        if self.options.starvation_seconds:
+            first, turns = self._starved(jobs, tick)
+            level, changes = np.where(first, -1, level), min(changes, turns)
         ticks = math.ceil((changes - CROSSING_SECONDS - tick) / cadence) if changes < math.inf else math.inf
         return Order(level.astype(np.int64), score, tick + max(1, ticks) * cadence - now)
+
+    def _starved(self, jobs: Jobs, tick: float) -> tuple[Flags, float]:
+        """Say who has waited too long, now or before this run began, and when that is next to change."""
+        patience = self.options.starvation_seconds
+        waited = np.where(jobs.running, jobs.running_since, tick) - jobs.waiting_since
+        begun = np.where(jobs.running, jobs.running_since, jobs.waiting_since)
+        late = waited >= patience - CROSSING_SECONDS
+        first = late & (~jobs.running | (tick - begun < patience - CROSSING_SECONDS))
+        return first, soonest((begun + patience)[first == jobs.running])
 
     @staticmethod
     def _attained_at(jobs: Jobs, now: float, moment: float) -> Floats:

@@ -145,11 +145,19 @@ def test_an_order_is_valid_until_the_tick_after_a_job_leaves_its_level() -> None
 
 
 @settings(max_examples=300)
-@given(partly_predicted(), st.floats(0, 1), st.sampled_from([1.0, 240.0]), st.sampled_from(["expected", "literal"]))
+@given(
+    partly_predicted(),
+    st.floats(0, 1),
+    st.sampled_from([1.0, 240.0]),
+    st.sampled_from(["expected", "literal"]),
+    st.sampled_from(["0", "500", "9000"]),
+)
 def test_while_an_order_is_valid_it_stays_also_for_those_that_are_predicted(
-    table: JobTable, share: float, cadence: float, variant: str
+    table: JobTable, share: float, cadence: float, variant: str, starvation: str
 ) -> None:
-    policy = BordaMlfq(parse(Options, {"variant": variant, "cadence_seconds": str(cadence)}))
+    policy = BordaMlfq(
+        parse(Options, {"variant": variant, "cadence_seconds": str(cadence), "starvation_seconds": starvation})
+    )
     order = policy.order(table.jobs(NOW), NOW)
     later = NOW + share * 0.99 * min(order.valid_seconds, 1e9)
     again = policy.order(table.jobs(later), later)
@@ -187,3 +195,36 @@ def test_an_order_ends_as_well_when_a_job_comes_nearer_to_its_end_than_its_level
     assert policy.order(table.jobs(0.0), 0.0).valid_seconds == 1160.0
     assert levels(table, policy, now=1159.0) == {"a": 3, "b": 0}
     assert levels(table, policy, now=1170.0) == {"a": 2, "b": 0}
+
+
+def test_a_job_that_starves_comes_first_and_runs_for_as_long_as_it_waited_at_most() -> None:
+    policy = BordaMlfq(parse(BordaMlfq.Options, {"starvation_seconds": "7200", "cadence_seconds": "60"}))
+    table = JobTable()
+    table.add(JobRow("long", arrival_seconds=0, sequence=0, gpu_milli=8000))
+    table.update("long", predicted_seconds=1e6, confidence=1.0)
+
+    def levels(now: float) -> list[int]:
+        table.add(JobRow("short", arrival_seconds=now, sequence=int(now), gpu_milli=8000))
+        found = policy.order(table.jobs(now), now).level.tolist()
+        table.remove("short")
+        return [int(level) for level in found]
+
+    long, short = levels(now=7199)
+    assert long > short
+    assert levels(now=7200) == [-1, short]
+    table.start("long", now=7200)
+    assert levels(now=14_399)[0] == -1
+    assert levels(now=14_400)[0] == policy.order(table.jobs(14_400), 14_400).level.max() > short
+    table.stop("long", now=14_400)
+    assert levels(now=14_460)[0] > short
+
+
+def test_an_order_ends_when_a_job_begins_or_ceases_to_starve() -> None:
+    policy = BordaMlfq(parse(BordaMlfq.Options, {"starvation_seconds": "7200", "cadence_seconds": "60"}))
+    table = JobTable()
+    table.add(JobRow("a", arrival_seconds=30, sequence=0, gpu_milli=1000))
+    assert policy.order(table.jobs(100), 100).valid_seconds == 7260 - 100  # the tick at or after 7,230 s
+    assert policy.order(table.jobs(7260), 7260).valid_seconds == math.inf
+    table.start("a", now=7260)
+    table.update("a", predicted_seconds=1e9, confidence=1.0)
+    assert policy.order(table.jobs(7300), 7300).valid_seconds == 14_460 - 7300
