@@ -213,6 +213,10 @@ class Agent:
         told = job_pb2.Progress(step=track.step, rate_per_second=rate_per_second, update_time=timestamp(time))
         if track.loss is not None:
             told.loss = track.loss
+        if track.batch is not None:
+            told.batch_size, seconds = track.batch
+            told.batch_time.FromNanoseconds(round(seconds * 1e9))
+            track.batch = None
         self._link.report_progress(node_service_pb2.ProgressReport(job_id=key.job_id, number=key.number, progress=told))
 
 

@@ -8,6 +8,8 @@ from collections import deque
 from dataclasses import dataclass
 
 LINE_BYTES_MAX = 4096
+BATCH_SIZE_MAX = 1_000_000
+BATCH_SECONDS_MAX = 86_400.0
 STEP_MAX = 2**63 - 1
 WINDOW_SECONDS = 30.0
 SILENCE_SECONDS_MAX = 120.0
@@ -17,17 +19,20 @@ SAMPLE_SECONDS = 0.2
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """What one line told; either may be missing."""
+    """What one line told; any of it may be missing."""
 
     step: int | None = None
     loss: float | None = None
+    batch: tuple[int, float] | None = None  # requests, and the seconds that they took together
 
 
 def parse_line(line: bytes) -> Told | None:
-    """Read `step=12 loss=0.3` or the same as a JSON object; None where nothing can be made of it.
+    """Read `step=12 loss=0.3`, `batch=8 batch_seconds=0.02` or the same as a JSON object; None for what is neither.
 
-    >>> parse_line(b"step=12 loss=0.5"), parse_line(b'{"step": 3}'), parse_line(b"hello")
-    (Told(step=12, loss=0.5), Told(step=3, loss=None), None)
+    >>> parse_line(b"step=12 loss=0.5"), parse_line(b"hello")
+    (Told(step=12, loss=0.5, batch=None), None)
+    >>> parse_line(b'{"batch": 8, "batch_seconds": 0.02}')
+    Told(step=None, loss=None, batch=(8, 0.02))
     """
     text = line[:LINE_BYTES_MAX].decode(errors="replace").strip()
     if text.startswith("{"):
@@ -37,14 +42,23 @@ def parse_line(line: bytes) -> Told | None:
             return None
     else:
         fields = dict(word.split("=", 1) for word in text.replace(",", " ").split() if "=" in word)
-    return told(fields.get("step"), fields.get("loss")) if isinstance(fields, dict) else None
+    if not isinstance(fields, dict):
+        return None
+    return told(fields.get("step"), fields.get("loss"), fields.get("batch"), fields.get("batch_seconds"))
 
 
-def told(step: object, loss: object) -> Told | None:
-    """Make sense of a step and a loss in whatever form; None where neither does."""
+def told(step: object, loss: object, batch: object = None, batch_seconds: object = None) -> Told | None:
+    """Make sense of a step, a loss and a batch in whatever form; None where none of them does."""
     number, value = _number(step), _number(loss)
     whole = int(number) if number is not None and math.isfinite(number) and 0 <= number <= STEP_MAX else None
-    return None if whole is None and value is None else Told(whole, value)
+    requests = _batch(_number(batch), _number(batch_seconds))
+    return None if whole is None and value is None and requests is None else Told(whole, value, requests)
+
+
+def _batch(size: float | int | None, seconds: float | int | None) -> tuple[int, float] | None:
+    if size is None or seconds is None or not (1 <= size <= BATCH_SIZE_MAX and 0 < seconds <= BATCH_SECONDS_MAX):
+        return None
+    return int(size), float(seconds)
 
 
 def _number(value: object) -> float | int | None:
@@ -62,6 +76,7 @@ class Track:
     def __init__(self) -> None:
         self.step = 0
         self.loss: float | None = None
+        self.batch: tuple[int, float] | None = None  # since it was last told
         self._points: deque[tuple[float, int]] = deque()
         self._advanced = -math.inf
 
@@ -73,6 +88,8 @@ class Track:
         """
         if line.loss is not None:
             self.loss = line.loss
+        if line.batch is not None:
+            self.batch = line.batch
         if line.step is None or (line.step <= self.step and now - self._advanced < RESTART_SECONDS):
             return
         if line.step < self.step:

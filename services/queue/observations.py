@@ -46,19 +46,24 @@ class Observations:
                 self._wake.set()
 
     def progressed(self, record: Record) -> None:
-        """A job told its rate, and perhaps its loss; one window in ten seconds is enough."""
+        """A job told its rate, its loss or the time of a batch; one window in ten seconds is enough."""
         now, progress = time.time(), record.job.progress
         last = self._last.get(record.id, 0.0)
-        if not (progress.rate_per_second > 0 or progress.HasField("loss")) or now - last < RATE_SECONDS:
+        tells = progress.rate_per_second > 0 or progress.HasField("loss") or progress.batch_size > 0
+        if not tells or now - last < RATE_SECONDS:
             return
         self._last[record.id] = now
         seen = self._observation(record, record.job.attempt)
-        seen.step = progress.step
+        if progress.rate_per_second > 0 or progress.HasField("loss"):
+            seen.step = progress.step
         if progress.rate_per_second > 0:
             seen.rate_per_second = progress.rate_per_second
             seen.window.FromNanoseconds(int(RATE_SECONDS * 1e9))
         if progress.HasField("loss"):
             seen.loss = progress.loss
+        if progress.batch_size > 0:
+            seen.batch_size = progress.batch_size
+            seen.batch_time.CopyFrom(progress.batch_time)
         seen.time.CopyFrom(progress.update_time)
         self._add(seen)
 

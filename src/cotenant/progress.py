@@ -11,7 +11,7 @@ import os
 import socket
 import time
 
-__all__ = ["step"]
+__all__ = ["batch", "step"]
 
 VARIABLE = "COTENANT_PROGRESS"
 INTERVAL_SECONDS = 0.05
@@ -24,27 +24,37 @@ class _Teller:
         self._path = os.environ.get(VARIABLE, "")
         self._socket: socket.socket | None = None
         self._count = 0
-        self._unsent = ""
+        self._unsent: dict[str, str] = {}  # by what it tells of; only the last word of each counts
         self._not_before = 0.0
 
     def step(self, number: int | None, loss: float | None) -> None:
         self._count = self._count + 1 if number is None else int(number)
         if not self._path:
             return
-        self._unsent = f"step={self._count}" if loss is None else f"step={self._count} loss={float(loss)!r}"
+        told = f"step={self._count}" if loss is None else f"step={self._count} loss={float(loss)!r}"
+        self._tell("step", told)
+
+    def batch(self, size: int, seconds: float) -> None:
+        told = f"batch={int(size)} batch_seconds={float(seconds)!r}"
+        if self._path:
+            self._tell("batch", told)
+
+    def _tell(self, what: str, told: str) -> None:
+        self._unsent[what] = told
         now = time.monotonic()
         if now >= self._not_before:
             self._not_before = now + INTERVAL_SECONDS
             self.flush()
 
     def flush(self) -> None:
-        """Send the last line if it has not been sent; it stays for the next time where nobody takes it."""
+        """Send the last lines if they have not been sent; they stay for the next time where nobody takes them."""
         if self._unsent:
             if self._socket is None:
                 self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
                 self._socket.setblocking(False)
-            self._socket.sendto(self._unsent.encode(), self._path)
-            self._unsent = ""
+            lines = "\n".join(list(self._unsent.values()))  # a copy: a service may tell from several threads
+            self._socket.sendto(lines.encode(), self._path)
+            self._unsent = {}
 
 
 _teller = _Teller()
@@ -56,6 +66,14 @@ def step(n: int | None = None, *, loss: float | None = None) -> None:
         _teller.step(n, loss)
     except (OSError, ValueError, TypeError, OverflowError):
         return  # whatever it is, training is more important
+
+
+def batch(size: int, seconds: float) -> None:
+    """Tell, from a service, that a batch of so many requests took so many seconds to answer."""
+    try:
+        _teller.batch(size, seconds)
+    except (OSError, ValueError, TypeError, OverflowError):
+        return  # whatever it is, serving is more important
 
 
 def _tell_last() -> None:

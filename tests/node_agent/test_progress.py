@@ -36,6 +36,12 @@ from cotenant.v1 import job_pb2
         (b'{"step": "7"}', Told(7)),
         (b"loss=2", Told(None, 2)),
         (b"step=7.0", Told(7)),
+        (b"batch=8 batch_seconds=0.02", Told(batch=(8, 0.02))),
+        (b"batch=8", None),
+        (b"batch=8 batch_seconds=nan", None),
+        (b"batch=0 batch_seconds=1", None),
+        (b"batch=8 batch_seconds=-1", None),
+        (b"step=1 batch=inf batch_seconds=1", Told(1)),
         (b"step=-1", None),
         (b"step=1e400", None),
         (b"step=" + b"9" * 30, None),
@@ -143,6 +149,23 @@ def test_the_helper_tells_and_its_last_word_always_comes(tmp_path: Path) -> None
     assert len(lines) < 100
 
 
+def test_the_helper_tells_batches_beside_steps(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as agent:
+        agent.bind(str(tmp_path / "p"))
+        script = "for n in range(1, 9): progress.batch(n, 0.5); progress.step()"
+        run_helper(script + "\nprogress.batch('x', 1); progress.batch(1, None)", str(tmp_path / "p"))
+        lines = waiting_datagrams(agent)
+    assert lines[0] == b"batch=1 batch_seconds=0.5"
+    assert sorted(lines[-1].splitlines()) == [b"batch=8 batch_seconds=0.5", b"step=8"]
+
+
+def test_a_batch_is_kept_until_it_is_told() -> None:
+    track = Track()
+    track.take(Told(batch=(8, 0.02)), now=1.0)
+    track.take(Told(step=1), now=2.0)
+    assert track.batch == (8, 0.02)
+
+
 def test_the_helper_finds_an_agent_that_came_back(tmp_path: Path) -> None:
     path = str(tmp_path / "p")
     script = f"""
@@ -186,6 +209,13 @@ async def test_what_a_job_tells_comes_to_placement(placement: Placement, agent: 
     last = await placement.until(lambda: next((told for told in placement.progress if told.progress.step == 50), None))
     assert (last.job_id, last.number, last.progress.loss) == ("teller", 1, pytest.approx(0.2))
     assert last.progress.update_time.seconds == pytest.approx(time.time(), abs=60)
+
+
+async def test_the_time_of_a_batch_comes_to_placement(placement: Placement, agent: RunningAgent) -> None:
+    placement.assign(assignment("service", [sys.executable, "-c", HELPER + "progress.batch(8, 0.25)"]))
+    await placement.ended("service")
+    told = await placement.until(lambda: next((told for told in placement.progress if told.progress.batch_size), None))
+    assert (told.progress.batch_size, told.progress.batch_time.ToTimedelta().total_seconds()) == (8, 0.25)
 
 
 async def test_progress_is_heard_again_after_a_restart(

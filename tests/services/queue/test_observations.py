@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 import pytest
+from google.protobuf.duration_pb2 import Duration
 
 from cotenant.core.jobs import JobSpec, Request, Role
 from cotenant.rpc import translate
@@ -49,6 +50,11 @@ def test_a_loss_is_told_where_the_rate_is_not_known_yet() -> None:
 def test_a_loss_that_is_no_number_is_told_as_it_is() -> None:
     (seen,) = progressed(step=1, rate_per_second=1.0, loss=math.nan)
     assert math.isnan(seen.loss)
+
+
+def test_the_time_of_a_batch_goes_with_its_size() -> None:
+    (seen,) = progressed(batch_size=8, batch_time=Duration(nanos=20_000_000))
+    assert (seen.batch_size, seen.batch_time.nanos, seen.rate_per_second) == (8, 20_000_000, 0.0)
 
 
 @pytest.mark.parametrize("progress", [{}, {"step": 5}])
