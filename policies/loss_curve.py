@@ -256,17 +256,15 @@ def _read(content: bytes) -> tuple[Key, Told]:
         ValueError, TypeError, KeyError: it is none.
     """
     record = json.loads(content)
-    key, cells = (
-        tuple(record["key"]),
-        [(float(step), float(loss), int(points)) for step, loss, points in record["cells"]],
-    )
+    key = tuple(record["key"])
+    cells = [(float(step), float(loss), int(points)) for step, loss, points in record["cells"]]
     told = Told(LossPoints(cells, float(record["wildness"])), step=int(record["step"]))
     if not all(isinstance(part, str) for part in key) or len(key) not in (1, 4) or len(cells) > CELLS_MAX:
         raise ValueError("this is no record of a job")
     steps = [step for step, _, _ in cells]
     if steps != sorted(set(steps)) or not all(math.isfinite(loss) and points > 0 for _, loss, points in cells):
         raise ValueError("these are no losses by step")
-    if not 0 <= told.points.wildness < math.inf or not 0 <= min([told.step, *steps]) <= max([0, *steps]) < math.inf:
+    if not all(0 <= figure < math.inf for figure in (told.points.wildness, told.step, *steps)):
         raise ValueError("a figure in it cannot be")
     for cores, gpu_type, figures in record["rates"]:
         rates = [float(figure) for figure in figures]

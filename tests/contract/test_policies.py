@@ -20,7 +20,8 @@ from cotenant import plugins
 from cotenant.core import options as declared_options
 from cotenant.core.cycle import take
 from cotenant.core.estimates import UNKNOWN, Candidate, Estimate, Observation, Query
-from cotenant.core.jobs import Gang, JobSpec, Request, Role
+from cotenant.core.jobs import Gang, JobSpec, Qos, Request, Role
+from cotenant.core.loss_goal import LossGoal
 from cotenant.core.nodes import NodeShape
 from cotenant.core.obstacles import never_fits, room_on
 from cotenant.core.policy import (
@@ -315,6 +316,11 @@ observations = st.builds(
     rate_per_second=st.none() | st.floats(1e-3, 1e6),
     run_seconds=st.none() | st.floats(1e-3, 1e9),
     succeeded=st.booleans(),
+    job_id=st.sampled_from(["", "j1"]),
+    step=st.none() | st.integers(0, 100),
+    loss=st.none() | st.floats(),
+    batch_size=st.none() | st.integers(1, 64),
+    batch_seconds=st.none() | st.floats(1e-6, 10.0),
 )
 queries = st.builds(
     Query,
@@ -328,6 +334,16 @@ queries = st.builds(
     step=st.integers(0, 100),
     steps_total=st.integers(0, 200),
     expected_seconds=st.none() | st.floats(1.0, 1e9),
+    job_id=st.sampled_from(["", "j1"]),
+    loss_goal=st.builds(
+        LossGoal, st.none() | st.floats(-10, 10), st.sampled_from([0, 10]), st.sampled_from([0.0, 0.1])
+    ),
+    qos=st.builds(
+        Qos,
+        latency_seconds=st.floats(0, 1),
+        latency_percentile=st.sampled_from([0.0, 99.0]),
+        arrivals_per_second=st.floats(0, 1e4),
+    ),
     candidates=st.lists(st.builds(Candidate, cores=st.integers(0, 4)), max_size=2).map(tuple),
 )
 

@@ -151,8 +151,8 @@ def _predictor(told: Told, common: dict[str, Any]) -> Coroutine[Any, Any, None]:
     from cotenant.services.predictor.__main__ import serve as run
     from cotenant.services.predictor.server import Config
 
-    name = told.settings.predictor
-    return run(**common, config=Config(predictors=(name,), options={name: told.options.get("predictor", {})}))
+    names = told.settings.predictors
+    return run(**common, config=Config(predictors=names, options={names[0]: told.options.get("predictor", {})}))
 
 
 def _contention(told: Told, common: dict[str, Any]) -> Coroutine[Any, Any, None]:

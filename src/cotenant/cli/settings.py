@@ -43,6 +43,15 @@ class Settings:
     reclaim: bool = True
     options: Mapping[str, Mapping[str, str]] | None = None
 
+    @property
+    def predictors(self) -> tuple[str, ...]:
+        """The predictors that are asked, one after another; options are those of the first.
+
+        >>> Settings(predictor="loss-curve, history").predictors
+        ('loss-curve', 'history')
+        """
+        return tuple(name.strip() for name in self.predictor.split(","))
+
 
 def read_settings(path: Path | None) -> Settings:
     """Read a TOML file; without one all is as by default.

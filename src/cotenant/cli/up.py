@@ -37,7 +37,9 @@ def up(
     queue: Annotated[str | None, typer.Option(metavar="NAME", help="Queue policy.")] = None,
     placement: Annotated[str | None, typer.Option(metavar="NAME", help="Placement policy.")] = None,
     allocator: Annotated[str | None, typer.Option(metavar="NAME", help="CPU allocator.")] = None,
-    predictor: Annotated[str | None, typer.Option(metavar="NAME", help="Predictor.")] = None,
+    predictor: Annotated[
+        str | None, typer.Option(metavar="NAME[,NAME]", help="Predictors, asked in this order.")
+    ] = None,
     contention: Annotated[str | None, typer.Option(metavar="NAME", help="Contention policy.")] = None,
     preemption: Annotated[
         str | None, typer.Option(metavar="RULE", help="Who is stopped for others: policy, priority or never.")
@@ -126,7 +128,7 @@ def mesh_config(settings: Settings, state_dir: Path, options: dict[str, dict[str
         queue=settings.queue,
         placement=settings.placement,
         allocator=settings.allocator,
-        predictors=(settings.predictor,),
+        predictors=settings.predictors,
         contention=settings.contention,
         options=merged(defaults, settings.options, options),
         heartbeat_seconds=settings.heartbeat_seconds,
