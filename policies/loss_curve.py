@@ -32,7 +32,7 @@ class Told:
     points: LossPoints = field(default_factory=LossPoints)
     rates: OrderedDict[Held, list[float]] = field(default_factory=OrderedDict)
     step: int = 0
-    forecasts: dict[LossGoal, Forecast] = field(default_factory=dict)  # of these points; made when they are asked for
+    forecasts: dict[LossGoal, tuple[float, Forecast]] = field(default_factory=dict)  # with the last step known then
 
     @property
     def pace(self) -> Summary | None:
@@ -70,20 +70,23 @@ class LossCurve:
         rates_max: latest rates remembered of each allocation of a job.
         allocations_max: latest allocations of a job whose rates are remembered.
         confidence_min: from this confidence on a job is predictable.
+        refit_share: a curve is fitted anew once its job has gone on by this share of its steps; 0: with every loss.
         """
 
         jobs_max: int = 10_000
         rates_max: int = 16
         allocations_max: int = 8
         confidence_min: float = 0.5
+        refit_share: float = 0.02
 
         def check(self) -> Iterator[Violation]:
             """Name every option that makes no sense."""
             for name in ("jobs_max", "rates_max", "allocations_max"):
                 if getattr(self, name) < 1:
                     yield Violation(name, f"must be 1 or more, not {getattr(self, name)}")
-            if not 0 <= self.confidence_min <= 1:
-                yield Violation("confidence_min", f"must be from 0 to 1, not {self.confidence_min:g}")
+            for name in ("confidence_min", "refit_share"):
+                if not 0 <= getattr(self, name) <= 1:
+                    yield Violation(name, f"must be from 0 to 1, not {getattr(self, name):g}")
 
     def __init__(self, options: Options | None = None) -> None:
         self.options = options or self.Options()
@@ -113,7 +116,6 @@ class LossCurve:
             told.step = step
             if observation.loss is not None:
                 told.points.add(step, observation.loss)
-                told.forecasts.clear()
         if rate:
             self._note(told, (observation.allocation.cores, observation.allocation.gpu_type), rate)
         self._changed[key] = None
@@ -143,11 +145,27 @@ class LossCurve:
             return replace(NOT_SEEN, candidates=(CandidateEstimate(),) * len(query.candidates))
         self._told.move_to_end(key)
         step = query.step or told.step
-        end = _by_total(query, step) or _by_curve(told, query)
+        end = _by_total(query, step) or self._by_curve(told, query)
         rest = self._rest(told, end, step)
         left = max(0.0, end.step - step) if rest.predictable else None
         judged = tuple([_judge(candidate, told, left, end.confidence) for candidate in query.candidates])
         return replace(rest, candidates=judged)
+
+    def _by_curve(self, told: Told, query: Query) -> Forecast:
+        """Ask the curve when the goal will be reached. It is fitted anew only once there is something new to be seen.
+
+        A fit costs a few milliseconds, a thousand jobs some seconds, and a single further loss changes next to nothing.
+        """
+        goal, last = query.loss_goal, told.points.step
+        if not goal.given:
+            return Forecast(why=NO_END.source)
+        if told.points.wild:
+            return Forecast(why="its loss was no finite number lately")
+        since, found = told.forecasts.get(goal, (math.inf, None))
+        if found is None or not since <= last <= since * (1 + self.options.refit_share):
+            found = forecast(told.points.cells, goal)
+            told.forecasts = {goal: (last, found)}  # a job has one goal; whoever asks about others pays for it
+        return found
 
     def _rest(self, told: Told, end: Forecast, step: int) -> Estimate:
         pace = told.pace
@@ -200,17 +218,6 @@ def _by_total(query: Query, step: int) -> Forecast | None:
     if step > query.steps_total:
         return Forecast(why=f"it is at step {step}, beyond the {query.steps_total} that it was to take")
     return Forecast(float(query.steps_total), 0.0, 1.0)
-
-
-def _by_curve(told: Told, query: Query) -> Forecast:
-    goal = query.loss_goal
-    if not goal.given:
-        return Forecast(why=NO_END.source)
-    if told.points.wild:
-        return Forecast(why="its loss was no finite number lately")
-    if goal not in told.forecasts:
-        told.forecasts[goal] = forecast(told.points.cells, goal)
-    return told.forecasts[goal]
 
 
 def _unsure(end: Forecast, pace: Summary) -> str:

@@ -95,6 +95,30 @@ def test_a_job_becomes_predictable_unpredictable_when_its_fit_breaks_and_predict
     assert was[:4] == [False, True, False, True]
 
 
+def test_a_curve_is_fitted_anew_only_after_some_more_steps_and_after_going_back() -> None:
+    def noisy(step: int) -> Observation:
+        return told(step, loss_at(step) + 0.003 * math.sin(step * 17.0))
+
+    def end(curve: LossCurve) -> float | None:
+        return asked(curve, step=1, loss_goal=GOAL).remaining_seconds
+
+    lazy, eager = LossCurve(), taught(refit_share="0")
+    for curve in (lazy, eager):
+        for step in range(20, 1501, 20):
+            curve.observe(noisy(step))
+    first = end(lazy)
+    assert first == end(eager)
+    for curve in (lazy, eager):
+        curve.observe(noisy(1520))
+    assert end(lazy) == first != end(eager)
+    for curve in (lazy, eager):
+        curve.observe(noisy(1540))  # more than 2 % further than 1,500
+    assert end(lazy) == end(eager) != first
+    for curve in (lazy, eager):
+        curve.observe(noisy(1530))  # back to a checkpoint
+    assert end(lazy) == end(eager)
+
+
 def test_losses_that_are_no_numbers_make_a_job_unpredictable_until_they_are_long_past() -> None:
     curve = taught(*falling(), told(1200, math.nan))
     assert asked(curve, loss_goal=GOAL).source == "its loss was no finite number lately"
@@ -211,7 +235,7 @@ def test_what_was_told_goes_on_after_a_restart_as_if_there_had_been_none() -> No
 
 
 def test_options_that_make_no_sense_are_all_named() -> None:
-    wrong = {"jobs_max": "0", "rates_max": "0", "allocations_max": "0", "confidence_min": "2"}
+    wrong = {"jobs_max": "0", "rates_max": "0", "allocations_max": "0", "confidence_min": "2", "refit_share": "-1"}
     with pytest.raises(BadOption) as caught:
         parse(LossCurve.Options, wrong)
     assert {violation.field for violation in caught.value.violations} == set(wrong)
