@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
+from types import MappingProxyType
 from typing import cast
 
 import grpc.aio
@@ -47,6 +48,7 @@ class SimulatedAgent:
         cores: int = 24,
         run_seconds: float | None = None,
         on_assigned: Callable[[str], None] = lambda job_id: None,
+        output: Mapping[str, bytes] = MappingProxyType({}),
     ) -> None:
         self.node_id, self.run_seconds, self._on_assigned = node_id, run_seconds, on_assigned
         self.inventory = inventory(gpus, cores, node_id=node_id)
@@ -59,7 +61,7 @@ class SimulatedAgent:
         self.silent = False  # connected, but not beating
         self.exit_code = 0
         self.incarnation = "one"
-        self.output: dict[str, bytes] = {}  # by job, for whoever reads logs
+        self.output = dict(output)  # by job, for whoever reads logs
         self.reads: list[node_pb2.ReadOutput] = []
         self.answers_reads = True
         self.errors: list[str] = []

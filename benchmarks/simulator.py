@@ -5,7 +5,8 @@ stands the rate at which a bare heap hands out as many events in the same minute
 
 Jobs: 1,000, 4,000 and 16,000 jobs offered to 100 nodes at 1.3 times what they can do, so that the backlog deepens all
 the time. Nodes: 16,000 jobs on 100, 1,000 and 10,000 nodes at 0.95 of what these can do. Traces: the whole process,
-from start to figures, on published traces where they lie in ../shared/data beside the checkout.
+from start to figures, on published traces where they lie in ../shared/data beside the checkout. All seconds are those
+of the processor, for machines are shared.
 """
 
 from __future__ import annotations
@@ -132,13 +133,13 @@ def by_nodes(arm: str, counts: Sequence[int], jobs: int) -> Iterator[harness.Row
 
 
 def whole_process(replay: Replay, policy: str) -> Iterator[harness.Row]:
-    """Run the command as a user would, and look at its time and memory."""
+    """Run the command as a user would, and look at its time, on the processor, and at its memory."""
     command = [str(Path(sys.executable).with_name("cotenant")), "simulate", "--trace", str(DATA / replay.trace)]
     command += ["--cluster", replay.cluster, "--queue", policy, "--json", *replay.arguments]
     if policy == "borda-mlfq":
         command += ["--predictor", "noisy-oracle"]
-    bare = wall_and_rss([sys.executable, "-c", "import numpy"])[0]
-    seconds, mebibytes = wall_and_rss(command)
+    bare = seconds_and_rss([sys.executable, "-c", "import numpy"])[0]
+    seconds, mebibytes = seconds_and_rss(command)
     name = f"{policy}, {replay.trace} on {replay.cluster}" + (", all speed models, CPU jobs" * bool(replay.arguments))
     bar = f"≤ {replay.seconds_max:g} s"
     yield harness.Row(name, seconds, "s", bare, "Python with numpy", bar, seconds <= replay.seconds_max)
@@ -147,15 +148,17 @@ def whole_process(replay: Replay, policy: str) -> Iterator[harness.Row]:
         yield harness.Row(f"{name}, memory", mebibytes, "MiB", bar=bar, holds=mebibytes <= replay.mebibytes_max)
 
 
-def wall_and_rss(command: Sequence[str]) -> tuple[float, float]:
-    """Run a program to its end; how long it took, and its largest resident set in MiB."""
-    began = time.perf_counter()
+def seconds_and_rss(command: Sequence[str]) -> tuple[float, float]:
+    """Run a program to its end: seconds that it had a processor, and its largest resident set in MiB.
+
+    It is one thread and waits for nothing, so that on a machine of its own this is how long it takes.
+    """
     with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
         _, status, usage = os.wait4(process.pid, 0)
         process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode:
         raise RuntimeError(f"{' '.join(command)} ended with {process.returncode}")
-    return time.perf_counter() - began, usage.ru_maxrss / 1024
+    return usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1024
 
 
 def measure(quick: bool) -> list[harness.Row]:

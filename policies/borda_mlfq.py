@@ -177,7 +177,7 @@ class BordaMlfq:
         attained = self._attained_at(jobs, now, tick)
         level = np.searchsorted(self._ends, self._rest(total, attained) * speed, side="right")
         before = np.where(jobs.running, self._attained_at(jobs, now, -math.inf), attained)
-        score = average_ranks(self._rest(total, before) * speed) + average_ranks(jobs.arrival_seconds)
+        score = average_ranks(self._rest(total, before) * speed) + average_ranks(jobs.arrival_seconds, jobs.by_arrival)
         begun = np.where(jobs.running, np.maximum(jobs.running_since, tick) - attained, math.inf)
         stands = np.where(jobs.running, np.maximum(0, level - self.options.hold_levels), level)
         return stands, score, soonest(begun + self._leaves(total, attained, level, speed))
@@ -197,13 +197,17 @@ class BordaMlfq:
         return np.where(down >= attained, np.minimum(down, up), up)
 
 
-def average_ranks(values: Floats) -> Floats:
-    """Rank values from 1 up; equal ones share the average of their ranks.
+def average_ranks(values: Floats, ascending: Ints | None = None) -> Floats:
+    """Rank values from 1 up; equal ones share the average of their ranks. `ascending` sorts them, where that is known.
 
     >>> average_ranks(np.array([30.0, 10.0, 30.0, 20.0])).tolist()
     [3.5, 1.0, 3.5, 2.0]
     """
-    _, which, counts = np.unique(values, return_inverse=True, return_counts=True)
-    last = np.cumsum(counts)
-    ranks: Floats = (last - (counts - 1) / 2)[which]
+    if ascending is None:
+        ascending = np.argsort(values)
+    ordered = values[ascending]
+    begins = np.flatnonzero(np.append(True, ordered[1:] != ordered[:-1])[: len(ordered)])
+    ends = np.append(begins[1:], len(ordered))
+    ranks = np.empty(len(ordered))
+    ranks[ascending] = np.repeat((begins + 1 + ends) / 2, ends - begins) if len(ordered) else 0.0
     return ranks

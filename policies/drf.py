@@ -76,9 +76,9 @@ def _dominant_share(amounts: np.ndarray, jobs: Jobs) -> Floats:
 
 def _over_share(demands: np.ndarray, jobs: Jobs) -> Flags:
     """Mark the jobs of tenants whose running jobs have at least weight / sum of the weights of all tenants here."""
-    tenants, one, number = np.unique(jobs.tenant, return_index=True, return_inverse=True)
-    held = np.array([np.bincount(number, amounts * jobs.running, len(tenants)) for amounts in demands])
-    weight = np.maximum(jobs.tenant_weight[one], WEIGHT_MIN)
+    held = np.array([np.bincount(jobs.tenant, amounts * jobs.running) for amounts in demands])
+    weight = np.zeros(held.shape[1])
+    weight[jobs.tenant] = np.maximum(jobs.tenant_weight, WEIGHT_MIN)
     fair = weight / max(float(np.cumsum(weight)[-1]) if len(weight) else 0.0, WEIGHT_MIN)
-    over: Flags = (_dominant_share(held, jobs) >= fair * (1 - ROUNDING))[number]
+    over: Flags = (_dominant_share(held, jobs) >= fair * (1 - ROUNDING))[jobs.tenant]
     return over

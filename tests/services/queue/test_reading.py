@@ -304,8 +304,7 @@ async def test_an_agent_that_goes_before_it_has_answered_is_not_waited_for(mesh:
 async def test_following_waits_for_the_first_attempt_and_goes_on_to_the_next(mesh: Mesh) -> None:
     job_id = await mesh.submit(retries_max=1)
     reading = asyncio.create_task(read(mesh, job_id, follow=True))
-    agent = await mesh.agent("n1")
-    agent.output[job_id] = b"one "
+    agent = await mesh.agent("n1", output={job_id: b"one "})  # it may be asked at once
     await until(lambda: bool(agent.reads))
     agent.finish((job_id, 1), code=1)
     await mesh.reach(job_id, "RUNNING", lambda job: job.attempt.number == 2)
