@@ -115,6 +115,15 @@ def test_policies_of_all_services_are_merged(shell: Shell, standin: Standin) -> 
     assert (only["name"], only["healthy"], only["active"]) == ("las", True, True)
 
 
+def test_policies_that_are_installed_here_need_no_mesh(shell: Shell) -> None:
+    ended = shell("--endpoint", "127.0.0.1:1", "policies", "--here", "--group", "queue_policies", "--json")
+    assert {"fifo", "borda-mlfq"} <= {policy["name"] for policy in ended.json}
+    assert not any(policy["active"] for policy in ended.json)
+    wrong = shell("policies", "--here", "--group", "queue")
+    assert wrong.code == 2
+    assert "did you mean cotenant.queue_policies" in wrong.err
+
+
 def test_policies_of_services_that_are_away_are_told_of(shell: Shell, standin: Standin) -> None:
     standin.policies.policies = [Policy(group="cotenant.queue_policies", name="las", healthy=True)]
     ended = shell("--endpoint", f"queue={standin.address},predictor=127.0.0.1:1", "policies", "--json")

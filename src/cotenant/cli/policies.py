@@ -9,12 +9,15 @@ import grpc
 import grpc.aio
 import typer
 
+from cotenant import plugins
 from cotenant.cli import options, views
 from cotenant.cli.flags import Flags
 from cotenant.cli.mesh import Mesh, reach, told
-from cotenant.cli.outcome import note
+from cotenant.cli.outcome import note, usage
 from cotenant.cli.render import Column, print_table
+from cotenant.core.options import did_you_mean
 from cotenant.rpc.errors import from_error
+from cotenant.rpc.policies import policy_of
 from cotenant.v1.policy_service_pb2 import ListPoliciesRequest, ListPoliciesResponse, Policy
 
 GROUP_PREFIX = "cotenant."
@@ -37,6 +40,7 @@ def register(app: typer.Typer) -> None:
 def policies(
     context: typer.Context,
     group: Annotated[str, typer.Option(metavar="GROUP", help="Only this group, such as queue_policies.")] = "",
+    here: Annotated[bool, typer.Option("--here", help="Those of this Python, which simulations use; no mesh.")] = False,
     as_json: options.AsJson = False,
 ) -> None:
     """List installed policies, from which package they come, and which of them work.
@@ -44,14 +48,24 @@ def policies(
     \b
     Examples:
       cotenant policies
+      cotenant policies --here
       cotenant policies --group queue_policies --json
     """
     full = group if not group or group.startswith(GROUP_PREFIX) else f"{GROUP_PREFIX}{group}"
-    found = reach(Flags.of(context), lambda mesh: _collected(mesh, full))
+    found = _installed(full) if here else reach(Flags.of(context), lambda mesh: _collected(mesh, full))
     if as_json:
         views.print_json([_view(policy) for policy in found])
         return
     print_table(COLUMNS, [_row(policy) for policy in found], nothing="no policies")
+
+
+def _installed(group: str) -> list[Policy]:
+    """Look at what is installed beside this command."""
+    if group and group not in plugins.GROUPS:
+        raise usage(
+            f"--group: {group!r} is not one of {', '.join(plugins.GROUPS)}{did_you_mean(group, plugins.GROUPS)}"
+        )
+    return [policy_of(plugin) for plugin in plugins.discover() if group in ("", plugin.group)]
 
 
 async def _collected(mesh: Mesh, group: str) -> list[Policy]:

@@ -44,7 +44,7 @@ class PolicyServicer(policy_service_pb2_grpc.PolicyServiceServicer):
             problem = f"{request.group!r} is not one of {', '.join(GROUPS)}{did_you_mean(request.group, GROUPS)}"
             raise invalid([Violation("group", problem)])
         shown = [
-            self._message(plugin)
+            policy_of(plugin, active=plugin.name in self._active[plugin.group])
             for plugin in await self._plugins()
             if plugin.group in self._active and request.group in ("", plugin.group)
         ]
@@ -57,19 +57,21 @@ class PolicyServicer(policy_service_pb2_grpc.PolicyServiceServicer):
                 self._found = await asyncio.to_thread(self._discover)
             return self._found
 
-    def _message(self, plugin: Plugin) -> policy_service_pb2.Policy:
-        return policy_service_pb2.Policy(
-            group=plugin.group,
-            name=plugin.name,
-            package=plugin.package,
-            version=plugin.version,
-            api_version=plugin.api_version,
-            healthy=plugin.healthy,
-            error=plugin.error,
-            active=plugin.healthy and plugin.name in self._active[plugin.group],
-            summary=plugin.summary,
-            options=dict(plugin.options),
-        )
+
+def policy_of(plugin: Plugin, *, active: bool = False) -> policy_service_pb2.Policy:
+    """Tell of a policy; one that is broken is never active."""
+    return policy_service_pb2.Policy(
+        group=plugin.group,
+        name=plugin.name,
+        package=plugin.package,
+        version=plugin.version,
+        api_version=plugin.api_version,
+        healthy=plugin.healthy,
+        error=plugin.error,
+        active=plugin.healthy and active,
+        summary=plugin.summary,
+        options=dict(plugin.options),
+    )
 
 
 def serve_policies(server: Server) -> PolicyServicer:
