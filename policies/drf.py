@@ -8,7 +8,8 @@ from typing import Literal
 import numpy as np
 
 from cotenant.core.policy import Order
-from cotenant.core.table import Flags, Floats, Jobs
+from cotenant.core.ranking import SMALL_MAX
+from cotenant.core.table import Flags, Floats, Ints, Jobs
 
 WEIGHT_MIN = 1e-9
 ROUNDING = 1e-9  # a share this near to the fair one is fair
@@ -56,29 +57,54 @@ class Drf:
 
     def order(self, jobs: Jobs, now: float) -> Order:
         """Score jobs by what their tenant has before them, and mark those of tenants that have their fair share."""
-        walk = np.lexsort((jobs.sequence, jobs.arrival_seconds, -jobs.priority, ~jobs.running, jobs.tenant))
+        walk = _walk(jobs)
         tenant = jobs.tenant[walk]
-        demands = np.stack([jobs.gpu_milli, jobs.cores, jobs.memory_bytes])
-        summed = np.cumsum(demands[:, walk], axis=1) - demands[:, walk]
-        before = summed - summed[:, np.searchsorted(tenant, tenant)]  # less what the tenants ahead have
+        begins = np.flatnonzero(np.append(True, tenant[1:] != tenant[:-1])[: len(walk)])
+        demands, capacity = _shared(jobs)
+        asked = demands[:, walk]
+        before = np.cumsum(asked, axis=1) - asked
+        before -= np.repeat(before[:, begins], np.diff(np.append(begins, len(walk))), axis=1)  # what tenants ahead have
         score = np.empty(len(jobs))
-        score[walk] = _dominant_share(before, jobs) / np.maximum(jobs.tenant_weight[walk], WEIGHT_MIN)
-        return Order(np.zeros(len(jobs), dtype=np.int64), score, over_share=_over_share(demands, jobs))
+        score[walk] = _dominant_share(before, capacity) / np.maximum(jobs.tenant_weight[walk], WEIGHT_MIN)
+        return Order(np.zeros(len(jobs), dtype=np.int64), score, over_share=_over_share(demands, capacity, jobs))
 
 
-def _dominant_share(amounts: np.ndarray, jobs: Jobs) -> Floats:
+def _walk(jobs: Jobs) -> Ints:
+    """Sort rows by tenant, running ones first, then by priority, arrival and sequence."""
+    rows = jobs.by_arrival
+    if rows is None:
+        rows = np.lexsort((jobs.sequence, jobs.arrival_seconds))
+    if len(rows) and bool((jobs.priority != jobs.priority[0]).any()):
+        rows = rows[np.argsort(-jobs.priority[rows], kind="stable")]
+    place = 2 * jobs.tenant[rows] + ~jobs.running[rows]
+    few = not len(rows) or int(place.max()) <= SMALL_MAX
+    return rows[np.argsort(place.astype(np.int16) if few else place, kind="stable")]
+
+
+def _shared(jobs: Jobs) -> tuple[np.ndarray, Floats]:
+    """Give what jobs demand of each resource, and its capacity; of what there is not, nobody has a share."""
+    kinds = (
+        (jobs.gpu_milli, jobs.capacity.gpu_milli),
+        (jobs.cores, jobs.capacity.cores),
+        (jobs.memory_bytes, jobs.capacity.memory_bytes),
+    )
+    shared = [(demand, have) for demand, have in kinds if have > 0 and demand.any()]
+    demands = np.array([demand for demand, _ in shared], dtype=np.int64).reshape(len(shared), len(jobs))
+    return demands, np.array([have for _, have in shared], dtype=np.float64)
+
+
+def _dominant_share(amounts: np.ndarray, capacity: Floats) -> Floats:
     """Say for each column of amounts which share of the capacity it is, of the resource of which it is the most."""
-    capacity = np.array([jobs.capacity.gpu_milli, jobs.capacity.cores, jobs.capacity.memory_bytes], dtype=np.float64)
-    capacity[capacity <= 0] = np.inf  # of what there is not, nobody has a share
-    share: Floats = (amounts / capacity[:, None]).max(axis=0)
+    share: Floats = (amounts / capacity[:, None]).max(axis=0, initial=0.0)
     return share
 
 
-def _over_share(demands: np.ndarray, jobs: Jobs) -> Flags:
+def _over_share(demands: np.ndarray, capacity: Floats, jobs: Jobs) -> Flags:
     """Mark the jobs of tenants whose running jobs have at least weight / sum of the weights of all tenants here."""
-    held = np.array([np.bincount(jobs.tenant, amounts * jobs.running) for amounts in demands])
-    weight = np.zeros(held.shape[1])
+    weight = np.zeros(int(jobs.tenant.max(initial=-1)) + 1)
     weight[jobs.tenant] = np.maximum(jobs.tenant_weight, WEIGHT_MIN)
+    held = np.array([np.bincount(jobs.tenant, amounts * jobs.running, len(weight)) for amounts in demands])
+    held = held.reshape(len(demands), len(weight))
     fair = weight / max(float(np.cumsum(weight)[-1]) if len(weight) else 0.0, WEIGHT_MIN)
-    over: Flags = (_dominant_share(held, jobs) >= fair * (1 - ROUNDING))[jobs.tenant]
+    over: Flags = (_dominant_share(held, capacity) >= fair * (1 - ROUNDING))[jobs.tenant]
     return over
