@@ -7,19 +7,18 @@ import math
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from urllib.parse import quote
 
 from cotenant.core.batch_fit import BatchFit, fit
 from cotenant.core.estimates import Candidate, CandidateEstimate, Estimate, Latency, Observation, Query, rate_of
 from cotenant.core.jobs import Qos
 from cotenant.core.latency import answer, replicas_needed
 from cotenant.core.refusals import plural
+from cotenant.core.remembered import Key, Remembered
 from cotenant.core.validate import Violation
 
 PERCENTS = (95.0, 99.0)
 SIZE_MAX = 1_000_000
 
-Key = tuple[str, str]  # user; model, else name
 Held = tuple[int, int, str]  # of one replica: GPUs in thousandths, cores, GPU type
 Point = tuple[int, float]  # batch size, seconds
 
@@ -77,8 +76,7 @@ class LatencyModel:
 
     def __init__(self, options: Options | None = None) -> None:
         self.options = options or self.Options()
-        self._services: OrderedDict[Key, Service] = OrderedDict()
-        self._changed: dict[Key, None] = {}
+        self._services: Remembered[Service] = Remembered(self.options.services_max, Service, _write, _read)
 
     def observe(self, observation: Observation) -> None:
         """Take in the time of a batch; other observations tell nothing here.
@@ -95,7 +93,7 @@ class LatencyModel:
         if size is None or not seconds:
             return
         key, held = _key(observation), _held(observation.allocation)
-        service = self._touch(key)
+        service = self._services.change(key)
         points = service.batches.setdefault(held, [])
         points.append((size, seconds))
         del points[: -self.options.batches_max]
@@ -104,16 +102,6 @@ class LatencyModel:
         if len(service.batches) > self.options.allocations_max:
             oldest, _ = service.batches.popitem(last=False)
             service.lines.pop(oldest, None)
-        self._changed[key] = None
-
-    def _touch(self, key: Key) -> Service:
-        """Find or begin a service, now the one used last; forget the one that was unused for longest."""
-        service = self._services.setdefault(key, Service())
-        self._services.move_to_end(key)
-        while len(self._services) > self.options.services_max:
-            forgotten, _ = self._services.popitem(last=False)
-            self._changed[forgotten] = None
-        return service
 
     def estimate(self, query: Query) -> Estimate:
         """Tell the latency under each candidate; never a remaining time."""
@@ -122,7 +110,6 @@ class LatencyModel:
         unjudged = (CandidateEstimate(),) * len(query.candidates)
         if service is None:
             return Estimate(candidates=unjudged, source="no batch of a service like it was seen")
-        self._services.move_to_end(key)
         if not query.qos.arrivals_per_second:
             return Estimate(candidates=unjudged, source="it does not tell the rate at which requests arrive")
         judged = tuple([_judge(service, query, candidate) for candidate in query.candidates])
@@ -131,27 +118,15 @@ class LatencyModel:
 
     def dump(self) -> Mapping[str, bytes]:
         """Write down what changed since the last dump; a record without content was forgotten."""
-        changed, self._changed = self._changed, {}
-        kept = self._services
-        return {_record(key): _write(key, kept[key]) if key in kept else b"" for key in changed}
+        return self._services.dump()
 
     def restore(self, records: Mapping[str, bytes]) -> Sequence[str]:
         """Take back what was dumped; names the records that could not be read."""
-        unread = []
-        for name, content in records.items():
-            if not content:
-                continue
-            try:
-                key, service = _read(content)
-            except (ValueError, TypeError, KeyError, OverflowError, RecursionError):  # whatever a bad record brings
-                unread.append(name)
-                continue
-            self._touch(key)
-            self._services[key] = service
-        return unread
+        return self._services.restore(records)
 
 
 def _key(about: Observation | Query) -> Key:
+    """Know a service by its user and its model, else its name."""
     return about.user, about.model or about.name
 
 
@@ -210,10 +185,6 @@ def _confidence(line: BatchFit, rate: float) -> float:
     beyond = min(1.0, line.size_max / max(size, 1.0))
     off = rate * line.per_request_error
     return line.confidence * beyond * (idle / (idle + off) if idle + off else 0.0)
-
-
-def _record(key: Key) -> str:
-    return "/".join(quote(part, safe="") for part in key)
 
 
 def _write(key: Key, service: Service) -> bytes:

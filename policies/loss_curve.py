@@ -7,19 +7,18 @@ import math
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from urllib.parse import quote
 
 from cotenant.core.estimates import TRAINING, Candidate, CandidateEstimate, Estimate, Observation, Query, rate_of
 from cotenant.core.loss_curve import Forecast, forecast
 from cotenant.core.loss_goal import LossGoal
 from cotenant.core.loss_points import CELLS_MAX, LossPoints
 from cotenant.core.refusals import plural
+from cotenant.core.remembered import Key, Remembered, kind_of
 from cotenant.core.validate import Violation
 from cotenant.policies.history import Summary, summarise
 
 P90_SIGMAS = 1.2816  # the 90th percentile of the normal distribution
 
-Key = tuple[str, ...]
 Held = tuple[int, str]  # cores per replica and GPU type
 NOT_SEEN = Estimate(source="it has told neither steps nor losses yet")
 NO_END = Estimate(source="it tells neither how many steps it takes nor the loss at which it is done")
@@ -90,8 +89,7 @@ class LossCurve:
 
     def __init__(self, options: Options | None = None) -> None:
         self.options = options or self.Options()
-        self._told: OrderedDict[Key, Told] = OrderedDict()
-        self._changed: dict[Key, None] = {}
+        self._told: Remembered[Told] = Remembered(self.options.jobs_max, Told, _write, _read)
 
     def observe(self, observation: Observation) -> None:
         """Take in a step, its loss and the rate of a training; a job that ended is forgotten.
@@ -106,19 +104,17 @@ class LossCurve:
             raise ValueError(f"a step must not be negative, not {step}")
         key = _key(observation)
         if observation.run_seconds is not None:
-            if self._told.pop(key, None):
-                self._changed[key] = None
+            self._told.forget(key)
             return
         if observation.phase != TRAINING or (not rate and step is None):
             return
-        told = self._touch(key)
+        told = self._told.change(key)
         if step is not None:
             told.step = step
             if observation.loss is not None:
                 told.points.add(step, observation.loss)
         if rate:
             self._note(told, (observation.allocation.cores, observation.allocation.gpu_type), rate)
-        self._changed[key] = None
 
     def _note(self, told: Told, held: Held, rate: float) -> None:
         rates = told.rates.setdefault(held, [])
@@ -128,22 +124,12 @@ class LossCurve:
         if len(told.rates) > self.options.allocations_max:
             told.rates.popitem(last=False)
 
-    def _touch(self, key: Key) -> Told:
-        """Find or begin what a job told, now used last; forget what was unused for longest."""
-        told = self._told.setdefault(key, Told())
-        self._told.move_to_end(key)
-        while len(self._told) > self.options.jobs_max:
-            forgotten, _ = self._told.popitem(last=False)
-            self._changed[forgotten] = None
-        return told
-
     def estimate(self, query: Query) -> Estimate:
         """Tell when this job will be done by its own word: how sure, and from what."""
         key = _key(query)
         told = self._told.get(key)
         if told is None:
             return replace(NOT_SEEN, candidates=(CandidateEstimate(),) * len(query.candidates))
-        self._told.move_to_end(key)
         step = query.step or told.step
         end = _by_total(query, step) or self._by_curve(told, query)
         rest = self._rest(told, end, step)
@@ -186,30 +172,18 @@ class LossCurve:
 
     def dump(self) -> Mapping[str, bytes]:
         """Write down what changed since the last dump; a record without content was forgotten."""
-        changed, self._changed = self._changed, {}
-        return {_record(key): _write(key, self._told[key]) if key in self._told else b"" for key in changed}
+        return self._told.dump()
 
     def restore(self, records: Mapping[str, bytes]) -> Sequence[str]:
         """Take back what was dumped; names the records that could not be read."""
-        unread = []
-        for name, content in records.items():
-            if not content:
-                continue
-            try:
-                key, told = _read(content)
-            except (ValueError, TypeError, KeyError, OverflowError, RecursionError):  # whatever a bad record brings
-                unread.append(name)
-                continue
-            self._touch(key)
-            self._told[key] = told
-        return unread
+        return self._told.restore(records)
 
 
 def _key(about: Observation | Query) -> Key:
     """Know a job by its id; without one by what it looks like, so that two that look alike spoil each other's curve."""
     if about.job_id:
         return (about.job_id,)
-    return about.user, about.model or about.name, str(about.gpu_milli), str(about.replicas)
+    return kind_of(about)
 
 
 def _by_total(query: Query, step: int) -> Forecast | None:
@@ -244,10 +218,6 @@ def _judge(candidate: Candidate, told: Told, left: float | None, sure: float) ->
                 pace.middle, rest, min(sure, pace.confidence) if left is not None else pace.confidence
             )
     return CandidateEstimate()
-
-
-def _record(key: Key) -> str:
-    return "/".join(quote(part, safe="") for part in key)
 
 
 def _write(key: Key, told: Told) -> bytes:

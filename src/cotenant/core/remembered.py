@@ -60,6 +60,12 @@ class Remembered(Generic[T]):
         self._changed[key] = None
         return self._kinds[key]
 
+    def forget(self, key: Key) -> None:
+        """Let a kind go, and its record with it."""
+        if self._kinds.pop(key, None) is not None:
+            self._changed[key] = None
+            self._by_model = None
+
     def dump(self) -> Mapping[str, bytes]:
         """Write down what changed since the last dump; a record without content was forgotten."""
         changed, self._changed = self._changed, {}
