@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import json
 import math
-from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
-from urllib.parse import quote
 
 from cotenant.core.estimates import TRAINING, Candidate, CandidateEstimate, Estimate, Observation, Query
 from cotenant.core.refusals import plural
+from cotenant.core.remembered import Key, Remembered, kind_of
 from cotenant.core.validate import Violation
 
 UNJUDGED = CandidateEstimate()
 
 K = TypeVar("K")
 V = TypeVar("V")
-Key = tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,8 +116,9 @@ class History:
 
     def __init__(self, options: Options | None = None) -> None:
         self.options = options or self.Options()
-        self._profiles: OrderedDict[Key, Profile] = OrderedDict()
-        self._changed: dict[Key, None] = {}
+        self._profiles: Remembered[Profile] = Remembered(
+            self.options.kinds_max, Profile, _write, lambda content: _read(content, self.options.samples_max)
+        )
 
     def observe(self, observation: Observation) -> None:
         """Take in a training window's rate, or the run time of a job that succeeded; 0 of either tells nothing.
@@ -136,31 +135,17 @@ class History:
             rate = 0.0  # validation, say, has another rate, and would blur that of training
         if not (rate or learnt_run):
             return
-        key = _key(observation)
-        profile = self._touch(key)
+        profile = self._profiles.change(kind_of(observation))
         if rate:
             by_cores = _one_of(profile.rates, observation.allocation.gpu_type, {}, self.options.samples_max)
             samples = _one_of(by_cores, observation.allocation.cores, Samples(), self.options.samples_max)
             samples.add(rate, self.options.samples_max)
         if learnt_run:
             profile.run_seconds.add(learnt_run, self.options.samples_max)
-        self._changed[key] = None
-
-    def _touch(self, key: Key) -> Profile:
-        """Find or begin a profile, now the one used last; forget the one that was unused for longest."""
-        profile = self._profiles.setdefault(key, Profile())
-        self._profiles.move_to_end(key)
-        while len(self._profiles) > self.options.kinds_max:
-            forgotten, _ = self._profiles.popitem(last=False)
-            self._changed[forgotten] = None
-        return profile
 
     def estimate(self, query: Query) -> Estimate:
         """Tell what jobs like this one did: how sure, and from what."""
-        key = _key(query)
-        if key in self._profiles:
-            self._profiles.move_to_end(key)
-        profile = self._profiles.get(key, Profile())
+        profile = self._profiles.get(kind_of(query)) or Profile()
         if query.phase != TRAINING:
             profile = Profile(profile.run_seconds)  # only training's rates are known
         wanted = {query.gpu_type, *[candidate.gpu_type for candidate in query.candidates]}
@@ -175,7 +160,7 @@ class History:
 
     def knows_rate(self, query: Query) -> bool:
         """Say whether rates of jobs like this one were seen."""
-        profile = self._profiles.get(_key(query))
+        profile = self._profiles.get(kind_of(query))
         return profile is not None and bool(profile.rates)
 
     def _by_steps(self, rates: Rates, steps: int, cores: int | None) -> Estimate | None:
@@ -206,27 +191,11 @@ class History:
 
     def dump(self) -> Mapping[str, bytes]:
         """Write down what changed since the last dump; a record without content was forgotten."""
-        changed, self._changed = self._changed, {}
-        return {_record(key): _write(key, self._profiles[key]) if key in self._profiles else b"" for key in changed}
+        return self._profiles.dump()
 
     def restore(self, records: Mapping[str, bytes]) -> Sequence[str]:
         """Take back what was dumped; names the records that could not be read."""
-        unread = []
-        for name, content in records.items():
-            if not content:
-                continue
-            try:
-                key, profile = _read(content, self.options.samples_max)
-            except (ValueError, TypeError, KeyError, AttributeError, RecursionError):  # whatever a bad record brings
-                unread.append(name)
-                continue
-            self._touch(key)
-            self._profiles[key] = profile
-        return unread
-
-
-def _key(about: Observation | Query) -> Key:
-    return about.user, about.model or about.name, str(about.gpu_milli), str(about.replicas)
+        return self._profiles.restore(records)
 
 
 def _one_of(known: dict[K, V], key: K, new: V, count_max: int) -> V:
@@ -296,10 +265,6 @@ def _unpredictable(profile: Profile, so_far: float) -> Estimate:
     if max(runs) <= so_far:
         return Estimate(source=f"it has outlived {plural(len(runs), 'run')} like it")
     return Estimate(source=f"{plural(len(runs), 'run')} like it are too few or differ too much")
-
-
-def _record(key: Key) -> str:
-    return "/".join(quote(part, safe="") for part in key)
 
 
 def _write(key: Key, profile: Profile) -> bytes:
