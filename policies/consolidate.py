@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from cotenant.core.jobs import Gang, Locality, Part
+from cotenant.core.gangs import Gang, Part
+from cotenant.core.jobs import Locality
 from cotenant.core.ledger import Counts, Ledger, Offer
 from cotenant.core.obstacles import no_place
 from cotenant.core.packing import Nodes, could_hold_all, fill, on_many, on_one, room_for_all
@@ -22,7 +23,7 @@ class Consolidate:
     Gangs without GPUs stay away from GPUs that could still be used: they go to nodes without any, then to nodes whose
     GPUs are taken; they do not wait to be together unless they ask for `server`.
 
-    >>> from cotenant.core.jobs import Demand
+    >>> from cotenant.core.gangs import Demand
     >>> from cotenant.core.nodes import NodeShape
     >>> ledger = Ledger([NodeShape(gpus=8, cores=24), NodeShape(gpus=4, cores=24), NodeShape(gpus=0, cores=24)])
     >>> gang = Gang("a", (Part("worker", 4, Demand(gpu_milli=1000)),))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from cotenant.core.jobs import Gang
+from cotenant.core.gangs import Gang
 from cotenant.core.ledger import Ledger, Offer
 from cotenant.core.obstacles import no_place
 from cotenant.core.packing import in_node_order, on_many
@@ -17,7 +17,7 @@ class Count:
     No paper: a baseline, and the bound that no policy with an eye for locality can beat. Nodes are filled in their
     order, a gang's wish for locality is passed over.
 
-    >>> from cotenant.core.jobs import Demand, Part
+    >>> from cotenant.core.gangs import Demand, Part
     >>> from cotenant.core.nodes import NodeShape
     >>> ledger = Ledger([NodeShape(gpus=1, cores=8), NodeShape(gpus=2, cores=8)])
     >>> gang = Gang("a", (Part("worker", 2, Demand(gpu_milli=1000)),))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from cotenant.core.jobs import Gang
+from cotenant.core.gangs import Gang
 from cotenant.core.ledger import Ledger, Offer
 from cotenant.core.obstacles import no_place
 from cotenant.core.packing import in_node_order, on_many, on_one, room_for_all
@@ -16,7 +16,7 @@ class FirstFit:
 
     No paper: a baseline, the quickest rule that keeps small gangs together. A gang never waits for a better place.
 
-    >>> from cotenant.core.jobs import Demand, Part
+    >>> from cotenant.core.gangs import Demand, Part
     >>> from cotenant.core.nodes import NodeShape
     >>> ledger = Ledger([NodeShape(gpus=1, cores=8), NodeShape(gpus=2, cores=8)])
     >>> gang = Gang("a", (Part("worker", 2, Demand(gpu_milli=1000)),))

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 from hypothesis import strategies as st
 
-from cotenant.core.jobs import Demand, Gang, JobKind, JobSpec, Locality, Part, Request, Role
+from cotenant.core.gangs import Demand, Gang, Part
+from cotenant.core.jobs import JobKind, JobSpec, Locality, Request, Role
 from cotenant.core.ledger import Holding, Ledger, Offer, Overcommitted
 from cotenant.core.nodes import NodeShape
 from cotenant.core.table import Capacity, JobRow, JobTable

@@ -11,7 +11,8 @@ import numpy as np
 from cotenant.core import cycle
 from cotenant.core.allocations import NodeAllocation
 from cotenant.core.books import Task
-from cotenant.core.jobs import WHOLE_GPU_MILLI, Gang
+from cotenant.core.gangs import Gang
+from cotenant.core.jobs import WHOLE_GPU_MILLI
 from cotenant.core.lifecycle import AttemptState
 from cotenant.core.policy import CpuAllocator, PlacementPolicy
 from cotenant.core.refusals import Code, Refusal, plural

@@ -132,6 +132,13 @@ class Placement(placement_grpc.PlacementServiceServicer, node_grpc.NodeServiceSe
         with committing():
             return await self.planning.plan(request)
 
+    async def AdviseAttempts(
+        self, request: placement_pb2.AdviseAttemptsRequest, context: object
+    ) -> placement_pb2.AdviseAttemptsResponse:
+        """Nothing can be followed: cores do not change while a job runs."""
+        refused = [f"{advice.job_id}: cores do not change while a job runs" for advice in request.advice]
+        return placement_pb2.AdviseAttemptsResponse(refused=refused)
+
     async def StopAttempts(
         self, request: placement_pb2.StopAttemptsRequest, context: object
     ) -> placement_pb2.StopAttemptsResponse:

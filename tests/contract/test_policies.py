@@ -20,7 +20,8 @@ from cotenant import plugins
 from cotenant.core import options as declared_options
 from cotenant.core.cycle import take
 from cotenant.core.estimates import UNKNOWN, Candidate, Estimate, Observation, Query
-from cotenant.core.jobs import Gang, JobSpec, Qos, Request, Role
+from cotenant.core.gangs import Gang
+from cotenant.core.jobs import JobSpec, Qos, Request, Role
 from cotenant.core.loss_goal import LossGoal
 from cotenant.core.nodes import NodeShape
 from cotenant.core.obstacles import never_fits, room_on

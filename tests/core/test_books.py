@@ -9,7 +9,7 @@ from tests.worlds import demands
 
 from cotenant.core.allocations import GpuShare, NodeAllocation, TaskAllocation
 from cotenant.core.books import Book, Task, choose_cores
-from cotenant.core.jobs import Demand
+from cotenant.core.gangs import Demand
 from cotenant.core.ledger import Holding, Ledger, Overcommitted
 from cotenant.core.nodes import Core, Gpu, Inventory, shape_of
 

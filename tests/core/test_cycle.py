@@ -11,7 +11,8 @@ from tests.worlds import picture, replicas_of, rng, tables, take_one
 
 from cotenant.core.cycle import BrokenGang, Choice, Plan, Rules, Victim, choose, gang_of, place, take
 from cotenant.core.estimates import UNKNOWN, Estimate
-from cotenant.core.jobs import Demand, Gang, JobSpec, Part, Request, Role
+from cotenant.core.gangs import Demand, Gang, Part
+from cotenant.core.jobs import JobSpec, Request, Role
 from cotenant.core.ledger import Holding, Ledger, Offer, Overcommitted, Share
 from cotenant.core.nodes import NodeShape
 from cotenant.core.policy import Order, PlacementPolicy, Sizing

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.worlds import World, demands, picture, shapes, worlds
 
-from cotenant.core.jobs import Demand
+from cotenant.core.gangs import Demand
 from cotenant.core.ledger import Holding, Ledger, Overcommitted
 from cotenant.core.nodes import NodeShape
 

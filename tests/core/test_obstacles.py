@@ -11,7 +11,8 @@ from tests.worlds import World, emptied, gangs, requests, rng, shapes, specs, wo
 
 from cotenant.core.cycle import gang_of
 from cotenant.core.estimates import UNKNOWN
-from cotenant.core.jobs import Demand, Gang, JobSpec, Locality, Part, Request, Role
+from cotenant.core.gangs import Demand, Gang, Part
+from cotenant.core.jobs import JobSpec, Locality, Request, Role
 from cotenant.core.ledger import Ledger
 from cotenant.core.nodes import NodeShape
 from cotenant.core.obstacles import fits, in_words, never_fits, no_place, room_on, shapes_of

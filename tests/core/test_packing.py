@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from tests.worlds import World, emptied, gangs, picture, replicas_of, worlds
 
 from cotenant.core.cycle import take
-from cotenant.core.jobs import Demand, Gang, Part
+from cotenant.core.gangs import Demand, Gang, Part
 from cotenant.core.ledger import Ledger, Overcommitted
 from cotenant.core.nodes import NodeShape
 from cotenant.core.packing import could_hold_all, fill, hardest_first, in_node_order, on_many, on_one, room_for_all

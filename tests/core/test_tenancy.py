@@ -13,7 +13,7 @@ from tests.worlds import rng, tables, take_one
 
 from cotenant.core.choosing import Preemption, Rules, beyond_share, choose
 from cotenant.core.cycle import Plan, Victim, place
-from cotenant.core.jobs import Demand, Gang, Part
+from cotenant.core.gangs import Demand, Gang, Part
 from cotenant.core.ledger import Ledger
 from cotenant.core.nodes import NodeShape
 from cotenant.core.policy import Order

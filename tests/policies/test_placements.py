@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from tests.worlds import World, gangs, rng, worlds
 
-from cotenant.core.jobs import Demand, Gang, Locality, Part
+from cotenant.core.gangs import Demand, Gang, Part
+from cotenant.core.jobs import Locality
 from cotenant.core.ledger import Ledger, Offer
 from cotenant.core.nodes import NodeShape
 from cotenant.core.packing import could_hold_all

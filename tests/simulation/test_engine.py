@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cotenant.core.jobs import Gang, Request, Role
+from cotenant.core.gangs import Gang
+from cotenant.core.jobs import Request, Role
 from cotenant.core.ledger import Ledger, Offer, Share
 from cotenant.core.policy import Order
 from cotenant.core.refusals import Code, Refusal

@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 
 from cotenant import plugins
-from cotenant.core.jobs import Gang, JobKind, Request, Role
+from cotenant.core.gangs import Gang
+from cotenant.core.jobs import JobKind, Request, Role
 from cotenant.core.ledger import Ledger, Offer
 from cotenant.core.nodes import NodeShape
 from cotenant.core.options import BadOption, parse

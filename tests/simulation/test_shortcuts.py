@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from cotenant import plugins
-from cotenant.core.jobs import Gang, Request, Role
+from cotenant.core.gangs import Gang
+from cotenant.core.jobs import Request, Role
 from cotenant.core.table import Ints
 from cotenant.simulator import Trace, TraceJob, parse_cluster
 from cotenant.simulator.arms import Nothing

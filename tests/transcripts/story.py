@@ -22,7 +22,8 @@ import numpy as np
 from cotenant import plugins
 from cotenant.core import cycle
 from cotenant.core.estimates import UNKNOWN
-from cotenant.core.jobs import Gang, JobSpec, Locality, Request, Role
+from cotenant.core.gangs import Gang
+from cotenant.core.jobs import JobSpec, Locality, Request, Role
 from cotenant.core.ledger import Holding, Ledger
 from cotenant.core.nodes import NodeShape
 from cotenant.core.obstacles import shapes_of

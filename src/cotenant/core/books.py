@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from cotenant.core.allocations import GpuShare, NodeAllocation, TaskAllocation
-from cotenant.core.jobs import WHOLE_GPU_MILLI, Demand
+from cotenant.core.gangs import Demand
+from cotenant.core.jobs import WHOLE_GPU_MILLI
 from cotenant.core.ledger import Holding, Overcommitted
 from cotenant.core.nodes import Core, Gpu, Inventory
 

@@ -14,7 +14,8 @@ import numpy as np
 
 from cotenant.core.choosing import RULES, Choice, Preemption, Rules, beyond_share, choose
 from cotenant.core.estimates import Estimate
-from cotenant.core.jobs import WHOLE_GPU_MILLI, Demand, Gang, JobSpec, Part
+from cotenant.core.gangs import Demand, Gang, Part
+from cotenant.core.jobs import WHOLE_GPU_MILLI, JobSpec
 from cotenant.core.ledger import Holding, Ledger, Offer
 from cotenant.core.nodes import NodeShape
 from cotenant.core.policy import CpuAllocator, PlacementPolicy

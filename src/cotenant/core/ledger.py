@@ -17,7 +17,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from cotenant.core.jobs import WHOLE_GPU_MILLI, Demand
+from cotenant.core.gangs import Demand
+from cotenant.core.jobs import WHOLE_GPU_MILLI
 from cotenant.core.nodes import NodeShape
 
 Counts = NDArray[np.int64]

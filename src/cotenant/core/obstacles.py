@@ -13,7 +13,8 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from cotenant.core.jobs import WHOLE_GPU_MILLI, Demand, Gang, JobSpec, Locality, Part, Request
+from cotenant.core.gangs import Demand, Gang, Part
+from cotenant.core.jobs import WHOLE_GPU_MILLI, JobSpec, Locality, Request
 from cotenant.core.ledger import UNLIMITED, Ledger
 from cotenant.core.nodes import NodeShape
 from cotenant.core.packing import room_for_all

@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from cotenant.core.jobs import WHOLE_GPU_MILLI, Demand, Gang, Part
+from cotenant.core.gangs import Demand, Gang, Part
+from cotenant.core.jobs import WHOLE_GPU_MILLI
 from cotenant.core.ledger import Counts, Ledger, Offer, Overcommitted, Share
 from cotenant.core.nodes import NodeShape
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cotenant.core.estimates import Estimate, Observation, Query
-from cotenant.core.jobs import Gang, JobSpec
+from cotenant.core.gangs import Gang
+from cotenant.core.jobs import JobSpec
 from cotenant.core.ledger import Ledger, Offer
 from cotenant.core.nodes import NodeShape
 from cotenant.core.refusals import Refusal
@@ -99,6 +100,18 @@ class PlacementPolicy(Protocol):
 
     def place(self, gang: Gang, ledger: Ledger, rng: np.random.Generator) -> Offer | Refusal:
         """Offer places for all replicas, or say why there are none. The ledger is left as it was."""
+
+
+@runtime_checkable
+class Discerns(Protocol):
+    """A placement policy to which more than the needs of a gang matters, such as how long it has waited.
+
+    Whoever runs cycles asks about one gang of those that are alike; without this protocol, gangs are alike that need
+    the same. Where an answer changes with time alone, the refusal says when (`Refusal.holds_seconds`).
+    """
+
+    def alike(self, gang: Gang) -> Hashable:
+        """Gangs for which this is equal get the same answer from the same ledger."""
 
 
 class Predictor(Protocol):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -59,7 +60,8 @@ class Refusal:
     """One reason why a job does not run now.
 
     `locality` is the level at which a place was wanted, where what is free lies in fragments. `over_share` says that
-    its tenant has what it is due already.
+    its tenant has what it is due already. `holds_seconds`: the policy would answer otherwise after that, though nothing
+    else happens.
     """
 
     code: Code
@@ -68,6 +70,7 @@ class Refusal:
     numbers: Mapping[str, float] = field(default_factory=dict)
     locality: Locality | None = None
     over_share: bool = False
+    holds_seconds: float = math.inf
 
     @property
     def wait(self) -> Wait:

@@ -11,7 +11,8 @@ import numpy as np
 
 from cotenant.core.cycle import gang_of
 from cotenant.core.estimates import Estimate
-from cotenant.core.jobs import Gang, JobSpec, Locality, Part
+from cotenant.core.gangs import Gang, Part
+from cotenant.core.jobs import JobSpec, Locality
 from cotenant.core.jobs import Shape as SpecShape
 from cotenant.core.obstacles import never_fits, shapes_of
 from cotenant.core.refusals import Code, Refusal

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from cotenant.core.jobs import Gang
+from cotenant.core.gangs import Gang
 from cotenant.core.refusals import Refusal
 from cotenant.core.table import Ints
 from cotenant.core.tenancy import Headroom

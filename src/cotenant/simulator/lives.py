@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from cotenant.core.jobs import Gang, Locality, Part
+from cotenant.core.gangs import Gang, Part
+from cotenant.core.jobs import Locality
 from cotenant.core.ledger import Holding
 from cotenant.core.refusals import Refusal
 from cotenant.simulator.physics.failures import PASSES, Fate

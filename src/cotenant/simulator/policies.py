@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cotenant.core.jobs import Gang
+from cotenant.core.gangs import Gang
 from cotenant.core.ledger import Ledger, Offer, Share
 from cotenant.core.policy import CpuAllocator, Ended, Learns, Order, PlacementPolicy, QueuePolicy
 from cotenant.core.refusals import Refusal

@@ -19,7 +19,7 @@ import numpy as np
 
 from cotenant.core import cycle
 from cotenant.core.choosing import RULES, Preemption, Rules
-from cotenant.core.jobs import Gang
+from cotenant.core.gangs import Gang
 from cotenant.core.ledger import Overcommitted
 from cotenant.core.policy import Order
 from cotenant.core.refusals import Refusal, Wait, given_up

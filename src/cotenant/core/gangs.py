@@ -1,0 +1,60 @@
+"""A job as placement sees it: what its replicas will hold."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from cotenant.core.estimates import UNKNOWN, Estimate
+from cotenant.core.jobs import JobKind, JobSpec, Locality
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What one replica will hold, its cores decided."""
+
+    gpu_milli: int = 0
+    cores: int = 0
+    memory_bytes: int = 0
+    gpu_type: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """The replicas of one role of a gang."""
+
+    role: str
+    replicas: int
+    demand: Demand
+
+
+@dataclass(frozen=True, slots=True)
+class Gang:
+    """A job as placement sees it: parts that get their places together or not at all.
+
+    Two gangs are equal where they need the same; policies to which more matters say so (`policy.Discerns`).
+    """
+
+    job_id: str
+    parts: tuple[Part, ...]
+    locality: Locality | None = None
+    sizing: str = field(default="", compare=False)  # how the cores were decided, for people
+    tenant: str = field(default="", compare=False)  # whose limits it counts against; "" has none
+    kind: JobKind = field(default=JobKind.TRAINING, compare=False)
+    waited_seconds: float = field(default=0.0, compare=False)  # since it last began to wait
+    spec: JobSpec | None = field(default=None, compare=False)  # None where nobody knows more than the parts say
+    estimate: Estimate = field(default=UNKNOWN, compare=False)
+
+    @property
+    def gpu_milli(self) -> int:
+        """GPUs over all replicas, in thousandths."""
+        return sum(part.replicas * part.demand.gpu_milli for part in self.parts)
+
+    @property
+    def cores(self) -> int:
+        """Cores over all replicas."""
+        return sum(part.replicas * part.demand.cores for part in self.parts)
+
+    @property
+    def memory_bytes(self) -> int:
+        """Memory over all replicas."""
+        return sum(part.replicas * part.demand.memory_bytes for part in self.parts)

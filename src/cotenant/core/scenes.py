@@ -1,0 +1,82 @@
+"""What a placement policy may know beside the gang and the ledger: the time, and who holds what.
+
+Most policies need none of it: places follow from what is free. Those that weigh neighbours, move jobs together or lend
+cores for a while implement `Sees` and are shown a scene before each cycle. Whoever runs the cycle keeps the scene, the
+simulator as the live mesh does; a policy only reads it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Protocol, runtime_checkable
+
+from cotenant.core.gangs import Gang
+from cotenant.core.ledger import Holding, Ledger, Offer
+
+
+@dataclass(frozen=True, slots=True)
+class Resident:
+    """A job that holds something now.
+
+    `stop_cost_seconds` is what a stop would cost it: the run time since its last checkpoint, and its restart.
+    `reclaimable`: what it holds was lent to it, and may be taken back for a job that it was reserved for.
+    """
+
+    gang: Gang
+    holdings: tuple[Holding, ...]
+    since_seconds: float
+    preemptible: bool = True
+    stop_cost_seconds: float = 0.0
+    reclaimable: bool = False
+
+
+class Scene(Protocol):
+    """Who holds what at one moment. Read within the cycle that it was shown for, not later."""
+
+    now: float
+
+    def residents(self) -> Mapping[str, Resident]:
+        """Give all jobs that hold something, by id."""
+
+    def on(self, node: int) -> Sequence[Resident]:
+        """Give those that hold something on a node, by its number in the ledger."""
+
+
+@runtime_checkable
+class Sees(Protocol):
+    """A placement policy that looks at more than what is free."""
+
+    def see(self, scene: Scene) -> None:
+        """Take note of how things stand; called before each cycle, and again after stops within it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rearrangement:
+    """Places for a gang once some residents have made room, who are to be given other places at once."""
+
+    offer: Offer
+    moves: tuple[str, ...]  # ids of those who have to go, for whom there is room elsewhere
+
+
+@runtime_checkable
+class Rearranges(Protocol):
+    """A placement policy that moves cheap jobs where that lets a gang start (Philly, section 5 [P])."""
+
+    def rearrange(self, gang: Gang, ledger: Ledger, movable: Sequence[Resident]) -> Rearrangement | None:
+        """Find places for a gang that `place` refused; None where no moves would help. The ledger is left as it was."""
+
+
+class Still:
+    """A scene in which nobody holds anything, at time 0: for tests and for policies asked outside a cycle."""
+
+    now = 0.0
+
+    def residents(self) -> Mapping[str, Resident]:
+        """Nobody."""
+        return MappingProxyType({})
+
+    def on(self, node: int) -> Sequence[Resident]:
+        """Nobody."""
+        return ()
