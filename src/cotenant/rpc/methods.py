@@ -60,6 +60,7 @@ _BY_SERVICE = {
         "PlanPlacement": Method(has_request_id=True, deadline_seconds=30),
         "StopAttempts": HARMLESS,
         "ForgetAttempts": HARMLESS,
+        "AdviseAttempts": HARMLESS,
         "GetCapacity": READ,
     },
     "PredictorService": {
