@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from tests.worlds import demands
 
 from cotenant.core.allocations import GpuShare, NodeAllocation, TaskAllocation
-from cotenant.core.books import Book, Task, choose_cores
+from cotenant.core.books import Book, Task
+from cotenant.core.cores import choose_cores, seats
 from cotenant.core.gangs import Demand
 from cotenant.core.ledger import Holding, Ledger, Overcommitted
 from cotenant.core.nodes import Core, Gpu, Inventory, shape_of
@@ -162,11 +163,13 @@ def test_a_pair_of_gpus_comes_from_one_socket_where_one_has_a_pair() -> None:
 
 def test_a_cpu_job_uses_up_the_socket_that_has_least() -> None:
     cores = [core for core in two_sockets().cores if core.id not in (0, 1, 2)]
-    assert [core.id for core in choose_cores(cores, 5, near=[])] == [3, 4, 5, 6, 7]
+    assert [core.id for core in choose_cores(cores, 5, [], seats(two_sockets().cores))] == [3, 4, 5, 6, 7]
 
 
 def test_cores_spill_over_to_the_other_socket_only_where_they_must() -> None:
-    assert [core.id for core in choose_cores(two_sockets().cores, 10, near=[1])] == [8, 9, 10, 11, 12, 13, 14, 15, 0, 1]
+    cores = two_sockets().cores
+    picked = [core.id for core in choose_cores(cores, 10, [1], seats(cores))]
+    assert picked == [8, 9, 10, 11, 12, 13, 14, 15, 0, 1]
 
 
 def test_a_share_that_nobody_has_chosen_is_refused() -> None:

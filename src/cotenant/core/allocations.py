@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,7 +15,10 @@ class GpuShare:
 
 @dataclass(frozen=True, slots=True)
 class TaskAllocation:
-    """What one replica holds on its node."""
+    """What one replica holds on its node.
+
+    `own_cores` are those that it was given to begin with, once they have been changed; beyond them it holds lent ones.
+    """
 
     role: str
     rank: int
@@ -25,6 +28,12 @@ class TaskAllocation:
     memory_bytes: int = 0
     memory_nodes: tuple[int, ...] = ()
     reclaimable: bool = False
+    own_cores: int = 0
+
+    @property
+    def lent(self) -> int:
+        """Cores that were spare and can be asked back at once."""
+        return max(0, len(self.core_ids) - self.own_cores) if self.own_cores else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,3 +60,28 @@ class NodeAllocation:
 
 
 Allocation = tuple[NodeAllocation, ...]
+
+
+def both(one: Allocation, other: Allocation) -> Allocation:
+    """Put together what an attempt holds while it is being resized: the cores of before and after.
+
+    >>> before, after = (NodeAllocation("n1", (TaskAllocation("worker", 0, ids, ids),)) for ids in ((1, 2), (2, 3)))
+    >>> both((before,), (after,))[0].tasks[0].core_ids
+    (1, 2, 3)
+    """
+    others = {part.node_id: {task.rank: task for task in part.tasks} for part in other}
+    return tuple(
+        replace(
+            part, tasks=tuple(_joined(task, others.get(part.node_id, {}).get(task.rank, task)) for task in part.tasks)
+        )
+        for part in one
+    )
+
+
+def _joined(one: TaskAllocation, other: TaskAllocation) -> TaskAllocation:
+    return replace(
+        one,
+        core_ids=tuple(dict.fromkeys((*one.core_ids, *other.core_ids))),
+        cpu_ids=tuple(sorted({*one.cpu_ids, *other.cpu_ids})),
+        memory_nodes=tuple(sorted({*one.memory_nodes, *other.memory_nodes})),
+    )

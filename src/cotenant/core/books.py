@@ -1,15 +1,17 @@
 """Which cores and which GPUs: names for what the ledger has counted.
 
-One book per node. Cores are chosen close to the task's GPUs and to each other; the cpuset of a task holds all SMT
-siblings of its cores, its memory nodes are those of its cores.
+One book per node. Cores are chosen close to the task's GPUs and to each other (see `cores`); the cpuset of a task holds
+all SMT siblings of its cores, its memory nodes are those of its cores. A resize keeps what it can: a task that shrinks
+keeps some of its cores, one that grows keeps all of them, and nobody gets what a neighbour is giving back meanwhile.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from cotenant.core.allocations import GpuShare, NodeAllocation, TaskAllocation
+from cotenant.core.cores import choose_cores, grow_cores, seats
 from cotenant.core.gangs import Demand
 from cotenant.core.jobs import WHOLE_GPU_MILLI
 from cotenant.core.ledger import Holding, Overcommitted
@@ -33,6 +35,7 @@ class Book:
     inventory: Inventory
     free_cores: dict[int, Core] = field(init=False)
     free_milli: dict[str, int] = field(init=False)
+    _seat_of: dict[int, int] | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         self.free_cores = {core.id: core for core in self.inventory.cores}
@@ -51,8 +54,7 @@ class Book:
         cores, milli = dict(self.free_cores), dict(self.free_milli)
         for task in tasks:
             gpus = self._choose_gpus(task.demand.gpu_milli, left, cores, milli)
-            near = tuple(sorted({self._gpu(share.uuid).numa_node for share in gpus}))
-            picked = choose_cores(tuple(cores.values()), task.demand.cores, near)
+            picked = choose_cores(tuple(cores.values()), task.demand.cores, self._near(gpus), self.seat_of)
             if len(picked) < task.demand.cores:
                 raise Overcommitted(f"{self.node_id} has {len(cores)} free cores; {task} was to be given some")
             for core in picked:
@@ -63,8 +65,40 @@ class Book:
         self.free_cores, self.free_milli = cores, milli
         return NodeAllocation(self.node_id, tuple(chosen))
 
-    def _gpu(self, uuid: str) -> Gpu:
-        return next(gpu for gpu in self.inventory.gpus if gpu.uuid == uuid)
+    @property
+    def seat_of(self) -> dict[int, int]:
+        """Which cores are neighbours: see `cores.seats`."""
+        if self._seat_of is None:
+            self._seat_of = seats(self.inventory.cores)
+        return self._seat_of
+
+    def _near(self, gpus: Sequence[GpuShare]) -> tuple[int, ...]:
+        uuids = {share.uuid for share in gpus}
+        return tuple(sorted({gpu.numa_node for gpu in self.inventory.gpus if gpu.uuid in uuids}))
+
+    def resize(self, allocation: NodeAllocation, cores: Mapping[int, int]) -> NodeAllocation:
+        """Choose names for tasks that get other numbers of cores, given by rank; the others stay as they are.
+
+        Nothing is held or given back: the caller holds the cores of before and after until the node has changed them.
+        What a task holds and the node no longer has is left out of what it will hold.
+
+        Raises:
+            Overcommitted: there is not that much free.
+        """
+        known = {core.id: core for core in self.inventory.cores}
+        free = dict(self.free_cores)
+        tasks: list[TaskAllocation] = []
+        for task in allocation.tasks:
+            held = [known[core_id] for core_id in task.core_ids if core_id in known]
+            wanted, near = cores.get(task.rank, len(task.core_ids)), self._near(task.gpus)
+            chosen = choose_cores(held, wanted, near, self.seat_of) if wanted < len(held) else held
+            more = grow_cores(held, tuple(free.values()), wanted - len(held), near, self.seat_of)
+            if len(chosen) + len(more) < wanted:
+                raise Overcommitted(f"{self.node_id} has {len(free)} free cores; {task} was to hold {wanted}")
+            for core in more:
+                del free[core.id]
+            tasks.append(_named(task, [*chosen, *more]))
+        return replace(allocation, tasks=tuple(tasks))
 
     def _choose_gpus(
         self, wanted: int, shares: list[tuple[int, int]], cores: dict[int, Core], milli: dict[str, int]
@@ -129,13 +163,14 @@ class Book:
 
 
 def _allocation(task: Task, cores: Sequence[Core], gpus: tuple[GpuShare, ...]) -> TaskAllocation:
-    return TaskAllocation(
-        role=task.role,
-        rank=task.rank,
+    return _named(TaskAllocation(task.role, task.rank, gpus=gpus, memory_bytes=task.demand.memory_bytes), cores)
+
+
+def _named(task: TaskAllocation, cores: Sequence[Core]) -> TaskAllocation:
+    return replace(
+        task,
         core_ids=tuple(core.id for core in cores),
         cpu_ids=tuple(sorted(cpu for core in cores for cpu in core.cpus)),
-        gpus=gpus,
-        memory_bytes=task.demand.memory_bytes,
         memory_nodes=tuple(sorted({core.numa_node for core in cores})),
     )
 
@@ -152,44 +187,3 @@ def _near_each_other(free: Sequence[Gpu], count: int, cores: dict[int, Core]) ->
         return by_node[node][:count]
     crowded = sorted(by_node, key=lambda node: (-len(by_node[node]), node))
     return [gpu for node in crowded for gpu in by_node[node]][:count]
-
-
-def choose_cores(free: Sequence[Core], count: int, near: Sequence[int]) -> list[Core]:
-    """Choose cores: on the NUMA nodes `near` to the GPUs first, then from as few others as can be, contiguous.
-
-    Where no GPU decides, the NUMA node with the fewest free cores that suffice is used up first.
-
-    >>> cores = [Core(n, (n,), numa_node=n // 4) for n in range(8)]
-    >>> [core.id for core in choose_cores(cores, 2, near=[1])]
-    [4, 5]
-    """
-    by_node: dict[int, list[Core]] = {}
-    for core in sorted(free, key=lambda core: core.id):
-        by_node.setdefault(core.numa_node, []).append(core)
-    nearest = [node for node in near if node in by_node]
-    others = [node for node in by_node if node not in nearest]
-    still = count - sum(len(by_node[node]) for node in nearest)
-    enough = [node for node in others if len(by_node[node]) >= still]
-    best = min(enough, key=lambda node: (len(by_node[node]), node), default=None)
-    rest = sorted(others, key=lambda node: (node != best, -len(by_node[node]), node))
-    picked: list[Core] = []
-    for node in [*nearest, *rest]:
-        if len(picked) < count:
-            picked += contiguous(by_node[node], count - len(picked))
-    return picked
-
-
-def contiguous(cores: Sequence[Core], count: int) -> list[Core]:
-    """Take cores from the smallest gap-free run that suffices, else from the first on.
-
-    >>> [core.id for core in contiguous([Core(n, (n,)) for n in (0, 2, 3, 4, 7, 8)], 2)]
-    [7, 8]
-    """
-    runs: list[list[Core]] = []
-    for core in cores:
-        if runs and core.id == runs[-1][-1].id + 1:
-            runs[-1].append(core)
-        else:
-            runs.append([core])
-    enough = [run for run in runs if len(run) >= count]
-    return min(enough, key=lambda run: (len(run), run[0].id))[:count] if enough else list(cores[:count])

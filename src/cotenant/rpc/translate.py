@@ -292,6 +292,7 @@ def allocation_from_wire(message: resources_pb2.NodeAllocation) -> NodeAllocatio
                 memory_bytes=task.memory_bytes,
                 memory_nodes=tuple(task.memory_nodes),
                 reclaimable=task.reclaimable,
+                own_cores=task.own_cores,
             )
             for task in message.tasks
         ),
@@ -312,6 +313,7 @@ def allocation_to_wire(allocation: NodeAllocation) -> resources_pb2.NodeAllocati
                 memory_bytes=task.memory_bytes,
                 memory_nodes=task.memory_nodes,
                 reclaimable=task.reclaimable,
+                own_cores=task.own_cores,
             )
             for task in allocation.tasks
         ],
