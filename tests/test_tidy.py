@@ -26,6 +26,7 @@ FRAGMENT_CHARACTERS_MAX = 400
 REPEATABLE = {
     "PredictorService.Observe": "an observation that comes again is known by its time",
     "PlacementService.StopAttempts": "stopping what stops changes nothing",
+    "PlacementService.AdviseAttempts": "advice says what is so; a profile that is asked for again begins again",
     "PlacementService.ForgetAttempts": "forgetting what is forgotten changes nothing",
     "AgentService.Connect": "a stream; reports and acknowledgements name their attempt",
     "AgentService.UploadOutput": "a stream of one attempt's output, answered to one reader",
