@@ -202,7 +202,7 @@ class ParameterServer:
 
     def _model(self, seen: Seen, gpu_type: str) -> Model:
         if gpu_type not in seen.models:
-            seen.models[gpu_type] = _fitted(seen.windows[gpu_type])
+            seen.models[gpu_type] = fitted(seen.windows[gpu_type])
         return seen.models[gpu_type]
 
     def dump(self) -> Mapping[str, bytes]:
@@ -229,7 +229,7 @@ def team_of(replicas: int, gpu_milli: int, seen: Candidate) -> Team | None:
     return Team(workers, seen.servers, seen.cores, seen.server_cores, gpus)
 
 
-def _fitted(teams: Mapping[Team, Windows]) -> Model:
+def fitted(teams: Mapping[Team, Windows]) -> Model:
     """Fit the form with each efficiency that may be, and take what fits best; the first of equals."""
     ordered = sorted(teams)
     points = [teams[team].points()[0] for team in ordered]

@@ -209,7 +209,7 @@ class Scaling:
         if gpu_type not in seen.windows:
             return None
         if gpu_type not in seen.models:
-            seen.models[gpu_type] = _fitted(seen.windows[gpu_type], self.options)
+            seen.models[gpu_type] = fitted(seen.windows[gpu_type], self.options)
         return seen.models[gpu_type]
 
     def dump(self) -> Mapping[str, bytes]:
@@ -245,7 +245,7 @@ def placement_of(replicas: int, gpu_milli: int, seen: Candidate) -> Placement:
     return gpus, min(seen.nodes, gpus), shared
 
 
-def _fitted(placements: Mapping[Placement, Windows], options: Scaling.Options) -> Model | None:
+def fitted(placements: Mapping[Placement, Windows], options: Scaling.Options) -> Model | None:
     """Fit the form; with the batch of one GPU unless one for all fits much better."""
     best_of = {placement: _best(windows) for placement, windows in placements.items()}
     whole = {placement: 1 / best.rate for placement, best in best_of.items() if not placement[2]}

@@ -24,6 +24,7 @@ _ENTRIES = (
     ("resume", "change", "Let suspended jobs queue again.", JOBS),
     ("update", "change", "Change a job that has not ended.", JOBS),
     ("explain", "explain", "Tell why a job stands where it stands, and what would change it.", JOBS),
+    ("predict", "predict", "Tell how fast and how long jobs run, and how sure that is.", JOBS),
     ("whatif", "whatif", "Tell what would happen to a job, without submitting it.", JOBS),
     ("nodes", "nodes", "List nodes, what they have and what of it is free.", NODES),
     ("drain", "nodes", "Empty a node: no new work, and what runs there is queued again.", NODES),

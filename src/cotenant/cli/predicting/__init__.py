@@ -1,0 +1,1 @@
+"""What `cotenant predict` is made of: measurements in, fits, drawings and words out."""
