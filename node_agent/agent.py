@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import os
+import time as clock
 import uuid
 from dataclasses import dataclass
 from pathlib import Path
@@ -210,7 +211,11 @@ class Agent:
         return attempt is not None and not attempt.status.ended
 
     def _tell_progress(self, key: AttemptKey, track: Track, rate_per_second: float, time: float) -> None:
-        told = job_pb2.Progress(step=track.step, rate_per_second=rate_per_second, update_time=timestamp(time))
+        told = job_pb2.Progress(
+            step=track.step, rate_per_second=rate_per_second, update_time=timestamp(time), phase=track.phase
+        )
+        if (age_seconds := track.seconds_since_step(clock.monotonic())) is not None:
+            told.step_time.CopyFrom(timestamp(time - age_seconds))
         if track.loss is not None:
             told.loss = track.loss
         if track.batch is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections import deque
 from dataclasses import dataclass
 
@@ -11,6 +12,7 @@ LINE_BYTES_MAX = 4096
 BATCH_SIZE_MAX = 1_000_000
 BATCH_SECONDS_MAX = 86_400.0
 STEP_MAX = 2**63 - 1
+PHASE = re.compile(r"[\w.-]{1,64}")
 WINDOW_SECONDS = 30.0
 SILENCE_SECONDS_MAX = 120.0
 RESTART_SECONDS = 60.0
@@ -24,15 +26,16 @@ class Told:
     step: int | None = None
     loss: float | None = None
     batch: tuple[int, float] | None = None  # requests, and the seconds that they took together
+    phase: str = ""  # of the step; empty means training
 
 
 def parse_line(line: bytes) -> Told | None:
     """Read `step=12 loss=0.3`, `batch=8 batch_seconds=0.02` or the same as a JSON object; None for what is neither.
 
-    >>> parse_line(b"step=12 loss=0.5"), parse_line(b"hello")
-    (Told(step=12, loss=0.5, batch=None), None)
+    >>> parse_line(b"step=12 loss=0.5 phase=validation"), parse_line(b"hello")
+    (Told(step=12, loss=0.5, batch=None, phase='validation'), None)
     >>> parse_line(b'{"batch": 8, "batch_seconds": 0.02}')
-    Told(step=None, loss=None, batch=(8, 0.02))
+    Told(step=None, loss=None, batch=(8, 0.02), phase='')
     """
     text = line[:LINE_BYTES_MAX].decode(errors="replace").strip()
     if text.startswith("{"):
@@ -44,15 +47,25 @@ def parse_line(line: bytes) -> Told | None:
         fields = dict(word.split("=", 1) for word in text.replace(",", " ").split() if "=" in word)
     if not isinstance(fields, dict):
         return None
-    return told(fields.get("step"), fields.get("loss"), fields.get("batch"), fields.get("batch_seconds"))
+    batch = fields.get("batch"), fields.get("batch_seconds")
+    return told(fields.get("step"), fields.get("loss"), *batch, fields.get("phase"))
 
 
-def told(step: object, loss: object, batch: object = None, batch_seconds: object = None) -> Told | None:
+def told(
+    step: object, loss: object, batch: object = None, batch_seconds: object = None, phase: object = None
+) -> Told | None:
     """Make sense of a step, a loss and a batch in whatever form; None where none of them does."""
     number, value = _number(step), _number(loss)
     whole = int(number) if number is not None and math.isfinite(number) and 0 <= number <= STEP_MAX else None
     requests = _batch(_number(batch), _number(batch_seconds))
-    return None if whole is None and value is None and requests is None else Told(whole, value, requests)
+    if whole is None and value is None and requests is None:
+        return None
+    return Told(whole, value, requests, "" if whole is None else _phase(phase))
+
+
+def _phase(phase: object) -> str:
+    """Take a phase's name where it is a word; anything else is taken for training."""
+    return phase if isinstance(phase, str) and PHASE.fullmatch(phase) else ""
 
 
 def _batch(size: float | int | None, seconds: float | int | None) -> tuple[int, float] | None:
@@ -77,6 +90,7 @@ class Track:
         self.step = 0
         self.loss: float | None = None
         self.batch: tuple[int, float] | None = None  # since it was last told
+        self.phase = ""
         self._points: deque[tuple[float, int]] = deque()
         self._advanced = -math.inf
 
@@ -84,16 +98,18 @@ class Track:
         """Note what a line told.
 
         Replicas of a gang tell the same steps, some later than others: a smaller step is old news, unless nothing
-        has advanced for so long that the job must have begun again.
+        has advanced for so long that the job must have begun again. A new phase has a rate of its own.
         """
         if line.loss is not None:
             self.loss = line.loss
         if line.batch is not None:
             self.batch = line.batch
-        if line.step is None or (line.step <= self.step and now - self._advanced < RESTART_SECONDS):
+        turned = line.step is not None and line.step >= self.step and line.phase != self.phase
+        if line.step is None or (line.step <= self.step and not turned and now - self._advanced < RESTART_SECONDS):
             return
-        if line.step < self.step:
+        if line.step < self.step or turned:
             self._points.clear()
+        self.phase = line.phase
         if line.step != self.step or not self._points:
             self.step, self._advanced = line.step, now
             self._note(now)
@@ -106,6 +122,10 @@ class Track:
         points.append((now, self.step))
         while len(points) > 2 and now - points[1][0] >= WINDOW_SECONDS:
             points.popleft()
+
+    def seconds_since_step(self, now: float) -> float | None:
+        """For how long it has stood at its last step; None where it has told none."""
+        return now - self._points[-1][0] if self._points else None
 
     def rate_per_second(self, now: float) -> float:
         """Steps per second over the last window; 0 while unknown, or after a long silence."""

@@ -70,7 +70,7 @@ def query_of(message: pb.EstimateQuery) -> Query:
     return Query(
         *kind,
         cores=own.cores or None,
-        gpu_type=own.gpu_type,
+        gpu_type=_gpu_type(message.gpu_type) or own.gpu_type,
         attained_gpu_seconds=attained,
         run_seconds=_run_seconds(attained, kind[3]),
         step=_within("progress.step", message.progress.step, STEPS_MAX),
@@ -203,6 +203,12 @@ def _role(name: str, replicas: int, gpu_milli: int, cores: int | None, memory_by
     return Role(name, replicas, Request(gpu_milli, cores, memory_bytes, gpu_type))
 
 
+def _gpu_type(text: str) -> str:
+    if wrong := bad_name(text):
+        raise ValueError(f"gpu_type: {wrong}")
+    return text
+
+
 def _job_id(text: str) -> str:
     if wrong := bad_name(text):
         raise ValueError(f"job_id: {wrong}")
@@ -276,9 +282,7 @@ def _interned(
     _within("cores", cores, CORES_MAX)
     _within("gpu_milli", gpu_milli, GPU_MILLI_MAX)
     _within("nodes", nodes, NODES_MAX)
-    if wrong := bad_name(gpu_type):
-        raise ValueError(f"gpu_type: {wrong}")
-    return Candidate(cores, gpu_milli, nodes or 1, gpu_type, workers, servers, server_cores)
+    return Candidate(cores, gpu_milli, nodes or 1, _gpu_type(gpu_type), workers, servers, server_cores)
 
 
 def _within(what: str, figure: int, at_most: int) -> int:

@@ -10,21 +10,27 @@ import structlog
 
 from cotenant.rpc import errors, translate
 from cotenant.services.queue.records import Record
-from cotenant.v1 import job_pb2, predictor_service_pb2_grpc
+from cotenant.services.queue.windows import RateWindows, Window
+from cotenant.v1 import job_pb2, predictor_service_pb2_grpc, resources_pb2
 from cotenant.v1 import predictor_service_pb2 as predictor_pb2
 
 log = structlog.get_logger()
 
 BATCH_SECONDS = 0.5
 WAITING_MAX = 10_000
-RATE_SECONDS = 10.0
+WINDOW_SECONDS = 10.0
 
 
 class Observations:
     """Collects what was seen and sends it in batches. Losing some is no harm: they only make estimates better."""
 
-    def __init__(self, predictor: predictor_service_pb2_grpc.PredictorServiceAsyncStub) -> None:
-        self._predictor = predictor
+    def __init__(
+        self,
+        predictor: predictor_service_pb2_grpc.PredictorServiceAsyncStub,
+        window_seconds: float = WINDOW_SECONDS,
+    ) -> None:
+        self._predictor, self._window_seconds = predictor, window_seconds
+        self.windows = RateWindows(window_seconds, settle_seconds=window_seconds / 2)
         self._waiting: list[predictor_pb2.Observation] = []
         self._last: dict[str, float] = {}
         self._wake = asyncio.Event()
@@ -46,19 +52,20 @@ class Observations:
                 self._wake.set()
 
     def progressed(self, record: Record) -> None:
-        """A job told its rate, its loss or the time of a batch; one window in ten seconds is enough."""
+        """A job told how far it is: a window of its rate may have ended; of its losses and batches some are enough."""
         now, progress = time.time(), record.job.progress
-        last = self._last.get(record.id, 0.0)
-        tells = progress.rate_per_second > 0 or progress.HasField("loss") or progress.batch_size > 0
-        if not tells or now - last < RATE_SECONDS:
+        window = self._window(record)
+        told = progress.HasField("loss") or progress.batch_size > 0
+        if window is None and not (told and now - self._last.get(record.id, 0.0) >= self._window_seconds):
             return
         self._last[record.id] = now
-        seen = self._observation(record, record.job.attempt)
-        if progress.rate_per_second > 0 or progress.HasField("loss"):
+        seen = observation_of(record, record.job.attempt)
+        seen.phase = progress.phase
+        if window or progress.HasField("loss"):
             seen.step = progress.step
-        if progress.rate_per_second > 0:
-            seen.rate_per_second = progress.rate_per_second
-            seen.window.FromNanoseconds(int(RATE_SECONDS * 1e9))
+        if window:
+            seen.rate_per_second = window.rate_per_second
+            seen.window.CopyFrom(translate.duration(window.seconds))
         if progress.HasField("loss"):
             seen.loss = progress.loss
         if progress.batch_size > 0:
@@ -67,32 +74,59 @@ class Observations:
         seen.time.CopyFrom(progress.update_time)
         self._add(seen)
 
+    def _window(self, record: Record) -> Window | None:
+        progress, attempt = record.job.progress, record.job.attempt
+        if not progress.HasField("step_time"):
+            return None
+        under = attempt.number, attempt.epoch, progress.phase
+        return self.windows.take(record.id, under, progress.step, translate.seconds(progress.step_time))
+
     def ended(self, record: Record, attempt: job_pb2.Attempt) -> None:
         """A job ended: its run time tells about the next one like it."""
         self._last.pop(record.id, None)
+        self.windows.drop(record.id)
         if not record.phase.ended or not attempt.HasField("start_time"):
             return
-        seen = self._observation(record, attempt)
+        seen = observation_of(record, attempt)
         seen.run_time.CopyFrom(record.job.run_time)
         seen.succeeded = record.job.phase == job_pb2.JOB_PHASE_SUCCEEDED
         seen.time.CopyFrom(attempt.end_time)
         self._add(seen)
 
-    def _observation(self, record: Record, attempt: job_pb2.Attempt) -> predictor_pb2.Observation:
-        tasks = [task for allocation in attempt.allocations for task in allocation.tasks]
-        seen = predictor_pb2.Observation(
-            job_id=record.id,
-            number=attempt.number,
-            spec=translate.spec_to_wire(record.spec),
-            submitter=record.job.submitter,
-            submit_time=record.job.create_time,
-        )
-        seen.allocation.cores = max((len(task.core_ids) for task in tasks), default=0)
-        seen.allocation.gpu_milli = max((sum(share.milli for share in task.gpus) for task in tasks), default=0)
-        seen.allocation.nodes = len(attempt.allocations)
-        return seen
-
     def _add(self, seen: predictor_pb2.Observation) -> None:
         if len(self._waiting) < WAITING_MAX:
             self._waiting.append(seen)
             self._wake.set()
+
+
+def observation_of(record: Record, attempt: job_pb2.Attempt) -> predictor_pb2.Observation:
+    """Begin to tell of a job: who it is, and what an attempt of it holds."""
+    seen = predictor_pb2.Observation(
+        job_id=record.id,
+        number=attempt.number,
+        spec=translate.spec_to_wire(record.spec),
+        submitter=record.job.submitter,
+        submit_time=record.job.create_time,
+    )
+    seen.allocation.CopyFrom(allocation_of(attempt))
+    return seen
+
+
+def allocation_of(attempt: job_pb2.Attempt) -> predictor_pb2.CandidateAllocation:
+    """What each replica holds: of several roles, those that hold most GPUs.
+
+    GPUs of different types over its nodes are none of which anything is known.
+    """
+    tasks = [task for part in attempt.allocations for task in part.tasks]
+    gpu_milli = max((_gpu_milli(task) for task in tasks), default=0)
+    types = {part.gpu_type for part in attempt.allocations if part.gpu_type}
+    return predictor_pb2.CandidateAllocation(
+        cores=max((len(task.core_ids) for task in tasks if _gpu_milli(task) == gpu_milli), default=0),
+        gpu_milli=gpu_milli,
+        nodes=len(attempt.allocations),
+        gpu_type=types.pop() if len(types) == 1 else "",
+    )
+
+
+def _gpu_milli(task: resources_pb2.TaskAllocation) -> int:
+    return sum(share.milli for share in task.gpus)

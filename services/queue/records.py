@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from cotenant.core.jobs import JobSpec
 from cotenant.core.lifecycle import AttemptState, JobEvent, Phase, next_phase
+from cotenant.core.refusals import plural
 from cotenant.rpc import translate
 from cotenant.v1 import job_pb2, predictor_service_pb2, records_pb2
 
@@ -59,9 +60,14 @@ class Record:
         """Where the job stands."""
         return PHASES.from_wire(self.stored.job.phase)
 
-    def expect(self, estimate: predictor_service_pb2.Estimate) -> None:
-        """Keep what the predictor says, and from when on: the rest that it tells shrinks while the job runs."""
+    def expect(self, estimate: predictor_service_pb2.Estimate, now: float = 0.0) -> None:
+        """Keep what the predictor says, and from when on: the rest that it tells shrinks while the job runs.
+
+        `now` is when it was told, of a job that runs.
+        """
         self.estimate, self.ran_before_estimate_seconds = estimate, translate.seconds(self.job.run_time)
+        if now and self.phase is Phase.RUNNING:
+            self.ran_before_estimate_seconds += max(0.0, now - translate.seconds(self.job.attempt.start_time))
 
     @property
     def attempt_number(self) -> int:
@@ -84,8 +90,7 @@ class Use:
 
 def held_by(record: Record) -> Use:
     """What a job's attempt holds."""
-    tasks = [task for part in record.job.attempt.allocations for task in part.tasks]
-    return Use(record.spec.gpu_milli, sum(len(task.core_ids) for task in tasks))
+    return Use(record.spec.gpu_milli, _cores(record.job.attempt))
 
 
 def new_record(job_id: str, spec: JobSpec, submitter: str, trace_parent: str) -> Record:
@@ -135,7 +140,7 @@ def take_attempt(stored: records_pb2.StoredJob, attempt: job_pb2.Attempt) -> boo
     if phase.ended or attempt.number < job.attempt.number:
         return False
     if attempt.number == job.attempt.number and not _news(phase, STATES.from_wire(job.attempt.state), state):
-        return False
+        return _resized(stored, attempt)
     if phase is Phase.SUSPENDED and not state.ended:
         return False  # an attempt that nobody wants; it is being stopped
     if attempt.number > job.attempt.number:
@@ -164,6 +169,22 @@ def _news(phase: Phase, known: AttemptState, told: AttemptState) -> bool:
     if known.ended or phase is Phase.QUEUED:
         return not known.ended
     return _AGE.get(told, _AGE_ENDED) > _AGE[known]
+
+
+def _resized(stored: records_pb2.StoredJob, attempt: job_pb2.Attempt) -> bool:
+    """Take in that an attempt holds other cores than before, as its newer epoch tells; False where it does not."""
+    job = stored.job
+    if attempt.state != job.attempt.state or attempt.epoch <= job.attempt.epoch:
+        return False
+    before, after = (_cores(one) for one in (job.attempt, attempt))
+    job.attempt.CopyFrom(attempt)
+    if before != after:
+        note(stored, "resized", f"from {plural(before, 'core')} to {after}")
+    return True
+
+
+def _cores(attempt: job_pb2.Attempt) -> int:
+    return sum(len(task.core_ids) for part in attempt.allocations for task in part.tasks)
 
 
 def _archive(job: job_pb2.Job) -> None:
@@ -259,7 +280,7 @@ def _credit(job: job_pb2.Job) -> None:
     job.run_time.FromNanoseconds(int((translate.seconds(job.run_time) + ran) * 1e9))
     tasks = [task for allocation in attempt.allocations for task in allocation.tasks]
     job.attained_gpu_seconds += ran * sum(share.milli for task in tasks for share in task.gpus) / 1000
-    job.attained_core_seconds += ran * sum(len(task.core_ids) for task in tasks)
+    job.attained_core_seconds += ran * _cores(attempt)
 
 
 def _reason(attempt: job_pb2.Attempt) -> str:

@@ -205,10 +205,11 @@ class State:
             attempt = record.job.attempt
             since = attempt.start_time if attempt.HasField("start_time") else attempt.assign_time
             self.table.start(record.id, translate.seconds(since))
-            self.table.update(record.id, cores=held_by(record).cores)
         elif runs and not running:
             self.table.remove(record.id)
             self._enter(record)
+        if running:
+            self.table.update(record.id, cores=held_by(record).cores)
 
     @staticmethod
     def backing_off(record: Record) -> bool:

@@ -27,12 +27,12 @@ class _Teller:
         self._unsent: dict[str, str] = {}  # by what it tells of; only the last word of each counts
         self._not_before = 0.0
 
-    def step(self, number: int | None, loss: float | None) -> None:
+    def step(self, number: int | None, loss: float | None, phase: str) -> None:
         self._count = self._count + 1 if number is None else int(number)
         if not self._path:
             return
         told = f"step={self._count}" if loss is None else f"step={self._count} loss={float(loss)!r}"
-        self._tell("step", told)
+        self._tell("step", f"{told} phase={_word(phase)}" if phase else told)
 
     def batch(self, size: int, seconds: float) -> None:
         told = f"batch={int(size)} batch_seconds={float(seconds)!r}"
@@ -57,14 +57,22 @@ class _Teller:
             self._unsent = {}
 
 
+def _word(text: str) -> str:
+    return "".join(letter if letter.isalnum() or letter in "-_." else "_" for letter in text)
+
+
 _teller = _Teller()
 
 
-def step(n: int | None = None, *, loss: float | None = None) -> None:
-    """Tell that step `n` is done; without a number, one more than the last time. `loss` is passed on as it is."""
+def step(n: int | None = None, *, loss: float | None = None, phase: str = "") -> None:
+    """Tell that step `n` is done; without a number, one more than the last time. `loss` is passed on as it is.
+
+    `phase` names what the job does, such as `validation`, where its steps take another time than those of training;
+    its steps are counted on.
+    """
     try:
-        _teller.step(n, loss)
-    except (OSError, ValueError, TypeError, OverflowError):
+        _teller.step(n, loss, phase)
+    except (OSError, ValueError, TypeError, AttributeError, OverflowError):
         return  # whatever it is, training is more important
 
 

@@ -269,6 +269,7 @@ def specs(draw: st.DrawFn) -> JobSpec:
         warning_signal=draw(st.sampled_from(["SIGTERM", "SIGUSR1"])),
         retries_max=draw(st.integers(0, 1000)),
         locality=draw(st.none() | st.sampled_from(Locality)),
+        profiled=draw(st.booleans()),
         progress_regex=draw(st.sampled_from(["", r"step (\d+)", r"'(?P<loss>x)': \"(y)"])),
         labels=tuple(sorted(draw(st.dictionaries(names.filter(lambda name: name.strip(". ")), names)).items())),
         expected_seconds=draw(st.none() | durations),

@@ -51,6 +51,12 @@ from cotenant.v1 import job_pb2
         (b'{"step": ', None),
         (b"", None),
         (b"\xff\xfe step=3", Told(3)),
+        (b"step=3 phase=validation", Told(3, phase="validation")),
+        (b'{"step": 3, "phase": "eval-1.b"}', Told(3, phase="eval-1.b")),
+        (b'{"step": 3, "phase": "two words"}', Told(3)),
+        (b'{"step": 3, "phase": ["x"]}', Told(3)),
+        (b"step=3 phase=" + b"x" * 65, Told(3)),
+        (b"phase=validation", None),
     ],
 )
 def test_a_line_is_understood_or_left(line: bytes, told: Told | None) -> None:
@@ -90,6 +96,18 @@ def test_a_job_that_began_again_is_followed_from_there() -> None:
     track = track_of((0, 100), (1, 101), (70, 5), (71, 6))
     assert track.step == 6
     assert track.rate_per_second(71) == pytest.approx(1)
+
+
+def test_a_phase_has_a_rate_of_its_own_from_its_first_step_on() -> None:
+    track = track_of(*((float(now), now) for now in range(20)))
+    track.take(Told(19, phase="validation"), 21.0)
+    assert (track.phase, track.rate_per_second(21.0), track.seconds_since_step(21.5)) == ("validation", 0.0, 0.5)
+    track.take(Told(29, phase="validation"), 31.0)
+    assert track.rate_per_second(31.0) == pytest.approx(1.0)
+    track.take(Told(18), 31.5)
+    assert track.phase == "validation", "a replica that lags is in no phase of its own"
+    track.take(Told(29), 32.0)
+    assert (track.phase, track.step) == ("", 29)
 
 
 def test_a_silent_job_has_no_rate() -> None:
@@ -132,7 +150,8 @@ def test_the_helper_does_nothing_outside_of_cotenant() -> None:
 
 def test_the_helper_never_raises_whatever_it_is_given(tmp_path: Path) -> None:
     calls = "\n".join(
-        [f"progress.step({what})" for what in ("'x'", "loss='y'", "1 << 9999", "loss=object()")] + ["print('on')"]
+        [f"progress.step({what})" for what in ("'x'", "loss='y'", "1 << 9999", "loss=object()", "phase=1")]
+        + ["print('on')"]
     )
     assert run_helper(calls, str(tmp_path / "absent")) == "on\n"
     assert run_helper(calls, "/" + "x" * 500) == "on\n"
@@ -147,6 +166,14 @@ def test_the_helper_tells_and_its_last_word_always_comes(tmp_path: Path) -> None
     assert lines[0] == b"step=1 loss=0.5"
     assert lines[-1] == b"step=1000 loss=0.5"
     assert len(lines) < 100
+
+
+def test_the_helper_tells_the_phase(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as agent:
+        agent.bind(str(tmp_path / "p"))
+        run_helper("progress.step(5, loss=0.5, phase='my validation=1')", str(tmp_path / "p"))
+        (line,) = waiting_datagrams(agent)
+    assert parse_line(line) == Told(5, 0.5, phase="my_validation_1")
 
 
 def test_the_helper_tells_batches_beside_steps(tmp_path: Path) -> None:

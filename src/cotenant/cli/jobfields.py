@@ -27,6 +27,13 @@ def _choice(choices: type[JobKind] | type[Locality]) -> Callable[[str], Any]:
     return read
 
 
+def _profiled(text: str) -> bool:
+    choices = {"auto": True, "never": False}
+    if text.strip().lower() not in choices:
+        raise ValueError(f"must be one of {', '.join(choices)}, not {shown(text)}")
+    return choices[text.strip().lower()]
+
+
 @dataclass(frozen=True, slots=True)
 class Field:
     """A field of one text: the attribute that it sets, its path on the wire, and how it is read."""
@@ -50,6 +57,7 @@ JOB = {
     "retries": Field("retries_max", "retries_max", units.parse_integer),
     "preemptible": Field("preemptible", "not_preemptible", units.parse_truth),
     "locality": Field("locality", "locality", _choice(Locality)),
+    "profile": Field("profiled", "not_profiled", _profiled),
     "workdir": Field("working_directory", "working_directory"),
 }
 REQUEST = {
@@ -88,5 +96,6 @@ OTHER_NAMES = {  # what the wire, or another scheduler, calls a field
     "expected_duration": "expected",
     "warning_signal": "signal",
     "not_preemptible": "preemptible",
+    "not_profiled": "profile",
     "args": "command",
 }

@@ -56,6 +56,7 @@ TEXTS = (
     JobOption("model", "TAG", "The model tag under which history is kept."),
     JobOption("steps", "N", "Steps until it is done."),
     JobOption("progress.regex", "REGEX", "Reads the step from its output, such as 'step (\\d+)'.", "progress-regex"),
+    JobOption("profile", "auto|never", "Whether its cores may be measured while it runs; never: they are left alone."),
     JobOption("locality", "WISH", "server, rack or anywhere."),
     JobOption("retries", "N", "How many times a failed attempt is tried again."),
     JobOption("grace", "DURATION", "Between the warning signal and the kill; 30s by default."),

@@ -80,6 +80,7 @@ def _document(spec: JobSpec) -> dict[str, Any]:
         "retries": spec.retries_max,
         "preemptible": None if spec.preemptible else False,
         "locality": spec.locality.value if spec.locality else None,
+        "profile": None if spec.profiled else "never",
         "progress": {"regex": spec.progress_regex} if spec.progress_regex else None,
         "goal": _goal(spec.loss_goal),
         "qos": _qos(spec.qos),

@@ -42,6 +42,7 @@ class NodeAllocation:
 
     node_id: str
     tasks: tuple[TaskAllocation, ...]
+    gpu_type: str = ""  # of the node's GPUs; empty where it holds none of them
 
     @property
     def gpu_milli(self) -> int:

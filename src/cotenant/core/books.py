@@ -63,7 +63,8 @@ class Book:
                 milli[share.uuid] -= share.milli
             chosen.append(_allocation(task, picked, gpus))
         self.free_cores, self.free_milli = cores, milli
-        return NodeAllocation(self.node_id, tuple(chosen))
+        gpu_type = self.inventory.gpu_type if any(task.gpus for task in chosen) else ""
+        return NodeAllocation(self.node_id, tuple(chosen), gpu_type)
 
     @property
     def seat_of(self) -> dict[int, int]:

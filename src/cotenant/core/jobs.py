@@ -85,6 +85,7 @@ class JobSpec:
     labels: tuple[tuple[str, str], ...] = ()
     expected_seconds: float | None = None
     loss_goal: LossGoal = NO_GOAL
+    profiled: bool = True  # whether its cores may be taken from it for a while, to measure how many it needs
 
     @property
     def gpu_milli(self) -> int:

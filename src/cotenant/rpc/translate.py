@@ -132,12 +132,7 @@ def _known(names: Mapping[int, str]) -> str:
 def spec_from_wire(message: job_pb2.JobSpec) -> JobSpec:
     """Read a spec, with the defaults of what it leaves out."""
     roles = tuple(
-        Role(
-            role.name or "worker",
-            role.replicas,
-            _request_from_wire(role.resources),
-            tuple(role.command),
-        )
+        Role(role.name or "worker", role.replicas, _request_from_wire(role.resources), tuple(role.command))
         for role in message.roles
     )
     qos = message.qos
@@ -164,6 +159,7 @@ def spec_from_wire(message: job_pb2.JobSpec) -> JobSpec:
         labels=tuple(sorted(message.labels.items())),
         expected_seconds=seconds(message.expected_duration) if message.HasField("expected_duration") else None,
         loss_goal=promises.goal_from_wire(message.loss_goal) if message.HasField("loss_goal") else NO_GOAL,
+        profiled=not message.not_profiled,
     )
 
 
@@ -195,6 +191,7 @@ def spec_to_wire(spec: JobSpec) -> job_pb2.JobSpec:
         warning_signal=spec.warning_signal,
         retries_max=spec.retries_max,
         labels=dict(spec.labels),
+        not_profiled=not spec.profiled,
     )
     if spec.deadline_seconds is not None:
         message.deadline.CopyFrom(timestamp(spec.deadline_seconds))
@@ -296,6 +293,7 @@ def allocation_from_wire(message: resources_pb2.NodeAllocation) -> NodeAllocatio
             )
             for task in message.tasks
         ),
+        message.gpu_type,
     )
 
 
@@ -317,6 +315,7 @@ def allocation_to_wire(allocation: NodeAllocation) -> resources_pb2.NodeAllocati
             )
             for task in allocation.tasks
         ],
+        gpu_type=allocation.gpu_type,
     )
 
 

@@ -268,6 +268,22 @@ async def test_stale_news_of_an_attempt_change_nothing(mesh: Mesh) -> None:
     assert again.run_time.seconds < 60
 
 
+async def test_a_resize_is_taken_over_and_stale_news_of_it_are_not(mesh: Mesh) -> None:
+    await mesh.agent("n1")
+    job = await mesh.reach(await mesh.submit(cores=4), "RUNNING")
+    state = mesh.parts["queue"].service.state
+    record, resized = state.records[job.id], job_pb2.Attempt()
+    resized.CopyFrom(record.job.attempt)
+    del resized.allocations[0].tasks[0].core_ids[2:]
+    for epoch, cores in ((resized.epoch + 5, 2), (resized.epoch + 1, 2)):
+        resized.epoch = epoch
+        mesh.parts["queue"].service.follower.take_attempt(resized)
+        held = records.held_by(record).cores
+        assert (held, state.table.jobs(0.0).cores[0], record.job.attempt.epoch) == (cores, cores, job.attempt.epoch + 5)
+        resized.allocations[0].tasks[0].core_ids.append(7)
+    assert [event.detail for event in record.stored.events if event.what == "resized"] == ["from 4 cores to 2"]
+
+
 async def test_an_attempt_too_young_for_a_picture_is_not_taken_as_lost(mesh: Mesh) -> None:
     await mesh.agent("n1")
     job_id = await mesh.submit()

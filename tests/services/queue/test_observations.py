@@ -10,9 +10,10 @@ from google.protobuf.duration_pb2 import Duration
 
 from cotenant.core.jobs import JobSpec, Request, Role
 from cotenant.rpc import translate
+from cotenant.rpc.translate import timestamp
 from cotenant.services.queue.observations import Observations
 from cotenant.services.queue.records import Record
-from cotenant.v1 import job_pb2, records_pb2
+from cotenant.v1 import job_pb2, records_pb2, resources_pb2
 from cotenant.v1 import predictor_service_pb2 as pb
 
 SPEC = JobSpec(roles=(Role(request=Request(gpu_milli=1000, cores=4)),), command=("true",), model="bert")
@@ -29,34 +30,60 @@ class Predictor:
         return pb.ObserveResponse(accepted=len(request.observations))
 
 
-def progressed(**progress: Any) -> list[pb.Observation]:
-    """Tell of one job's progress, and look at what waits to be sent."""
-    observations = Observations(Predictor())  # type: ignore[arg-type]  # as much of a stub as is called
-    job = job_pb2.Job(id="j1", spec=translate.spec_to_wire(SPEC), progress=job_pb2.Progress(**progress))
-    observations.progressed(Record(records_pb2.StoredJob(job=job), SPEC))
+def progressed(*told: dict[str, Any]) -> list[pb.Observation]:
+    """Tell of one job's progress again and again, and look at what waits to be sent."""
+    observations = Observations(Predictor(), window_seconds=10.0)  # type: ignore[arg-type]  # as much of it as is called
+    record = Record(records_pb2.StoredJob(job=job_pb2.Job(id="j1", spec=translate.spec_to_wire(SPEC))), SPEC)
+    record.job.attempt.CopyFrom(attempt())
+    for progress in told:
+        record.job.progress.CopyFrom(job_pb2.Progress(**progress))
+        observations.progressed(record)
     return observations._waiting
 
 
-def test_step_and_loss_go_with_the_rate() -> None:
-    (seen,) = progressed(step=120, rate_per_second=2.0, loss=0.5)
-    assert (seen.step, seen.rate_per_second, seen.loss, seen.window.seconds) == (120, 2.0, 0.5, 10)
+def attempt(cores: int = 4, epoch: int = 7) -> job_pb2.Attempt:
+    task = resources_pb2.TaskAllocation(
+        role="worker", core_ids=range(cores), gpus=[resources_pb2.GpuShare(uuid="G", milli=1000)]
+    )
+    part = resources_pb2.NodeAllocation(node_id="n1", tasks=[task], gpu_type="A100")
+    return job_pb2.Attempt(job_id="j1", number=1, epoch=epoch, allocations=[part])
+
+
+def at(seconds: float, step: int, **more: Any) -> dict[str, Any]:
+    return {"step": step, "step_time": timestamp(seconds), "update_time": timestamp(seconds), **more}
+
+
+SETTLED = (at(100, 1), at(106, 10))
+
+
+def test_a_window_is_told_with_its_step_its_loss_and_what_the_job_holds() -> None:
+    (seen,) = progressed(*SETTLED, at(116, 30, loss=0.5))
+    assert (seen.step, seen.rate_per_second, seen.loss, seen.window.seconds) == (30, 2.0, 0.5, 10)
+    held = seen.allocation
+    assert (held.cores, held.gpu_milli, held.nodes, held.gpu_type) == (4, 1000, 1, "A100")
+
+
+def test_the_phase_is_told_and_the_window_that_it_began_in_is_not() -> None:
+    validating = [at(seconds, seconds, phase="validation") for seconds in (112, 118, 124, 128)]
+    (seen,) = progressed(*SETTLED, *validating)
+    assert (seen.phase, seen.rate_per_second) == ("validation", 1.0)
 
 
 def test_a_loss_is_told_where_the_rate_is_not_known_yet() -> None:
-    (seen,) = progressed(step=1, loss=0.5)
+    (seen,) = progressed({"step": 1, "loss": 0.5})
     assert (seen.step, seen.rate_per_second, seen.loss, seen.HasField("window")) == (1, 0.0, 0.5, False)
 
 
 def test_a_loss_that_is_no_number_is_told_as_it_is() -> None:
-    (seen,) = progressed(step=1, rate_per_second=1.0, loss=math.nan)
+    (seen,) = progressed({"step": 1, "loss": math.nan})
     assert math.isnan(seen.loss)
 
 
 def test_the_time_of_a_batch_goes_with_its_size() -> None:
-    (seen,) = progressed(batch_size=8, batch_time=Duration(nanos=20_000_000))
+    (seen,) = progressed({"batch_size": 8, "batch_time": Duration(nanos=20_000_000)})
     assert (seen.batch_size, seen.batch_time.nanos, seen.rate_per_second) == (8, 20_000_000, 0.0)
 
 
-@pytest.mark.parametrize("progress", [{}, {"step": 5}])
-def test_a_job_that_tells_neither_a_rate_nor_a_loss_is_not_told_of(progress: dict[str, Any]) -> None:
-    assert progressed(**progress) == []
+@pytest.mark.parametrize("progress", [{}, {"step": 5}, {"step": 5, "rate_per_second": 2.0}])
+def test_a_job_of_which_no_window_has_ended_is_not_told_of(progress: dict[str, Any]) -> None:
+    assert progressed(progress) == []
