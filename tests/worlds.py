@@ -15,7 +15,7 @@ from cotenant.core.nodes import NodeShape
 from cotenant.core.table import Capacity, JobRow, JobTable
 
 TYPES = ("", "NVIDIA A100", "Tesla T4")
-WANTED_TYPES = ("", "", "", "", "", "a100", "T4")
+WANTED_TYPES = ("", "", "", "", "", "a100", "T4", "t4 | A100")
 
 
 def demands(*, shares: bool = True) -> st.SearchStrategy[Demand]:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.worlds import World, demands, picture, shapes, worlds
+from tests.worlds import World, demands, picture, shapes, take_one, worlds
 
 from cotenant.core.gangs import Demand
 from cotenant.core.ledger import Holding, Ledger, Overcommitted
@@ -27,7 +27,8 @@ class SlowNode:
         return cls(shape, [1000] * shape.gpus, shape.cores, shape.memory_bytes)
 
     def room(self, demand: Demand) -> int:
-        if demand.gpu_milli and demand.gpu_type.lower() not in self.shape.gpu_type.lower():
+        wanted = [one.strip() for one in demand.gpu_type.lower().split("|")]
+        if demand.gpu_milli and not any(one in self.shape.gpu_type.lower() for one in wanted):
             return 0
         left = SlowNode(self.shape, list(self.gpus), self.cores, self.memory)
         count = 0
@@ -193,3 +194,62 @@ def test_an_error_tells_what_the_node_has() -> None:
     ledger = Ledger([NodeShape(gpus=1, cores=4)])
     with pytest.raises(Overcommitted, match="1 of 1 GPUs, 4 of 4 cores"):
         ledger.hold(Holding(0, gpus=2))
+
+
+@pytest.mark.parametrize(
+    ("node", "demand", "replicas", "gpus"),
+    [
+        (0, Demand(400), 1, (2,)),
+        (0, Demand(400), 1, (-1,)),
+        (0, Demand(400), 2, (0,)),
+        (0, Demand(800), 2, (0, 0)),
+        (0, Demand(2000), 1, (0,)),
+        (0, Demand(cores=1), 1, (0,)),
+        (1, Demand(400), 1, (0,)),
+    ],
+)
+def test_a_gpu_that_cannot_be_shared_so_is_not_given(
+    node: int, demand: Demand, replicas: int, gpus: tuple[int, ...]
+) -> None:
+    ledger = Ledger([NodeShape(2, 8, shareable=True), NodeShape(2, 8)])
+    before = picture(ledger)
+    with pytest.raises(Overcommitted):
+        ledger.take(node, demand, replicas, gpus)
+    assert picture(ledger) == before
+
+
+def test_shares_are_given_on_the_gpus_that_are_named() -> None:
+    ledger = Ledger([NodeShape(2, 8, shareable=True)])
+    assert ledger.take(0, Demand(400), 3, (1, 0, 1)).shares == ((1, 400), (0, 400), (1, 400))
+    assert ledger.parts_of(0) == (600, 200)
+
+
+@given(worlds(), st.lists(st.tuples(st.integers(0, 4), demands()), max_size=6))
+def test_who_keeps_figures_by_node_is_told_which_have_changed(world: World, takes: list[tuple[int, Demand]]) -> None:
+    ledger = world.ledger
+    mark, before = ledger.mark, by_node(ledger)
+    for node, demand in takes:
+        take_one(ledger, node % len(ledger), demand)
+    changed, unchanged = ledger.changed_since(mark), ledger.changed_since(ledger.mark)
+    assert changed is not None
+    after = by_node(ledger)
+    assert {node for node in range(len(ledger)) if before[node] != after[node]} <= set(changed.tolist())
+    assert unchanged is not None
+    assert len(unchanged) == 0
+
+
+def by_node(ledger: Ledger) -> list[tuple[object, ...]]:
+    gpus, cores, memory, parts, _ = picture(ledger)
+    return list(zip(gpus, cores, memory, parts, strict=True))
+
+
+def test_changes_of_long_ago_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cotenant.core.ledger.CHANGES_MAX", 4)
+    ledger = Ledger([NodeShape(8, 8)] * 2)
+    mark = ledger.mark
+    for _ in range(5):
+        ledger.take(1, Demand(1000))
+    assert ledger.changed_since(mark) is None
+    lately = ledger.changed_since(ledger.mark - 1)
+    assert lately is not None
+    assert lately.tolist() == [1]

@@ -258,3 +258,25 @@ def test_nodes_are_grouped_by_shape() -> None:
 def test_a_demand_is_written_in_words() -> None:
     assert in_words(Demand(500, 1, 3 * 2**30, "T4")) == "0.5 GPUs (T4) and 1 core and 3 GiB of memory"
     assert in_words(Demand()) == "nothing"
+
+
+@pytest.mark.parametrize(
+    ("demand", "told"),
+    [
+        (Demand(460), "no server shares its GPUs"),
+        (Demand(460, gpu_type="T4"), "no server shares its GPUs of type T4"),
+        (Demand(1000, gpu_type="V100M16|V100M32"), "no server has GPUs of type V100M16 or V100M32"),
+    ],
+)
+def test_it_is_said_where_no_server_has_such_gpus_or_shares_them(demand: Demand, told: str) -> None:
+    shapes = (NodeShape(0, 8, shareable=True), NodeShape(2, 8, gpu_type="T4"))
+    refusal = no_place(Gang("job", (Part("worker", 1, demand),)), Ledger(shapes))
+    assert (refusal.code, told in refusal.detail) == (Code.NEVER_FITS, True), refusal.detail
+    spec = JobSpec(roles=(Role(request=Request(demand.gpu_milli, 1, 0, demand.gpu_type)),))
+    never = never_fits(spec, shapes, elastic=True)
+    assert never is not None
+    assert told in never.detail
+
+
+def test_several_types_are_told_as_alternatives() -> None:
+    assert in_words(Demand(2000, gpu_type="V100M16|V100M32")) == "2 GPUs (V100M16 or V100M32)"

@@ -15,7 +15,12 @@ from cotenant.core.policy import PlacementPolicy
 from cotenant.core.refusals import Code, Refusal
 from cotenant.policies.consolidate import Consolidate
 from cotenant.policies.count import Count
+from cotenant.policies.fgd import FragmentationGradientDescent
 from cotenant.policies.first_fit import FirstFit
+from cotenant.policies.random_fit import RandomFit
+from cotenant.policies.spread import Spread
+
+ALL = (Count(), FirstFit(), Consolidate(), RandomFit(), Spread(), FragmentationGradientDescent())
 
 
 def workers(replicas: int, gpus: int = 1, cores: int = 0, locality: Locality | None = None) -> Gang:
@@ -161,10 +166,62 @@ def test_count_passes_over_a_wish_for_locality() -> None:
 def test_a_type_is_found_anywhere_in_the_name_of_a_gpu() -> None:
     ledger = Ledger([NodeShape(8, 24, gpu_type="Tesla T4"), NodeShape(8, 24, gpu_type="NVIDIA A100-SXM4-80GB")])
     gang = Gang("job", (Part("worker", 2, Demand(1000, gpu_type="a100")),))
-    for policy in (Count(), FirstFit(), Consolidate()):
+    for policy in ALL:
         assert places(policy, gang, ledger) == {1: 2}
 
 
+def test_one_of_several_types_will_do() -> None:
+    ledger = Ledger([NodeShape(8, 24, gpu_type=name) for name in ("T4", "V100M16", "P100", "V100M32")])
+    gang = Gang("job", (Part("worker", 16, Demand(1000, gpu_type="V100M16 | v100m32")),))
+    for policy in ALL:
+        assert places(policy, gang, ledger) == {1: 8, 3: 8}
+
+
 def test_who_asks_for_nothing_is_placed_all_the_same() -> None:
-    for policy in (Count(), FirstFit(), Consolidate()):
+    for policy in ALL:
         assert isinstance(places(policy, workers(3, gpus=0), cluster(0)), dict)
+
+
+@pytest.mark.parametrize(
+    ("free", "replicas", "locality", "spread"),
+    [
+        ((8, 8), 1, None, {0: 1}),
+        ((4, 8), 1, None, {1: 1}),
+        ((4, 8, 6), 4, None, {1: 3, 2: 1}),
+        ((8, 8, 8), 6, None, {0: 2, 1: 2, 2: 2}),
+        ((8, 1, 0), 9, None, {0: 8, 1: 1}),
+        ((4, 6, 5), 4, Locality.SERVER, {1: 4}),
+        ((4, 4), 5, Locality.SERVER, Code.FRAGMENTED),
+        ((4, 4), 9, None, Code.CAPACITY),
+    ],
+)
+def test_spread_takes_the_emptiest_node_for_each_replica(
+    free: tuple[int, ...], replicas: int, locality: Locality | None, spread: dict[int, int] | Code
+) -> None:
+    assert places(Spread(), workers(replicas, locality=locality), cluster(*free)) == spread
+
+
+def test_spread_counts_in_shares_of_what_a_node_has() -> None:
+    ledger = Ledger([NodeShape(8, 24), NodeShape(2, 24)])
+    ledger.take(0, Demand(1000), 5)
+    assert places(Spread(), workers(1), ledger) == {1: 1}
+    assert places(Spread(), workers(2), ledger) == {1: 2}
+    ledger.take(1, Demand(1000))
+    assert places(Spread(), workers(2), ledger) == {0: 1, 1: 1}
+
+
+def test_spread_keeps_cpu_gangs_off_nodes_with_gpus_while_others_have_room() -> None:
+    ledger = Ledger([NodeShape(8, 24), NodeShape(0, 8), NodeShape(0, 4)])
+    assert places(Spread(), workers(3, gpus=0, cores=2), ledger) == {1: 2, 2: 1}
+    assert places(Spread(), workers(7, gpus=0, cores=2), ledger) == {0: 1, 1: 4, 2: 2}
+
+
+def test_chance_gives_every_node_with_room_its_turn() -> None:
+    ledger = cluster(8, 0, 8, 3)
+    drawn = {seed: RandomFit().place(workers(2), ledger, rng(seed)) for seed in range(60)}
+    assert all(isinstance(offer, tuple) for offer in drawn.values())
+    counts = [on_nodes(offer) for offer in drawn.values() if isinstance(offer, tuple)]
+    assert {node for places in counts for node in places} == {0, 2, 3}
+    assert places(RandomFit(), workers(19), ledger) == {0: 8, 2: 8, 3: 3}
+    assert places(RandomFit(), workers(4, locality=Locality.SERVER), cluster(3, 4, 3)) == {1: 4}
+    assert places(RandomFit(), workers(4, locality=Locality.SERVER), cluster(3, 3)) == Code.FRAGMENTED

@@ -42,8 +42,8 @@ def test_an_openb_pod_is_one_process_with_whole_cores_and_the_time_since_it_was_
     assert load(file).jobs == (
         TraceJob("a", 0, 950, replicas(1, Request(460, 13, 2**30)), JobKind.INFERENCE, priority=2, preemptible=False),
         TraceJob("b", 10, 290, replicas(1, Request(0, 8, 2**31)), JobKind.CPU, ended=Ended.PASSED),
-        TraceJob("c", 20, 9, replicas(1, Request(8000, 88, 2**20, "V100M")), priority=1, ended=Ended.FAILED),
-        TraceJob("d", 30, 10, replicas(1, Request(2000, 1, 2**20)), priority=2, preemptible=False),
+        TraceJob("c", 20, 9, replicas(1, Request(8000, 88, 2**20, "V100M16|V100M32")), priority=1, ended=Ended.FAILED),
+        TraceJob("d", 30, 10, replicas(1, Request(2000, 1, 2**20, "T4|P100")), priority=2, preemptible=False),
     )
 
 

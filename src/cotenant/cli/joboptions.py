@@ -45,7 +45,7 @@ TEXTS = (
     JobOption("gpus", "N", "GPUs of each replica: 1, 8, or a share such as 0.5."),
     JobOption("cpus", "N|auto", "Cores of each replica; auto finds how many are useful."),
     JobOption("memory", "SIZE", "Memory of each replica, such as 4GiB."),
-    JobOption("gpu_type", "TYPE", "The GPU type wanted, such as V100."),
+    JobOption("gpu_type", "TYPE", "The GPU type wanted, such as V100, or one of several: 'V100|A100'."),
     JobOption("replicas", "N", "How many processes start together."),
     JobOption("role", "NAME", "What the replicas are called; worker by default."),
     JobOption("tenant", "ID", "Who pays."),

@@ -320,7 +320,7 @@ def take(ledger: Ledger, gang: Gang, offer: Offer) -> tuple[Holding, ...]:
         raise BrokenGang(f"{gang} was offered places for {offered} replicas: {offer}")
     with ledger.attempt() as attempt:
         for share in offer:
-            attempt.take(share.node, gang.parts[share.part].demand, share.replicas)
+            attempt.take(share.node, gang.parts[share.part].demand, share.replicas, share.gpus)
         return attempt.commit()
 
 

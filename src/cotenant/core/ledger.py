@@ -3,7 +3,8 @@
 Theory of operation. Most of a schedule is counting: how many replicas of a demand could each node take? The ledger
 answers that for all nodes in a few numpy operations. It knows counts, not names: which cores and which GPUs is a
 second question, asked only for what is really placed (see `books`). The one exception are nodes whose GPUs may be
-shared in thousandths; there a count does not tell whether a share fits, so the ledger keeps those GPUs one by one.
+shared in thousandths; there a count does not tell whether a share fits, so the ledger keeps those GPUs one by one: a
+row per node in a table, as wide as the node with the most GPUs.
 
 Placing is speculative: `with ledger.attempt() as attempt` undoes whatever was taken unless it is committed.
 """
@@ -19,10 +20,11 @@ from numpy.typing import NDArray
 
 from cotenant.core.gangs import Demand
 from cotenant.core.jobs import WHOLE_GPU_MILLI
-from cotenant.core.nodes import NodeShape
+from cotenant.core.nodes import NodeShape, is_of_type
 
 Counts = NDArray[np.int64]
 UNLIMITED = np.int64(2**40)
+CHANGES_MAX = 2**14  # remembered for those who keep figures by node
 
 
 class Overcommitted(Exception):
@@ -42,11 +44,15 @@ class Holding:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """A part of an offer: so many replicas of one part of the gang on one node."""
+    """A part of an offer: so many replicas of one part of the gang on one node.
+
+    `gpus` may say for each replica which GPU, by its index, is to be shared; where it is empty the ledger chooses.
+    """
 
     node: int
     part: int
     replicas: int
+    gpus: tuple[int, ...] = ()
 
 
 Offer = tuple[Share, ...]
@@ -60,9 +66,9 @@ class Attempt:
     taken: list[Holding] = field(default_factory=list)
     committed: bool = False
 
-    def take(self, node: int, demand: Demand, replicas: int = 1) -> Holding:
+    def take(self, node: int, demand: Demand, replicas: int = 1, gpus: tuple[int, ...] = ()) -> Holding:
         """Take on the ledger, remembering it."""
-        holding = self.ledger.take(node, demand, replicas)
+        holding = self.ledger.take(node, demand, replicas, gpus)
         self.taken.append(holding)
         return holding
 
@@ -89,16 +95,22 @@ class Ledger:
         self._types = tuple(shape.gpu_type for shape in shapes)
         self._of_type: dict[str, NDArray[np.bool_]] = {}
         self._journals: list[list[tuple[Holding, int]]] = []  # one per `undone` that is under way
-        self._parts = {node: [WHOLE_GPU_MILLI] * shape.gpus for node, shape in enumerate(shapes) if shape.shareable}
+        self._changes: list[int] = []  # nodes on which something was taken or given back, since `_forgotten` of them
+        self._forgotten = 0
+        sharing = [node for node, shape in enumerate(shapes) if shape.shareable]
+        self._row = {node: row for row, node in enumerate(sharing)}  # of a node in the table of its GPUs' thousandths
+        self._sharing: Counts = np.array(sharing, dtype=np.int64)
+        wide = np.arange(max((shapes[node].gpus for node in sharing), default=0))
+        self._milli: Counts = np.where(wide < self.total_gpus[self._sharing, None], WHOLE_GPU_MILLI, 0)
 
     def __len__(self) -> int:
         return len(self.shapes)
 
     def of_type(self, gpu_type: str) -> NDArray[np.bool_]:
-        """Tell which nodes have GPUs of a type; the type is found anywhere in the GPU's name, case aside."""
+        """Tell which nodes have GPUs of a type, or of one of several (see `nodes.is_of_type`)."""
         if gpu_type not in self._of_type:
-            wanted = gpu_type.lower()
-            self._of_type[gpu_type] = np.array([wanted in name.lower() for name in self._types], dtype=np.bool_)
+            kinds = {name: is_of_type(name, gpu_type) for name in set(self._types)}
+            self._of_type[gpu_type] = np.array([kinds[name] for name in self._types], dtype=np.bool_)
         return self._of_type[gpu_type]
 
     def room(self, demand: Demand, *, empty: bool = False, everywhere: bool = False) -> Counts:
@@ -132,20 +144,23 @@ class Ledger:
 
     def _room_for_share(self, milli: int, *, empty: bool) -> Counts:
         room = np.zeros(len(self.shapes), dtype=np.int64)
-        for node, parts in self._parts.items():
-            per_gpu = WHOLE_GPU_MILLI // milli
-            room[node] = len(parts) * per_gpu if empty else sum(free // milli for free in parts)
+        if empty:
+            room[self._sharing] = self.total_gpus[self._sharing] * (WHOLE_GPU_MILLI // milli)
+        else:
+            room[self._sharing] = (self._milli // milli).sum(axis=1)
         return room
 
-    def take(self, node: int, demand: Demand, replicas: int = 1) -> Holding:
-        """Take room for some replicas on a node.
+    def take(self, node: int, demand: Demand, replicas: int = 1, gpus: tuple[int, ...] = ()) -> Holding:
+        """Take room for some replicas on a node; `gpus` says whose share each of them gets, where that matters.
 
         Raises:
             Overcommitted: there is not that much free.
         """
         wanted = demand.gpu_milli * replicas
         shares: tuple[tuple[int, int], ...] = ()
-        if node in self._parts and wanted:
+        if gpus:
+            shares = self._given_shares(node, demand.gpu_milli, replicas, gpus)
+        elif node in self._row and wanted:
             shares = self._pick_shares(node, demand.gpu_milli, replicas)
         elif demand.gpu_milli % WHOLE_GPU_MILLI:
             raise Overcommitted(f"node {node} gives no shares of GPUs; {demand.gpu_milli} thousandths were taken")
@@ -159,9 +174,15 @@ class Ledger:
         self.hold(holding)
         return holding
 
+    def _given_shares(self, node: int, milli: int, replicas: int, gpus: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
+        known = self.shapes[node].gpus if node in self._row else 0
+        if len(gpus) != replicas or not 0 < milli <= WHOLE_GPU_MILLI or not all(0 <= gpu < known for gpu in gpus):
+            raise Overcommitted(f"node {node} shares {known} GPUs; {replicas} replicas of {milli} were to be on {gpus}")
+        return tuple((gpu, milli) for gpu in gpus)
+
     def _pick_shares(self, node: int, milli: int, replicas: int) -> tuple[tuple[int, int], ...]:
         """Choose GPUs for shares: the fullest that still fits; for whole ones the first that are free."""
-        parts = list(self._parts[node])
+        parts = list(self.parts_of(node))
         picked: list[tuple[int, int]] = []
         whole, each = (milli // WHOLE_GPU_MILLI, WHOLE_GPU_MILLI) if milli >= WHOLE_GPU_MILLI else (1, milli)
         for _ in range(replicas * whole):
@@ -182,7 +203,8 @@ class Ledger:
             wanted: dict[int, int] = {}
             for index, milli in holding.shares:
                 wanted[index] = wanted.get(index, 0) + milli
-            return all(self._parts[node][index] >= milli for index, milli in wanted.items())
+            parts = self._milli[self._row[node]]
+            return all(parts[index] >= milli for index, milli in wanted.items())
         return bool(self.free_gpus[node] >= holding.gpus)
 
     def hold(self, holding: Holding) -> None:
@@ -207,7 +229,7 @@ class Ledger:
             self.free_gpus[node] > self.total_gpus[node]
             or self.free_cores[node] > self.total_cores[node]
             or self.free_memory[node] > self.total_memory[node]
-            or any(self._parts[node][index] > WHOLE_GPU_MILLI for index, _ in holding.shares)
+            or any(self._milli[self._row[node], index] > WHOLE_GPU_MILLI for index, _ in holding.shares)
         ):
             self._add(holding, -1)
             raise Overcommitted(f"{holding} was given back but never taken: {self.story(node)}")
@@ -219,13 +241,17 @@ class Ledger:
 
     def _apply(self, holding: Holding, sign: int) -> None:
         node = holding.node
+        if len(self._changes) >= CHANGES_MAX:
+            self._forgotten += len(self._changes)
+            self._changes.clear()
+        self._changes.append(node)
         self.free_cores[node] += sign * holding.cores
         self.free_memory[node] += sign * holding.memory_bytes
         if holding.shares:
-            parts = self._parts[node]
+            parts = self._milli[self._row[node]]
             for index, milli in holding.shares:
                 parts[index] += sign * milli
-            self.free_gpus[node] = sum(free >= WHOLE_GPU_MILLI for free in parts)
+            self.free_gpus[node] = int((parts >= WHOLE_GPU_MILLI).sum())
         else:
             self.free_gpus[node] += sign * holding.gpus
 
@@ -258,11 +284,11 @@ class Ledger:
             gpus, cores, memory = self.total_gpus, self.total_cores, self.total_memory
         else:
             gpus, cores, memory = self.free_gpus, self.free_cores, self.free_memory
-        parts = 0 if empty else sum(self._broken_milli(node) for node in self._parts if nodes[node])
-        return int(gpus[nodes].sum()) * WHOLE_GPU_MILLI + parts, int(cores[nodes].sum()), int(memory[nodes].sum())
-
-    def _broken_milli(self, node: int) -> int:
-        return sum(free for free in self._parts[node] if free < WHOLE_GPU_MILLI)
+        milli = int(gpus[nodes].sum()) * WHOLE_GPU_MILLI
+        if len(self._sharing) and not empty:
+            parts = self._milli[nodes[self._sharing]]
+            milli += int(parts[parts < WHOLE_GPU_MILLI].sum())
+        return milli, int(cores[nodes].sum()), int(memory[nodes].sum())
 
     @property
     def free_gpu_milli(self) -> int:
@@ -276,7 +302,44 @@ class Ledger:
 
     def parts_of(self, node: int) -> tuple[int, ...]:
         """Free thousandths of each GPU of a node with shareable GPUs; empty for others."""
-        return tuple(self._parts.get(node, ()))
+        return tuple(self._milli[self._row[node], : self.shapes[node].gpus].tolist()) if node in self._row else ()
+
+    @property
+    def mark(self) -> int:
+        """A moment in the ledger's life, to ask later what has changed since."""
+        return self._forgotten + len(self._changes)
+
+    def changed_since(self, mark: int) -> Counts | None:
+        """Number the nodes on which something was taken or given back since a mark; None where that is long ago."""
+        if mark < self._forgotten:
+            return None
+        return np.unique(np.array(self._changes[mark - self._forgotten :], dtype=np.int64))
+
+    @property
+    def free_milli(self) -> Counts:
+        """Free thousandths of GPUs on each node; parts of shared GPUs count."""
+        milli = self.free_gpus * WHOLE_GPU_MILLI
+        milli[self._sharing] = self._milli.sum(axis=1)
+        return milli
+
+    def parts_on(self, nodes: Counts) -> Counts:
+        """Free thousandths of each GPU of some nodes that share theirs, a node a row, filled up with zeros.
+
+        Nodes that share none have zeros alone.
+        """
+        rows = np.searchsorted(self._sharing, nodes)
+        known = rows < len(self._sharing)
+        known[known] = self._sharing[rows[known]] == nodes[known]
+        parts = np.zeros((len(nodes), self._milli.shape[1]), dtype=np.int64)
+        parts[known] = self._milli[rows[known]]
+        return parts
+
+    @property
+    def sharing(self) -> NDArray[np.bool_]:
+        """Which nodes give shares of their GPUs."""
+        shares = np.zeros(len(self), dtype=np.bool_)
+        shares[self._sharing] = True
+        return shares
 
     def story(self, node: int) -> str:
         """Tell what a node has and what of it is free, for errors."""

@@ -70,6 +70,22 @@ class NodeShape:
         return f"{gpus}, {self.cores} cores{memory}"
 
 
+def is_of_type(gpu_type: str, wanted: str) -> bool:
+    """Tell whether a GPU is of a wanted type, or of one of several with a `|` between them.
+
+    A type is found anywhere in the GPU's name, case aside.
+
+    >>> is_of_type("NVIDIA A100-SXM4-80GB", "a100"), is_of_type("V100M32", "V100M16|V100M32"), is_of_type("T4", "A100")
+    (True, True, False)
+    """
+    return any(one in gpu_type.lower() for one in alternatives(wanted.lower()))
+
+
+def alternatives(wanted: str) -> list[str]:
+    """Take a wish for one of several GPU types apart; a wish for none in particular is one for any."""
+    return [one.strip() for one in wanted.split("|")]
+
+
 def shape_of(inventory: Inventory) -> NodeShape:
     """Count what a node has."""
     return NodeShape(

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from cotenant.core.gangs import Demand, Gang, Part
 from cotenant.core.jobs import WHOLE_GPU_MILLI, JobSpec, Locality, Request
 from cotenant.core.ledger import UNLIMITED, Ledger
-from cotenant.core.nodes import NodeShape
+from cotenant.core.nodes import NodeShape, alternatives, is_of_type
 from cotenant.core.packing import room_for_all
 from cotenant.core.refusals import Code, Refusal, gpus, plural
 
@@ -34,7 +34,7 @@ def no_place(gang: Gang, ledger: Ledger, *, one_node: bool = False) -> Refusal:
     if not fits(gang, ledger, one_node=one_node, empty=True):
         if fits(gang, ledger, one_node=one_node, empty=True, everywhere=True):
             return _closed(gang, ledger, one_node=one_node)
-        return _never(gang, one_node=one_node)
+        return _never(gang, ledger, one_node=one_node)
     return _short(gang, ledger) or _fragmented(gang, ledger, one_node=one_node)
 
 
@@ -69,7 +69,11 @@ def _closed(gang: Gang, ledger: Ledger, *, one_node: bool) -> Refusal:
     )
 
 
-def _never(gang: Gang, *, one_node: bool) -> Refusal:
+def _never(gang: Gang, ledger: Ledger, *, one_node: bool) -> Refusal:
+    for part in gang.parts:
+        request = Request(part.demand.gpu_milli, gpu_type=part.demand.gpu_type)
+        if lacking := _no_such_gpus(request, ledger.shapes):
+            return Refusal(Code.NEVER_FITS, f"needs {_gang_in_words(gang)}, and {lacking[0]}", lacking[1])
     holder = "any one server" if one_node else "the whole cluster"
     return Refusal(
         Code.NEVER_FITS,
@@ -94,7 +98,7 @@ def _too_little(gang: Gang, ledger: Ledger, able: NDArray[np.bool_], lacking: Se
     free = dict(zip(RESOURCES, ledger.sums(able), strict=True))
     total = dict(zip(RESOURCES, ledger.sums(able, empty=True), strict=True))
     kinds = {part.demand.gpu_type for part in gang.parts if part.demand.gpu_type}
-    kind = f" ({', '.join(sorted(kinds))})" if kinds else ""
+    kind = f" ({', '.join(map(_type_in_words, sorted(kinds)))})" if kinds else ""
     words = {
         "gpu_milli": f"{gpus(gang.gpu_milli)}{kind}, {free['gpu_milli'] / 1000:g} of {total['gpu_milli'] / 1000:g}",
         "cores": f"{plural(gang.cores, 'core')}, {free['cores']} of {total['cores']}",
@@ -191,12 +195,27 @@ def never_fits(spec: JobSpec, shapes: Sequence[NodeShape], *, elastic: bool) -> 
     )
 
 
+def _no_such_gpus(request: Request, shapes: Sequence[NodeShape]) -> tuple[str, str] | None:
+    """Say that no node has GPUs of the wanted type, or that none with such ones shares them; and what would help."""
+    having = [shape for shape in shapes if shape.gpus and is_of_type(shape.gpu_type, request.gpu_type)]
+    if not request.gpu_milli or not any(shape.gpus for shape in shapes):
+        return None
+    kind = f" of type {_type_in_words(request.gpu_type)}" if request.gpu_type else ""
+    if not having:
+        return f"no server has GPUs{kind}", "ask for another type, or add nodes that have it"
+    if request.gpu_milli % WHOLE_GPU_MILLI and not any(shape.shareable for shape in having):
+        return f"no server shares its GPUs{kind}", "ask for whole GPUs, or let nodes share theirs"
+    return None
+
+
 def _roles_too_large(spec: JobSpec, shapes: Sequence[NodeShape], *, elastic: bool) -> Iterator[str]:
     for role in spec.roles:
         room = [room_on(shape, role.request) for shape in shapes]
         fitting = sum(each * shape.count for each, shape in zip(room, shapes, strict=True))
         if not any(room):
-            yield f"a replica of role {role.name!r} needs {_request_in_words(role.request)}"
+            lacking = _no_such_gpus(role.request, shapes)
+            why = f", and {lacking[0]}" if lacking else ""
+            yield f"a replica of role {role.name!r} needs {_request_in_words(role.request)}{why}"
         elif not elastic and role.replicas > fitting:
             yield (
                 f"{role.replicas} replicas of role {role.name!r} need {_request_in_words(role.request)} each; "
@@ -248,7 +267,7 @@ def room_on(shape: NodeShape, request: Request) -> int:
         limits.append(shape.gpus // (request.gpu_milli // WHOLE_GPU_MILLI))
     elif request.gpu_milli:
         limits.append(shape.gpus * (WHOLE_GPU_MILLI // request.gpu_milli) if shape.shareable else 0)
-    if request.gpu_milli and request.gpu_type and request.gpu_type.lower() not in shape.gpu_type.lower():
+    if request.gpu_milli and request.gpu_type and not is_of_type(shape.gpu_type, request.gpu_type):
         return 0
     if cores := _cores_least(request):
         limits.append(shape.cores // cores)
@@ -272,10 +291,20 @@ def in_words(demand: Demand) -> str:
     >>> in_words(Demand(gpu_milli=2000, cores=6))
     '2 GPUs and 6 cores'
     """
-    words = [gpus(demand.gpu_milli) + (f" ({demand.gpu_type})" if demand.gpu_type else "")] if demand.gpu_milli else []
+    kind = f" ({_type_in_words(demand.gpu_type)})" if demand.gpu_type else ""
+    words = [gpus(demand.gpu_milli) + kind] if demand.gpu_milli else []
     words += [plural(demand.cores, "core")] if demand.cores else []
     words += [f"{_gib(demand.memory_bytes)} of memory"] if demand.memory_bytes else []
     return " and ".join(words) or "nothing"
+
+
+def _type_in_words(gpu_type: str) -> str:
+    """Write a wish for a GPU type.
+
+    >>> _type_in_words("V100M16|V100M32")
+    'V100M16 or V100M32'
+    """
+    return " or ".join(alternatives(gpu_type))
 
 
 def _gang_in_words(gang: Gang) -> str:

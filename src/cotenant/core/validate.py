@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from cotenant.core.jobs import WHOLE_GPU_MILLI, JobKind, JobSpec, Request, Role
+from cotenant.core.nodes import alternatives
 
 NAME_LENGTH_MAX = 253
 ROLES_MAX = 16
@@ -103,6 +104,8 @@ def _request(request: Request) -> Found:
         yield "memory_bytes", f"must be 0, or from 4 MiB to 1 PiB, not {request.memory_bytes}"
     if wrong := bad_name(request.gpu_type):
         yield "gpu_type", wrong
+    elif request.gpu_type and not all(alternatives(request.gpu_type)):
+        yield "gpu_type", f"needs a type on each side of a |, not {shown(request.gpu_type)}"
     if request.gpu_type and not milli:
         yield "gpu_type", "a GPU type is wanted but no GPU"
 

@@ -6,8 +6,7 @@ A pod is one process: with 8 GPUs it asks for 8 GPUs of one node. What the files
 - a pod without GPUs is a `cpu` job;
 - `qos`: LS (latency sensitive) is inference, Guaranteed and the others are training; LS and Guaranteed have priority 2
   and are not preempted, Burstable has 1, BE (best effort) 0;
-- `gpu_spec` names GPU types, alternatives with a `|` between them: what they all begin with is asked for, any type
-  where they begin with nothing in common;
+- `gpu_spec` names a GPU type, or alternatives with a `|` between them, one of which is asked for;
 - `pod_phase`: Succeeded is passed, Failed is failed; what still ran or waited has no end.
 """
 
@@ -64,20 +63,8 @@ def _request(row: Row) -> Request:
         gpu_milli=gpus * milli,
         cores=cores,
         memory_bytes=row.count("memory_mib", MEMORY_MIB_MAX) * MEBIBYTE,
-        gpu_type=_common(row.fields.get("gpu_spec", "")) if gpus else "",
+        gpu_type=row.fields.get("gpu_spec", "") if gpus else "",
     )
-
-
-def _common(spec: str) -> str:
-    """Say what all alternatives have in common.
-
-    >>> _common("T4"), _common("V100M16|V100M32"), _common("T4|P100")
-    ('T4', 'V100M', '')
-    """
-    names = sorted(name.strip() for name in spec.split("|"))
-    first, last = names[0], names[-1]  # what these two begin with, all between them do
-    alike = next((at for at, (one, other) in enumerate(zip(first, last, strict=False)) if one != other), len(first))
-    return first[:alike]
 
 
 def _work_seconds(row: Row) -> float:

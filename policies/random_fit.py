@@ -1,0 +1,56 @@
+"""Anywhere at random."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from cotenant.core.gangs import Gang, Part
+from cotenant.core.jobs import Locality
+from cotenant.core.ledger import Counts, Ledger, Offer
+from cotenant.core.obstacles import no_place
+from cotenant.core.packing import on_many, on_one, room_for_all
+from cotenant.core.refusals import Refusal
+
+
+class RandomFit:
+    """Put each replica on a node drawn from those that have room, each as likely as the others.
+
+    No paper: a baseline, for a rule that does no better than chance has learnt nothing. A gang that insists on one
+    server gets one drawn from those with room for all of it; any other never waits for a better place.
+
+    >>> from cotenant.core.gangs import Demand
+    >>> from cotenant.core.nodes import NodeShape
+    >>> ledger = Ledger([NodeShape(gpus=0, cores=8), NodeShape(gpus=2, cores=8)])
+    >>> gang = Gang("a", (Part("worker", 2, Demand(gpu_milli=1000)),))
+    >>> [(share.node, share.replicas) for share in RandomFit().place(gang, ledger, np.random.default_rng(0))]
+    [(1, 2)]
+    """
+
+    name = "random"
+    api_version = 1
+
+    def place(self, gang: Gang, ledger: Ledger, rng: np.random.Generator) -> Offer | Refusal:
+        """Offer places by lot; refuses only what has none."""
+        if gang.locality is Locality.SERVER:
+            for node in rng.permutation(room_for_all(gang, ledger)).tolist():
+                if (whole := on_one(gang, ledger, node)) is not None:
+                    return whole
+            return no_place(gang, ledger, one_node=True)
+        offer = on_many(gang, ledger, lambda part, room: _drawn(part, room, rng))
+        return no_place(gang, ledger) if offer is None else offer
+
+
+def _drawn(part: Part, room: Counts, rng: np.random.Generator) -> list[tuple[int, int]] | None:
+    """Draw a node for one replica after the other; one that is full is drawn no more."""
+    nodes = np.flatnonzero(room)
+    left = np.minimum(room[nodes], part.replicas)
+    if int(left.sum()) < part.replicas:
+        return None
+    placed = np.zeros_like(left)
+    able = np.arange(len(nodes))
+    for _ in range(part.replicas):
+        drawn = able[rng.integers(len(able))]
+        placed[drawn] += 1
+        if placed[drawn] == left[drawn]:
+            able = able[able != drawn]
+    return [(int(nodes[at]), int(placed[at])) for at in np.flatnonzero(placed)]
