@@ -38,7 +38,7 @@ def _read(text: str) -> _Task:
     6
     """
     milli, cores, weight = (int(number) for number in text.split("/"))
-    if not (milli > 0 and (milli < WHOLE_GPU_MILLI or milli % WHOLE_GPU_MILLI == 0) and 0 <= cores and weight > 0):
+    if not (milli > 0 and (milli < WHOLE_GPU_MILLI or milli % WHOLE_GPU_MILLI == 0) and cores >= 0 and weight > 0):
         raise ValueError
     return _Task(Demand(milli, cores), weight)
 
