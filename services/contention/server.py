@@ -168,7 +168,7 @@ async def start(
         BadOption: it does not take an option.
     """
     policy = plugins.load(GROUP, config.policy, config.options)
-    policies.use(GROUP, config.policy)
+    policies.use(GROUP, config.policy, options={config.policy: config.options})
     incidents = Incidents()
     rings = Rings(config.samples_max, config.nodes_max, config.silent_seconds_max)
     servicer = ContentionServicer(Judge(policy, incidents), rings, incidents, now)

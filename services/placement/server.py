@@ -278,8 +278,8 @@ async def start(
         StoreUnavailable: the state cannot be read.
     """
     placement = Placement(store, config)
-    policies.use(PLACEMENTS, config.placement)
-    policies.use(ALLOCATORS, config.allocator)
+    policies.use(PLACEMENTS, config.placement, options=config.options)
+    policies.use(ALLOCATORS, config.allocator, options=config.options)
     placement.add_to(server)
     await placement.start()
     return placement

@@ -153,7 +153,7 @@ async def start(server: Server, store: Store, policies: PolicyServicer, config: 
     if stray := sorted(set(config.options) - set(config.predictors)):
         raise ValueError(f"options are given for {stray[0]!r}, which is not among the predictors in use")
     chain = Chain([plugins.load(GROUP, name, config.options.get(name, {})) for name in config.predictors])
-    policies.use(GROUP, *config.predictors)
+    policies.use(GROUP, *config.predictors, options=config.options)
     measured = Measured()
     keeper = Keeper(store, {**chain.predictors, MEASURED: measured}, lambda ready: server.set_serving(SERVICE, ready))
     servicer = PredictorServicer(chain, measured, keeper)

@@ -101,7 +101,7 @@ class JobQueue(job_service_pb2_grpc.JobServiceServicer):
         self.state.later = self._sync_later
         self.keeper.on_reread = self._stop_unwanted
         self.output = Output(self.state, self.placement)
-        self.tenants = Tenants(self.keeper, config.policy)
+        self.tenants = Tenants(self.keeper, config.policy, config.options.get(config.policy, {}), config.rules)
         self._server: Server | None = None
 
     # Life ----------------------------------------------------------------------------------------------------
@@ -368,7 +368,7 @@ async def start(
         StoreUnavailable: the state cannot be read.
     """
     queue = JobQueue(store, config, placement, predictor)
-    policies.use(QUEUES, config.policy)
+    policies.use(QUEUES, config.policy, options=config.options)
     queue.add_to(server)
     await queue.start()
     return queue

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
+from cotenant.core.choosing import Rules
 from cotenant.core.jobs import QUEUE_DEFAULT, TENANT_DEFAULT
 from cotenant.core.lifecycle import Phase
+from cotenant.core.options import written
 from cotenant.core.validate import Violation, shown
 from cotenant.rpc import errors
 from cotenant.rpc.pages import page_of
@@ -23,8 +27,8 @@ CHANGEABLE = ("quota_gpu_milli", "quota_cores", "limit_gpu_milli", "limit_cores"
 class Tenants(tenant_service_pb2_grpc.TenantServiceServicer):
     """Keeps tenants. A tenant that nobody made has no guarantee and no limit."""
 
-    def __init__(self, keeper: Keeper, policy: str) -> None:
-        self._keeper, self._policy = keeper, policy
+    def __init__(self, keeper: Keeper, policy: str, options: Mapping[str, str], rules: Rules) -> None:
+        self._keeper, self._policy, self._options, self._rules = keeper, policy, options, rules
 
     async def CreateTenant(self, request: pb.CreateTenantRequest, context: Any) -> pb.CreateTenantResponse:
         """Make a tenant; a repeat of the same call returns it as it is."""
@@ -98,6 +102,8 @@ class Tenants(tenant_service_pb2_grpc.TenantServiceServicer):
                 pb.Queue(
                     id=QUEUE_DEFAULT,
                     policy=self._policy,
+                    options=self._options,
+                    rules={name: written(value) for name, value in asdict(self._rules).items()},
                     waiting=sum(record.phase is Phase.QUEUED for record in records),
                     running=sum(record.phase.holds_resources for record in records),
                 )

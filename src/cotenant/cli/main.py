@@ -30,6 +30,7 @@ _ENTRIES = (
     ("drain", "nodes", "Empty a node: no new work, and what runs there is queued again.", NODES),
     ("cordon", "nodes", "Give a node no new work.", NODES),
     ("uncordon", "nodes", "Take back a cordon or a drain.", NODES),
+    ("snapshot", "snapshot", "Save the cluster and its jobs as they are, to be simulated from there.", NODES),
     ("tenants", "tenants", "List tenants, their guarantees and limits, and change them.", NODES),
     ("top", "top", "Watch nodes and jobs, with the cores that they use.", NODES),
     ("up", "up", "Run the whole mesh on this machine.", MESH),

@@ -22,6 +22,7 @@ from cotenant.v1.contention_service_pb2_grpc import ContentionServiceStub
 from cotenant.v1.job_service_pb2_grpc import JobServiceStub
 from cotenant.v1.node_service_pb2_grpc import NodeServiceStub
 from cotenant.v1.policy_service_pb2_grpc import PolicyServiceStub
+from cotenant.v1.predictor_service_pb2_grpc import PredictorServiceStub
 from cotenant.v1.tenant_service_pb2_grpc import TenantServiceStub
 
 if TYPE_CHECKING:  # these names are the type checker's alone
@@ -29,6 +30,7 @@ if TYPE_CHECKING:  # these names are the type checker's alone
     from cotenant.v1.job_service_pb2_grpc import JobServiceAsyncStub
     from cotenant.v1.node_service_pb2_grpc import NodeServiceAsyncStub
     from cotenant.v1.policy_service_pb2_grpc import PolicyServiceAsyncStub
+    from cotenant.v1.predictor_service_pb2_grpc import PredictorServiceAsyncStub
     from cotenant.v1.tenant_service_pb2_grpc import TenantServiceAsyncStub
 
 T = TypeVar("T")
@@ -62,6 +64,11 @@ class Mesh:
     def tenants(self) -> TenantServiceAsyncStub:
         """The queue's API for tenants."""
         return cast("TenantServiceAsyncStub", TenantServiceStub(self._channel("queue")))
+
+    @property
+    def predictor(self) -> PredictorServiceAsyncStub:
+        """The predictor's estimates."""
+        return cast("PredictorServiceAsyncStub", PredictorServiceStub(self._channel("predictor")))
 
     @property
     def contention(self) -> ContentionServiceAsyncStub:

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
@@ -24,7 +25,7 @@ if TYPE_CHECKING:  # numpy and the core load only when something is simulated
     from cotenant.simulator.scenario import Scenario
 
 QUIET_SECONDS = 0.5  # what is over sooner shows no progress
-OWN_PREDICTORS = ("oracle", "noisy-oracle", "none")
+OWN_PREDICTORS = ("oracle", "noisy-oracle", "none", "recorded")
 
 
 def _named(group: str, *own: str) -> Callable[[str], list[str]]:
@@ -47,39 +48,63 @@ def complete_arms(incomplete: str) -> list[str]:
 
 def _scenario(
     trace: Annotated[
-        str, typer.Option(metavar="FILE", help="Trace, plain or gzipped; `sample` is a bundled one of 260 jobs.")
-    ],
+        str | None, typer.Option(metavar="FILE", help="Trace, plain or gzipped; `sample` is a bundled one of 260 jobs.")
+    ] = None,
     cluster: Annotated[
-        str, typer.Option(metavar="SIZE", help="NxG or NxGxC: nodes, GPUs and cores of each (3 a GPU); or a file.")
-    ],
+        str | None,
+        typer.Option(metavar="SIZE", help="NxG or NxGxC: nodes, GPUs and cores of each (3 a GPU); or a file."),
+    ] = None,
+    from_snapshot: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Go on from a `cotenant snapshot` instead, under its policies unless named."),
+    ] = None,
     format_name: Annotated[
         str | None,
         typer.Option(
             "--format",
             metavar="NAME",
-            help="cotenant, gavel, itp, muri, openb, philly, synergy or tiresias; left out, the file tells.",
+            help="cotenant, gavel, itp, muri, openb, philly, snapshot, synergy or tiresias; left out, the file tells.",
         ),
     ] = None,
     queue: Annotated[
-        str,
-        typer.Option(metavar="NAME", help="Queue policy: who runs first.", autocompletion=_named("queue_policies")),
-    ] = "fifo",
-    placement: Annotated[
-        str, typer.Option(metavar="NAME", help="Placement policy: where.", autocompletion=_named("placement_policies"))
-    ] = "consolidate",
-    allocator: Annotated[
-        str,
-        typer.Option(metavar="NAME", help="CPU allocator: on how many cores.", autocompletion=_named("cpu_allocators")),
-    ] = "requested",
-    predictor: Annotated[
-        str,
+        str | None,
         typer.Option(
             metavar="NAME",
-            help="Known in advance: oracle, noisy-oracle, none, or a predictor that learns.",
-            autocompletion=_named("predictors", *OWN_PREDICTORS),
+            help="Queue policy: who runs first.",
+            autocompletion=_named("queue_policies"),
+            show_default="fifo",
         ),
-    ] = "oracle",
-    contention: Annotated[str, typer.Option(metavar="NAME", help="Contention policy; only none yet.")] = "none",
+    ] = None,
+    placement: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Placement policy: where.",
+            autocompletion=_named("placement_policies"),
+            show_default="consolidate",
+        ),
+    ] = None,
+    allocator: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="CPU allocator: on how many cores.",
+            autocompletion=_named("cpu_allocators"),
+            show_default="requested",
+        ),
+    ] = None,
+    predictor: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Known in advance: oracle, noisy-oracle, none, a predictor that learns, or what a snapshot recorded.",
+            autocompletion=_named("predictors", *OWN_PREDICTORS),
+            show_default="oracle",
+        ),
+    ] = None,
+    contention: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Contention policy; only none yet.", show_default="none")
+    ] = None,
     tenants: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Tenants in YAML: guarantees, limits and weights; others have none."),
@@ -109,18 +134,24 @@ def _scenario(
     from cotenant.simulator.scenario import Scenario
 
     parse_overlays(overlay or ())  # a typo is told before a long trace is read
-    return Scenario(
-        trace=trace,
-        cluster=cluster,
-        format=format_name,
+    if from_snapshot is None and not (trace and cluster):
+        raise usage("a --trace and a --cluster are needed, or --from-snapshot")
+    if from_snapshot is not None and (trace or cluster or format_name):
+        raise usage("--from-snapshot tells jobs and cluster; --trace, --cluster and --format do not go with it")
+    traced = Scenario(trace or "", cluster or "", format_name)
+    base = traced if from_snapshot is None else Scenario.of_snapshot(from_snapshot)
+    asked = {
+        "queue": queue,
+        "placement": placement,
+        "allocator": allocator,
+        "predictor": predictor,
+        "contention": contention,
+    }
+    chosen = base.choosing({group: name for group, name in asked.items() if name}, parse_options(option or ()))
+    return replace(
+        chosen,
         skip_bad_rows=skip_bad_rows,
-        queue=queue,
-        placement=placement,
-        allocator=allocator,
-        predictor=predictor,
-        contention=contention,
-        tenants=() if tenants is None else load_tenants(tenants),
-        options=parse_options(option or ()),
+        tenants=chosen.tenants if tenants is None else load_tenants(tenants),
         seed=seed,
         overlay=",".join(overlay or ()),
     )

@@ -72,7 +72,7 @@ def tenants(context: typer.Context, as_json: options.AsJson = False) -> None:
         return
 
     async def work(mesh: Mesh) -> list[Tenant]:
-        return [tenant async for tenant in _all(mesh)]
+        return [tenant async for tenant in all_tenants(mesh)]
 
     rows = [tenant_view(tenant) for tenant in reach(Flags.of(context), work)]
     if as_json:
@@ -136,7 +136,8 @@ def delete(context: typer.Context, tenant_id: TenantId) -> None:
     print(f"{tenant_id} deleted")
 
 
-async def _all(mesh: Mesh) -> AsyncIterator[Tenant]:
+async def all_tenants(mesh: Mesh) -> AsyncIterator[Tenant]:
+    """Yield all tenants by id, page after page."""
     token = ""
     while True:
         page = await mesh.tenants.ListTenants(ListTenantsRequest(page_size=PAGE_SIZE, page_token=token))

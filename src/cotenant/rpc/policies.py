@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from cotenant import plugins
@@ -26,15 +27,18 @@ class PolicyServicer(policy_service_pb2_grpc.PolicyServiceServicer):
 
     def __init__(self, discover: Callable[[], Sequence[Plugin]] = plugins.discover) -> None:
         self._discover = discover
-        self._active: dict[str, set[str]] = defaultdict(set)
+        self._active: dict[str, dict[str, Mapping[str, str]]] = defaultdict(dict)  # options given, by name
         self._found: Sequence[Plugin] | None = None
         self._finding = asyncio.Lock()
 
-    def use(self, group: str, *names: str) -> None:
-        """Say that a service here uses a group and, in it, these policies. Adds to what was said before."""
+    def use(self, group: str, *names: str, options: Mapping[str, Mapping[str, str]] = MappingProxyType({})) -> None:
+        """Say that a service here uses a group and, in it, these policies, with options by name.
+
+        Adds to what was said before.
+        """
         if group not in GROUPS:
             raise ValueError(f"there is no group {group!r}; {', '.join(GROUPS)} are")
-        self._active[group].update(names)
+        self._active[group].update({name: options.get(name, {}) for name in names})
 
     async def ListPolicies(
         self, request: policy_service_pb2.ListPoliciesRequest, context: Any
@@ -44,7 +48,7 @@ class PolicyServicer(policy_service_pb2_grpc.PolicyServiceServicer):
             problem = f"{request.group!r} is not one of {', '.join(GROUPS)}{did_you_mean(request.group, GROUPS)}"
             raise invalid([Violation("group", problem)])
         shown = [
-            policy_of(plugin, active=plugin.name in self._active[plugin.group])
+            policy_of(plugin, self._active[plugin.group].get(plugin.name))
             for plugin in await self._plugins()
             if plugin.group in self._active and request.group in ("", plugin.group)
         ]
@@ -58,8 +62,8 @@ class PolicyServicer(policy_service_pb2_grpc.PolicyServiceServicer):
             return self._found
 
 
-def policy_of(plugin: Plugin, *, active: bool = False) -> policy_service_pb2.Policy:
-    """Tell of a policy; one that is broken is never active."""
+def policy_of(plugin: Plugin, given: Mapping[str, str] | None = None) -> policy_service_pb2.Policy:
+    """Tell of a policy; one that options, or none, were given is active, unless it is broken."""
     return policy_service_pb2.Policy(
         group=plugin.group,
         name=plugin.name,
@@ -68,9 +72,10 @@ def policy_of(plugin: Plugin, *, active: bool = False) -> policy_service_pb2.Pol
         api_version=plugin.api_version,
         healthy=plugin.healthy,
         error=plugin.error,
-        active=plugin.healthy and active,
+        active=plugin.healthy and given is not None,
         summary=plugin.summary,
         options=dict(plugin.options),
+        options_given=given,
     )
 
 

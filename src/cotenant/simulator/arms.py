@@ -17,6 +17,7 @@ from cotenant.core.policy import Predictor, Trains
 from cotenant.core.table import Floats, Jobs
 from cotenant.core.validate import Violation
 from cotenant.simulator.physics.rounding import steady
+from cotenant.simulator.snapshots import Present
 from cotenant.simulator.traces import TraceJob
 
 
@@ -150,6 +151,33 @@ class NoisyOracle(Told):
         seconds = job.work_seconds * self._error[sequence]
         self.tell(sequence, seconds, 1.0)
         return Estimate(predictable=True, confidence=1.0, remaining_seconds=seconds, source=self.name)
+
+    def takes(self, sequence: int, total_seconds: float) -> None:
+        """Stay with what was told."""
+
+    def finished(self, job: TraceJob, run_seconds: float, now: float, *, passed: bool = True) -> None:
+        """Nothing is learnt."""
+
+
+class Recorded(Told):
+    """Knows what was known when a snapshot was taken: for policies to decide by as they did."""
+
+    name = "recorded"
+
+    def __init__(self, present: Present, count: int) -> None:
+        super().__init__(count)
+        self._present = present
+
+    def submitted(self, sequence: int, job: TraceJob) -> Estimate:
+        """Tell what the predictor had said, or nothing."""
+        known = self._present.known.get(job.id)
+        if known is None:
+            self.tell(sequence, None, 0.0)
+            return UNKNOWN
+        self.tell(sequence, known.total_seconds, known.confidence)
+        ran = self._present.attained.get(job.id, 0.0)
+        rest = max(0.0, known.total_seconds - ran)
+        return Estimate(predictable=True, confidence=known.confidence, remaining_seconds=rest, source=self.name)
 
     def takes(self, sequence: int, total_seconds: float) -> None:
         """Stay with what was told."""

@@ -9,10 +9,14 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from cotenant.core.ledger import Ledger
 from cotenant.core.nodes import NodeShape
 from cotenant.core.validate import shown
+
+if TYPE_CHECKING:
+    from cotenant.simulator.snapshots import Snapshot
 
 CORES_PER_GPU = 3
 NODES_MAX = 100_000
@@ -90,9 +94,23 @@ def parse_cluster(text: str) -> Cluster:
     path = Path(text)
     if not path.is_file():
         raise BadCluster(f"cluster {shown(text)} is neither NxG[xC], such as 6x8 or 6x8x48, nor a file")
+    from cotenant.simulator import snapshots
+
+    if snapshots.is_snapshot(path):
+        return _of_snapshot(text, snapshots.read(path))
     from cotenant.simulator import cluster_files  # reading YAML is half of a short simulation's start
 
     return _cluster(text, cluster_files.read(path))
+
+
+def _of_snapshot(name: str, snapshot: Snapshot) -> Cluster:
+    nodes = snapshot.nodes
+    return Cluster(
+        name,
+        tuple(node.shape for node in nodes),
+        tuple(node.rack for node in nodes),
+        numa_nodes=tuple(node.numa_nodes for node in nodes),
+    )
 
 
 def _short(text: str, nodes: int, gpus: int, cores: str | None) -> NodeKind:

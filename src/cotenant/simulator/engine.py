@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import heapq
 import math
+from collections.abc import Iterator
 
 from cotenant.core.choosing import RULES, Rules
 from cotenant.core.refusals import Refusal
@@ -21,6 +22,7 @@ from cotenant.simulator.physics.world import World
 from cotenant.simulator.policies import Policies
 from cotenant.simulator.recording import Recorder, Story
 from cotenant.simulator.scheduler import Scheduler
+from cotenant.simulator.snapshots import Present
 from cotenant.simulator.traces import Trace, TraceJob
 from cotenant.simulator.traces.jobs import Ended
 
@@ -68,6 +70,8 @@ class Simulation:
         self._undrawn = self._scheduler.rng.bit_generator.state
         self._finishes: list[tuple[float, int, int]] = []  # when, whose, and as it was foretold at which time
         self._retries: list[tuple[float, int]] = []  # when, and whose
+        if trace.present:
+            self._resume(trace.present)
 
     @property
     def by_chance(self) -> bool:
@@ -95,12 +99,29 @@ class Simulation:
         if not self.world.quiet:
             self._break_due()
         self._retry_due()
-        self._submit_due()
+        for life in self._arrivals():
+            self._scheduler.submit(life, self.now)
         for life, finish in self._scheduler.decide(now):
             self._expect(life, finish)
         if not self.world.quiet:
             self._disturb(now)
         return True
+
+    def _resume(self, present: Present) -> None:
+        """Set in where a snapshot was taken: those who ran run on, the others wait, and it is time to decide."""
+        self.now = present.now_seconds
+        for life in self._arrivals():
+            life.attained_seconds = present.attained.get(life.job.id, 0.0)
+            life.rest_seconds -= life.attained_seconds
+            if run := present.runs.get(life.job.id):
+                life.attained_seconds = run.attained_seconds
+                life.rest_seconds -= run.attained_seconds
+                self._expect(life, self._scheduler.adopt(life, run.holdings, run.since_seconds, self.now))
+            else:
+                self._scheduler.submit(life, self.now)
+        for node in present.closed:
+            self._scheduler.cordon(node)
+        self._scheduler.order_expires = self.now
 
     def _disturb(self, now: float) -> None:
         """Let neighbours that came and went, and the contention policy, change how fast jobs run."""
@@ -175,7 +196,8 @@ class Simulation:
             self._scheduler.retry(self.lives[sequence], self.now)
             self.events += 1
 
-    def _submit_due(self) -> None:
+    def _arrivals(self) -> Iterator[Life]:
+        """Give the jobs that are submitted now, or were before; those that can never run are set aside."""
         jobs = self.trace.jobs
         while self.submitted < len(jobs) and jobs[self.submitted].submitted_seconds <= self.now:
             job = jobs[self.submitted]
@@ -192,4 +214,4 @@ class Simulation:
             life = Life(job, sequence, shape, rest_seconds=job.work_seconds * fate.work_share, fate=fate)
             self.world.born(life)
             self.lives.append(life)
-            self._scheduler.submit(life, self.now)
+            yield life

@@ -15,6 +15,7 @@ from enum import StrEnum
 from typing import Any, Protocol
 
 from cotenant.core.cycle import Plan, Start
+from cotenant.core.jobs import WHOLE_GPU_MILLI
 from cotenant.core.refusals import Code, Refusal, plural
 from cotenant.simulator.lives import Life, Shape
 from cotenant.simulator.traces import TraceJob
@@ -227,8 +228,16 @@ class Story:
         ran = now - life.running_since
         self._record(Event(now, Kind.PREEMPTED, life.job.id, run=life.runs, by=tuple(by), ran_seconds=ran))
 
+    def adopted(self, life: Life, now: float) -> None:
+        """A job was running when the simulation set in; which of its roles is where, nobody tells."""
+        self.submitted(life, now)
+        self._begun(life, tuple(_holds(life)), now, needs_room=False)
+
     def started(self, life: Life, start: Start, now: float) -> None:
         """A job runs."""
+        self._begun(life, tuple(_places(start)), now, needs_room=start.needs_room)
+
+    def _begun(self, life: Life, places: tuple[Place, ...], now: float, *, needs_room: bool) -> None:
         self._told.pop(life.sequence, None)
         self._special.pop(life.sequence, None)
         self._record(
@@ -240,8 +249,8 @@ class Story:
                 gpu_milli=life.shape.gpu_milli,
                 cores=life.shape.cores,
                 memory_bytes=life.shape.memory_bytes,
-                nodes=tuple(_places(start)),
-                needs_room=start.needs_room,
+                nodes=places,
+                needs_room=needs_room,
                 sizing=life.shape.sizing,
                 queue_seconds=sum(life.waited),
                 rate=None if life.rate == 1 else life.rate,
@@ -333,6 +342,12 @@ def _words(refusal: Refusal) -> dict[str, Any]:
         "remedy": refusal.remedy,
         "numbers": refusal.numbers,
     }
+
+
+def _holds(life: Life) -> Iterator[Place]:
+    for holding in life.holdings:
+        milli = sum(part for _, part in holding.shares) or holding.gpus * WHOLE_GPU_MILLI
+        yield Place(holding.node, "", 0, milli, holding.cores, holding.memory_bytes)
 
 
 def _places(start: Start) -> Iterator[Place]:

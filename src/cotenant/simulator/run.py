@@ -14,7 +14,7 @@ from cotenant.core.options import BadOption, did_you_mean, nearest, parse
 from cotenant.core.policy import ContentionPolicy, CpuAllocator, PlacementPolicy, QueuePolicy
 from cotenant.core.tenancy import Tenancy, Tenant
 from cotenant.core.validate import Violation
-from cotenant.simulator.arms import Arm, Learner, NoisyOracle, Nothing, Oracle
+from cotenant.simulator.arms import Arm, Learner, NoisyOracle, Nothing, Oracle, Recorded
 from cotenant.simulator.clusters import Cluster, parse_cluster
 from cotenant.simulator.engine import Simulation
 from cotenant.simulator.overlays import Overlays, parse_overlays
@@ -24,13 +24,14 @@ from cotenant.simulator.physics.world import World
 from cotenant.simulator.policies import GROUPS, Policies
 from cotenant.simulator.recording import Recorder
 from cotenant.simulator.results import Result, result_of
+from cotenant.simulator.snapshots import Present
 from cotenant.simulator.traces import Trace, load
 from cotenant.simulator.workload import workload
 
 WATCH_SECONDS = 0.1
 WATCH_EVENTS = 64
 NO_CONTENTION = "none"
-ARMS = (Oracle.name, NoisyOracle.name, Nothing.name)
+ARMS = (Oracle.name, NoisyOracle.name, Nothing.name, Recorded.name)
 
 Options = Mapping[str, Mapping[str, str]]
 Watch = Callable[[Simulation], bool]
@@ -77,7 +78,7 @@ def simulate(
     overlays = overlay if isinstance(overlay, Overlays) else parse_overlays([overlay] if overlay else [])
     jobs = workload(jobs, place, overlays, auto_cores=settings.cores == "auto")
     with _naming("predictor"):
-        arm = _arm(predictor, options.get("predictor", {}), len(jobs), seed)
+        arm = _arm(predictor, options.get("predictor", {}), jobs, seed)
     world = World(place, settings, seed, eliminator)
     simulation = Simulation(
         world.noted(jobs),
@@ -158,13 +159,16 @@ def _naming(group: str) -> Iterator[None]:
         raise BadOption(faults, {f"{group}.{name}": default for name, default in error.allowed.items()}) from error
 
 
-def _arm(name: str, options: Mapping[str, str], jobs: int, seed: int) -> Arm:
+def _arm(name: str, options: Mapping[str, str], trace: Trace, seed: int) -> Arm:
     """Make the arm of a predictor: one of the simulator's own, or one that is installed."""
+    jobs = len(trace)
     if name == NoisyOracle.name:
         return NoisyOracle(parse(NoisyOracle.Options, options), jobs, seed)
-    if name in (Oracle.name, Nothing.name):
+    if name in (Oracle.name, Nothing.name, Recorded.name):
         if options:
             raise BadOption((Violation(option, f"is no option; {name} has none") for option in options), {})
+        if name == Recorded.name:
+            return Recorded(_present(trace), jobs)
         return Oracle(jobs) if name == Oracle.name else Nothing()
     try:
         return Learner(plugins.load(GROUPS["predictor"], name, options), jobs)
@@ -172,6 +176,14 @@ def _arm(name: str, options: Mapping[str, str], jobs: int, seed: int) -> Arm:
         near = nearest(name, ARMS)
         hint = f"; did you mean {' or '.join(near)}?" if near else f"; or {', '.join(ARMS)}"
         raise plugins.UnknownPolicy(error.group, name, f"{error}{hint}", (*near, *error.near)) from error
+
+
+def _present(trace: Trace) -> Present:
+    if trace.present is None:
+        raise plugins.UnknownPolicy(
+            GROUPS["predictor"], Recorded.name, "the predictor recorded tells what a snapshot holds; this is a trace"
+        )
+    return trace.present
 
 
 def _contention(policy: ContentionPolicy | str, options: Options, settings: Settings) -> ContentionPolicy | None:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, fields
-from typing import Any
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, Self
 
 from cotenant.core.tenancy import Tenant
+from cotenant.simulator import snapshots
+from cotenant.simulator.arms import Recorded
 from cotenant.simulator.recording import Recorder
 from cotenant.simulator.results import Result
 from cotenant.simulator.run import Watch, simulate
-from cotenant.simulator.traces import Trace, load
+from cotenant.simulator.traces import SNAPSHOT, Trace, load
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +36,28 @@ class Scenario:
     options: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     seed: int = 0
     overlay: str = ""
+
+    @classmethod
+    def of_snapshot(cls, path: Path | str) -> Self:
+        """Go on from a snapshot under the policies and the rules that were in use, knowing what was known then.
+
+        Raises:
+            BadSnapshot: it cannot be taken.
+        """
+        taken = snapshots.read(path)
+        names = {group: used.name for group, used in taken.policies.items() if group != "predictor"}
+        options = {group: dict(taken.policies[group].options) for group in names if taken.policies[group].options}
+        if taken.rules:
+            options["simulator"] = dict(taken.rules)
+        base = cls(str(path), str(path), SNAPSHOT, predictor=Recorded.name, tenants=taken.tenants)
+        return base.choosing(names, options)
+
+    def choosing(self, names: Mapping[str, str], options: Mapping[str, Mapping[str, str]]) -> Self:
+        """Choose other policies by group and more options; those of a policy that is replaced go with it."""
+        same = [group for group in self.options if names.get(group) in (None, getattr(self, group, None))]
+        kept = {group: self.options[group] for group in same}
+        merged = {group: {**kept.get(group, {}), **options.get(group, {})} for group in (*kept, *options)}
+        return replace(self, options=merged, **names)  # type: ignore[arg-type]  # names of policies, which are texts
 
     def read(self, *, watch: Callable[[int], None] | None = None) -> Trace:
         """Read the trace alone, as its file tells it; `watch` is told how many rows were read. Raises BadTrace."""

@@ -20,7 +20,8 @@ import numpy as np
 from cotenant.core import cycle
 from cotenant.core.choosing import RULES, Preemption, Rules
 from cotenant.core.gangs import Gang
-from cotenant.core.ledger import Overcommitted
+from cotenant.core.ledger import Holding, Overcommitted
+from cotenant.core.nodes import NodeShape
 from cotenant.core.policy import Order
 from cotenant.core.refusals import Refusal, Wait, given_up
 from cotenant.core.table import Capacity, Ints, JobRow, Jobs, JobTable
@@ -97,6 +98,22 @@ class Scheduler:
             self._story.submitted(life, now)
         self._wait(life, now)
 
+    def adopt(self, life: Life, holdings: tuple[Holding, ...], since: float, now: float) -> float:
+        """Take a job in that has run on something since some time; returns when it will finish if nobody stops it."""
+        self._enter(life)
+        self._table.attain(life.job.id, life.attained_seconds)
+        finish = self._run(life, holdings, since)
+        if self._story:
+            self._story.adopted(life, now)
+        return finish
+
+    def cordon(self, node: int) -> None:
+        """Give a node no new work; what runs there runs on."""
+        ledger = self._ledger
+        gpus, cores, memory = ledger.free_gpus[node], ledger.free_cores[node], ledger.free_memory[node]
+        ledger.open[node] = False
+        self._resize(NodeShape(int(gpus), int(cores), int(memory)), -1)
+
     def _enter(self, life: Life) -> None:
         job, shape = life.job, life.shape
         if shape.code < 0:
@@ -164,17 +181,16 @@ class Scheduler:
             life.crashes += 1
             self._requeue(life, now, self._world.restart_seconds(life), saved=False)
         self._ledger.open[node] = False
-        self._resize(node, -1)
+        self._resize(self._ledger.shapes[node], -1)
 
     def reopen(self, node: int) -> None:
         """Give a node work again."""
         self._ledger.open[node] = True
-        self._resize(node, +1)
+        self._resize(self._ledger.shapes[node], +1)
         for shape in self._shapes:
             shape.refusal = None
 
-    def _resize(self, node: int, times: int) -> None:
-        shape = self._ledger.shapes[node]
+    def _resize(self, shape: NodeShape, times: int) -> None:
         self._free.add(shape, times)
         self._capacity = self._table.capacity = with_node(self._capacity, shape, times)
 
@@ -300,17 +316,21 @@ class Scheduler:
         return self._lives[self._sequences[job_id]]
 
     def _start(self, life: Life, start: cycle.Start, now: float) -> float:
-        for holding in start.holdings:
-            self._ledger.hold(holding)
-        self._free.take(life.shape)
         self._waits_no_more(life.shape)
-        self._table.start(life.job.id, now)
-        rate = self._world.started(life, start.holdings)
-        finish = life.start(start.holdings, now, rate)
-        if rate is not FULL:
-            self._arm.takes(life.sequence, life.total_seconds(now))
+        finish = self._run(life, start.holdings, now)
         if self._story:
             self._story.started(life, start, now)
+        return finish
+
+    def _run(self, life: Life, holdings: tuple[Holding, ...], since: float) -> float:
+        for holding in holdings:
+            self._ledger.hold(holding)
+        self._free.take(life.shape)
+        self._table.start(life.job.id, since)
+        rate = self._world.started(life, holdings)
+        finish = life.start(holdings, since, rate)
+        if rate is not FULL:
+            self._arm.takes(life.sequence, life.total_seconds(since))
         return finish
 
     def _preempt(self, life: Life, starts: Sequence[cycle.Start], now: float) -> None:

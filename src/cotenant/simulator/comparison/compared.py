@@ -219,6 +219,8 @@ def _bound(runs: Runs) -> tuple[Bound | None, str]:
     cluster = parse_cluster(scenario.cluster)
     overlays = parse_overlays([scenario.overlay] if scenario.overlay else [])
     whole = workload(trace_of(scenario), cluster, overlays, auto_cores=False)
+    if whole.present:
+        return None, "the jobs of a snapshot had run for a while already"
     trace = gpus_only(whole, frozenset(job.id for job in whole.jobs if job.id not in common))
     if not trace.jobs:
         return None, "no job finished in every arm"

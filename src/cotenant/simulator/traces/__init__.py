@@ -13,6 +13,8 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 
+from cotenant.simulator.snapshots import Present, is_snapshot, present_of
+from cotenant.simulator.snapshots import read as read_snapshot
 from cotenant.simulator.traces.formats import FORMATS, Format, format_named, format_of, headerless
 from cotenant.simulator.traces.jobs import BadRow, BadTrace, TraceJob, workers
 from cotenant.simulator.traces.parquet import ParquetTable, is_parquet
@@ -34,6 +36,7 @@ __all__ = [
 ]
 
 SAMPLE = "sample"
+SNAPSHOT = "snapshot"
 SAMPLE_PATH = Path(__file__).parent.parent / "samples" / "itp_cluster10.csv"
 WATCH_ROWS = 4096
 
@@ -42,7 +45,8 @@ WATCH_ROWS = 4096
 class Trace:
     """Jobs in the order of their submission, which is counted in seconds from the first one's.
 
-    `overlay` says what was added that the trace itself does not tell.
+    `overlay` says what was added that the trace itself does not tell. The jobs of a snapshot have a `present`, at which
+    their simulation sets in.
     """
 
     source: str
@@ -51,6 +55,7 @@ class Trace:
     skipped: tuple[BadRow, ...] = ()
     notes: tuple[str, ...] = ()
     overlay: Mapping[str, str] = field(default_factory=dict)
+    present: Present | None = None
 
     def __len__(self) -> int:
         return len(self.jobs)
@@ -71,6 +76,8 @@ def load(
         BadTrace: the file cannot be read or holds no jobs; a BadRow where one row is at fault, unless such rows are
             to be skipped. The skipped are listed in the trace.
     """
+    if format_name == SNAPSHOT or (format_name is None and is_snapshot(Path(source))):
+        return _of_snapshot(str(source))
     jobs: list[TraceJob] = []
     skipped: list[BadRow] = []
     known = format_named(format_name) if format_name else None
@@ -90,6 +97,13 @@ def load(
         why = f"; all {len(skipped)} rows are bad, the first: {skipped[0]}" if skipped else after
         raise BadTrace(f"{source} has no jobs{why}")
     return _in_order(Trace(str(source), known.name, tuple(jobs), tuple(skipped)))
+
+
+def _of_snapshot(source: str) -> Trace:
+    present, jobs, notes = present_of(read_snapshot(source))
+    if not jobs:
+        raise BadTrace(f"{source} has no jobs: nothing waited and nothing ran when it was taken")
+    return Trace(source, SNAPSHOT, tuple(jobs), notes=tuple(notes), present=present)
 
 
 def stream(source: str | Path, format_name: str | None = None) -> Iterator[Format | TraceJob | BadRow]:

@@ -71,7 +71,7 @@ def format_named(name: str) -> Format:
         return known
     near = difflib.get_close_matches(name.lower(), FORMATS, n=2, cutoff=0.4)
     meant = f"did you mean {' or '.join(near)}? " if near else ""
-    raise BadTrace(f"{name!r} is no trace format; {meant}known are {', '.join(FORMATS)}")
+    raise BadTrace(f"{name!r} is no trace format; {meant}known are {', '.join(FORMATS)} and snapshot")
 
 
 def headerless(line: str) -> Format | None:

@@ -1,0 +1,40 @@
+"""A snapshot of a real mesh is replayed: what waited for a reason waits for the same one."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from tests.end_to_end.commands import Cli
+from tests.end_to_end.waiting import until
+
+SLEEP = ("--", sys.executable, "-c", "import time; time.sleep(600)")
+
+
+def test_a_snapshot_goes_on_where_the_mesh_stood_and_holds_no_secrets(cli: Cli, tmp_path: Path) -> None:
+    asked = ("--cpus", "1", "--tenant", "vision", "--env", "PASSWORD=tell-nobody", "--label", "token=tell-nobody")
+    runs = cli("submit", "--gpus", "1", *asked, *SLEEP).out.split()[0]
+    gpus = sum(node["gpus"] for node in cli.json("nodes"))
+    waits = cli("submit", "--gpus", str(gpus), *asked, *SLEEP).out.split()[0]
+    try:
+        until(lambda: cli.json("show", runs)["phase"] == "running", "running job")
+        until(lambda: cli.json("explain", waits)["job"]["reason"]["code"] == "CAPACITY", "reason to wait")
+        path = tmp_path / "taken.json"
+        assert cli.json("snapshot", "-o", path)["running"] == 1
+        text = path.read_text()
+        assert "tell-nobody" not in text
+        assert "time.sleep" not in text
+        taken = json.loads(text)
+        assert [job["refusal"].split(":")[0] for job in taken["jobs"]] == ["", "CAPACITY"]
+        events = tmp_path / "events.jsonl"
+        simulated = cli.json("simulate", "--from-snapshot", path, "--events", events)
+        assert simulated["finished"] == 2
+        told = [json.loads(line) for line in events.read_text().splitlines()]
+        first = next(event for event in told if event["kind"] == "waiting")
+        assert (first["job_id"], first["code"]) == (waits, "CAPACITY")
+        assert "tenant-0001" in cli("snapshot", "--anonymous", "-o", "-").out
+        assert "vision" not in cli("snapshot", "--anonymous", "-o", "-").out
+        assert cli("snapshot", "-o", tmp_path / "no" / "where.json", code=2).error
+    finally:
+        cli("cancel", runs, waits)
