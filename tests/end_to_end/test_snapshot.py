@@ -32,7 +32,8 @@ def test_a_snapshot_goes_on_where_the_mesh_stood_and_holds_no_secrets(cli: Cli, 
         assert simulated["finished"] == 2
         told = [json.loads(line) for line in events.read_text().splitlines()]
         first = next(event for event in told if event["kind"] == "waiting")
-        assert (first["job_id"], first["code"]) == (waits, "CAPACITY")
+        shapes = {event["job_id"]: event["shape"] for event in told if event["kind"] == "submitted"}
+        assert (first["shape"], first["code"]) == (shapes[waits], "CAPACITY")
         assert "tenant-0001" in cli("snapshot", "--anonymous", "-o", "-").out
         assert "vision" not in cli("snapshot", "--anonymous", "-o", "-").out
         assert cli("snapshot", "-o", tmp_path / "no" / "where.json", code=2).error
