@@ -22,11 +22,12 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks import harness  # noqa: E402 - the root of the checkout has to be on the path first
 
+from cotenant.core.chain import Chain  # noqa: E402 - likewise
 from cotenant.policies.history import History  # noqa: E402 - likewise
 from cotenant.policies.lightgbm_duration import LightgbmDuration  # noqa: E402 - likewise
 from cotenant.rpc.channel import connect  # noqa: E402 - likewise
 from cotenant.rpc.server import Server  # noqa: E402 - likewise
-from cotenant.services.predictor.chain import Chain  # noqa: E402 - likewise
+from cotenant.services.predictor.failures import Failures  # noqa: E402 - likewise
 from cotenant.services.predictor.keeper import Keeper  # noqa: E402 - likewise
 from cotenant.services.predictor.profiling import Measured  # noqa: E402 - likewise
 from cotenant.services.predictor.server import SERVICE, PredictorServicer  # noqa: E402 - likewise
@@ -96,7 +97,7 @@ async def _measure(quick: bool) -> Sequence[harness.Row]:
     chain = Chain([History()])
     keeper = Keeper(MemoryStore(), chain.predictors, lambda ready: None)
     await keeper.restore()
-    servicer = PredictorServicer(chain, measured, keeper)
+    servicer = PredictorServicer(chain, measured, keeper, Failures())
     server = Server()
     server.add(predictor_service_pb2_grpc.add_PredictorServiceServicer_to_server, servicer, SERVICE)
     port = await server.start()
@@ -160,7 +161,7 @@ async def _measure_durations(quick: bool) -> Sequence[harness.Row]:
     for chain in (Chain([History()]), Chain([durations, History()])):
         keeper = Keeper(MemoryStore(), chain.predictors, lambda ready: None)
         await keeper.restore()
-        servicers.append(PredictorServicer(chain, Measured(), keeper))
+        servicers.append(PredictorServicer(chain, Measured(), keeper, Failures()))
         for begin in range(0, ENDS, BATCH):
             await servicers[-1].Observe(pb.ObserveRequest(observations=ends()[begin : begin + BATCH]), None)
     lesson = durations.lesson()

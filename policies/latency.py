@@ -38,7 +38,8 @@ class LatencyModel:
     for the batch before (GENIE, Chen et al., TPDS 2020; the bound of the mean: Inoue, arXiv 1912.06322 [C]). How the
     percentiles follow is told in `core/latency.py` [R]. Requests are taken to be spread over the replicas at random.
     A service does not end by itself, so nothing is said of remaining time. Services are alike that share their user
-    and their model (else their name); a candidate is judged by batches that were seen under an allocation like it.
+    and their model (else their name); a candidate is judged by batches that were seen under an allocation like it, with
+    its own number of replicas where it names one, as `workers`.
 
     >>> from cotenant.core.jobs import Qos
     >>> latency, held = LatencyModel(), Candidate(cores=4, gpu_milli=1000)
@@ -149,7 +150,7 @@ def _judge(service: Service, query: Query, candidate: Candidate) -> CandidateEst
     line = _line(service, candidate)
     if line is None:
         return CandidateEstimate()
-    replicas = max(query.replicas, 1)
+    replicas = candidate.workers or max(query.replicas, 1)
     rate = query.qos.arrivals_per_second / replicas
     sure = round(_confidence(line, rate), 6)
     latency = Latency(replicas, replicas_needed=_needed(line, query.qos), confidence=sure)

@@ -9,13 +9,14 @@ from typing import Any, TypeVar
 
 from cotenant import plugins, telemetry
 from cotenant.core import design, estimates
+from cotenant.core.chain import Chain
 from cotenant.core.validate import CORES_MAX
 from cotenant.rpc import errors
 from cotenant.rpc.errors import Violation
 from cotenant.rpc.policies import PolicyServicer
 from cotenant.rpc.server import Server
 from cotenant.services.predictor import words
-from cotenant.services.predictor.chain import Answer, Chain
+from cotenant.services.predictor.failures import Failures
 from cotenant.services.predictor.keeper import Keeper
 from cotenant.services.predictor.observations import Intake, rejection
 from cotenant.services.predictor.profiling import STEPS, Measured
@@ -30,7 +31,7 @@ SERVICE = "cotenant.v1.PredictorService"
 GROUP = "cotenant.predictors"
 MEASURED = "measured-cores"  # the name of Measured's records in the store
 BATCH_MAX = 10_000
-NOT_RESTORED = estimates.Estimate(source="what was learnt before has not been read from the store yet")
+NOT_RESTORED = "what was learnt before has not been read from the store yet"
 SLICE = 128  # queries between two chances for other calls: about 5 ms; models prefer more at once
 
 queries_answered = telemetry.counter("cotenant.predictor.queries", "{query}", "Jobs estimated")
@@ -52,8 +53,8 @@ class Config:
 class PredictorServicer(pb_grpc.PredictorServiceServicer):
     """Tells how fast and how long jobs will run."""
 
-    def __init__(self, chain: Chain, measured: Measured, keeper: Keeper) -> None:
-        self._chain, self._measured, self._keeper = chain, measured, keeper
+    def __init__(self, chain: Chain, measured: Measured, keeper: Keeper, failures: Failures) -> None:
+        self._chain, self._measured, self._keeper, self._failures = chain, measured, keeper, failures
         self._intake = Intake()
 
     async def Estimate(self, request: pb.EstimateRequest, context: Any) -> pb.EstimateResponse:
@@ -61,11 +62,11 @@ class PredictorServicer(pb_grpc.PredictorServiceServicer):
         _require_batch("queries", len(request.queries))
         response = pb.EstimateResponse()
         for queries in _slices(request.queries):
-            for query, answer in zip(queries, self._estimate(queries), strict=True):
+            for query, estimate in zip(queries, self._estimate(queries), strict=True):
                 message = response.estimates.add(job_id=query.job_id)
-                words.write(*answer, message, len(query.candidates) or 1)
+                words.write(estimate, message, query.candidates)
             await asyncio.sleep(0)
-        self._chain.tell_failures()
+        self._failures.tell()
         queries_answered.add(len(request.queries))
         return response
 
@@ -73,14 +74,14 @@ class PredictorServicer(pb_grpc.PredictorServiceServicer):
         """Take in what was seen, each observation on its own."""
         _require_batch("observations", len(request.observations))
         if not self._keeper.restored:
-            raise errors.unavailable(NOT_RESTORED.source)
+            raise errors.unavailable(NOT_RESTORED)
         rejected = []
         for index, message in enumerate(request.observations):
             try:
                 self._observe(message)
             except ValueError as error:
                 rejected.append(rejection(index, message, error))
-        self._chain.tell_failures()
+        self._failures.tell()
         accepted = len(request.observations) - len(rejected)
         observations_taken.add(accepted)
         observations_rejected.add(len(rejected))
@@ -99,17 +100,16 @@ class PredictorServicer(pb_grpc.PredictorServiceServicer):
         planned = design.plan(known, request.cores_max)
         return pb.PlanProfileResponse(cores=planned.cores, steps=STEPS, reason=planned.reason)
 
-    def _estimate(self, messages: Sequence[pb.EstimateQuery]) -> Sequence[Answer]:
+    def _estimate(self, messages: Sequence[pb.EstimateQuery]) -> Sequence[estimates.Estimate]:
         if not self._keeper.restored:
-            return [("predictor", NOT_RESTORED)] * len(messages)
-        refused: dict[int, Answer] = {}
+            return [estimates.Estimate(source=f"predictor: {NOT_RESTORED}")] * len(messages)
+        refused: dict[int, estimates.Estimate] = {}
         queries = []
         for place, message in enumerate(messages):
             try:
                 queries.append(words.query_of(message))
             except ValueError as error:
-                why = f"the query cannot be taken: {error}"
-                refused[place] = "predictor", estimates.Estimate(source=why)
+                refused[place] = estimates.Estimate(source=f"predictor: the query cannot be taken: {error}")
         answers = iter(self._chain.estimate_many(queries))
         return [refused.get(place) or next(answers) for place in range(len(messages))]
 
@@ -152,11 +152,12 @@ async def start(server: Server, store: Store, policies: PolicyServicer, config: 
     """
     if stray := sorted(set(config.options) - set(config.predictors)):
         raise ValueError(f"options are given for {stray[0]!r}, which is not among the predictors in use")
-    chain = Chain([plugins.load(GROUP, name, config.options.get(name, {})) for name in config.predictors])
+    failures = Failures()
+    chain = Chain([plugins.load(GROUP, name, config.options.get(name, {})) for name in config.predictors], failures.add)
     policies.use(GROUP, *config.predictors, options=config.options)
     measured = Measured()
     keeper = Keeper(store, {**chain.predictors, MEASURED: measured}, lambda ready: server.set_serving(SERVICE, ready))
-    servicer = PredictorServicer(chain, measured, keeper)
+    servicer = PredictorServicer(chain, measured, keeper, failures)
     server.add(pb_grpc.add_PredictorServiceServicer_to_server, servicer, SERVICE)
     server.set_serving(SERVICE, False)
     return Predicting(keeper, Trainer(chain.predictors, lambda: keeper.restored), config)

@@ -22,13 +22,14 @@ import numpy as np
 import structlog
 
 from cotenant import telemetry
+from cotenant.core import candidates
 from cotenant.core.choosing import RULES, Rules, beyond_share, choose
 from cotenant.core.lifecycle import Phase
 from cotenant.core.policy import Order, QueuePolicy
 from cotenant.core.refusals import Code, Refusal
 from cotenant.core.table import Capacity, Ints
 from cotenant.core.tenancy import Headroom
-from cotenant.rpc import errors, refusals, translate
+from cotenant.rpc import errors, promises, refusals, translate
 from cotenant.services.queue.endings import Endings
 from cotenant.services.queue.follower import Follower
 from cotenant.services.queue.quotas import asked_by, headroom_of, tenancy_of
@@ -217,11 +218,13 @@ class Scheduler:
             return
         record.expect(response.estimates[0])
 
-    @staticmethod
-    def _query(record: Record) -> predictor_pb2.EstimateQuery:
+    def _query(self, record: Record) -> predictor_pb2.EstimateQuery:
+        useful = record.estimate.cores_useful or None if record.estimate else None
+        worth = candidates.standard(record.spec, self.state.shapes, useful)
         return predictor_pb2.EstimateQuery(
             job_id=record.id,
             spec=record.job.spec,
+            candidates=[promises.candidate_to_wire(one) for one in worth],
             attained_gpu_seconds=record.job.attained_gpu_seconds,
             progress=record.job.progress,
             submitter=record.job.submitter,

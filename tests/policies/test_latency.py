@@ -155,3 +155,19 @@ def test_options_that_make_no_sense_are_all_named() -> None:
     with pytest.raises(BadOption) as caught:
         parse(LatencyModel.Options, wrong)
     assert {violation.field for violation in caught.value.violations} == set(wrong)
+
+
+def test_a_candidate_with_replicas_of_its_own_is_judged_by_its_share_of_the_requests() -> None:
+    latency, held = LatencyModel(), Candidate(cores=4, gpu_milli=1000)
+    for size in (1, 2, 4, 8, 16, 4, 8, 2, 1, 16):
+        latency.observe(
+            Observation("ann", "bert", "", 1000, 1, held, batch_size=size, batch_seconds=0.01 + 0.001 * size)
+        )
+    asked = Query(
+        "ann", "bert", "", 1000, 1, qos=Qos(arrivals_per_second=900.0), candidates=(held, replace(held, workers=3))
+    )
+    one, three = [judged.latency for judged in latency.estimate(asked).candidates]
+    assert one
+    assert three
+    assert (one.replicas, three.replicas) == (1, 3)
+    assert (three.p99_seconds or 0) < (one.p99_seconds or 0)

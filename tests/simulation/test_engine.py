@@ -8,9 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from cotenant import plugins
 from cotenant.core.gangs import Gang
 from cotenant.core.jobs import Request, Role
 from cotenant.core.ledger import Ledger, Offer, Share
+from cotenant.core.options import BadOption
 from cotenant.core.policy import Order
 from cotenant.core.refusals import Code, Refusal
 from cotenant.core.table import Jobs
@@ -340,3 +342,29 @@ def test_an_order_that_never_lasts_cannot_stop_the_clock() -> None:
     result = simulate(trace((0, 0.5, 1), (0, 0.5, 1)), "1x1", queue=Restless())
     assert finishes(result) == {"a": 0.5, "b": 1.0}
     assert 400 <= result.events <= 600
+
+
+def test_several_predictors_are_asked_together_each_with_its_own_options() -> None:
+    told = {"predictor": {"rates_max": "4", "history.samples_max": "8"}}
+    both = simulate("sample", "2x8", queue=Shortest(), predictor="loss-curve,history", options=told)
+    alone = {"predictor": {"samples_max": "8"}}
+    assert finishes(both) == finishes(simulate("sample", "2x8", queue=Shortest(), predictor="history", options=alone))
+
+
+@pytest.mark.parametrize(
+    ("predictor", "option", "complaint"),
+    [
+        ("history,oracle", {}, "predictor.oracle: stands alone"),
+        (
+            "history,latency",
+            {"hist.samples_max": "1"},
+            "predictor.hist.samples_max: is for 'hist'.*did you mean history",
+        ),
+        ("history,latncy", {}, "there is no predictor 'latncy'; did you mean latency"),
+    ],
+)
+def test_a_list_of_predictors_that_makes_no_sense_is_refused(
+    predictor: str, option: dict[str, str], complaint: str
+) -> None:
+    with pytest.raises((plugins.UnknownPolicy, BadOption), match=complaint):
+        simulate("sample", "2x8", predictor=predictor, options={"predictor": option})

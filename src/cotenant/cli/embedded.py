@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, cast
 import structlog
 
 from cotenant.core.choosing import RULES, Rules
+from cotenant.core.options import by_owner
 from cotenant.node_agent.agent import Agent, AgentConfig
 from cotenant.rpc import access
 from cotenant.rpc.channel import Channel, connect
@@ -119,7 +120,7 @@ class EmbeddedMesh:
 
     def _predictor(self) -> predictor.Config:
         names = self.config.predictors
-        return predictor.Config(predictors=names, options={names[0]: self._options("predictor")})
+        return predictor.Config(predictors=names, options=by_owner(names, self._options("predictor")))
 
     def _contention(self) -> contention.Config:
         return contention.Config(policy=self.config.contention, options=self._options("contention"))

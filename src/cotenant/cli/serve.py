@@ -148,11 +148,13 @@ def _placement(told: Told, common: dict[str, Any]) -> Coroutine[Any, Any, None]:
 
 
 def _predictor(told: Told, common: dict[str, Any]) -> Coroutine[Any, Any, None]:
+    from cotenant.core.options import by_owner
     from cotenant.services.predictor.__main__ import serve as run
     from cotenant.services.predictor.server import Config
 
     names = told.settings.predictors
-    return run(**common, config=Config(predictors=names, options={names[0]: told.options.get("predictor", {})}))
+    options = by_owner(names, told.options.get("predictor", {}))
+    return run(**common, config=Config(predictors=names, options=options))
 
 
 def _contention(told: Told, common: dict[str, Any]) -> Coroutine[Any, Any, None]:

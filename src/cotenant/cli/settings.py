@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 import socket
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cotenant.cli.outcome import usage
-from cotenant.core.options import BadOption, did_you_mean, parse, written
+from cotenant.core.options import BadOption, did_you_mean, names_of, parse, written
 
 if TYPE_CHECKING:
     from cotenant.core.choosing import Rules
@@ -45,12 +45,8 @@ class Settings:
 
     @property
     def predictors(self) -> tuple[str, ...]:
-        """The predictors that are asked, one after another; options are those of the first.
-
-        >>> Settings(predictor="loss-curve, history").predictors
-        ('loss-curve', 'history')
-        """
-        return tuple(name.strip() for name in self.predictor.split(","))
+        """The predictors that are asked, in their order."""
+        return names_of(self.predictor)
 
 
 def read_settings(path: Path | None) -> Settings:
@@ -74,8 +70,17 @@ def read_settings(path: Path | None) -> Settings:
     if wrong:
         raise usage(f"{path} cannot be taken", details=wrong)
     if "options" in known:
-        known["options"] = {group: {k: str(v) for k, v in own.items()} for group, own in known["options"].items()}
+        known["options"] = {group: dict(_flat(own)) for group, own in known["options"].items()}
     return Settings(**known)
+
+
+def _flat(own: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Write options as flags would have them; those in a table within the group's are for the one it is named by."""
+    for key, value in own.items():
+        if isinstance(value, dict):
+            yield from ((f"{key}.{name}", text) for name, text in _flat(value))
+        else:
+            yield key, str(value)
 
 
 def rules_of(settings: Settings) -> Rules:

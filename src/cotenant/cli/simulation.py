@@ -40,6 +40,12 @@ def _named(group: str, *own: str) -> Callable[[str], list[str]]:
     return offers
 
 
+def complete_predictors(incomplete: str) -> list[str]:
+    """Offer a shell one more predictor at the end of a list of them; the simulator's own stand alone."""
+    before, comma, last = incomplete.rpartition(",")
+    return [f"{before}{comma}{name}" for name in _named("predictors", *(() if comma else OWN_PREDICTORS))(last)]
+
+
 def complete_arms(incomplete: str) -> list[str]:
     """Offer a shell one more arm at the end of a list of them."""
     before, comma, last = incomplete.rpartition(",")
@@ -96,9 +102,9 @@ def _scenario(
     predictor: Annotated[
         str | None,
         typer.Option(
-            metavar="NAME",
-            help="Known in advance: oracle, noisy-oracle, none, a predictor that learns, or what a snapshot recorded.",
-            autocompletion=_named("predictors", *OWN_PREDICTORS),
+            metavar="NAME[,NAME]",
+            help="Known in advance: oracle, noisy-oracle, none, predictors that learn, or what a snapshot recorded.",
+            autocompletion=complete_predictors,
             show_default="oracle",
         ),
     ] = None,
@@ -112,7 +118,9 @@ def _scenario(
     option: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="GROUP.KEY=VALUE", help="Of queue, placement, allocator, predictor or simulator; repeatable."
+            metavar="GROUP.KEY=VALUE",
+            help="Of queue, placement, allocator, predictor or simulator; of one predictor among several,"
+            " predictor.NAME.KEY=VALUE; repeatable.",
         ),
     ] = None,
     overlay: Annotated[

@@ -19,7 +19,7 @@ class Candidate:
     gpu_milli: int = 0
     nodes: int = 1
     gpu_type: str = ""
-    workers: int = 0  # beside parameter servers; 0 where a job has none, or all its replicas but the servers
+    workers: int = 0  # replicas beside parameter servers, or of a service; 0: as many as the job has
     servers: int = 0  # parameter servers
     server_cores: int = 0  # of each
 
@@ -42,12 +42,16 @@ class Latency:
 
 @dataclass(frozen=True, slots=True)
 class CandidateEstimate:
-    """Rate and remaining time under one candidate, and latency for a service; None where unknown."""
+    """Rate and remaining time under one candidate, and latency for a service; None where unknown.
+
+    `allocation` is what was judged, where that is told beside the judgement.
+    """
 
     rate_per_second: float | None = None
     remaining_seconds: float | None = None
     confidence: float = 0.0
     latency: Latency | None = None
+    allocation: Candidate | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 import math
 import types
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, Field, fields, is_dataclass
 from enum import StrEnum
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -81,6 +81,41 @@ not 'perhaps' (options and their defaults: thresholds=3250,7200, strict=false)
     if faults:
         raise BadOption(faults, allowed)
     return _checked(declared, values, allowed)
+
+
+def names_of(text: str) -> tuple[str, ...]:
+    """Read a list of policies that are asked together.
+
+    >>> names_of("loss-curve, history")
+    ('loss-curve', 'history')
+    """
+    return tuple(name.strip() for name in text.split(","))
+
+
+def by_owner(names: Sequence[str], given: Mapping[str, str]) -> dict[str, dict[str, str]]:
+    """Tell whose each option of a list of policies is: NAME.key belongs to that one, a plain key to the first.
+
+    >>> by_owner(["loss-curve", "history"], {"refit_share": "0", "history.samples_max": "8"})
+    {'loss-curve': {'refit_share': '0'}, 'history': {'samples_max': '8'}}
+
+    Raises:
+        BadOption: naming every option that is for none of them.
+    """
+    owned: dict[str, dict[str, str]] = {}
+    faults: list[Violation] = []
+    for path, text in given.items():
+        name, dot, key = path.rpartition(".")
+        if not dot:
+            owned.setdefault(names[0], {})[key] = text
+        elif name in names:
+            owned.setdefault(name, {})[key] = text
+        else:
+            faults.append(
+                Violation(path, f"is for {name!r}, which is not among those in use{did_you_mean(name, names)}")
+            )
+    if faults:
+        raise BadOption(faults, dict.fromkeys((f"{name}.…" for name in names), "…"))
+    return owned
 
 
 def defaults(declared: type) -> dict[str, str]:

@@ -1,8 +1,10 @@
-"""What a job is to reach, and what is expected of its latency, between the wire and the core's words."""
+"""What a job is to reach, and what is judged and expected of it, between the wire and the core's words."""
 
 from __future__ import annotations
 
-from cotenant.core.estimates import Latency
+from dataclasses import replace
+
+from cotenant.core.estimates import Candidate, Latency
 from cotenant.core.loss_goal import LossGoal
 from cotenant.v1 import job_pb2
 from cotenant.v1 import predictor_service_pb2 as pb
@@ -13,6 +15,7 @@ FIGURES = (
     ("p99_seconds", "p99_seconds"),
     ("promised_seconds", "promised_seconds"),
 )
+ALLOCATION = ("cores", "gpu_milli", "nodes", "gpu_type", "workers", "servers", "server_cores")
 
 
 def goal_from_wire(message: job_pb2.LossGoal) -> LossGoal:
@@ -42,3 +45,14 @@ def write_latency(latency: Latency, message: pb.LatencyEstimate) -> None:
     message.confidence = latency.confidence
     for theirs, ours in FIGURES:
         setattr(message, theirs, getattr(latency, ours) or 0.0)
+
+
+def candidate_to_wire(allocation: Candidate) -> pb.CandidateAllocation:
+    """Write an allocation that is to be judged, or was."""
+    return pb.CandidateAllocation(**{name: getattr(allocation, name) for name in ALLOCATION})
+
+
+def candidate_from_wire(message: pb.CandidateAllocation) -> Candidate:
+    """Read an allocation that was judged; one that names no nodes is on one."""
+    allocation = Candidate(**{name: getattr(message, name) for name in ALLOCATION})
+    return allocation if allocation.nodes else replace(allocation, nodes=1)

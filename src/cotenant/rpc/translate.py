@@ -358,6 +358,7 @@ def estimate_from_wire(message: predictor_service_pb2.Estimate) -> Estimate:
                 _seconds_or_none(one, "remaining"),
                 one.confidence,
                 promises.latency_from_wire(one.latency) if one.HasField("latency") else None,
+                promises.candidate_from_wire(one.allocation) if one.HasField("allocation") else None,
             )
             for one in message.candidates
         ),
@@ -387,6 +388,8 @@ def estimate_to_wire(job_id: str, estimate: Estimate) -> predictor_service_pb2.E
         )
         if one.latency:
             promises.write_latency(one.latency, written.latency)
+        if one.allocation:
+            written.allocation.CopyFrom(promises.candidate_to_wire(one.allocation))
     return message
 
 

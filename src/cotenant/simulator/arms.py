@@ -1,22 +1,25 @@
 """What the simulator lets the policies know in advance: the arms of an experiment about prediction.
 
 `oracle` tells the true rest of each job, `noisy-oracle` that of some jobs with an error, `none` tells nothing, and any
-installed predictor learns from the jobs that finished and is asked at each submission. What is told is a job's whole
-run time; what the job has attained comes off it.
+installed predictors learn from the jobs that finished and are asked at each submission, together as in the service.
+What is told is a job's whole run time; what the job has attained comes off it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
 
+from cotenant.core.chain import Chain
 from cotenant.core.estimates import UNKNOWN, Candidate, Estimate, Observation, Query, Submission
 from cotenant.core.policy import Predictor, Trains
 from cotenant.core.table import Floats, Jobs
 from cotenant.core.validate import Violation
 from cotenant.simulator.physics.rounding import steady
+from cotenant.simulator.policies import PolicyFailed
 from cotenant.simulator.snapshots import Present
 from cotenant.simulator.traces import TraceJob
 
@@ -187,17 +190,21 @@ class Recorded(Told):
 
 
 class Learner(Told):
-    """Asks a predictor, and shows it every job that finishes."""
+    """Asks predictors as the service does, and shows them every job that finishes."""
 
-    def __init__(self, predictor: Predictor, count: int) -> None:
+    def __init__(self, predictors: Sequence[Predictor], count: int) -> None:
         super().__init__(count)
-        self._predictor = predictor
+        self._chain = Chain(predictors, _failed)
 
     def submitted(self, sequence: int, job: TraceJob) -> Estimate:
-        """Ask the predictor once."""
+        """Ask the predictors once.
+
+        Raises:
+            PolicyFailed: one of them raised an error, or answered nonsense.
+        """
         spec = job.spec()
         told = _submission(job)
-        estimate = self._predictor.estimate(
+        estimate = self._chain.estimate(
             Query(job.tenant, job.model, spec.name, spec.gpu_milli, spec.replicas, submission=told)
         )
         known = estimate.predictable and estimate.remaining_seconds is not None
@@ -208,9 +215,9 @@ class Learner(Told):
         """A prediction stays what it was."""
 
     def finished(self, job: TraceJob, run_seconds: float, now: float, *, passed: bool = True) -> None:
-        """Show the predictor how long the job ran; where that makes it time to learn, learn at once."""
+        """Show the predictors how long the job ran; where that makes it time to learn, learn at once."""
         spec = job.spec()
-        self._predictor.observe(
+        self._chain.observe(
             Observation(
                 job.tenant,
                 job.model,
@@ -224,8 +231,13 @@ class Learner(Told):
                 seen_seconds=now,
             )
         )
-        if isinstance(self._predictor, Trains) and (lesson := self._predictor.lesson()):
-            self._predictor.adopt(lesson.train())
+        for predictor in self._chain.predictors.values():
+            if isinstance(predictor, Trains) and (lesson := predictor.lesson()):
+                predictor.adopt(lesson.train())
+
+
+def _failed(predictor: Predictor, error: str) -> None:
+    raise PolicyFailed("predictor", predictor, "a job", error)
 
 
 def _submission(job: TraceJob) -> Submission:

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Any
 
 from cotenant import plugins
-from cotenant.core.options import BadOption, did_you_mean, nearest, parse
+from cotenant.core.options import BadOption, by_owner, did_you_mean, names_of, nearest, parse
 from cotenant.core.policy import ContentionPolicy, CpuAllocator, PlacementPolicy, QueuePolicy
 from cotenant.core.tenancy import Tenancy, Tenant
 from cotenant.core.validate import Violation
@@ -170,9 +170,14 @@ def _arm(name: str, options: Mapping[str, str], trace: Trace, seed: int) -> Arm:
         if name == Recorded.name:
             return Recorded(_present(trace), jobs)
         return Oracle(jobs) if name == Oracle.name else Nothing()
+    names = names_of(name)
+    if len(names) > 1 and (own := [one for one in names if one in ARMS]):
+        raise BadOption([Violation(own[0], "stands alone; a list is of predictors that learn")], {})
+    owned = by_owner(names, options)
     try:
-        return Learner(plugins.load(GROUPS["predictor"], name, options), jobs)
+        return Learner([plugins.load(GROUPS["predictor"], one, owned.get(one, {})) for one in names], jobs)
     except plugins.UnknownPolicy as error:
+        name = error.name
         near = nearest(name, ARMS)
         hint = f"; did you mean {' or '.join(near)}?" if near else f"; or {', '.join(ARMS)}"
         raise plugins.UnknownPolicy(error.group, name, f"{error}{hint}", (*near, *error.near)) from error

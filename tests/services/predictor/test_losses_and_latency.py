@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from google.protobuf.duration_pb2 import Duration
 from tests.services.predictor.conftest import query, run, serving, spec, window
 
+from cotenant.core.chain import Chain
 from cotenant.core.estimates import Candidate, CandidateEstimate, Estimate, Latency, Observation, Query
 from cotenant.core.jobs import Qos
+from cotenant.core.sound import unsound
 from cotenant.services.predictor import words
-from cotenant.services.predictor.chain import Chain
 from cotenant.services.predictor.server import Config
 from cotenant.store.memory import MemoryStore
 from cotenant.v1 import job_pb2
@@ -162,14 +164,12 @@ def test_latency_is_added_to_what_another_predictor_says() -> None:
     waits = Says("waits", Estimate(candidates=(CandidateEstimate(latency=latency),), source="waits"))
     service = Query("ann", "bert", "", 1000, 1, candidates=(Candidate(4),), qos=Qos(arrivals_per_second=9.0))
     for predictors in ([runs, waits], [waits, runs]):
-        name, estimate = Chain(predictors).estimate(service)
-        assert (name, estimate.remaining_seconds) == ("runs", 60.0)
+        estimate = Chain(predictors).estimate(service)
+        assert (estimate.source, estimate.remaining_seconds) == ("runs: runs; latency by waits", 60.0)
         assert estimate.candidates == (CandidateEstimate(2.0, latency=latency),)
-    assert Chain([waits]).estimate(service) == ("waits", waits.estimate(service))
+    assert Chain([waits]).estimate(service) == replace(waits.estimate(service), source="waits: waits")
 
 
 @pytest.mark.parametrize("wrong", [Latency(1, math.nan), Latency(1, p99_seconds=-1.0), Latency(1, confidence=2.0)])
 def test_a_latency_that_cannot_be_is_not_passed_on(wrong: Latency) -> None:
-    assert words.unsound(Estimate(candidates=(CandidateEstimate(latency=wrong),)), 1).startswith(
-        "a candidate's latency"
-    )
+    assert unsound(Estimate(candidates=(CandidateEstimate(latency=wrong),)), 1).startswith("a candidate's latency")
