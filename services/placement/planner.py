@@ -16,8 +16,8 @@ from cotenant.core.jobs import WHOLE_GPU_MILLI
 from cotenant.core.lifecycle import AttemptState
 from cotenant.core.policy import CpuAllocator, PlacementPolicy
 from cotenant.core.refusals import Code, Refusal, plural
+from cotenant.rpc import estimates, translate
 from cotenant.rpc import refusals as refusals_on_the_wire
-from cotenant.rpc import translate
 from cotenant.services.placement.cluster import Cluster
 from cotenant.services.placement.records import SCHEMA_VERSION, Live
 from cotenant.v1 import placement_service_pb2 as placement_pb2
@@ -47,7 +47,7 @@ def plan(
         cycle.gang_of(
             candidate.job_id,
             translate.spec_from_wire(candidate.spec),
-            translate.estimate_from_wire(candidate.estimate),
+            estimates.estimate_from_wire(candidate.estimate),
             allocator,
             shapes,
         )

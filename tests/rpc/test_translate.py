@@ -14,11 +14,12 @@ from hypothesis import strategies as st
 
 from cotenant.core import validate
 from cotenant.core.allocations import GpuShare, NodeAllocation, TaskAllocation
-from cotenant.core.estimates import CandidateEstimate, Estimate, Latency
+from cotenant.core.estimates import Candidate, CandidateEstimate, Estimate, Latency
 from cotenant.core.jobs import JobKind, JobSpec, Locality, Qos, Request, Role
 from cotenant.core.loss_goal import LossGoal
 from cotenant.core.nodes import Core, Gpu, Inventory, NodeShape
 from cotenant.core.refusals import Code, Refusal
+from cotenant.rpc import estimates as estimates_on_the_wire
 from cotenant.rpc import refusals as refusals_on_the_wire
 from cotenant.rpc import translate
 from cotenant.rpc.errors import Problem, to_status
@@ -92,6 +93,7 @@ known = st.none() | figures.filter(bool)
 latencies = st.builds(
     Latency, counts, known, known, known, known, st.none() | st.integers(1, 2**31 - 1), st.floats(0, 1)
 )
+judged = st.none() | st.builds(Candidate, counts, counts, st.integers(1, 99), texts, counts, counts, counts)
 estimates = st.builds(
     Estimate,
     predictable=st.booleans(),
@@ -101,7 +103,8 @@ estimates = st.builds(
     remaining_p90_seconds=st.none() | intervals,
     cores_useful=st.none() | st.integers(1, 4096),
     candidates=st.lists(
-        st.builds(CandidateEstimate, known, st.none() | intervals, st.floats(0, 1), st.none() | latencies), max_size=3
+        st.builds(CandidateEstimate, known, st.none() | intervals, st.floats(0, 1), st.none() | latencies, judged),
+        max_size=3,
     ).map(tuple),
     source=texts,
 )
@@ -142,9 +145,9 @@ def test_a_shape_comes_back_as_it_went(shape: NodeShape) -> None:
 
 @given(estimates)
 def test_an_estimate_comes_back_as_it_went(estimate: Estimate) -> None:
-    message = over_the_wire(translate.estimate_to_wire("a", estimate))
+    message = over_the_wire(estimates_on_the_wire.estimate_to_wire("a", estimate))
     assert message.job_id == "a"
-    assert translate.estimate_from_wire(message) == estimate
+    assert estimates_on_the_wire.estimate_from_wire(message) == estimate
 
 
 @given(refusals)
@@ -190,8 +193,8 @@ TRANSLATED: dict[Any, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
     resources_pb2.NodeAllocation: (translate.allocation_from_wire, translate.allocation_to_wire),
     placement_service_pb2.NodeShape: (translate.shape_from_wire, translate.shape_to_wire),
     predictor_service_pb2.Estimate: (
-        translate.estimate_from_wire,
-        lambda estimate: translate.estimate_to_wire("text", estimate),
+        estimates_on_the_wire.estimate_from_wire,
+        lambda estimate: estimates_on_the_wire.estimate_to_wire("text", estimate),
     ),
 }
 

@@ -15,7 +15,6 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from cotenant.core import validate
 from cotenant.core.allocations import GpuShare, NodeAllocation, TaskAllocation
-from cotenant.core.estimates import CandidateEstimate, Estimate
 from cotenant.core.jobs import (
     GRACE_SECONDS_DEFAULT,
     QUEUE_DEFAULT,
@@ -31,7 +30,7 @@ from cotenant.core.lifecycle import AttemptState, Phase, StopReason
 from cotenant.core.loss_goal import NO_GOAL
 from cotenant.core.nodes import Core, Gpu, Inventory, NodeShape
 from cotenant.rpc import errors, promises
-from cotenant.v1 import job_pb2, placement_service_pb2, predictor_service_pb2, resources_pb2
+from cotenant.v1 import job_pb2, placement_service_pb2, resources_pb2
 
 NANOS = 1_000_000_000
 TIMESTAMP_SECONDS_MAX = 253_402_300_799  # the end of the year 9999, where google.protobuf.Timestamp ends
@@ -341,61 +340,3 @@ def shape_from_wire(message: placement_service_pb2.NodeShape) -> NodeShape:
         shareable=message.shareable,
         count=message.count,
     )
-
-
-def estimate_from_wire(message: predictor_service_pb2.Estimate) -> Estimate:
-    """Read what is known of a job."""
-    return Estimate(
-        predictable=message.predictable,
-        confidence=message.confidence,
-        remaining_seconds=_seconds_or_none(message, "remaining"),
-        remaining_p10_seconds=_seconds_or_none(message, "remaining_p10"),
-        remaining_p90_seconds=_seconds_or_none(message, "remaining_p90"),
-        cores_useful=message.cores_useful or None,
-        candidates=tuple(
-            CandidateEstimate(
-                one.rate_per_second or None,
-                _seconds_or_none(one, "remaining"),
-                one.confidence,
-                promises.latency_from_wire(one.latency) if one.HasField("latency") else None,
-                promises.candidate_from_wire(one.allocation) if one.HasField("allocation") else None,
-            )
-            for one in message.candidates
-        ),
-        source=message.source,
-        cores_useful_confidence=message.cores_useful_confidence,
-    )
-
-
-def estimate_to_wire(job_id: str, estimate: Estimate) -> predictor_service_pb2.Estimate:
-    """Write down what is known of a job."""
-    message = predictor_service_pb2.Estimate(
-        job_id=job_id,
-        predictable=estimate.predictable,
-        confidence=estimate.confidence,
-        cores_useful=estimate.cores_useful or 0,
-        cores_useful_confidence=estimate.cores_useful_confidence,
-        source=estimate.source,
-        remaining=_duration_or_none(estimate.remaining_seconds),
-        remaining_p10=_duration_or_none(estimate.remaining_p10_seconds),
-        remaining_p90=_duration_or_none(estimate.remaining_p90_seconds),
-    )
-    for one in estimate.candidates:
-        written = message.candidates.add(
-            rate_per_second=one.rate_per_second or 0.0,
-            remaining=_duration_or_none(one.remaining_seconds),
-            confidence=one.confidence,
-        )
-        if one.latency:
-            promises.write_latency(one.latency, written.latency)
-        if one.allocation:
-            written.allocation.CopyFrom(promises.candidate_to_wire(one.allocation))
-    return message
-
-
-def _seconds_or_none(message: Any, field: str) -> float | None:
-    return seconds(getattr(message, field)) if message.HasField(field) else None
-
-
-def _duration_or_none(value: float | None) -> Duration | None:
-    return None if value is None else duration(value)
