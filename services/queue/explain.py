@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from types import MappingProxyType
 
@@ -11,6 +12,7 @@ from cotenant.rpc import translate
 from cotenant.services.queue.records import Record
 from cotenant.services.queue.state import State
 from cotenant.v1 import job_service_pb2 as pb
+from cotenant.v1 import predictor_service_pb2 as predictor_pb2
 
 _WAITS: Mapping[Wait, str] = MappingProxyType(
     {
@@ -27,6 +29,7 @@ def explain(state: State, record: Record, policy: str) -> pb.ExplainJobResponse:
     waiting = [job_id for job_id in state.ranked if job_id in state.records and _waits(state.records[job_id])]
     message = state.message(record)
     level, score = state.level(record.id)
+    estimate = estimate_now(record, time.time())
     position = waiting.index(record.id) + 1 if record.id in waiting else 0
     return pb.ExplainJobResponse(
         job=message,
@@ -38,6 +41,30 @@ def explain(state: State, record: Record, policy: str) -> pb.ExplainJobResponse:
         level=level,
         score=score,
         sizing=record.sizing,
+        estimate=estimate,
+    )
+
+
+def estimate_now(record: Record, now: float) -> predictor_pb2.Estimate | None:
+    """What the predictor said, less what the job has run since."""
+    if record.estimate is None:
+        return None
+    estimate = predictor_pb2.Estimate()
+    estimate.CopyFrom(record.estimate)
+    ran = _ran_seconds(record, now) - record.ran_before_estimate_seconds
+    for name in ("remaining", "remaining_p10", "remaining_p90"):
+        if estimate.HasField(name):
+            left = max(0.0, translate.seconds(getattr(estimate, name)) - ran)
+            getattr(estimate, name).FromNanoseconds(int(left * 1e9))
+    return estimate
+
+
+def _ran_seconds(record: Record, now: float) -> float:
+    """How long a job has run, over all attempts, the running one included."""
+    attempt = record.job.attempt
+    runs = attempt.HasField("start_time") and not attempt.HasField("end_time")
+    return translate.seconds(record.job.run_time) + (
+        max(0.0, now - translate.seconds(attempt.start_time)) if runs else 0
     )
 
 

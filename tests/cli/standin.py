@@ -26,6 +26,7 @@ from cotenant.v1 import node_service_pb2 as nodes_pb
 from cotenant.v1 import node_service_pb2_grpc as nodes_grpc
 from cotenant.v1 import policy_service_pb2 as policies_pb
 from cotenant.v1 import policy_service_pb2_grpc as policies_grpc
+from cotenant.v1 import predictor_service_pb2 as predictor_pb
 from cotenant.v1.resources_pb2 import Core, Gpu, GpuShare, Inventory, NodeAllocation, TaskAllocation
 
 T = TypeVar("T")
@@ -40,6 +41,7 @@ class Jobs(jobs_grpc.JobServiceServicer):
     def __init__(self) -> None:
         self.jobs: dict[str, job_pb2.Job] = {}
         self.logs: dict[tuple[str, int], list[tuple[int, bytes]]] = {}
+        self.estimates: dict[str, predictor_pb.Estimate] = {}
         self.asked: list[Any] = []
         self.autopilot = False
         self.after_piece: Callable[[], Awaitable[None]] | None = None  # what happens once a reader has a piece
@@ -156,6 +158,7 @@ class Jobs(jobs_grpc.JobServiceServicer):
             level=1,
             score=3250.5,
             sizing="6 cores per replica, by proportional",
+            estimate=self.estimates.get(job.id),
         )
 
     async def SimulateJob(self, request: pb.SimulateJobRequest, context: Any) -> pb.SimulateJobResponse:

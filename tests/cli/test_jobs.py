@@ -5,6 +5,7 @@ import subprocess
 from dataclasses import replace
 
 import pytest
+from google.protobuf.duration_pb2 import Duration
 from tests.cli.conftest import COTENANT, Shell
 from tests.cli.standin import CREATED, Standin, node
 
@@ -14,6 +15,7 @@ from cotenant.core.jobs import JobKind, JobSpec, Role
 from cotenant.core.lifecycle import Phase
 from cotenant.v1.job_pb2 import ATTEMPT_STATE_LOST, Attempt, Job, Progress
 from cotenant.v1.job_pb2 import JobSpec as WireSpec
+from cotenant.v1.predictor_service_pb2 import CandidateEstimate, Estimate, LatencyEstimate
 
 
 @pytest.fixture
@@ -207,14 +209,14 @@ KEYS = {
     "job": (
         "id name kind phase phase_reason tenant queue priority priority_class submitter labels replicas gpus cores "
         "memory_bytes nodes create_time start_time end_time wait_seconds run_seconds deadline reason attempt "
-        "past_attempts progress failures retries preemptions attained_gpu_seconds attained_core_seconds"
+        "past_attempts progress failures retries preemptions attained_gpu_seconds attained_core_seconds estimate"
     ),
     "reason": "code detail remedy numbers wait locality since",
     "attempt": "number state assign_time start_time end_time message exit allocations",
     "exit": "code signal out_of_memory rank node",
     "allocation": "node tasks",
     "task": "role rank cores gpus memory_bytes reclaimable",
-    "explained": "job summary position waiting queue_policy level score sizing wait events",
+    "explained": "job summary position waiting queue_policy level score sizing estimate wait events",
     "node": (
         "id state state_reason state_owner gpus gpus_used gpu_models gpus_declared gpus_unhealthy cores cores_used "
         "memory_bytes memory_used_bytes rack address attempts not_enforced agent_version create_time seen_seconds"
@@ -246,3 +248,33 @@ def test_progress_is_told_with_what_is_left(shell: Shell, standin: Standin, jobs
     out = shell("show", jobs[1]).out
     assert "step 30 of 100, 2.5 a second, loss 0.25" in out
     assert "lost; its node was away" in out
+
+
+def test_show_and_explain_tell_what_the_predictor_says(shell: Shell, standin: Standin, jobs: list[str]) -> None:
+    tails = LatencyEstimate(replicas=2, mean_max_seconds=0.02, p95_seconds=0.04, p99_seconds=0.05, replicas_needed=3)
+    standin.jobs.estimates[jobs[0]] = Estimate(
+        predictable=True,
+        confidence=0.8,
+        remaining=Duration(seconds=90),
+        remaining_p10=Duration(seconds=60),
+        remaining_p90=Duration(seconds=150),
+        cores_useful=6,
+        cores_useful_confidence=0.9,
+        candidates=[CandidateEstimate(latency=tails)],
+        source="history: 5 runs like it",
+    )
+    standin.jobs.estimates[jobs[1]] = Estimate(source="history: no job like this one has succeeded yet")
+    for command in ("show", "explain"):
+        out = shell(command, jobs[0]).out
+        assert "1m30s (1m00s to 2m30s), confidence 80 %" in out
+        assert "6 per replica (θ), confidence 90 %" in out
+        assert "95th percentile 40 ms, 99th 50 ms, for 2 replicas" in out
+        assert "3 keep the promise" in out
+        assert "history: 5 runs like it" in out
+        told = shell(command, "--json", jobs[0]).json["estimate"]
+        assert (told["remaining_p90_seconds"], told["candidates"][0]["latency"]["p99_seconds"]) == (150, 0.05)
+        out = shell(command, jobs[1]).out
+        assert "unpredictable" in out
+        assert "no job like this one has succeeded yet" in out
+        assert shell(command, "--json", jobs[1]).json["estimate"]["remaining_seconds"] is None
+    assert shell("show", "--json", jobs[2]).json["estimate"] is None

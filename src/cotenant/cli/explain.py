@@ -9,11 +9,13 @@ from typing import Any
 import typer
 
 from cotenant.cli import options, units, views
+from cotenant.cli.estimates import estimate_card, estimate_view
 from cotenant.cli.flags import Flags
 from cotenant.cli.mesh import Mesh, reach
-from cotenant.cli.names import find_job
+from cotenant.cli.names import find_job, phase_of
 from cotenant.cli.outcome import harmless
 from cotenant.cli.render import Column, plain_lines, print_card
+from cotenant.core.lifecycle import ENDED
 from cotenant.rpc.translate import seconds
 from cotenant.v1.job_service_pb2 import ExplainJobRequest, ExplainJobResponse
 
@@ -61,6 +63,7 @@ def explained_view(told: ExplainJobResponse, now: float) -> views.View:
         "level": told.level,
         "score": told.score,
         "sizing": told.sizing,
+        "estimate": estimate_view(told.estimate) if told.HasField("estimate") else None,
         "wait": views.wait_of(told.job),
         "events": [
             {"time": views.time_of(event, "time"), "what": event.what, "detail": event.detail} for event in told.events
@@ -82,6 +85,8 @@ def _card(told: ExplainJobResponse) -> Iterator[tuple[str, str]]:
         policy = f", level {told.level}, score {told.score:.10g} by {told.queue_policy}" if told.queue_policy else ""
         yield "position", f"{told.position} of {told.waiting} that wait{policy}"
     yield "cores", told.sizing
+    if told.HasField("estimate") and phase_of(told.job) not in ENDED:
+        yield from estimate_card(estimate_view(told.estimate))
 
 
 def _ago(seconds: float) -> str:

@@ -127,6 +127,19 @@ def read_drafts(files: Iterable[str], job: Fields, now: float) -> list[Draft]:
     return drafts
 
 
+def read_questions(files: Iterable[str], job: Fields, now: float) -> list[Draft]:
+    """Read jobs that are only asked about: such a question needs no program, but a spec does.
+
+    Raises:
+        BadJobs: naming every mistake in every file.
+    """
+    paths = list(files)
+    if not paths and not any(key.text == "command" for key, _ in job.entries):
+        nothing = Items(job.place, (Text(job.place, "true"),))
+        job = Fields(job.place, (*job.entries, (Text(job.place, "command"), nothing)))
+    return read_drafts(paths, job, now)
+
+
 def _parameters() -> Iterable[inspect.Parameter]:
     def parameter(option: JobOption, kind: Any, default: Any) -> inspect.Parameter:
         declared = typer.Option(option.flag, metavar=option.metavar or None, help=option.help, show_default=False)

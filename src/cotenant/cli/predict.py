@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -11,16 +12,22 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cotenant.cli import options, views
+from cotenant.cli.flags import Flags
+from cotenant.cli.joboptions import TailCommand, read_questions, takes_job
+from cotenant.cli.located import Fields
+from cotenant.cli.mesh import reach
 from cotenant.cli.outcome import harmless, note, usage
 from cotenant.cli.render import WIDTH_MAX, print_card, print_table
-from cotenant.cli.units import parse_seconds
+from cotenant.cli.units import parse_integer, parse_seconds
 from cotenant.core.refusals import plural
+from cotenant.core.validate import CORES_MAX
 
 if TYPE_CHECKING:  # numpy is slow to import, and `--help` needs none of it
     from cotenant.cli.predicting.fitting import Asked, Fitted
     from cotenant.cli.predicting.measurements import Measurements, Row
 
 KIND_NAMES = ("cores", "scaling", "parameter-server", "loss", "latency")
+NODES_MAX = 100_000
 Fit = Callable[["Sequence[Row]", str, "Asked"], "Fitted"]
 
 
@@ -29,6 +36,7 @@ def register(app: typer.Typer) -> None:
     group = typer.Typer()
     group.callback()(predict)
     group.command("fit")(fit)
+    group.command("job", cls=TailCommand)(takes_job(job))
     app.add_typer(group, name="predict")
 
 
@@ -38,6 +46,7 @@ def predict() -> None:
     \b
     Examples:
       cotenant predict fit rates.csv --cores-max 32
+      cotenant predict job --model resnet50 --gpus 1 --steps 90000 --cores 2,4,8
     """
 
 
@@ -113,6 +122,68 @@ def fit(
         note(f"drawn to {plot}")
 
 
+def job(
+    context: typer.Context,
+    job: Fields,
+    files: Annotated[
+        list[str] | None, typer.Argument(metavar="FILE", help="Job files; - is stdin.", show_default=False)
+    ] = None,
+    cores: Annotated[
+        str, typer.Option(metavar="N,…", help="Also under so many cores per replica, as in 1,2,4,8.")
+    ] = "",
+    nodes: Annotated[str, typer.Option(metavar="N,…", help="Also spread over so many nodes, as in 1,2.")] = "",
+    as_json: options.AsJson = False,
+) -> None:
+    """Estimate jobs that were not submitted: rate, remaining time, useful cores, latency; how sure, and who says so.
+
+    Where nothing is known of a job it says so, and what would help.
+
+    \b
+    Examples:
+      cotenant predict job job.yaml
+      cotenant predict job --model resnet50 --gpus 1 --steps 90000 --cores 2,4,8 -- python3 train.py
+    """
+    from cotenant.cli.estimates import estimate_card
+    from cotenant.cli.predicting import asking
+
+    counts, spans = _counts("--cores", cores, CORES_MAX), _counts("--nodes", nodes, NODES_MAX)
+    if (len(counts) or 1) * (len(spans) or 1) > asking.CANDIDATES_MAX:
+        raise usage(f"--cores and --nodes together are more than {asking.CANDIDATES_MAX} candidates")
+    drafts = read_questions(files or [], job, time.time())
+    specs = [draft.spec for draft in drafts]
+    answers = reach(Flags.of(context), lambda mesh: asking.ask(mesh, specs, counts, spans))
+    if as_json:
+        views.print_json(answers)
+        return
+    for index, view in enumerate(answers):
+        if index:
+            print()
+        print_card(
+            [("name", view["name"]), ("model", view["model"] or ""), *estimate_card(view), *asking.further_card(view)]
+        )
+        columns, rows = asking.candidate_table(view)
+        if rows:
+            print()
+            print_table(columns, rows)
+
+
+def _counts(option: str, text: str, most: int) -> list[int]:
+    """Read whole numbers from 1 on.
+
+    Raises:
+        CommandError: something else stands there.
+    """
+    counts = []
+    for part in text.split(",") if text else ():
+        try:
+            counts.append(parse_integer(part))
+        except ValueError as error:
+            raise usage(f"{option}: {error}") from None
+        if not 1 <= counts[-1] <= most:
+            raise usage(f"{option}: must be from 1 to {most}, not {counts[-1]}")
+    return list(dict.fromkeys(counts))
+
+
 def _fits() -> Mapping[str, Fit]:
     from cotenant.cli.predicting import curves, placements
 
@@ -143,7 +214,6 @@ def _asked(
     from cotenant.cli.predicting.fitting import Asked
     from cotenant.core.jobs import Qos
     from cotenant.core.loss_goal import LossGoal
-    from cotenant.core.validate import CORES_MAX
 
     wrong, fall, steps, seconds = [], 0.0, 0, 0.0
     if goal_fall:

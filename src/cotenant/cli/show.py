@@ -10,16 +10,19 @@ from typing import Annotated
 import typer
 
 from cotenant.cli import options, units, views
+from cotenant.cli.estimates import estimate_card, estimate_view
 from cotenant.cli.flags import Flags
 from cotenant.cli.follow import exit_words
 from cotenant.cli.jobwriter import write_jobs
-from cotenant.cli.mesh import reach
-from cotenant.cli.names import find_job
+from cotenant.cli.mesh import Mesh, reach
+from cotenant.cli.names import find_job, phase_of
 from cotenant.cli.render import print_card
+from cotenant.core.lifecycle import ENDED
 from cotenant.core.priorities import in_words
 from cotenant.core.refusals import gpus, plural
 from cotenant.rpc.translate import spec_from_wire
 from cotenant.v1.job_pb2 import Job, LossGoal, Qos
+from cotenant.v1.job_service_pb2 import ExplainJobRequest, ExplainJobResponse
 
 CORES_SHOWN_MAX = 12
 Pairs = Iterator[tuple[str, str]]
@@ -45,13 +48,22 @@ def show(
       cotenant show ID
       cotenant show --file ID > again.yaml
     """
-    job = reach(Flags.of(context), lambda mesh: find_job(mesh, job_id))
+    job, estimate = reach(Flags.of(context), lambda mesh: _asked(mesh, job_id))
     if as_file:
         print(write_jobs([spec_from_wire(job.spec)]), end="")
     elif as_json:
-        views.print_json(views.job_view(job, time.time()))
+        views.print_json({**views.job_view(job, time.time()), "estimate": estimate})
     else:
-        print_card(_card(job, time.time()))
+        print_card([*_card(job, time.time()), *(estimate_card(estimate) if estimate else ())])
+
+
+async def _asked(mesh: Mesh, job_id: str) -> tuple[Job, views.View | None]:
+    """Read a job, and what the predictor says of it while it has not ended."""
+    job = await find_job(mesh, job_id)
+    if phase_of(job) in ENDED:
+        return job, None
+    told: ExplainJobResponse = await mesh.jobs.ExplainJob(ExplainJobRequest(id=job.id))
+    return job, estimate_view(told.estimate) if told.HasField("estimate") else None
 
 
 def _card(job: Job, now: float) -> Pairs:

@@ -12,8 +12,8 @@ import typer
 from cotenant.cli import options, views
 from cotenant.cli.flags import Flags
 from cotenant.cli.jobfile import Draft
-from cotenant.cli.joboptions import TailCommand, read_drafts, takes_job
-from cotenant.cli.located import Fields, Items, Text
+from cotenant.cli.joboptions import TailCommand, read_questions, takes_job
+from cotenant.cli.located import Fields
 from cotenant.cli.mesh import Mesh, reach
 from cotenant.cli.render import print_card
 from cotenant.cli.show import held
@@ -43,9 +43,7 @@ def whatif(
       cotenant whatif job.yaml
       cotenant whatif --gpus 8 --locality server -- python3 train.py
     """
-    if not files and not any(key.text == "command" for key, _ in job.entries):
-        job = _with_command(job)
-    drafts = read_drafts(files or [], job, time.time())
+    drafts = read_questions(files or [], job, time.time())
     answers = reach(Flags.of(context), lambda mesh: _simulated(mesh, drafts))
     if as_json:
         views.print_json([_view(draft, answer) for draft, answer in zip(drafts, answers, strict=True)])
@@ -54,12 +52,6 @@ def whatif(
         if index:
             print()
         print_card(_card(_view(draft, answer)))
-
-
-def _with_command(job: Fields) -> Fields:
-    """A question about room needs no program, but a spec does."""
-    nothing = Items(job.place, (Text(job.place, "true"),))
-    return Fields(job.place, (*job.entries, (Text(job.place, "command"), nothing)))
 
 
 async def _simulated(mesh: Mesh, drafts: list[Draft]) -> list[SimulateJobResponse]:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc
 import pytest
+from google.protobuf.duration_pb2 import Duration
 from tests.services.mesh import Mesh, eventually, reason, running, spec, until
 
+from cotenant.rpc.translate import seconds
 from cotenant.services.queue.server import QueueConfig
 from cotenant.v1 import job_pb2
 from cotenant.v1 import job_service_pb2 as pb
@@ -141,6 +144,18 @@ async def left(mesh: Mesh, prefix: str, count: int) -> bool:
 async def explained(mesh: Mesh, job_id: str) -> pb.ExplainJobResponse:
     response: pb.ExplainJobResponse = await mesh.jobs.ExplainJob(pb.ExplainJobRequest(id=job_id))
     return response
+
+
+async def test_the_estimate_is_told_and_what_remains_shrinks(mesh: Mesh) -> None:
+    waiting = await mesh.submit(gpus=2, expected_duration=Duration(seconds=600))
+    await mesh.refused(waiting, "NO_NODES")
+    told = (await explained(mesh, waiting)).estimate
+    assert (told.predictable, told.remaining.seconds) == (True, 600)
+    assert told.source == "history: its user expects 600 s in all"
+    await mesh.agent("n1", gpus=2, cores=6)
+    job = await mesh.reach(waiting, "RUNNING")
+    left = (await explained(mesh, waiting)).estimate.remaining.ToTimedelta().total_seconds()
+    assert 600 - (time.time() - seconds(job.attempt.start_time)) <= left < 600
 
 
 async def test_each_phase_is_explained(mesh: Mesh) -> None:

@@ -8,8 +8,9 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from cotenant.cli import units
+from cotenant.cli.estimates import percent
 from cotenant.cli.predicting.chart import Chart
-from cotenant.cli.predicting.fitting import P10, Asked, Fitted, around, figure, percent, span
+from cotenant.cli.predicting.fitting import P10, Asked, Fitted, around, figure, span
 from cotenant.cli.predicting.measurements import Row
 from cotenant.cli.render import Column
 from cotenant.cli.views import View

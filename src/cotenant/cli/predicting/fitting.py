@@ -37,15 +37,6 @@ class Fitted:
     chart: Chart | None = None
 
 
-def percent(share: float) -> str:
-    """Write a share for a table.
-
-    >>> percent(0.5), percent(0.999), percent(1.0), percent(0.0)
-    ('50 %', '99.9 %', '100 %', '0 %')
-    """
-    return f"{100 * share:.1f} %" if 0.99 < share < 1 else f"{100 * share:.0f} %"
-
-
 def figure(value: float) -> str:
     """Write a figure with three digits.
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
+from cotenant.cli.estimates import percent
 from cotenant.cli.predicting.chart import Chart
-from cotenant.cli.predicting.fitting import Asked, Fitted, around, figure, percent, span
+from cotenant.cli.predicting.fitting import Asked, Fitted, around, figure, span
 from cotenant.cli.predicting.measurements import Row
 from cotenant.cli.render import Column
 from cotenant.cli.views import View

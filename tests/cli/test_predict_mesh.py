@@ -1,0 +1,175 @@
+"""`cotenant predict` of the mesh: a real predictor at the other end, taught by observations."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.timestamp_pb2 import Timestamp
+from tests.cli.conftest import Shell
+from tests.cli.standin import TOKEN, Standin
+
+from cotenant.cli.outcome import ExitCode
+from cotenant.rpc.channel import connect
+from cotenant.rpc.policies import serve_policies
+from cotenant.rpc.server import Server
+from cotenant.services.predictor.server import Config, Predicting, start
+from cotenant.store.memory import MemoryStore
+from cotenant.v1 import job_pb2, resources_pb2
+from cotenant.v1 import predictor_service_pb2 as pb
+from cotenant.v1 import predictor_service_pb2_grpc as pb_grpc
+
+PREDICTORS = ("xiao-piecewise", "history", "latency")
+
+
+@dataclass
+class Taught:
+    """A predictor, and what it is taught by."""
+
+    standin: Standin
+    address: str = ""
+    now: int = 1_000_000
+    _alive: list[tuple[Server, Predicting]] = field(default_factory=list)
+
+    def start(self) -> None:
+        self.standin.do(self._start())
+
+    def stop(self) -> None:
+        self.standin.do(self._stop())
+
+    def saw(self, *observations: pb.Observation) -> None:
+        self.standin.do(self._saw(observations))
+
+    def rates(self, rates: dict[int, float], **fields: Any) -> None:
+        """Teach it rates by cores."""
+        self.saw(*(self.observation(cores, rate_per_second=rate, **fields) for cores, rate in rates.items()))
+
+    def observation(self, cores: int = 4, **fields: Any) -> pb.Observation:
+        self.now += 10
+        given: dict[str, Any] = {
+            "job_id": f"j{self.now}",
+            "number": 1,
+            "spec": spec(),
+            "allocation": pb.CandidateAllocation(cores=cores, gpu_milli=1000),
+            "window": Duration(seconds=10),
+            "time": Timestamp(seconds=self.now),
+        }
+        return pb.Observation(**(given | fields))
+
+    async def _start(self) -> None:
+        server = Server(token=TOKEN)
+        predicting = await start(server, MemoryStore(), serve_policies(server), Config(predictors=PREDICTORS))
+        self.address = f"127.0.0.1:{await server.start()}"
+        self._alive.append((server, predicting))
+        while not predicting_is_ready(await self._send(())):
+            pass
+
+    async def _saw(self, observations: Sequence[pb.Observation]) -> None:
+        assert (await self._send(observations)).accepted == len(observations)
+
+    async def _send(self, observations: Sequence[pb.Observation]) -> pb.ObserveResponse:
+        async with connect(self.address, TOKEN) as channel:
+            stub = pb_grpc.PredictorServiceStub(channel)
+            answer: pb.ObserveResponse = await stub.Observe(pb.ObserveRequest(observations=observations))
+            return answer
+
+    async def _stop(self) -> None:
+        for server, predicting in self._alive:
+            await server.stop(0)
+            await predicting.close()
+
+
+def predicting_is_ready(answer: pb.ObserveResponse) -> bool:
+    return not answer.rejected
+
+
+def spec(model: str = "resnet50", **fields: Any) -> job_pb2.JobSpec:
+    request = resources_pb2.ResourceRequest(gpu_milli=1000, cores=4)
+    given: dict[str, Any] = {"model": model, "roles": [job_pb2.Role(name="worker", replicas=1, resources=request)]}
+    return job_pb2.JobSpec(**(given | fields))
+
+
+@pytest.fixture
+def taught(standin: Standin, monkeypatch: pytest.MonkeyPatch) -> Iterator[Taught]:
+    made = Taught(standin)
+    made.start()
+    monkeypatch.setenv("COTENANT_ENDPOINT", f"queue={standin.address},predictor={made.address}")
+    yield made
+    made.stop()
+
+
+def test_a_job_of_a_known_model_is_estimated_under_each_candidate(shell: Shell, taught: Taught) -> None:
+    taught.rates({1: 10.0, 2: 20.0, 4: 39.0, 16: 60.0})
+    options = ("--model", "resnet50", "--gpus", "1", "--steps", "6000", "--cpus", "16", "--cores", "2,4")
+    [told] = shell("predict", "job", *options, "--json").json
+    assert (told["predictable"], told["cores_useful"]) == (True, 6)
+    assert told["remaining_seconds"] == pytest.approx(100, rel=0.05)
+    assert told["remaining_p10_seconds"] < told["remaining_seconds"] < told["remaining_p90_seconds"]
+    assert [(one["cores"], round(one["rate_per_second"])) for one in told["candidates"]] == [(16, 60), (2, 20), (4, 39)]
+    assert told["source"].startswith("xiao-piecewise: 6000 steps left")
+    ended = shell("predict", "job", *options)
+    assert "1m40s (" in ended.out
+    assert "6 per replica (θ)" in ended.out
+    assert ended.out.splitlines()[-4].split() == ["CORES", "NODES", "STEPS/S", "REMAINING", "CONFIDENCE"]
+    assert ended.out.splitlines()[-2].split()[:4] == ["2", "1", "20", "5m00s"]
+
+
+def test_an_unknown_job_is_unpredictable_with_why_and_what_would_help(shell: Shell, taught: Taught) -> None:
+    [told] = shell("predict", "job", "--gpus", "1", "--json").json
+    assert not told["predictable"]
+    assert told["source"] == "xiao-piecewise: no rate of a job like this one was seen on known cores"
+    assert told["next"]["cores"][0] == 16
+    assert [hint.split(" ")[1] for hint in told["hints"]] == ["its", "it", "how", "run"]
+    ended = shell("predict", "job", "--gpus", "1", "--model", "resnet50", "--steps", "10")
+    assert (ended.code, ended.out.splitlines()[1]) == (ExitCode.DONE, "remaining     unpredictable")
+    assert "hint" in ended.out
+    assert "tell its steps" not in ended.out
+
+
+def test_a_service_is_told_its_latency_and_the_replicas_that_keep_its_promise(
+    shell: Shell, taught: Taught, tmp_path: Path
+) -> None:
+    path = tmp_path / "service.yaml"
+    path.write_text(
+        "name: recommender\nkind: inference\nmodel: dlrm\ngpus: 0.5\ncpus: 2\ncommand: [serve]\n"
+        "qos: {latency: 50ms, percentile: 99, arrivals: 400}\n"
+    )
+    [told] = shell("predict", "job", str(path), "--json").json
+    assert told["candidates"][0]["latency"] is None
+    assert "progress.batch" in told["hints"][0]
+    request = resources_pb2.ResourceRequest(gpu_milli=500, cores=2)
+    service = spec("dlrm", kind=job_pb2.JOB_KIND_INFERENCE, roles=[job_pb2.Role(replicas=1, resources=request)])
+    allocation = pb.CandidateAllocation(cores=2, gpu_milli=500)
+    for size in (1, 2, 4, 8, 16):
+        batch_time = Duration(nanos=int((0.002 * size + 0.01) * 1e9))
+        taught.saw(taught.observation(spec=service, allocation=allocation, batch_size=size, batch_time=batch_time))
+    [told] = shell("predict", "job", str(path), "--json").json
+    latency = told["candidates"][0]["latency"]
+    assert latency["p95_seconds"] < latency["p99_seconds"]
+    assert latency["replicas_needed"] == 2
+    out = shell("predict", "job", str(path)).out
+    assert "99th " in out
+    assert "2 keep the promise" in out
+
+
+def test_bad_questions_are_bad_usage(shell: Shell, taught: Taught, tmp_path: Path) -> None:
+    (tmp_path / "bad.yaml").write_text("gpu: 1\ncommand: [x]\n")
+    for arguments, told in (
+        (("--cores", "1,x"), "--cores: must be a whole number"),
+        (("--cores", "0"), "--cores: must be from 1 to"),
+        (("--cores", ",".join(map(str, range(1, 99)))), "more than 64 candidates"),
+        ((str(tmp_path / "bad.yaml"),), "bad.yaml:1:1: a job has no field 'gpu'; did you mean gpus?"),
+    ):
+        ended = shell("predict", "job", *arguments)
+        assert (ended.code, ended.out) == (ExitCode.USAGE, "")
+        assert told in ended.err
+
+
+def test_a_mesh_that_is_away_is_unreachable(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COTENANT_ENDPOINT", "queue=127.0.0.1:1")
+    ended = shell("predict", "job", "--gpus", "1")
+    assert (ended.code, "where predictor is" in ended.err) == (ExitCode.UNREACHABLE, True)
