@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from cotenant.core.gangs import Gang, Part
+from cotenant.core.gangs import Gang
 from cotenant.core.jobs import Locality
-from cotenant.core.ledger import Counts, Ledger, Offer
+from cotenant.core.ledger import Ledger, Offer
 from cotenant.core.obstacles import no_place
-from cotenant.core.packing import Nodes, could_hold_all, fill, on_many, on_one, room_for_all
+from cotenant.core.packing import best_fit, could_hold_all, on_fewest, on_one, room_for_all
 from cotenant.core.refusals import Refusal
 
 
@@ -23,7 +23,7 @@ class Consolidate:
     Gangs without GPUs stay away from GPUs that could still be used: they go to nodes without any, then to nodes whose
     GPUs are taken; they do not wait to be together unless they ask for `server`.
 
-    >>> from cotenant.core.gangs import Demand
+    >>> from cotenant.core.gangs import Demand, Part
     >>> from cotenant.core.nodes import NodeShape
     >>> ledger = Ledger([NodeShape(gpus=8, cores=24), NodeShape(gpus=4, cores=24), NodeShape(gpus=0, cores=24)])
     >>> gang = Gang("a", (Part("worker", 4, Demand(gpu_milli=1000)),))
@@ -48,43 +48,6 @@ class Consolidate:
                     return offer
                 nodes = nodes[nodes != best]
             if together or (gang.locality is not Locality.ANYWHERE and could_hold_all(gang, ledger)):
-                return no_place(gang, ledger, one_node=True)
-        spread = self._on_fewest(gang, ledger)
+                return no_place(gang, ledger, within=Locality.SERVER)
+        spread = on_fewest(gang, ledger)
         return no_place(gang, ledger) if spread is None else spread
-
-    def _on_fewest(self, gang: Gang, ledger: Ledger) -> Offer | None:
-        used: set[int] = set()
-
-        def place(part: Part, room: Counts) -> list[tuple[int, int]] | None:
-            placed = fewest(part, room, ledger, used)
-            used.update(node for node, _ in placed or ())
-            return placed
-
-        return on_many(gang, ledger, place)
-
-
-def best_fit(ledger: Ledger, nodes: Nodes) -> int:
-    """Choose the node that loses least: no GPUs, then the fewest free, then the fewest free cores, then the first."""
-    for left in (np.minimum(ledger.total_gpus, 1), ledger.free_gpus, ledger.free_cores):
-        here = left[nodes]
-        nodes = nodes[here == here.min()]
-    return int(nodes[0])
-
-
-def fewest(part: Part, room: Counts, ledger: Ledger, used: set[int]) -> list[tuple[int, int]] | None:
-    """Put a part on the fewest nodes: where its gang is already, then the most room first, the rest best fit."""
-    room = np.minimum(room, part.replicas)
-    nodes = np.flatnonzero(room)
-    elsewhere = ~np.isin(nodes, list(used))
-    free = ledger.free_gpus[nodes]
-    gpus_at_stake = (
-        np.zeros_like(free) if part.demand.gpu_milli else np.where(ledger.total_gpus[nodes] > 0, 1 + free, 0)
-    )
-    order = nodes[np.lexsort((nodes, ledger.free_cores[nodes], free, -room[nodes], gpus_at_stake, elsewhere))]
-    placed = fill(room, order, part.replicas)
-    if not placed or not part.demand.gpu_milli:
-        return placed
-    *whole, (_, rest) = placed
-    full = [node for node, _ in whole]
-    able = nodes[(room[nodes] >= rest) & ~np.isin(nodes, full)]
-    return [*whole, (best_fit(ledger, able), rest)]

@@ -65,8 +65,12 @@ class World:
 
 
 @st.composite
-def worlds(draw: st.DrawFn, *, shares: bool = True, closed: bool = True, nodes_max: int = 5) -> World:
-    ledger = Ledger(draw(st.lists(shapes(shares=shares), min_size=1, max_size=nodes_max)))
+def worlds(
+    draw: st.DrawFn, *, shares: bool = True, closed: bool = True, nodes_max: int = 5, racks_max: int = 1
+) -> World:
+    made_of = draw(st.lists(shapes(shares=shares), min_size=1, max_size=nodes_max))
+    several = st.lists(st.sampled_from(["r0", "r1", "r2"][:racks_max]), min_size=len(made_of), max_size=len(made_of))
+    ledger = Ledger(made_of, draw(several) if racks_max > 1 else ())
     taken: list[tuple[Holding, ...]] = []
     spots = st.lists(st.integers(0, nodes_max - 1), min_size=1, max_size=3)
     for demand, nodes in draw(st.lists(st.tuples(demands(shares=shares), spots))):
@@ -102,7 +106,7 @@ def picture(ledger: Ledger) -> Picture:
 
 def emptied(ledger: Ledger) -> Ledger:
     """Make a ledger of the same nodes with nothing taken."""
-    empty = Ledger(ledger.shapes)
+    empty = Ledger(ledger.shapes, ledger.racks)
     empty.open[:] = ledger.open
     return empty
 

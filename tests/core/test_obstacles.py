@@ -63,11 +63,11 @@ def test_a_request_and_the_demand_it_becomes_are_judged_alike(shape: NodeShape, 
     assert room_on(shape, request) == Ledger([shape]).room(demand)[0]
 
 
-@given(worlds(), gangs(), st.booleans())
-def test_every_reason_is_true(world: World, gang: Gang, one_node: bool) -> None:
+@given(worlds(racks_max=3), gangs(), st.sampled_from(Locality))
+def test_every_reason_is_true(world: World, gang: Gang, within: Locality) -> None:
     ledger = world.ledger
-    assume(not finds_place(gang, ledger, one_node=one_node))
-    refusal = no_place(gang, ledger, one_node=one_node)
+    assume(not finds_place(gang, ledger, within=within))
+    refusal = no_place(gang, ledger, within=within)
     able = np.zeros(len(ledger), dtype=np.bool_)
     for part in gang.parts:
         able |= ledger.room(part.demand, empty=True) > 0
@@ -75,14 +75,14 @@ def test_every_reason_is_true(world: World, gang: Gang, one_node: bool) -> None:
         case Code.NO_NODES if ledger.open.any():
             opened = emptied(ledger)
             opened.open[:] = True
-            assert not fits(gang, emptied(ledger), one_node=one_node)
-            assert fits(gang, opened, one_node=one_node)
+            assert not fits(gang, emptied(ledger), within=within)
+            assert fits(gang, opened, within=within)
         case Code.NO_NODES:
             assert not ledger.open.any()
         case Code.NEVER_FITS:
             opened = emptied(ledger)
             opened.open[:] = True
-            assert not finds_place(gang, opened, one_node=one_node)
+            assert not finds_place(gang, opened, within=within)
         case Code.CAPACITY:
             assert refusal.numbers
             for name in ("gpu_milli", "cores", "memory_bytes"):
@@ -95,27 +95,27 @@ def test_every_reason_is_true(world: World, gang: Gang, one_node: bool) -> None:
             assert all(want <= free for want, free in zip(wanted, ledger.sums(able), strict=True))
 
 
-@given(worlds(), gangs(), st.booleans())
-def test_with_the_obstacle_gone_the_gang_starts(world: World, gang: Gang, one_node: bool) -> None:
+@given(worlds(racks_max=3), gangs(), st.sampled_from(Locality))
+def test_with_the_obstacle_gone_the_gang_starts(world: World, gang: Gang, within: Locality) -> None:
     """A fresh node with room for everything is what every remedy comes to."""
     ledger = world.ledger
-    assume(not finds_place(gang, ledger, one_node=one_node))
-    refusal = no_place(gang, ledger, one_node=one_node)
+    assume(not finds_place(gang, ledger, within=within))
+    refusal = no_place(gang, ledger, within=within)
     kinds = {part.demand.gpu_type for part in gang.parts if part.demand.gpu_milli}
     assume(len(kinds - {""}) <= 1)
     plenty = NodeShape(100, 100, 1000, next(iter(kinds - {""}), ""), shareable=True)
     larger = Ledger([*ledger.shapes, plenty])
     larger.open[:-1] = False
-    assert finds_place(gang, larger, one_node=one_node)
+    assert finds_place(gang, larger, within=within)
     if refusal.code in (Code.CAPACITY, Code.FRAGMENTED):
-        assert fits(gang, emptied(ledger), one_node=one_node), "waiting would not help"
+        assert fits(gang, emptied(ledger), within=within), "waiting would not help"
 
 
-@given(worlds(), gangs(roles_max=1), st.booleans())
-def test_with_less_of_what_is_blamed_the_gang_would_start(world: World, gang: Gang, one_node: bool) -> None:
+@given(worlds(racks_max=3), gangs(roles_max=1), st.sampled_from(Locality))
+def test_with_less_of_what_is_blamed_the_gang_would_start(world: World, gang: Gang, within: Locality) -> None:
     ledger = world.ledger
-    assume(not finds_place(gang, ledger, one_node=one_node))
-    refusal = no_place(gang, ledger, one_node=one_node)
+    assume(not finds_place(gang, ledger, within=within))
+    refusal = no_place(gang, ledger, within=within)
     (part,) = gang.parts
     relaxed = {
         "fits_without_cores": replace(part.demand, cores=0),
@@ -124,26 +124,31 @@ def test_with_less_of_what_is_blamed_the_gang_would_start(world: World, gang: Ga
     for name, demand in relaxed.items():
         if name in refusal.numbers:
             assert refusal.code is Code.FRAGMENTED
-            assert finds_place(Gang("job", (replace(part, demand=demand),)), ledger, one_node=one_node)
+            assert finds_place(Gang("job", (replace(part, demand=demand),)), ledger, within=within)
 
 
 @given(worlds(), gangs(roles_max=1))
 def test_the_numbers_of_a_fragment_are_the_ledgers(world: World, gang: Gang) -> None:
     ledger = world.ledger
-    assume(not finds_place(gang, ledger, one_node=True))
-    refusal = no_place(gang, ledger, one_node=True)
+    assume(not finds_place(gang, ledger, within=Locality.SERVER))
+    refusal = no_place(gang, ledger, within=Locality.SERVER)
     if refusal.code is Code.FRAGMENTED:
         room = np.minimum(ledger.room(gang.parts[0].demand), gang.parts[0].replicas)
         assert refusal.numbers["best_node_replicas"] == room.max() < refusal.numbers["wanted_replicas"]
         assert refusal.numbers["room_replicas"] == room.sum()
-        spread = finds_place(gang, ledger, one_node=False)
+        spread = finds_place(gang, ledger, within=Locality.ANYWHERE)
         assert spread == (refusal.numbers["room_replicas"] >= refusal.numbers["wanted_replicas"])
 
 
-def finds_place(gang: Gang, ledger: Ledger, *, one_node: bool) -> bool:
-    if one_node:
+def finds_place(gang: Gang, ledger: Ledger, *, within: Locality) -> bool:
+    if within is Locality.SERVER:
         return any(on_one(gang, ledger, node) is not None for node in room_for_all(gang, ledger).tolist())
-    return on_many(gang, ledger, lambda part, room: in_node_order(room, part.replicas)) is not None
+    racks = set(ledger.racks) if within is Locality.RACK else {None}
+    for rack in racks:
+        here = np.array([rack in (None, name) for name in ledger.racks])
+        if on_many(gang, ledger, lambda part, room: in_node_order(np.where(here, room, 0), part.replicas)) is not None:  # noqa: B023  # used at once
+            return True
+    return False
 
 
 def one(gpu_milli: int = 0, cores: int = 0, replicas: int = 1, gpu_type: str = "") -> Gang:
@@ -151,24 +156,37 @@ def one(gpu_milli: int = 0, cores: int = 0, replicas: int = 1, gpu_type: str = "
 
 
 @pytest.mark.parametrize(
-    ("gang", "one_node", "code", "told"),
+    ("gang", "within", "code", "told"),
     [
-        (one(1000, 1, replicas=4), False, Code.CAPACITY, "needs 4 GPUs, 3 of 6 free"),
-        (one(1000, 1, replicas=2, gpu_type="T4"), False, Code.CAPACITY, "needs 2 GPUs (T4), 1 of 2 free"),
-        (one(2000, 1, replicas=2), False, Code.CAPACITY, "needs 4 GPUs, 3 of 6 free"),
-        (one(0, 5, replicas=7), False, Code.CAPACITY, "needs 35 cores, 32 of 40 free"),
-        (one(1000, 1, replicas=3), True, Code.FRAGMENTED, "on one server; the best has room for 2, 2 servers together"),
-        (one(1000, 7, replicas=3), False, Code.FRAGMENTED, "room for 2; cores stand in its way"),
-        (one(9000, 1), False, Code.NEVER_FITS, "more than the whole cluster could hold"),
-        (one(1000, 1, replicas=5), True, Code.NEVER_FITS, "more than any one server could hold"),
-        (one(1000, 1, gpu_type="H200"), False, Code.NEVER_FITS, "1 GPU (H200)"),
+        (one(1000, 1, replicas=4), Locality.ANYWHERE, Code.CAPACITY, "needs 4 GPUs, 3 of 6 free"),
+        (one(1000, 1, replicas=2, gpu_type="T4"), Locality.ANYWHERE, Code.CAPACITY, "needs 2 GPUs (T4), 1 of 2 free"),
+        (one(2000, 1, replicas=2), Locality.ANYWHERE, Code.CAPACITY, "needs 4 GPUs, 3 of 6 free"),
+        (one(0, 5, replicas=7), Locality.ANYWHERE, Code.CAPACITY, "needs 35 cores, 32 of 40 free"),
+        (
+            one(1000, 1, replicas=3),
+            Locality.SERVER,
+            Code.FRAGMENTED,
+            "on one server; the best has room for 2, 2 servers together",
+        ),
+        (one(1000, 7, replicas=3), Locality.ANYWHERE, Code.FRAGMENTED, "room for 2; cores stand in its way"),
+        (one(9000, 1), Locality.ANYWHERE, Code.NEVER_FITS, "more than the whole cluster could hold"),
+        (
+            one(1000, 1, replicas=3),
+            Locality.RACK,
+            Code.FRAGMENTED,
+            "in one rack; the best has room for 2, 2 racks together",
+        ),
+        (one(1000, 1, replicas=6), Locality.RACK, Code.NEVER_FITS, "more than any one rack could hold"),
+        (one(1000, 1, replicas=5), Locality.SERVER, Code.NEVER_FITS, "more than any one server could hold"),
+        (one(1000, 1, gpu_type="H200"), Locality.ANYWHERE, Code.NEVER_FITS, "1 GPU (H200)"),
     ],
 )
-def test_the_reason_fits_the_case(gang: Gang, one_node: bool, code: Code, told: str) -> None:
-    ledger = Ledger([NodeShape(4, 16, gpu_type="A100"), NodeShape(2, 16, gpu_type="T4"), NodeShape(0, 8)])
+def test_the_reason_fits_the_case(gang: Gang, within: Locality, code: Code, told: str) -> None:
+    shapes = [NodeShape(4, 16, gpu_type="A100"), NodeShape(2, 16, gpu_type="T4"), NodeShape(0, 8)]
+    ledger = Ledger(shapes, ["a", "b", "b"])
     ledger.take(0, Demand(2000, 4))
     ledger.take(1, Demand(1000, 4))
-    refusal = no_place(gang, ledger, one_node=one_node)
+    refusal = no_place(gang, ledger, within=within)
     assert refusal.code is code, refusal
     assert told in refusal.detail
 
@@ -189,7 +207,7 @@ def test_roles_that_fit_alone_but_not_beside_each_other_say_so() -> None:
     assert no_place(gang, ledger).code is Code.NEVER_FITS
     two = Ledger([NodeShape(2, 8), NodeShape(2, 8)])
     two.take(1, Demand(cores=6))
-    refusal = no_place(gang, two, one_node=False)
+    refusal = no_place(gang, two, within=Locality.ANYWHERE)
     assert refusal.code is Code.FRAGMENTED
     assert "beside its other role" in refusal.detail
 

@@ -27,6 +27,7 @@ class History:
 
     cluster: Cluster
     submitted: dict[str, Event] = field(default_factory=dict)
+    shapes: dict[str, int | None] = field(default_factory=dict)
     running: dict[str, Event] = field(default_factory=dict)
     waiting_since: dict[str, float] = field(default_factory=dict)
     finished: dict[str, float] = field(default_factory=dict)
@@ -54,12 +55,14 @@ class History:
     def _submitted(self, event: Event) -> None:
         assert event.job_id not in self.submitted
         self.submitted[event.job_id] = event
+        self.shapes[event.job_id] = event.shape
         self.waiting_since[event.job_id] = event.at_seconds
 
     def _started(self, event: Event) -> None:
         self.waiting_since.pop(event.job_id)  # it was submitted, and does not run yet
         self.reasons.pop(event.job_id, None)
         self.apart.discard(event.job_id)
+        self.shapes[event.job_id] = self.submitted[event.job_id].shape
         self.running[event.job_id] = event
         self.runs[event.job_id] += 1
         assert event.run == self.runs[event.job_id]
@@ -117,11 +120,12 @@ class History:
         if event.job_id:
             assert event.job_id in self.waiting_since
             self.reasons[event.job_id] = event.wait
+            self.shapes[event.job_id] = self.shapes[event.job_id] if event.shape is None else event.shape
             (self.apart.add if event.code == Code.BACK_OFF else self.apart.discard)(event.job_id)
         else:
             assert event.shape is not None
             for job_id in self.waiting_since:
-                if self.submitted[job_id].shape == event.shape and job_id not in self.apart:
+                if self.shapes[job_id] == event.shape and job_id not in self.apart:
                     self.reasons[job_id] = event.wait
 
     def agrees(self, result: Result) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -25,15 +26,15 @@ class Thorough(Scheduler):
     def _may_start(self) -> bool:
         return bool(self._waiting)
 
-    def _gangs(self, sequences: Ints) -> Iterator[Gang]:
-        return (self._gang(sequence) for sequence in sequences.tolist())
+    def _gangs(self, sequences: Ints, now: float) -> Iterator[Gang]:
+        return (self._lives[sequence].gang(now) for sequence in sequences.tolist())
 
 
 def workload(seed: int) -> Trace:
     rng = random.Random(seed)
     now, jobs = 0.0, []
     for number in range(rng.randint(2, 60)):
-        now += rng.choice([0, 0, 1, 5, 25]) if number else 0
+        now += rng.choice([0, 0, 1, 5.25, 25]) if number else 0
         gpus = rng.choice([0, 1, 1, 2, 3, 4, 6])
         cores = rng.choice([0, 1, 2]) if gpus else rng.randint(1, 6)
         roles: tuple[Role, ...] = (Role("worker", gpus or 1, Request(gpu_milli=1000 if gpus else 0, cores=cores)),)
@@ -46,14 +47,16 @@ def workload(seed: int) -> Trace:
 def fates(trace: Trace, queue: str, mode: str, placement: str) -> list[tuple[str, float, float]]:
     options = {"mode": mode} if queue == "fifo" else {}
     made: list[Any] = [plugins.load(GROUPS["queue"], queue, options)]
-    made += [plugins.load(GROUPS["placement"], placement), plugins.load(GROUPS["allocator"], "requested")]
-    simulation = Simulation(trace, parse_cluster("3x4x8"), Policies(*made), Nothing())
+    relaxing = {"server_seconds": "7", "rack_seconds": "11.25"} if placement == "locality" else {}
+    made += [plugins.load(GROUPS["placement"], placement, relaxing), plugins.load(GROUPS["allocator"], "requested")]
+    cluster = replace(parse_cluster("3x4x8"), racks=("a", "a", "b"))
+    simulation = Simulation(trace, cluster, Policies(*made), Nothing())
     while simulation.step():
         pass
     return [(life.job.id, life.finished_seconds, sum(life.waited)) for life in simulation.lives]
 
 
-@pytest.mark.parametrize("placement", ["count", "first-fit", "consolidate"])
+@pytest.mark.parametrize("placement", ["count", "first-fit", "consolidate", "locality"])
 @pytest.mark.parametrize("mode", ["strict", "backfill"])
 def test_a_simulation_that_asks_every_question_gives_the_same(
     mode: str, placement: str, monkeypatch: pytest.MonkeyPatch

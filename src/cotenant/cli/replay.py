@@ -113,13 +113,15 @@ def _about(
     events: Iterable[dict[str, Any]], job: str | None, node: int | None, kinds: Sequence[str]
 ) -> Iterator[dict[str, Any]]:
     """Keep what is about a job, a node and of some kinds."""
+    first: int | None = None
     shape: int | None = None
     waits, there = False, set[str]()
     for event in events:
         kind, job_id = event["kind"], event.get("job_id", "")
         here = node is None or _concerns(event, node, there)
         if job_id == job:
-            shape = event.get("shape", shape) if kind == "submitted" else shape
+            first = event.get("shape") if kind == "submitted" else first
+            shape = first if kind == "started" else event.get("shape", shape)
             waits = kind in ("submitted", "preempted", "attempt_failed") or (
                 waits and kind not in ("started", "given_up")
             )

@@ -7,7 +7,7 @@ these functions. Nothing here knows a clock, a network or chance: time and the g
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -18,7 +18,7 @@ from cotenant.core.gangs import Demand, Gang, Part
 from cotenant.core.jobs import WHOLE_GPU_MILLI, JobSpec
 from cotenant.core.ledger import Holding, Ledger, Offer
 from cotenant.core.nodes import NodeShape
-from cotenant.core.policy import CpuAllocator, PlacementPolicy
+from cotenant.core.policy import CpuAllocator, Discerns, PlacementPolicy, needs
 from cotenant.core.refusals import Code, Refusal, behind, plural
 from cotenant.core.tenancy import Headroom
 
@@ -77,9 +77,19 @@ class Plan:
     refusals: dict[str, Refusal]
     blocked: bool = False  # a strict queue stopped at a job that did not fit
 
+    @property
+    def valid_seconds(self) -> float:
+        """For how long the plan holds if nothing happens but that time passes."""
+        return min((refusal.holds_seconds for refusal in self.refusals.values()), default=math.inf)
+
 
 def gang_of(
-    job_id: str, spec: JobSpec, estimate: Estimate, allocator: CpuAllocator, shapes: Sequence[NodeShape]
+    job_id: str,
+    spec: JobSpec,
+    estimate: Estimate,
+    allocator: CpuAllocator,
+    shapes: Sequence[NodeShape],
+    waited_seconds: float = 0.0,
 ) -> Gang:
     """Decide a job's cores and so make a gang of it."""
     sizing = allocator.size(spec, estimate, shapes)
@@ -91,7 +101,17 @@ def gang_of(
         )
         for role, cores in zip(spec.roles, sizing.cores, strict=True)
     )
-    return Gang(job_id, parts, spec.locality, sizing.reason, spec.tenant)
+    return Gang(
+        job_id,
+        parts,
+        spec.locality,
+        sizing.reason,
+        spec.tenant,
+        kind=spec.kind,
+        waited_seconds=waited_seconds,
+        spec=spec,
+        estimate=estimate,
+    )
 
 
 def place(
@@ -110,7 +130,7 @@ def place(
     Victims are given the first to go first, and are asked for only where a gang finds no free room.
 
     1. What is `leaving` anyway counts as free.
-    2. Each gang gets its places or a refusal. A refusal ends nothing, unless the queue is strict. Gangs of one shape
+    2. Each gang gets its places or a refusal. A refusal ends nothing, unless the queue is strict. Gangs that are alike
        are refused for the same reason, once. One that would take its tenant over a limit is refused for that, which
        holds nobody else back, unless victims of the same tenant make it room; `headroom` is counted as gangs start.
     3. Where free room does not do, as few victims as suffice make room, the first to go first. Those whose room is
@@ -133,25 +153,31 @@ def _place_all(
 ) -> tuple[list[Start], list[str], dict[str, Refusal], bool]:
     starts: list[Start] = []
     refusals: dict[str, Refusal] = {}
-    refused: dict[tuple[object, ...], Refusal] = {}
+    refused: dict[Hashable, tuple[Refusal, float]] = {}  # with how long the gang had waited
+    alike = floor.alike
     blocked: Refusal | None = None
     for number, gang in enumerate(gangs):
         if blocked:
             refusals[gang.job_id] = blocked
             continue
         floor.turn(number)
-        shape = (gang.parts, gang.locality)
-        answer = floor.over_limit(gang) or refused.get(shape) or floor.place(gang)
+        kind = alike(gang)
+        answer = floor.over_limit(gang) or _known(refused.get(kind), gang) or floor.place(gang)
         if isinstance(answer, Start):
             starts.append(answer)
             continue
         refusals[gang.job_id] = answer
         if answer.code is Code.QUOTA:
             continue
-        refused[shape] = answer
+        refused[kind] = answer, gang.waited_seconds
         if strict and answer.code is not Code.NEVER_FITS:
             blocked = behind(gang.job_id, answer.detail)
     return starts, floor.stops(), refusals, blocked is not None
+
+
+def _known(refused: tuple[Refusal, float] | None, gang: Gang) -> Refusal | None:
+    """Say to a gang what was said to one like it, as it is for its own wait."""
+    return refused[0].after(gang.waited_seconds - refused[1]) if refused else None
 
 
 class _Floor:
@@ -166,6 +192,7 @@ class _Floor:
         headroom: Headroom,
     ) -> None:
         self._ledger, self._policy, self._rng, self._headroom = ledger, policy, rng, headroom
+        self.alike: Callable[[Gang], Hashable] = policy.alike if isinstance(policy, Discerns) else needs
         self._not_met: Iterable[Victim] | None = victims
         self._number: float = 0
         self._victims: list[Victim] = []

@@ -79,7 +79,10 @@ class Attempt:
 
 
 class Ledger:
-    """Free resources by node. Nodes are numbered from 0 in the order given; `open` says which take new work."""
+    """Free resources by node. Nodes are numbered from 0 in the order given; `open` says which take new work.
+
+    `rack_numbers` says in which rack each node is, racks being numbered from 0 as they first appear.
+    """
 
     def __init__(self, shapes: Sequence[NodeShape], racks: Sequence[str] = ()) -> None:
         self.shapes = tuple(shapes)
@@ -92,6 +95,8 @@ class Ledger:
         self.free_memory = self.total_memory.copy()
         self.open: NDArray[np.bool_] = np.ones(count, dtype=np.bool_)
         self.racks = tuple(racks) or ("",) * count
+        names = {rack: number for number, rack in enumerate(dict.fromkeys(self.racks))}
+        self.rack_numbers: Counts = np.array([names[rack] for rack in self.racks], dtype=np.int64)
         self._types = tuple(shape.gpu_type for shape in shapes)
         self._of_type: dict[str, NDArray[np.bool_]] = {}
         self._journals: list[list[tuple[Holding, int]]] = []  # one per `undone` that is under way

@@ -23,32 +23,35 @@ from cotenant.core.refusals import Code, Refusal, gpus, plural
 RESOURCES = ("gpu_milli", "cores", "memory_bytes")
 
 
-def no_place(gang: Gang, ledger: Ledger, *, one_node: bool = False) -> Refusal:
-    """Say why a gang has no place now. `one_node`: the policy wants all of it on one node.
+def no_place(gang: Gang, ledger: Ledger, *, within: Locality = Locality.ANYWHERE) -> Refusal:
+    """Say why a gang has no place now, where the policy wants all of it `within` one server, or one rack.
 
     The reason is the first that holds: no node takes work; all of the cluster, empty, could not hold it; those nodes
     that take work could not; what is free does not suffice in sum; it suffices but lies in fragments.
     """
     if not bool(ledger.open.any()):
         return Refusal(Code.NO_NODES, "no node takes work", "a node joins, or is uncordoned")
-    if not fits(gang, ledger, one_node=one_node, empty=True):
-        if fits(gang, ledger, one_node=one_node, empty=True, everywhere=True):
-            return _closed(gang, ledger, one_node=one_node)
-        return _never(gang, ledger, one_node=one_node)
-    return _short(gang, ledger) or _fragmented(gang, ledger, one_node=one_node)
+    if not fits(gang, ledger, within=within, empty=True):
+        if fits(gang, ledger, within=within, empty=True, everywhere=True):
+            return _closed(gang, ledger, within=within)
+        return _never(gang, ledger, within=within)
+    return _short(gang, ledger) or _fragmented(gang, ledger, within=within)
 
 
-def fits(gang: Gang, ledger: Ledger, *, one_node: bool, empty: bool = False, everywhere: bool = False) -> bool:
+def fits(gang: Gang, ledger: Ledger, *, within: Locality, empty: bool = False, everywhere: bool = False) -> bool:
     """Tell whether a gang fits, by counting: exact for one role, what must be so at least for several."""
-    if one_node:
+    if within is Locality.SERVER:
         return bool(len(room_for_all(gang, ledger, empty=empty, everywhere=everywhere)))
+    racks = ledger.rack_numbers if within is Locality.RACK else np.zeros_like(ledger.rack_numbers)
+    roomy = np.ones(int(racks.max(initial=0)) + 1, dtype=np.bool_)
     able = np.zeros(len(ledger), dtype=np.bool_)
     for part in gang.parts:
-        room = ledger.room(part.demand, empty=empty, everywhere=everywhere)
-        if int(np.minimum(room, part.replicas).sum()) < part.replicas:
-            return False
+        room = np.minimum(ledger.room(part.demand, empty=empty, everywhere=everywhere), part.replicas)
+        roomy &= np.bincount(racks, room, len(roomy)) >= part.replicas
         able |= room > 0
-    return len(gang.parts) == 1 or not _lacking(gang, ledger, able, empty=empty)
+    if len(gang.parts) == 1:
+        return bool(roomy.any())
+    return any(not _lacking(gang, ledger, able & (racks == rack), empty=empty) for rack in np.flatnonzero(roomy))
 
 
 def _lacking(gang: Gang, ledger: Ledger, able: NDArray[np.bool_], *, empty: bool = False) -> list[str]:
@@ -57,8 +60,11 @@ def _lacking(gang: Gang, ledger: Ledger, able: NDArray[np.bool_], *, empty: bool
     return [name for name, have in zip(RESOURCES, there, strict=True) if getattr(gang, name) > have]
 
 
-def _closed(gang: Gang, ledger: Ledger, *, one_node: bool) -> Refusal:
-    holder = "any one server" if one_node else "the servers"
+_HOLDERS = {Locality.SERVER: "any one server", Locality.RACK: "any one rack"}
+
+
+def _closed(gang: Gang, ledger: Ledger, *, within: Locality) -> Refusal:
+    holder = _HOLDERS.get(within, "the servers")
     closed = int((~ledger.open).sum())
     return Refusal(
         Code.NO_NODES,
@@ -69,12 +75,12 @@ def _closed(gang: Gang, ledger: Ledger, *, one_node: bool) -> Refusal:
     )
 
 
-def _never(gang: Gang, ledger: Ledger, *, one_node: bool) -> Refusal:
+def _never(gang: Gang, ledger: Ledger, *, within: Locality) -> Refusal:
     for part in gang.parts:
         request = Request(part.demand.gpu_milli, gpu_type=part.demand.gpu_type)
         if lacking := _no_such_gpus(request, ledger.shapes):
             return Refusal(Code.NEVER_FITS, f"needs {_gang_in_words(gang)}, and {lacking[0]}", lacking[1])
-    holder = "any one server" if one_node else "the whole cluster"
+    holder = _HOLDERS.get(within, "the whole cluster")
     return Refusal(
         Code.NEVER_FITS,
         f"needs {_gang_in_words(gang)}, more than {holder} could hold even if empty",
@@ -110,60 +116,63 @@ def _too_little(gang: Gang, ledger: Ledger, able: NDArray[np.bool_], lacking: Se
     return Refusal(Code.CAPACITY, told, "running jobs finish, or nodes join", numbers)
 
 
-def _fragmented(gang: Gang, ledger: Ledger, *, one_node: bool) -> Refusal:
-    part = _tightest(gang, ledger, one_node=one_node)
+def _fragmented(gang: Gang, ledger: Ledger, *, within: Locality) -> Refusal:
+    part = _tightest(gang, ledger, within=within)
     room = np.minimum(ledger.room(part.demand), part.replicas)
-    numbers = {
-        "wanted_replicas": part.replicas,
-        "best_node_replicas": int(room.max(initial=0)),
-        "room_replicas": int(room.sum()),
-        "nodes_with_room": int((room > 0).sum()),
-    }
+    numbers = {"wanted_replicas": part.replicas, "room_replicas": int(room.sum())}
     each = f"{plural(part.replicas, 'replica')} of {in_words(part.demand)}"
     together = {1: "", 2: " beside its other role"}.get(len(gang.parts), " beside its other roles")
-    if one_node:
-        told = f"needs {each} on one server{together}; {_best_server(room, part)}"
-        remedy = "jobs on one server finish, or the job is content with several servers"
-    else:
+    if within is Locality.ANYWHERE:
         told = f"needs {each}{together}; what is free lies in fragments with room for {_or_more(room, part)}"
         remedy = "running jobs finish, or smaller replicas are asked for"
-    culprits = list(_culprits(gang, ledger, one_node=one_node))
+    else:
+        told = f"needs {each} {_ON_ONE[within]}{together}; {_best(room, part, within, ledger)}"
+        remedy = f"jobs {_ON_ONE[within]} finish, or the job is content with several {within}s"
+    if within is Locality.RACK:
+        by_rack = np.bincount(ledger.rack_numbers, room)
+        numbers |= {"best_rack_replicas": int(by_rack.max()), "racks_with_room": int((by_rack > 0).sum())}
+    numbers |= {"best_node_replicas": int(room.max(initial=0)), "nodes_with_room": int((room > 0).sum())}
+    culprits = list(_culprits(gang, ledger, within=within))
     if culprits:
         told += f"; {' or '.join(_NOUNS[name] for name in culprits)} stand in its way"
     blamed = {f"fits_without_{name}": 1.0 for name in culprits}
-    wanted = Locality.SERVER if one_node else Locality.ANYWHERE
     counts = {name: float(value) for name, value in numbers.items()} | blamed
-    return Refusal(Code.FRAGMENTED, told, remedy, counts, wanted)
+    return Refusal(Code.FRAGMENTED, told, remedy, counts, within)
 
 
 _NOUNS = {"cores": "cores", "memory_bytes": "memory"}
 
 
-def _best_server(room: NDArray[np.int64], part: Part) -> str:
-    able = int((room > 0).sum())
+_ON_ONE = {Locality.SERVER: "on one server", Locality.RACK: "in one rack"}
+
+
+def _best(room: NDArray[np.int64], part: Part, within: Locality, ledger: Ledger) -> str:
+    """Tell what the best server or rack has room for, and all of them together."""
+    rooms = room if within is Locality.SERVER else np.bincount(ledger.rack_numbers, room).astype(np.int64)
+    able = int((rooms > 0).sum())
     if able < 2:
-        return f"the best has room for {int(room.max(initial=0))}"
-    return f"the best has room for {int(room.max())}, {able} servers together for {_or_more(room, part)}"
+        return f"the best has room for {int(rooms.max(initial=0))}"
+    return f"the best has room for {int(rooms.max())}, {able} {within}s together for {_or_more(rooms, part)}"
 
 
 def _or_more(room: NDArray[np.int64], part: Part) -> str:
     return f"{int(room.sum())}" if int(room.sum()) < part.replicas else f"{part.replicas} or more"
 
 
-def _tightest(gang: Gang, ledger: Ledger, *, one_node: bool) -> Part:
+def _tightest(gang: Gang, ledger: Ledger, *, within: Locality) -> Part:
     """Choose the part to speak of: the first that does not fit alone, else the one that asks for the most."""
     for part in gang.parts:
-        if not fits(Gang(gang.job_id, (part,)), ledger, one_node=one_node):
+        if not fits(Gang(gang.job_id, (part,)), ledger, within=within):
             return part
     return max(gang.parts, key=lambda part: (part.demand.gpu_milli, part.demand.cores, part.role))
 
 
-def _culprits(gang: Gang, ledger: Ledger, *, one_node: bool) -> Iterator[str]:
+def _culprits(gang: Gang, ledger: Ledger, *, within: Locality) -> Iterator[str]:
     """Name cores or memory where a gang that asks for more than that would fit without them."""
     for name in _NOUNS:
         parts = tuple(replace(part, demand=_without(part.demand, name)) for part in gang.parts)
         asks_for_more = any(getattr(gang, other) for other in RESOURCES if other != name)
-        if getattr(gang, name) and asks_for_more and fits(Gang(gang.job_id, parts), ledger, one_node=one_node):
+        if getattr(gang, name) and asks_for_more and fits(Gang(gang.job_id, parts), ledger, within=within):
             yield name
 
 

@@ -116,3 +116,46 @@ def fill(room: Counts, nodes: Sequence[int] | Counts, replicas: int) -> list[tup
 def in_node_order(room: Counts, replicas: int) -> list[tuple[int, int]] | None:
     """Fill nodes from the first on."""
     return fill(room, np.flatnonzero(room), replicas)
+
+
+def on_fewest(gang: Gang, ledger: Ledger, where: NDArray[np.bool_] | None = None) -> Offer | None:
+    """Put a gang on the fewest nodes, or the fewest of some; parts go where others of the gang are."""
+    used: set[int] = set()
+
+    def place(part: Part, room: Counts) -> list[tuple[int, int]] | None:
+        placed = fewest(part, room if where is None else np.where(where, room, 0), ledger, used)
+        used.update(node for node, _ in placed or ())
+        return placed
+
+    return on_many(gang, ledger, place)
+
+
+def best_fit(ledger: Ledger, nodes: Nodes, crowded: NDArray[np.bool_] | None = None) -> int:
+    """Choose the node that loses least: no GPUs, then the fewest free, then the fewest free cores, then the first.
+
+    Those that are `crowded`, by node, come after all others that have GPUs.
+    """
+    for left in (np.minimum(ledger.total_gpus, 1), crowded, ledger.free_gpus, ledger.free_cores):
+        if left is not None:
+            here = left[nodes]
+            nodes = nodes[here == here.min()]
+    return int(nodes[0])
+
+
+def fewest(part: Part, room: Counts, ledger: Ledger, used: set[int]) -> list[tuple[int, int]] | None:
+    """Put a part on the fewest nodes: where its gang is already, then the most room first, the rest best fit."""
+    room = np.minimum(room, part.replicas)
+    nodes = np.flatnonzero(room)
+    elsewhere = ~np.isin(nodes, list(used))
+    free = ledger.free_gpus[nodes]
+    gpus_at_stake = (
+        np.zeros_like(free) if part.demand.gpu_milli else np.where(ledger.total_gpus[nodes] > 0, 1 + free, 0)
+    )
+    order = nodes[np.lexsort((nodes, ledger.free_cores[nodes], free, -room[nodes], gpus_at_stake, elsewhere))]
+    placed = fill(room, order, part.replicas)
+    if not placed or not part.demand.gpu_milli:
+        return placed
+    *whole, (_, rest) = placed
+    full = [node for node, _ in whole]
+    able = nodes[(room[nodes] >= rest) & ~np.isin(nodes, full)]
+    return [*whole, (best_fit(ledger, able), rest)]

@@ -113,6 +113,14 @@ class Discerns(Protocol):
     def alike(self, gang: Gang) -> Hashable:
         """Gangs for which this is equal get the same answer from the same ledger."""
 
+    def alike_seconds(self, gang: Gang) -> float:
+        """For how long that of a gang stays as it is while the gang waits; infinity: for ever."""
+
+
+def needs(gang: Gang) -> Hashable:
+    """Tell what gangs are alike in to a policy that does not discern."""
+    return gang.parts, gang.locality
+
 
 class Predictor(Protocol):
     """Turns observations into estimates with confidence."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from types import MappingProxyType
 
@@ -61,7 +61,9 @@ class Refusal:
 
     `locality` is the level at which a place was wanted, where what is free lies in fragments. `over_share` says that
     its tenant has what it is due already. `holds_seconds`: the policy would answer otherwise after that, though nothing
-    else happens.
+    else happens, and relax the level to `relaxes_to` where that is so. `held_seconds`: it would have answered otherwise
+    to a gang that had waited shorter by more than that; so the reason is that of all gangs with these needs whose waits
+    lie between.
     """
 
     code: Code
@@ -71,6 +73,26 @@ class Refusal:
     locality: Locality | None = None
     over_share: bool = False
     holds_seconds: float = math.inf
+    held_seconds: float = math.inf
+    relaxes_to: Locality | None = None
+
+    @property
+    def told(self) -> str:
+        """The detail, with what time alone will change.
+
+        >>> Refusal(Code.FRAGMENTED, "best server has 6", holds_seconds=240, relaxes_to=Locality.RACK).told
+        'best server has 6; relaxes to rack in 4 min'
+        """
+        if self.relaxes_to is None:
+            return self.detail
+        return f"{self.detail}; relaxes to {self.relaxes_to} in {span_in_words(self.holds_seconds)}"
+
+    def after(self, seconds: float) -> Refusal:
+        """The same reason of a gang that has waited that much longer, or shorter where the time is negative."""
+        if not seconds or (math.isinf(self.holds_seconds) and math.isinf(self.held_seconds)):
+            return self
+        held = max(0.0, self.held_seconds + seconds)
+        return replace(self, holds_seconds=max(0.0, self.holds_seconds - seconds), held_seconds=held)
 
     @property
     def wait(self) -> Wait:
@@ -83,7 +105,7 @@ class Refusal:
 
     def __str__(self) -> str:
         """The reason in one sentence."""
-        return f"{self.code}: {self.detail}"
+        return f"{self.code}: {self.told}"
 
 
 def wait_of(code: Code, *, over_share: bool) -> Wait:
@@ -113,6 +135,18 @@ def gpus(milli: int) -> str:
     ('8 GPUs', '0.5 GPUs')
     """
     return plural(milli / 1000, "GPU")
+
+
+def span_in_words(seconds: float) -> str:
+    """Write a time to come in the largest unit that suits it, rounded up: it is not over before.
+
+    >>> span_in_words(41.2), span_in_words(240), span_in_words(9000)
+    ('42 s', '4 min', '3 h')
+    """
+    for unit, length, most in (("s", 1, 100), ("min", 60, 6000)):
+        if seconds <= most:
+            return f"{math.ceil(seconds / length - 1e-6)} {unit}"
+    return f"{math.ceil(seconds / 3600)} h"
 
 
 def behind(job_id: str, wanted: str) -> Refusal:

@@ -5,14 +5,15 @@ A job that cannot run is set aside with the reason; it is neither lost nor in an
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import replace
 
 import numpy as np
 
 from cotenant.core.cycle import gang_of
 from cotenant.core.estimates import Estimate
-from cotenant.core.gangs import Gang, Part
-from cotenant.core.jobs import JobSpec, Locality
+from cotenant.core.gangs import Gang
+from cotenant.core.jobs import JobSpec
 from cotenant.core.jobs import Shape as SpecShape
 from cotenant.core.obstacles import never_fits, shapes_of
 from cotenant.core.refusals import Code, Refusal
@@ -32,7 +33,8 @@ class Admission:
         self._empty = cluster.ledger()
         self._node_shapes = shapes_of(self._empty)
         self._rng = np.random.default_rng(seed)  # its own, so that asking here changes nothing elsewhere
-        self._shapes: dict[tuple[tuple[Part, ...], Locality | None, str], Shape] = {}
+        self._placement = AskedPlacement(policies.placement)
+        self._shapes: dict[tuple[Hashable, str], Shape] = {}
         self._too_large: dict[SpecShape, Refusal | None] = {}
         self._undrawn = self._rng.bit_generator.state
 
@@ -57,9 +59,10 @@ class Admission:
                 "allocation", self._policies.allocator, job.id, f"{type(error).__name__}: {error}"
             ) from error
         tenant = job.tenant if job.tenant in self._limited else ""
-        key = gang.parts, gang.locality, tenant
+        key = self._placement.alike(gang), tenant
         if key not in self._shapes:
             shape = shape_of(gang, tenant)
+            shape.until_waited = self._placement.alike_seconds(gang)
             shape.impossible = self._beyond(tenant, gang) or self._impossible(gang)
             self._shapes[key] = shape
         shape = self._shapes[key]
@@ -78,7 +81,7 @@ class Admission:
 
     def _impossible(self, gang: Gang) -> Refusal | None:
         """Ask the placement policy itself, for it may want more than counts tell."""
-        answer = AskedPlacement(self._policies.placement).place(gang, self._empty, self._rng)
+        answer = self._placement.place(gang, self._empty, self._rng)
         if not isinstance(answer, Refusal):
             return None
         detail = f"refused even on the empty cluster: {answer.detail}"

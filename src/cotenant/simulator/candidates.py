@@ -28,7 +28,9 @@ class Candidates:
         placement: AskedPlacement,
         free: Free,
         headroom: Headroom,
+        now: float,
     ) -> None:
+        self._now = now
         self._lives, self._shapes, self._placement = lives, shapes, placement
         self._free = Free(free.gpu_milli, free.cores, free.memory_bytes)
         self._headroom = headroom
@@ -41,7 +43,7 @@ class Candidates:
                 continue
             if self._free.lacks(life.shape):
                 return
-            yield life.gang()
+            yield life.gang(self._now)
             if self._placement.refusal:
                 return
             self._free.take(life.shape)
@@ -58,7 +60,7 @@ class Candidates:
             shape.refusal = self._over_limit(shape)
             if shape.refusal:
                 continue
-            yield self._lives[int(sequences[0])].gang()
+            yield self._lives[int(sequences[0])].gang(self._now)
             shape.refusal = self._placement.refusal
             if not shape.refusal:
                 self._free.take(shape)

@@ -204,14 +204,15 @@ class Simulation:
             self.submitted += 1
             self.events += 1
             sequence = len(self.lives)
-            shape = self._admission.shape(job, self._arm.submitted(sequence, job))
+            estimate = self._arm.submitted(sequence, job)
+            shape = self._admission.shape(job, estimate)
             if isinstance(shape, Refusal):
                 self.unschedulable.append((job, shape))
                 if self._story:
                     self._story.unschedulable(job, shape, self.now)
                 continue
             fate = self.world.fate(job, self.submitted - 1)
-            life = Life(job, sequence, shape, rest_seconds=job.work_seconds * fate.work_share, fate=fate)
+            life = Life(job, sequence, shape, job.work_seconds * fate.work_share, fate, estimate)
             self.world.born(life)
             self.lives.append(life)
             yield life

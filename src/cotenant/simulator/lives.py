@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from cotenant.core.estimates import UNKNOWN, Estimate
 from cotenant.core.gangs import Gang, Part
 from cotenant.core.jobs import Locality
 from cotenant.core.ledger import Holding
@@ -22,6 +23,10 @@ class Shape:
     A tenant with limits has shapes of its own. `code` numbers the shapes. `refusal` is why the last of them that asked
     was refused; it holds until something is freed. `impossible` is why none of them could run even on the empty
     cluster.
+
+    Where the placement policy discerns gangs by how long they have waited, those that wait are of this shape from
+    `since_waited` on, and of the `later` one from `until_waited` on; they begin as one of the `first`. `line` are those
+    that wait, by sequence, the longest first.
     """
 
     parts: tuple[Part, ...]
@@ -37,10 +42,37 @@ class Shape:
     waiting: int = 0
     refusal: Refusal | None = None
     impossible: Refusal | None = None
+    since_waited: float = 0.0
+    until_waited: float = math.inf
+    first: Shape | None = None
+    later: Shape | None = None
+    line: dict[int, Life] = field(default_factory=dict)
 
-    def gang(self, job_id: str) -> Gang:
+    def gang(self, job_id: str, waited_seconds: float = 0.0) -> Gang:
         """Make a gang of this shape."""
-        return Gang(job_id, self.parts, self.locality, self.sizing, self.tenant)
+        return Gang(job_id, self.parts, self.locality, self.sizing, self.tenant, waited_seconds=waited_seconds)
+
+    @property
+    def relaxes_at(self) -> float:
+        """When the first of those that wait will be of another shape, and get another answer for it; or never."""
+        if not self.line or self.refusal is None or math.isinf(self.refusal.holds_seconds):
+            return math.inf
+        return next(iter(self.line.values())).waiting_since + self.until_waited
+
+    def after_it(self, alike_seconds: float, now: float) -> Shape:
+        """Make the shape that gangs of this one have later, and for so long."""
+        return replace(
+            self,
+            code=-1,
+            meter=Meter(now),
+            waiting=0,
+            refusal=None,
+            since_waited=self.until_waited,
+            until_waited=self.until_waited + alike_seconds,
+            first=self.first or self,
+            later=None,
+            line={},
+        )
 
 
 def shape_of(gang: Gang, tenant: str = "") -> Shape:
@@ -75,6 +107,8 @@ class Life:
     shape: Shape
     rest_seconds: float
     fate: Fate = PASSES
+    estimate: Estimate = UNKNOWN
+    waiting_since: float = math.nan
     restart_seconds: float = 0.0
     attained_seconds: float = 0.0
     running_since: float = math.nan
@@ -126,9 +160,20 @@ class Life:
         """Whether nothing more will become of it."""
         return self.finished or self.given_up
 
-    def gang(self) -> Gang:
+    def gang(self, now: float) -> Gang:
         """Ask for a place as a gang of its shape."""
-        return self.shape.gang(self.job.id)
+        shape = self.shape
+        return Gang(
+            self.job.id,
+            shape.parts,
+            shape.locality,
+            shape.sizing,
+            shape.tenant,
+            kind=self.job.kind,
+            waited_seconds=max(shape.since_waited, now - self.waiting_since),
+            spec=self.job.spec(),
+            estimate=self.estimate,
+        )
 
     def begin_to_wait(self, meter: Meter, now: float) -> None:
         """Wait on a meter."""
@@ -149,6 +194,8 @@ class Life:
             waited[1] + read[1] - mark[1],
             waited[2] + read[2] - mark[2],
             waited[3] + read[3] - mark[3],
+            waited[4] + read[4] - mark[4],
+            waited[5] + read[5] - mark[5],
         )
 
     def move(self, meter: Meter, now: float) -> None:

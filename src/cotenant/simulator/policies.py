@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Hashable
 from dataclasses import dataclass
 
 import numpy as np
 
 from cotenant.core.gangs import Gang
 from cotenant.core.ledger import Ledger, Offer, Share
-from cotenant.core.policy import CpuAllocator, Ended, Learns, Order, PlacementPolicy, QueuePolicy
+from cotenant.core.policy import (
+    CpuAllocator,
+    Discerns,
+    Ended,
+    Learns,
+    Order,
+    PlacementPolicy,
+    QueuePolicy,
+    needs,
+)
 from cotenant.core.refusals import Refusal
 from cotenant.core.table import Jobs
 from cotenant.simulator.lives import Life
@@ -90,6 +101,15 @@ class AskedPlacement:
         self.name = policy.name
         self.refusal: Refusal | None = None
         self._policy = policy
+        self.discerns = isinstance(policy, Discerns)
+
+    def alike(self, gang: Gang) -> Hashable:
+        """Ask what gangs are alike in; their needs, for a policy that does not discern."""
+        return self._policy.alike(gang) if isinstance(self._policy, Discerns) else needs(gang)
+
+    def alike_seconds(self, gang: Gang) -> float:
+        """Ask for how long that stays so while a gang waits."""
+        return self._policy.alike_seconds(gang) if isinstance(self._policy, Discerns) else math.inf
 
     def place(self, gang: Gang, ledger: Ledger, rng: np.random.Generator) -> Offer | Refusal:
         """Ask the policy.

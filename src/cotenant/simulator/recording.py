@@ -152,14 +152,14 @@ class Reason:
 
 
 def reason_of(refusal: Refusal) -> Reason:
-    """Know a reason by its code and by what its numbers count."""
-    return Reason((refusal.code, *sorted(refusal.numbers)), lambda: refusal)
+    """Know a reason by its code, its level, and by what its numbers count."""
+    return Reason((refusal.code, refusal.locality or "", *sorted(refusal.numbers)), lambda: refusal)
 
 
 def counted(lacking: Sequence[str], words: Callable[[], Refusal]) -> Reason:
     """Know a reason by what there is too little of in sum."""
     names = (*(f"free_{name}" for name in lacking), *(f"wanted_{name}" for name in lacking))
-    return Reason((Code.CAPACITY, *sorted(names)), words)
+    return Reason((Code.CAPACITY, "", *sorted(names)), words)
 
 
 class Story:
@@ -210,9 +210,11 @@ class Story:
             )
         )
 
-    def waits(self, life: Life) -> None:
-        """A job begins to wait; why, is told at the end of the instant."""
+    def waits(self, life: Life, *, anew: bool = False) -> None:
+        """A job begins to wait; why, is told at the end of the instant, to itself if it is of another shape `anew`."""
         self._new.append(life)
+        if anew:
+            self._apart.add(life.sequence)
 
     def planned(self, plan: Plan, waiting: int, now: float) -> None:
         """A cycle decided, over so many who waited."""
@@ -338,7 +340,7 @@ def _words(refusal: Refusal) -> dict[str, Any]:
     return {
         "code": refusal.code.value,
         "wait": refusal.wait.value,
-        "detail": refusal.detail,
+        "detail": refusal.told,
         "remedy": refusal.remedy,
         "numbers": refusal.numbers,
     }

@@ -17,7 +17,7 @@ from cotenant.core.tenancy import Tenancy
 from cotenant.simulator.engine import Simulation
 from cotenant.simulator.lives import Life
 from cotenant.simulator.traces.jobs import Ended
-from cotenant.simulator.waits import WAITS, Seconds, dominant
+from cotenant.simulator.waits import LEVELS, WAITS, by_level, by_wait, dominant
 
 ABOUT: Mapping[str, str] = MappingProxyType(
     {
@@ -42,6 +42,9 @@ ABOUT: Mapping[str, str] = MappingProxyType(
         "lost_work_seconds": "work, at reference speed, that was done and lost in failures, for it was not saved",
         "waits": "jobs by the kind of wait that cost them most seconds; jobs that never waited are in none",
         "waits_seconds": "seconds of waiting by kind, summed over all jobs",
+        "waits_by_gpus": "waits by the GPUs that a job asks for, as Philly's table has them",
+        "fragmentation_seconds": "of waits_seconds, those for a place that is not in fragments, by the level that was "
+        "wanted: all on one server, all in one rack, or anywhere",
         "events": "submissions, finishes, failures, retries, preemptions, nodes that fail or are back, and ends of an "
         "order's validity",
         "overlay": "what was added that the trace does not tell, and its seed; empty where nothing was",
@@ -51,6 +54,10 @@ ABOUT: Mapping[str, str] = MappingProxyType(
     }
 )
 
+
+GANG_SIZES: Mapping[str, tuple[float, float]] = MappingProxyType(
+    {"0": (0, 1), "1": (1, 1_001), "2-4": (1_001, 4_001), "5-8": (4_001, 8_001), "over 8": (8_001, math.inf)}
+)  # in thousandths of GPUs, from the first to below the second (Philly, table 2 [P])
 
 LEFT_WAITING = Refusal(
     Code.NOT_YET_CONSIDERED,
@@ -69,7 +76,7 @@ class Outcome(NamedTuple):
     work_seconds: float
     finished_seconds: float | None
     run_seconds: float
-    waits_seconds: Seconds
+    waits_seconds: tuple[float, ...]  # by kind
     preemptions: int
     ended: Ended = Ended.PASSED  # once it finished
     failures: int = 0
@@ -80,6 +87,7 @@ class Outcome(NamedTuple):
     deadline_seconds: float | None = None
     given_up_seconds: float | None = None
     tenant: str = TENANT_DEFAULT
+    fragmentation_seconds: tuple[float, ...] = ()  # by level; together, those of that kind
 
     @property
     def jct_seconds(self) -> float | None:
@@ -124,6 +132,8 @@ class Result:
     tenants: Mapping[str, Mapping[str, float | None]]
     waits: Mapping[str, int]
     waits_seconds: Mapping[str, float]
+    waits_by_gpus: Mapping[str, Mapping[str, int]]
+    fragmentation_seconds: Mapping[str, float]
     events: int
     wall_seconds: float
     seed: int
@@ -153,6 +163,8 @@ class Result:
             "tenants": {tenant: dict(figures) for tenant, figures in self.tenants.items()},
             "waits": dict(self.waits),
             "waits_seconds": dict(self.waits_seconds),
+            "waits_by_gpus": {size: dict(counts) for size, counts in self.waits_by_gpus.items()},
+            "fragmentation_seconds": dict(self.fragmentation_seconds),
             "overlay": dict(self.overlay),
             "policies": dict(self.policies),
             "options": {group: dict(given) for group, given in self.options.items()},
@@ -210,6 +222,14 @@ def result_of(
         tenants=_by_tenant(simulation.tenancy, outcomes),
         waits=_jobs_by_wait(outcomes),
         waits_seconds=_seconds_by_wait(outcomes),
+        waits_by_gpus={
+            size: _jobs_by_wait([one for one in outcomes if least <= one.gpu_milli < above])
+            for size, (least, above) in GANG_SIZES.items()
+        },
+        fragmentation_seconds={
+            level.value: math.fsum(one.fragmentation_seconds[number] for one in outcomes)
+            for number, level in enumerate(LEVELS)
+        },
         events=simulation.events + preemptions,
         wall_seconds=wall_seconds,
         seed=seed,
@@ -233,7 +253,7 @@ def result_of(
 
 
 def _outcome(life: Life, now: float) -> Outcome:
-    job = life.job
+    job, waited = life.job, life.waited_until(now)
     return Outcome(
         id=job.id,
         kind=job.kind,
@@ -242,7 +262,7 @@ def _outcome(life: Life, now: float) -> Outcome:
         work_seconds=job.work_seconds,
         finished_seconds=life.finished_seconds if life.finished else None,
         run_seconds=life.attained_seconds + (now - life.running_since if life.running else 0.0),
-        waits_seconds=life.waited_until(now),
+        waits_seconds=by_wait(waited),
         preemptions=life.preemptions,
         ended=life.fate.ended,
         failures=life.failures,
@@ -253,6 +273,7 @@ def _outcome(life: Life, now: float) -> Outcome:
         deadline_seconds=job.deadline_seconds,
         given_up_seconds=life.given_up_seconds if life.given_up else None,
         tenant=job.tenant,
+        fragmentation_seconds=by_level(waited),
     )
 
 
@@ -321,7 +342,7 @@ def _by_tenant(tenancy: Tenancy, outcomes: Iterable[Outcome]) -> dict[str, dict[
     return figures
 
 
-def _jobs_by_wait(outcomes: tuple[Outcome, ...]) -> dict[str, int]:
+def _jobs_by_wait(outcomes: Iterable[Outcome]) -> dict[str, int]:
     counts = {wait.value: 0 for wait in WAITS}
     for outcome in outcomes:
         if wait := dominant(outcome.waits_seconds):

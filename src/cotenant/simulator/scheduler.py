@@ -7,13 +7,15 @@ answers are known:
   than is free in sum. Where nobody may be stopped for others, such gangs are not asked about, and where there is no
   other gang there is no cycle;
 - a strict queue is asked about its gangs one by one, up to the first that does not fit.
-That holds for every policy whose refusals depend on the gang's shape and on what is free.
+That holds for every policy whose refusals depend on the gang's shape and on what is free. Where they depend on how long
+it has waited too (`policy.Discerns`), a waiting gang is of a later shape from the moment at which that makes a
+difference.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -37,6 +39,8 @@ from cotenant.simulator.physics.world import World
 from cotenant.simulator.policies import AskedPlacement, Policies, PolicyFailed, ordered, teach
 from cotenant.simulator.reasons import Listening
 from cotenant.simulator.recording import Story
+from cotenant.simulator.waiting import Waiting
+from cotenant.simulator.waits import CAUSE_OF, Cause, cause_of
 
 STOP_NOBODY = Rules(Preemption.NEVER)
 VALID_SECONDS_MIN = 0.001  # an order is asked for anew no sooner than this, so that rounding cannot stop the clock
@@ -86,7 +90,7 @@ class Scheduler:
         self._sequences: dict[str, int] = {}
         self._shapes: list[Shape] = []
         self._codes: Ints = np.zeros(jobs, dtype=np.int64)  # of each job's shape, by sequence
-        self._waiting: dict[int, Shape] = {}  # shapes of which some gang waits, by code
+        self._waiting = Waiting(self._placement)
         self._headroom = Headroom(())  # of the present cycle
         self._asked_all = False  # whether the present cycle asked about everybody
         self._over_share: frozenset[int] = frozenset()  # waiting jobs beyond their tenant's share, by sequence
@@ -116,10 +120,7 @@ class Scheduler:
 
     def _enter(self, life: Life) -> None:
         job, shape = life.job, life.shape
-        if shape.code < 0:
-            shape.code = len(self._shapes)
-            self._shapes.append(shape)
-        self._codes[life.sequence] = shape.code
+        self._join(life, shape)
         self._lives[life.sequence] = life
         self._sequences[job.id] = life.sequence
         self._table.add(
@@ -138,6 +139,14 @@ class Scheduler:
                 preemptible=job.preemptible,
             )
         )
+
+    def _join(self, life: Life, shape: Shape) -> None:
+        """Let a job be of a shape from now on."""
+        if shape.code < 0:
+            shape.code = len(self._shapes)
+            self._shapes.append(shape)
+        life.shape = shape
+        self._codes[life.sequence] = shape.code
 
     def finish(self, life: Life, now: float) -> None:
         """Let a job go that is done; a queue policy that learns is told of it."""
@@ -202,6 +211,8 @@ class Scheduler:
         """
         refusals: Mapping[str, Refusal] = {}
         started: list[tuple[Life, float]] = []
+        if self._placement.discerns:
+            self._grow_older(now)
         if not self._may_start():
             self.order_expires = math.inf
             self._asked_all, self._over_share = False, frozenset()
@@ -220,17 +231,24 @@ class Scheduler:
             self._note_shares(jobs, order, now)
             valid_seconds = self._rules.valid_seconds(jobs, order, now) if self._stops else order.valid_seconds
             self.order_expires = now + max(valid_seconds, VALID_SECONDS_MIN)
+        if self._placement.discerns:
+            self.order_expires = min(self.order_expires, self._relaxes_at(refusals.values(), now))
         self._label(refusals, now)
         if self._story:
             listening = Listening(self._story, self._lives, self._ledger, self._free, self._over_share)
             if self._alike:
-                listening.by_shape(self._waiting.values(), now)
+                listening.by_shape(self._waiting.shapes, now)
             elif self._by_shape:
                 listening.by_job(refusals if self._asked_all else {}, now)
             else:
                 listening.in_order(self._queue, refusals, self._choice, now)
             self._choice = None
         return started
+
+    def _relaxes_at(self, refusals: Iterable[Refusal], now: float) -> float:
+        """Say when somebody gets another answer because of the time alone."""
+        holds_seconds = min((refusal.holds_seconds for refusal in refusals), default=math.inf)
+        return min(now + max(holds_seconds, VALID_SECONDS_MIN), self._waiting.relaxes_at)
 
     def _carry_out(self, plan: cycle.Plan, jobs: Jobs, now: float) -> list[tuple[Life, float]]:
         """Stop and start; returns who was started and when each will finish."""
@@ -245,8 +263,8 @@ class Scheduler:
         if self._stops or self._shares or self._gives_up:
             return bool(self._waiting)
         if self._queue.strict:
-            return any(not self._free.lacks(shape) for shape in self._waiting.values())
-        return any(shape.refusal is None and not self._free.lacks(shape) for shape in self._waiting.values())
+            return any(not self._free.lacks(shape) for shape in self._waiting.shapes)
+        return any(shape.refusal is None and not self._free.lacks(shape) for shape in self._waiting.shapes)
 
     def _order(self, now: float) -> tuple[Jobs, Order]:
         jobs = self._arm.know(self._table.jobs(now))
@@ -264,7 +282,7 @@ class Scheduler:
                 self._story.given_up(life, given_up(self._queue.name), now)
             life.give_up(now)
             self.given_up += 1
-            self._waits_no_more(life.shape)
+            self._waiting.remove(life)
             self._leave(life)
         return bool(sequences)
 
@@ -277,7 +295,7 @@ class Scheduler:
             self._choice = jobs.sequence[choice.ranked], jobs.sequence[choice.starts]
         try:
             return cycle.place(
-                self._gangs(jobs.sequence[choice.starts]),
+                self._gangs(jobs.sequence[choice.starts], now),
                 self._ledger,
                 self._placement,
                 self.rng,
@@ -297,17 +315,14 @@ class Scheduler:
             life = self._lives[sequence]
             yield cycle.Victim(life.job.id, life.holdings, first, life.shape.tenant)
 
-    def _gangs(self, sequences: Ints) -> Iterator[Gang]:
+    def _gangs(self, sequences: Ints, now: float) -> Iterator[Gang]:
         """Make gangs of jobs in their order, one by one as they are asked for, without those whose answer is known."""
         if self._asked_all:
-            return (self._gang(sequence) for sequence in sequences.tolist())
-        some = Candidates(self._lives, self._shapes, self._placement, self._free, self._headroom)
+            return (self._lives[sequence].gang(now) for sequence in sequences.tolist())
+        some = Candidates(self._lives, self._shapes, self._placement, self._free, self._headroom, now)
         if self._queue.strict:
             return some.up_to_a_refusal(sequences)
         return some.hopeful(sequences, self._codes[sequences])
-
-    def _gang(self, sequence: int) -> Gang:
-        return self._lives[sequence].gang()
 
     def _by_life(self, starts: Sequence[cycle.Start]) -> Iterator[tuple[Life, cycle.Start]]:
         return ((self._life(start.gang.job_id), start) for start in starts)
@@ -316,7 +331,7 @@ class Scheduler:
         return self._lives[self._sequences[job_id]]
 
     def _start(self, life: Life, start: cycle.Start, now: float) -> float:
-        self._waits_no_more(life.shape)
+        self._waiting.remove(life)
         finish = self._run(life, start.holdings, now)
         if self._story:
             self._story.started(life, start, now)
@@ -355,16 +370,23 @@ class Scheduler:
             shape.refusal = None
 
     def _wait(self, life: Life, now: float) -> None:
+        if again := life.shape.first:
+            self._join(life, again)
+        life.waiting_since = now
         self._labels.begin(life, now)
-        life.shape.waiting += 1
-        self._waiting[life.shape.code] = life.shape
+        self._waiting.add(life)
         if self._story:
             self._story.waits(life)
 
-    def _waits_no_more(self, shape: Shape) -> None:
-        shape.waiting -= 1
-        if not shape.waiting:
-            del self._waiting[shape.code]
+    def _grow_older(self, now: float) -> None:
+        """Let those be of a later shape that have waited for long enough."""
+        for life, shape in self._waiting.overdue(now):
+            self._waiting.remove(life)
+            self._join(life, shape)
+            self._waiting.add(life)
+            self._labels.follow(life, now)
+            if self._story:
+                self._story.waits(life, anew=True)
 
     def _note_shares(self, jobs: Jobs, order: Order, now: float) -> None:
         """Note which waiting jobs are beyond their tenants' shares, where anybody knows of shares."""
@@ -376,14 +398,14 @@ class Scheduler:
 
     def _label(self, refusals: Mapping[str, Refusal], now: float) -> None:
         """Say for what each waiting job waits from now on."""
-        self._labels.turn(self._waiting.values(), self._known, now)
-        apart: dict[int, tuple[Life, Wait]] = {}
+        self._labels.turn(self._waiting.shapes, self._known, now)
+        apart: dict[int, tuple[Life, Cause]] = {}
         if self._asked_all or not self._by_shape:
             for life, refusal in ((self._life(job_id), refusal) for job_id, refusal in refusals.items()):
                 if self._by_shape or refusal.wait is not Wait.CAPACITY:
-                    apart[life.sequence] = life, refusal.wait
+                    apart[life.sequence] = life, cause_of(refusal)
         for sequence in sorted(self._over_share):
-            apart[sequence] = self._lives[sequence], Wait.FAIR_SHARE
+            apart[sequence] = self._lives[sequence], CAUSE_OF[Wait.FAIR_SHARE]
         self._labels.set_apart(apart, now)
 
     def _known(self, shape: Shape) -> Refusal | None:
