@@ -90,9 +90,9 @@ relaxes to rack in 4 min
         if (gang.gpu_milli or gang.locality is Locality.SERVER) and (offer := self._on_server(gang, ledger)):
             return offer
         stand = self._stand(gang, ledger)
-        if stand.level is not Locality.SERVER and (gang.gpu_milli or gang.locality is Locality.RACK):
-            if offer := _in_rack(gang, ledger):
-                return offer
+        apart = stand.level is not Locality.SERVER and (gang.gpu_milli or gang.locality is Locality.RACK)
+        if apart and (offer := _in_rack(gang, ledger)):
+            return offer
         if stand.level is Locality.ANYWHERE and (offer := on_fewest(gang, ledger)):
             return offer
         refusal = no_place(gang, ledger, within=stand.level)

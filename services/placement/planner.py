@@ -50,6 +50,7 @@ def plan(
             estimates.estimate_from_wire(candidate.estimate),
             allocator,
             shapes,
+            translate.seconds(candidate.waited),
         )
         for candidate in request.candidates
     ]

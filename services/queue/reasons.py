@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -9,6 +10,22 @@ from cotenant.core.refusals import Code, Refusal, behind, outranked
 from cotenant.services.queue.records import Record, ShapeKey
 
 Since = tuple[Refusal, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """What a cycle said of a job, since when that has been the reason, and since when that job waits."""
+
+    refusal: Refusal
+    since: float
+    waiting_since: float
+
+    def of(self, record: Record) -> Refusal | None:
+        """Say it of another job with the same needs; None where its wait is one of which this tells nothing."""
+        longer = self.waiting_since - record.waiting_since
+        if -self.refusal.held_seconds <= longer < self.refusal.holds_seconds:
+            return self.refusal.after(longer)
+        return None
 
 
 @dataclass(slots=True)
@@ -21,18 +38,40 @@ class Reasons:
 
     now: float = 0.0
     own: dict[str, Since] = field(default_factory=dict)
-    shapes: dict[ShapeKey, Since] = field(default_factory=dict)
+    shapes: dict[ShapeKey, list[Said]] = field(default_factory=dict)  # by how long jobs wait, where that matters
+    holds_seconds: float = math.inf  # for so long nobody's reason changes with time alone
     head: tuple[str, Refusal, float] | None = None  # what a strict queue stopped at
     outranked: Mapping[str, int] = field(default_factory=dict)  # places in the order, from 0
     outranked_since: Mapping[str, float] = field(default_factory=dict)
 
     def refuse(self, record: Record, refusal: Refusal, before: Reasons) -> None:
         """Note why a job waits; the time stays where the reason does."""
+        self.hold(refusal)
         self.own[record.id] = refusal, _since(refusal, before.own.get(record.id), self.now)
 
     def refuse_shape(self, record: Record, refusal: Refusal, before: Reasons) -> None:
-        """Note why all jobs of a shape wait."""
-        self.shapes[record.shape] = refusal, _since(refusal, before.shapes.get(record.shape), self.now)
+        """Note why all jobs of a shape wait, those for whose waits it holds."""
+        known = next((said for said in before.shapes.get(record.shape, ()) if said.refusal.code is refusal.code), None)
+        since = known.since if known else self.now
+        self.shapes.setdefault(record.shape, []).append(Said(refusal, since, record.waiting_since))
+        self.hold(refusal)
+
+    def known(self, record: Record) -> bool:
+        """Tell whether another job of its shape was refused for a reason that is its own too."""
+        shape = self._of_shape(record)
+        if shape:
+            self.hold(shape[0])
+        return shape is not None
+
+    def hold(self, refusal: Refusal) -> None:
+        """Note when a job's reason will change with time alone."""
+        self.holds_seconds = min(self.holds_seconds, refusal.holds_seconds)
+
+    def _of_shape(self, record: Record) -> Since | None:
+        for said in self.shapes.get(record.shape, ()):
+            if (refusal := said.of(record)) is not None:
+                return refusal, said.since
+        return None
 
     def stop_at(self, record: Record, refusal: Refusal, before: Reasons) -> None:
         """Note that a strict queue goes no further."""
@@ -44,13 +83,18 @@ class Reasons:
         since = before.outranked_since
         self.outranked, self.outranked_since = places, {job_id: since.get(job_id, self.now) for job_id in places}
 
-    def of(self, record: Record) -> Since | None:
+    def of(self, record: Record, now: float) -> Since | None:
         """Why a job waits, and since when; None where no cycle has considered it."""
+        if told := self._of(record):
+            return told[0].after(now - self.now), told[1]
+        return None
+
+    def _of(self, record: Record) -> Since | None:
         if own := self.own.get(record.id):
             return own
         if self.head and self.head[0] != record.id:
             return behind(self.head[0], self.head[1].detail), self.head[2]
-        if shape := self.shapes.get(record.shape):
+        if shape := self._of_shape(record):
             return shape
         if (place := self.outranked.get(record.id)) is not None:
             return outranked(place + 1, place), self.outranked_since[record.id]

@@ -70,6 +70,12 @@ class Record:
             self.ran_before_estimate_seconds += max(0.0, now - translate.seconds(self.job.attempt.start_time))
 
     @property
+    def waiting_since(self) -> float:
+        """When it last began to wait, in unix seconds: when its last attempt ended, or else at its submission."""
+        job = self.stored.job
+        return translate.seconds(job.attempt.end_time if job.attempt.HasField("end_time") else job.create_time)
+
+    @property
     def attempt_number(self) -> int:
         """The number of the last attempt; 0 before the first."""
         return self.stored.job.attempt.number

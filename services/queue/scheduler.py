@@ -46,6 +46,7 @@ PAGE_MIN, PAGE_MAX = 32, 256
 ESTIMATES_MAX = 1000
 ESTIMATE_DEADLINE_SECONDS = 2.0
 PLAN_DEADLINE_SECONDS = 30.0
+HOLDS_SECONDS_MIN = 0.01  # no cycle sooner for the time's sake alone, so that rounding makes no haste
 
 CYCLE_SECONDS = telemetry.histogram("cotenant.queue.cycle", "s", "Time of one scheduling cycle.")
 ASSIGNED_SECONDS = telemetry.histogram("cotenant.queue.assigned", "s", "Time from a job's submission to its attempt.")
@@ -160,7 +161,7 @@ class Scheduler:
         await self._place(ranking, reasons, times)
         state.reasons = reasons
         CYCLE_SECONDS.record(time.time() - began)
-        return ranking.valid_seconds
+        return min(ranking.valid_seconds, max(reasons.holds_seconds, HOLDS_SECONDS_MIN))
 
     def rank(self, now: float) -> Ranking:
         """Order the jobs of the table, and say who should run and who may have to make room."""
@@ -243,7 +244,7 @@ class Scheduler:
                 return
             if postponed:
                 left = chain(postponed, left)
-            response = await self._plan(page, victims)
+            response = await self._plan(page, victims, reasons.now)
             self._take(page, response, room, reasons, times)
             preempted, next_place = {victim.job_id for victim in response.preempted}, page[-1].place + 1
             victims = [(one, ahead) for one, ahead in victims if one.id not in preempted and ahead > next_place]
@@ -278,7 +279,7 @@ class Scheduler:
         asked_for = room.copy()
         for entry in entries:
             record = entry.record
-            if record.phase is not Phase.QUEUED or record.shape in reasons.shapes:
+            if record.phase is not Phase.QUEUED or reasons.known(record):
                 continue
             tenant, asked = record.spec.tenant, asked_by(record)
             if refusal := room.refuse(tenant, asked.gpu_milli, asked.cores):
@@ -293,9 +294,8 @@ class Scheduler:
         return page, postponed
 
     async def _plan(
-        self, page: Sequence[_Entry], victims: Sequence[tuple[Record, int]]
+        self, page: Sequence[_Entry], victims: Sequence[tuple[Record, int]], now: float
     ) -> placement_pb2.PlanPlacementResponse:
-        now = time.time()
         request = placement_pb2.PlanPlacementRequest(strict=self.config.policy.strict, seed=self.config.seed)
         for entry in page:
             request.candidates.append(candidate_of(entry.record, now))
@@ -353,5 +353,5 @@ def candidate_of(record: Record, now: float) -> placement_pb2.Candidate:
     )
     if record.estimate:
         candidate.estimate.CopyFrom(record.estimate)
-    candidate.waited.FromNanoseconds(int(max(0.0, now - translate.seconds(record.job.create_time)) * 1e9))
+    candidate.waited.CopyFrom(translate.duration(max(0.0, now - record.waiting_since)))
     return candidate

@@ -89,9 +89,9 @@ def _read(answer: pb.SimulateJobResponse, record: Record, response: placement_pb
             answer.allocations.extend(placed.attempt.allocations)
     for refused in response.refused:
         if refused.job_id == record.id:
-            answer.refusal.CopyFrom(refused.refusal)
+            answer.refusal.CopyFrom(_told(refusals.from_wire(refused.refusal)))
     answer.preempted_job_ids.extend(victim.job_id for victim in response.preempted)
 
 
 def _told(refusal: Refusal) -> job_pb2.Refusal:
-    return refusals.to_wire(refusal)
+    return refusals.to_people(refusal)

@@ -225,7 +225,7 @@ class State:
         job.etag = str(record.revision)
         if record.phase is Phase.QUEUED:
             refusal, since = self.refusal(record)
-            job.refusal.CopyFrom(refusals.to_wire(refusal))
+            job.refusal.CopyFrom(refusals.to_people(refusal))
             job.refusal.since.FromNanoseconds(int(since * 1e9))
         elif record.phase is Phase.RUNNING:
             ran = max(0.0, time.time() - translate.seconds(job.attempt.start_time))
@@ -234,8 +234,7 @@ class State:
 
     def refusal(self, record: Record) -> tuple[Refusal, float]:
         """Why a job waits, and since when that has been the reason."""
-        job = record.job
-        waits_since = translate.seconds(job.attempt.end_time if job.attempt.HasField("end_time") else job.create_time)
+        job, waits_since = record.job, record.waiting_since
         if self.backing_off(record):
             until = translate.seconds(record.stored.not_before_time)
             return Refusal(
@@ -243,7 +242,7 @@ class State:
                 f"{job.phase_reason}; waits {max(0.0, until - time.time()):.0f} s before the next attempt",
                 "the time passes",
             ), waits_since
-        refusal, since = self.reasons.of(record) or (NOT_YET, waits_since)
+        refusal, since = self.reasons.of(record, time.time()) or (NOT_YET, waits_since)
         if record.id in self.beyond:
             refusal = replace(refusal, over_share=True)
         return refusal, max(since, waits_since)

@@ -7,6 +7,7 @@ What is not known is null.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
@@ -130,6 +131,7 @@ def reason_view(refusal: Refusal) -> View:
         "wait": read.wait.value if read else None,
         "locality": read.locality.value if read and read.locality else None,
         "since": time_of(refusal, "since"),
+        "holds_seconds": read.holds_seconds if read and read.holds_seconds < math.inf else None,
     }
 
 

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+
+from cotenant.core.jobs import Locality
 from cotenant.core.refusals import Code, Refusal
-from cotenant.rpc.translate import LOCALITIES
+from cotenant.rpc.translate import DURATION_SECONDS_MAX, LOCALITIES, duration, seconds
 from cotenant.v1 import job_pb2
 
-OVER_SHARE, LOCALITY = "over_share", "wanted_locality"  # 1 where it is so; as the wire numbers the levels
+OVER_SHARE = "over_share"  # 1 where it is so
+LOCALITY, RELAXES_TO = "wanted_locality", "relaxes_to"  # as the wire numbers the levels
+HELD_SECONDS = "held_seconds"
 
 
 def to_wire(refusal: Refusal) -> job_pb2.Refusal:
@@ -16,7 +22,19 @@ def to_wire(refusal: Refusal) -> job_pb2.Refusal:
         numbers[OVER_SHARE] = 1.0
     if refusal.locality:
         numbers[LOCALITY] = float(LOCALITIES.to_wire(refusal.locality))
-    return job_pb2.Refusal(code=refusal.code.value, detail=refusal.detail, remedy=refusal.remedy, numbers=numbers)
+    if refusal.relaxes_to:
+        numbers[RELAXES_TO] = float(LOCALITIES.to_wire(refusal.relaxes_to))
+    if refusal.held_seconds < math.inf:
+        numbers[HELD_SECONDS] = refusal.held_seconds
+    message = job_pb2.Refusal(code=refusal.code.value, detail=refusal.detail, remedy=refusal.remedy, numbers=numbers)
+    if refusal.holds_seconds <= DURATION_SECONDS_MAX:
+        message.holds.CopyFrom(duration(refusal.holds_seconds))
+    return message
+
+
+def to_people(refusal: Refusal) -> job_pb2.Refusal:
+    """Write down why a job waits, for whoever asks: the detail says what time alone will change."""
+    return to_wire(replace(refusal, detail=refusal.told, relaxes_to=None, held_seconds=math.inf))
 
 
 def from_wire(message: job_pb2.Refusal) -> Refusal:
@@ -26,6 +44,18 @@ def from_wire(message: job_pb2.Refusal) -> Refusal:
         ValueError: the code is from a newer version.
     """
     numbers = dict(message.numbers)
-    over_share, level = bool(numbers.pop(OVER_SHARE, 0)), int(numbers.pop(LOCALITY, 0))
-    locality = LOCALITIES.from_wire(level) if level in LOCALITIES.names else None
-    return Refusal(Code(message.code), message.detail, message.remedy, numbers, locality, over_share)
+    return Refusal(
+        Code(message.code),
+        message.detail,
+        message.remedy,
+        locality=_level(numbers.pop(LOCALITY, 0)),
+        over_share=bool(numbers.pop(OVER_SHARE, 0)),
+        holds_seconds=seconds(message.holds) if message.HasField("holds") else math.inf,
+        held_seconds=numbers.pop(HELD_SECONDS, math.inf),
+        relaxes_to=_level(numbers.pop(RELAXES_TO, 0)),
+        numbers=numbers,
+    )
+
+
+def _level(number: float) -> Locality | None:
+    return LOCALITIES.from_wire(int(number)) if int(number) in LOCALITIES.names else None

@@ -1,0 +1,79 @@
+"""Why jobs of one shape wait, where the answer depends on how long they have waited."""
+
+from __future__ import annotations
+
+import pytest
+
+from cotenant.core.jobs import JobSpec, Locality
+from cotenant.core.refusals import Code, Refusal
+from cotenant.rpc import refusals
+from cotenant.services.queue.reasons import Reasons
+from cotenant.services.queue.records import Record, new_record
+
+NOW = 1_000_000.0
+AT_SERVER = Refusal(Code.FRAGMENTED, "best server has 6", "", {"wanted_replicas": 8.0}, Locality.SERVER)
+
+
+def waiting(name: str, seconds: float, like: Record | None = None) -> Record:
+    record = new_record(name, JobSpec(), "ann", "")
+    record.stored.job.create_time.FromNanoseconds(int((NOW - seconds) * 1e9))
+    if like:
+        record.shape = like.shape
+    return record
+
+
+def refused(waited: float, *, since: float, until: float) -> Refusal:
+    """What the policy says to a gang at a level that lasts between two waits."""
+    return Refusal(
+        AT_SERVER.code,
+        AT_SERVER.detail,
+        numbers=AT_SERVER.numbers,
+        locality=AT_SERVER.locality,
+        holds_seconds=until - waited,
+        held_seconds=waited - since,
+        relaxes_to=Locality.RACK,
+    )
+
+
+def test_jobs_of_the_same_needs_share_a_reason_only_while_their_waits_are_of_one_level() -> None:
+    reasons, asked = Reasons(NOW), waiting("asked", 100)
+    reasons.refuse_shape(asked, refused(100, since=60, until=300), Reasons())
+    for seconds, shared in ((59, False), (60, True), (299, True), (300, False)):
+        assert reasons.known(waiting("other", seconds, asked)) is shared, seconds
+    assert not reasons.known(waiting("of another shape", 100))
+
+
+def test_each_job_is_told_its_own_time_and_that_runs_down() -> None:
+    reasons, asked = Reasons(NOW), waiting("asked", 100)
+    younger = waiting("younger", 80, asked)
+    reasons.refuse_shape(asked, refused(100, since=60, until=300), Reasons())
+    for record, later, told in ((asked, 0, 200), (younger, 0, 220), (younger, 100, 120), (younger, 500, 0)):
+        answer = reasons.of(record, NOW + later)
+        assert answer is not None
+        assert answer[0].holds_seconds == pytest.approx(told)
+    assert str(answer[0]) == "FRAGMENTED: best server has 6; relaxes to rack in 0 s"
+
+
+def test_the_next_cycle_comes_when_the_first_of_them_relaxes() -> None:
+    reasons, asked = Reasons(NOW), waiting("asked", 100)
+    reasons.refuse_shape(asked, refused(100, since=0, until=300), Reasons())
+    assert reasons.holds_seconds == 200
+    assert reasons.known(waiting("older", 250, asked))
+    assert reasons.holds_seconds == 50
+
+
+def test_a_reason_that_time_does_not_change_is_that_of_all() -> None:
+    reasons, asked = Reasons(NOW), waiting("asked", 100)
+    reasons.refuse_shape(asked, Refusal(Code.CAPACITY, "too little is free"), Reasons())
+    assert reasons.known(waiting("new", 0, asked))
+    assert reasons.holds_seconds == float("inf")
+
+
+def test_a_refusal_comes_back_from_the_wire_as_it_went() -> None:
+    one = refused(100, since=60, until=300.25)
+    assert refusals.from_wire(refusals.to_wire(one)) == one
+    assert refusals.from_wire(refusals.to_wire(AT_SERVER)) == AT_SERVER
+    told = refusals.to_people(one)
+    assert told.detail == "best server has 6; relaxes to rack in 4 min"
+    assert told.holds.ToTimedelta().total_seconds() == 200.25
+    assert "relaxes_to" not in told.numbers
