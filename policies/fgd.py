@@ -105,7 +105,7 @@ class FragmentationGradientDescent:
         if whole is not None:
             return whole
         if gang.locality is Locality.SERVER:
-            return no_place(gang, ledger, one_node=True)
+            return no_place(gang, ledger, within=Locality.SERVER)
         anywhere = self._descend(gang, ledger)
         return no_place(gang, ledger) if anywhere is None else anywhere
 

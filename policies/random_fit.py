@@ -35,7 +35,7 @@ class RandomFit:
             for node in rng.permutation(room_for_all(gang, ledger)).tolist():
                 if (whole := on_one(gang, ledger, node)) is not None:
                     return whole
-            return no_place(gang, ledger, one_node=True)
+            return no_place(gang, ledger, within=Locality.SERVER)
         offer = on_many(gang, ledger, lambda part, room: _drawn(part, room, rng))
         return no_place(gang, ledger) if offer is None else offer
 

@@ -40,7 +40,7 @@ class Spread:
             for node in nodes[np.lexsort((nodes, taken))].tolist():
                 if (whole := on_one(gang, ledger, node)) is not None:
                     return whole
-            return no_place(gang, ledger, one_node=True)
+            return no_place(gang, ledger, within=Locality.SERVER)
         offer = on_many(gang, ledger, lambda part, room: _apart(part, room, ledger))
         return no_place(gang, ledger) if offer is None else offer
 

@@ -51,6 +51,7 @@ def test_each_job_is_told_its_own_time_and_that_runs_down() -> None:
         answer = reasons.of(record, NOW + later)
         assert answer is not None
         assert answer[0].holds_seconds == pytest.approx(told)
+    assert answer is not None
     assert str(answer[0]) == "FRAGMENTED: best server has 6; relaxes to rack in 0 s"
 
 
