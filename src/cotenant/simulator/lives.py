@@ -10,6 +10,7 @@ from cotenant.core.gangs import Gang, Part
 from cotenant.core.jobs import Locality
 from cotenant.core.ledger import Holding
 from cotenant.core.refusals import Refusal
+from cotenant.core.table import JobRow
 from cotenant.simulator.physics.failures import PASSES, Fate
 from cotenant.simulator.physics.rates import FULL, Rate
 from cotenant.simulator.traces import TraceJob
@@ -287,3 +288,22 @@ class Life:
     def _hold_nothing(self, ran: float) -> None:
         self.attained_seconds += ran
         self.running_since, self.holdings, self.rate, self.pace = math.nan, (), 1.0, 1.0
+
+
+def row_of(life: Life, tenant: int, tenant_weight: float) -> JobRow:
+    """A job as it enters the table, of the tenant with that number."""
+    job, shape = life.job, life.shape
+    return JobRow(
+        job.id,
+        arrival_seconds=job.submitted_seconds,
+        sequence=life.sequence,
+        gpu_milli=shape.gpu_milli,
+        cores=shape.cores,
+        memory_bytes=shape.memory_bytes,
+        replicas=shape.replicas,
+        priority=job.priority,
+        tenant=tenant,
+        tenant_weight=tenant_weight,
+        deadline_seconds=math.inf if job.deadline_seconds is None else job.deadline_seconds,
+        preemptible=job.preemptible,
+    )

@@ -26,14 +26,14 @@ from cotenant.core.ledger import Holding, Overcommitted
 from cotenant.core.nodes import NodeShape
 from cotenant.core.policy import Order
 from cotenant.core.refusals import Refusal, Wait, given_up
-from cotenant.core.table import Capacity, Ints, JobRow, Jobs, JobTable
+from cotenant.core.table import Capacity, Ints, Jobs, JobTable
 from cotenant.core.tenancy import NO_TENANTS, Headroom, Tenancy
 from cotenant.simulator.arms import Arm
 from cotenant.simulator.candidates import Candidates
 from cotenant.simulator.clusters import Cluster
 from cotenant.simulator.free import Free, with_node
 from cotenant.simulator.labels import Labels
-from cotenant.simulator.lives import Life, Shape
+from cotenant.simulator.lives import Life, Shape, row_of
 from cotenant.simulator.physics.rates import FULL
 from cotenant.simulator.physics.world import World
 from cotenant.simulator.policies import AskedPlacement, Policies, PolicyFailed, ordered, teach
@@ -88,9 +88,7 @@ class Scheduler:
         self._free = Free(self._ledger.total_gpu_milli, cluster.cores, memory_bytes)
         self._lives: dict[int, Life] = {}
         self._sequences: dict[str, int] = {}
-        self._shapes: list[Shape] = []
-        self._codes: Ints = np.zeros(jobs, dtype=np.int64)  # of each job's shape, by sequence
-        self._waiting = Waiting(self._placement)
+        self._waiting = Waiting(self._placement, jobs)
         self._headroom = Headroom(())  # of the present cycle
         self._asked_all = False  # whether the present cycle asked about everybody
         self._over_share: frozenset[int] = frozenset()  # waiting jobs beyond their tenant's share, by sequence
@@ -120,33 +118,11 @@ class Scheduler:
 
     def _enter(self, life: Life) -> None:
         job, shape = life.job, life.shape
-        self._join(life, shape)
+        self._waiting.join(life, shape)
         self._lives[life.sequence] = life
         self._sequences[job.id] = life.sequence
-        self._table.add(
-            JobRow(
-                job.id,
-                arrival_seconds=job.submitted_seconds,
-                sequence=life.sequence,
-                gpu_milli=shape.gpu_milli,
-                cores=shape.cores,
-                memory_bytes=shape.memory_bytes,
-                replicas=shape.replicas,
-                priority=job.priority,
-                tenant=(tenant := self._tenants.setdefault(job.tenant, len(self._tenants))),
-                tenant_weight=self._tenancy.weight(tenant),
-                deadline_seconds=math.inf if job.deadline_seconds is None else job.deadline_seconds,
-                preemptible=job.preemptible,
-            )
-        )
-
-    def _join(self, life: Life, shape: Shape) -> None:
-        """Let a job be of a shape from now on."""
-        if shape.code < 0:
-            shape.code = len(self._shapes)
-            self._shapes.append(shape)
-        life.shape = shape
-        self._codes[life.sequence] = shape.code
+        tenant = self._tenants.setdefault(job.tenant, len(self._tenants))
+        self._table.add(row_of(life, tenant, self._tenancy.weight(tenant)))
 
     def finish(self, life: Life, now: float) -> None:
         """Let a job go that is done; a queue policy that learns is told of it."""
@@ -196,8 +172,7 @@ class Scheduler:
         """Give a node work again."""
         self._ledger.open[node] = True
         self._resize(self._ledger.shapes[node], +1)
-        for shape in self._shapes:
-            shape.refusal = None
+        self._waiting.hope()
 
     def _resize(self, shape: NodeShape, times: int) -> None:
         self._free.add(shape, times)
@@ -235,15 +210,18 @@ class Scheduler:
             self.order_expires = min(self.order_expires, self._relaxes_at(refusals.values(), now))
         self._label(refusals, now)
         if self._story:
-            listening = Listening(self._story, self._lives, self._ledger, self._free, self._over_share)
-            if self._alike:
-                listening.by_shape(self._waiting.shapes, now)
-            elif self._by_shape:
-                listening.by_job(refusals if self._asked_all else {}, now)
-            else:
-                listening.in_order(self._queue, refusals, self._choice, now)
-            self._choice = None
+            self._tell_reasons(self._story, refusals, now)
         return started
+
+    def _tell_reasons(self, story: Story, refusals: Mapping[str, Refusal], now: float) -> None:
+        listening = Listening(story, self._lives, self._ledger, self._free, self._over_share)
+        if self._alike:
+            listening.by_shape(self._waiting.shapes, now)
+        elif self._by_shape:
+            listening.by_job(refusals if self._asked_all else {}, now)
+        else:
+            listening.in_order(self._queue, refusals, self._choice, now)
+        self._choice = None
 
     def _relaxes_at(self, refusals: Iterable[Refusal], now: float) -> float:
         """Say when somebody gets another answer because of the time alone."""
@@ -319,10 +297,10 @@ class Scheduler:
         """Make gangs of jobs in their order, one by one as they are asked for, without those whose answer is known."""
         if self._asked_all:
             return (self._lives[sequence].gang(now) for sequence in sequences.tolist())
-        some = Candidates(self._lives, self._shapes, self._placement, self._free, self._headroom, now)
+        some = Candidates(self._lives, self._waiting.known, self._placement, self._free, self._headroom, now)
         if self._queue.strict:
             return some.up_to_a_refusal(sequences)
-        return some.hopeful(sequences, self._codes[sequences])
+        return some.hopeful(sequences, self._waiting.codes[sequences])
 
     def _by_life(self, starts: Sequence[cycle.Start]) -> Iterator[tuple[Life, cycle.Start]]:
         return ((self._life(start.gang.job_id), start) for start in starts)
@@ -366,12 +344,11 @@ class Scheduler:
         for holding in life.holdings:
             self._ledger.release(holding)
         self._free.take(life.shape, -1)
-        for shape in self._shapes:
-            shape.refusal = None
+        self._waiting.hope()
 
     def _wait(self, life: Life, now: float) -> None:
         if again := life.shape.first:
-            self._join(life, again)
+            self._waiting.join(life, again)
         life.waiting_since = now
         self._labels.begin(life, now)
         self._waiting.add(life)
@@ -380,10 +357,7 @@ class Scheduler:
 
     def _grow_older(self, now: float) -> None:
         """Let those be of a later shape that have waited for long enough."""
-        for life, shape in self._waiting.overdue(now):
-            self._waiting.remove(life)
-            self._join(life, shape)
-            self._waiting.add(life)
+        for life in self._waiting.grow_older(now):
             self._labels.follow(life, now)
             if self._story:
                 self._story.waits(life, anew=True)
