@@ -222,14 +222,8 @@ def result_of(
         tenants=_by_tenant(simulation.tenancy, outcomes),
         waits=_jobs_by_wait(outcomes),
         waits_seconds=_seconds_by_wait(outcomes),
-        waits_by_gpus={
-            size: _jobs_by_wait([one for one in outcomes if least <= one.gpu_milli < above])
-            for size, (least, above) in GANG_SIZES.items()
-        },
-        fragmentation_seconds={
-            level.value: math.fsum(one.fragmentation_seconds[number] for one in outcomes)
-            for number, level in enumerate(LEVELS)
-        },
+        waits_by_gpus=_jobs_by_wait_and_gpus(outcomes),
+        fragmentation_seconds=_seconds_by_level(outcomes),
         events=simulation.events + preemptions,
         wall_seconds=wall_seconds,
         seed=seed,
@@ -348,6 +342,20 @@ def _jobs_by_wait(outcomes: Iterable[Outcome]) -> dict[str, int]:
         if wait := dominant(outcome.waits_seconds):
             counts[wait.value] += 1
     return counts
+
+
+def _jobs_by_wait_and_gpus(outcomes: Sequence[Outcome]) -> dict[str, dict[str, int]]:
+    return {
+        size: _jobs_by_wait(one for one in outcomes if least <= one.gpu_milli < above)
+        for size, (least, above) in GANG_SIZES.items()
+    }
+
+
+def _seconds_by_level(outcomes: Sequence[Outcome]) -> dict[str, float]:
+    return {
+        level.value: math.fsum(one.fragmentation_seconds[number] for one in outcomes)
+        for number, level in enumerate(LEVELS)
+    }
 
 
 def _seconds_by_wait(outcomes: tuple[Outcome, ...]) -> dict[str, float]:
