@@ -143,6 +143,11 @@ class History:
         if learnt_run:
             profile.run_seconds.add(learnt_run, self.options.samples_max)
 
+    def forget_rates(self, like: Observation) -> None:
+        """Let the rates of a kind go on one GPU type; run times stay."""
+        if like.phase == TRAINING and self._profiles.get(kind_of(like)):
+            self._profiles.change(kind_of(like)).rates.pop(like.allocation.gpu_type, None)
+
     def estimate(self, query: Query) -> Estimate:
         """Tell what jobs like this one did: how sure, and from what."""
         profile = self._profiles.get(kind_of(query)) or Profile()

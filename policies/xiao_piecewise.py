@@ -51,6 +51,12 @@ class Seen:
         self.curves.pop(setting, None)
         self.found.clear()
 
+    def drop(self, setting: Setting) -> None:
+        """Let the windows of a setting go."""
+        self.windows.pop(setting, None)
+        self.curves.pop(setting, None)
+        self.found.clear()
+
 
 @dataclass(frozen=True, slots=True)
 class Known:
@@ -145,6 +151,12 @@ class XiaoPiecewise:
         if rate and seen.cores:
             setting = (observation.phase, seen.gpu_type, seen.nodes)
             self._seen.change(kind_of(observation)).add(setting, seen.cores, rate)
+
+    def forget_rates(self, like: Observation) -> None:
+        """Let the windows of a kind go in one setting."""
+        if self._seen.get(kind_of(like)):
+            setting = (like.phase, like.allocation.gpu_type, like.allocation.nodes)
+            self._seen.change(kind_of(like)).drop(setting)
 
     def estimate(self, query: Query) -> Estimate:
         """Tell θ, the rate under each candidate, and how long the steps that are left take."""

@@ -11,7 +11,7 @@ from cotenant.v1 import predictor_service_pb2 as pb
 
 ATTEMPTS_REMEMBERED = 100_000
 
-Subject = tuple[str, int, bool]  # job, attempt, whether it is about the end
+Subject = tuple[str, int, str]  # job, attempt, and what of it
 
 
 class Intake:
@@ -37,7 +37,7 @@ class Intake:
         if not message.HasField("time"):
             raise ValueError("it does not tell its time")
         observation = observation_of(message)
-        self._advance((message.job_id, message.number, message.HasField("run_time")), seconds_of(message.time))
+        self._advance((message.job_id, message.number, _about(message)), seconds_of(message.time))
         return observation
 
     def _advance(self, subject: Subject, seconds: float) -> None:
@@ -49,6 +49,13 @@ class Intake:
         self._last_seen.move_to_end(subject)
         if len(self._last_seen) > self._attempts_remembered:
             self._last_seen.popitem(last=False)
+
+
+def _about(message: pb.Observation) -> str:
+    """Say what an observation is about; of each of these time goes on by itself."""
+    if message.HasField("run_time"):
+        return "its end"
+    return "a profile's end" if message.profile_done else "a profile" if message.profiled else "its windows"
 
 
 def rejection(index: int, message: pb.Observation, error: ValueError) -> str:

@@ -3,94 +3,166 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
-from cotenant.core.curves import Point, Windows
+from cotenant.core.curves import Point
+from cotenant.core.estimates import TRAINING, Observation
+from cotenant.core.monitoring import BOUNDS, Bounds, Profile, Seen
 from cotenant.services.predictor.words import Kind
 
 KINDS_MAX = 10_000
-GPU_TYPES_MAX = 16  # of one kind
-RATES_MAX = 8  # of one kind and core count
-STEPS = 50
+SETTINGS_MAX = 16  # of one kind
+UNREADABLE = (ValueError, TypeError, OverflowError, RecursionError)  # whatever a bad record brings
 
-ByGpuType = dict[str, Windows]
+
+class Setting(NamedTuple):
+    """What rates depend on beside the kind of job and its cores."""
+
+    gpu_type: str
+    phase: str = TRAINING
+    nodes: int = 1
+
+
+BySetting = dict[Setting, Profile[Observation]]
 
 
 class Measured:
-    """Remembers the rates of each kind of job by GPU type and cores; the kind unused for longest is forgotten.
+    """Remembers the rates of each kind of job by setting and cores; the kind unused for longest is forgotten.
 
     It is dumped and restored like a predictor.
     """
 
-    def __init__(self, kinds_max: int = KINDS_MAX) -> None:
-        self._kinds_max = kinds_max
-        self._rates: OrderedDict[str, ByGpuType] = OrderedDict()
+    def __init__(self, kinds_max: int = KINDS_MAX, bounds: Bounds = BOUNDS) -> None:
+        self._kinds_max, self._bounds = kinds_max, bounds
+        self._profiles: OrderedDict[str, BySetting] = OrderedDict()
+        self._stale: set[str] = set()  # kinds of which something is
         self._changed: set[str] = set()
 
-    def saw(self, kind: Kind, gpu_type: str, cores: int, rate_per_second: float) -> None:
-        """Remember the rate of a kind of job on a number of cores; a job without cores of its own tells nothing."""
-        if cores < 1:
-            return
-        key = _key(kind)
-        by_type = self._touch(key)
-        if gpu_type not in by_type and len(by_type) == GPU_TYPES_MAX:
-            del by_type[next(iter(by_type))]
-        by_type.setdefault(gpu_type, Windows(rates_max=RATES_MAX)).add(cores, rate_per_second)
+    def saw(self, kind: Kind, observation: Observation, *, profiled: bool = False) -> Seen[Observation]:
+        """Remember the rate of a window, and say what is to be learnt from it; a window without cores is only learnt.
+
+        Raises:
+            ValueError: a figure that cannot be; nothing is kept of it.
+        """
+        held, rate = observation.allocation, observation.rate_per_second
+        if held.cores < 1 or not rate:
+            return Seen((observation,))
+        key, setting = key_of(kind), Setting(held.gpu_type, observation.phase, held.nodes)
+        by_setting = self._touch(key)
+        if setting not in by_setting and len(by_setting) == SETTINGS_MAX:
+            del by_setting[next(iter(by_setting))]
+        profile = by_setting.setdefault(setting, Profile())
         self._changed.add(key)
+        if profiled:
+            return profile.measure(held.cores, rate, observation)
+        seen = profile.see(held.cores, rate, observation, self._bounds)
+        if profile.stale:
+            self._stale.add(key)
+        return seen
 
     def at(self, kind: Kind, gpu_type: str) -> Sequence[Point]:
-        """What was measured of a kind of job on a GPU type; where none is wanted, on the type that was seen most."""
-        by_type = self._rates.get(_key(kind), {})
-        if not gpu_type and by_type:
-            gpu_type = max(sorted(by_type), key=lambda one: len(by_type[one]))
-        return by_type[gpu_type].points() if gpu_type in by_type else []
+        """What was measured of a kind of job in training on one node with a GPU type, or on the type seen most."""
+        profile = self._profile(kind, gpu_type, TRAINING)
+        return profile.windows.points() if profile else []
+
+    def stale(self, kind: Kind, gpu_type: str, phase: str = TRAINING) -> str:
+        """Why the rates of a kind no longer hold; empty where they do, or are not known."""
+        if not self._stale or key_of(kind) not in self._stale:
+            return ""
+        profile = self._profile(kind, gpu_type, phase)
+        return profile.stale if profile else ""
+
+    def renewed(self, kind: Kind, gpu_type: str) -> None:
+        """Trust a kind's rates again: enough was measured anew."""
+        profile = self._profile(kind, gpu_type, TRAINING)
+        if profile and profile.stale:
+            profile.stale = ""
+            self._note(key_of(kind))
+            self._changed.add(key_of(kind))
+
+    def _profile(self, kind: Kind, gpu_type: str, phase: str) -> Profile[Observation] | None:
+        known = self._profiles.get(key_of(kind), {})
+        fitting = [one for one in known if one.phase == phase and one.nodes == 1 and gpu_type in ("", one.gpu_type)]
+        return known[max(sorted(fitting), key=lambda one: len(known[one].windows))] if fitting else None
 
     def dump(self) -> Mapping[str, bytes]:
         """Write down what changed since the last dump; a record without content was forgotten."""
         changed, self._changed = self._changed, set()
-        return {key: _write(self._rates[key]) if key in self._rates else b"" for key in sorted(changed)}
+        return {key: _write(self._profiles[key]) if key in self._profiles else b"" for key in sorted(changed)}
 
     def restore(self, records: Mapping[str, bytes]) -> Sequence[str]:
         """Take back what was dumped; names the records that could not be read."""
         unread = []
         for key, content in records.items():
             try:
-                by_type = _read(content)
-            except (ValueError, TypeError, OverflowError, RecursionError):  # whatever a bad record brings
+                by_setting = _read(content)
+            except UNREADABLE:
                 unread.append(key)
             else:
-                self._touch(key).update(by_type)
+                self._touch(key).update(by_setting)
+                self._note(key)
         return unread
 
-    def _touch(self, key: str) -> ByGpuType:
-        seen = self._rates.setdefault(key, {})
-        self._rates.move_to_end(key)
-        while len(self._rates) > self._kinds_max:
-            forgotten, _ = self._rates.popitem(last=False)
+    def _note(self, key: str) -> None:
+        if any(profile.stale for profile in self._profiles[key].values()):
+            self._stale.add(key)
+        else:
+            self._stale.discard(key)
+
+    def _touch(self, key: str) -> BySetting:
+        seen = self._profiles.setdefault(key, {})
+        self._profiles.move_to_end(key)
+        while len(self._profiles) > self._kinds_max:
+            forgotten, _ = self._profiles.popitem(last=False)
             self._changed.add(forgotten)
+            self._stale.discard(forgotten)
         return seen
 
 
-def _key(kind: Kind) -> str:
+def key_of(kind: Kind) -> str:
+    """Name what is remembered of jobs of a kind."""
     user, model, name, gpu_milli, replicas = kind
     return f"{user}/{model or name}/{gpu_milli}/{replicas}"
 
 
-def _write(by_type: ByGpuType) -> bytes:
-    rates = [
-        [gpu_type, cores, list(seen)] for gpu_type, windows in by_type.items() for cores, seen in windows.rates.items()
+def _write(by_setting: BySetting) -> bytes:
+    profiles = [
+        {
+            "setting": setting,
+            "stale": profile.stale,
+            "rates": [
+                [cores, *_reference(profile, cores), list(rates)] for cores, rates in profile.windows.rates.items()
+            ],
+        }
+        for setting, profile in by_setting.items()
     ]
-    return json.dumps({"rates": rates}, separators=(",", ":")).encode()
+    return json.dumps({"profiles": profiles}, separators=(",", ":")).encode()
 
 
-def _read(content: bytes) -> ByGpuType:
-    by_type: ByGpuType = {}
+def _reference(profile: Profile[Observation], cores: int) -> tuple[float, int]:
+    return profile.references.get(cores, (0.0, 0))
+
+
+def _read(content: bytes) -> BySetting:
     match json.loads(content):
-        case {"rates": [*rates]}:
-            for gpu_type, cores, seen in rates:
-                windows = by_type.setdefault(str(gpu_type), Windows(rates_max=RATES_MAX))
-                for rate in seen:
-                    windows.add(int(cores), float(rate))
-            return by_type
+        case {"profiles": [*profiles]}:
+            return dict(_profile(one) for one in profiles)
     raise ValueError("this is no record of measured rates")
+
+
+def _profile(record: Any) -> tuple[Setting, Profile[Observation]]:
+    match record:
+        case {"setting": [str(gpu_type), str(phase), int(nodes)], "stale": str(stale), "rates": [*rows]}:
+            rates: dict[int, list[float]] = {}
+            references = {}
+            for cores, mean, count, seen in rows:
+                rates[int(cores)] = [float(rate) for rate in seen]
+                if count:
+                    references[int(cores)] = float(mean), int(count)
+            if not all(0 < mean < math.inf and count > 0 for mean, count in references.values()):
+                raise ValueError("a rate that cannot be")
+            return Setting(gpu_type, phase, nodes), Profile(rates, references, stale)
+    raise ValueError("this is no profile")

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from cotenant import plugins, telemetry
-from cotenant.core import design, estimates
+from cotenant.core import estimates
 from cotenant.core.chain import Chain
-from cotenant.core.validate import CORES_MAX
+from cotenant.core.monitoring import BOUNDS, Bounds
+from cotenant.core.policy import Forgets
+from cotenant.core.validate import CORES_MAX, bad_name
 from cotenant.rpc import errors
 from cotenant.rpc.errors import Violation
 from cotenant.rpc.policies import PolicyServicer
@@ -19,7 +22,8 @@ from cotenant.services.predictor import words
 from cotenant.services.predictor.failures import Failures
 from cotenant.services.predictor.keeper import Keeper
 from cotenant.services.predictor.observations import Intake, rejection
-from cotenant.services.predictor.profiling import STEPS, Measured
+from cotenant.services.predictor.profiler import RULES, Profiler, ProfileRules
+from cotenant.services.predictor.profiling import Measured
 from cotenant.services.predictor.training import Trainer
 from cotenant.store.port import Store
 from cotenant.v1 import predictor_service_pb2 as pb
@@ -32,6 +36,7 @@ GROUP = "cotenant.predictors"
 MEASURED = "measured-cores"  # the name of Measured's records in the store
 BATCH_MAX = 10_000
 NOT_RESTORED = "what was learnt before has not been read from the store yet"
+STALE_TRUST = 0.5  # by this factor confidence is lower while a profile is stale
 SLICE = 128  # queries between two chances for other calls: about 5 ms; models prefer more at once
 
 queries_answered = telemetry.counter("cotenant.predictor.queries", "{query}", "Jobs estimated")
@@ -41,20 +46,28 @@ observations_rejected = telemetry.counter("cotenant.predictor.rejected", "{obser
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """Which predictors are asked, in which order, with which options; how often they learn, and that is kept."""
+    """Which predictors are asked, in which order, with which options; how often they learn, and that is kept.
+
+    `profiles` and `bounds` say what may be measured of running jobs, and from when on a profile no longer holds.
+    """
 
     predictors: Sequence[str] = ("history",)
     options: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # by predictor
     keep_seconds: float = 3.0
     train_seconds: float = 10.0  # between two looks at whether there is a lesson
     close_seconds: float = 5.0
+    profiles: ProfileRules = RULES
+    bounds: Bounds = BOUNDS
 
 
 class PredictorServicer(pb_grpc.PredictorServiceServicer):
     """Tells how fast and how long jobs will run."""
 
-    def __init__(self, chain: Chain, measured: Measured, keeper: Keeper, failures: Failures) -> None:
+    def __init__(
+        self, chain: Chain, measured: Measured, keeper: Keeper, failures: Failures, profiles: ProfileRules = RULES
+    ) -> None:
         self._chain, self._measured, self._keeper, self._failures = chain, measured, keeper, failures
+        self._profiler = Profiler(measured, profiles)
         self._intake = Intake()
 
     async def Estimate(self, request: pb.EstimateRequest, context: Any) -> pb.EstimateResponse:
@@ -71,34 +84,42 @@ class PredictorServicer(pb_grpc.PredictorServiceServicer):
         return response
 
     async def Observe(self, request: pb.ObserveRequest, context: Any) -> pb.ObserveResponse:
-        """Take in what was seen, each observation on its own."""
+        """Take in what was seen, each observation on its own, and say whose rates should be measured now."""
         _require_batch("observations", len(request.observations))
         if not self._keeper.restored:
             raise errors.unavailable(NOT_RESTORED)
         rejected = []
+        wanted: dict[str, None] = {}
         for index, message in enumerate(request.observations):
             try:
-                self._observe(message)
+                if self._observe(message):
+                    wanted[message.job_id] = None
             except ValueError as error:
                 rejected.append(rejection(index, message, error))
         self._failures.tell()
         accepted = len(request.observations) - len(rejected)
         observations_taken.add(accepted)
         observations_rejected.add(len(rejected))
-        return pb.ObserveResponse(accepted=accepted, rejected=rejected)
+        return pb.ObserveResponse(accepted=accepted, rejected=rejected, profile_wanted=wanted)
 
     async def PlanProfile(self, request: pb.PlanProfileRequest, context: Any) -> pb.PlanProfileResponse:
         """Say at which core counts a job should be measured next, from the rates of its kind so far."""
+        wrong = []
         if not 1 <= request.cores_max <= CORES_MAX:
-            problem = f"must be from 1 to {CORES_MAX}, not {request.cores_max}"
-            raise errors.invalid([Violation("cores_max", problem)])
+            wrong.append(Violation("cores_max", f"must be from 1 to {CORES_MAX}, not {request.cores_max}"))
+        if problem := bad_name(request.gpu_type):
+            wrong.append(Violation("gpu_type", problem))
         try:
-            kind = words.kind_of(request.spec)
+            words.kind_of(request.spec)
         except ValueError as error:
-            raise errors.invalid([Violation("spec", str(error))]) from None
-        known = self._measured.at(kind, words.gpu_type_of(request.spec))
-        planned = design.plan(known, request.cores_max)
-        return pb.PlanProfileResponse(cores=planned.cores, steps=STEPS, reason=planned.reason)
+            wrong.append(Violation("spec", str(error)))
+        if wrong:
+            raise errors.invalid(wrong)
+        gpu_type = request.gpu_type or words.gpu_type_of(request.spec)
+        order = self._profiler.plan(request.spec, gpu_type, request.cores_max, time.monotonic())
+        response = pb.PlanProfileResponse(cores=order.cores, steps=order.steps, reason=order.reason)
+        response.budget.FromMilliseconds(int(order.budget_seconds * 1000))
+        return response
 
     def _estimate(self, messages: Sequence[pb.EstimateQuery]) -> Sequence[estimates.Estimate]:
         if not self._keeper.restored:
@@ -110,15 +131,32 @@ class PredictorServicer(pb_grpc.PredictorServiceServicer):
                 queries.append(words.query_of(message))
             except ValueError as error:
                 refused[place] = estimates.Estimate(source=f"predictor: the query cannot be taken: {error}")
-        answers = iter(self._chain.estimate_many(queries))
+        answers = map(self._if_stale, queries, self._chain.estimate_many(queries))
         return [refused.get(place) or next(answers) for place in range(len(messages))]
 
-    def _observe(self, message: pb.Observation) -> None:
+    def _if_stale(self, query: estimates.Query, estimate: estimates.Estimate) -> estimates.Estimate:
+        """Be less sure of a job whose kind runs at other rates than were measured."""
+        kind = query.user, query.model, query.name, query.gpu_milli, query.replicas
+        why = self._measured.stale(kind, query.gpu_type, query.phase)
+        return _doubted(estimate, why) if why else estimate
+
+    def _observe(self, message: pb.Observation) -> bool:
+        """Take an observation in; True where its job should be profiled."""
         observation = self._intake.take(message)
+        kind = words.kind_of(message.spec)
+        seen = self._measured.saw(kind, observation, profiled=message.profiled)
+        if seen.void:
+            self._profiler.void(kind, observation.allocation.gpu_type)
+            for predictor in self._chain.predictors.values():
+                if isinstance(predictor, Forgets):
+                    predictor.forget_rates(observation)
+        for earlier in seen.learnt:
+            if earlier is not observation:
+                self._chain.observe(replace(earlier, loss=None, batch_size=None, batch_seconds=None))
+        if observation not in seen.learnt:  # its rate is held back, all else that it tells is not
+            observation = replace(observation, rate_per_second=None, window_seconds=0.0)
         self._chain.observe(observation)
-        rate, seen = observation.rate_per_second, observation.allocation
-        if rate and observation.phase == estimates.TRAINING:
-            self._measured.saw(words.kind_of(message.spec), seen.gpu_type, seen.cores, rate)
+        return self._profiler.wanted(message, observation, time.monotonic())
 
 
 class Predicting:
@@ -155,12 +193,23 @@ async def start(server: Server, store: Store, policies: PolicyServicer, config: 
     failures = Failures()
     chain = Chain([plugins.load(GROUP, name, config.options.get(name, {})) for name in config.predictors], failures.add)
     policies.use(GROUP, *config.predictors, options=config.options)
-    measured = Measured()
+    measured = Measured(bounds=config.bounds)
     keeper = Keeper(store, {**chain.predictors, MEASURED: measured}, lambda ready: server.set_serving(SERVICE, ready))
-    servicer = PredictorServicer(chain, measured, keeper, failures)
+    servicer = PredictorServicer(chain, measured, keeper, failures, config.profiles)
     server.add(pb_grpc.add_PredictorServiceServicer_to_server, servicer, SERVICE)
     server.set_serving(SERVICE, False)
     return Predicting(keeper, Trainer(chain.predictors, lambda: keeper.restored), config)
+
+
+def _doubted(estimate: estimates.Estimate, why: str) -> estimates.Estimate:
+    """Say that a profile is stale, and be less sure because of it."""
+    return replace(
+        estimate,
+        confidence=estimate.confidence * STALE_TRUST,
+        cores_useful_confidence=estimate.cores_useful_confidence * STALE_TRUST,
+        candidates=tuple([replace(one, confidence=one.confidence * STALE_TRUST) for one in estimate.candidates]),
+        source=f"{estimate.source}; its profile is stale: {why}",
+    )
 
 
 def _require_batch(field: str, size: int) -> None:

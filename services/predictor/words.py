@@ -100,8 +100,8 @@ def observation_of(message: pb.Observation) -> Observation:
     batch_seconds = _seconds("batch_time", message.batch_time)
     if bool(message.batch_size) != bool(batch_seconds):
         raise ValueError("of a batch its size and its time must both be told")
-    if not (rate or ended or batch_seconds or message.HasField("loss")):
-        raise ValueError("neither a rate, nor a loss, nor a batch, nor the end of a run is told")
+    if not (rate or ended or batch_seconds or message.HasField("loss") or message.profile_done):
+        raise ValueError("neither a rate, nor a loss, nor a batch, nor the end of a run or a profile is told")
     if message.HasField("loss") and not message.HasField("step"):
         raise ValueError("a loss is told but no step at which it was seen")
     return Observation(

@@ -15,6 +15,7 @@ from cotenant.rpc import errors, translate
 from cotenant.rpc.background import Background
 from cotenant.services.queue.keeper import Keeper
 from cotenant.services.queue.observations import Observations
+from cotenant.services.queue.profiles import Profiles
 from cotenant.services.queue.records import Record, take_attempt
 from cotenant.services.queue.state import State
 from cotenant.v1 import job_pb2, placement_service_pb2_grpc
@@ -38,8 +39,10 @@ class Follower:
         keeper: Keeper,
         placement: placement_service_pb2_grpc.PlacementServiceAsyncStub,
         observations: Observations,
+        profiles: Profiles,
     ) -> None:
-        self.state, self.keeper, self.placement, self.observations = state, keeper, placement, observations
+        self.state, self.keeper, self.placement = state, keeper, placement
+        self.observations, self.profiles = observations, profiles
         self.synced = asyncio.Event()  # set while placement can be heard
         self._revision = 0
         self._forget: dict[tuple[str, int], None] = {}
@@ -78,6 +81,8 @@ class Follower:
             self._take_absent({attempt.job_id for attempt in event.attempts}, event.revision)
         for told in event.progress:
             self._take_progress(told)
+        for report in event.profiled:
+            self.profiles.take(report)
         self._revision = max(self._revision, event.revision)
         if not self.synced.is_set():
             self.synced.set()
@@ -179,6 +184,7 @@ class Follower:
             return
         record.job.progress.CopyFrom(told.progress)
         self.observations.progressed(record)
+        self.profiles.progressed(record)
 
     async def follow_capacity(self) -> None:
         """Learn what the cluster has whenever that changes, for ever; many changes make one call."""

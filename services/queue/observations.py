@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable, Iterable, Sequence
 
 import grpc
 import structlog
 
-from cotenant.rpc import errors, translate
+from cotenant.core import candidates
+from cotenant.core.nodes import NodeShape
+from cotenant.rpc import errors, promises, translate
 from cotenant.services.queue.records import Record
 from cotenant.services.queue.windows import RateWindows, Window
 from cotenant.v1 import job_pb2, predictor_service_pb2_grpc, resources_pb2
@@ -31,6 +34,7 @@ class Observations:
     ) -> None:
         self._predictor, self._window_seconds = predictor, window_seconds
         self.windows = RateWindows(window_seconds, settle_seconds=window_seconds / 2)
+        self.on_profile_wanted: Callable[[Iterable[str]], None] = lambda job_ids: None  # set by whoever profiles
         self._waiting: list[predictor_pb2.Observation] = []
         self._last: dict[str, float] = {}
         self._wake = asyncio.Event()
@@ -46,6 +50,7 @@ class Observations:
                 response = await self._predictor.Observe(predictor_pb2.ObserveRequest(observations=batch))
                 for why in response.rejected:
                     log.info("observation_rejected", why=why)
+                self.on_profile_wanted(response.profile_wanted)
             except grpc.aio.AioRpcError as error:
                 log.info("observations_lost", count=len(batch), error=errors.from_error(error).message)
             if self._waiting:
@@ -78,8 +83,11 @@ class Observations:
         progress, attempt = record.job.progress, record.job.attempt
         if not progress.HasField("step_time"):
             return None
-        under = attempt.number, attempt.epoch, progress.phase
-        return self.windows.take(record.id, under, progress.step, translate.seconds(progress.step_time))
+        tasks = [task for part in attempt.allocations for task in part.tasks]
+        changing = tuple(task.target_cores for task in tasks if task.target_cores)
+        under = attempt.number, tuple(len(task.core_ids) for task in tasks), changing, progress.phase
+        window = self.windows.take(record.id, under, progress.step, translate.seconds(progress.step_time))
+        return None if changing else window
 
     def ended(self, record: Record, attempt: job_pb2.Attempt) -> None:
         """A job ended: its run time tells about the next one like it."""
@@ -110,6 +118,25 @@ def observation_of(record: Record, attempt: job_pb2.Attempt) -> predictor_pb2.Ob
     )
     seen.allocation.CopyFrom(allocation_of(attempt))
     return seen
+
+
+def query_of(record: Record, shapes: Sequence[NodeShape]) -> predictor_pb2.EstimateQuery:
+    """Ask about a job under the allocations that nodes of these shapes make worth asking about.
+
+    The GPUs that it runs on count where it runs.
+    """
+    job = record.job
+    useful = record.estimate.cores_useful or None if record.estimate else None
+    return predictor_pb2.EstimateQuery(
+        job_id=record.id,
+        spec=job.spec,
+        candidates=[promises.candidate_to_wire(one) for one in candidates.standard(record.spec, shapes, useful)],
+        attained_gpu_seconds=job.attained_gpu_seconds,
+        progress=job.progress,
+        submitter=job.submitter,
+        submit_time=job.create_time if job.HasField("create_time") else None,
+        gpu_type=allocation_of(job.attempt).gpu_type if record.phase.holds_resources else "",
+    )
 
 
 def allocation_of(attempt: job_pb2.Attempt) -> predictor_pb2.CandidateAllocation:

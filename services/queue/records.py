@@ -180,7 +180,7 @@ def _news(phase: Phase, known: AttemptState, told: AttemptState) -> bool:
 def _resized(stored: records_pb2.StoredJob, attempt: job_pb2.Attempt) -> bool:
     """Take in that an attempt holds other cores than before, as its newer epoch tells; False where it does not."""
     job = stored.job
-    if attempt.state != job.attempt.state or attempt.epoch <= job.attempt.epoch:
+    if attempt.state != job.attempt.state or attempt.epoch < job.attempt.epoch or attempt == job.attempt:
         return False
     before, after = (_cores(one) for one in (job.attempt, attempt))
     job.attempt.CopyFrom(attempt)

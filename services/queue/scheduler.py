@@ -22,16 +22,16 @@ import numpy as np
 import structlog
 
 from cotenant import telemetry
-from cotenant.core import candidates
 from cotenant.core.choosing import RULES, Rules, beyond_share, choose
 from cotenant.core.lifecycle import Phase
 from cotenant.core.policy import Order, QueuePolicy
 from cotenant.core.refusals import Code, Refusal
 from cotenant.core.table import Capacity, Ints
 from cotenant.core.tenancy import Headroom
-from cotenant.rpc import errors, promises, refusals, translate
+from cotenant.rpc import errors, refusals, translate
 from cotenant.services.queue.endings import Endings
 from cotenant.services.queue.follower import Follower
+from cotenant.services.queue.observations import query_of
 from cotenant.services.queue.quotas import asked_by, headroom_of, tenancy_of
 from cotenant.services.queue.reasons import Reasons
 from cotenant.services.queue.records import Record, held_by
@@ -195,7 +195,7 @@ class Scheduler:
         unknown = self.state.take_unestimated(ESTIMATES_MAX)
         if not unknown:
             return
-        request = predictor_pb2.EstimateRequest(queries=[self._query(record) for record in unknown])
+        request = predictor_pb2.EstimateRequest(queries=[query_of(record, self.state.shapes) for record in unknown])
         try:
             response = await self.predictor.Estimate(request, timeout=ESTIMATE_DEADLINE_SECONDS)
         except grpc.aio.AioRpcError as error:
@@ -211,26 +211,13 @@ class Scheduler:
 
     async def estimate(self, record: Record) -> None:
         """Ask the predictor about one job that is not in the table; without an answer it is unpredictable."""
-        request = predictor_pb2.EstimateRequest(queries=[self._query(record)])
+        request = predictor_pb2.EstimateRequest(queries=[query_of(record, self.state.shapes)])
         try:
             response = await self.predictor.Estimate(request, timeout=ESTIMATE_DEADLINE_SECONDS)
         except grpc.aio.AioRpcError as error:
             log.info("predictor_away", error=errors.from_error(error).message)
             return
         record.expect(response.estimates[0])
-
-    def _query(self, record: Record) -> predictor_pb2.EstimateQuery:
-        useful = record.estimate.cores_useful or None if record.estimate else None
-        worth = candidates.standard(record.spec, self.state.shapes, useful)
-        return predictor_pb2.EstimateQuery(
-            job_id=record.id,
-            spec=record.job.spec,
-            candidates=[promises.candidate_to_wire(one) for one in worth],
-            attained_gpu_seconds=record.job.attained_gpu_seconds,
-            progress=record.job.progress,
-            submitter=record.job.submitter,
-            submit_time=record.job.create_time if record.job.HasField("create_time") else None,
-        )
 
     async def _place(self, ranking: Ranking, reasons: Reasons, times: _Times) -> None:
         victims = [(self.state.records[job_id], ahead) for job_id, ahead in ranking.victims]

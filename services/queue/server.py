@@ -30,8 +30,9 @@ from cotenant.services.queue.endings import Endings
 from cotenant.services.queue.filters import Filter
 from cotenant.services.queue.follower import Follower, wished
 from cotenant.services.queue.keeper import Keeper, Request
-from cotenant.services.queue.observations import Observations
+from cotenant.services.queue.observations import WINDOW_SECONDS, Observations
 from cotenant.services.queue.output import Output
+from cotenant.services.queue.profiles import Profiles
 from cotenant.services.queue.records import Record, move, new_record, note
 from cotenant.services.queue.scheduler import Scheduler, SchedulerConfig
 from cotenant.services.queue.simulate import simulate
@@ -72,6 +73,7 @@ class QueueConfig:
     rules: Rules = RULES
     seed: int = 0
     ended_kept_max: int = ENDED_KEPT_MAX
+    window_seconds: float = WINDOW_SECONDS  # over which the rates of running jobs are seen
 
 
 class JobQueue(job_service_pb2_grpc.JobServiceServicer):
@@ -89,8 +91,10 @@ class JobQueue(job_service_pb2_grpc.JobServiceServicer):
         )
         self.state = State()
         self.keeper = Keeper(store, self.state)
-        self.observations = Observations(predictor_stub)
-        self.follower = Follower(self.state, self.keeper, self.placement, self.observations)
+        self.observations = Observations(predictor_stub, config.window_seconds)
+        self.profiles = Profiles(self.state, self.placement, predictor_stub, self.observations)
+        self.observations.on_profile_wanted = self.profiles.want
+        self.follower = Follower(self.state, self.keeper, self.placement, self.observations, self.profiles)
         self.policy: QueuePolicy = plugins.load(QUEUES, config.policy, config.options.get(config.policy, {}))
         cycle = SchedulerConfig(self.policy, config.debounce_seconds, config.rules, config.seed)
         self.background = Background()
@@ -127,6 +131,7 @@ class JobQueue(job_service_pb2_grpc.JobServiceServicer):
             ("queue-settle", self.keeper.settle),
             ("queue-scheduler", self.scheduler.run),
             ("queue-observations", self.observations.run),
+            ("queue-profiles", self.profiles.run),
             ("queue-sweep", self._sweep),
             ("queue-waits", self.waits.run),
             ("queue-probe", self._probe),

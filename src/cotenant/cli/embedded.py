@@ -21,7 +21,9 @@ from cotenant.rpc.server import Server
 from cotenant.services.contention import server as contention
 from cotenant.services.placement import server as placement
 from cotenant.services.predictor import server as predictor
+from cotenant.services.predictor.profiler import ProfileRules
 from cotenant.services.queue import server as queue
+from cotenant.services.queue.observations import WINDOW_SECONDS
 from cotenant.store.open import open_store
 from cotenant.v1 import node_service_pb2, node_service_pb2_grpc
 
@@ -50,6 +52,8 @@ class MeshConfig:
     heartbeat_seconds: float = 5.0
     lost_after_seconds: float = 300.0
     rules: Rules = RULES
+    window_seconds: float = WINDOW_SECONDS  # over which the rates of running jobs are seen
+    profile_seconds: float = 300.0  # what a profile of a running job may take; 0: none is made
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +124,11 @@ class EmbeddedMesh:
 
     def _predictor(self) -> predictor.Config:
         names = self.config.predictors
-        return predictor.Config(predictors=names, options=by_owner(names, self._options("predictor")))
+        return predictor.Config(
+            predictors=names,
+            options=by_owner(names, self._options("predictor")),
+            profiles=ProfileRules(seconds=self.config.profile_seconds),
+        )
 
     def _contention(self) -> contention.Config:
         return contention.Config(policy=self.config.contention, options=self._options("contention"))
@@ -144,6 +152,7 @@ class EmbeddedMesh:
             policy=config.queue,
             options={config.queue: self._options("queue")},
             rules=config.rules,
+            window_seconds=config.window_seconds,
         )
 
     def _start_agents(self) -> None:

@@ -150,11 +150,13 @@ def _placement(told: Told, common: dict[str, Any]) -> Coroutine[Any, Any, None]:
 def _predictor(told: Told, common: dict[str, Any]) -> Coroutine[Any, Any, None]:
     from cotenant.core.options import by_owner
     from cotenant.services.predictor.__main__ import serve as run
+    from cotenant.services.predictor.profiler import ProfileRules
     from cotenant.services.predictor.server import Config
 
     names = told.settings.predictors
     options = by_owner(names, told.options.get("predictor", {}))
-    return run(**common, config=Config(predictors=names, options=options))
+    profiles = ProfileRules(seconds=told.settings.profile_seconds)
+    return run(**common, config=Config(predictors=names, options=options, profiles=profiles))
 
 
 def _contention(told: Told, common: dict[str, Any]) -> Coroutine[Any, Any, None]:
@@ -173,6 +175,7 @@ def _queue(told: Told, common: dict[str, Any]) -> Coroutine[Any, Any, None]:
         policy=told.settings.queue,
         options={told.settings.queue: told.options.get("queue", {})},
         rules=rules_of(told.settings),
+        window_seconds=told.settings.window_seconds,
     )
     return run(**common, endpoints=_endpoints(told), config=config)
 

@@ -41,6 +41,8 @@ class Settings:
     preemption: str = "policy"
     run_seconds_min: float = 0.0
     reclaim: bool = True
+    window_seconds: float = 10.0
+    profile_seconds: float = 300.0
     options: Mapping[str, Mapping[str, str]] | None = None
 
     @property

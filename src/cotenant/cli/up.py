@@ -134,6 +134,8 @@ def mesh_config(settings: Settings, state_dir: Path, options: dict[str, dict[str
         heartbeat_seconds=settings.heartbeat_seconds,
         lost_after_seconds=settings.lost_after_seconds,
         rules=rules_of(settings),
+        window_seconds=settings.window_seconds,
+        profile_seconds=settings.profile_seconds,
     )
 
 

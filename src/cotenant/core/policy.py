@@ -153,6 +153,14 @@ class EstimatesMany(Protocol):
         """Say of each job, in their order, what `estimate` would say."""
 
 
+@runtime_checkable
+class Forgets(Protocol):
+    """A predictor that learns rates, and lets those go that no longer hold."""
+
+    def forget_rates(self, like: Observation) -> None:
+        """Let the rates of a kind of job go in its phase, on its GPU type and number of nodes: all as in `like`."""
+
+
 class Lesson(Protocol):
     """What there is to be learnt. It can be pickled, and so be learnt in another process."""
 

@@ -1,70 +1,110 @@
 from __future__ import annotations
 
 from cotenant.core.curves import Point
-from cotenant.services.predictor.profiling import GPU_TYPES_MAX, RATES_MAX, Measured
+from cotenant.core.estimates import Candidate, Observation
+from cotenant.core.monitoring import RATES_MAX
+from cotenant.services.predictor.profiling import SETTINGS_MAX, Measured
 
-KIND = ("ann", "bert", "", 1000, 1)
+Kind = tuple[str, str, str, int, int]
+KIND: Kind = ("ann", "bert", "", 1000, 1)
+
+
+def saw(measured: Measured, cores: int, rate: float, *, kind: Kind = KIND, gpu_type: str = "", phase: str = "") -> bool:
+    """Show a window; True where everything before it gave way."""
+    held = Candidate(cores, 1000, 1, gpu_type)
+    return measured.saw(kind, Observation(*kind, held, rate_per_second=rate, window_seconds=9.0, phase=phase)).void
 
 
 def test_what_was_measured_survives_a_dump_and_a_restore() -> None:
     before, after = Measured(), Measured()
-    for cores, rate in ((4, 10.0), (8, 15.0), (4, 12.0)):
-        before.saw(KIND, "", cores, rate)
+    for cores, rate in ((4, 11.0), (8, 15.0), (4, 12.0)):
+        saw(before, cores, rate)
     assert after.restore(before.dump()) == []
     assert after.at(KIND, "") == before.at(KIND, "")
-    assert [(point.cores, point.rate, point.windows) for point in after.at(KIND, "")] == [(4, 11.0, 2), (8, 15.0, 1)]
+    assert [(point.cores, point.rate, point.windows) for point in after.at(KIND, "")] == [(4, 11.5, 2), (8, 15.0, 1)]
     assert before.dump() == {}, "nothing changed since"
 
 
 def test_gpu_types_are_kept_apart_and_the_one_seen_most_serves_where_none_is_wanted() -> None:
     measured = Measured()
     for gpu_type, rate in (("A100", 9.0), ("T4", 3.0), ("T4", 3.0)):
-        measured.saw(KIND, gpu_type, 4, rate)
+        saw(measured, 4, rate, gpu_type=gpu_type)
     assert measured.at(KIND, "A100") == [Point(4, 9.0)]
     assert measured.at(KIND, "") == measured.at(KIND, "T4") == [Point(4, 3.0, windows=2)]
     assert measured.at(KIND, "H100") == []
-    for number in range(GPU_TYPES_MAX):
-        measured.saw(KIND, f"new-{number}", 4, 1.0)
+    for number in range(SETTINGS_MAX):
+        saw(measured, 4, 1.0, gpu_type=f"new-{number}")
     assert measured.at(KIND, "A100") == [], "the oldest makes room"
 
 
 def test_a_job_without_cores_of_its_own_tells_nothing() -> None:
     measured = Measured()
-    measured.saw(KIND, "", 0, 5.0)
+    saw(measured, 0, 5.0)
     assert (measured.at(KIND, ""), measured.dump()) == ([], {})
 
 
 def test_only_the_latest_rates_count() -> None:
     measured = Measured()
-    for rate in (*[1.0] * 5, *[3.0] * RATES_MAX):
-        measured.saw(KIND, "", 4, rate)
+    for rate in (*[3.1] * 5, *[3.0] * RATES_MAX):
+        saw(measured, 4, rate)
     assert measured.at(KIND, "") == [Point(4, 3.0, windows=RATES_MAX)]
 
 
 def test_records_that_cannot_be_read_are_named_and_leave_nothing_behind() -> None:
     measured = Measured()
+
+    def with_rates(rates: str, setting: str = '["", "", 1]', stale: str = '""') -> bytes:
+        return f'{{"profiles": [{{"setting": {setting}, "stale": {stale}, "rates": {rates}}}]}}'.encode()
+
     bad = {
         "a": b"",
         "b": b"{",
         "c": b"[1]",
-        "d": b'{"rates": [["", 0, [1]]]}',
-        "e": b'{"rates": [["", "x", [1]]]}',
+        "d": with_rates("[[0, 1, 1, [1]]]"),
+        "e": with_rates('[["x", 1, 1, [1]]]'),
         "f": b"[" * 100_000,
-        "g": b'{"rates": [["", 4, [NaN]]]}',
-        "h": b'{"rates": [["", 4, [-1]]]}',
-        "i": b'{"rates": [["", 4, 7]]}',
-        "j": b'{"rates": [["", null, [1]]]}',
+        "g": with_rates("[[4, 1, 1, [NaN]]]"),
+        "h": with_rates("[[4, 1, 1, [-1]]]"),
+        "i": with_rates("[[4, 1, 1, 7]]"),
+        "j": with_rates("[[null, 1, 1, [1]]]"),
         "k": b'{"cores": [4]}',
-        "l": b'{"rates": [["", 1e999, [1]]]}',
+        "l": with_rates("[[4, 1, 1, [1e999]]]"),
+        "m": with_rates("[[4, NaN, 1, [1]]]"),
+        "n": with_rates("[[4, 0, 1, [1]]]"),
+        "o": with_rates("[[4, 1, 1, [1]]]", setting='["", ""]'),
+        "p": with_rates("[[4, 1, 1, [1]]]", stale="null"),
+        "q": with_rates("[[4, [1]]]"),
     }
-    assert measured.restore(bad | {"ann/bert/1000/1": b'{"rates": [["", 4, [2.5]]]}'}) == list(bad)
+    assert measured.restore(bad | {"ann/bert/1000/1": with_rates("[[4, 2.5, 1, [2.5]]]")}) == list(bad)
     assert measured.at(KIND, "") == [Point(4, 2.5)]
+
+
+def test_what_is_stale_is_so_after_a_restart_and_until_enough_was_measured() -> None:
+    before, after = Measured(), Measured()
+    for cores, rate in ((4, 10.0), (8, 15.0)):
+        saw(before, cores, rate)
+    assert [saw(before, 8, 7.5) for _ in range(3)] == [False, False, True]
+    assert after.restore(before.dump()) == []
+    assert after.stale(KIND, "") == "its last 3 windows ran at 0.50 of the rate that was measured"
+    assert (after.stale(KIND, "T4"), after.stale(KIND, "", "validation")) == ("", "")
+    assert after.at(KIND, "") == [Point(8, 7.5, windows=3)]
+    after.renewed(KIND, "")
+    assert after.stale(KIND, "") == ""
+    assert list(after.dump()) == ["ann/bert/1000/1"]
+
+
+def test_phases_are_kept_apart() -> None:
+    measured = Measured()
+    for _ in range(5):
+        saw(measured, 4, 10.0)
+        assert not saw(measured, 4, 90.0, phase="validation")
+    assert [(point.cores, point.rate) for point in measured.at(KIND, "")] == [(4, 10.0)]
 
 
 def test_the_kind_unused_for_longest_is_forgotten_and_its_record_with_it() -> None:
     measured = Measured(kinds_max=2)
     kinds = [("ann", model, "", 1000, 1) for model in "abc"]
     for kind in (*kinds[:2], kinds[0], kinds[2]):
-        measured.saw(kind, "", 4, 1.0)
+        saw(measured, 4, 1.0, kind=kind)
     assert [len(measured.at(kind, "")) for kind in kinds] == [1, 0, 1]
     assert measured.dump()["ann/b/1000/1"] == b""
