@@ -22,23 +22,24 @@ def tenant_of(message: tenant_service_pb2.Tenant) -> Tenant:
         limit_gpu_milli=message.limit_gpu_milli if message.HasField("limit_gpu_milli") else None,
         limit_cores=message.limit_cores if message.HasField("limit_cores") else None,
         weight=message.weight or 1.0,
+        parent=message.parent,
     )
 
 
 def tenancy_of(state: State) -> Tenancy:
-    """Tell of all tenants that have jobs, in the order of their numbers."""
+    """Tell of all tenants, those that have jobs in the order of their numbers."""
     if not state.tenants:
         return NO_TENANTS
     known = {tenant_id: tenant_of(tenant) for tenant_id, (tenant, _) in state.tenants.items()}
-    return Tenancy(known.get(tenant_id) or Tenant(tenant_id) for tenant_id in state.tenant_ids)
+    busy = [known.pop(tenant_id, Tenant(tenant_id)) for tenant_id in state.tenant_ids]
+    return Tenancy([*busy, *known.values()])  # those without jobs count for those that belong to them
 
 
 def headroom_of(state: State) -> Headroom:
     """Count what tenants with limits hold: usage is derived, never kept. What is stopping is still held."""
-    limited = [tenant for tenant, _ in state.tenants.values() if tenant_of(tenant).has_limit]
-    room = Headroom(map(tenant_of, limited))
+    room = Headroom(tenant_of(tenant) for tenant, _ in state.tenants.values())
     for record in state.held.values() if room else ():
-        if record.spec.tenant in room.limited:
+        if record.spec.tenant in room.bound:
             use = held_by(record)
             room.take(record.spec.tenant, use.gpu_milli, use.cores)
     return room

@@ -11,17 +11,20 @@ from cotenant.core.choosing import Rules
 from cotenant.core.jobs import QUEUE_DEFAULT, TENANT_DEFAULT
 from cotenant.core.lifecycle import Phase
 from cotenant.core.options import written
+from cotenant.core.tenancy import ancestors, check_family
 from cotenant.core.validate import Violation, shown
 from cotenant.rpc import errors
 from cotenant.rpc.pages import page_of
 from cotenant.services.queue.keeper import TENANTS, Keeper
+from cotenant.services.queue.quotas import tenant_of
 from cotenant.services.queue.records import SCHEMA_VERSION, Use, held_by
 from cotenant.store.port import Compare, Conflict, Delete, Put
 from cotenant.v1 import records_pb2, tenant_service_pb2_grpc
 from cotenant.v1 import tenant_service_pb2 as pb
 
 _ID = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
-CHANGEABLE = ("quota_gpu_milli", "quota_cores", "limit_gpu_milli", "limit_cores", "weight")
+AMOUNTS = ("quota_gpu_milli", "quota_cores", "limit_gpu_milli", "limit_cores", "weight")
+CHANGEABLE = (*AMOUNTS, "parent")
 
 
 class Tenants(tenant_service_pb2_grpc.TenantServiceServicer):
@@ -38,6 +41,7 @@ class Tenants(tenant_service_pb2_grpc.TenantServiceServicer):
             if _settings(known[0]) == _settings(request.tenant):
                 return pb.CreateTenantResponse(tenant=self._message(request.tenant.id))
             raise errors.already_exists("tenant", request.tenant.id)
+        self._check_family(request.tenant)
         if request.validate_only:
             return pb.CreateTenantResponse(tenant=request.tenant)
         await self._put(request.tenant, 0)
@@ -71,6 +75,7 @@ class Tenants(tenant_service_pb2_grpc.TenantServiceServicer):
             if _is_set(request.tenant, path):
                 setattr(tenant, path, getattr(request.tenant, path))
         _check(tenant)
+        self._check_family(tenant)
         if not request.validate_only:
             await self._put(tenant, revision)
         return pb.UpdateTenantResponse(tenant=tenant if request.validate_only else self._message(tenant.id))
@@ -84,6 +89,10 @@ class Tenants(tenant_service_pb2_grpc.TenantServiceServicer):
         if live:
             raise errors.failed_precondition(
                 "TENANT_IN_USE", f"tenant {request.id} has {len(live)} live jobs: {live[0]}…"
+            )
+        if children := sorted(one for one, (tenant, _) in state.tenants.items() if tenant.parent == request.id):
+            raise errors.failed_precondition(
+                "TENANT_IN_USE", f"tenants belong to {request.id}: {', '.join(children[:3])}; give them another parent"
             )
         key = TENANTS + request.id
         if isinstance(await self._keeper.store.transact([Compare(key, revision)], [Delete(key)]), Conflict):
@@ -141,6 +150,24 @@ class Tenants(tenant_service_pb2_grpc.TenantServiceServicer):
             raise errors.not_found("tenant", tenant_id, near=tenants)
         return tenants[tenant_id][1]
 
+    def _family(self, tenant_id: str) -> frozenset[str]:
+        """Name a tenant and all that belong to it."""
+        known = {one: tenant_of(tenant) for one, (tenant, _) in self._keeper.state.tenants.items()}
+        below = (one.id for one in known.values() if any(above.id == tenant_id for above in ancestors(one, known)))
+        return frozenset((tenant_id, *below))
+
+    def _check_family(self, changed: pb.Tenant) -> None:
+        """Refuse what the tenant would make wrong, be it with itself or with those it belongs to."""
+        tenants = {one: tenant for one, (tenant, _) in self._keeper.state.tenants.items()} | {changed.id: changed}
+        before = list(check_family(tenant_of(tenant) for tenant, _ in self._keeper.state.tenants.values()))
+        found = [
+            Violation(f"tenant.{bad.field}", bad.description if of == changed.id else f"of {of} {bad.description}")
+            for of, bad in check_family(tenant_of(tenant) for tenant in tenants.values())
+            if (of, bad) not in before
+        ]
+        if found:
+            raise errors.invalid(found)
+
     @staticmethod
     def _check_etag(tenant_id: str, etag: str, revision: int) -> None:
         if etag and etag != str(revision):
@@ -153,8 +180,9 @@ class Tenants(tenant_service_pb2_grpc.TenantServiceServicer):
         tenant.CopyFrom(kept)
         tenant.etag = str(revision) if revision else ""
         use = Use()
+        family = self._family(tenant_id)
         for record in state.held.values():
-            if record.spec.tenant == tenant_id:
+            if record.spec.tenant in family:
                 use.add(held_by(record))
         tenant.used_gpu_milli, tenant.used_cores = use.gpu_milli, use.cores
         return tenant
@@ -168,7 +196,7 @@ def _check(tenant: pb.Tenant) -> None:
         )
     found += [
         Violation(f"tenant.{name}", f"must not be negative, not {getattr(tenant, name):g}")
-        for name in CHANGEABLE
+        for name in AMOUNTS
         if getattr(tenant, name) < 0
     ]
     for unit in ("gpu_milli", "cores"):
@@ -180,8 +208,8 @@ def _check(tenant: pb.Tenant) -> None:
 
 
 def _is_set(tenant: pb.Tenant, name: str) -> bool:
-    return bool(tenant.weight) if name == "weight" else tenant.HasField(name)  # type: ignore[arg-type]  # a field
+    return bool(getattr(tenant, name)) if name in ("weight", "parent") else tenant.HasField(name)  # type: ignore[arg-type]  # a field
 
 
-def _settings(tenant: pb.Tenant) -> list[float | None]:
+def _settings(tenant: pb.Tenant) -> list[float | str | None]:
     return [getattr(tenant, name) if _is_set(tenant, name) else None for name in CHANGEABLE]

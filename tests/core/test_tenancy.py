@@ -19,15 +19,29 @@ from cotenant.core.nodes import NodeShape
 from cotenant.core.policy import Order
 from cotenant.core.ranking import rank
 from cotenant.core.refusals import Code, Refusal, Wait
-from cotenant.core.table import Jobs, JobTable
-from cotenant.core.tenancy import Headroom, Tenancy, Tenant, check_tenant
+from cotenant.core.table import JobRow, Jobs, JobTable
+from cotenant.core.tenancy import Headroom, Tenancy, Tenant, check_family, check_tenant
 from cotenant.policies.count import Count
 
 amounts = st.none() | st.sampled_from([0, 1000, 2500, 9000])
 cores = st.none() | st.integers(0, 12)
-tenancies = st.lists(st.builds(Tenant, st.sampled_from(["a", "b"]), amounts, cores, amounts, cores), max_size=3).map(
-    Tenancy
-)
+
+
+@st.composite
+def families(draw: st.DrawFn) -> Tenancy:
+    """Up to four tenants, who may belong to each other; nobody promises more than it has been promised itself."""
+    tenants: list[Tenant] = []
+    for number in range(draw(st.integers(0, 4))):
+        parent = draw(st.sampled_from(["", *(tenant.id for tenant in tenants)]))
+        quotas, limits = (draw(amounts), draw(cores)), (draw(amounts), draw(cores))
+        tenant = Tenant(f"t{number}", *quotas, *limits, parent=parent)
+        if list(check_family([*tenants, tenant])):
+            tenant = dataclasses.replace(tenant, quota_gpu_milli=None, quota_cores=None)
+        tenants.append(tenant)
+    return Tenancy(draw(st.permutations(tenants)))
+
+
+tenancies = families()
 rules_of_stopping = st.builds(Rules, st.sampled_from(Preemption), st.sampled_from([0.0, 500.0]), reclaim=st.booleans())
 
 
@@ -43,17 +57,37 @@ def pictures(draw: st.DrawFn) -> Jobs:
 def entitled_slowly(jobs: Jobs, ranked: list[int], first: list[int], tenancy: Tenancy) -> set[int]:
     """Walk the order, job by job."""
     within: set[int] = set()
-    for row in [*(row for row in ranked if row in first), *(row for row in ranked if row not in first)]:
-        number = int(jobs.tenant[row])
-        tenant = tenancy.tenants[number] if number < len(tenancy.tenants) else Tenant("")
-        held = [other for other in within if jobs.tenant[other] == number]
-        milli = int(jobs.gpu_milli[row]) + sum(int(jobs.gpu_milli[other]) for other in held)
-        many = int(jobs.cores[row]) + sum(int(jobs.cores[other]) for other in held)
-        gpus_fit = milli <= (tenant.quota_gpu_milli or 0)
-        cores_fit = tenant.quota_cores is None or many <= tenant.quota_cores
-        if gpus_fit and cores_fit and (jobs.gpu_milli[row] or tenant.quota_cores is not None):
-            within.add(row)
+    order = [*(row for row in ranked if row in first), *(row for row in ranked if row not in first)]
+    for height in range(5):
+        for row in order:
+            for tenant in family_of(tenancy, int(jobs.tenant[row])):
+                if row in within or height_of(tenancy, tenant) != height:
+                    continue
+                held = [other for other in within if tenant in family_of(tenancy, int(jobs.tenant[other]))]
+                milli = int(jobs.gpu_milli[row]) + sum(int(jobs.gpu_milli[other]) for other in held)
+                many = int(jobs.cores[row]) + sum(int(jobs.cores[other]) for other in held)
+                gpus_fit = milli <= (tenant.quota_gpu_milli or 0)
+                cores_fit = tenant.quota_cores is None or many <= tenant.quota_cores
+                if gpus_fit and cores_fit and (jobs.gpu_milli[row] or tenant.quota_cores is not None):
+                    within.add(row)
     return within
+
+
+def height_of(tenancy: Tenancy, tenant: Tenant) -> int:
+    """Count the steps down to the lowest that belongs to a tenant."""
+    children = [child for child in tenancy.tenants if child.parent and child.parent == tenant.id]
+    return max((1 + height_of(tenancy, child) for child in children), default=0)
+
+
+def family_of(tenancy: Tenancy, number: int) -> list[Tenant]:
+    """Give a tenant and those that it belongs to."""
+    if number >= len(tenancy.tenants):
+        return [Tenant("")]
+    known = {tenant.id: tenant for tenant in tenancy.tenants}
+    chain = [tenancy.tenants[number]]
+    while chain[-1].parent:
+        chain.append(known[chain[-1].parent])
+    return chain
 
 
 @given(st.data(), pictures(), tenancies, policies, rules_of_stopping, capacities)
@@ -114,9 +148,10 @@ def test_what_counting_lets_start_is_within_every_limit(
         return
     stays = np.ones(len(jobs), dtype=np.bool_)
     stays[choice.victims] = False
-    for number, tenant in enumerate(tenancy.tenants):
-        starts = [row for row in choice.starts.tolist() if jobs.tenant[row] == number]
-        fixed = np.flatnonzero(rules.protects(jobs, NOW) & (jobs.tenant == number)).tolist()
+    for tenant in tenancy.tenants:
+        inside = np.array([tenant in family_of(tenancy, int(one)) for one in jobs.tenant], dtype=np.bool_)
+        starts = [row for row in choice.starts.tolist() if inside[row]]
+        fixed = np.flatnonzero(rules.protects(jobs, NOW) & inside).tolist()
         for limit, need in ((tenant.limit_gpu_milli, jobs.gpu_milli), (tenant.limit_cores, jobs.cores)):
             if limit is not None and any(need[row] for row in starts):
                 assert sum(int(need[row]) for row in [*starts, *fixed]) <= limit
@@ -206,3 +241,46 @@ def test_a_gang_over_its_limit_holds_nobody_back_and_leaves_its_shape_to_others(
     assert [start.gang.job_id for start in made.starts] == ["a", "c"]
     assert {job_id: refusal.code for job_id, refusal in made.refusals.items()} == {"b": Code.QUOTA}
     assert room.held("vision") == (4000, 0)
+
+
+def test_a_departments_guarantee_holds_what_its_groups_do_not_use() -> None:
+    dept, asr = Tenant("dept", quota_gpu_milli=8000), Tenant("asr", quota_gpu_milli=4000, parent="dept")
+    tenancy = Tenancy([dept, asr, Tenant("nlp", parent="dept")])
+    table = JobTable()
+    for number, (tenant, milli) in enumerate([(0, 9000), (2, 4000), (2, 4000), (1, 4000)]):
+        table.add(JobRow(f"job{number}", 0, sequence=number, gpu_milli=milli, tenant=tenant))
+    jobs, nobody = table.jobs(NOW), np.zeros(4, dtype=np.bool_)
+    assert tenancy.entitled(jobs, np.arange(4), first=nobody).tolist() == [False, True, False, True]
+    table.remove("job3")  # without asr's job its group's room is lent inside the department
+    jobs = table.jobs(NOW)
+    by_sequence = np.argsort(jobs.sequence)
+    assert tenancy.entitled(jobs, by_sequence, first=nobody[:3])[by_sequence].tolist() == [False, True, True]
+
+
+def test_a_departments_limit_binds_its_groups_together_and_says_whose_it_is() -> None:
+    tenants = [Tenant("dept", limit_gpu_milli=8000), Tenant("asr", parent="dept"), Tenant("nlp", 1000, parent="dept")]
+    room = Headroom(tenants, {"asr": (6000, 0), "dept": (1000, 0)})
+    assert room.allows("nlp", 1000, 0)
+    refusal = room.refuse("nlp", 2000, 0)
+    assert refusal is not None
+    assert refusal.detail == "tenant dept, to which nlp belongs, would hold 9 GPUs of at most 8"
+    room.take("nlp", 1000, 0)
+    assert room.held("dept") == (8000, 0)
+    assert not room.copy().allows("asr", 1000, 0)
+
+
+def test_who_belongs_to_whom_is_checked() -> None:
+    wrong = [
+        Tenant("a", parent="b"),
+        Tenant("b", parent="a"),
+        Tenant("c", parent="dep"),
+        Tenant("dept", quota_gpu_milli=1000),
+        Tenant("e", quota_gpu_milli=2000, parent="dept"),
+    ]
+    told = {(tenant, bad.field): bad.description for tenant, bad in check_family(wrong)}
+    assert told == {
+        ("a", "parent"): "a tenant cannot belong to itself: a → b → a",
+        ("b", "parent"): "a tenant cannot belong to itself: b → a → b",
+        ("c", "parent"): "dep is no tenant; did you mean dept?",
+        ("dept", "quota_gpu_milli"): "is 1000, less than the 2000 that are guaranteed to those that belong to it",
+    }

@@ -42,3 +42,14 @@ def test_a_job_over_its_tenants_limit_says_so_and_a_priority_has_a_name(cli: Cli
     finally:
         cli("cancel", job)
     cli("tenants", "delete", "small")
+
+
+def test_groups_stand_below_their_department(cli: Cli) -> None:
+    cli("tenants", "create", "zoo", "--limit-gpus", "1")
+    assert cli.json("tenants", "create", "ape", "--parent", "zoo")["parent"] == "zoo"
+    names = [line.split("  ")[0] or line[:5] for line in cli("tenants").out.splitlines()]
+    assert names.index("zoo") + 1 == names.index("  ape")
+    assert "belong to zoo" in cli("tenants", "delete", "zoo", code=1).err
+    assert cli.json("tenants", "update", "ape", "--parent", "none")["parent"] is None
+    for tenant in ("ape", "zoo"):
+        cli("tenants", "delete", tenant)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import signal
 import sys
 import time
@@ -11,11 +10,12 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from cotenant.cli.outcome import CommandError, usage
+from cotenant.cli.shared import takes
 
 if TYPE_CHECKING:  # numpy and the core load only when something is simulated
     from rich.progress import Progress
@@ -165,29 +165,6 @@ def _scenario(
     )
 
 
-def with_scenario(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command, which takes a scenario first, the options that make one, before its own."""
-    hints = get_type_hints(command, localns={"Scenario": object}, include_extras=True)
-    shared_hints = get_type_hints(_scenario, localns={"Scenario": object}, include_extras=True)
-    shared = inspect.signature(_scenario).parameters
-    own = list(inspect.signature(command).parameters.values())[1:]
-    types = {**shared_hints, **hints}
-    parameters = [
-        each.replace(annotation=types[each.name], kind=inspect.Parameter.KEYWORD_ONLY)
-        for each in (*shared.values(), *own)
-    ]
-
-    def filled(**given: Any) -> None:
-        with told_errors():
-            scenario = _scenario(**{name: given.pop(name) for name in shared})
-            command(scenario, **given)
-
-    filled.__doc__ = command.__doc__
-    filled.__annotations__ = {each.name: each.annotation for each in parameters}
-    filled.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # functions have one, says inspect
-    return filled
-
-
 def parse_options(texts: Sequence[str]) -> dict[str, dict[str, str]]:
     """Read options by group and name.
 
@@ -327,3 +304,6 @@ class RowWatcher:
             raise KeyboardInterrupt
         if time.monotonic() - self._began >= QUIET_SECONDS:
             self._bar.show(rows, None)
+
+
+with_scenario = takes(_scenario, told_errors, unimported=("Scenario",))

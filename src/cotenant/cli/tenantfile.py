@@ -21,7 +21,7 @@ from cotenant.cli import units
 from cotenant.cli.located import Fault, Fields, Items, Node, Place, Text, compose, kind_of
 from cotenant.cli.outcome import CommandError, ExitCode, usage
 from cotenant.core.options import did_you_mean
-from cotenant.core.tenancy import Tenant, check_tenant
+from cotenant.core.tenancy import Tenant, check_family, check_tenant
 from cotenant.core.validate import shown
 
 FILE_BYTES_MAX = 2**20
@@ -33,6 +33,7 @@ FIELDS: Mapping[str, tuple[str, Callable[[str], Any]]] = {
     "limit_gpus": ("limit_gpu_milli", units.parse_gpu_milli),
     "limit_cores": ("limit_cores", units.parse_integer),
     "weight": ("weight", units.parse_number),
+    "parent": ("parent", str),
 }
 NAMES = {attribute: name for name, (attribute, _) in FIELDS.items()}
 
@@ -84,6 +85,8 @@ def read_tenants(text: str, source: str) -> tuple[Tenant, ...]:
             tenants += reader.document(document)
     if not documents:
         reader.wrong(Place(source), "", "holds nothing; a map of tenants by id was expected")
+    for tenant_id, bad in [] if reader.mistakes else check_family(tenants):
+        reader.wrong(reader.known[tenant_id], f"{tenant_id}.{NAMES[bad.field]}", bad.description)
     if reader.mistakes:
         raise BadTenants(source, reader.mistakes)
     return tuple(tenants)
@@ -153,7 +156,9 @@ class _Reader:
         if attribute in values:
             self.wrong(key.place, label, "stands here twice")
         elif not isinstance(value, Text) or value.null:
-            self.wrong(value.place, label, f"a number was expected, not {kind_of(value)}")
+            self.wrong(
+                value.place, label, f"a {'text' if parse is str else 'number'} was expected, not {kind_of(value)}"
+            )
         else:
             places[attribute] = value.place
             try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Annotated, Any
 
 import typer
@@ -13,6 +13,7 @@ from cotenant.cli.flags import Flags
 from cotenant.cli.mesh import Mesh, reach
 from cotenant.cli.outcome import usage
 from cotenant.cli.render import Column, print_table
+from cotenant.cli.shared import takes
 from cotenant.v1.tenant_service_pb2 import (
     CreateTenantRequest,
     DeleteTenantRequest,
@@ -36,13 +37,55 @@ COLUMNS = (
 )
 
 TenantId = Annotated[str, typer.Argument(metavar="TENANT", help="The tenant's id.", show_default=False)]
-QuotaGpus = Annotated[
-    str | None, typer.Option(metavar="N", help="GPUs that are always the tenant's; others borrow them while idle.")
-]
-QuotaCores = Annotated[str | None, typer.Option(metavar="N", help="Cores that are always the tenant's.")]
-LimitGpus = Annotated[str | None, typer.Option(metavar="N", help="The most GPUs that it may hold, borrowed ones too.")]
-LimitCores = Annotated[str | None, typer.Option(metavar="N", help="The most cores that it may hold.")]
-Weight = Annotated[float | None, typer.Option(metavar="W", help="Its weight beside others, for policies that share.")]
+Settings = dict[str, float | str | None]  # by the names of the wire; None takes away
+
+
+def _settings(
+    parent: Annotated[
+        str | None,
+        typer.Option(metavar="TENANT", help="The tenant that it belongs to; it shares its guarantee and limit."),
+    ] = None,
+    quota_gpus: Annotated[
+        str | None, typer.Option(metavar="N", help="GPUs that are always the tenant's; others borrow them while idle.")
+    ] = None,
+    quota_cores: Annotated[str | None, typer.Option(metavar="N", help="Cores that are always the tenant's.")] = None,
+    limit_gpus: Annotated[
+        str | None, typer.Option(metavar="N", help="The most GPUs that it may hold, borrowed ones too.")
+    ] = None,
+    limit_cores: Annotated[str | None, typer.Option(metavar="N", help="The most cores that it may hold.")] = None,
+    weight: Annotated[
+        float | None, typer.Option(metavar="W", help="Its weight beside others, for policies that share.")
+    ] = None,
+) -> Settings:
+    """Read what was given of a tenant.
+
+    Raises:
+        CommandError: naming every option that is no number.
+    """
+    texts = (
+        ("quota_gpu_milli", "--quota-gpus", quota_gpus, units.parse_gpu_milli),
+        ("quota_cores", "--quota-cores", quota_cores, units.parse_integer),
+        ("limit_gpu_milli", "--limit-gpus", limit_gpus, units.parse_gpu_milli),
+        ("limit_cores", "--limit-cores", limit_cores, units.parse_integer),
+    )
+    given: Settings = {}
+    wrong: list[str] = []
+    for name, option, text, parse in texts:
+        if text is None:
+            continue
+        try:
+            given[name] = None if text == NONE else parse(text)
+        except ValueError as error:
+            wrong.append(f"{option} {error}")
+    if weight is not None:
+        if not weight > 0:
+            wrong.append(f"--weight must be more than 0, not {weight:g}")
+        given["weight"] = weight
+    if parent is not None:
+        given["parent"] = None if parent == NONE else parent
+    if wrong:
+        raise usage("the tenant cannot be taken", details=wrong)
+    return given
 
 
 def register(app: typer.Typer) -> None:
@@ -78,47 +121,30 @@ def tenants(context: typer.Context, as_json: options.AsJson = False) -> None:
     if as_json:
         views.print_json(rows)
         return
-    print_table(COLUMNS, [_row(view) for view in rows], nothing="no tenants")
+    print_table(COLUMNS, [_row(view, depth) for view, depth in _families(rows)], nothing="no tenants")
 
 
-def create(
-    context: typer.Context,
-    tenant_id: TenantId,
-    quota_gpus: QuotaGpus = None,
-    quota_cores: QuotaCores = None,
-    limit_gpus: LimitGpus = None,
-    limit_cores: LimitCores = None,
-    weight: Weight = None,
-    as_json: options.AsJson = False,
-) -> None:
+@takes(_settings)
+def create(given: Settings, context: typer.Context, tenant_id: TenantId, as_json: options.AsJson = False) -> None:
     """Make a tenant. The same call again changes nothing.
 
     \b
-    Example:
+    Examples:
       cotenant tenants create vision --quota-gpus 8 --quota-cores 96 --limit-gpus 16
+      cotenant tenants create segmentation --parent vision --quota-gpus 4
     """
-    given = _given(quota_gpus, quota_cores, limit_gpus, limit_cores, weight)
     tenant = _tenant(tenant_id, given)
     _act(context, as_json, lambda mesh: mesh.tenants.CreateTenant(CreateTenantRequest(tenant=tenant)))
 
 
-def update(
-    context: typer.Context,
-    tenant_id: TenantId,
-    quota_gpus: QuotaGpus = None,
-    quota_cores: QuotaCores = None,
-    limit_gpus: LimitGpus = None,
-    limit_cores: LimitCores = None,
-    weight: Weight = None,
-    as_json: options.AsJson = False,
-) -> None:
-    """Change what is given, and nothing else; `none` takes a guarantee or a limit away.
+@takes(_settings)
+def update(given: Settings, context: typer.Context, tenant_id: TenantId, as_json: options.AsJson = False) -> None:
+    """Change what is given, and nothing else; `none` takes a guarantee, a limit or a parent away.
 
     \b
     Example:
       cotenant tenants update vision --quota-gpus 12 --limit-gpus none
     """
-    given = _given(quota_gpus, quota_cores, limit_gpus, limit_cores, weight)
     if not given:
         raise usage("nothing to change", hint="`cotenant tenants update --help` shows what can be changed")
     request = UpdateTenantRequest(tenant=_tenant(tenant_id, given), update_mask=FieldMask(paths=list(given)))
@@ -148,43 +174,7 @@ async def all_tenants(mesh: Mesh) -> AsyncIterator[Tenant]:
             return
 
 
-def _given(
-    quota_gpus: str | None,
-    quota_cores: str | None,
-    limit_gpus: str | None,
-    limit_cores: str | None,
-    weight: float | None,
-) -> dict[str, float | None]:
-    """Read what was given, by the names of the wire; None takes away.
-
-    Raises:
-        CommandError: naming every option that is no number.
-    """
-    texts = (
-        ("quota_gpu_milli", "--quota-gpus", quota_gpus, units.parse_gpu_milli),
-        ("quota_cores", "--quota-cores", quota_cores, units.parse_integer),
-        ("limit_gpu_milli", "--limit-gpus", limit_gpus, units.parse_gpu_milli),
-        ("limit_cores", "--limit-cores", limit_cores, units.parse_integer),
-    )
-    given: dict[str, float | None] = {}
-    wrong: list[str] = []
-    for name, option, text, parse in texts:
-        if text is None:
-            continue
-        try:
-            given[name] = None if text == NONE else parse(text)
-        except ValueError as error:
-            wrong.append(f"{option} {error}")
-    if weight is not None:
-        if not weight > 0:
-            wrong.append(f"--weight must be more than 0, not {weight:g}")
-        given["weight"] = weight
-    if wrong:
-        raise usage("the tenant cannot be taken", details=wrong)
-    return given
-
-
-def _tenant(tenant_id: str, given: dict[str, float | None]) -> Tenant:
+def _tenant(tenant_id: str, given: Settings) -> Tenant:
     tenant = Tenant(id=tenant_id)
     for name, value in given.items():
         if value is not None:
@@ -218,9 +208,19 @@ def tenant_view(tenant: Tenant) -> views.View:
         "quota_cores": of("quota_cores"),
         "limit_cores": of("limit_cores"),
         "weight": tenant.weight or 1.0,
+        "parent": tenant.parent or None,
     }
 
 
-def _row(view: views.View) -> list[str]:
+def _families(rows: list[views.View], parent: str | None = None, depth: int = 0) -> Iterator[tuple[views.View, int]]:
+    """Give tenants below those that they belong to, each with how deep it stands."""
+    known = {view["id"] for view in rows}
+    for view in rows:
+        if view["parent"] == parent or (parent is None and view["parent"] not in known):
+            yield view, depth
+            yield from _families(rows, view["id"], depth + 1)
+
+
+def _row(view: views.View, depth: int = 0) -> list[str]:
     names = ("gpus_used", "quota_gpus", "limit_gpus", "cores_used", "quota_cores", "limit_cores", "weight")
-    return [view["id"], *("-" if view[name] is None else f"{view[name]:g}" for name in names)]
+    return ["  " * depth + view["id"], *("-" if view[name] is None else f"{view[name]:g}" for name in names)]

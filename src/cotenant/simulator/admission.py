@@ -29,7 +29,7 @@ class Admission:
 
     def __init__(self, cluster: Cluster, policies: Policies, seed: int, tenancy: Tenancy = NO_TENANTS) -> None:
         self._policies = policies
-        self._limited = {tenant.id: tenant for tenant in tenancy.tenants if tenant.has_limit}
+        self._limited, self._tenants = tenancy.limited(), tenancy.tenants
         self._empty = cluster.ledger()
         self._node_shapes = shapes_of(self._empty)
         self._rng = np.random.default_rng(seed)  # its own, so that asking here changes nothing elsewhere
@@ -75,7 +75,7 @@ class Admission:
 
     def _beyond(self, tenant: str, gang: Gang) -> Refusal | None:
         """Say whether a gang alone is more than its tenant may ever hold."""
-        if not tenant or not (over := Headroom([self._limited[tenant]]).refuse(tenant, gang.gpu_milli, gang.cores)):
+        if not tenant or not (over := Headroom(self._tenants).refuse(tenant, gang.gpu_milli, gang.cores)):
             return None
         return replace(over, remedy="its tenant's limit is raised, or the job asks for less")
 

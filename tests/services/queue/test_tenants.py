@@ -20,8 +20,8 @@ async def mesh() -> AsyncIterator[Mesh]:
         yield mesh
 
 
-async def made(mesh: Mesh, tenant_id: str, **fields: int) -> pb.Tenant:
-    request = pb.CreateTenantRequest(tenant=pb.Tenant(id=tenant_id, **fields))  # type: ignore[arg-type]  # numbers all
+async def made(mesh: Mesh, tenant_id: str, **fields: int | str) -> pb.Tenant:
+    request = pb.CreateTenantRequest(tenant=pb.Tenant(id=tenant_id, **fields))  # type: ignore[arg-type]  # numbers, and a parent
     response = await mesh.tenants.CreateTenant(request)
     tenant: pb.Tenant = response.tenant
     return tenant
@@ -125,3 +125,30 @@ async def test_the_queue_tells_its_lengths(mesh: Mesh) -> None:
         return (queue.id, queue.policy, queue.waiting, queue.running) == ("default", "fifo", 1, 1)
 
     await eventually(counted)
+
+
+async def test_tenants_belong_to_others_whose_use_counts_theirs(mesh: Mesh) -> None:
+    await made(mesh, "dept", limit_gpu_milli=1000, quota_gpu_milli=1000)
+    child = await made(mesh, "asr", parent="dept", quota_gpu_milli=1000)
+    for fields, told in (
+        ({"parent": "dep"}, "did you mean dept?"),
+        ({"parent": "dept", "quota_gpu_milli": 500}, "of dept is 1000, less than the 1500"),
+    ):
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await made(mesh, "nlp", **fields)
+        assert told in str(from_error(refused.value).violations)
+    circle = pb.UpdateTenantRequest(tenant=pb.Tenant(id="dept", parent="asr"))
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await mesh.tenants.UpdateTenant(circle)
+    assert "dept → asr → dept" in str(from_error(refused.value).violations)
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await mesh.tenants.DeleteTenant(pb.DeleteTenantRequest(id="dept"))
+    assert reason(refused.value) == "TENANT_IN_USE"
+    await made(mesh, "nlp", parent="dept")
+    await mesh.agent("n1", gpus=8, cores=24)
+    await mesh.reach(await mesh.submit(tenant="asr"), "RUNNING")
+    refusal = (await mesh.refused(await mesh.submit(tenant="nlp"), "QUOTA")).refusal
+    assert "tenant dept, to which nlp belongs, would hold 2 GPUs of at most 1" in refusal.detail
+    used = (await mesh.tenants.GetTenant(pb.GetTenantRequest(id="dept"))).tenant
+    assert used.used_gpu_milli == 1000
+    assert child.parent == "dept"
