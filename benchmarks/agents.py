@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
 from types import MappingProxyType
-from typing import cast
+from typing import Any, cast
 
 import grpc.aio
 
@@ -57,6 +57,10 @@ class SimulatedAgent:
         self.stops: list[node_pb2.StopOrder] = []
         self.acked: list[tuple[str, int]] = []
         self.welcomes: list[node_pb2.Welcome] = []
+        self.resizes: list[node_pb2.ResizeOrder] = []
+        self.profiles: list[node_pb2.ProfileOrder] = []
+        self.cannot_resize = ""  # why not, in one sentence; empty where it can
+        self.answers_resizes = True
         self.refuses_to_stop = False
         self.silent = False  # connected, but not beating
         self.exit_code = 0
@@ -73,6 +77,7 @@ class SimulatedAgent:
         self._background: list[asyncio.Task[None]] = []
         self._beat_seconds = 1.0
         self.on_report: Callable[[node_pb2.AttemptReport], None] = lambda report: None
+        self.on_resize: Callable[[tuple[str, int]], None] = lambda key: None
         self.on_forget: Callable[[], None] = lambda: None
 
     def start(self) -> None:
@@ -124,6 +129,11 @@ class SimulatedAgent:
                 self.report(key, job_pb2.ATTEMPT_STATE_RUNNING)
                 if self.run_seconds is not None:
                     asyncio.get_running_loop().call_later(self.run_seconds, self.finish, key)
+        for resize in message.resizes:
+            self.resizes.append(resize)
+            if self.answers_resizes:
+                self.answer_resize(resize)
+        self.profiles += message.profiles
         for order in message.stops:
             self.stops.append(order)
             if not self.refuses_to_stop:
@@ -136,6 +146,22 @@ class SimulatedAgent:
             self.reads.append(read)
             if self.answers_reads and not read.cancel:
                 self._background.append(asyncio.create_task(self._upload(read)))
+
+    def answer_resize(self, order: node_pb2.ResizeOrder) -> None:
+        """Do what a resize asks for, and say so; or say why not."""
+        key = (order.job_id, order.number)
+        known = self.assignments.get(key)
+        error = self.cannot_resize or ("" if known else "it is not known here")
+        if known and not error:
+            known.allocation.CopyFrom(order.allocation)
+            known.epoch = order.epoch
+            self.on_resize(key)
+        report = node_pb2.ResizeReport(job_id=key[0], number=key[1], epoch=order.epoch, error=error)
+        self._out.put_nowait(node_pb2.ConnectRequest(resized=[report]))
+
+    def tell(self, **fields: Any) -> None:
+        """Say anything else, such as `profiled` or `progress`."""
+        self._out.put_nowait(node_pb2.ConnectRequest(**fields))
 
     async def _upload(self, order: node_pb2.ReadOutput) -> None:
         """Send a job's output in two pieces, or say that there is none."""

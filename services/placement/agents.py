@@ -9,6 +9,7 @@ from cotenant.core.lifecycle import StopReason
 from cotenant.rpc import translate
 from cotenant.services.placement.records import Live
 from cotenant.v1 import node_service_pb2 as node_pb2
+from cotenant.v1 import placement_service_pb2 as placement_pb2
 
 
 class Session:
@@ -118,6 +119,32 @@ def assignment(live: Live, node_rank: int) -> node_pb2.ConnectResponse:
         told.replica_roles.extend(role for _, role, _ in by_rank)
         told.replica_addresses.extend(node_id for _, _, node_id in by_rank)
     assert told.allocation.node_id == allocation.node_id
+    return message
+
+
+def resize_order(live: Live, node_id: str) -> node_pb2.ConnectResponse:
+    """What an attempt is to hold on one of its nodes from now on."""
+    message = node_pb2.ConnectResponse()
+    message.resizes.add(
+        job_id=live.attempt.job_id,
+        number=live.attempt.number,
+        epoch=live.epoch,
+        allocation=live.record.resizing[live.nodes.index(node_id)],
+    )
+    return message
+
+
+def profile_order(live: Live, plan: placement_pb2.ProfilePlan) -> node_pb2.ConnectResponse:
+    """Which core counts of an attempt are to be measured; without any, a profile that is under way ends."""
+    message = node_pb2.ConnectResponse()
+    order = message.profiles.add(
+        job_id=live.attempt.job_id,
+        number=live.attempt.number,
+        epoch=live.epoch,
+        cores=plan.cores,
+        steps=plan.steps,
+    )
+    order.budget.CopyFrom(plan.budget)
     return message
 
 

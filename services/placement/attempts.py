@@ -102,7 +102,7 @@ class Attempts:
             except Halted:
                 return  # everything is being read anew, and agents tell again when they reconnect
             ended = [live for live in some if live.state.ended]
-            self._background.start(self._keep(revision, ended, [_copy(live.attempt) for live in some]))
+            self._background.start(self._keep(revision, ended, [copy_of(live.attempt) for live in some]))
 
     async def _keep(self, kept: asyncio.Future[int], ended: list[Live], copies: list[job_pb2.Attempt]) -> None:
         try:
@@ -130,7 +130,8 @@ class Attempts:
             )
 
 
-def _copy(attempt: job_pb2.Attempt) -> job_pb2.Attempt:
+def copy_of(attempt: job_pb2.Attempt) -> job_pb2.Attempt:
+    """An attempt as it is now."""
     copy = job_pb2.Attempt()
     copy.CopyFrom(attempt)
     return copy

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import structlog
 
+from cotenant.core.allocations import NodeAllocation
 from cotenant.core.books import Book
 from cotenant.core.ledger import Holding, Ledger, Overcommitted
 from cotenant.core.lifecycle import AttemptEvent, AttemptState, StopReason
@@ -32,12 +33,15 @@ class Cluster:
         self.nodes: dict[str, Node] = {}
         self.attempts: dict[str, Live] = {}
         self._by_node: dict[str, dict[str, Live]] = {}
+        self._resized: set[str] = set()  # ids of those whose cores were ever changed, or are being changed
+        self.claimed: dict[str, int] = {}  # cores by node that a waiting job was promised: nobody grows there
         self._ledger: Ledger | None = None
         self._order: list[Node] = []
 
     def replace(self, fresh: Cluster) -> None:
         """Believe another picture from now on."""
         self.nodes, self.attempts, self._by_node = fresh.nodes, fresh.attempts, fresh._by_node
+        self._resized, self.claimed = fresh._resized, {}
         self.touch()
 
     # Nodes ---------------------------------------------------------------------------------------------------
@@ -93,7 +97,7 @@ class Cluster:
         A node that changed under its attempts may have less than they hold together: it takes no new work until it
         has enough again.
         """
-        for allocation in live.allocation:
+        for allocation in live.held:
             node = self.nodes.get(allocation.node_id)
             if node is None:
                 continue
@@ -132,11 +136,14 @@ class Cluster:
         """Note an attempt; what it holds is held already, or will be when the ledger is made anew."""
         self.forget(live.key[0])
         self.attempts[live.key[0]] = live
+        if live.target or any(task.own_cores for part in live.allocation for task in part.tasks):
+            self._resized.add(live.key[0])
         for node_id in live.nodes:
             self._by_node.setdefault(node_id, {})[live.key[0]] = live
 
     def forget(self, job_id: str) -> None:
         """Drop an attempt that holds nothing any more."""
+        self._resized.discard(job_id)
         if live := self.attempts.pop(job_id, None):
             for node_id in live.nodes:
                 self._by_node[node_id].pop(job_id, None)
@@ -149,10 +156,21 @@ class Cluster:
         if self._ledger is not None:
             for holding in live.holdings:
                 self._ledger.release(holding)
-            for allocation in live.allocation:
+            for allocation in live.held:
                 if node := self.nodes.get(allocation.node_id):
                     node.book.release(allocation)
         live.holdings = ()
+
+    def reshape(
+        self, live: Live, allocation: tuple[NodeAllocation, ...], target: tuple[NodeAllocation, ...] = ()
+    ) -> None:
+        """Let an attempt hold other cores: with a `target`, those too until its nodes have changed them."""
+        self.release(live)
+        live.allocation, live.target = allocation, target
+        self._resized.add(live.key[0])
+        live.write_down()
+        if self._ledger is not None:
+            live.holdings = tuple(self._hold(self._ledger, live))
 
     def undo(self, live: Live) -> None:
         """Give back what a start held that was not committed, unless the picture has been read anew since."""
@@ -165,13 +183,48 @@ class Cluster:
         return [live for live in self._by_node.get(node_id, {}).values() if not live.state.ended]
 
     def leaving(self) -> list[Holding]:
-        """What stopping attempts hold on nodes that take work: it will be free soon."""
-        return [
-            holding
-            for live in self.attempts.values()
-            if live.state is AttemptState.STOPPING
-            for holding in live.holdings
-        ]
+        """What will be free soon: all that stopping attempts hold, and cores that others give back when asked."""
+        soon: list[Holding] = []
+        for live in self.attempts.values():
+            if live.state is AttemptState.STOPPING:
+                soon += live.holdings
+            elif live.key[0] in self._resized:
+                coming = self.coming_back(live)
+                soon += [Holding(self.nodes[node_id].number, cores=cores) for node_id, cores in coming.items()]
+        return soon
+
+    def coming_back(self, live: Live) -> dict[str, int]:
+        """Cores by node that a running attempt is giving back, or would as soon as it is asked."""
+        if live.turned_back or live.resize_after_seconds:
+            return {}
+        if live.target:
+            after = {part.node_id: part.cores for part in live.target}
+            back = {part.node_id: part.cores - after[part.node_id] for part in live.held}
+        elif self.can_resize(live):
+            back = {part.node_id: sum(task.lent for task in part.tasks) for part in live.allocation}
+        else:
+            return {}
+        return {node_id: cores for node_id, cores in back.items() if cores}
+
+    def firm(self, live: Live) -> tuple[Holding, ...]:
+        """What an attempt holds beside the cores that are coming back."""
+        if live.key[0] not in self._resized:
+            return live.holdings
+        coming = {self.nodes[node_id].number: cores for node_id, cores in self.coming_back(live).items()}
+        firm: list[Holding] = []
+        for holding in live.holdings:
+            less = min(holding.cores, coming.get(holding.node, 0))
+            coming[holding.node] = coming.get(holding.node, 0) - less
+            firm.append(replace(holding, cores=holding.cores - less))
+        return tuple(firm)
+
+    def can_resize(self, live: Live) -> bool:
+        """Whether an attempt's cores may be changed now: it runs, and the agents of all its nodes are there."""
+        if live.state is not AttemptState.RUNNING or live.target or not live.epoch:
+            return False
+        nodes = [self.nodes.get(node_id) for node_id in live.nodes]
+        there = all(node and node.connected and not node.strained for node in nodes)
+        return there and not any(live.ended_on(node_id) for node_id in live.nodes)
 
     def master_port(self, node_id: str) -> int:
         """The first port of the range that no live attempt's rank 0 has on a node."""
@@ -249,6 +302,9 @@ class Cluster:
         if live.state is AttemptState.STOPPED and not live.attempt.stop_reason:
             live.attempt.stop_reason = translate.STOP_REASONS.to_wire(StopReason.GANG_BROKEN)
         self.release(live)
+        if live.target:
+            live.target = ()
+            live.write_down()
 
     def victims(self, wanted: Sequence[tuple[str, int]]) -> list[Live]:
         """Find the attempts that are named and still hold something."""

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Iterable, Sequence
 
 from cotenant.v1 import job_pb2
+from cotenant.v1 import node_service_pb2 as node_pb2
 from cotenant.v1 import placement_service_pb2 as placement_pb2
 
 HISTORY_MAX = 10_000
@@ -18,6 +19,7 @@ class _Watcher:
     def __init__(self) -> None:
         self.events: deque[Event] = deque()
         self.progress: dict[str, job_pb2.Progress] = {}
+        self.profiled: deque[node_pb2.ProfileReport] = deque(maxlen=BEHIND_MAX)
         self.wake = asyncio.Event()
 
 
@@ -71,6 +73,12 @@ class Feed:
             watcher.progress[job_id] = progress
             watcher.wake.set()
 
+    def publish_profiled(self, report: node_pb2.ProfileReport) -> None:
+        """Tell what came of a profile; a watcher that is far behind hears only the last of it."""
+        for watcher in self._watchers:
+            watcher.profiled.append(report)
+            watcher.wake.set()
+
     def _tell(self, event: Event) -> None:
         for watcher in self._watchers:
             if len(watcher.events) < BEHIND_MAX:
@@ -114,6 +122,10 @@ class Feed:
                         revision=self._revision,
                         progress=[placement_pb2.JobProgress(job_id=job, progress=said) for job, said in told.items()],
                     )
+                if watcher.profiled:
+                    reports = list(watcher.profiled)
+                    watcher.profiled.clear()
+                    yield Event(revision=self._revision, profiled=reports)
                 await watcher.wake.wait()
                 watcher.wake.clear()
         finally:

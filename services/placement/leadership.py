@@ -129,7 +129,8 @@ class Leadership:
             record = records_pb2.StoredAttempt.FromString(entry.value)
             allocation = tuple(translate.allocation_from_wire(part) for part in record.attempt.allocations)
             record.attempt.epoch = record.attempt.epoch or entry.mod_revision
-            live = Live(record, allocation, epoch=record.attempt.epoch)
+            target = tuple(translate.allocation_from_wire(part) for part in record.resizing)
+            live = Live(record, allocation, epoch=record.attempt.epoch, target=target)
             live.end_kept = live.state.ended
             fresh.add(live)
         return fresh

@@ -18,6 +18,7 @@ from cotenant.core.policy import CpuAllocator, PlacementPolicy
 from cotenant.core.refusals import Code, Refusal, plural
 from cotenant.rpc import estimates, translate
 from cotenant.rpc import refusals as refusals_on_the_wire
+from cotenant.services.placement import lending
 from cotenant.services.placement.cluster import Cluster
 from cotenant.services.placement.records import SCHEMA_VERSION, Live
 from cotenant.v1 import placement_service_pb2 as placement_pb2
@@ -31,6 +32,7 @@ class Decision:
     starts: tuple[Live, ...]
     sizings: dict[str, str]  # by job
     stops: tuple[Live, ...]
+    loans: tuple[lending.Loan, ...]  # cores to be asked back
     refusals: dict[str, Refusal]
 
 
@@ -61,7 +63,7 @@ def plan(
         ledger,
         policy,
         np.random.default_rng(request.seed),
-        victims=[cycle.Victim(live.key[0], live.holdings, ahead[live.key[0]]) for live in victims],
+        victims=[cycle.Victim(live.key[0], cluster.firm(live), ahead[live.key[0]]) for live in victims],
         leaving=cluster.leaving(),
         strict=request.strict,
     )
@@ -73,9 +75,6 @@ def decide(cluster: Cluster, request: placement_pb2.PlanPlacementRequest, outcom
     starts: list[Live] = []
     refusals = dict(outcome.refusals)
     now = [start for start in outcome.starts if not start.needs_room]
-    for start in outcome.starts:
-        if start.needs_room:
-            refusals[start.gang.job_id] = making_room(len(outcome.stops))
     try:
         for start in now:
             starts.append(assign(cluster, start, candidates[start.gang.job_id]))  # noqa: PERF401  # a failure needs those before it
@@ -84,7 +83,11 @@ def decide(cluster: Cluster, request: placement_pb2.PlanPlacementRequest, outcom
             cluster.undo(live)
         raise
     stops = tuple(cluster.attempts[job_id] for job_id in outcome.stops)
-    return Decision(tuple(starts), {start.gang.job_id: start.gang.sizing for start in now}, stops, refusals)
+    loans, cluster.claimed = lending.ask_back(cluster, outcome, stops)
+    for start in outcome.starts:
+        if start.needs_room:
+            refusals[start.gang.job_id] = making_room(len(stops), len(loans))
+    return Decision(tuple(starts), {start.gang.job_id: start.gang.sizing for start in now}, stops, loans, refusals)
 
 
 def rehearse(cluster: Cluster, outcome: cycle.Plan) -> placement_pb2.PlanPlacementResponse:
@@ -92,9 +95,10 @@ def rehearse(cluster: Cluster, outcome: cycle.Plan) -> placement_pb2.PlanPlaceme
     response = placement_pb2.PlanPlacementResponse()
     refusals = dict(outcome.refusals)
     named: list[tuple[cycle.Start, list[NodeAllocation]]] = []
+    loans, _ = lending.ask_back(cluster, outcome, [cluster.attempts[job_id] for job_id in outcome.stops])
     for start in outcome.starts:
         if start.needs_room:
-            refusals[start.gang.job_id] = making_room(len(outcome.stops))
+            refusals[start.gang.job_id] = making_room(len(outcome.stops), len(loans))
             continue
         allocation = name_tasks(cluster, start)
         named.append((start, allocation))
@@ -111,9 +115,15 @@ def rehearse(cluster: Cluster, outcome: cycle.Plan) -> placement_pb2.PlanPlaceme
     return response
 
 
-def making_room(stops: int) -> Refusal:
-    """Its place is known, but whoever is there has to leave first."""
-    told = f"{plural(stops, 'job')} with a lower rank now" if stops else "jobs that are stopping already"
+def making_room(stops: int, loans: int = 0) -> Refusal:
+    """Its place is known, but whoever is there has to leave first, or give cores back that were lent to it."""
+    if loans and not stops:
+        return Refusal(
+            Code.MAKING_ROOM,
+            f"its place is chosen; it waits for {plural(loans, 'job')} to give back cores that were lent",
+            "they give them back, at once",
+        )
+    told = f"{plural(stops, 'job')} with a lower rank now" if stops else "jobs that are stopping or shrinking already"
     return Refusal(
         Code.MAKING_ROOM, f"its place is chosen; it waits for {told} to stop", "they stop, within their grace"
     )
@@ -125,12 +135,16 @@ def assign(cluster: Cluster, start: cycle.Start, candidate: placement_pb2.Candid
     for holding in start.holdings:
         cluster.ledger.hold(holding)
     record = records_pb2.StoredAttempt(
-        schema_version=SCHEMA_VERSION, spec=candidate.spec, trace_parent=candidate.trace_parent
+        schema_version=SCHEMA_VERSION,
+        spec=candidate.spec,
+        trace_parent=candidate.trace_parent,
+        estimate=candidate.estimate,
     )
     attempt = record.attempt
     attempt.job_id, attempt.number = candidate.job_id, candidate.number
     attempt.state = translate.ATTEMPT_STATES.to_wire(AttemptState.ASSIGNED)
     attempt.allocations.extend(translate.allocation_to_wire(part) for part in allocation)
+    attempt.sizing = start.gang.sizing
     attempt.assign_time.FromNanoseconds(time.time_ns())
     head = allocation[0].node_id
     attempt.master_port = cluster.master_port(head)

@@ -16,6 +16,7 @@ from cotenant.services.placement.attempts import Attempts
 from cotenant.services.placement.cluster import Cluster
 from cotenant.services.placement.committer import TooLarge
 from cotenant.services.placement.records import Live
+from cotenant.services.placement.resizes import Resizes
 from cotenant.v1 import placement_service_pb2 as placement_pb2
 
 SECONDS = telemetry.histogram("cotenant.placement.plan", "s", "Time to decide and commit one plan.")
@@ -30,12 +31,13 @@ class Planning:
         self,
         cluster: Cluster,
         attempts: Attempts,
+        resizes: Resizes,
         policy: PlacementPolicy,
         allocator: CpuAllocator,
         background: Background,
         check_trust: Callable[[], None],
     ) -> None:
-        self._cluster, self._attempts, self._background = cluster, attempts, background
+        self._cluster, self._attempts, self._resizes, self._background = cluster, attempts, resizes, background
         self._policy, self._allocator = policy, allocator
         self._check_trust = check_trust
         self._lock = asyncio.Lock()
@@ -56,6 +58,8 @@ class Planning:
             placed = time.time()
             started = await self._start_all(decision, begin, placed)
             self._attempts.order_stops(decision.stops, StopReason.PREEMPTED)
+            for loan in decision.loans:
+                self._resizes.begin(loan.live, loan.cores, loan.reason)
             response = planner.answer(self._cluster, decision, started)
             response.placed.extend(standing)
         SECONDS.record(time.time() - begin)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from cotenant.core.allocations import NodeAllocation
+from cotenant.core.allocations import NodeAllocation, both
 from cotenant.core.books import Book
 from cotenant.core.ledger import Holding
 from cotenant.core.lifecycle import AttemptEvent, AttemptState, StopReason, next_state
@@ -60,7 +60,10 @@ class Node:
 
 @dataclass(slots=True)
 class Live:
-    """An attempt that has not been forgotten. Epoch 0: its commit is under way, and nobody has been told of it."""
+    """An attempt that has not been forgotten. Epoch 0: its commit is under way, and nobody has been told of it.
+
+    While it is resized it has a `target`, and holds the cores of before and after.
+    """
 
     record: records_pb2.StoredAttempt
     allocation: tuple[NodeAllocation, ...]
@@ -69,6 +72,11 @@ class Live:
     epoch: int = 0
     end_kept: bool = False  # its end has been committed
     stop_wanted: StopReason | None = None  # as soon as its start has been committed
+    target: tuple[NodeAllocation, ...] = ()  # what it holds once all of its nodes have applied a resize
+    applied: dict[str, str] = field(default_factory=dict)  # what nodes said of it: "" where they did it, else why not
+    turned_back: bool = False  # the resize takes it back to what it held before one that could not be applied
+    ordering: bool = False  # the resize is being committed: its revision will be the epoch
+    resize_after_seconds: float = 0.0  # a resize has failed: not before then again; 0: whenever
 
     @property
     def attempt(self) -> job_pb2.Attempt:
@@ -84,6 +92,11 @@ class Live:
     def state(self) -> AttemptState:
         """Where it stands."""
         return State.from_wire(self.attempt.state)
+
+    @property
+    def held(self) -> tuple[NodeAllocation, ...]:
+        """What is to be given to nobody else: more than `allocation` while it is resized."""
+        return both(self.allocation, self.target) if self.target else self.allocation
 
     @property
     def nodes(self) -> list[str]:
@@ -106,8 +119,19 @@ class Live:
 
     def write(self) -> Write:
         """What is to be written to keep it."""
+        self.attempt.epoch = 0 if self.ordering else self.epoch
+        write = Write(ATTEMPTS + self.key[0], self.record.SerializeToString())
         self.attempt.epoch = self.epoch
-        return Write(ATTEMPTS + self.key[0], self.record.SerializeToString())
+        return write
+
+    def write_down(self) -> None:
+        """Put what it holds, and is to hold, into its messages."""
+        del self.attempt.allocations[:], self.record.resizing[:]
+        self.attempt.allocations.extend(translate.allocation_to_wire(part) for part in self.allocation)
+        self.record.resizing.extend(translate.allocation_to_wire(part) for part in self.target)
+        for part, then in zip(self.attempt.allocations, self.record.resizing, strict=False):
+            for task, wanted in zip(part.tasks, then.tasks, strict=True):
+                task.target_cores = len(wanted.core_ids)
 
 
 def healthy(inventory: Inventory) -> Inventory:
@@ -136,7 +160,7 @@ def within(inventory: Inventory, allocation: NodeAllocation) -> NodeAllocation:
 
 def used(node: Node, lives: Sequence[Live]) -> tuple[int, int, int]:
     """GPUs in thousandths, cores and memory in bytes that attempts hold on a node."""
-    parts = [part for live in lives for part in live.allocation if part.node_id == node.id]
+    parts = [part for live in lives for part in live.held if part.node_id == node.id]
     return (
         sum(part.gpu_milli for part in parts),
         sum(part.cores for part in parts),

@@ -14,7 +14,9 @@ from cotenant.services.placement import agents
 from cotenant.services.placement.attempts import Attempts
 from cotenant.services.placement.cluster import Cluster
 from cotenant.services.placement.committer import Committer, Write
+from cotenant.services.placement.following import Following
 from cotenant.services.placement.records import NODES, SCHEMA_VERSION, Node, NodeState, used
+from cotenant.services.placement.resizes import Resizes
 from cotenant.v1 import node_service_pb2 as node_pb2
 from cotenant.v1 import records_pb2, resources_pb2
 
@@ -30,12 +32,15 @@ class Registry:
         committer: Committer,
         sessions: agents.Sessions,
         attempts: Attempts,
+        resizes: Resizes,
+        following: Following,
         *,
         heartbeat_seconds: float,
         lost_after_seconds: float,
         on_gone: Callable[[str], None],
     ) -> None:
         self.cluster, self.committer, self.sessions, self.attempts = cluster, committer, sessions, attempts
+        self.resizes, self.following = resizes, following
         self.heartbeat_seconds, self.lost_after_seconds = heartbeat_seconds, lost_after_seconds
         self.term = 0
         self._on_gone = on_gone
@@ -124,6 +129,7 @@ class Registry:
             if live.key in told:
                 if live.state is AttemptState.STOPPING:
                     session.put(agents.stop_order(live))
+                self.resizes.remind(live, node.id, session)
             elif live.state is AttemptState.STOPPING:
                 self.attempts.give_up(live, node.id, AttemptState.STOPPED, f"{node.id} does not have it")
             elif live.state is AttemptState.ASSIGNED and node.id not in live.parts:
@@ -172,6 +178,12 @@ class Registry:
             self._take_report(node, session, report)
         for progress in request.progress:
             self.attempts.feed.publish_progress(progress.job_id, progress.progress)
+            self.following.take_progress(progress)
+        for profiled in request.profiled:
+            self.attempts.feed.publish_profiled(profiled)
+            self.following.take_profiled(profiled)
+        for resized in request.resized:
+            self.resizes.take_report(node.id, resized)
         if request.HasField("inventory"):
             await self._register(node.id, request.inventory)
             self.attempts.feed.publish_capacity()
@@ -187,6 +199,7 @@ class Registry:
             self._take_stray(node, session, report, known_end=live.end_kept)
         else:
             self.attempts.take_report(live, node.id, report)
+            self.resizes.settle(live)
 
     def _take_stray(
         self, node: Node, session: agents.Session, report: node_pb2.AttemptReport, *, known_end: bool

@@ -21,11 +21,13 @@ from cotenant.services.placement.attempts import Attempts
 from cotenant.services.placement.cluster import Cluster
 from cotenant.services.placement.committer import Committer, Fenced, Halted, TooLarge
 from cotenant.services.placement.feed import Feed
+from cotenant.services.placement.following import Following
 from cotenant.services.placement.leadership import Leadership
 from cotenant.services.placement.outputs import Outputs
 from cotenant.services.placement.planning import Planning
 from cotenant.services.placement.records import Node, NodeState
 from cotenant.services.placement.registry import Registry
+from cotenant.services.placement.resizes import Resizes
 from cotenant.store.port import Store
 from cotenant.v1 import node_service_pb2 as node_pb2
 from cotenant.v1 import node_service_pb2_grpc as node_grpc
@@ -67,11 +69,15 @@ class Placement(placement_grpc.PlacementServiceServicer, node_grpc.NodeServiceSe
         self.feed = Feed()
         self.outputs = Outputs(self.sessions)
         self.attempts = Attempts(self.cluster, self.committer, self.sessions, self.feed, self.background)
+        self.resizes = Resizes(self.cluster, self.committer, self.sessions, self.attempts, self.background)
+        self.following = Following(self.cluster, self.attempts, self.sessions, self.resizes, allocator)
         self.registry = Registry(
             self.cluster,
             self.committer,
             self.sessions,
             self.attempts,
+            self.resizes,
+            self.following,
             heartbeat_seconds=config.heartbeat_seconds,
             lost_after_seconds=config.lost_after_seconds,
             on_gone=self.outputs.give_up,
@@ -79,7 +85,9 @@ class Placement(placement_grpc.PlacementServiceServicer, node_grpc.NodeServiceSe
         self.leadership = Leadership(
             store, self.cluster, self.committer, self.sessions, self.feed, self.registry, self._set_serving
         )
-        self.planning = Planning(self.cluster, self.attempts, policy, allocator, self.background, self.leadership.check)
+        self.planning = Planning(
+            self.cluster, self.attempts, self.resizes, policy, allocator, self.background, self.leadership.check
+        )
         self._server: Server | None = None
 
     # Life ----------------------------------------------------------------------------------------------------
@@ -96,6 +104,7 @@ class Placement(placement_grpc.PlacementServiceServicer, node_grpc.NodeServiceSe
         await self.leadership.load()
         self.background.forever("placement-nodes", self._watch_nodes)
         self.background.forever("placement-probe", self._probe)
+        self.background.forever("placement-following", self._follow)
         self.background.forever("placement-trust", self.leadership.regain)
 
     async def close(self) -> None:
@@ -118,6 +127,9 @@ class Placement(placement_grpc.PlacementServiceServicer, node_grpc.NodeServiceSe
             await asyncio.sleep(min(self.config.heartbeat_seconds, self.config.lost_after_seconds / 4))
             self.registry.give_up_silent_nodes()
 
+    async def _follow(self) -> None:
+        await self.following.run()
+
     async def _probe(self) -> None:
         while True:
             await asyncio.sleep(self.config.heartbeat_seconds)
@@ -135,9 +147,9 @@ class Placement(placement_grpc.PlacementServiceServicer, node_grpc.NodeServiceSe
     async def AdviseAttempts(
         self, request: placement_pb2.AdviseAttemptsRequest, context: object
     ) -> placement_pb2.AdviseAttemptsResponse:
-        """Nothing can be followed: cores do not change while a job runs."""
-        refused = [f"{advice.job_id}: cores do not change while a job runs" for advice in request.advice]
-        return placement_pb2.AdviseAttemptsResponse(refused=refused)
+        """Take in estimates, and have profiles made."""
+        self.leadership.check()
+        return placement_pb2.AdviseAttemptsResponse(refused=self.following.advise(request.advice))
 
     async def StopAttempts(
         self, request: placement_pb2.StopAttemptsRequest, context: object

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
 from benchmarks.agents import ENDED, SimulatedAgent
 
 from cotenant.store.port import Changes, Store
-from cotenant.v1 import job_pb2, records_pb2
+from cotenant.v1 import job_pb2, records_pb2, resources_pb2
 from cotenant.v1 import node_service_pb2 as node_pb2
 
 ATTEMPTS = "placement/attempts/"
@@ -26,6 +27,8 @@ class History:
     ran: Counter[tuple[str, int, str]] = field(default_factory=Counter)
     running: dict[str, dict[Key, job_pb2.Attempt]] = field(default_factory=dict)  # by node
     wrong: list[str] = field(default_factory=list)
+    resizing: dict[str, list[resources_pb2.NodeAllocation]] = field(default_factory=dict)
+    resizes: int = 0
     revisions: int = 0
     _task: asyncio.Task[None] | None = None
 
@@ -51,8 +54,10 @@ class History:
             self._check(changes.revision)
 
     def _take(self, job_id: str, value: bytes | None) -> None:
-        attempt = records_pb2.StoredAttempt.FromString(value).attempt if value else None
+        stored = records_pb2.StoredAttempt.FromString(value) if value else records_pb2.StoredAttempt()
+        attempt = stored.attempt if value else None
         before = self.live.pop(job_id, None)
+        self.resizing.pop(job_id, None)
         if attempt and attempt.number < self.numbers.get(job_id, 0):
             self.wrong.append(f"{job_id} went back to attempt {attempt.number}")
         if before and (attempt is None or attempt.number != before.number):
@@ -61,12 +66,14 @@ class History:
             self.numbers[job_id] = attempt.number
             if attempt.state not in (*ENDED, job_pb2.ATTEMPT_STATE_LOST):
                 self.live[job_id] = attempt
+                self.resizing[job_id] = list(stored.resizing)
+                self.resizes += bool(stored.resizing) and not attempt.epoch
 
     def _check(self, revision: int) -> None:
         """No core and no more than the whole of a GPU is owned by the live attempts together."""
         owners: Counter[tuple[str, str]] = Counter()
-        for attempt in self.live.values():
-            owners.update(_owned(attempt))
+        for job_id, attempt in self.live.items():
+            owners.update(_owned(attempt, self.resizing.get(job_id, [])))
         self.wrong += [f"at {revision}: {what} is owned {milli}/1000" for what, milli in owners.items() if milli > 1000]
 
     # What agents do ------------------------------------------------------------------------------------------
@@ -74,6 +81,7 @@ class History:
     def watch(self, agent: SimulatedAgent) -> None:
         """Check what an agent starts."""
         agent.on_report = lambda report: self._report(agent, report)
+        agent.on_resize = lambda key: self._resized(agent, key)
         agent.on_forget = lambda: self.running.setdefault(agent.node_id, {}).clear()
 
     def _report(self, agent: SimulatedAgent, report: node_pb2.AttemptReport) -> None:
@@ -89,18 +97,33 @@ class History:
                 for other in others
                 if other[0] == key[0] and other[1] != key[1]
             ]
-        part = job_pb2.Attempt(job_id=key[0], number=key[1], allocations=[agent.assignments[key].allocation])
-        here[key] = part
+        self._use(agent, key, "starts")
+
+    def _resized(self, agent: SimulatedAgent, key: Key) -> None:
+        if key in self.running.get(agent.node_id, {}):
+            self._use(agent, key, "is resized")
+
+    def _use(self, agent: SimulatedAgent, key: Key, when: str) -> None:
+        """Check that what an attempt uses on a node is used by nobody else there."""
+        here = self.running.setdefault(agent.node_id, {})
+        here[key] = job_pb2.Attempt(job_id=key[0], number=key[1])
+        here[key].allocations.add().CopyFrom(agent.assignments[key].allocation)
         owners: Counter[tuple[str, str]] = Counter()
         for attempt in here.values():
             owners.update(_owned(attempt))
         self.wrong += [
-            f"{what} is used {milli}/1000 when {key} starts" for what, milli in owners.items() if milli > 1000
+            f"{what} is used {milli}/1000 when {key} {when}" for what, milli in owners.items() if milli > 1000
         ]
 
 
-def _owned(attempt: job_pb2.Attempt) -> Counter[tuple[str, str]]:
+def _owned(attempt: job_pb2.Attempt, resizing: Sequence[resources_pb2.NodeAllocation] = ()) -> Counter[tuple[str, str]]:
+    """What an attempt holds; while it is resized, the cores of before and after, each task its own."""
     owned: Counter[tuple[str, str]] = Counter()
+    before = {(part.node_id, task.rank): set(task.core_ids) for part in attempt.allocations for task in part.tasks}
+    for part in resizing:
+        for task in part.tasks:
+            for core in set(task.core_ids) - before[part.node_id, task.rank]:
+                owned[part.node_id, f"core {core}"] += 1000
     for part in attempt.allocations:
         for task in part.tasks:
             for core in task.core_ids:
