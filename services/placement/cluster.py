@@ -6,6 +6,7 @@ commits the writes through the committer, then tells.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
@@ -120,15 +121,11 @@ class Cluster:
 
     def shapes(self) -> tuple[NodeShape, ...]:
         """The shapes of all registered nodes, with their counts."""
-        counts: dict[NodeShape, int] = {}
-        for node in self.nodes.values():
-            shape = shape_of(node.inventory)
-            counts[shape] = counts.get(shape, 0) + 1
-        return tuple(replace(shape, count=count) for shape, count in counts.items())
+        return _counted(self.nodes.values())
 
     def open_shapes(self) -> tuple[NodeShape, ...]:
         """The shapes of the nodes that take work, for sizing; a GPU that is ill keeps its share of the cores."""
-        return tuple({shape_of(node.inventory): None for node in self.nodes.values() if node.open})
+        return _counted(node for node in self.nodes.values() if node.open)
 
     # Attempts ------------------------------------------------------------------------------------------------
 
@@ -317,3 +314,8 @@ class Cluster:
             and live.key[1] == numbers[live.key[0]]
             and live.state in (AttemptState.ASSIGNED, AttemptState.RUNNING)
         ]
+
+
+def _counted(nodes: Iterable[Node]) -> tuple[NodeShape, ...]:
+    counts = Counter(shape_of(node.inventory) for node in nodes)
+    return tuple(replace(shape, count=count) for shape, count in counts.items())

@@ -22,7 +22,7 @@ from cotenant.core.lifecycle import AttemptState
 from cotenant.core.nodes import shape_of
 from cotenant.core.policy import CpuAllocator
 from cotenant.core.resizing import BadSizing, Resizes, Running, agreed, changeable, lent_of, node_share_of, spare_of
-from cotenant.rpc import translate
+from cotenant.rpc import estimates, translate
 from cotenant.services.placement import agents
 from cotenant.services.placement import resizes as orders
 from cotenant.services.placement.attempts import Attempts
@@ -35,7 +35,7 @@ from cotenant.v1 import predictor_service_pb2 as predictor_pb2
 log = structlog.get_logger()
 
 TICK_SECONDS = 5.0
-SETTLE_SECONDS = 10.0  # after a resize, rates are still those of before [D]
+SETTLE_SECONDS = 35.0  # after a resize: what a node tells as the present rate looks back half a minute [D]
 PROFILE_LATE_SECONDS = 30.0  # after its budget, a profile of which nobody hears is taken as over
 POINTS_MAX = 64
 
@@ -115,8 +115,8 @@ class Following:
         """Note the rate that a job told, once it has settled on its cores."""
         live = self._cluster.attempts.get(told.job_id)
         rate = told.progress.rate_per_second
-        if self._allocator is None or live is None or live.key[1] != told.number or rate <= 0:
-            return
+        if self._allocator is None or live is None or live.key[1] != told.number or rate <= 0 or told.progress.phase:
+            return  # rates of validation, say, are others than those of training
         followed = self._of(live)
         if live.target or _settled_seconds(live, time.time()) < SETTLE_SECONDS or self._profiled(followed):
             return
@@ -215,7 +215,7 @@ class Following:
         return Running(
             job_id=live.key[0],
             spec=spec,
-            estimate=translate.estimate_from_wire(live.record.estimate),
+            estimate=estimates.estimate_from_wire(live.record.estimate),
             cores=cores,
             spare=spare_of(spec, places, free),
             points=tuple(followed.points[count] for count in sorted(followed.points)),

@@ -40,7 +40,7 @@ def explain(state: State, record: Record, policy: str) -> pb.ExplainJobResponse:
         queue_policy=policy,
         level=level,
         score=score,
-        sizing=record.sizing,
+        sizing=record.job.attempt.sizing,
         estimate=estimate,
     )
 
@@ -83,7 +83,7 @@ def _summary(state: State, record: Record, position: int, waiting: int) -> str:
         )
     if phase in (Phase.STARTING, Phase.RUNNING):
         return f"{phase.value} on {nodes}, attempt {job.attempt.number}" + (
-            f"; {record.sizing}" if record.sizing else ""
+            f"; {job.attempt.sizing}" if job.attempt.sizing else ""
         )
     if phase is Phase.STOPPING:
         why = translate.STOP_REASONS.names.get(job.attempt.stop_reason, "").replace("_", " ")

@@ -42,7 +42,6 @@ class Record:
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     estimate: predictor_service_pb2.Estimate | None = None
     ran_before_estimate_seconds: float = 0.0  # of which that estimate tells the rest
-    sizing: str = ""
     told_ended: bool = False  # whoever learns from ends has been told
 
     @property
@@ -178,15 +177,26 @@ def _news(phase: Phase, known: AttemptState, told: AttemptState) -> bool:
 
 
 def _resized(stored: records_pb2.StoredJob, attempt: job_pb2.Attempt) -> bool:
-    """Take in that an attempt holds other cores than before, as its newer epoch tells; False where it does not."""
-    job = stored.job
-    if attempt.state != job.attempt.state or attempt.epoch < job.attempt.epoch or attempt == job.attempt:
+    """Take in that an attempt's cores change, or have changed; False where it says nothing new.
+
+    A resize begins with an epoch of its own and ends under the same, with the time of the change.
+    """
+    known = stored.job.attempt
+    if attempt.state != known.state or attempt.epoch < known.epoch or attempt == known:
         return False
-    before, after = (_cores(one) for one in (job.attempt, attempt))
-    job.attempt.CopyFrom(attempt)
-    if before != after:
-        note(stored, "resized", f"from {plural(before, 'core')} to {after}")
+    before, after = (_cores(one) for one in (known, attempt))
+    if attempt.resize_time != known.resize_time:
+        why = f": {attempt.sizing}" if attempt.sizing else ""
+        changed = f"from {plural(before, 'core')} to {after}{why}"
+        note(stored, "resized", changed, translate.seconds(attempt.resize_time))
+    elif _resizing(known) and _resizing(attempt):
+        note(stored, "not resized", attempt.sizing)
+    known.CopyFrom(attempt)
     return True
+
+
+def _resizing(attempt: job_pb2.Attempt) -> bool:
+    return any(task.target_cores for part in attempt.allocations for task in part.tasks)
 
 
 def _cores(attempt: job_pb2.Attempt) -> int:
@@ -286,7 +296,9 @@ def _credit(job: job_pb2.Job) -> None:
     job.run_time.FromNanoseconds(int((translate.seconds(job.run_time) + ran) * 1e9))
     tasks = [task for allocation in attempt.allocations for task in allocation.tasks]
     job.attained_gpu_seconds += ran * sum(share.milli for task in tasks for share in task.gpus) / 1000
-    job.attained_core_seconds += ran * _cores(attempt)
+    since = attempt.resize_time if attempt.HasField("resize_time") else attempt.start_time
+    last = max(0.0, translate.seconds(attempt.end_time) - translate.seconds(since))
+    job.attained_core_seconds += attempt.core_seconds + last * _cores(attempt)
 
 
 def _reason(attempt: job_pb2.Attempt) -> str:

@@ -307,7 +307,6 @@ class Scheduler:
         by_id = {entry.record.id: entry.record for entry in page}
         for placed in response.placed:
             record = by_id[placed.attempt.job_id]
-            record.sizing = placed.sizing
             if parent := record.job.trace_parent:
                 telemetry.record("estimate", parent, times.began, times.estimated, job=record.id)
                 telemetry.record("order", parent, times.estimated, times.ordered, job=record.id)

@@ -275,6 +275,7 @@ async def test_a_resize_is_taken_over_and_stale_news_of_it_are_not(mesh: Mesh) -
     record, resized = state.records[job.id], job_pb2.Attempt()
     resized.CopyFrom(record.job.attempt)
     del resized.allocations[0].tasks[0].core_ids[2:]
+    resized.resize_time.GetCurrentTime()
     for epoch, cores in ((resized.epoch + 5, 2), (resized.epoch + 1, 2)):
         resized.epoch = epoch
         mesh.parts["queue"].service.follower.take_attempt(resized)
