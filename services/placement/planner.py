@@ -117,16 +117,13 @@ def rehearse(cluster: Cluster, outcome: cycle.Plan) -> placement_pb2.PlanPlaceme
 
 def making_room(stops: int, loans: int = 0) -> Refusal:
     """Its place is known, but whoever is there has to leave first, or give cores back that were lent to it."""
-    if loans and not stops:
-        return Refusal(
-            Code.MAKING_ROOM,
-            f"its place is chosen; it waits for {plural(loans, 'job')} to give back cores that were lent",
-            "they give them back, at once",
-        )
-    told = f"{plural(stops, 'job')} with a lower rank now" if stops else "jobs that are stopping or shrinking already"
-    return Refusal(
-        Code.MAKING_ROOM, f"its place is chosen; it waits for {told} to stop", "they stop, within their grace"
-    )
+    if stops:
+        told, remedy = f"{plural(stops, 'job')} with a lower rank now to stop", "they stop, within their grace"
+    elif loans:
+        told, remedy = f"{plural(loans, 'job')} to give back cores that were lent", "they give them back, at once"
+    else:
+        told, remedy = "jobs that are stopping already, or giving cores back", "they have done so, within their grace"
+    return Refusal(Code.MAKING_ROOM, f"its place is chosen; it waits for {told}", remedy)
 
 
 def assign(cluster: Cluster, start: cycle.Start, candidate: placement_pb2.Candidate) -> Live:

@@ -282,7 +282,9 @@ async def test_a_resize_is_taken_over_and_stale_news_of_it_are_not(mesh: Mesh) -
         held = records.held_by(record).cores
         assert (held, state.table.jobs(0.0).cores[0], record.job.attempt.epoch) == (cores, cores, job.attempt.epoch + 5)
         resized.allocations[0].tasks[0].core_ids.append(7)
-    assert [event.detail for event in record.stored.events if event.what == "resized"] == ["from 4 cores to 2"]
+    assert [event.detail for event in record.stored.events if event.what == "resized"] == [
+        "from 4 cores to 2: as requested"
+    ]
 
 
 async def test_an_attempt_too_young_for_a_picture_is_not_taken_as_lost(mesh: Mesh) -> None:
