@@ -59,7 +59,7 @@ class SimulatedAgent:
         self.welcomes: list[node_pb2.Welcome] = []
         self.resizes: list[node_pb2.ResizeOrder] = []
         self.profiles: list[node_pb2.ProfileOrder] = []
-        self.cannot_resize = ""  # why not, in one sentence; empty where it can
+        self.cannot_resize: Callable[[node_pb2.ResizeOrder], str] = lambda order: ""  # why not; empty where it can
         self.answers_resizes = True
         self.refuses_to_stop = False
         self.silent = False  # connected, but not beating
@@ -151,7 +151,7 @@ class SimulatedAgent:
         """Do what a resize asks for, and say so; or say why not."""
         key = (order.job_id, order.number)
         known = self.assignments.get(key)
-        error = self.cannot_resize or ("" if known else "it is not known here")
+        error = self.cannot_resize(order) or ("" if known else "it is not known here")
         if known and not error:
             known.allocation.CopyFrom(order.allocation)
             known.epoch = order.epoch

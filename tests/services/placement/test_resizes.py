@@ -18,6 +18,8 @@ from cotenant.v1 import job_service_pb2 as pb
 from cotenant.v1 import node_service_pb2 as node_pb2
 from cotenant.v1 import placement_service_pb2 as placement_pb2
 
+READ_ONLY = "its cgroup is read-only"
+
 
 @pytest.fixture
 def allocator(monkeypatch: pytest.MonkeyPatch) -> Obedient:
@@ -126,10 +128,9 @@ async def gang(mesh: Mesh, allocator: Obedient) -> tuple[str, SimulatedAgent, Si
 async def test_a_gang_changes_on_all_nodes_or_goes_back_on_all(mesh: Mesh, allocator: Obedient) -> None:
     job_id, first, second = await gang(mesh, allocator)
     begun = (await mesh.job(job_id)).attempt.epoch
-    second.cannot_resize = "its cgroup is read-only"
+    second.cannot_resize = lambda order: READ_ONLY if len(order.allocation.tasks[0].core_ids) == 3 else ""
     allocator.wishes[job_id] = (3,)
     await until(lambda: bool(second.resizes))
-    second.cannot_resize = ""  # to what it holds, it can
     job = await changed(mesh, job_id, 4, 4, 4, 4)
     await until(lambda: [len(agent.resizes) for agent in (first, second)] == [2, 2])
     there, back = (order.epoch for order in first.resizes)
@@ -143,13 +144,13 @@ async def test_a_gang_changes_on_all_nodes_or_goes_back_on_all(mesh: Mesh, alloc
 
 async def test_a_resize_that_can_neither_be_done_nor_undone_holds_everything(mesh: Mesh, allocator: Obedient) -> None:
     job_id, _first, second = await gang(mesh, allocator)
-    second.cannot_resize = "its cgroup is read-only"
+    second.cannot_resize = lambda order: READ_ONLY
     allocator.wishes[job_id] = (3,)
     await until(lambda: len(second.resizes) == 2)
     other = await mesh.submit(gpus=0, cores=1)
     await mesh.refused(other, "CAPACITY")
     assert [(await mesh.node(node)).used_cores for node in ("n1", "n2")] == [8, 8]
-    second.cannot_resize = ""
+    second.cannot_resize = lambda order: ""
     await second.stop()
     second.start()  # whoever comes back is asked again
     await changed(mesh, job_id, 4, 4, 4, 4)
