@@ -9,14 +9,18 @@ from random import Random
 
 import grpc
 import pytest
+from tests.services.allocators import Obedient
 from tests.services.histories import History
 from tests.services.mesh import BACKFILL, QUICK, Mesh, eventually, running, spec, without
 
+from cotenant.core.resizing import changeable
+from cotenant.services.placement import resizes
 from cotenant.store.keyspace import HistoryLimit
 from cotenant.store.memory import MemoryStore
 from cotenant.store.sqlite import SqliteStore
 from cotenant.v1 import job_pb2
 from cotenant.v1 import job_service_pb2 as pb
+from cotenant.v1 import node_service_pb2 as node_pb2
 
 NODES, JOBS, CALLERS = 10, 240, 8
 AWAY = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
@@ -34,6 +38,13 @@ async def kill_placement(mesh: Mesh, rng: Random) -> None:
 
 async def kill_both(mesh: Mesh, rng: Random) -> None:
     await mesh.restart(*rng.sample(["queue", "placement"], 2))
+
+
+async def kill_agents(mesh: Mesh, rng: Random) -> None:
+    """Agents go away and come back; what they run runs on."""
+    for agent in rng.sample(sorted(mesh.agents.values(), key=lambda agent: agent.node_id), 3):
+        await agent.stop()
+        agent.start()
 
 
 async def kill_nobody(mesh: Mesh, rng: Random) -> None:
@@ -94,12 +105,15 @@ async def ended(mesh: Mesh, ids: list[str]) -> bool:
     return all(job.phase >= job_pb2.JOB_PHASE_SUCCEEDED for job in jobs)
 
 
-async def load(mesh: Mesh, rng: Random, disturb: Disturb) -> None:
+async def load(
+    mesh: Mesh, rng: Random, disturb: Disturb, refuses: Callable[[node_pb2.ResizeOrder], str] = lambda order: ""
+) -> History:
     history = History()
     history.follow(mesh.store)
     for number in range(NODES):
         agent = await mesh.agent(f"n{number}", run_seconds=0.02 + rng.random() * 0.1)
         history.watch(agent)
+        agent.cannot_resize = refuses
     made: dict[int, str] = {}
     done = asyncio.Event()
     trouble = asyncio.create_task(disturbed(mesh, rng, disturb, done))
@@ -123,6 +137,7 @@ async def load(mesh: Mesh, rng: Random, disturb: Disturb) -> None:
     assert len(history.numbers) > JOBS * 0.8, "too little happened to prove anything"
     stored = await mesh.records_left("queue/jobs/")
     assert [f"queue/jobs/{job_id}" for job_id in ids] == stored, "jobs that nobody acknowledged, or lost ones"
+    return history
 
 
 async def nothing_left(mesh: Mesh) -> bool:
@@ -162,3 +177,23 @@ async def test_all_of_it_at_once_on_a_file(tmp_path: Path) -> None:
             await load(mesh, rng, kill_both)
     finally:
         await store.close()
+
+
+@pytest.mark.parametrize("disturb", [kill_queue, kill_placement, kill_agents])
+async def test_services_and_agents_may_die_while_cores_change(
+    disturb: Disturb, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The allocator changes its mind all the time, and some resizes cannot be applied."""
+    rng = Random(f"resizing {disturb.__name__}")
+    allocator = Obedient()
+    allocator.otherwise = lambda running: tuple(
+        rng.randint(1, cores + spare) if may else cores
+        for cores, spare, may in zip(running.cores, running.spare, changeable(running.spec), strict=True)
+    )
+    allocator.use(monkeypatch)
+    monkeypatch.setattr(resizes, "AGAIN_SECONDS", 0.2)
+    async with running(MemoryStore(limit=WHOLE), rng=rng, failing=0.01) as mesh:
+        history = await load(
+            mesh, rng, disturb, refuses=lambda order: "it is not its day" if rng.random() < 0.1 else ""
+        )
+    assert history.resizes > JOBS / 10, "too little changed to prove anything"
