@@ -18,6 +18,7 @@ from tests.worlds import World, emptied, gangs, picture, replicas_of, rng, shape
 
 from cotenant import plugins
 from cotenant.core import options as declared_options
+from cotenant.core.curves import Point
 from cotenant.core.cycle import take
 from cotenant.core.estimates import UNKNOWN, Candidate, Estimate, Observation, Query
 from cotenant.core.gangs import Gang
@@ -39,6 +40,7 @@ from cotenant.core.policy import (
 )
 from cotenant.core.ranking import rank
 from cotenant.core.refusals import Code, Refusal
+from cotenant.core.resizing import Resizes, Running, leading_role, resizable
 from cotenant.core.table import Jobs, JobTable
 
 DECIDING = tuple(group for group in plugins.GROUPS if group != "cotenant.runtimes")
@@ -306,6 +308,53 @@ def test_a_job_that_fits_fits_with_the_cores_it_is_given(
         assert any(room_on(shape, request) for shape in made_of), f"no node could hold {role} with {cores} cores"
 
 
+points = st.lists(
+    st.builds(Point, st.integers(1, 40), st.floats(0.01, 1e3), windows=st.integers(1, 8)), max_size=6
+).map(tuple)
+
+
+@st.composite
+def running(draw: st.DrawFn) -> Running:
+    """Draw a job that runs on some cores, some of which may be lent."""
+    spec = draw(specs(roles_max=2).filter(resizable))
+    count, lead = len(spec.roles), leading_role(spec)
+    cores = tuple(draw(st.integers(1, 24)) for _ in range(count))
+    spare = tuple(draw(st.sampled_from([0, 1, 2, 7, 30])) if number == lead else 0 for number in range(count))
+    useful, rest = draw(st.none() | st.integers(1, 64)), draw(st.none() | st.floats(0, 1e7))
+    return Running(
+        "job",
+        spec,
+        Estimate(cores_useful=useful, cores_useful_confidence=0.9 if useful else 0.0, remaining_seconds=rest),
+        cores,
+        spare,
+        draw(points),
+        settled_seconds=draw(st.sampled_from([0.0, 90.0, 1e6])),
+        node_share=tuple(draw(st.integers(1, 24)) for _ in range(count)),
+        lent=tuple(draw(st.integers(0, each - 1)) for each in cores),
+        known=draw(points),
+    )
+
+
+@installed("cotenant.cpu_allocators")
+@settings(max_examples=60)
+@given(running())
+def test_a_wish_is_within_what_there_is_and_the_same_for_the_same(plugin: plugins.Plugin, job: Running) -> None:
+    allocator, other = plugin.make(), plugin.make()
+    if not isinstance(allocator, Resizes):
+        return
+    assert allocator.interval_seconds > 0
+    assert allocator.measure_seconds > 0
+    assert 0 <= allocator.weight(job) < math.inf
+    wish = allocator.resize(job, NOW)
+    assert other.resize(job, NOW) == wish
+    if wish is None:
+        return
+    assert wish.reason
+    for number, (cores, held, spare) in enumerate(zip(wish.cores, job.cores, job.spare, strict=True)):
+        assert 1 <= cores <= held + spare
+        assert number == job.lead or cores == held, "only the leading role changes"
+
+
 observations = st.builds(
     Observation,
     user=st.sampled_from(["ann", "bob"]),
@@ -434,8 +483,7 @@ def test_directives_are_about_jobs_that_were_seen(plugin: plugins.Plugin, seen: 
             assert (directive.job_id, directive.number) in {(seen.job_id, seen.number) for seen in window.attempts}
 
 
-def test_an_explicit_number_of_cores_is_honoured_by_the_baselines() -> None:
+def test_an_explicit_number_of_cores_is_honoured_by_all() -> None:
     spec = JobSpec(roles=(Role(request=Request(1000, cores=0)), Role(request=Request(1000, cores=7))))
-    for name in ("requested", "proportional"):
-        allocator = plugins.load("cotenant.cpu_allocators", name)
-        assert allocator.size(spec, UNKNOWN, [NodeShape(8, 24)]).cores == (0, 7)
+    for plugin in plugins.discover("cotenant.cpu_allocators"):
+        assert plugin.make().size(spec, UNKNOWN, [NodeShape(8, 24)]).cores == (0, 7), plugin.name

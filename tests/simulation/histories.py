@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from cotenant.core.refusals import Code
 from cotenant.simulator import Cluster, Result
@@ -48,7 +48,18 @@ class History:
         self.now = event.at_seconds
         getattr(self, f"_{event.kind}", lambda _: None)(event)
 
+    def _resized(self, event: Event) -> None:
+        start = self.running[event.job_id]
+        assert start.run == event.run
+        assert event.cores == sum(place.cores for place in event.nodes) != start.cores
+        for before, after in zip(start.nodes, event.nodes, strict=True):
+            assert replace(before, cores=after.cores) == after, "a resize changes cores alone"
+            self.used[after.node].update(cores=after.cores - before.cores)
+        self.running[event.job_id] = replace(start, nodes=event.nodes, cores=event.cores)
+
     def _pass(self, until: float) -> None:
+        for node, used in self.used.items():  # lent cores are taken back in the instant in which somebody starts
+            assert used["cores"] <= self.cluster.shapes[node].cores
         for job_id in self.waiting_since:
             self.waited[job_id][self.reasons[job_id]] += until - self.now  # type: ignore[assignment]  # a counter of seconds
 
@@ -72,7 +83,6 @@ class History:
             used, shape = self.used[place.node], self.cluster.shapes[place.node]
             used.update(gpu_milli=place.gpu_milli, cores=place.cores, memory_bytes=place.memory_bytes)
             assert used["gpu_milli"] <= shape.gpus * 1000
-            assert used["cores"] <= shape.cores
             assert used["memory_bytes"] <= shape.memory_bytes
 
     def _stopped(self, event: Event) -> None:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from cotenant.core.jobs import WHOLE_GPU_MILLI, JobKind, Request, Role
 from cotenant.core.ledger import Holding
+from cotenant.core.models import model_of
 from cotenant.core.nodes import NodeShape
 from cotenant.core.options import parse
 from cotenant.policies.consolidate import Consolidate
@@ -24,7 +25,6 @@ from cotenant.simulator.engine import Simulation
 from cotenant.simulator.lives import Life
 from cotenant.simulator.physics import bandwidth, cores, gpus, interference
 from cotenant.simulator.physics.locality import Distances
-from cotenant.simulator.physics.models import model_of
 from cotenant.simulator.physics.settings import Settings
 from cotenant.simulator.physics.world import World
 from cotenant.simulator.policies import Policies

@@ -261,11 +261,11 @@ def fit(points: Iterable[Point], cores_max: int = 0, beliefs: Beliefs = DEFAULTS
     Raises:
         ValueError: no point, or one whose figures cannot be.
     """
-    merged = _merged(points)
-    curve, strain = _fitted(merged, cores_max, beliefs)
+    known = merged(points)
+    curve, strain = _fitted(known, cores_max, beliefs)
     if strain > 1:  # the form does not suit these points: all that is said of them is as much less sure
         wider = replace(beliefs, noise=beliefs.noise * strain, form=beliefs.form * strain)
-        curve, _ = _fitted(merged, cores_max, wider)
+        curve, _ = _fitted(known, cores_max, wider)
     return curve
 
 
@@ -311,8 +311,11 @@ def shapes_of(cores: NDArray[np.int64], thetas: NDArray[np.int64]) -> Floats:
     return np.stack([np.where(below, log / log_theta, 1.0), np.where(below, rest, 1.0), np.where(below, 0.0, 1.0)], -1)
 
 
-def _merged(points: Iterable[Point]) -> tuple[Point, ...]:
+def merged(points: Iterable[Point]) -> tuple[Point, ...]:
     """One point for each number of cores, in their order.
+
+    >>> merged([Point(2, 10.0), Point(1, 6.0), Point(2, 12.0)])[1].rate
+    11.0
 
     Raises:
         ValueError: no point, or one whose figures cannot be.

@@ -1,22 +1,28 @@
 """Changing the cores of running jobs: what an allocator sees of one, and what it may answer.
 
-The live mesh and the simulator ask alike: at most every `interval_seconds`, and when something new is known of a job.
-Cores change in lock-step on all nodes of a gang. What the allocator knows of a job's speed on other core counts comes
-in `paces`, which holds the rates of its kind: its own, and those of the same (user, model, GPUs) before it.
+The live mesh and the simulator ask alike: at most every `interval_seconds`, when a window was measured after a change,
+and when neighbours came or went. Cores change in lock-step on all nodes of a gang, and only those of its leading role:
+the first with GPUs, else the first. An answer is a wish. Up to its GPUs' share of the node a job holds what it wishes
+for good; beyond that the cores are lent: they are handed out by marginal gain (`lending`), and whoever starts takes
+them back at once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
 
-from cotenant.core.curves import Point
+from cotenant.core.climbing import expected
+from cotenant.core.curves import Point, merged
 from cotenant.core.estimates import Estimate
-from cotenant.core.jobs import WHOLE_GPU_MILLI, JobSpec
+from cotenant.core.jobs import WHOLE_GPU_MILLI, JobKind, JobSpec
 from cotenant.core.ledger import Holding, Share
+from cotenant.core.lending import Borrower
 from cotenant.core.nodes import NodeShape
 from cotenant.core.policy import Sizing
+
+DRIFT = 0.1  # rates that far from what was measured before are those of another phase, or of another job (CODA [R])
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,9 +30,9 @@ class Running:
     """A running job whose cores may change.
 
     `cores` are held per replica by role, in the roles' order; `spare` could be given to each replica of each role
-    beside them, for they are free on every node that it runs on. `points` are rates measured at core counts per replica
-    of the first role with GPUs (else of the first role), in the present attempt, the latest for each count; `rate` is
-    that of the last window and `settled_seconds` the time since its cores last changed.
+    beside them, for nobody holds them for good on the nodes that it runs on. `points` are rates measured at core counts
+    per replica of the leading role in the present attempt, `known` those of jobs of its kind before it; `rate` is that
+    of the last window and `settled_seconds` the time since its cores or its neighbours last changed.
     """
 
     job_id: str
@@ -39,16 +45,111 @@ class Running:
     settled_seconds: float = 0.0
     node_share: tuple[int, ...] = ()  # by role: a replica's GPUs' share of its node's cores
     lent: tuple[int, ...] = ()  # by role: of `cores`, those that were spare and can be asked back at once
+    known: tuple[Point, ...] = ()
+
+    @property
+    def lead(self) -> int:
+        """The number of the role whose cores change."""
+        return leading_role(self.spec)
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of each replica of the leading role, rounded up; 1 at least."""
+        return max(1, -(-self.spec.roles[self.lead].request.gpu_milli // 1000))
+
+    @property
+    def share(self) -> int:
+        """Cores of its GPUs' share, for each replica of the leading role; 1 at least."""
+        return max(1, self.node_share[self.lead]) if self.node_share else self.cores[self.lead]
+
+    @property
+    def most(self) -> int:
+        """Cores that each replica of the leading role could have."""
+        return self.cores[self.lead] + self.spare[self.lead]
+
+    @property
+    def measured(self) -> tuple[Point, ...]:
+        """All that was measured of it and of its kind, one point for each core count."""
+        return together(self.points, self.known)
+
+    def wish(self, cores: int, reason: str) -> Sizing:
+        """Wish for cores for each replica of the leading role, within what there could be; the others keep theirs."""
+        within = max(1, min(cores, self.most))
+        return Sizing((*self.cores[: self.lead], within, *self.cores[self.lead + 1 :]), reason)
 
 
 @runtime_checkable
 class Resizes(Protocol):
-    """A CPU allocator that changes its mind while a job runs."""
+    """A CPU allocator that changes its mind while a job runs.
+
+    Rates are measured `measure_seconds` long, once `warm_up_seconds` have passed since a change.
+    """
 
     interval_seconds: float
+    warm_up_seconds: float
+    measure_seconds: float
 
     def resize(self, running: Running, now: float) -> Sizing | None:
-        """Say what a running job should hold; None: what it holds. Never more than `cores` + `spare`."""
+        """Say what a running job should hold; None: what it wished for last, or holds.
+
+        Never more than `cores` + `spare`.
+        """
+
+    def weight(self, running: Running) -> float:
+        """Say how much a gain of this job counts beside equal gains of others where spare cores are handed out."""
+
+
+def leading_role(spec: JobSpec) -> int:
+    """Find the role whose cores change: the first with GPUs, else the first."""
+    return next((number for number, role in enumerate(spec.roles) if role.request.gpu_milli), 0)
+
+
+def resizable(spec: JobSpec) -> bool:
+    """Tell whether a job's cores may change: its user left them open, and it has GPUs to be kept busy."""
+    if not spec.roles or spec.kind is JobKind.CPU:
+        return False
+    request = spec.roles[leading_role(spec)].request
+    return request.cores is None and request.gpu_milli > 0
+
+
+def together(points: Sequence[Point], known: Sequence[Point]) -> tuple[Point, ...]:
+    """Put what is known of a job's kind beside what was measured of itself.
+
+    Where the job goes at another pace than its kind did on the same cores, the kind's rates are scaled to its own.
+
+    >>> together([Point(3, 20.0)], [Point(3, 10.0), Point(4, 12.0)])
+    (Point(cores=3, rate=20.0, windows=1, spread=0.0), Point(cores=4, rate=24.0, windows=1, spread=0.0))
+    """
+    if not (points and known):
+        return merged(points or known) if points or known else ()
+    own, kind = merged(points), {point.cores: point for point in merged(known)}
+    pace = next((point.rate / kind[point.cores].rate for point in own if point.cores in kind), 1.0)
+    if abs(pace - 1) <= DRIFT:
+        return merged([*own, *kind.values()])
+    seen = {point.cores for point in own}
+    scaled = [Point(one.cores, one.rate * pace, one.windows, one.spread) for one in kind.values()]
+    return merged([*own, *(one for one in scaled if one.cores not in seen)])
+
+
+def borrower(running: Running, wish: int, replicas: Mapping[int, int], weight: float = 1.0) -> Borrower:
+    """Say what spare cores are worth to a job that wishes for so many for each replica of its leading role.
+
+    A gain is relative to the rate on its GPUs' share and counts by the GPUs that it keeps busy; `replicas` are those
+    of the leading role by node.
+    """
+    own = running.cores[running.lead] - (running.lent[running.lead] if running.lent else 0)
+    points = running.measured
+    whole = weight * running.gpus * sum(replicas.values()) / expected(points, running.share)
+    worth = _rising(whole * expected(points, cores) for cores in range(own, max(own, wish) + 1))
+    return Borrower(running.job_id, worth, replicas, running.cores[running.lead] - own)
+
+
+def _rising(values: Iterable[float]) -> list[float]:
+    best, rising = 0.0, []
+    for value in values:
+        best = max(best, value)
+        rising.append(best)
+    return rising
 
 
 class BadSizing(Exception):

@@ -41,6 +41,12 @@ class Arm(Protocol):
     def finished(self, job: TraceJob, run_seconds: float, now: float, *, passed: bool = True) -> None:
         """Learn from a job's end."""
 
+    def window(self, job: TraceJob, held: Candidate, rate_per_second: float, seconds: float, now: float) -> None:
+        """Learn from a running job's rate."""
+
+    def later(self, sequence: int, job: TraceJob, given: Estimate, attained_seconds: float) -> Estimate:
+        """Say what is known of a job now of which an estimate was given at its submission."""
+
     def know(self, jobs: Jobs) -> Jobs:
         """Fill in the remaining time of the jobs, as far as it is known."""
 
@@ -61,6 +67,13 @@ class Nothing:
     def finished(self, job: TraceJob, run_seconds: float, now: float, *, passed: bool = True) -> None:
         """Nothing is learnt."""
 
+    def window(self, job: TraceJob, held: Candidate, rate_per_second: float, seconds: float, now: float) -> None:
+        """Nothing is learnt."""
+
+    def later(self, sequence: int, job: TraceJob, given: Estimate, attained_seconds: float) -> Estimate:
+        """Nothing is known."""
+        return given
+
     def know(self, jobs: Jobs) -> Jobs:
         """Nothing is known."""
         return jobs
@@ -79,6 +92,15 @@ class Told:
         """Note what one job is expected to run in all."""
         self._total_seconds[sequence] = np.nan if total_seconds is None else total_seconds
         self._confidence[sequence] = confidence
+
+    def window(self, job: TraceJob, held: Candidate, rate_per_second: float, seconds: float, now: float) -> None:
+        """What is told does not depend on rates."""
+
+    def later(self, sequence: int, job: TraceJob, given: Estimate, attained_seconds: float) -> Estimate:
+        """Take off the expected total what the job has attained."""
+        if np.isnan(total := float(self._total_seconds[sequence])):
+            return given
+        return replace(given, remaining_seconds=max(0.0, total - attained_seconds))
 
     def know(self, jobs: Jobs) -> Jobs:
         """Take off the expected total what each job has attained."""
@@ -202,17 +224,45 @@ class Learner(Told):
         Raises:
             PolicyFailed: one of them raised an error, or answered nonsense.
         """
-        spec = job.spec()
-        told = _submission(job)
-        estimate = self._chain.estimate(
-            Query(job.tenant, job.model, spec.name, spec.gpu_milli, spec.replicas, submission=told)
-        )
+        estimate = self._ask(job)
         known = estimate.predictable and estimate.remaining_seconds is not None
         self.tell(sequence, estimate.remaining_seconds if known else None, estimate.confidence if known else 0.0)
         return estimate
 
+    def _ask(self, job: TraceJob) -> Estimate:
+        spec = job.spec()
+        told = _submission(job)
+        return self._chain.estimate(
+            Query(job.tenant, job.model, spec.name, spec.gpu_milli, spec.replicas, submission=told)
+        )
+
     def takes(self, sequence: int, total_seconds: float) -> None:
         """A prediction stays what it was."""
+
+    def window(self, job: TraceJob, held: Candidate, rate_per_second: float, seconds: float, now: float) -> None:
+        """Show the predictors how fast a job runs on how many cores."""
+        spec = job.spec()
+        self._chain.observe(
+            Observation(
+                job.tenant,
+                job.model,
+                spec.name,
+                gpu_milli=spec.gpu_milli,
+                replicas=spec.replicas,
+                allocation=held,
+                rate_per_second=rate_per_second,
+                window_seconds=seconds,
+                submission=_submission(job),
+                seen_seconds=now,
+            )
+        )
+
+    def later(self, sequence: int, job: TraceJob, given: Estimate, attained_seconds: float) -> Estimate:
+        """Ask again for the cores; how long the job runs stays what was told."""
+        new = self._ask(job)
+        cores, sure = new.cores_useful, new.cores_useful_confidence
+        said = super().later(sequence, job, given, attained_seconds)
+        return replace(said, cores_useful=cores, cores_useful_confidence=sure, source=new.source)
 
     def finished(self, job: TraceJob, run_seconds: float, now: float, *, passed: bool = True) -> None:
         """Show the predictors how long the job ran; where that makes it time to learn, learn at once."""

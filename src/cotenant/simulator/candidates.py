@@ -6,9 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
+from cotenant.core import cycle
 from cotenant.core.gangs import Gang
 from cotenant.core.refusals import Refusal
-from cotenant.core.table import Ints
+from cotenant.core.table import Ints, Jobs
 from cotenant.core.tenancy import Headroom
 from cotenant.simulator.free import Free
 from cotenant.simulator.lives import Life, Shape
@@ -69,3 +70,11 @@ class Candidates:
     def _over_limit(self, shape: Shape) -> Refusal | None:
         """Say how one more gang of a shape would take its tenant over a limit."""
         return self._headroom.refuse(shape.tenant, shape.gpu_milli, shape.cores) if shape.tenant else None
+
+
+def victims_of(lives: Mapping[int, Life], jobs: Jobs, choice: cycle.Choice) -> Iterator[cycle.Victim]:
+    """Name those who may be stopped for others, and what they hold."""
+    ahead = choice.ahead().tolist()
+    for sequence, first in zip(jobs.sequence[choice.victims].tolist(), ahead, strict=True):
+        life = lives[sequence]
+        yield cycle.Victim(life.job.id, life.holdings, first, life.shape.tenant)

@@ -21,6 +21,7 @@ from cotenant.simulator.lives import Life
 from cotenant.simulator.physics.world import World
 from cotenant.simulator.policies import Policies
 from cotenant.simulator.recording import Recorder, Story
+from cotenant.simulator.resizing import Figures
 from cotenant.simulator.scheduler import Scheduler
 from cotenant.simulator.snapshots import Present
 from cotenant.simulator.traces import Trace, TraceJob
@@ -66,6 +67,7 @@ class Simulation:
             tenancy=tenancy,
             story=self._story,
         )
+        self._resizing = self._scheduler.resizing
         self._idle = False  # nothing runs, and nobody comes
         self._undrawn = self._scheduler.rng.bit_generator.state
         self._finishes: list[tuple[float, int, int]] = []  # when, whose, and as it was foretold at which time
@@ -76,7 +78,13 @@ class Simulation:
     @property
     def by_chance(self) -> bool:
         """Whether anything was drawn at random so far: then another seed may give other figures."""
-        return self._arm.by_chance or self.world.by_chance or self._admission.drew or self._drew
+        noisy = self._resizing is not None and self.world.settings.rate_noise > 0
+        return self._arm.by_chance or self.world.by_chance or self._admission.drew or self._drew or noisy
+
+    @property
+    def sized(self) -> Figures | None:
+        """What came of changing the cores of running jobs; None where nobody does."""
+        return self._resizing.counted(self.now) if self._resizing else None
 
     @property
     def _drew(self) -> bool:
@@ -101,8 +109,13 @@ class Simulation:
         self._retry_due()
         for life in self._arrivals():
             self._scheduler.submit(life, self.now)
+        if self._resizing:
+            self._resizing.measure(now)
         for life, finish in self._scheduler.decide(now):
             self._expect(life, finish)
+        if self._resizing:
+            for life, finish in self._resizing.settle(now):
+                self._expect(life, finish)
         if not self.world.quiet:
             self._disturb(now)
         return True
@@ -129,6 +142,8 @@ class Simulation:
         for life, rate in self.world.changed():
             self._expect(life, life.retime(now, rate))
             self._arm.takes(life.sequence, life.total_seconds(now))
+            if self._resizing:
+                self._resizing.rate_changed(life, now)
             if self._story:
                 self._story.rate_changed(life, now)
 
@@ -144,6 +159,10 @@ class Simulation:
         retrying = self._retries[0][0] if self._retries else math.inf
         expiring = self._scheduler.order_expires
         self._idle = coming == finishing == retrying == math.inf
+        if self._resizing:
+            if self._resizing.freed:
+                return self.now
+            expiring = min(expiring, self._resizing.next_seconds())
         if self._idle and self.finished + self._scheduler.given_up == len(self.lives):
             return expiring
         if self.world.quiet:
@@ -205,6 +224,8 @@ class Simulation:
             self.events += 1
             sequence = len(self.lives)
             estimate = self._arm.submitted(sequence, job)
+            if self._resizing:
+                estimate = self._resizing.informed(sequence, job, estimate)
             shape = self._admission.shape(job, estimate)
             if isinstance(shape, Refusal):
                 self.unschedulable.append((job, shape))

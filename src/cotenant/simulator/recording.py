@@ -37,6 +37,7 @@ class Kind(StrEnum):
     NODE_DOWN = "node_down"
     NODE_UP = "node_up"
     RATE_CHANGED = "rate_changed"
+    RESIZED = "resized"
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,7 +238,7 @@ class Story:
 
     def started(self, life: Life, start: Start, now: float) -> None:
         """A job runs."""
-        self._begun(life, tuple(_places(start)), now, needs_room=start.needs_room)
+        self._begun(life, tuple(places_of(start)), now, needs_room=start.needs_room)
 
     def _begun(self, life: Life, places: tuple[Place, ...], now: float, *, needs_room: bool) -> None:
         self._told.pop(life.sequence, None)
@@ -293,6 +294,22 @@ class Story:
     def rate_changed(self, life: Life, now: float) -> None:
         """A job goes on at another rate."""
         self._record(Event(now, Kind.RATE_CHANGED, life.job.id, run=life.runs, rate=life.rate))
+
+    def resized(self, life: Life, places: tuple[Place, ...], lent: int, sizing: str, now: float) -> None:
+        """A running job has other cores, some of which are only lent to it."""
+        self._record(
+            Event(
+                now,
+                Kind.RESIZED,
+                life.job.id,
+                run=life.runs,
+                cores=sum(place.cores for place in places),
+                nodes=places,
+                sizing=sizing,
+                numbers={"lent_cores": float(lent)} if lent else {},
+                rate=life.rate,
+            )
+        )
 
     def given_up(self, life: Life, refusal: Refusal, now: float) -> None:
         """A waiting job will never run."""
@@ -352,7 +369,8 @@ def _holds(life: Life) -> Iterator[Place]:
         yield Place(holding.node, "", 0, milli, holding.cores, holding.memory_bytes)
 
 
-def _places(start: Start) -> Iterator[Place]:
+def places_of(start: Start) -> Iterator[Place]:
+    """Tell what a start will hold, node by node and role by role."""
     for share in start.offer:
         part = start.gang.parts[share.part]
         count, demand = int(share.replicas), part.demand

@@ -16,6 +16,7 @@ from cotenant.core.refusals import Code, Refusal
 from cotenant.core.tenancy import Tenancy
 from cotenant.simulator.engine import Simulation
 from cotenant.simulator.lives import Life
+from cotenant.simulator.resizing import Figures
 from cotenant.simulator.traces.jobs import Ended
 from cotenant.simulator.waits import LEVELS, WAITS, by_level, by_wait, dominant
 
@@ -30,6 +31,9 @@ ABOUT: Mapping[str, str] = MappingProxyType(
         "simulator.utilisation models it; where that is none, held GPUs count as fully used: gpu_occupancy",
         "gpu_occupancy": "GPU time held by jobs / GPU time of the cluster over the makespan, from 0 to 1",
         "cpu_utilisation": "the same for cores, held ones counting as used",
+        "sizing": "only where the allocator changes the cores of running jobs: `resizes`, how often it did; mean "
+        "cores, over the makespan, that jobs had given back of their GPUs' share (`slimmed_cores`) and that were lent "
+        "to them beside what they held for good (`lent_cores`)",
         "cpu_jobs_avg_queue_seconds": "avg_queue_seconds of jobs without GPUs; null where there are none",
         "tenants": "by tenant: its jobs; of finished ones the mean JCT and time spent waiting; the GPU time that it "
         "held, and its share of that of all tenants",
@@ -123,6 +127,7 @@ class Result:
     gpu_occupancy: float | None
     cpu_utilisation: float | None
     cpu_jobs_avg_queue_seconds: float | None
+    sizing: Mapping[str, float | None] | None
     qos_guarantee_percent: float | None
     ends: Mapping[str, int]
     ends_gpu_time: Mapping[str, float | None]
@@ -155,6 +160,9 @@ class Result:
         """Give all figures as plain values; `about` says what each means. The jobs' outcomes are left out."""
         names = (name for name in self.__dataclass_fields__ if name not in ("outcomes", "ends", "ends_gpu_time"))
         plain = {name: getattr(self, name) for name in names}
+        about = dict(ABOUT)
+        if self.sizing is None:
+            del plain["sizing"], about["sizing"]
         return {
             **plain,
             "outcomes": dict(self.ends),
@@ -174,7 +182,7 @@ class Result:
             ],
             "skipped_rows": {"count": len(self.skipped_rows), "rows": list(self.skipped_rows)},
             "notes": list(self.notes),
-            "about": dict(ABOUT),
+            "about": about,
         }
 
 
@@ -198,6 +206,8 @@ def result_of(
     occupancy = _share([one.gpu_milli * one.run_seconds for one in outcomes], cluster.gpus * 1000, span)
     busy = _share([one.gpu_milli * one.busy_seconds for one in outcomes], cluster.gpus * 1000, span)
     held_cores = [life.shape.cores * one.run_seconds for life, one in zip(simulation.lives, outcomes, strict=True)]
+    if sized := simulation.sized:
+        held_cores.append(sized.beyond_core_seconds)
     return Result(
         jobs=simulation.submitted,
         finished=len(done),
@@ -212,6 +222,7 @@ def result_of(
         gpu_utilisation=busy if simulation.world.usage_is_modelled else occupancy,
         gpu_occupancy=occupancy,
         cpu_utilisation=_share(held_cores, cluster.cores, span),
+        sizing=_sizing(sized, span) if sized else None,
         cpu_jobs_avg_queue_seconds=_mean([one.queue_seconds for one in done if not one.gpu_milli]),
         qos_guarantee_percent=_qos_percent(simulation, outcomes, complete=complete),
         ends={ended.value: sum(one.ended is ended for one in done) for ended in Ended},
@@ -282,6 +293,17 @@ def _percentile(values: np.ndarray, percent: float) -> float | None:
 def _share(held: Sequence[float], total: int, span_seconds: float) -> float | None:
     """Sum up what was held, times seconds, as a share of all there is."""
     return math.fsum(held) / (total * span_seconds) if total and span_seconds else None
+
+
+def _sizing(figures: Figures, span_seconds: float) -> dict[str, float | None]:
+    def mean(core_seconds: float) -> float | None:
+        return core_seconds / span_seconds if span_seconds else None
+
+    return {
+        "resizes": figures.resizes,
+        "slimmed_cores": mean(figures.slimmed_core_seconds),
+        "lent_cores": mean(figures.lent_core_seconds),
+    }
 
 
 def _qos_percent(simulation: Simulation, outcomes: Sequence[Outcome], *, complete: bool) -> float | None:

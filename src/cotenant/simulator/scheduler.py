@@ -26,10 +26,11 @@ from cotenant.core.ledger import Holding, Overcommitted
 from cotenant.core.nodes import NodeShape
 from cotenant.core.policy import Order
 from cotenant.core.refusals import Refusal, Wait, given_up
+from cotenant.core.resizing import Resizes
 from cotenant.core.table import Capacity, Ints, Jobs, JobTable
 from cotenant.core.tenancy import NO_TENANTS, Headroom, Tenancy
 from cotenant.simulator.arms import Arm
-from cotenant.simulator.candidates import Candidates
+from cotenant.simulator.candidates import Candidates, victims_of
 from cotenant.simulator.clusters import Cluster
 from cotenant.simulator.free import Free, with_node
 from cotenant.simulator.labels import Labels
@@ -39,6 +40,7 @@ from cotenant.simulator.physics.world import World
 from cotenant.simulator.policies import AskedPlacement, Policies, PolicyFailed, ordered, teach
 from cotenant.simulator.reasons import Listening
 from cotenant.simulator.recording import Story
+from cotenant.simulator.resizing import Resizing
 from cotenant.simulator.waiting import Waiting
 from cotenant.simulator.waits import CAUSE_OF, Cause, cause_of
 
@@ -91,6 +93,9 @@ class Scheduler:
         self._waiting = Waiting(self._placement, jobs)
         self._headroom = Headroom(())  # of the present cycle
         self._asked_all = False  # whether the present cycle asked about everybody
+        self.resizing: Resizing | None = None  # where the allocator changes the cores of running jobs
+        if isinstance(policies.allocator, Resizes):
+            self.resizing = Resizing(policies.allocator, self._ledger, arm, world, self._moved, story)
         self._over_share: frozenset[int] = frozenset()  # waiting jobs beyond their tenant's share, by sequence
 
     def submit(self, life: Life, now: float) -> None:
@@ -126,7 +131,7 @@ class Scheduler:
 
     def finish(self, life: Life, now: float) -> None:
         """Let a job go that is done; a queue policy that learns is told of it."""
-        self._release(life)
+        self._release(life, now)
         ran_seconds = now - life.running_since
         life.finish(now)
         if self._story:
@@ -143,7 +148,7 @@ class Scheduler:
         if self._story:
             self._story.attempt_failed(life, life.failure, now)
             self._story.backs_off(life, wait_seconds, now)
-        self._release(life)
+        self._release(life, now)
         life.stop(now, self._world.restart_seconds(life), saved=False)
         self._leave(life)
         self._labels.begin_apart(life, Wait.DEPENDENCY, now)
@@ -277,7 +282,7 @@ class Scheduler:
                 self._ledger,
                 self._placement,
                 self.rng,
-                victims=self._victims(jobs, choice),
+                victims=victims_of(self._lives, jobs, choice),
                 strict=self._queue.strict,
                 headroom=self._headroom,
             )
@@ -286,12 +291,6 @@ class Scheduler:
             raise PolicyFailed(
                 "placement", self._placement, over, f"it made no offer that can be taken: {error}"
             ) from error
-
-    def _victims(self, jobs: Jobs, choice: cycle.Choice) -> Iterator[cycle.Victim]:
-        ahead = choice.ahead().tolist()
-        for sequence, first in zip(jobs.sequence[choice.victims].tolist(), ahead, strict=True):
-            life = self._lives[sequence]
-            yield cycle.Victim(life.job.id, life.holdings, first, life.shape.tenant)
 
     def _gangs(self, sequences: Ints, now: float) -> Iterator[Gang]:
         """Make gangs of jobs in their order, one by one as they are asked for, without those whose answer is known."""
@@ -311,6 +310,8 @@ class Scheduler:
     def _start(self, life: Life, start: cycle.Start, now: float) -> float:
         self._waiting.remove(life)
         finish = self._run(life, start.holdings, now)
+        if self.resizing:
+            self.resizing.started(life, start, now)
         if self._story:
             self._story.started(life, start, now)
         return finish
@@ -333,18 +334,28 @@ class Scheduler:
         self._requeue(life, now, self._world.preemption_seconds(life), saved=self._world.settings.preemption_grace)
 
     def _requeue(self, life: Life, now: float, restart_seconds: float, *, saved: bool) -> None:
-        self._release(life)
+        self._release(life, now)
         self._table.stop(life.job.id, now)
         life.stop(now, restart_seconds, saved=saved)
         self._arm.takes(life.sequence, life.total_seconds(now))
         self._wait(life, now)
 
-    def _release(self, life: Life) -> None:
+    def _release(self, life: Life, now: float) -> None:
+        if self.resizing and (cores := self.resizing.released(life, now)):
+            self._free.cores += cores
+            self._table.update(life.job.id, cores=life.shape.cores)
         self._world.released(life)
         for holding in life.holdings:
             self._ledger.release(holding)
         self._free.take(life.shape, -1)
         self._waiting.hope()
+
+    def _moved(self, life: Life, cores: int) -> None:
+        """Count cores that a running job has got or given back."""
+        self._free.cores -= cores
+        self._table.update(life.job.id, cores=sum(holding.cores for holding in life.holdings))
+        if cores < 0:
+            self._waiting.hope()
 
     def _wait(self, life: Life, now: float) -> None:
         if again := life.shape.first:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -67,6 +67,9 @@ class Sampler:
             self._level += _held(event, 1)
             self._level[2] -= 1
             self._running[event.job_id] = event
+        elif event.kind is Kind.RESIZED and (start := self._running.get(event.job_id)):
+            self._level[1] += (event.cores or 0) - (start.cores or 0)
+            self._running[event.job_id] = replace(start, cores=event.cores)
         elif event.kind in STOPS:
             self._stop(event)
         elif event.kind is Kind.GIVEN_UP:

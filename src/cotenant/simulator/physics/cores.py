@@ -12,7 +12,8 @@ from __future__ import annotations
 import math
 from functools import lru_cache
 
-from cotenant.simulator.physics.models import Model, bundled
+from cotenant.core.models import Model
+from cotenant.simulator.physics.models import bundled
 from cotenant.simulator.physics.rounding import between, steady
 
 REFERENCE_CORES = 3.0
@@ -39,7 +40,7 @@ def speed(model: Model, *, gpus: float, cores_per_gpu: float, memory_bytes_per_g
 
     0 bytes of memory is unknown, and taken as the reference.
 
-    >>> from cotenant.simulator.physics.models import model_of
+    >>> from cotenant.core.models import model_of
     >>> speed(model_of("res50"), gpus=1, cores_per_gpu=1), speed(model_of("res50"), gpus=1, cores_per_gpu=12)
     (0.4, 1.15)
     """

@@ -10,7 +10,8 @@ import math
 from functools import lru_cache
 from statistics import median
 
-from cotenant.simulator.physics.models import Model, bundled, model_of
+from cotenant.core.models import Model, model_of
+from cotenant.simulator.physics.models import bundled
 from cotenant.simulator.physics.rounding import steady
 
 TYPES = ("k80", "p100", "v100")
@@ -31,7 +32,7 @@ def known_type(gpu_type: str) -> str | None:
 def relative_speed(model: Model, gpus: float, gpu_type: str, reference_type: str) -> float | None:
     """Tell a job's speed on one type of GPU relative to that on another; None where it was not measured.
 
-    >>> from cotenant.simulator.physics.models import model_of
+    >>> from cotenant.core.models import model_of
     >>> relative_speed(model_of("CycleGAN"), 1, "K80", "V100")
     0.114053321
     """

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from cotenant.core.choosing import Preemption, Rules
+from cotenant.core.models import FAMILIES, Model, model_of
 from cotenant.core.validate import Violation
 from cotenant.simulator.physics import bandwidth
 from cotenant.simulator.physics.failures import FAILED_PERCENT, KILLED_PERCENT
-from cotenant.simulator.physics.models import FAMILIES, Model, model_of
 
 Speed = Literal["none", "all", "cores", "gpu-type", "locality", "colocation", "bandwidth"]
 SPEEDS = frozenset({"cores", "gpu-type", "locality", "colocation", "bandwidth"})
@@ -28,6 +28,7 @@ class Settings:
     memory_bandwidth_bytes_per_second: of nodes whose cluster file does not tell.
     bandwidth_sensitivity: share of a training step that waits for memory where memory is the bottleneck, 0 to 1.
     contention_interval_seconds: time between two questions to the contention policy.
+    rate_noise: standard deviation of a measured rate, relative to it, where the allocator changes cores as jobs run.
     utilisation: what GPU utilisation jobs report: `none`, or `philly`.
     preemption_cost_seconds: work that a job repeats each time it starts again after a preemption, or `model`.
     preemption_grace: whether a job may save its work before it is preempted.
@@ -51,6 +52,7 @@ class Settings:
     memory_bandwidth_bytes_per_second: float = bandwidth.PEAK_BYTES_PER_SECOND
     bandwidth_sensitivity: float = bandwidth.SENSITIVITY
     contention_interval_seconds: float = 5.0
+    rate_noise: float = 0.02
     utilisation: Literal["none", "philly"] = "none"
     preemption_cost_seconds: float | Literal["model"] = 0.0
     preemption_grace: bool = True
@@ -76,6 +78,7 @@ class Settings:
             ("memory_bandwidth_bytes_per_second", 1.0, 1e15),
             ("bandwidth_sensitivity", 0.0, 1.0),
             ("contention_interval_seconds", 0.1, SECONDS_MAX),
+            ("rate_noise", 0.0, 1.0),
             ("checkpoint_interval_seconds", 0.001, SECONDS_MAX),
             ("failed_percent", 0.0, 100.0),
             ("killed_percent", 0.0, 100.0),

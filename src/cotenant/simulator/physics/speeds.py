@@ -17,12 +17,12 @@ from dataclasses import dataclass
 
 from cotenant.core.jobs import WHOLE_GPU_MILLI
 from cotenant.core.ledger import Holding
+from cotenant.core.models import Model, model_of
 from cotenant.core.policy import AttemptWindow, Directive, NodeWindow
 from cotenant.simulator.clusters import Cluster
 from cotenant.simulator.lives import Life
 from cotenant.simulator.physics import bandwidth, cores, gpus, interference
 from cotenant.simulator.physics.locality import Distances
-from cotenant.simulator.physics.models import Model, model_of
 from cotenant.simulator.physics.rates import Rate
 from cotenant.simulator.physics.rounding import steady
 from cotenant.simulator.physics.settings import Settings
@@ -91,6 +91,21 @@ class Speeds:
                 self._on_node.setdefault(place.node, {})[life.sequence] = place
                 self._touched.add(place.node)
         return _rate(run, [place.own for place in run.places])
+
+    def resized(self, life: Life, holdings: Sequence[Holding]) -> Rate:
+        """Give a run other cores; returns its rate as it would be without neighbours."""
+        run = self._run(life, holdings)
+        if self._neighbourly:
+            self._runs[life.sequence] = run
+            for place in run.places:
+                self._on_node[place.node][life.sequence] = place
+                self._touched.add(place.node)
+        return _rate(run, [place.own for place in run.places])
+
+    def disturbed(self, life: Life) -> bool:
+        """Tell whether neighbours slow a run down."""
+        run = self._runs.get(life.sequence)
+        return run is not None and life.rate < _rate(run, [place.own for place in run.places]).work
 
     def released(self, life: Life) -> None:
         """Let a run go."""

@@ -6,6 +6,8 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+import numpy as np
+
 from cotenant.core.jobs import WHOLE_GPU_MILLI
 from cotenant.core.ledger import Holding
 from cotenant.core.policy import ContentionPolicy, NodeWindow
@@ -17,10 +19,12 @@ from cotenant.simulator.physics.eliminating import Eliminating
 from cotenant.simulator.physics.failures import Fate, Fates, told
 from cotenant.simulator.physics.outages import Outages
 from cotenant.simulator.physics.rates import FULL, Rate
+from cotenant.simulator.physics.rounding import steady
 from cotenant.simulator.physics.settings import Settings
 from cotenant.simulator.physics.speeds import Speeds
 from cotenant.simulator.traces import Trace, TraceJob
 
+NOISE_STREAM = 5  # of its own, so that measuring changes nothing else that is drawn
 BACKOFF_SECONDS_MAX = 300.0  # as the live queue has it
 
 
@@ -35,6 +39,7 @@ class World:
         contention: ContentionPolicy | None = None,
     ) -> None:
         self.settings = settings = settings or Settings()
+        self._cluster, self._seed = cluster, seed
         self.outages = Outages(len(cluster.shapes), seed, settings.node_mtbf_hours, settings.node_repair_hours)
         self.usage_is_modelled = settings.utilisation != "none"
         self._fates = Fates(seed, settings.failed_percent, settings.killed_percent, settings.retries)
@@ -63,6 +68,26 @@ class World:
     def started(self, life: Life, holdings: Sequence[Holding]) -> Rate:
         """Tell a run's rate, but for what its neighbours do to it."""
         return self._speeds.started(life, holdings) if self._speeds else FULL
+
+    def resized(self, life: Life, holdings: Sequence[Holding]) -> Rate:
+        """Tell the rate of a run that has other cores now, but for what its neighbours do to it."""
+        return self._speeds.resized(life, holdings) if self._speeds else FULL
+
+    def disturbed(self, life: Life) -> bool:
+        """Tell whether a run's neighbours slow it down."""
+        return self._speeds.disturbed(life) if self._speeds else False
+
+    def measured(self, life: Life, number: int) -> float:
+        """Give a run's rate as it is measured in its window of this number: with noise."""
+        spread = self.settings.rate_noise
+        if not spread:
+            return life.rate
+        rng = np.random.default_rng([self._seed, NOISE_STREAM, life.sequence, life.runs, number])
+        return steady(life.rate * math.exp(spread * float(rng.standard_normal())))
+
+    def gpu_type(self, node: int) -> str:
+        """Name the type of a node's GPUs."""
+        return self._cluster.shapes[node].gpu_type
 
     def released(self, life: Life) -> None:
         """Note that a run has given back what it held."""

@@ -1,0 +1,128 @@
+"""Cores up to the sweet point of the job's curve."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from cotenant.core.curves import Curve, Point, fit, ladder
+from cotenant.core.design import plan
+from cotenant.core.estimates import Estimate
+from cotenant.core.jobs import JobSpec
+from cotenant.core.nodes import NodeShape
+from cotenant.core.policy import Sizing
+from cotenant.core.refusals import plural
+from cotenant.core.resizing import Running, leading_role, resizable
+from cotenant.core.sizing import shares_of
+from cotenant.core.validate import Violation
+
+
+class Xiao:
+    """Give a job θ cores, the sweet point beyond which its rate does not grow; else its GPUs' share.
+
+    From Xiao et al., "Scheduling CPU for GPU-based Deep Learning Jobs" (SoCC 2018): the rate is S(C) = P₀·log C + P₁·C
+    below θ and level from there on, θ is the cores to give, and jobs are re-sized every 10 to 30 minutes [P]. θ comes
+    from the predictor. While that does not know it, the rates that were measured decide, by the same curve; too few of
+    them are completed by trying the counts that an optimal design asks for, at most five [R]. It starts with no more
+    than the share of its GPUs, so that no GPU is left without cores; what θ asks for beyond that is lent [R].
+
+    >>> from cotenant.core.estimates import UNKNOWN
+    >>> from cotenant.core.jobs import Request, Role
+    >>> spec = JobSpec(roles=(Role("worker", request=Request(gpu_milli=1000)),))
+    >>> Xiao().size(spec, Estimate(cores_useful=1, cores_useful_confidence=0.9), [NodeShape(gpus=8, cores=24)]).cores
+    (1,)
+    >>> Xiao().size(spec, UNKNOWN, [NodeShape(gpus=8, cores=24)]).cores
+    (3,)
+    """
+
+    name = "xiao"
+    api_version = 1
+
+    @dataclass(frozen=True, slots=True)
+    class Options:
+        """When cores change, and how sure θ must be.
+
+        interval_seconds: time between two looks at a job at which nothing new is known.
+        warm_up_seconds: what passes after a change before a rate counts.
+        measure_seconds: how long a rate is measured.
+        confidence_min: from this confidence on θ is believed.
+        trials: whether cores are tried where too little is known; without them, only what a predictor tells counts.
+        """
+
+        interval_seconds: float = 1200.0
+        warm_up_seconds: float = 30.0
+        measure_seconds: float = 60.0
+        confidence_min: float = 0.5
+        trials: bool = True
+
+        def check(self) -> Iterator[Violation]:
+            """Name every option that makes no sense."""
+            for name, least in (("interval_seconds", 1.0), ("warm_up_seconds", 0.0), ("measure_seconds", 1.0)):
+                if not least <= getattr(self, name) <= 86_400:
+                    yield Violation(name, f"must be from {least:g} to 86400, not {getattr(self, name):g}")
+            if not 0 <= self.confidence_min <= 1:
+                yield Violation("confidence_min", f"must be from 0 to 1, not {self.confidence_min:g}")
+
+    def __init__(self, options: Options | None = None) -> None:
+        self.options = options or self.Options()
+        self.interval_seconds = self.options.interval_seconds
+        self.warm_up_seconds = self.options.warm_up_seconds
+        self.measure_seconds = self.options.measure_seconds
+
+    def size(self, spec: JobSpec, estimate: Estimate, shapes: Sequence[NodeShape]) -> Sizing:
+        """Start with θ where that is known, within the GPUs' share."""
+        cores = list(shares_of(spec, shapes))
+        if not resizable(spec):
+            return Sizing(tuple(cores), "as requested, and the share of GPUs where nothing was")
+        lead = leading_role(spec)
+        theta = self._told(estimate)
+        if theta is None:
+            return Sizing(tuple(cores), f"its GPUs' share of {plural(cores[lead], 'core')}: θ is not known")
+        less = f", of which its GPUs' share is {cores[lead]}" if cores[lead] < theta else ""
+        cores[lead] = min(cores[lead], theta)
+        return Sizing(tuple(cores), f"θ is {plural(theta, 'core')}{less}")
+
+    def _told(self, estimate: Estimate) -> int | None:
+        if estimate.cores_useful is None or estimate.cores_useful_confidence < self.options.confidence_min:
+            return None
+        return max(1, estimate.cores_useful)
+
+    def resize(self, running: Running, now: float) -> Sizing | None:
+        """Go to θ; where it is not known, to the next count that is worth measuring."""
+        theta = self._told(running.estimate)
+        if theta is not None:
+            return running.wish(theta, f"θ is {plural(theta, 'core')}: {running.estimate.source or 'as predicted'}")
+        points = running.measured
+        if not (points and self.options.trials):
+            return None
+        curve = _curve(points, running.most)
+        if _known(curve):
+            return running.wish(curve.cores_useful, f"θ is {plural(curve.cores_useful, 'core')}, as it was measured")
+        if running.settled_seconds < self.warm_up_seconds + self.measure_seconds:
+            return None  # the present cores are being measured
+        if next_ := _next(points, running.most):
+            return running.wish(next_, f"{plural(next_, 'core')} on trial: θ is not known yet")
+        return running.wish(curve.cores_useful, f"θ may be {plural(curve.cores_useful, 'core')} or more")
+
+    def weight(self, running: Running) -> float:
+        """A gain is a gain."""
+        return 1.0
+
+
+@lru_cache(maxsize=4096)
+def _curve(points: tuple[Point, ...], most: int) -> Curve:
+    return fit(points, most)
+
+
+def _known(curve: Curve) -> bool:
+    """Tell whether θ is known within one step of the ladder, whatever cores there are."""
+    rungs = ladder(int(curve.thetas[-1]))
+    low, high = (rungs.index(min(rungs, key=lambda rung: abs(rung - end))) for end in curve.interval)
+    return len(curve.points) > 1 and curve.levels_off and high - low <= 1
+
+
+@lru_cache(maxsize=4096)
+def _next(points: tuple[Point, ...], most: int) -> int | None:
+    """The count that an optimal design would measure next; None: enough is known."""
+    return next(iter(plan(points, most).cores), None)

@@ -1,0 +1,370 @@
+"""Cores of running jobs that change: asked of the allocator, handed out, and given.
+
+What an allocator decides and who gets the spare cores is decided by `core.resizing` and `core.lending`, as in the live
+mesh; here is when they are asked, what was measured meanwhile, and what comes of it. The ledger knows what jobs hold
+for good. What is lent beyond that is free for it, so that whoever starts takes it back in the same instant.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+from cotenant.core.cycle import Start
+from cotenant.core.estimates import UNKNOWN, Candidate, Estimate
+from cotenant.core.jobs import JobSpec
+from cotenant.core.ledger import Holding, Ledger
+from cotenant.core.lending import lend
+from cotenant.core.policy import Sizing
+from cotenant.core.remembered import Key
+from cotenant.core.resizing import Resizes, Running, borrower, leading_role, resizable
+from cotenant.core.sizing import share_of
+from cotenant.core.tracks import Track, Tracks, kind_of
+from cotenant.simulator.arms import Arm
+from cotenant.simulator.lives import Life
+from cotenant.simulator.physics.world import World
+from cotenant.simulator.policies import PolicyFailed
+from cotenant.simulator.recording import Place, Story, places_of
+from cotenant.simulator.traces import TraceJob
+
+ROUNDING_SECONDS = 1e-6  # a window that lacks no more than that is complete
+PATIENCE_SECONDS = 1800.0  # while nothing changes jobs are looked at ever less often, but at least that often
+
+
+@dataclass(slots=True)
+class Run:
+    """A running job whose cores may change. Cores are per replica of the leading role, which has `on` each node some.
+
+    `firm` are its own, `lent` what it has beside them, `wish` what it could make use of. `since` is when its cores or
+    its rate last changed, `turn` counts these changes, `gap_seconds` lie between two questions.
+    """
+
+    life: Life
+    spec: JobSpec
+    kind: Key
+    lead: int
+    shares: tuple[int, ...]
+    cores: tuple[int, ...]  # by role, as it started
+    places: tuple[Place, ...]  # where it started, one for each holding
+    held_by: tuple[int, ...]  # replicas of the leading role in each holding
+    on: Mapping[int, int]  # the same by node
+    firm: int
+    since: float
+    counted_at: float
+    rate: float
+    gap_seconds: float
+    estimate: Estimate
+    lent: int = 0
+    wish: int = 0
+    reason: str = ""
+    turn: int = 0
+    windows: int = 0
+    looked_at: float = 0.0
+    last_rate: float | None = None
+    track: Track = field(default_factory=Track)
+
+    @property
+    def replicas(self) -> int:
+        """Replicas of the leading role."""
+        return sum(self.on.values())
+
+
+@dataclass(slots=True)
+class Figures:
+    """What came of resizing: how often cores changed, and core-seconds lent, slimmed, and held beyond the shapes'."""
+
+    resizes: int = 0
+    lent_core_seconds: float = 0.0
+    slimmed_core_seconds: float = 0.0
+    beyond_core_seconds: float = 0.0
+
+
+class Resizing:
+    """Who runs and may change its cores, and the next moment at which anybody is asked."""
+
+    def __init__(
+        self,
+        allocator: Resizes,
+        ledger: Ledger,
+        arm: Arm,
+        world: World,
+        moved: Callable[[Life, int], None],
+        story: Story | None = None,
+    ) -> None:
+        self.tracks = Tracks()
+        self.figures = Figures()
+        self.freed = False  # cores were freed after everybody was asked: somebody might start
+        self._allocator, self._ledger, self._arm, self._world, self._story = allocator, ledger, arm, world, story
+        self._moved = moved  # hears that a job holds so many cores more on the ledger
+        self._estimates: dict[int, Estimate] = {}  # as they were given at submission
+        self._runs: dict[int, Run] = {}  # by the job's sequence
+        self._on: dict[int, dict[int, Run]] = {}  # by node and sequence
+        self._touched: set[int] = set()
+        self._due: list[tuple[float, int, int]] = []  # when, who, and as of which turn
+
+    def next_seconds(self) -> float:
+        """Tell when somebody is to be asked next."""
+        while self._due and not self._current(self._due[0]):
+            heapq.heappop(self._due)
+        return self._due[0][0] if self._due else math.inf
+
+    def _current(self, due: tuple[float, int, int]) -> bool:
+        run = self._runs.get(due[1])
+        return run is not None and run.turn == due[2]
+
+    def started(self, life: Life, start: Start, now: float) -> None:
+        """Take a run in."""
+        for share in start.offer:
+            self._touched.add(share.node)
+        spec = life.job.spec()
+        if not resizable(spec):
+            return
+        lead = leading_role(spec)
+        shapes = [self._ledger.shapes[share.node] for share in start.offer if share.part == lead]
+        held_by = tuple(share.replicas if share.part == lead else 0 for share in start.offer)
+        on: dict[int, int] = {}
+        for share in start.offer:
+            if share.part == lead:
+                on[share.node] = on.get(share.node, 0) + share.replicas
+        cores = tuple(part.demand.cores for part in start.gang.parts)
+        run = Run(
+            life,
+            spec,
+            kind_of(spec, shapes[0].gpu_type),
+            lead,
+            tuple(share_of(role, shapes) for role in spec.roles),
+            cores,
+            tuple(places_of(start)),
+            held_by,
+            on,
+            firm=cores[lead],
+            wish=cores[lead],
+            reason=start.gang.sizing,
+            since=now,
+            counted_at=now,
+            rate=life.rate,
+            gap_seconds=self._window_seconds,
+            estimate=self._estimates.get(life.sequence, UNKNOWN),
+        )
+        self._runs[life.sequence] = run
+        for node in on:
+            self._on.setdefault(node, {})[life.sequence] = run
+        self._changed(run, now)
+
+    @property
+    def _window_seconds(self) -> float:
+        return self._allocator.warm_up_seconds + self._allocator.measure_seconds
+
+    def _changed(self, run: Run, now: float) -> None:
+        """Measure anew from now on."""
+        run.since, run.rate = now, run.life.rate
+        run.gap_seconds = self._window_seconds
+        run.turn += 1
+        heapq.heappush(self._due, (now + self._window_seconds, run.life.sequence, run.turn))
+
+    def released(self, life: Life, now: float) -> int:
+        """Let a run go; returns how many cores more than its shape's it holds on the ledger."""
+        self._touched.update(holding.node for holding in life.holdings)
+        run = self._runs.pop(life.sequence, None)
+        if run is None:
+            return 0
+        self._count(run, now)
+        for node in run.on:
+            del self._on[node][life.sequence]
+        return (run.firm - run.cores[run.lead]) * run.replicas
+
+    def _count(self, run: Run, now: float) -> None:
+        """Add up what it held since that was last done."""
+        seconds, figures = (now - run.counted_at) * run.replicas, self.figures
+        figures.lent_core_seconds += seconds * run.lent
+        figures.slimmed_core_seconds += seconds * max(0, run.shares[run.lead] - run.firm)
+        figures.beyond_core_seconds += seconds * (run.firm + run.lent - run.cores[run.lead])
+        run.counted_at = now
+
+    def counted(self, now: float) -> Figures:
+        """Give the figures of all runs, those under way too."""
+        for run in self._runs.values():
+            self._count(run, now)
+        return self.figures
+
+    def measure(self, now: float) -> None:
+        """Note the rates of those whose windows are complete, and have them asked."""
+        while self.next_seconds() <= now:
+            _, sequence, _ = heapq.heappop(self._due)
+            run = self._runs[sequence]
+            self._measure(run, now)
+            self._touched.update(run.on)
+
+    def _measure(self, run: Run, now: float) -> None:
+        run.windows += 1
+        run.last_rate = rate = self._world.measured(run.life, run.windows)
+        seconds, held = self._allocator.measure_seconds, run.firm + run.lent
+        if not run.track.add(held, rate, seconds, contended=self._world.disturbed(run.life)):
+            self._look_again(run, now)
+            return
+        if not run.track.drifted:
+            self.tracks.add(run.kind, held, rate)
+        request = run.spec.roles[run.lead].request
+        kind = Candidate(held, request.gpu_milli, len(run.on), run.kind[-1])
+        self._arm.window(run.life.job, kind, rate, seconds, now)
+        self._look_again(run, now)
+
+    def _look_again(self, run: Run, now: float) -> None:
+        """While nothing changes, look ever less often."""
+        least = self._allocator.interval_seconds
+        run.gap_seconds = max(least, min(2 * run.gap_seconds, PATIENCE_SECONDS))
+        run.turn += 1
+        heapq.heappush(self._due, (now + run.gap_seconds, run.life.sequence, run.turn))
+
+    def settle(self, now: float) -> Iterator[tuple[Life, float]]:
+        """Ask those whose neighbours came or went, hand out what is spare; gives who ends at another time, and when.
+
+        Raises:
+            PolicyFailed: the allocator raised an error, or answered nonsense.
+        """
+        nodes, runs = self._concerned()
+        self._touched.clear()
+        self.freed = False
+        if not runs:
+            return
+        before = {run.life.sequence: run.firm + run.lent for run in runs}
+        asked = [(run, self._ask(run, now)) for run in runs]
+        for run, _ in asked:
+            self._own(run, now)
+        wanting = [(run, replace(running, cores=self._held(run), lent=self._lent(run))) for run, running in asked]
+        spare = {node: int(self._ledger.free_cores[node]) for node in nodes}
+        borrowers = [
+            borrower(running, run.wish, run.on, self._allocator.weight(running))
+            for run, running in wanting
+            if run.wish > run.firm
+        ]
+        lent = lend(spare, borrowers)
+        for run in runs:
+            self._lend(run, lent.get(run.life.job.id, 0), now)
+            if run.firm + run.lent != before[run.life.sequence]:
+                yield run.life, self._apply(run, now)
+
+    def _concerned(self) -> tuple[set[int], list[Run]]:
+        """Find all runs that share nodes with those that were touched, also by way of others."""
+        nodes: set[int] = set()
+        runs: dict[int, Run] = {}
+        fresh = set(self._touched)
+        while fresh:
+            node = fresh.pop()
+            nodes.add(node)
+            for sequence, run in self._on.get(node, {}).items():
+                if sequence not in runs:
+                    runs[sequence] = run
+                    fresh.update(run.on.keys() - nodes)
+        return nodes, [runs[sequence] for sequence in sorted(runs)]
+
+    def _held(self, run: Run) -> tuple[int, ...]:
+        return (*run.cores[: run.lead], run.firm + run.lent, *run.cores[run.lead + 1 :])
+
+    def _lent(self, run: Run) -> tuple[int, ...]:
+        return tuple(run.lent if number == run.lead else 0 for number in range(len(run.cores)))
+
+    def _free(self, run: Run) -> int:
+        """Count the cores that each replica could have beside its own: nobody holds them for good."""
+        return min(int(self._ledger.free_cores[node]) // replicas for node, replicas in run.on.items())
+
+    def _ask(self, run: Run, now: float) -> Running:
+        life = run.life
+        attained = life.attained_seconds + now - life.running_since
+        run.estimate = self._arm.later(life.sequence, life.job, self._estimates.get(life.sequence, UNKNOWN), attained)
+        spare = max(0, self._free(run) - run.lent)
+        running = Running(
+            life.job.id,
+            run.spec,
+            run.estimate,
+            self._held(run),
+            tuple(spare if number == run.lead else 0 for number in range(len(run.cores))),
+            run.track.points(),
+            run.last_rate,
+            now - run.since + ROUNDING_SECONDS,
+            run.shares,
+            self._lent(run),
+            () if run.track.drifted else self.tracks.points(run.kind),
+        )
+        try:
+            wish = self._allocator.resize(running, now)
+            if wish is not None:
+                self._check(wish, running)
+        except Exception as error:  # whatever a stranger's code does
+            raise PolicyFailed(
+                "allocation", self._allocator, life.job.id, f"{type(error).__name__}: {error}"
+            ) from error
+        if wish is not None:
+            run.wish, run.reason = wish.cores[run.lead], wish.reason
+        return running
+
+    @staticmethod
+    def _check(wish: Sizing, running: Running) -> None:
+        if len(wish.cores) != len(running.cores):
+            raise ValueError(f"cores for {len(wish.cores)} roles of {len(running.cores)}")
+        for cores, held, spare in zip(wish.cores, running.cores, running.spare, strict=True):
+            if not min(1, held) <= cores <= held + spare:
+                raise ValueError(f"{cores} cores, where {held} are held and {spare} are spare")
+
+    def _own(self, run: Run, now: float) -> None:
+        """Let a job have for good what it wishes for, up to its GPUs' share."""
+        firm = min(run.wish, max(run.shares[run.lead], 1))
+        firm = min(firm, run.firm + self._free(run))
+        if firm == run.firm:
+            return
+        self._count(run, now)
+        life = run.life
+        more = firm - run.firm
+        holdings = tuple(
+            replace(holding, cores=holding.cores + more * replicas)
+            for holding, replicas in zip(life.holdings, run.held_by, strict=True)
+        )
+        for old, new in zip(life.holdings, holdings, strict=True):
+            self._ledger.release(old)
+            self._ledger.hold(new)
+        life.holdings = holdings
+        run.firm = firm
+        self.freed |= more < 0
+        self._moved(life, more * run.replicas)
+
+    def _lend(self, run: Run, cores: int, now: float) -> None:
+        if cores != run.lent:
+            self._count(run, now)
+            run.lent = cores
+
+    def _apply(self, run: Run, now: float) -> float:
+        """Let a run go on with other cores; returns when it ends now."""
+        life = run.life
+        self.figures.resizes += 1
+        rate = self._world.resized(life, self._effective(run))
+        finish = life.retime(now, rate)
+        self._arm.takes(life.sequence, life.total_seconds(now))
+        self._changed(run, now)
+        if self._story:
+            each = run.firm + run.lent
+            places = tuple(
+                replace(place, cores=each * replicas) if replicas else place
+                for place, replicas in zip(run.places, run.held_by, strict=True)
+            )
+            self._story.resized(life, places, run.lent * run.replicas, run.reason, now)
+        return finish
+
+    def _effective(self, run: Run) -> tuple[Holding, ...]:
+        """Give what it holds, what is lent to it included."""
+        return tuple(
+            replace(holding, cores=holding.cores + run.lent * replicas)
+            for holding, replicas in zip(run.life.holdings, run.held_by, strict=True)
+        )
+
+    def rate_changed(self, life: Life, now: float) -> None:
+        """Measure a run anew whose rate its neighbours have changed."""
+        if (run := self._runs.get(life.sequence)) and run.rate != life.rate:
+            self._changed(run, now)
+
+    def informed(self, sequence: int, job: TraceJob, estimate: Estimate, gpu_type: str = "") -> Estimate:
+        """Add what is remembered of jobs like one that is submitted."""
+        self._estimates[sequence] = estimate
+        spec = job.spec()
+        return self.tracks.informed(spec, estimate, gpu_type) if resizable(spec) else estimate
