@@ -193,7 +193,7 @@ def test_an_allocator_that_wishes_for_more_than_there_is_is_named() -> None:
             return 1.0
 
     trace = Trace("made up", "none", (job("a", "bert"),))
-    with pytest.raises(PolicyFailed, match="allocation policy 'greedy' failed over a: ValueError: 25 cores"):
+    with pytest.raises(PolicyFailed, match="allocation policy 'greedy' failed over a: BadSizing"):
         simulate(trace, "1x8", allocator=Greedy(), options={"simulator": PHYSICS})
 
 

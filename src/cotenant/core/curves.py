@@ -314,9 +314,6 @@ def shapes_of(cores: NDArray[np.int64], thetas: NDArray[np.int64]) -> Floats:
 def merged(points: Iterable[Point]) -> tuple[Point, ...]:
     """One point for each number of cores, in their order.
 
-    >>> merged([Point(2, 10.0), Point(1, 6.0), Point(2, 12.0)])[1].rate
-    11.0
-
     Raises:
         ValueError: no point, or one whose figures cannot be.
     """

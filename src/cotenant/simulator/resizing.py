@@ -15,12 +15,19 @@ from dataclasses import dataclass, field, replace
 from cotenant.core.cycle import Start
 from cotenant.core.estimates import UNKNOWN, Candidate, Estimate
 from cotenant.core.jobs import JobSpec
-from cotenant.core.ledger import Holding, Ledger
+from cotenant.core.ledger import Ledger, Offer
 from cotenant.core.lending import lend
-from cotenant.core.policy import Sizing
 from cotenant.core.remembered import Key
-from cotenant.core.resizing import Resizes, Running, borrower, leading_role, resizable
-from cotenant.core.sizing import share_of
+from cotenant.core.resizing import (
+    Resizes,
+    Running,
+    agreed,
+    borrower,
+    leading_role,
+    node_share_of,
+    resizable,
+    resized,
+)
 from cotenant.core.tracks import Track, Tracks, kind_of
 from cotenant.simulator.arms import Arm
 from cotenant.simulator.lives import Life
@@ -47,9 +54,9 @@ class Run:
     lead: int
     shares: tuple[int, ...]
     cores: tuple[int, ...]  # by role, as it started
-    places: tuple[Place, ...]  # where it started, one for each holding
-    held_by: tuple[int, ...]  # replicas of the leading role in each holding
-    on: Mapping[int, int]  # the same by node
+    offer: Offer  # where its replicas are, one share for each holding
+    places: tuple[Place, ...]  # the same, in a recording's words
+    on: Mapping[int, int]
     firm: int
     since: float
     counted_at: float
@@ -69,6 +76,10 @@ class Run:
     def replicas(self) -> int:
         """Replicas of the leading role."""
         return sum(self.on.values())
+
+    def by_role(self, cores: int) -> tuple[int, ...]:
+        """Give cores by role where each replica of the leading role has so many."""
+        return (*self.cores[: self.lead], cores, *self.cores[self.lead + 1 :])
 
 
 @dataclass(slots=True)
@@ -122,8 +133,7 @@ class Resizing:
         if not resizable(spec):
             return
         lead = leading_role(spec)
-        shapes = [self._ledger.shapes[share.node] for share in start.offer if share.part == lead]
-        held_by = tuple(share.replicas if share.part == lead else 0 for share in start.offer)
+        shapes = {share.node: self._ledger.shapes[share.node] for share in start.offer}
         on: dict[int, int] = {}
         for share in start.offer:
             if share.part == lead:
@@ -132,12 +142,12 @@ class Resizing:
         run = Run(
             life,
             spec,
-            kind_of(spec, shapes[0].gpu_type),
+            kind_of(spec, shapes[next(iter(on))].gpu_type),
             lead,
-            tuple(share_of(role, shapes) for role in spec.roles),
+            node_share_of(spec, start.offer, shapes),
             cores,
+            start.offer,
             tuple(places_of(start)),
-            held_by,
             on,
             firm=cores[lead],
             wish=cores[lead],
@@ -233,11 +243,14 @@ class Resizing:
         asked = [(run, self._ask(run, now)) for run in runs]
         for run, _ in asked:
             self._own(run, now)
-        wanting = [(run, replace(running, cores=self._held(run), lent=self._lent(run))) for run, running in asked]
+        wanting = [
+            (run, replace(running, cores=run.by_role(run.firm + run.lent), lent=self._lent(run)))
+            for run, running in asked
+        ]
         spare = {node: int(self._ledger.free_cores[node]) for node in nodes}
         borrowers = [
-            borrower(running, run.wish, run.on, self._allocator.weight(running))
-            for run, running in wanting
+            borrower(self._as_it_is(run, running), run.wish, run.on, self._allocator.weight(running))
+            for run, running in asked
             if run.wish > run.firm
         ]
         lent = lend(spare, borrowers)
@@ -260,11 +273,12 @@ class Resizing:
                     fresh.update(run.on.keys() - nodes)
         return nodes, [runs[sequence] for sequence in sorted(runs)]
 
-    def _held(self, run: Run) -> tuple[int, ...]:
-        return (*run.cores[: run.lead], run.firm + run.lent, *run.cores[run.lead + 1 :])
-
     def _lent(self, run: Run) -> tuple[int, ...]:
         return tuple(run.lent if number == run.lead else 0 for number in range(len(run.cores)))
+
+    def _as_it_is(self, run: Run, running: Running) -> Running:
+        """Correct what was said of a job by what it has got or given back since."""
+        return replace(running, cores=run.by_role(run.firm + run.lent), lent=self._lent(run))
 
     def _free(self, run: Run) -> int:
         """Count the cores that each replica could have beside its own: nobody holds them for good."""
@@ -279,7 +293,7 @@ class Resizing:
             life.job.id,
             run.spec,
             run.estimate,
-            self._held(run),
+            run.by_role(run.firm + run.lent),
             tuple(spare if number == run.lead else 0 for number in range(len(run.cores))),
             run.track.points(),
             run.last_rate,
@@ -290,8 +304,7 @@ class Resizing:
         )
         try:
             wish = self._allocator.resize(running, now)
-            if wish is not None:
-                self._check(wish, running)
+            agreed(running, wish)
         except Exception as error:  # whatever a stranger's code does
             raise PolicyFailed(
                 "allocation", self._allocator, life.job.id, f"{type(error).__name__}: {error}"
@@ -299,14 +312,6 @@ class Resizing:
         if wish is not None:
             run.wish, run.reason = wish.cores[run.lead], wish.reason
         return running
-
-    @staticmethod
-    def _check(wish: Sizing, running: Running) -> None:
-        if len(wish.cores) != len(running.cores):
-            raise ValueError(f"cores for {len(wish.cores)} roles of {len(running.cores)}")
-        for cores, held, spare in zip(wish.cores, running.cores, running.spare, strict=True):
-            if not min(1, held) <= cores <= held + spare:
-                raise ValueError(f"{cores} cores, where {held} are held and {spare} are spare")
 
     def _own(self, run: Run, now: float) -> None:
         """Let a job have for good what it wishes for, up to its GPUs' share."""
@@ -317,10 +322,7 @@ class Resizing:
         self._count(run, now)
         life = run.life
         more = firm - run.firm
-        holdings = tuple(
-            replace(holding, cores=holding.cores + more * replicas)
-            for holding, replicas in zip(life.holdings, run.held_by, strict=True)
-        )
+        holdings = resized(run.offer, life.holdings, run.by_role(firm))
         for old, new in zip(life.holdings, holdings, strict=True):
             self._ledger.release(old)
             self._ledger.hold(new)
@@ -338,25 +340,19 @@ class Resizing:
         """Let a run go on with other cores; returns when it ends now."""
         life = run.life
         self.figures.resizes += 1
-        rate = self._world.resized(life, self._effective(run))
+        each = run.firm + run.lent
+        rate = self._world.resized(life, resized(run.offer, life.holdings, run.by_role(each)))
         finish = life.retime(now, rate)
         self._arm.takes(life.sequence, life.total_seconds(now))
         self._changed(run, now)
         if self._story:
-            each = run.firm + run.lent
+            held = [each * share.replicas if share.part == run.lead else None for share in run.offer]
             places = tuple(
-                replace(place, cores=each * replicas) if replicas else place
-                for place, replicas in zip(run.places, run.held_by, strict=True)
+                place if cores is None else replace(place, cores=cores)
+                for place, cores in zip(run.places, held, strict=True)
             )
             self._story.resized(life, places, run.lent * run.replicas, run.reason, now)
         return finish
-
-    def _effective(self, run: Run) -> tuple[Holding, ...]:
-        """Give what it holds, what is lent to it included."""
-        return tuple(
-            replace(holding, cores=holding.cores + run.lent * replicas)
-            for holding, replicas in zip(run.life.holdings, run.held_by, strict=True)
-        )
 
     def rate_changed(self, life: Life, now: float) -> None:
         """Measure a run anew whose rate its neighbours have changed."""
