@@ -243,10 +243,6 @@ class Resizing:
         asked = [(run, self._ask(run, now)) for run in runs]
         for run, _ in asked:
             self._own(run, now)
-        wanting = [
-            (run, replace(running, cores=run.by_role(run.firm + run.lent), lent=self._lent(run)))
-            for run, running in asked
-        ]
         spare = {node: int(self._ledger.free_cores[node]) for node in nodes}
         borrowers = [
             borrower(self._as_it_is(run, running), run.wish, run.on, self._allocator.weight(running))
