@@ -25,6 +25,7 @@ from cotenant.node_agent.orders import Orders
 from cotenant.node_agent.output_upload import OutputUploads
 from cotenant.node_agent.placement_link import PlacementLink
 from cotenant.node_agent.probe import ProbeWishes, probe
+from cotenant.node_agent.profiles import Profiles
 from cotenant.node_agent.progress import Track
 from cotenant.node_agent.progress_reader import ProgressReader
 from cotenant.node_agent.records import AttemptKey, timestamp
@@ -122,7 +123,11 @@ class Agent:
         runtime: Runtime = self._runtime or plugins.load("cotenant.runtimes", config.runtime)
         fence = Fence(config.state_dir / "fence.jsonl")
         progress = ProgressReader(socket_directory(config.state_dir), self._tell_progress)
-        orders = Orders(config.node_id, runtime, fence, progress, lambda report: self._link.report(report))
+        profiles = Profiles(runtime, progress, lambda report: self._link.report_profile(report))
+        orders = Orders(
+            config.node_id, runtime, fence, progress, profiles,
+            lambda report: self._link.report(report), lambda report: self._link.report_resize(report),
+        )  # fmt: skip
         self._fence, self._orders, self._inventory = fence, orders, inventory
         self._link = PlacementLink(
             config.placement_endpoint,
@@ -142,6 +147,8 @@ class Agent:
                 self._background.start(self._contention(runtime, progress, nvml).run())
             await stop.wait()
         finally:
+            await profiles.close()
+            await self._link.say_last()
             for part in (self._background, self._uploads, orders, progress, runtime):
                 await part.close()
 
@@ -199,6 +206,10 @@ class Agent:
     def _obey(self, response: node_service_pb2.ConnectResponse) -> None:
         for assignment in response.assignments:
             self._orders.assign(assignment)
+        for resize in response.resizes:
+            self._orders.resize(resize)
+        for profile in response.profiles:
+            self._orders.profile(profile)
         for stop in response.stops:
             self._orders.stop(stop)
         for ack in response.acks:

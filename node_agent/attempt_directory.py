@@ -1,6 +1,7 @@
 """Where an attempt's files lie: under `attempts/` until placement has acknowledged its end, then under `kept/`.
 
-attempts/<job id>-<number>/   assignment   the Assignment as it came
+attempts/<job id>-<number>/   assignment   the Assignment as it came, and with other cores after each change of them
+                              narrowed     while a profile narrows its cores: to which CPUs
                               spec         what the supervisor is to run
                               lock         held by the supervisor for as long as it lives
                               state.json   what the supervisor knows
@@ -12,19 +13,20 @@ kept/<job id>-<number>/       output and work/, until enough newer ones are kept
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import marshal
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 import structlog
 from google.protobuf.message import DecodeError
 
 from cotenant.node_agent.records import AttemptKey, Status, parse_status
-from cotenant.node_agent.state_file import StateFile
+from cotenant.node_agent.state_file import StateFile, sync_directory
 from cotenant.v1 import node_service_pb2
 
 log = structlog.get_logger()
@@ -46,6 +48,43 @@ class AttemptDirectory:
         (self.path / "work").mkdir(parents=True, mode=0o700)
         (self.path / "assignment").write_bytes(assignment.SerializeToString())
         self.write_stop_order(None)
+
+    def replace_assignment(self, assignment: node_service_pb2.Assignment) -> None:
+        """Replace what is recorded, as a whole and on the disk when this returns. Raises `OSError`."""
+        fresh = self.path / "assignment.new"
+        with fresh.open("wb") as file:
+            file.write(assignment.SerializeToString())
+            file.flush()
+            os.fsync(file.fileno())
+        fresh.rename(self.path / "assignment")
+        sync_directory(str(self.path))
+
+    def mark_narrowed(self, cpus: Mapping[int, Iterable[int]] | None) -> None:
+        """Note the CPUs by rank that tasks are narrowed to, for an agent after us; None: to none. Raises `OSError`."""
+        path = self.path / "narrowed"
+        if cpus is None:
+            with contextlib.suppress(OSError):  # a mark that says what is so already does no harm
+                path.unlink()
+            return
+        fresh = self.path / "narrowed.new"
+        fresh.write_text(json.dumps({str(rank): sorted(some) for rank, some in cpus.items()}))
+        fresh.rename(path)
+
+    def narrowed(self) -> dict[int, list[int]]:
+        """The CPUs by rank that an agent had narrowed tasks to when it was killed; none where it had not."""
+        try:
+            marked = json.loads((self.path / "narrowed").read_text())
+            return {int(rank): [int(cpu) for cpu in cpus] for rank, cpus in marked.items()}
+        except (OSError, ValueError, AttributeError, TypeError):
+            return {}
+
+    def task_pids(self) -> dict[int, int]:
+        """The first process of each task by rank, as the supervisor has recorded them."""
+        try:
+            tasks = json.loads((self.path / "state.json").read_bytes())["tasks"]
+            return {int(task["rank"]): int(task["pid"]) for task in tasks if task["pid"] and task["status"] is None}
+        except (OSError, ValueError, KeyError, TypeError):
+            return {}
 
     def write_spec(self, spec: dict[str, object]) -> None:
         """Write what the supervisor is to run; it holds the job's environment, so nobody else may read it."""

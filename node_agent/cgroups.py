@@ -146,23 +146,45 @@ class Group:
             write_text(self._file(UNIFIED, "cgroup.subtree_control"), wanted)
 
     def set_cpus(self, cpus: Iterable[int], memory_nodes: Iterable[int] = ()) -> None:
-        """Bind to CPUs and, unless empty, memory nodes; read back what the kernel made of it."""
+        """Bind to CPUs and, unless empty, memory nodes; read back what the kernel made of it.
+
+        What runs in it always has the memory nearest to its CPUs: nodes are gained before the CPUs change, and lost
+        after. Pages on nodes that are lost move along.
+        """
         if "cpuset" not in self.enforces:
             return
-        for name, wanted in (("cpuset.cpus", sorted(set(cpus))), ("cpuset.mems", sorted(set(memory_nodes)))):
-            if not wanted:
-                continue
-            path = self._file("cpuset", name)
-            write_text(path, format_cpu_list(wanted))
-            effective = f"{path}.effective" if self.version == 2 else path
-            if parse_cpu_list(read_text(effective)) != wanted:
-                raise GroupError(
-                    f"asked for {format_cpu_list(wanted)} in {path}, the kernel gives {read_text(effective)!r}"
-                )
+        wanted = set(memory_nodes)
+        if wanted:
+            self._bind("cpuset.mems", wanted | set(self.memory_nodes()))
+        self._bind("cpuset.cpus", set(cpus))
+        if wanted:
+            self._bind("cpuset.mems", wanted)
+
+    def _bind(self, name: str, wanted: set[int]) -> None:
+        path = self._file("cpuset", name)
+        if not wanted or (parse_cpu_list(read_text(path)) == self._bound(name) == sorted(wanted)):
+            return
+        migrate = self._file("cpuset", "cpuset.memory_migrate")
+        if name == "cpuset.mems" and os.path.exists(migrate):  # version 2 always moves pages
+            write_text(migrate, "1")
+        write_text(path, format_cpu_list(wanted))
+        if self._bound(name) != sorted(wanted):
+            given = format_cpu_list(self._bound(name))
+            raise GroupError(f"asked for {format_cpu_list(wanted)} in {path}, the kernel gives {given!r}")
 
     def cpus(self) -> list[int]:
-        """The CPUs it is bound to; none where cpusets are not enforced."""
-        return parse_cpu_list(read_text(self._file("cpuset", "cpuset.cpus"))) if "cpuset" in self.enforces else []
+        """The CPUs that the kernel gives it; none where cpusets are not enforced."""
+        return self._bound("cpuset.cpus")
+
+    def memory_nodes(self) -> list[int]:
+        """The memory nodes that the kernel gives it; none where cpusets are not enforced."""
+        return self._bound("cpuset.mems")
+
+    def _bound(self, name: str) -> list[int]:
+        if "cpuset" not in self.enforces:
+            return []
+        path = self._file("cpuset", name)
+        return parse_cpu_list(read_text(f"{path}.effective" if self.version == 2 else path))
 
     def limit_memory(self, limit_bytes: int) -> None:
         """Limit memory and leave no swap beyond it; 0 means no limit."""

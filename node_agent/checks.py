@@ -150,4 +150,8 @@ def cannot_become(old: node_service_pb2.Assignment, new: node_service_pb2.Assign
             for task in sorted(assignment.allocation.tasks, key=lambda task: task.rank)
         ]
 
-    return None if fixed(old) == fixed(new) else "only the cores of a running attempt can be changed"
+    if fixed(old) != fixed(new):
+        return "only the cores of a running attempt can be changed"
+    held = {task.rank for task in old.allocation.tasks if task.cpu_ids}
+    bare = [task.rank for task in new.allocation.tasks if bool(task.cpu_ids) != (task.rank in held)]
+    return f"rank {bare[0]} would have no CPUs of its own, or would get its first" if bare else None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import sys
@@ -13,8 +12,9 @@ from pathlib import Path
 from cotenant.node_agent.attempt_directory import AttemptDirectory
 from cotenant.node_agent.cgroups import Group, GroupError, read_text
 from cotenant.node_agent.checks import command_of, warning_signal_of
+from cotenant.node_agent.core_changes import task_group
 from cotenant.node_agent.environment import task_environment
-from cotenant.v1 import node_service_pb2
+from cotenant.v1 import node_service_pb2, resources_pb2
 
 SUPERVISOR = Path(__file__).with_name("supervisor.py")
 GRACE_SECONDS_DEFAULT = 30.0
@@ -86,7 +86,7 @@ def make_groups(group: Group, assignment: node_service_pb2.Assignment) -> None:
     group.limit_processes(processes_max())
     group.open_to_children()
     for task in tasks:
-        child = group.child(f"task-{task.rank}")
+        child = task_group(group, task.rank)
         child.create()
         child.set_cpus(task.cpu_ids, task.memory_nodes)
         child.limit_memory(task.memory_bytes)
@@ -124,12 +124,23 @@ def supervisor_spec(
                     assignment, task, base=surroundings.base_environment, progress_path=progress_path
                 ),
                 "directory": working_directory,
-                "cpus": list(task.cpu_ids) or list(surroundings.all_cpus),
+                "cpus": affinity_at_start(surroundings, task, group),
                 "memory_limit_bytes": task.memory_bytes,
             }
             for task in assignment.allocation.tasks
         ],
     }
+
+
+def affinity_at_start(surroundings: Surroundings, task: resources_pb2.TaskAllocation, group: Group | None) -> list[int]:
+    """The CPUs that a task asks the kernel for: its own, or all that there are where its group bounds it.
+
+    The kernel remembers what is asked for, so that a task that had asked for its first CPUs would not run on those
+    that its group gains later.
+    """
+    if task.cpu_ids and group is not None and "cpuset" in group.enforces:
+        return list(range(max(os.sysconf("SC_NPROCESSORS_CONF"), *(cpu + 1 for cpu in task.cpu_ids))))
+    return list(task.cpu_ids) or list(surroundings.all_cpus)
 
 
 def start_supervisor(directory: AttemptDirectory) -> int:
@@ -158,31 +169,3 @@ def start_supervisor(directory: AttemptDirectory) -> int:
         )
     finally:
         os.close(lock)
-
-
-def change_cores(group: Group | None, directory: AttemptDirectory, assignment: node_service_pb2.Assignment) -> None:
-    """Move the tasks of a running attempt to other CPUs, and record the assignment that says so. Blocks.
-
-    The attempt's group first gets the old and the new CPUs, then the tasks get theirs, then it keeps only the new.
-    """
-    (directory.path / "assignment").write_bytes(assignment.SerializeToString())
-    if group is None:
-        return
-    tasks = assignment.allocation.tasks
-    fresh = {cpu for task in tasks for cpu in task.cpu_ids}
-    group.set_cpus(fresh | set(group.cpus()))
-    for task in tasks:
-        child = group.child(f"task-{task.rank}")
-        child.set_cpus(task.cpu_ids, task.memory_nodes)
-        for thread in (thread for pid in child.pids() for thread in threads(pid)):
-            with contextlib.suppress(ProcessLookupError):
-                os.sched_setaffinity(thread, task.cpu_ids)
-    group.set_cpus(fresh)
-
-
-def threads(pid: int) -> list[int]:
-    """The threads of a process; none where it is gone."""
-    try:
-        return [int(name) for name in os.listdir(f"/proc/{pid}/task")]
-    except OSError:
-        return []

@@ -15,6 +15,7 @@ import structlog
 from cotenant import telemetry
 from cotenant.node_agent.fence import Fence
 from cotenant.node_agent.launching import grace_seconds_of
+from cotenant.node_agent.profiles import Profiles
 from cotenant.node_agent.progress_reader import ProgressReader
 from cotenant.node_agent.records import AttemptKey, Status, report
 from cotenant.node_agent.runtime import Found, Runtime
@@ -34,6 +35,9 @@ class Attempt:
     stop_grace_seconds: float | None = None
     launched: bool = False
     changing: asyncio.Lock = field(default_factory=asyncio.Lock)
+    started: asyncio.Event = field(default_factory=asyncio.Event)
+    resizes_waiting: int = 0
+    resized: node_service_pb2.ResizeReport | None = None  # the last answer
 
 
 class Orders:
@@ -45,14 +49,18 @@ class Orders:
         runtime: Runtime,
         fence: Fence,
         progress: ProgressReader,
+        profiles: Profiles,
         tell: Callable[[node_service_pb2.AttemptReport], None],
+        tell_resized: Callable[[node_service_pb2.ResizeReport], None],
     ) -> None:
         self.attempts: dict[AttemptKey, Attempt] = {}
         self._node_id = node_id
         self._runtime = runtime
         self._fence = fence
         self._progress = progress
+        self._profiles = profiles
         self._tell_placement = tell
+        self._tell_resized = tell_resized
         self._background = Background()
 
     def take_up(self, found: Found) -> None:
@@ -61,6 +69,8 @@ class Orders:
         epoch = max(found.status.epoch, found.assignment.epoch)
         self.attempts[key] = Attempt(found.assignment, replace(found.status, epoch=epoch), time.time(), launched=True)
         self._fence.raise_epoch(key.job_id, epoch)
+        if found.status.state != "STARTING":
+            self.attempts[key].started.set()
         if found.status.ended:
             self._record_spans(self.attempts[key], found.status)
         else:
@@ -124,14 +134,109 @@ class Orders:
 
     async def _adopt(self, known: Attempt, assignment: node_service_pb2.Assignment) -> None:
         async with known.changing:
-            reason = await self._runtime.adopt(assignment)
+            reason = await self._change(known, assignment)
         if reason is None:
-            known.assignment = assignment
             log.info("assignment_changed", attempt=str(known.status.key), epoch=assignment.epoch)
         else:
             log.error("assignment_not_changed", attempt=str(known.status.key), epoch=assignment.epoch, why=reason)
         known.status = replace(known.status, epoch=assignment.epoch, message=reason or known.status.message)
         self._tell(known.status)
+
+    async def _change(self, known: Attempt, assignment: node_service_pb2.Assignment) -> str | None:
+        """Let a running attempt go on under a newer assignment; a reason where it cannot."""
+        key = known.status.key
+        await self._profiles.end(key, "its cores are changed by an order")
+        reason = await self._runtime.adopt(assignment)
+        if reason is None:
+            known.assignment = assignment
+            known.status = replace(known.status, epoch=assignment.epoch)
+            self._progress.forget_rate(key)
+        return reason
+
+    # Resizes and profiles.
+
+    def resize(self, order: node_service_pb2.ResizeOrder) -> None:
+        """Change the cores of a running attempt, and answer; an order that comes again is answered again."""
+        key = AttemptKey(order.job_id, order.number)
+        known = self.attempts.get(key)
+        if known is not None and known.resized is not None and known.resized.epoch == order.epoch:
+            self._tell_resized(known.resized)
+        elif not self._fence.raise_epoch(key.job_id, order.epoch):
+            self._answer(order, f"refused: epoch {order.epoch} is older than {self._fence.epoch_of(key.job_id)}")
+        elif known is None:
+            self._answer(order, "it is not known on this node")
+        else:
+            known.resizes_waiting += 1
+            self._background.start(self._resize(known, order))
+
+    def _answer(self, order: node_service_pb2.ResizeOrder, error: str) -> node_service_pb2.ResizeReport:
+        attempt = f"{order.job_id}/{order.number}"
+        if error:
+            log.warning("resize_refused", attempt=attempt, epoch=order.epoch, why=error)
+        else:
+            log.info("attempt_resized", attempt=attempt, epoch=order.epoch)
+        answer = node_service_pb2.ResizeReport(job_id=order.job_id, number=order.number, epoch=order.epoch, error=error)
+        self._tell_resized(answer)
+        return answer
+
+    async def _resize(self, known: Attempt, order: node_service_pb2.ResizeOrder) -> None:
+        try:
+            await known.started.wait()
+            async with known.changing:
+                if known.resized is not None and known.resized.epoch == order.epoch:
+                    error = known.resized.error
+                else:
+                    error = await self._resize_alone(known, order)
+                known.resized = self._answer(order, error)
+        finally:
+            known.resizes_waiting -= 1
+
+    async def _resize_alone(self, known: Attempt, order: node_service_pb2.ResizeOrder) -> str:
+        """Do it; why not, or nothing where it was done, perhaps before a restart."""
+        if order.epoch <= known.assignment.epoch:
+            same = order.epoch == known.assignment.epoch and order.allocation == known.assignment.allocation
+            return "" if same else f"refused: epoch {order.epoch} is not newer than {known.assignment.epoch}"
+        if known.status.ended:
+            return "it has ended"
+        if known.stop_grace_seconds is not None or known.status.state == "STOPPING":
+            return "it is being stopped"
+        assignment = node_service_pb2.Assignment()
+        assignment.CopyFrom(known.assignment)
+        assignment.allocation.CopyFrom(order.allocation)
+        assignment.epoch = order.epoch
+        try:
+            await self._fence.flush()
+            return await self._change(known, assignment) or ""
+        except OSError as error:
+            return f"its epoch cannot be recorded: {error.strerror}"
+        except Exception as error:  # a stranger's runtime may raise whatever it likes
+            log.exception("runtime_failed", attempt=str(known.status.key))
+            return f"the runtime failed: {type(error).__name__}: {error}"
+
+    def profile(self, order: node_service_pb2.ProfileOrder) -> None:
+        """Measure a running attempt's rate on some core counts; without any, end a profile that is under way."""
+        key = AttemptKey(order.job_id, order.number)
+        if not order.cores and self._profiles.under_way(key):
+            self._background.start(self._profiles.end(key, "an order ended it"))
+        elif not order.cores:
+            self._profiles.refuse(order, "there is no profile under way")
+        elif why := self._no_profile(self.attempts.get(key), order):
+            self._profiles.refuse(order, why)
+        else:
+            self._profiles.begin(order)
+
+    def _no_profile(self, known: Attempt | None, order: node_service_pb2.ProfileOrder) -> str:
+        if known is None:
+            return "it is not known on this node"
+        if order.epoch < known.status.epoch:
+            return f"refused: epoch {order.epoch} is older than {known.status.epoch}"
+        if known.status.state != "RUNNING" or known.stop_grace_seconds is not None:
+            return "it is not running"
+        if known.resizes_waiting:
+            return "its cores are being changed"
+        if len(known.assignment.allocation.tasks) != known.assignment.world_size:
+            return "its replicas are on several nodes"
+        return ""
 
     def _refuse(self, key: AttemptKey, epoch: int, what: str) -> None:
         """Say that an order is older than one that was obeyed; of a known attempt, say where it stands."""
@@ -164,6 +269,7 @@ class Orders:
             )
             log.info("attempt_stopping", attempt=str(key), grace_seconds=grace, reason=_reason_name(order.reason))
             known.stop_grace_seconds = grace
+            self._background.start(self._profiles.end(key, "the attempt is being stopped"))
             if known.launched:
                 self._runtime.stop(key, grace)
 
@@ -194,6 +300,7 @@ class Orders:
         before, attempt.status = attempt.status, status
         if status.state == "STARTING":
             return
+        attempt.started.set()
         if status.state == "RUNNING" and before.state == "STARTING":
             log.info("attempt_running", attempt=str(status.key), epoch=status.epoch)
             self._record_launch(attempt, status)
@@ -201,6 +308,8 @@ class Orders:
 
     async def _ended(self, attempt: Attempt, status: Status) -> None:
         """Tell the last progress, then the end."""
+        attempt.started.set()
+        await self._profiles.end(status.key, "the attempt has ended")
         await self._progress.finish(status.key)
         before, attempt.status = attempt.status, status
         log.info("attempt_ended", attempt=str(status.key), state=status.state, message=status.message)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Callable
 from random import Random
 from typing import Any
@@ -21,6 +22,8 @@ log = structlog.get_logger()
 WELCOME_SECONDS_MAX = 15.0
 HEARTBEAT_SECONDS_DEFAULT = 5.0
 HEARTBEAT_SECONDS_MIN = 0.05
+KEPT_REPORTS_MAX = 1000
+LAST_WORDS_SECONDS_MAX = 1.0
 
 Upload = Callable[[AsyncIterator[node_service_pb2.UploadOutputRequest]], Any]
 
@@ -30,7 +33,10 @@ class Unwelcome(Exception):
 
 
 class PlacementLink:
-    """One stream at a time. What is told while there is none is not kept: the next hello tells all."""
+    """One stream at a time. What is told while there is none is not kept: the next hello tells all.
+
+    Answers to resizes and profiles alone are kept, for a hello does not have them.
+    """
 
     def __init__(
         self,
@@ -48,11 +54,23 @@ class PlacementLink:
         self._outbox = node_service_pb2.ConnectRequest()
         self._progress: dict[AttemptKey, node_service_pb2.ProgressReport] = {}
         self._wake = asyncio.Event()
+        self._writing = False
+        self._said = asyncio.Event()  # after each message
         self._stub: node_service_pb2_grpc.AgentServiceAsyncStub | None = None
 
     def report(self, report: node_service_pb2.AttemptReport) -> None:
         """Tell of an attempt; all reports go out, in order."""
         self._outbox.reports.append(report)
+        self._wake.set()
+
+    def report_resize(self, report: node_service_pb2.ResizeReport) -> None:
+        """Answer an order to resize; it goes out also where a new stream must be opened first."""
+        self._outbox.resized.append(report)
+        self._wake.set()
+
+    def report_profile(self, report: node_service_pb2.ProfileReport) -> None:
+        """Tell what came of a profile; it goes out also where a new stream must be opened first."""
+        self._outbox.profiled.append(report)
         self._wake.set()
 
     def report_progress(self, report: node_service_pb2.ProgressReport) -> None:
@@ -70,6 +88,14 @@ class PlacementLink:
         if self._stub is None:
             raise Unwelcome("there is no connection to placement")
         await self._stub.UploadOutput(pieces)
+
+    async def say_last(self) -> None:
+        """Wait until what was told has gone out, where it can and that takes no long."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LAST_WORDS_SECONDS_MAX):
+                while self._stub is not None and (self._writing or self._outbox.ByteSize()):
+                    self._said.clear()
+                    await self._said.wait()
 
     async def run(self) -> None:
         """Keep a stream open until cancelled."""
@@ -104,7 +130,9 @@ class PlacementLink:
 
     async def _enter(self, call: Any) -> float:
         """Say hello and be welcomed; returns the heartbeat's interval in seconds."""
-        self._outbox = node_service_pb2.ConnectRequest()
+        self._outbox = node_service_pb2.ConnectRequest(
+            resized=self._outbox.resized[-KEPT_REPORTS_MAX:], profiled=self._outbox.profiled[-KEPT_REPORTS_MAX:]
+        )
         self._progress.clear()
         try:
             async with asyncio.timeout(WELCOME_SECONDS_MAX):
@@ -142,7 +170,10 @@ class PlacementLink:
                 except TimeoutError:
                     pass  # nothing to say is said by an empty message
                 self._wake.clear()
+                self._writing = True
                 await call.write(self._take_outbox())
+                self._writing = False
+                self._said.set()
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
             log.info("placement_stream_broken", error=type(error).__name__)
             call.cancel()

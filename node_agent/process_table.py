@@ -30,3 +30,18 @@ def parent_of(pid: int) -> int:
             return int(file.read().rpartition(b")")[2].split()[1])
     except OSError:
         return 0
+
+
+def open_process(pid: int, ticks: int) -> int | None:
+    """A pidfd of the process that was started at `ticks`; None where that one is gone."""
+    try:
+        pidfd = os.pidfd_open(pid)
+    except (OSError, ValueError):
+        return None
+    try:
+        if start_ticks(pid) == ticks:
+            return pidfd
+    except OSError:
+        pass  # gone between the two calls
+    os.close(pidfd)
+    return None

@@ -127,6 +127,10 @@ class Track:
         """For how long it has stood at its last step; None where it has told none."""
         return now - self._points[-1][0] if self._points else None
 
+    def forget_rate(self) -> None:
+        """The rate up to now says nothing of that from now on: the cores have changed."""
+        self._points.clear()
+
     def rate_per_second(self, now: float) -> float:
         """Steps per second over the last window; 0 while unknown, or after a long silence."""
         if len(self._points) < 2 or now - self._points[-1][0] > SILENCE_SECONDS_MAX:

@@ -14,7 +14,7 @@ from pathlib import Path
 import structlog
 
 from cotenant.node_agent.output_patterns import OutputPattern, PatternMatcher
-from cotenant.node_agent.progress import Track, parse_line
+from cotenant.node_agent.progress import Told, Track, parse_line
 from cotenant.node_agent.records import AttemptKey
 from cotenant.node_agent.sockets import progress_socket
 
@@ -22,11 +22,13 @@ log = structlog.get_logger()
 
 REPORT_SECONDS = 1.0
 PATTERN_SECONDS = 1.0
+PROFILED_PATTERN_SECONDS = 0.1
 DATAGRAMS_PER_ROUND = 64
 ROUND_PAUSE_SECONDS = 0.1
 LAST_LOOK_SECONDS_MAX = 3.0
 
 Tell = Callable[[AttemptKey, Track, float, float], None]  # with the rate per second, and seconds since 1970
+Step = Callable[[int, str, float], None]  # with the step, its phase, and seconds of the monotonic clock
 
 
 @dataclass(slots=True)
@@ -40,6 +42,16 @@ class _Listener:
     told_at: float = -REPORT_SECONDS
     timer: asyncio.TimerHandle | None = None
     scan: asyncio.Task[None] | None = None
+    profiled: Step | None = None
+
+    def take(self, told: Told) -> None:
+        """Note what the job tells; while it is profiled the steps' times go to the profile and nowhere else."""
+        before, now = self.track.step, time.monotonic()
+        self.track.take(told, now)
+        if self.profiled:
+            self.track.forget_rate()
+            if self.track.step != before:
+                self.profiled(self.track.step, self.track.phase, now)
 
 
 class ProgressReader:
@@ -88,7 +100,7 @@ class ProgressReader:
             count += 1
             for line in datagram.splitlines():
                 if told := parse_line(line):
-                    listener.track.take(told, time.monotonic())
+                    listener.take(told)
                     self._changed(listener)
         return count
 
@@ -110,13 +122,28 @@ class ProgressReader:
 
     async def _scan_forever(self, listener: _Listener, pattern: OutputPattern) -> None:
         while pattern.usable:
-            await asyncio.sleep(PATTERN_SECONDS)
+            await asyncio.sleep(PROFILED_PATTERN_SECONDS if listener.profiled else PATTERN_SECONDS)
             await self._scan(listener, pattern)
 
     async def _scan(self, listener: _Listener, pattern: OutputPattern) -> None:
         if told := await pattern.newest():
-            listener.track.take(told, time.monotonic())
+            listener.take(told)
             self._changed(listener)
+
+    def profile(self, key: AttemptKey, step: Step | None) -> None:
+        """Tell `step` of each advance of an attempt while its cores are narrowed; None ends that.
+
+        Its rate is that on all of its cores and on no others, so meanwhile nobody is told one, and afterwards a new
+        one begins.
+        """
+        if listener := self._listeners.get(key):
+            listener.profiled = step
+            listener.track.forget_rate()
+
+    def forget_rate(self, key: AttemptKey) -> None:
+        """The attempt has other cores now: its rate begins anew."""
+        if listener := self._listeners.get(key):
+            listener.track.forget_rate()
 
     def rate_per_second(self, key: AttemptKey) -> float:
         """The attempt's rate now; 0 where it is not known."""

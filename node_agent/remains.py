@@ -56,14 +56,20 @@ def marked_processes(marker: str) -> list[int]:
     return found
 
 
+def descendants(pid: int) -> list[psutil.Process]:
+    """All processes that came of one; none where it is gone. Blocks."""
+    try:
+        return psutil.Process(pid).children(recursive=True)
+    except psutil.Error:
+        return []
+
+
 def usage_of_descendants(pid: int) -> Usage | None:
     """What all descendants of a supervisor use now, where no control group keeps the account. Blocks."""
-    cpu_seconds, memory_bytes = 0.0, 0
-    try:
-        processes = psutil.Process(pid).children(recursive=True)
-    except psutil.Error:
+    if not psutil.pid_exists(pid):
         return None
-    for process in processes:
+    cpu_seconds, memory_bytes = 0.0, 0
+    for process in descendants(pid):
         with contextlib.suppress(psutil.Error):  # ended meanwhile
             times = process.cpu_times()
             cpu_seconds += times.user + times.system + times.children_user + times.children_system

@@ -66,7 +66,16 @@ class Runtime(Protocol):
         """Warn an attempt, and kill it when grace is over."""
 
     async def adopt(self, assignment: node_service_pb2.Assignment) -> str | None:
-        """Let a running attempt go on under a newer assignment; a reason where it cannot."""
+        """Let a running attempt go on under a newer assignment, also after a restart; a reason where it cannot.
+
+        Only its cores may differ. It has all of them or, with a reason, exactly those that it had.
+        """
+
+    async def narrow(self, key: AttemptKey, cores: int | None) -> str | None:
+        """Let each task of an attempt use only so many of its cores, or with None all; a reason where it cannot.
+
+        It holds all of them meanwhile. A runtime that is opened again gives all of them back first.
+        """
 
     async def usage(self, key: AttemptKey) -> Usage | None:
         """What an attempt uses; None where it is not running."""

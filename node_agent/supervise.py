@@ -22,14 +22,16 @@ from typing import ClassVar
 import structlog
 
 from cotenant.node_agent import attempt_directory, cgroup_mounts, checks, environment, launching, remains
+from cotenant.node_agent.attempt_cores import AttemptCores
 from cotenant.node_agent.attempt_directory import AttemptDirectory
-from cotenant.node_agent.cgroups import Group, GroupError
-from cotenant.node_agent.process_table import start_ticks
+from cotenant.node_agent.cgroups import Group
+from cotenant.node_agent.core_changes import CoresRefused
+from cotenant.node_agent.process_table import open_process
 from cotenant.node_agent.records import AttemptKey, Status, parse_status
 from cotenant.node_agent.runtime import Found, RuntimeContext, Usage
 from cotenant.node_agent.sockets import NOTIFY, progress_socket, socket_directory
 from cotenant.rpc.background import Background
-from cotenant.v1 import node_service_pb2
+from cotenant.v1 import node_service_pb2, resources_pb2
 
 log = structlog.get_logger()
 
@@ -50,6 +52,13 @@ class Supervised:
     pidfd: int = -1
     gone: asyncio.Event = field(default_factory=asyncio.Event)
     stop_grace_seconds: float | None = None
+    cores: AttemptCores | None = None
+    promised: resources_pb2.NodeAllocation | None = None
+
+    @property
+    def held(self) -> list[resources_pb2.NodeAllocation]:
+        """What nobody else may have: while its cores change, those of before and of after."""
+        return [self.assignment.allocation, *([self.promised] if self.promised else [])]
 
     @property
     def live(self) -> bool:
@@ -93,6 +102,10 @@ class ProcessRuntime:
     def not_enforced(self) -> Sequence[str]:
         """What could not be had of control groups."""
         return self._not_enforced
+
+    def _confine(self, attempt: Supervised, directory: AttemptDirectory) -> None:
+        attempt.group = launching.attempt_group(self._surroundings, directory)
+        attempt.cores = AttemptCores(attempt.group, directory)
 
     def _listen(self) -> None:
         path = self._surroundings.notify_path
@@ -193,7 +206,8 @@ class ProcessRuntime:
         assignment = directory.assignment() or node_service_pb2.Assignment(
             job_id=key.job_id, number=key.number, epoch=status.epoch if status else 0
         )
-        attempt = Supervised(key, assignment, directory, launching.attempt_group(self._surroundings, directory))
+        attempt = Supervised(key, assignment, directory)
+        self._confine(attempt, directory)
         attempt.status = status or self._new_status(attempt, "STARTING")
         self._attempts[key] = attempt
         if attempt.live:
@@ -202,7 +216,17 @@ class ProcessRuntime:
                 self._background.start(self._conclude(attempt))
             else:
                 self._watch(attempt, pidfd)
+                await self._restore_cores(attempt)
         return Found(assignment, attempt.status)
+
+    async def _restore_cores(self, attempt: Supervised) -> None:
+        """See to it that the kernel has what is recorded: an agent may have been killed while it changed cores."""
+        assert attempt.cores is not None
+        try:
+            if await asyncio.to_thread(attempt.cores.restore, attempt.assignment.allocation):
+                log.info("cores_restored", attempt=str(attempt.key))
+        except CoresRefused as error:
+            log.error("cores_not_restored", attempt=str(attempt.key), error=str(error))
 
     async def _forget_stillborn(self, directory: AttemptDirectory) -> None:
         """A supervisor that told nothing never was, or died at once: see to it that nothing of it runs."""
@@ -246,15 +270,20 @@ class ProcessRuntime:
             await self._record_end(attempt, status)
             self._tell(attempt, status)
 
-    def _fault(self, assignment: node_service_pb2.Assignment) -> str | None:
-        live = [(str(key), other.assignment.allocation) for key, other in self._attempts.items() if other.live]
+    def _fault(self, assignment: node_service_pb2.Assignment, changing: Supervised | None = None) -> str | None:
+        live = [
+            (str(key), held)
+            for key, other in self._attempts.items()
+            if other.live and other is not changing
+            for held in other.held
+        ]
         return checks.first_fault(assignment, self._context.inventory, self._context.node_id) or checks.overlap(
             assignment.allocation, live
         )
 
     async def _launch(self, attempt: Supervised) -> str | None:
         assert attempt.directory is not None
-        attempt.group = launching.attempt_group(self._surroundings, attempt.directory)
+        self._confine(attempt, attempt.directory)
         progress_path = str(progress_socket(self._sockets, attempt.key))
         try:
             pid = await asyncio.to_thread(
@@ -284,25 +313,34 @@ class ProcessRuntime:
             signal.pidfd_send_signal(attempt.pidfd, signal.SIGTERM)
 
     async def adopt(self, assignment: node_service_pb2.Assignment) -> str | None:
-        """Take a newer assignment of a running attempt: its cores may differ, and are changed at once."""
+        """Take a newer assignment of a running attempt: its cores may differ, and are changed at once.
+
+        Until the kernel and the record have them, it holds those of before and of after.
+        """
         attempt = self._attempts[AttemptKey(assignment.job_id, assignment.number)]
-        others = [
-            (str(key), other.assignment.allocation)
-            for key, other in self._attempts.items()
-            if other.live and other is not attempt
-        ]
-        fault = (
-            checks.first_fault(assignment, self._context.inventory, self._context.node_id)
-            or checks.overlap(assignment.allocation, others)
-            or checks.cannot_become(attempt.assignment, assignment)
-        )
-        if fault is None and attempt.directory is not None:
+        fault = self._fault(assignment, attempt) or checks.cannot_become(attempt.assignment, assignment)
+        if fault is not None or attempt.cores is None:
+            return fault
+        attempt.promised = assignment.allocation
+        try:
+            await asyncio.to_thread(attempt.cores.resize, attempt.assignment, assignment)
             attempt.assignment = assignment
-            try:
-                await asyncio.to_thread(launching.change_cores, attempt.group, attempt.directory, assignment)
-            except (OSError, GroupError) as error:
-                return str(error)
-        return fault
+        except CoresRefused as error:
+            return str(error)
+        finally:
+            attempt.promised = None
+        return None
+
+    async def narrow(self, key: AttemptKey, cores: int | None) -> str | None:
+        """Let each task of an attempt use only so many of its cores for a while."""
+        attempt = self._attempts.get(key)
+        if attempt is None or attempt.cores is None or not attempt.live:
+            return None if cores is None else "it is not running"
+        try:
+            await asyncio.to_thread(attempt.cores.narrow, attempt.assignment.allocation, self._context.inventory, cores)
+        except CoresRefused as error:
+            return str(error)
+        return None
 
     async def usage(self, key: AttemptKey) -> Usage | None:
         """Read the account of the control group, or without one of the processes."""
@@ -356,18 +394,3 @@ class ProcessRuntime:
                 os.close(attempt.pidfd)
                 attempt.pidfd = -1
         await self._background.close()
-
-
-def open_process(pid: int, ticks: int) -> int | None:
-    """A pidfd of the process that was started at `ticks`; None where that one is gone."""
-    try:
-        pidfd = os.pidfd_open(pid)
-    except (OSError, ValueError):
-        return None
-    try:
-        if start_ticks(pid) == ticks:
-            return pidfd
-    except OSError:
-        pass  # gone between the two calls
-    os.close(pidfd)
-    return None

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.node_agent.agent_process import AgentProcess
 from tests.node_agent.conditions import until
 from tests.node_agent.jobs import NODE
 from tests.node_agent.placement import Placement
@@ -62,6 +63,17 @@ async def agent(placement: Placement, tmp_path: Path) -> AsyncIterator[RunningAg
     yield running
     await running.stop()
     await end_jobs(running.config.state_dir)
+
+
+@pytest.fixture
+async def agent_process(placement: Placement, tmp_path: Path) -> AsyncIterator[AgentProcess]:
+    agent = AgentProcess(placement, tmp_path / "state")
+    await agent.start()
+    await placement.connected()
+    yield agent
+    if agent.process and agent.process.returncode is None:
+        await agent.end(signal.SIGKILL)
+    await end_jobs(tmp_path / "state")
 
 
 async def end_jobs(state_dir: Path) -> None:

@@ -64,6 +64,21 @@ def shell(job_id: str, script: str, **more: object) -> node_service_pb2.Assignme
     return assignment(job_id, ["/bin/sh", "-c", script], **more)  # type: ignore[arg-type]  # passed on as they are
 
 
+def resize_order(
+    job_id: str, *tasks: resources_pb2.TaskAllocation, epoch: int, number: int = 1
+) -> node_service_pb2.ResizeOrder:
+    allocation = resources_pb2.NodeAllocation(node_id=NODE, tasks=tasks)
+    return node_service_pb2.ResizeOrder(job_id=job_id, number=number, epoch=epoch, allocation=allocation)
+
+
+def profile_order(
+    job_id: str, *cores: int, epoch: int = 10, steps: int = 10, budget_seconds: float = 60.0
+) -> node_service_pb2.ProfileOrder:
+    order = node_service_pb2.ProfileOrder(job_id=job_id, number=1, epoch=epoch, cores=cores, steps=steps)
+    order.budget.FromMicroseconds(int(budget_seconds * 1e6))
+    return order
+
+
 def stop_order(job_id: str, *, number: int = 1, epoch: int = 10, grace_seconds: float) -> node_service_pb2.StopOrder:
     order = node_service_pb2.StopOrder(job_id=job_id, number=number, epoch=epoch, reason=job_pb2.STOP_REASON_PREEMPTED)
     order.grace.FromMicroseconds(int(grace_seconds * 1e6))

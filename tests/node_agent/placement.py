@@ -29,6 +29,8 @@ class Placement(node_service_pb2_grpc.AgentServiceServicer, contention_service_p
         self.hellos: list[node_service_pb2.Hello] = []
         self.reports: list[node_service_pb2.AttemptReport] = []
         self.progress: list[node_service_pb2.ProgressReport] = []
+        self.resized: list[node_service_pb2.ResizeReport] = []
+        self.profiled: list[node_service_pb2.ProfileReport] = []
         self.inventories: list[Any] = []
         self.beats = 0
         self.uploads: dict[str, list[node_service_pb2.UploadOutputRequest]] = {}
@@ -96,6 +98,20 @@ class Placement(node_service_pb2_grpc.AgentServiceServicer, contention_service_p
         await self.until(lambda: "RUNNING" in self.states(job_id, number) or self.end(job_id, number))
         assert self.end(job_id, number) is None, self.end(job_id, number)
 
+    async def answered(self, epoch: int, count: int = 1) -> str:
+        """The error of the newest answer to an order to resize, once it has been answered so many times."""
+
+        def answers() -> list[str]:
+            return [report.error for report in self.resized if report.epoch == epoch]
+
+        await self.until(lambda: len(answers()) >= count)
+        return answers()[-1]
+
+    async def profile_over(self, count: int = 1) -> list[node_service_pb2.ProfileReport]:
+        """All reports of profiles, once so many are over."""
+        await self.until(lambda: sum(report.done for report in self.profiled) >= count)
+        return self.profiled
+
     def output(self, read_id: str) -> bytes:
         return b"".join(piece.data for piece in self.uploads.get(read_id, []))
 
@@ -126,6 +142,8 @@ class Placement(node_service_pb2_grpc.AgentServiceServicer, contention_service_p
             self.beats += not request.ByteSize()
             self.reports.extend(request.reports)
             self.progress.extend(request.progress)
+            self.resized.extend(request.resized)
+            self.profiled.extend(request.profiled)
             if request.HasField("inventory"):
                 self.inventories.append(request.inventory)
             if self.acknowledge_ends:

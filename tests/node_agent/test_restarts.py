@@ -2,64 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import signal
-import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import pytest
+from tests.node_agent.agent_process import AgentProcess
 from tests.node_agent.conditions import alive, need_groups, until, written_number
-from tests.node_agent.conftest import RunningAgent, end_jobs
+from tests.node_agent.conftest import RunningAgent
 from tests.node_agent.jobs import CPUS, NODE, shell, stop_order, task
 from tests.node_agent.placement import Placement
 
 from cotenant.node_agent import cgroup_mounts
 from cotenant.v1 import job_pb2, node_service_pb2
-
-AGENT = """
-import asyncio, json, pathlib, sys
-from cotenant.node_agent.__main__ import serve
-from cotenant.node_agent.agent import AgentConfig
-fields = json.loads(sys.argv[1])
-fields["state_dir"] = pathlib.Path(fields["state_dir"])
-asyncio.run(serve(AgentConfig(**fields)))
-"""
-
-
-class AgentProcess:
-    """An agent in a process of its own, which can be killed."""
-
-    def __init__(self, placement: Placement, state_dir: Path) -> None:
-        self._fields = {
-            "node_id": NODE,
-            "state_dir": str(state_dir),
-            "placement_endpoint": placement.endpoint,
-            "gpus": "fake:1",
-        }
-        self.process: asyncio.subprocess.Process | None = None
-
-    async def start(self) -> None:
-        self.process = await asyncio.create_subprocess_exec(sys.executable, "-c", AGENT, json.dumps(self._fields))
-
-    async def end(self, how: signal.Signals) -> int:
-        assert self.process
-        self.process.send_signal(how)
-        return await self.process.wait()
-
-
-@pytest.fixture
-async def agent_process(placement: Placement, tmp_path: Path) -> Any:
-    agent = AgentProcess(placement, tmp_path / "state")
-    await agent.start()
-    await placement.connected()
-    yield agent
-    if agent.process and agent.process.returncode is None:
-        await agent.end(signal.SIGKILL)
-    await end_jobs(tmp_path / "state")
 
 
 def supervisor_pid(state_dir: Path, job_id: str) -> int:

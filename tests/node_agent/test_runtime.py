@@ -13,9 +13,10 @@ from tests.node_agent.jobs import CPUS, NODE, shell
 
 from cotenant import plugins
 from cotenant.node_agent.attempt_directory import AttemptDirectory
+from cotenant.node_agent.process_table import open_process
 from cotenant.node_agent.records import AttemptKey, Status
 from cotenant.node_agent.runtime import RuntimeContext
-from cotenant.node_agent.supervise import ProcessRuntime, open_process
+from cotenant.node_agent.supervise import ProcessRuntime
 from cotenant.v1 import resources_pb2
 
 
