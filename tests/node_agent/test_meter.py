@@ -61,7 +61,8 @@ def test_steps_of_another_phase_are_not_measured() -> None:
         assert meter.take(step, step / 2, "validation") is None
     measured = run(meter, (100, 0.5), first_step=200, now=100.0)
     assert measured
-    assert (measured.steps, measured.rate_per_second) == (10, pytest.approx(2.0))
+    assert measured.steps == 10
+    assert measured.rate_per_second == pytest.approx(2.0)
 
 
 def test_a_job_that_begins_again_settles_again() -> None:
