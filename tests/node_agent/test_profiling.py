@@ -118,7 +118,7 @@ async def test_work_on_real_cores_is_quicker_on_two(placement: Placement, agent:
     need_groups("cpuset")
     placement.assign(told(BURNING))
     await placement.running("job")
-    gains = []
+    gains: list[float] = []
     while not gains or (gains[-1] < 1.2 and len(gains) < 4):  # the machine does other things, too
         placement.send(profiles=[profile_order("job", 1, 2)])
         found = rates((await placement.profile_over(len(gains) + 1))[-3:])
