@@ -134,7 +134,9 @@ class Profiler:
             fastest = points[-1]
             slowest = fastest.rate * min(planned.cores) / max(cores_max, fastest.cores)  # hardly slower than that
             steps = max(STEPS_MIN, min(STEPS_MAX, int(budget * slowest / len(planned.cores))))
-        return Order(planned.cores, steps, planned.reason, budget)
+        stale = self._measured.stale(kind, gpu_type)
+        reason = f"its profile is stale: {stale}; {planned.reason}" if stale else planned.reason
+        return Order(planned.cores, steps, reason, budget)
 
     def _of(self, kind: Kind, gpu_type: str) -> _Told:
         key = key_of(kind), gpu_type

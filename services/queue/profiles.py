@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 import grpc
@@ -18,9 +19,10 @@ import structlog
 
 from cotenant import telemetry
 from cotenant.core.lifecycle import Phase
+from cotenant.core.refusals import plural
 from cotenant.rpc import errors, translate
 from cotenant.services.queue.observations import Observations, allocation_of, observation_of, query_of
-from cotenant.services.queue.records import Record
+from cotenant.services.queue.records import Record, note
 from cotenant.services.queue.state import State
 from cotenant.v1 import node_service_pb2 as node_pb2
 from cotenant.v1 import placement_service_pb2 as placement_pb2
@@ -32,6 +34,7 @@ log = structlog.get_logger()
 COUNTS_AT_ONCE = 2
 CALL_SECONDS = 5.0
 RETRY_SECONDS = 1.0
+TRIES_MAX = 5  # of an order that placement refuses: a job's cores may just be changing
 OVERDUE_SECONDS = 30.0  # after its budget a profile is over, even if nobody says so
 BATCH_MAX = 500
 WAITING_MAX = 10_000
@@ -54,8 +57,10 @@ class Profiles:
         self._wanted: dict[str, None] = {}
         self._reports: list[node_pb2.ProfileReport] = []
         self._renewed: dict[str, None] = {}  # jobs whose estimates are to be asked for and told anew
+        self._done: set[str] = set()  # of these, jobs whose profile has ended, in whose story that is to stand
         self._under_way: dict[str, asyncio.TimerHandle] = {}
         self._blurred: set[str] = set()  # profiled jobs that were in another phase meanwhile
+        self._tries: Counter[str] = Counter()  # of orders that were refused
         self._wake = asyncio.Event()
 
     # What is heard -------------------------------------------------------------------------------------------
@@ -115,9 +120,9 @@ class Profiles:
             for why in response.rejected:
                 log.info("observation_rejected", why=why)
             self.want(response.profile_wanted)
-            done = {report.job_id for report in batch if report.done} - set(response.profile_wanted)
-            for job_id in done:
+            for job_id in {report.job_id for report in batch if report.done} - set(response.profile_wanted):
                 PROFILES.add(outcome="done")
+                self._done.add(job_id)
                 self._renew(job_id)
 
     def _observations(self, report: node_pb2.ProfileReport) -> list[predictor_pb2.Observation]:
@@ -175,10 +180,22 @@ class Profiles:
             raise
         if refused:
             self._over(record.id)
-            self._fail(record)
+            self._refused(record)
+            return
+        self._tries.pop(record.id, None)
+        PROFILES.add(outcome="begun")
+        log.info("profile_begun", job=record.id, cores=list(cores), steps=planned.steps, why=planned.reason)
+        counts = " and ".join(map(str, cores))
+        note(record.stored, "profiling", f"on {counts} of its {plural(held.cores, 'core')}: {planned.reason}")
+
+    def _refused(self, record: Record) -> None:
+        """Ask again in a moment, but not for ever."""
+        self._tries[record.id] += 1
+        if self._tries[record.id] < TRIES_MAX:
+            asyncio.get_running_loop().call_later(RETRY_SECONDS, self.want, [record.id])
         else:
-            PROFILES.add(outcome="begun")
-            log.info("profile_begun", job=record.id, cores=list(cores), steps=planned.steps, why=planned.reason)
+            del self._tries[record.id]
+            self._fail(record)
 
     async def _advise(self, advice: Sequence[placement_pb2.Advice]) -> Sequence[str]:
         response: placement_pb2.AdviseAttemptsResponse = await self.placement.AdviseAttempts(
@@ -202,6 +219,8 @@ class Profiles:
                 for record, estimate in zip(asked, response.estimates, strict=True):
                     record.expect(estimate, now)
                     self.state.estimate(record)
+                    if record.id in self._done:
+                        note(record.stored, "profiled", estimate.source)
                 self.state.wake()
                 await self._advise(
                     [
@@ -211,6 +230,7 @@ class Profiles:
                 )
             for job_id in batch:
                 self._renewed.pop(job_id, None)
+            self._done.intersection_update(self._renewed)
 
     # Helpers -------------------------------------------------------------------------------------------------
 

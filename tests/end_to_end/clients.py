@@ -18,6 +18,8 @@ from cotenant.v1.job_pb2 import Job
 from cotenant.v1.job_service_pb2 import (
     CancelJobRequest,
     CreateJobRequest,
+    ExplainJobRequest,
+    ExplainJobResponse,
     GetJobRequest,
     GetJobResponse,
     ListJobsRequest,
@@ -39,6 +41,12 @@ class Client:
         with self._channel() as channel:
             answer: GetJobResponse = self._stub(channel).GetJob(GetJobRequest(id=job_id), **self._calling())
             return answer.job
+
+    def explain(self, job_id: str) -> ExplainJobResponse:
+        """All that the queue knows of one job."""
+        with self._channel() as channel:
+            answer: ExplainJobResponse = self._stub(channel).ExplainJob(ExplainJobRequest(id=job_id), **self._calling())
+            return answer
 
     def jobs(self) -> list[Job]:
         """All jobs."""

@@ -151,6 +151,7 @@ async def test_what_was_measured_is_observed_at_its_cores_and_in_the_end_all_of_
     ran = record.ran_before_estimate_seconds
     assert desk.state.table.jobs(0.0).predicted_seconds[0] == pytest.approx(ran + 50.0)
     assert ran > 1e9, "the rest is told of a job that has run since its start"
+    assert [event.what for event in record.stored.events] == ["profiling", "profiled"]
 
 
 async def test_a_profile_goes_on_while_the_predictor_wants_more(desk: Desk) -> None:
@@ -205,12 +206,16 @@ async def test_a_report_without_a_sound_rate_tells_nothing_but_the_end(desk: Des
     assert [one.profile_done for one in desk.others.observed] == [True]
 
 
-async def test_an_order_that_placement_refuses_is_told_as_a_profile_without_points(desk: Desk) -> None:
+async def test_an_order_that_placement_goes_on_to_refuse_is_told_as_a_profile_without_points(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cotenant.services.queue.profiles.RETRY_SECONDS", 0.01)
     desk.run("j1")
-    desk.others.refused = ["j1 runs on several nodes"]
+    desk.others.refused, desk.others.plans = ["its cores are being changed"], [[1, 4]] * 9
     desk.profiles.want(["j1"])
     await until(lambda: desk.others.observed)
     assert [(one.profiled, one.profile_done, one.rate_per_second) for one in desk.others.observed] == [(True, True, 0)]
+    assert len(desk.others.asked) == 5
 
 
 async def test_an_order_that_cannot_be_told_now_is_told_later(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
