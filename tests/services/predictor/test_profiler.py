@@ -53,6 +53,7 @@ class Watched:
             for cores in self.plan():
                 counts.append(cores)
                 assert not self.window(job_id, cores=cores, rate=rate(cores), profiled=True)
+                assert not self.window("another of its kind", rate=rate(16)), "one at a time"
             more = self.done(job_id)
         return counts
 
@@ -107,6 +108,7 @@ def test_a_stale_kind_is_profiled_anew_and_is_not_stale_after_that() -> None:
 )
 def test_some_jobs_are_left_alone(fields: dict[str, Any]) -> None:
     watched = Watched()
+    watched.window("j0", spec=auto(not_profiled=True))
     given: dict[str, Any] = {"spec": auto(), "cores": 16, "rate": 50.0}
     message = window("j1", **(given | fields))
     assert not watched.sees(message)

@@ -51,6 +51,7 @@ def test_a_profile_ends_no_window_and_begins_anew() -> None:
 def test_a_job_that_begins_again_or_a_clock_that_goes_back_makes_no_window() -> None:
     settled = [(HELD, 50, 0.0), (HELD, 51, 6.0)]
     assert windows_of(*settled, (HELD, 3, 20.0), (HELD, 13, 30.0)) == [Window(10, 10, 30)]
+    assert windows_of(*settled, (HELD, 60, 5.5), (HELD, 70, 15.5)) == [Window(10, 10, 15.5)]
     assert windows_of(*settled, (HELD, 60, -3600.0), (HELD, 61, -3594.0), (HELD, 81, -3584.0)) == [
         Window(20, 10, -3584)
     ]
