@@ -60,6 +60,7 @@ class Profiles:
         self._done: set[str] = set()  # of these, jobs whose profile has ended, in whose story that is to stand
         self._under_way: dict[str, asyncio.TimerHandle] = {}
         self._blurred: set[str] = set()  # profiled jobs that were in another phase meanwhile
+        self._measured: set[str] = set()  # jobs of whose present profile a rate is known
         self._tries: Counter[str] = Counter()  # of orders that were refused
         self._wake = asyncio.Event()
 
@@ -81,6 +82,7 @@ class Profiles:
         record = self._running(report.job_id)
         if record is None or record.attempt_number != report.number:
             self._over(report.job_id)
+            self._measured.discard(report.job_id)
             return
         if report.message:
             log.info("profile_told", job=report.job_id, cores=report.cores, why=report.message)
@@ -120,10 +122,22 @@ class Profiles:
             for why in response.rejected:
                 log.info("observation_rejected", why=why)
             self.want(response.profile_wanted)
-            for job_id in {report.job_id for report in batch if report.done} - set(response.profile_wanted):
-                PROFILES.add(outcome="done")
-                self._done.add(job_id)
-                self._renew(job_id)
+            for report in batch:
+                if report.done and report.job_id not in response.profile_wanted:
+                    self._ended(report)
+
+    def _ended(self, report: node_pb2.ProfileReport) -> None:
+        """A profile is over: what it tells is news for all jobs of the kind; where it tells nothing, that is told."""
+        record = self._running(report.job_id)
+        if report.job_id in self._measured:
+            self._measured.discard(report.job_id)
+            PROFILES.add(outcome="done")
+            self._done.add(report.job_id)
+            self._renew(report.job_id)
+        else:
+            PROFILES.add(outcome="failed")
+            if record:
+                note(record.stored, "not profiled", report.message or "nothing was measured")
 
     def _observations(self, report: node_pb2.ProfileReport) -> list[predictor_pb2.Observation]:
         record = self._running(report.job_id)
@@ -138,6 +152,7 @@ class Profiles:
             window.window.CopyFrom(report.window)
             window.time.CopyFrom(report.time)
             seen.append(window)
+            self._measured.add(report.job_id)
         if not record.job.progress.phase:
             self._blurred.discard(report.job_id)
         if report.done:
@@ -156,8 +171,7 @@ class Profiles:
                 except grpc.aio.AioRpcError as error:
                     if error.code() in PASSING:
                         raise
-                    log.warning("profile_refused", job=job_id, error=errors.from_error(error).message)
-                    self._fail(record)
+                    self._fail(record, errors.from_error(error).message)
             self._wanted.pop(job_id, None)
 
     async def _begin_one(self, record: Record) -> None:
@@ -168,7 +182,7 @@ class Profiles:
         )
         cores = planned.cores[:COUNTS_AT_ONCE]
         if not cores:
-            self._fail(record)
+            self._fail(record, planned.reason)
             return
         plan = placement_pb2.ProfilePlan(cores=cores, steps=planned.steps, budget=planned.budget)
         self._begun(record, translate.seconds(planned.budget) + OVERDUE_SECONDS)
@@ -180,7 +194,7 @@ class Profiles:
             raise
         if refused:
             self._over(record.id)
-            self._refused(record)
+            self._refused(record, refused[0])
             return
         self._tries.pop(record.id, None)
         PROFILES.add(outcome="begun")
@@ -188,14 +202,14 @@ class Profiles:
         counts = " and ".join(map(str, cores))
         note(record.stored, "profiling", f"on {counts} of its {plural(held.cores, 'core')}: {planned.reason}")
 
-    def _refused(self, record: Record) -> None:
+    def _refused(self, record: Record, why: str) -> None:
         """Ask again in a moment, but not for ever."""
         self._tries[record.id] += 1
         if self._tries[record.id] < TRIES_MAX:
             asyncio.get_running_loop().call_later(RETRY_SECONDS, self.want, [record.id])
         else:
             del self._tries[record.id]
-            self._fail(record)
+            self._fail(record, why)
 
     async def _advise(self, advice: Sequence[placement_pb2.Advice]) -> Sequence[str]:
         response: placement_pb2.AdviseAttemptsResponse = await self.placement.AdviseAttempts(
@@ -241,7 +255,8 @@ class Profiles:
     def _begun(self, record: Record, seconds_max: float) -> None:
         """Let no window of the job's rate end until its profile has, which takes so long at most."""
         self.observations.windows.hold(record.id)
-        timer = asyncio.get_running_loop().call_later(seconds_max, self._fail, record)
+        why = "its end was not told in time"
+        timer = asyncio.get_running_loop().call_later(seconds_max, self._fail, record, why)
         if before := self._under_way.get(record.id):
             before.cancel()
         self._under_way[record.id] = timer
@@ -252,11 +267,10 @@ class Profiles:
             timer.cancel()
             self.observations.windows.release(job_id)
 
-    def _fail(self, record: Record) -> None:
+    def _fail(self, record: Record, why: str) -> None:
         """Take a profile as ended of which nothing more will be heard."""
-        report = node_pb2.ProfileReport(job_id=record.id, number=record.attempt_number, done=True)
+        report = node_pb2.ProfileReport(job_id=record.id, number=record.attempt_number, done=True, message=why)
         report.time.FromNanoseconds(time.time_ns())
-        PROFILES.add(outcome="failed")
         self.take(report)
 
     def _renew(self, job_id: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -173,3 +174,20 @@ def test_latency_is_added_to_what_another_predictor_says() -> None:
 @pytest.mark.parametrize("wrong", [Latency(1, math.nan), Latency(1, p99_seconds=-1.0), Latency(1, confidence=2.0)])
 def test_a_latency_that_cannot_be_is_not_passed_on(wrong: Latency) -> None:
     assert unsound(Estimate(candidates=(CandidateEstimate(latency=wrong),)), 1).startswith("a candidate's latency")
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [lambda step: 0.0, lambda step: 1.0 + step / 100, lambda step: math.nan, lambda step: 10.0 ** (step / 40)],
+    ids=["collapsed", "rising", "no number", "exploding"],
+)
+async def test_a_loss_that_cannot_be_followed_makes_nobody_sure_and_estimates_go_on(
+    loss: Callable[[int], float],
+) -> None:
+    async with serving(MemoryStore(), CHAIN) as predictor:
+        seen = [window(at=1000 + step, step=step, loss=loss(step)) for step in range(20, 1200, 20)]
+        assert (await predictor.observe(*seen)).rejected == []
+        asked = query("j1", spec=spec(loss_goal=GOAL), progress=job_pb2.Progress(step=1200))
+        (told,) = await predictor.estimate(asked)
+    assert not told.predictable
+    assert told.confidence < 0.5

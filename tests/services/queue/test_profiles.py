@@ -210,12 +210,15 @@ async def test_an_order_that_placement_goes_on_to_refuse_is_told_as_a_profile_wi
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("cotenant.services.queue.profiles.RETRY_SECONDS", 0.01)
-    desk.run("j1")
+    record = desk.run("j1")
     desk.others.refused, desk.others.plans = ["its cores are being changed"], [[1, 4]] * 9
     desk.profiles.want(["j1"])
     await until(lambda: desk.others.observed)
     assert [(one.profiled, one.profile_done, one.rate_per_second) for one in desk.others.observed] == [(True, True, 0)]
     assert len(desk.others.asked) == 5
+    (event,) = record.stored.events
+    assert (event.what, event.detail) == ("not profiled", "its cores are being changed")
+    assert desk.others.queries == []
 
 
 async def test_an_order_that_cannot_be_told_now_is_told_later(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
