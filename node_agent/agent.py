@@ -223,7 +223,11 @@ class Agent:
 
     def _tell_progress(self, key: AttemptKey, track: Track, rate_per_second: float, time: float) -> None:
         told = job_pb2.Progress(
-            step=track.step, rate_per_second=rate_per_second, update_time=timestamp(time), phase=track.phase
+            step=track.step,
+            rate_per_second=rate_per_second,
+            update_time=timestamp(time),
+            phase=track.phase,
+            phase_step=track.phase_step if track.phase else 0,
         )
         if (age_seconds := track.seconds_since_step(clock.monotonic())) is not None:
             told.step_time.CopyFrom(timestamp(time - age_seconds))

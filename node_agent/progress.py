@@ -17,6 +17,7 @@ WINDOW_SECONDS = 30.0
 SILENCE_SECONDS_MAX = 120.0
 RESTART_SECONDS = 60.0
 SAMPLE_SECONDS = 0.2
+PHASES_MAX = 16  # remembered of one attempt
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,39 +88,50 @@ class Track:
     """One attempt's progress. Times are seconds on any one clock that never goes back."""
 
     def __init__(self) -> None:
-        self.step = 0
+        self.step = 0  # of training
         self.loss: float | None = None
         self.batch: tuple[int, float] | None = None  # since it was last told
         self.phase = ""
+        self.phase_step = 0  # of what it does now
         self._points: deque[tuple[float, int]] = deque()
-        self._advanced = -math.inf
+        self._reached: dict[str, tuple[int, float]] = {}  # by phase: its last step, and when that was told
 
     def take(self, line: Told, now: float) -> None:
         """Note what a line told.
 
-        Replicas of a gang tell the same steps, some later than others: a smaller step is old news, unless nothing
-        has advanced for so long that the job must have begun again. A new phase has a rate of its own.
+        Each phase counts its own steps and has a rate of its own. Replicas of a gang tell the same steps, some later
+        than others: a step that is not beyond the last of its phase is old news, unless the phase has not advanced for
+        so long that the job must have begun it again.
         """
-        if line.loss is not None:
-            self.loss = line.loss
         if line.batch is not None:
             self.batch = line.batch
-        turned = line.step is not None and line.step >= self.step and line.phase != self.phase
-        if line.step is None or (line.step <= self.step and not turned and now - self._advanced < RESTART_SECONDS):
+        last, reached = self._reached.get(line.phase, (-1, -math.inf))
+        old = line.step is None or (line.step <= last and now - reached < RESTART_SECONDS)
+        turns = not old and line.phase != self.phase
+        if turns or (line.loss is not None and (line.step is None or line.phase == self.phase)):
+            self.loss = line.loss  # none of another phase's
+        if old or line.step is None or (line.step == last and not turns):
             return
-        if line.step < self.step or turned:
+        if turns or line.step < last:
             self._points.clear()
-        self.phase = line.phase
-        if line.step != self.step or not self._points:
-            self.step, self._advanced = line.step, now
-            self._note(now)
+        self._enter(line.phase, line.step, now)
+        self._note(now)
+
+    def _enter(self, phase: str, step: int, now: float) -> None:
+        self._reached.pop(phase, None)
+        self._reached[phase] = step, now
+        if len(self._reached) > PHASES_MAX:
+            del self._reached[next(iter(self._reached))]
+        self.phase, self.phase_step = phase, step
+        if not phase:
+            self.step = step
 
     def _note(self, now: float) -> None:
         """Keep few points, at least two, that span the window."""
         points = self._points
         if len(points) >= 2 and now - points[-2][0] < SAMPLE_SECONDS:
             points.pop()
-        points.append((now, self.step))
+        points.append((now, self.phase_step))
         while len(points) > 2 and now - points[1][0] >= WINDOW_SECONDS:
             points.popleft()
 

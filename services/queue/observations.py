@@ -86,7 +86,8 @@ class Observations:
         tasks = [task for part in attempt.allocations for task in part.tasks]
         changing = tuple(task.target_cores for task in tasks if task.target_cores)
         under = attempt.number, tuple(len(task.core_ids) for task in tasks), changing, progress.phase
-        window = self.windows.take(record.id, under, progress.step, translate.seconds(progress.step_time))
+        step = progress.phase_step if progress.phase else progress.step
+        window = self.windows.take(record.id, under, step, translate.seconds(progress.step_time))
         return None if changing else window
 
     def ended(self, record: Record, attempt: job_pb2.Attempt) -> None:

@@ -23,16 +23,16 @@ class _Teller:
     def __init__(self) -> None:
         self._path = os.environ.get(VARIABLE, "")
         self._socket: socket.socket | None = None
-        self._count = 0
+        self._counts: dict[str, int] = {}  # by phase
         self._unsent: dict[str, str] = {}  # by what it tells of; only the last word of each counts
         self._not_before = 0.0
 
     def step(self, number: int | None, loss: float | None, phase: str) -> None:
-        self._count = self._count + 1 if number is None else int(number)
+        count = self._counts[phase] = self._counts.get(phase, 0) + 1 if number is None else int(number)
         if not self._path:
             return
-        told = f"step={self._count}" if loss is None else f"step={self._count} loss={float(loss)!r}"
-        self._tell("step", f"{told} phase={_word(phase)}" if phase else told)
+        told = f"step={count}" if loss is None else f"step={count} loss={float(loss)!r}"
+        self._tell(f"{'step' if loss is None else 'loss'} {phase}", f"{told} phase={_word(phase)}" if phase else told)
 
     def batch(self, size: int, seconds: float) -> None:
         told = f"batch={int(size)} batch_seconds={float(seconds)!r}"
@@ -40,6 +40,7 @@ class _Teller:
             self._tell("batch", told)
 
     def _tell(self, what: str, told: str) -> None:
+        self._unsent.pop(what, None)  # what is told last stands last
         self._unsent[what] = told
         now = time.monotonic()
         if now >= self._not_before:
@@ -67,8 +68,8 @@ _teller = _Teller()
 def step(n: int | None = None, *, loss: float | None = None, phase: str = "") -> None:
     """Tell that step `n` is done; without a number, one more than the last time. `loss` is passed on as it is.
 
-    `phase` names what the job does, such as `validation`, where its steps take another time than those of training;
-    its steps are counted on.
+    `phase` names what the job does, such as `validation`, where its steps take another time than those of training.
+    Each phase counts its own steps, on from one time that it is entered to the next.
     """
     try:
         _teller.step(n, loss, phase)

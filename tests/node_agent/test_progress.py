@@ -100,14 +100,38 @@ def test_a_job_that_began_again_is_followed_from_there() -> None:
 
 def test_a_phase_has_a_rate_of_its_own_from_its_first_step_on() -> None:
     track = track_of(*((float(now), now) for now in range(20)))
-    track.take(Told(19, phase="validation"), 21.0)
+    track.take(Told(1, phase="validation"), 21.0)
     assert (track.phase, track.rate_per_second(21.0), track.seconds_since_step(21.5)) == ("validation", 0.0, 0.5)
-    track.take(Told(29, phase="validation"), 31.0)
+    track.take(Told(11, phase="validation"), 31.0)
     assert track.rate_per_second(31.0) == pytest.approx(1.0)
+    assert (track.step, track.phase_step) == (19, 11), "what is validated is no step of the job"
     track.take(Told(18), 31.5)
     assert track.phase == "validation", "a replica that lags is in no phase of its own"
-    track.take(Told(29), 32.0)
-    assert (track.phase, track.step) == ("", 29)
+    track.take(Told(20), 32.0)
+    assert (track.phase, track.step) == ("", 20)
+    track.take(Told(11, loss=9.0, phase="validation"), 32.5)
+    assert (track.phase, track.loss) == ("", None)
+    track.take(Told(12, phase="validation"), 33.0)
+    assert (track.phase, track.phase_step, track.rate_per_second(33.0)) == ("validation", 12, 0.0)
+
+
+def test_a_loss_belongs_to_the_phase_that_told_it() -> None:
+    track = Track()
+    track.take(Told(1, loss=0.5), 1.0)
+    track.take(Told(1, phase="validation"), 2.0)
+    assert track.loss is None
+    track.take(Told(2, loss=0.7, phase="validation"), 3.0)
+    assert track.loss == 0.7
+    track.take(Told(2), 4.0)
+    assert track.loss is None
+
+
+@given(st.lists(st.text(max_size=3), min_size=20, max_size=60))
+def test_few_phases_are_remembered_whatever_a_job_calls_them(phases: list[str]) -> None:
+    track = Track()
+    for number, phase in enumerate(phases):
+        track.take(Told(number, phase=phase), float(number))
+    assert len(track._reached) <= 16
 
 
 def test_a_silent_job_has_no_rate() -> None:
@@ -174,6 +198,16 @@ def test_the_helper_tells_the_phase(tmp_path: Path) -> None:
         run_helper("progress.step(5, loss=0.5, phase='my validation=1')", str(tmp_path / "p"))
         (line,) = waiting_datagrams(agent)
     assert parse_line(line) == Told(5, 0.5, phase="my_validation_1")
+
+
+def test_the_helper_counts_each_phase_and_keeps_a_loss_until_it_is_told(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as agent:
+        agent.bind(str(tmp_path / "p"))
+        calls = ("", "phase='validation'", "phase='validation'", "loss=0.5", "")
+        run_helper("\n".join(f"progress.step({call})" for call in calls), str(tmp_path / "p"))
+        first, last = waiting_datagrams(agent)
+    assert first == b"step=1"
+    assert last.splitlines() == [b"step=2 phase=validation", b"step=2 loss=0.5", b"step=3"]
 
 
 def test_the_helper_tells_batches_beside_steps(tmp_path: Path) -> None:

@@ -64,9 +64,9 @@ def test_a_window_is_told_with_its_step_its_loss_and_what_the_job_holds() -> Non
 
 
 def test_the_phase_is_told_and_the_window_that_it_began_in_is_not() -> None:
-    validating = [at(seconds, seconds, phase="validation") for seconds in (112, 118, 124, 128)]
+    validating = [at(seconds, 10, phase_step=seconds, phase="validation") for seconds in (112, 118, 124, 128)]
     (seen,) = progressed(*SETTLED, *validating)
-    assert (seen.phase, seen.rate_per_second) == ("validation", 1.0)
+    assert (seen.phase, seen.rate_per_second, seen.step) == ("validation", 1.0, 10)
 
 
 def test_a_loss_is_told_where_the_rate_is_not_known_yet() -> None:
