@@ -68,6 +68,10 @@ class Measured:
         profile = self._profile(kind, gpu_type, TRAINING)
         return profile.windows.points() if profile else []
 
+    def settings(self, kind: Kind) -> Mapping[Setting, Profile[Observation]]:
+        """All that was measured of a kind of job."""
+        return self._profiles.get(key_of(kind), {})
+
     def stale(self, kind: Kind, gpu_type: str, phase: str = TRAINING) -> str:
         """Why the rates of a kind no longer hold; empty where they do, or are not known."""
         if not self._stale or key_of(kind) not in self._stale:

@@ -16,13 +16,16 @@ from cotenant.core.policy import Forgets
 from cotenant.core.validate import CORES_MAX, bad_name
 from cotenant.rpc import errors
 from cotenant.rpc.errors import Violation
+from cotenant.rpc.pages import page_of
 from cotenant.rpc.policies import PolicyServicer
 from cotenant.rpc.server import Server
 from cotenant.services.predictor import words
 from cotenant.services.predictor.failures import Failures
 from cotenant.services.predictor.keeper import Keeper
+from cotenant.services.predictor.kinds import Kinds
 from cotenant.services.predictor.observations import Intake, rejection
 from cotenant.services.predictor.profiler import RULES, Profiler, ProfileRules
+from cotenant.services.predictor.profiles import profile_of
 from cotenant.services.predictor.profiling import Measured
 from cotenant.services.predictor.training import Trainer
 from cotenant.store.port import Store
@@ -34,6 +37,8 @@ T = TypeVar("T")
 SERVICE = "cotenant.v1.PredictorService"
 GROUP = "cotenant.predictors"
 MEASURED = "measured-cores"  # the name of Measured's records in the store
+KINDS = "kinds"  # the name of those of Kinds
+PROFILES_MAX = 100  # of one page: each takes some milliseconds
 BATCH_MAX = 10_000
 NOT_RESTORED = "what was learnt before has not been read from the store yet"
 STALE_TRUST = 0.5  # by this factor confidence is lower while a profile is stale
@@ -64,9 +69,16 @@ class PredictorServicer(pb_grpc.PredictorServiceServicer):
     """Tells how fast and how long jobs will run."""
 
     def __init__(
-        self, chain: Chain, measured: Measured, keeper: Keeper, failures: Failures, profiles: ProfileRules = RULES
+        self,
+        chain: Chain,
+        measured: Measured,
+        kinds: Kinds,
+        keeper: Keeper,
+        failures: Failures,
+        profiles: ProfileRules = RULES,
     ) -> None:
         self._chain, self._measured, self._keeper, self._failures = chain, measured, keeper, failures
+        self._kinds = kinds
         self._profiler = Profiler(measured, profiles)
         self._intake = Intake()
 
@@ -121,6 +133,20 @@ class PredictorServicer(pb_grpc.PredictorServiceServicer):
         response.budget.FromMilliseconds(int(order.budget_seconds * 1000))
         return response
 
+    async def ListProfiles(self, request: pb.ListProfilesRequest, context: Any) -> pb.ListProfilesResponse:
+        """Tell what is known of kinds of jobs, a page at a time; other calls get their turn after each kind."""
+        if not self._keeper.restored:
+            raise errors.unavailable(NOT_RESTORED)
+        ids = self._kinds.find(request.user, request.model)
+        size, scope = min(request.page_size or PROFILES_MAX, PROFILES_MAX), f"{request.user}/{request.model}"
+        page, token = page_of(ids, size, request.page_token, scope=scope)
+        response = pb.ListProfilesResponse(next_page_token=token, total_size=len(ids))
+        for kind, seen_seconds in list(self._kinds.of(page)):
+            response.profiles.append(profile_of(kind, seen_seconds, self._measured, self._chain, self._failures.add))
+            await asyncio.sleep(0)
+        self._failures.tell()
+        return response
+
     def _estimate(self, messages: Sequence[pb.EstimateQuery]) -> Sequence[estimates.Estimate]:
         if not self._keeper.restored:
             return [estimates.Estimate(source=f"predictor: {NOT_RESTORED}")] * len(messages)
@@ -144,6 +170,7 @@ class PredictorServicer(pb_grpc.PredictorServiceServicer):
         """Take an observation in; True where its job should be profiled."""
         observation = self._intake.take(message)
         kind = words.kind_of(message.spec)
+        self._kinds.saw(kind, words.seconds_of(message.time))
         seen = self._measured.saw(kind, observation, profiled=message.profiled)
         if seen.void:
             self._profiler.void(kind, observation.allocation.gpu_type)
@@ -193,9 +220,10 @@ async def start(server: Server, store: Store, policies: PolicyServicer, config: 
     failures = Failures()
     chain = Chain([plugins.load(GROUP, name, config.options.get(name, {})) for name in config.predictors], failures.add)
     policies.use(GROUP, *config.predictors, options=config.options)
-    measured = Measured(bounds=config.bounds)
-    keeper = Keeper(store, {**chain.predictors, MEASURED: measured}, lambda ready: server.set_serving(SERVICE, ready))
-    servicer = PredictorServicer(chain, measured, keeper, failures, config.profiles)
+    measured, kinds = Measured(bounds=config.bounds), Kinds()
+    kept = {**chain.predictors, MEASURED: measured, KINDS: kinds}
+    keeper = Keeper(store, kept, lambda ready: server.set_serving(SERVICE, ready))
+    servicer = PredictorServicer(chain, measured, kinds, keeper, failures, config.profiles)
     server.add(pb_grpc.add_PredictorServiceServicer_to_server, servicer, SERVICE)
     server.set_serving(SERVICE, False)
     return Predicting(keeper, Trainer(chain.predictors, lambda: keeper.restored), config)

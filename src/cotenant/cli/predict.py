@@ -15,8 +15,8 @@ from cotenant.cli import options, views
 from cotenant.cli.flags import Flags
 from cotenant.cli.joboptions import TailCommand, read_questions, takes_job
 from cotenant.cli.located import Fields
-from cotenant.cli.mesh import reach
-from cotenant.cli.outcome import harmless, note, usage
+from cotenant.cli.mesh import Mesh, reach
+from cotenant.cli.outcome import CommandError, harmless, note, usage
 from cotenant.cli.render import WIDTH_MAX, print_card, print_table
 from cotenant.cli.units import parse_integer, parse_seconds
 from cotenant.core.refusals import plural
@@ -25,6 +25,7 @@ from cotenant.core.validate import CORES_MAX
 if TYPE_CHECKING:  # numpy is slow to import, and `--help` needs none of it
     from cotenant.cli.predicting.fitting import Asked, Fitted
     from cotenant.cli.predicting.measurements import Measurements, Row
+    from cotenant.v1.predictor_service_pb2 import Profile
 
 KIND_NAMES = ("cores", "scaling", "parameter-server", "loss", "latency")
 NODES_MAX = 100_000
@@ -36,6 +37,7 @@ def register(app: typer.Typer) -> None:
     group = typer.Typer()
     group.callback()(predict)
     group.command("fit")(fit)
+    group.command("show")(show)
     group.command("job", cls=TailCommand)(takes_job(job))
     app.add_typer(group, name="predict")
 
@@ -46,6 +48,7 @@ def predict() -> None:
     \b
     Examples:
       cotenant predict fit rates.csv --cores-max 32
+      cotenant predict show resnet50
       cotenant predict job --model resnet50 --gpus 1 --steps 90000 --cores 2,4,8
     """
 
@@ -120,6 +123,40 @@ def fit(
             raise usage(f"there is nothing to draw into {plot}")
         write_plot(charts, plot)
         note(f"drawn to {plot}")
+
+
+def show(
+    context: typer.Context,
+    model: Annotated[
+        str, typer.Argument(metavar="[MODEL]", help="A model, or a job's name; all where left out.", show_default=False)
+    ] = "",
+    user: Annotated[str, typer.Option(metavar="TENANT", help="Only of this tenant's jobs.")] = "",
+    as_json: options.AsJson = False,
+) -> None:
+    """Tell what the mesh knows of models: measured rates, useful cores (θ), run times, and who says so.
+
+    \b
+    Examples:
+      cotenant predict show
+      cotenant predict show resnet50 --user vision
+    """
+    from cotenant.cli.predicting import knowing
+
+    async def work(mesh: Mesh) -> list[Profile]:
+        return [profile async for profile in knowing.profiles(mesh, model, user)]
+
+    now = time.time()
+    found = [knowing.profile_view(profile, now) for profile in reach(Flags.of(context), work)]
+    if as_json:
+        views.print_json(found)
+    elif not model:
+        print_table(knowing.COLUMNS, [knowing.row(view) for view in found], nothing="no job has told anything yet")
+    elif not found:
+        raise CommandError(f"nothing is known of {model!r}", hint="`cotenant predict show` lists what is known")
+    for index, view in enumerate(found if model and not as_json else ()):
+        if index:
+            print()
+        print_card(knowing.card(view))
 
 
 def job(

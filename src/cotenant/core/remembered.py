@@ -46,6 +46,10 @@ class Remembered(Generic[T]):
                 self._by_model.setdefault(key[1], []).append(key)
         return [(key, self._kinds[key]) for key in self._by_model.get(model, ())]
 
+    def keys(self) -> Sequence[Key]:
+        """All kinds, the one unused for longest first."""
+        return list(self._kinds)
+
     def get(self, key: Key) -> T | None:
         """What is known of a kind, which counts as used now."""
         if key in self._kinds:

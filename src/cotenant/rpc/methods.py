@@ -67,6 +67,7 @@ _BY_SERVICE = {
         "Estimate": READ,
         "Observe": Method(),  # a repeat would count twice
         "PlanProfile": READ,
+        "ListProfiles": READ,
     },
     "ContentionService": {
         "ListIncidents": READ,
