@@ -24,7 +24,7 @@ class Sighting:
 
 
 class Kinds:
-    """Remembers kinds of jobs by user, model (else name), GPUs and replicas. It is dumped and restored as predictors are.
+    """Remembers kinds of jobs by user, model (else name), GPUs and replicas; dumped and restored as predictors are.
 
     >>> kinds = Kinds()
     >>> kinds.saw(("ann", "bert", "nightly", 1000, 1), 100.0)
@@ -58,7 +58,7 @@ class Kinds:
             yield (key[0], sighting.model, sighting.name, int(key[2]), int(key[3])), sighting.seconds
 
     def _texts(self) -> Iterator[tuple[str, Key]]:
-        return (("/".join(key), key) for key in self._seen.keys())
+        return (("/".join(key), key) for key in self._seen.kinds())
 
     def dump(self) -> Mapping[str, bytes]:
         """Write down what changed since the last dump; a record without content was forgotten."""

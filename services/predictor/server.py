@@ -21,7 +21,7 @@ from cotenant.rpc.policies import PolicyServicer
 from cotenant.rpc.server import Server
 from cotenant.services.predictor import words
 from cotenant.services.predictor.failures import Failures
-from cotenant.services.predictor.keeper import Keeper
+from cotenant.services.predictor.keeper import Keeper, Kept
 from cotenant.services.predictor.kinds import Kinds
 from cotenant.services.predictor.observations import Intake, rejection
 from cotenant.services.predictor.profiler import RULES, Profiler, ProfileRules
@@ -221,7 +221,7 @@ async def start(server: Server, store: Store, policies: PolicyServicer, config: 
     chain = Chain([plugins.load(GROUP, name, config.options.get(name, {})) for name in config.predictors], failures.add)
     policies.use(GROUP, *config.predictors, options=config.options)
     measured, kinds = Measured(bounds=config.bounds), Kinds()
-    kept = {**chain.predictors, MEASURED: measured, KINDS: kinds}
+    kept: dict[str, Kept] = {**chain.predictors, MEASURED: measured, KINDS: kinds}
     keeper = Keeper(store, kept, lambda ready: server.set_serving(SERVICE, ready))
     servicer = PredictorServicer(chain, measured, kinds, keeper, failures, config.profiles)
     server.add(pb_grpc.add_PredictorServiceServicer_to_server, servicer, SERVICE)

@@ -173,3 +173,46 @@ def test_a_mesh_that_is_away_is_unreachable(shell: Shell, monkeypatch: pytest.Mo
     monkeypatch.setenv("COTENANT_ENDPOINT", "queue=127.0.0.1:1")
     ended = shell("predict", "job", "--gpus", "1")
     assert (ended.code, "where predictor is" in ended.err) == (ExitCode.UNREACHABLE, True)
+
+
+def test_what_the_mesh_knows_of_a_model_is_told(shell: Shell, taught: Taught) -> None:
+    taught.rates({1: 10.0, 2: 20.0, 4: 39.0, 16: 60.0})
+    taught.rates({4: 90.0}, phase="validation")
+    taught.rates({4: 2.0}, spec=spec("vgg", tenant="vision"))
+    for run in range(5):
+        end: dict[str, Any] = {"run_time": Duration(seconds=600 + run), "succeeded": True}
+        taught.saw(taught.observation(spec=spec("", name="nightly"), window=None, **end))
+    known = shell("predict", "show", "--json").json
+    assert [(one["user"], one["model"] or one["name"]) for one in known] == [
+        ("default", "nightly"),
+        ("default", "resnet50"),
+        ("vision", "vgg"),
+    ]
+    nightly, resnet, _ = known
+    history = next(one for one in nightly["estimates"] if one["source"].startswith("history: "))
+    assert history["predictable"]
+    assert history["remaining_seconds"] == pytest.approx(602, abs=2)
+    training, validation = resnet["settings"]
+    assert (training["theta"]["cores"], training["theta"]["low"], training["theta"]["high"]) == (6, 5, 7)
+    assert [rate["cores"] for rate in training["rates"]] == [1, 2, 4, 16]
+    assert (validation["phase"], validation["theta"], training["stale"]) == ("validation", None, None)
+    table = shell("predict", "show").out.splitlines()
+    assert [line.split()[0] for line in table] == ["MODEL", "nightly", "resnet50", "vgg"]
+    out = shell("predict", "show", "resnet50").out
+    assert "60 on 16 (×1)" in out
+    assert "6 cores (5 to 7 with 90 %, confidence" in out
+    assert "rates validation" in out
+    assert [one["model"] for one in shell("predict", "show", "--user", "vision", "--json").json] == ["vgg"]
+    ended = shell("predict", "show", "resnet5")
+    assert (ended.code, "nothing is known of 'resnet5'" in ended.err) == (ExitCode.FAILED, True)
+
+
+def test_rates_that_no_longer_hold_are_told_as_stale(shell: Shell, taught: Taught) -> None:
+    taught.rates({4: 40.0, 8: 70.0})
+    assert shell("predict", "show", "--json").json[0]["settings"][0]["stale"] is None
+    for _ in range(3):
+        taught.rates({4: 20.0})
+    [known] = shell("predict", "show", "--json").json
+    assert known["settings"][0]["stale"]
+    assert "stale" in shell("predict", "show").out.splitlines()[1].split()
+    assert known["settings"][0]["stale"] in shell("predict", "show", "resnet50").out

@@ -46,7 +46,7 @@ class Remembered(Generic[T]):
                 self._by_model.setdefault(key[1], []).append(key)
         return [(key, self._kinds[key]) for key in self._by_model.get(model, ())]
 
-    def keys(self) -> Sequence[Key]:
+    def kinds(self) -> Sequence[Key]:
         """All kinds, the one unused for longest first."""
         return list(self._kinds)
 
