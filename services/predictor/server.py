@@ -72,13 +72,13 @@ class PredictorServicer(pb_grpc.PredictorServiceServicer):
         self,
         chain: Chain,
         measured: Measured,
-        kinds: Kinds,
         keeper: Keeper,
         failures: Failures,
         profiles: ProfileRules = RULES,
+        kinds: Kinds | None = None,
     ) -> None:
         self._chain, self._measured, self._keeper, self._failures = chain, measured, keeper, failures
-        self._kinds = kinds
+        self._kinds = kinds or Kinds()
         self._profiler = Profiler(measured, profiles)
         self._intake = Intake()
 
@@ -223,7 +223,7 @@ async def start(server: Server, store: Store, policies: PolicyServicer, config: 
     measured, kinds = Measured(bounds=config.bounds), Kinds()
     kept: dict[str, Kept] = {**chain.predictors, MEASURED: measured, KINDS: kinds}
     keeper = Keeper(store, kept, lambda ready: server.set_serving(SERVICE, ready))
-    servicer = PredictorServicer(chain, measured, kinds, keeper, failures, config.profiles)
+    servicer = PredictorServicer(chain, measured, keeper, failures, config.profiles, kinds)
     server.add(pb_grpc.add_PredictorServiceServicer_to_server, servicer, SERVICE)
     server.set_serving(SERVICE, False)
     return Predicting(keeper, Trainer(chain.predictors, lambda: keeper.restored), config)
