@@ -180,7 +180,8 @@ class Profiler:
     def _needs(self, told: _Told, kind: Kind, gpu_type: str, cores_max: int) -> bool:
         if cores_max in told.enough_for:
             return False
-        if design.plan(self._measured.at(kind, gpu_type), cores_max).cores:
+        points = self._measured.at(kind, gpu_type)
+        if len(points) < design.POINTS_MIN or design.plan(points, cores_max).cores:  # to plan takes milliseconds
             return True
         told.spent_seconds = 0.0
         told.enough_for.add(cores_max)
