@@ -46,12 +46,12 @@ class _Listener:
 
     def take(self, told: Told) -> None:
         """Note what the job tells; while it is profiled the steps' times go to the profile and nowhere else."""
-        before, now = self.track.step, time.monotonic()
+        before, now = (self.track.phase, self.track.phase_step), time.monotonic()
         self.track.take(told, now)
         if self.profiled:
             self.track.forget_rate()
-            if self.track.step != before:
-                self.profiled(self.track.step, self.track.phase, now)
+            if (self.track.phase, self.track.phase_step) != before:
+                self.profiled(self.track.phase_step, self.track.phase, now)
 
 
 class ProgressReader:

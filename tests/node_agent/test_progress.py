@@ -21,6 +21,7 @@ from cotenant.node_agent import output_patterns
 from cotenant.node_agent.output_patterns import PatternMatcher, TooSlow
 from cotenant.node_agent.pattern_process import search
 from cotenant.node_agent.progress import Told, Track, parse_line
+from cotenant.node_agent.progress_reader import _Listener
 from cotenant.node_agent.records import AttemptKey
 from cotenant.node_agent.sockets import SOCKET_PATH_BYTES_MAX, progress_socket, socket_directory
 from cotenant.v1 import job_pb2
@@ -340,3 +341,13 @@ async def test_the_matcher_is_itself_again_after_a_pattern_that_hung(monkeypatch
 @pytest.mark.parametrize("pattern", ["(", "no group", "(?P<x", "a{99999999999}(b)"])
 def test_a_pattern_that_is_none_is_said_to_be(pattern: str) -> None:
     assert "error" in search(pattern, ["x"])
+
+
+def test_a_profile_hears_of_other_phases_too_though_they_are_no_steps_of_the_job(tmp_path: Path) -> None:
+    heard: list[tuple[int, str]] = []
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as unused:
+        listener = _Listener(AttemptKey("job", 1), tmp_path, unused, None)
+        listener.profiled = lambda step, phase, now: heard.append((step, phase))
+        for told in (Told(7), Told(1, phase="validation"), Told(2, phase="validation"), Told(7), Told(8)):
+            listener.take(told)
+    assert heard == [(7, ""), (1, "validation"), (2, "validation"), (8, "")]
