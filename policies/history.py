@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
@@ -50,7 +51,10 @@ class Samples:
         return self._summary
 
 
-Rates = dict[int, Samples]  # by cores per replica
+Held = tuple[int, int]  # cores per replica, and nodes
+Rates = dict[Held, Samples]
+NO_RATES: Rates = {}
+Asked = tuple[str, str, int | None, int, float, float | None, tuple[Candidate, ...]]
 
 
 @dataclass(slots=True)
@@ -59,6 +63,7 @@ class Profile:
 
     run_seconds: Samples = field(default_factory=Samples)
     rates: dict[str, Rates] = field(default_factory=dict)  # by GPU type
+    answer: tuple[Asked, Estimate] | None = None  # the last one; jobs of a kind are mostly asked about alike
 
 
 class History:
@@ -138,28 +143,44 @@ class History:
         profile = self._profiles.change(kind_of(observation))
         if rate:
             by_cores = _one_of(profile.rates, observation.allocation.gpu_type, {}, self.options.samples_max)
-            samples = _one_of(by_cores, observation.allocation.cores, Samples(), self.options.samples_max)
-            samples.add(rate, self.options.samples_max)
+            held = observation.allocation.cores, observation.allocation.nodes
+            _one_of(by_cores, held, Samples(), self.options.samples_max).add(rate, self.options.samples_max)
+        profile.answer = None
         if learnt_run:
             profile.run_seconds.add(learnt_run, self.options.samples_max)
 
     def forget_rates(self, like: Observation) -> None:
         """Let the rates of a kind go on one GPU type; run times stay."""
         if like.phase == TRAINING and self._profiles.get(kind_of(like)):
-            self._profiles.change(kind_of(like)).rates.pop(like.allocation.gpu_type, None)
+            profile = self._profiles.change(kind_of(like))
+            profile.rates.pop(like.allocation.gpu_type, None)
+            profile.answer = None
 
     def estimate(self, query: Query) -> Estimate:
         """Tell what jobs like this one did: how sure, and from what."""
-        profile = self._profiles.get(kind_of(query)) or Profile()
+        profile = self._profiles.get(kind_of(query))
+        if profile is None:
+            return self._estimate(Profile(), query)
+        steps = max(0, query.steps_total - query.step)
+        asked = (query.gpu_type, query.phase, query.cores, steps, query.run_seconds, query.expected_seconds)
+        if profile.answer is None or profile.answer[0] != (*asked, query.candidates):
+            profile.answer = (*asked, query.candidates), self._estimate(profile, query)
+        return profile.answer[1]
+
+    def _estimate(self, profile: Profile, query: Query) -> Estimate:
         if query.phase != TRAINING:
             profile = Profile(profile.run_seconds)  # only training's rates are known
-        wanted = {query.gpu_type, *[candidate.gpu_type for candidate in query.candidates]}
-        by_type = {kind: profile.rates.get(_gpu_type(kind, profile), {}) for kind in wanted}
-        rates = by_type[query.gpu_type]
+        rates = profile.rates.get(_gpu_type(query.gpu_type, profile), NO_RATES)
         steps = max(0, query.steps_total - query.step)
         rest = self._by_steps(rates, steps, query.cores) or self._by_runs(profile.run_seconds, query.run_seconds)
         if rest is None or rest.confidence < self.options.confidence_min:
             rest = _by_hint(query, self.options.hint_confidence) or _unpredictable(profile, query.run_seconds)
+        if not profile.rates:
+            return replace(rest, candidates=(UNJUDGED,) * len(query.candidates)) if query.candidates else rest
+        by_type = {query.gpu_type: rates}
+        for candidate in query.candidates:
+            if candidate.gpu_type not in by_type:
+                by_type[candidate.gpu_type] = profile.rates.get(_gpu_type(candidate.gpu_type, profile), NO_RATES)
         judged = tuple([_judge(candidate, by_type[candidate.gpu_type], steps) for candidate in query.candidates])
         return replace(rest, cores_useful=self._cores_useful(rates), candidates=judged)
 
@@ -170,8 +191,10 @@ class History:
 
     def _by_steps(self, rates: Rates, steps: int, cores: int | None) -> Estimate | None:
         """Divide the steps that are left by the rate on these cores; on any cores, the best."""
-        samples = _fastest(rates) if cores is None else rates.get(cores)
-        if not samples or not steps:
+        if not steps or not rates:
+            return None
+        samples = _fastest(rates) if cores is None else _on(cores, rates)
+        if samples is None:
             return None
         rate = samples.summary
         source = f"{plural(steps, 'step')} left at {rate.middle:.3g} per second, the median of {len(samples.figures)}"
@@ -188,9 +211,14 @@ class History:
         return Estimate(True, whole.confidence, middle, low, high, source=source)
 
     def _cores_useful(self, rates: Rates) -> int | None:
+        """Find θ on that many nodes on which the most core counts were seen."""
         if len(rates) < self.options.core_counts_min:
             return None
-        medians = {cores: samples.summary.middle for cores, samples in rates.items()}
+        seen = Counter([nodes for _, nodes in rates])
+        most = min(seen, key=lambda nodes: (-seen[nodes], nodes))
+        if seen[most] < self.options.core_counts_min:
+            return None
+        medians = {cores: samples.summary.middle for (cores, nodes), samples in rates.items() if nodes == most}
         enough = max(medians.values()) * (1 - self.options.tolerance)
         return min(cores for cores, rate in medians.items() if rate >= enough)
 
@@ -222,7 +250,7 @@ def _gpu_type(wanted: str, profile: Profile) -> str:
 
 
 def _judge(candidate: Candidate, rates: Rates, steps: int) -> CandidateEstimate:
-    samples = rates.get(candidate.cores)
+    samples = rates.get((candidate.cores, candidate.nodes))
     if samples is None:
         return UNJUDGED
     rate = samples.summary
@@ -230,7 +258,13 @@ def _judge(candidate: Candidate, rates: Rates, steps: int) -> CandidateEstimate:
 
 
 def _fastest(rates: Rates) -> Samples | None:
-    return max((rates[cores] for cores in sorted(rates)), key=lambda samples: samples.summary.middle, default=None)
+    return max((rates[held] for held in sorted(rates)), key=lambda samples: samples.summary.middle, default=None)
+
+
+def _on(cores: int, rates: Rates) -> Samples | None:
+    """Give the rates on so many cores; where they were seen on several numbers of nodes, on that with the most."""
+    found = [(-len(samples.figures), nodes) for (seen, nodes), samples in rates.items() if seen == cores]
+    return rates[cores, min(found)[1]] if found else None
 
 
 def summarise(figures: Sequence[float]) -> Summary:
@@ -274,9 +308,9 @@ def _unpredictable(profile: Profile, so_far: float) -> Estimate:
 
 def _write(key: Key, profile: Profile) -> bytes:
     rates = [
-        [kind, cores, samples.figures]
+        [kind, cores, nodes, samples.figures]
         for kind, by_cores in profile.rates.items()
-        for cores, samples in by_cores.items()
+        for (cores, nodes), samples in by_cores.items()
     ]
     return json.dumps({"key": key, "runs": profile.run_seconds.figures, "rates": rates}, separators=(",", ":")).encode()
 
@@ -290,8 +324,9 @@ def _read(content: bytes, samples_max: int) -> tuple[Key, Profile]:
     record = json.loads(content)
     user, model, gpu_milli, replicas = (str(part) for part in record["key"])
     profile = Profile(_figures(record["runs"], samples_max))
-    for kind, cores, samples in record["rates"]:
-        profile.rates.setdefault(str(kind), {})[int(cores)] = _figures(samples, samples_max)
+    for kind, cores, *told in record["rates"]:
+        nodes, samples = told if len(told) == 2 else (1, *told)  # nodes were not told apart in version 0.1
+        profile.rates.setdefault(str(kind), {})[int(cores), int(nodes)] = _figures(samples, samples_max)
     return (user, model, gpu_milli, replicas), profile
 
 

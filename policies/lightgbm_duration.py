@@ -107,6 +107,7 @@ class LightgbmDuration:
         self._model: Model | None = None
         self._latest = 0.0  # when a job ended last
         self._told: OrderedDict[Told, Floats] = OrderedDict()
+        self._parts: dict[str, bytes] = {}  # of a model that another replica is writing
         self._changed: dict[str, None] = {}
 
     @property
@@ -270,6 +271,45 @@ class LightgbmDuration:
                 unread.append(BLEND)
         ours = {BLEND, *blocks, *parts}
         return unread + [name for name in told if name not in ours and not name.startswith(HISTORY)]
+
+    def follow(self, records: Mapping[str, bytes]) -> Sequence[str]:
+        """Take in what another replica wrote: of a block that grew the new ends, a model once all its parts are there.
+
+        The parts of a model are written one transaction after another, so that those of two versions may lie beside
+        each other for a moment; the old one speaks until the new one is whole.
+        """
+        past = {name.removeprefix(HISTORY): told for name, told in records.items() if name.startswith(HISTORY)}
+        unread = [HISTORY + name for name in self._history.restore(past)]
+        blocks = sorted(name for name in records if name.startswith(BLOCK))
+        unread += [name for name in blocks if not self._follow_block(name, records[name])]
+        if parts := {name: told for name, told in records.items() if name.startswith(MODEL)}:
+            known = self._model.parts(PART_BYTES) if self._model else ()
+            self._parts = {f"{MODEL}{place}": part for place, part in enumerate(known)} | self._parts | parts
+            whole = {name: told for name, told in self._parts.items() if told}
+            if not self._restore_model(whole):
+                self._parts = {}
+        if records.get(BLEND):
+            try:
+                self._blend.restore(records[BLEND])
+            except ValueError:
+                unread.append(BLEND)
+        return unread
+
+    def _follow_block(self, name: str, content: bytes) -> bool:
+        """Learn the ends of a block that were not in it before; a block without content was forgotten."""
+        try:
+            number, ends = int(name.removeprefix(BLOCK)), list(unpack(content)) if content else []
+        except ValueError:
+            return False
+        if not ends:
+            self._blocks.pop(number, None)
+        elif number >= self._number:
+            for end in ends[len(self._open) if number == self._number else 0 :]:
+                self._learn(end)
+            self._number, self._open = number, ends
+            if len(ends) == BLOCK_ENDS:
+                self._close()
+        return True
 
     def _restore_ends(self, records: Mapping[str, bytes]) -> Sequence[str]:
         unread: list[str] = []

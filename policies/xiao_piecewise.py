@@ -19,6 +19,7 @@ P10 = 1.2815515655446004  # standard deviations from the median to the 10th perc
 UNJUDGED = CandidateEstimate()
 
 Setting = tuple[str, str, int]  # phase, GPU type, nodes
+Asked = tuple[str, str, int | None, int, tuple[Candidate, ...]]
 
 
 @dataclass(slots=True)
@@ -28,6 +29,7 @@ class Seen:
     windows: dict[Setting, Windows] = field(default_factory=dict)
     curves: dict[Setting, Curve] = field(default_factory=dict)
     found: dict[tuple[str, str, int | None], Setting | None] = field(default_factory=dict)
+    answer: tuple[Asked, Estimate] | None = None  # the last one; jobs of a kind are mostly asked about alike
 
     def setting(self, phase: str, gpu_type: str, nodes: int | None) -> Setting | None:
         """Find the setting that is asked for; where type or nodes are left open, the one with the most windows."""
@@ -50,6 +52,7 @@ class Seen:
         self.windows.setdefault(setting, Windows(rates_max=RATES_MAX, counts_max=COUNTS_MAX)).add(cores, rate)
         self.curves.pop(setting, None)
         self.found.clear()
+        self.answer = None
 
     def drop(self, setting: Setting) -> None:
         """Let the windows of a setting go."""
@@ -161,8 +164,21 @@ class XiaoPiecewise:
     def estimate(self, query: Query) -> Estimate:
         """Tell θ, the rate under each candidate, and how long the steps that are left take."""
         key, steps = kind_of(query), max(0, query.steps_total - query.step)
-        judged = tuple([self._judge(key, query, candidate, steps) for candidate in query.candidates])
+        own = self._seen.get(key)
+        if own is None:
+            return self._estimate(key, query, steps)
+        asked = query.phase, query.gpu_type, query.cores, steps, query.candidates
+        if own.answer and own.answer[0] == asked:
+            return own.answer[1]
+        estimate = self._estimate(key, query, steps)
+        wanted = {(query.gpu_type, None), *[(one.gpu_type, one.nodes) for one in query.candidates]}
+        if not query.model or all(own.setting(query.phase, *one) for one in wanted):
+            own.answer = asked, estimate  # else it hangs on what others' jobs do, of which nothing is known here
+        return estimate
+
+    def _estimate(self, key: Key, query: Query, steps: int) -> Estimate:
         known = self._known(key, query, query.gpu_type, None)
+        judged = self._judged(key, query, steps)
         if known is None:
             return Estimate(source="no rate of a job like this one was seen on known cores", candidates=judged)
         curve = known.curve
@@ -182,9 +198,17 @@ class XiaoPiecewise:
             source=f"{plural(steps, 'step')} left at {rest.rate_per_second:.3g} per second; {told.source}",
         )
 
-    def _judge(self, key: Key, query: Query, candidate: Candidate, steps: int) -> CandidateEstimate:
-        known = self._known(key, query, candidate.gpu_type, candidate.nodes)
-        return known.judge(candidate.cores, steps) if known else UNJUDGED
+    def _judged(self, key: Key, query: Query, steps: int) -> tuple[CandidateEstimate, ...]:
+        """Judge each candidate by the curve of its GPU type and nodes, which is looked for once."""
+        known: dict[tuple[str, int], Known | None] = {}
+        judged = []
+        for candidate in query.candidates:
+            setting = candidate.gpu_type, candidate.nodes
+            if setting not in known:
+                known[setting] = self._known(key, query, *setting)
+            curve = known[setting]
+            judged.append(curve.judge(candidate.cores, steps) if curve else UNJUDGED)
+        return tuple(judged)
 
     def _theta(self, known: Known) -> Estimate:
         """Tell the useful cores where they are known well enough."""

@@ -4,16 +4,23 @@ What changed is gathered and written every few seconds, in one transaction of bo
 costs little, a transaction per observation would cost the store much. A record that cannot be read is moved aside, so
 that it can be looked at and does no harm. While the store is away nothing is lost but time: what is to be written
 waits, by key, and the predictors go on from memory.
+
+Restoring takes seconds where a hundred thousand jobs were learnt from. It is done in a thread, for nobody else touches
+what is being restored, and calls are answered meanwhile, with that it has not been read yet.
+
+A `Follower` writes nothing: it reads what another replica wrote, and goes on reading as that learns more.
 """
 
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Protocol, TypeVar
 
 import structlog
 
+from cotenant.core.policy import Follows
 from cotenant.store.port import (
     VALUE_BYTES_MAX,
     Compare,
@@ -22,6 +29,7 @@ from cotenant.store.port import (
     Entry,
     Operation,
     Put,
+    Relisted,
     Store,
     StoreUnavailable,
 )
@@ -54,6 +62,7 @@ class Keeper:
         self._pending: dict[str, bytes] = {}
         self._records_max = RECORDS_MAX
         self._present = self._ready = False
+        self._revision = 0
         self.restored = False
 
     async def run(self, pause_seconds: float) -> None:
@@ -69,14 +78,16 @@ class Keeper:
 
     async def restore(self) -> None:
         """Give each kept thing its records, and set those aside that it cannot read."""
-        entries = (await self._watched(self._store.list(PREFIX))).entries
+        listing = await self._watched(self._store.list(PREFIX))
+        self._revision = listing.revision
         for name, kept in self._kept.items():
             prefix = f"{PREFIX}{name}/"
-            own = {entry.key.removeprefix(prefix): entry for entry in entries if entry.key.startswith(prefix)}
-            unread = [own[key] for key in self._give_back(name, kept, own) if key in own]
+            own = {entry.key.removeprefix(prefix): entry for entry in listing.entries if entry.key.startswith(prefix)}
+            unread = [own[key] for key in await asyncio.to_thread(self._give_back, name, kept, own) if key in own]
             log.info("records_restored", predictor=name, count=len(own) - len(unread))
             for entry in unread:
                 await self._set_aside(entry)
+        gc.freeze()  # what was restored stays: to look through it for garbage again and again would delay estimates
         self.restored = True
         self._tell(present=True)
 
@@ -167,6 +178,55 @@ class Keeper:
         if self._ready != (present and self.restored):
             self._ready = not self._ready
             self._on_ready(self._ready)
+
+
+class Follower(Keeper):
+    """Reads what another replica writes, first all of it, then what changes; it writes nothing itself."""
+
+    async def run(self, pause_seconds: float) -> None:
+        """Restore as soon as the store is there, then follow it, until cancelled."""
+        while True:
+            try:
+                if not self.restored:
+                    await self.restore()
+                await self.follow()
+            except StoreUnavailable:
+                pass  # told by `_tell`; once more after the pause
+            except Exception:
+                log.exception("predictor_follower_failed")
+            await asyncio.sleep(pause_seconds)
+
+    async def follow(self) -> None:
+        """Take in what another replica writes, as it comes."""
+        async for news in self._store.watch(PREFIX, after_revision=self._revision):
+            if isinstance(news, Relisted):
+                told = {entry.key: entry.value for entry in news.entries}
+            else:
+                told = {change.key: change.value or b"" for change in news.changes}
+            for name, kept in self._kept.items():
+                prefix = f"{PREFIX}{name}/"
+                own = {key.removeprefix(prefix): value for key, value in told.items() if key.startswith(prefix)}
+                if own:
+                    self._take(name, kept, own)
+            self._revision = news.revision
+
+    async def keep(self) -> bool:
+        """Write nothing."""
+        return False
+
+    def _take(self, name: str, kept: Kept, own: Mapping[str, bytes]) -> None:
+        try:
+            unread = kept.follow(own) if isinstance(kept, Follows) else kept.restore(own)
+        except Exception as error:  # whatever a stranger's predictor does
+            log.error("predictor_failed", predictor=name, last_error=f"restore: {type(error).__name__}: {error}")
+        else:
+            for key in unread:
+                log.warning("record_unreadable", predictor=name, key=key)
+        kept.dump()  # what it says has changed has been written already, by another
+
+    async def _set_aside(self, entry: Entry) -> None:
+        """Leave it to the replica that writes."""
+        log.warning("record_unreadable", key=entry.key)
 
 
 def _bounded(pending: Mapping[str, bytes], records_max: int) -> dict[str, bytes]:

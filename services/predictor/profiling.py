@@ -101,6 +101,10 @@ class Measured:
         """Take back what was dumped; names the records that could not be read."""
         unread = []
         for key, content in records.items():
+            if not content:
+                self._profiles.pop(key, None)
+                self._stale.discard(key)
+                continue
             try:
                 by_setting = _read(content)
             except UNREADABLE:

@@ -21,13 +21,14 @@ from cotenant.rpc.policies import PolicyServicer
 from cotenant.rpc.server import Server
 from cotenant.services.predictor import words
 from cotenant.services.predictor.failures import Failures
-from cotenant.services.predictor.keeper import Keeper, Kept
+from cotenant.services.predictor.keeper import Follower, Keeper, Kept
 from cotenant.services.predictor.kinds import Kinds
 from cotenant.services.predictor.observations import Intake, rejection
 from cotenant.services.predictor.profiler import RULES, Profiler, ProfileRules
 from cotenant.services.predictor.profiles import profile_of
 from cotenant.services.predictor.profiling import Measured
 from cotenant.services.predictor.training import Trainer
+from cotenant.services.predictor.writing import Writer
 from cotenant.store.port import Store
 from cotenant.v1 import predictor_service_pb2 as pb
 from cotenant.v1 import predictor_service_pb2_grpc as pb_grpc
@@ -42,7 +43,7 @@ PROFILES_MAX = 100  # of one page: each takes some milliseconds
 BATCH_MAX = 10_000
 NOT_RESTORED = "what was learnt before has not been read from the store yet"
 STALE_TRUST = 0.5  # by this factor confidence is lower while a profile is stale
-SLICE = 128  # queries between two chances for other calls: about 5 ms; models prefer more at once
+SLICE = 200  # queries between two chances for other calls: about 5 ms; models prefer more at once
 
 queries_answered = telemetry.counter("cotenant.predictor.queries", "{query}", "Jobs estimated")
 observations_taken = telemetry.counter("cotenant.predictor.observations", "{observation}", "Observations taken in")
@@ -58,11 +59,12 @@ class Config:
 
     predictors: Sequence[str] = ("history",)
     options: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # by predictor
-    keep_seconds: float = 3.0
+    keep_seconds: float = 0.5  # and so the time after which replicas that read have heard
     train_seconds: float = 10.0  # between two looks at whether there is a lesson
     close_seconds: float = 5.0
     profiles: ProfileRules = RULES
     bounds: Bounds = BOUNDS
+    follow: str = ""  # who takes observations, as HOST:PORT; this one then only reads what that one writes
 
 
 class PredictorServicer(pb_grpc.PredictorServiceServicer):
@@ -76,20 +78,22 @@ class PredictorServicer(pb_grpc.PredictorServiceServicer):
         failures: Failures,
         profiles: ProfileRules = RULES,
         kinds: Kinds | None = None,
+        follows: str = "",
     ) -> None:
         self._chain, self._measured, self._keeper, self._failures = chain, measured, keeper, failures
         self._kinds = kinds or Kinds()
         self._profiler = Profiler(measured, profiles)
+        self._follows = follows
         self._intake = Intake()
 
     async def Estimate(self, request: pb.EstimateRequest, context: Any) -> pb.EstimateResponse:
         """Estimate each job. A query that cannot be taken is answered with why; the others are not held up."""
         _require_batch("queries", len(request.queries))
         response = pb.EstimateResponse()
+        reader, writer = words.Queries(), Writer()
         for queries in _slices(request.queries):
-            for query, estimate in zip(queries, self._estimate(queries), strict=True):
-                message = response.estimates.add(job_id=query.job_id)
-                words.write(estimate, message, query.candidates)
+            messages = [response.estimates.add(job_id=query.job_id) for query in queries]
+            writer.write(self._estimate(queries, reader), queries, messages)
             await asyncio.sleep(0)
         self._failures.tell()
         queries_answered.add(len(request.queries))
@@ -98,6 +102,9 @@ class PredictorServicer(pb_grpc.PredictorServiceServicer):
     async def Observe(self, request: pb.ObserveRequest, context: Any) -> pb.ObserveResponse:
         """Take in what was seen, each observation on its own, and say whose rates should be measured now."""
         _require_batch("observations", len(request.observations))
+        if self._follows:
+            why = f"this predictor only reads; observations are taken by the one at {self._follows}"
+            raise errors.failed_precondition("READS_ONLY", why, observes=self._follows)
         if not self._keeper.restored:
             raise errors.unavailable(NOT_RESTORED)
         rejected = []
@@ -147,14 +154,14 @@ class PredictorServicer(pb_grpc.PredictorServiceServicer):
         self._failures.tell()
         return response
 
-    def _estimate(self, messages: Sequence[pb.EstimateQuery]) -> Sequence[estimates.Estimate]:
+    def _estimate(self, messages: Sequence[pb.EstimateQuery], reader: words.Queries) -> Sequence[estimates.Estimate]:
         if not self._keeper.restored:
             return [estimates.Estimate(source=f"predictor: {NOT_RESTORED}")] * len(messages)
         refused: dict[int, estimates.Estimate] = {}
         queries = []
         for place, message in enumerate(messages):
             try:
-                queries.append(words.query_of(message))
+                queries.append(reader.read(message))
             except ValueError as error:
                 refused[place] = estimates.Estimate(source=f"predictor: the query cannot be taken: {error}")
         answers = map(self._if_stale, queries, self._chain.estimate_many(queries))
@@ -222,11 +229,13 @@ async def start(server: Server, store: Store, policies: PolicyServicer, config: 
     policies.use(GROUP, *config.predictors, options=config.options)
     measured, kinds = Measured(bounds=config.bounds), Kinds()
     kept: dict[str, Kept] = {**chain.predictors, MEASURED: measured, KINDS: kinds}
-    keeper = Keeper(store, kept, lambda ready: server.set_serving(SERVICE, ready))
-    servicer = PredictorServicer(chain, measured, keeper, failures, config.profiles, kinds)
+    kind = Follower if config.follow else Keeper
+    keeper = kind(store, kept, lambda ready: server.set_serving(SERVICE, ready))
+    servicer = PredictorServicer(chain, measured, keeper, failures, config.profiles, kinds, config.follow)
     server.add(pb_grpc.add_PredictorServiceServicer_to_server, servicer, SERVICE)
     server.set_serving(SERVICE, False)
-    return Predicting(keeper, Trainer(chain.predictors, lambda: keeper.restored), config)
+    learners = {} if config.follow else chain.predictors  # a model is learnt once, by the one that observes
+    return Predicting(keeper, Trainer(learners, lambda: keeper.restored), config)
 
 
 def _doubted(estimate: estimates.Estimate, why: str) -> estimates.Estimate:

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
@@ -16,9 +18,8 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from cotenant.core.candidates import SERVER_ROLE
 from cotenant.core.estimates import (
     NO_QOS,
+    TRAINING,
     Candidate,
-    CandidateEstimate,
-    Estimate,
     Observation,
     Query,
     Submission,
@@ -40,11 +41,16 @@ from cotenant.v1 import predictor_service_pb2 as pb
 
 CANDIDATES_MAX = 256  # of one query
 SECONDS_MAX = 100 * 365 * 86_400.0
-DURATION_SECONDS_MAX = 315_576_000_000.0  # what google.protobuf.Duration can hold
 RATE_MAX_PER_SECOND = 1e9
 NODES_MAX = 100_000
 STEPS_MAX = 10**15
 BATCH_SIZE_MAX = 1_000_000
+
+SPEC_BYTES_REMEMBERED = 4096
+
+Kind = tuple[str, str, str, int, int]  # user, model, name, GPUs in thousandths, replicas
+Team = tuple[int, int, int]  # workers, parameter servers, cores of each of these; all 0 without parameter servers
+NO_TEAM: Team = (0, 0, 0)
 
 KINDS: Mapping[int, str] = {
     job_pb2.JOB_KIND_TRAINING: JobKind.TRAINING.value,
@@ -53,35 +59,117 @@ KINDS: Mapping[int, str] = {
 }
 
 
-def query_of(message: pb.EstimateQuery) -> Query:
-    """Read a query.
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a spec tells a predictor; the same for every query and observation of a job, and of its resubmissions."""
+
+    kind: Kind
+    own: Candidate
+    team: Team
+    job_kind: str
+    roles: tuple[Role, ...]
+    steps_total: int
+    labels: tuple[tuple[str, str], ...]
+    expected_seconds: float | None
+    goal: LossGoal
+    qos: Qos
+
+    def submission(self, message: pb.EstimateQuery | pb.Observation) -> Submission:
+        """Tell what was known of the job when it was submitted."""
+        if wrong := bad_name(message.submitter):
+            raise ValueError(f"submitter: {wrong}")
+        submitted = seconds_of(message.submit_time) if message.HasField("submit_time") else None
+        return Submission(message.submitter, submitted, self.job_kind, self.roles, self.steps_total, self.labels)
+
+
+def wanted_of(spec: job_pb2.JobSpec) -> Wanted:
+    """Read a spec. Most are asked about again and again, and so remembered, unless they are large.
 
     Raises:
         ValueError: it cannot be taken; the text says why.
     """
-    spec, attained = message.spec, message.attained_gpu_seconds
+    written = spec.SerializeToString()
+    return _remembered(written) if len(written) <= SPEC_BYTES_REMEMBERED else _read_spec(spec)
+
+
+@lru_cache(maxsize=4096)
+def _remembered(written: bytes) -> Wanted:
+    return _read_spec(job_pb2.JobSpec.FromString(written))
+
+
+def _read_spec(spec: job_pb2.JobSpec) -> Wanted:
     kind = _kind_of(spec)
-    if not 0 <= attained <= SECONDS_MAX * GPU_MILLI_MAX:
-        raise ValueError(f"attained_gpu_seconds is {attained:g}; it must be finite and not negative")
-    if len(message.candidates) > CANDIDATES_MAX:
-        raise ValueError(f"{len(message.candidates)} candidates are too many; {CANDIDATES_MAX} are taken at most")
-    own, team = _own(spec), _team(spec)
-    return Query(
-        *kind,
-        cores=own.cores or None,
-        gpu_type=_gpu_type(message.gpu_type) or own.gpu_type,
-        attained_gpu_seconds=attained,
-        run_seconds=_run_seconds(attained, kind[3]),
-        step=_within("progress.step", message.progress.step, STEPS_MAX),
+    if len(spec.labels) > LABELS_MAX:
+        raise ValueError(f"its spec has {len(spec.labels)} labels; {LABELS_MAX} are taken at most")
+    return Wanted(
+        kind,
+        _own(spec),
+        _team(spec),
+        job_kind=KINDS.get(spec.kind, ""),
+        roles=tuple([_role(role.name, role.replicas, *_asked(role.resources)) for role in spec.roles]),
         steps_total=_within("spec.steps_total", spec.steps_total, STEPS_MAX),
+        labels=tuple(sorted(spec.labels.items())) if spec.labels else (),
         expected_seconds=_expected(spec),
-        candidates=tuple([_allocation(one, team) for one in message.candidates]) or (own,),
-        phase=_phase(message.phase),
-        submission=_submission(message),
-        job_id=_job_id(message.job_id),
-        loss_goal=_goal(spec) if spec.HasField("loss_goal") else NO_GOAL,
+        goal=_goal(spec) if spec.HasField("loss_goal") else NO_GOAL,
         qos=_qos(spec.qos) if spec.HasField("qos") else NO_QOS,
     )
+
+
+class Queries:
+    """Reads queries one after another: those of one call are mostly about the same allocations, read once."""
+
+    def __init__(self) -> None:
+        self._last: tuple[Any, Team, tuple[Candidate, ...]] = ((), NO_TEAM, ())
+
+    def read(self, message: pb.EstimateQuery) -> Query:
+        """Read a query.
+
+        Raises:
+            ValueError: it cannot be taken; the text says why.
+        """
+        wanted, attained = wanted_of(message.spec), message.attained_gpu_seconds
+        if not 0 <= attained <= SECONDS_MAX * GPU_MILLI_MAX:
+            raise ValueError(f"attained_gpu_seconds is {attained:g}; it must be finite and not negative")
+        user, model, name, gpu_milli, replicas = wanted.kind
+        return Query(
+            user,
+            model,
+            name,
+            gpu_milli,
+            replicas,
+            wanted.own.cores or None,
+            _gpu_type(message.gpu_type) or wanted.own.gpu_type,
+            attained,
+            _run_seconds(attained, gpu_milli) if attained else 0.0,
+            _within("progress.step", message.progress.step, STEPS_MAX) if message.HasField("progress") else 0,
+            wanted.steps_total,
+            wanted.expected_seconds,
+            self._candidates(message.candidates, wanted.team) or (wanted.own,),
+            _phase(message.phase) if message.phase else TRAINING,
+            _job_id(message.job_id),
+            wanted.goal,
+            wanted.qos,
+            wanted.submission(message),
+        )
+
+    def _candidates(self, messages: Sequence[pb.CandidateAllocation], team: Team) -> tuple[Candidate, ...]:
+        before, same_team, read = self._last
+        if same_team == team and messages == before:
+            return read
+        if len(messages) > CANDIDATES_MAX:
+            raise ValueError(f"{len(messages)} candidates are too many; {CANDIDATES_MAX} are taken at most")
+        read = tuple([_allocation(one, team) for one in messages])
+        self._last = messages, team, read
+        return read
+
+
+def query_of(message: pb.EstimateQuery) -> Query:
+    """Read one query by itself.
+
+    Raises:
+        ValueError: it cannot be taken; the text says why.
+    """
+    return Queries().read(message)
 
 
 def observation_of(message: pb.Observation) -> Observation:
@@ -104,15 +192,16 @@ def observation_of(message: pb.Observation) -> Observation:
         raise ValueError("neither a rate, nor a loss, nor a batch, nor the end of a run or a profile is told")
     if message.HasField("loss") and not message.HasField("step"):
         raise ValueError("a loss is told but no step at which it was seen")
+    wanted = wanted_of(message.spec)
     return Observation(
-        *_kind_of(message.spec),
-        allocation=_allocation(message.allocation, _team(message.spec)),
+        *wanted.kind,
+        allocation=_allocation(message.allocation, wanted.team),
         rate_per_second=rate or None,
         window_seconds=window_seconds,
         run_seconds=_seconds("run_time", message.run_time) if ended else None,
         succeeded=message.succeeded,
         phase=_phase(message.phase),
-        submission=_submission(message),
+        submission=wanted.submission(message),
         seen_seconds=seconds_of(message.time) if message.HasField("time") else None,
         job_id=_job_id(message.job_id),
         step=_within("step", message.step, STEPS_MAX) if message.HasField("step") else None,
@@ -120,9 +209,6 @@ def observation_of(message: pb.Observation) -> Observation:
         batch_size=_within("batch_size", message.batch_size, BATCH_SIZE_MAX) or None,
         batch_seconds=batch_seconds or None,
     )
-
-
-Kind = tuple[str, str, str, int, int]  # user, model, name, GPUs in thousandths, replicas
 
 
 def kind_of(spec: job_pb2.JobSpec) -> Kind:
@@ -171,23 +257,6 @@ def _phase(text: str) -> str:
     if wrong := bad_name(text):
         raise ValueError(f"phase: {wrong}")
     return text
-
-
-def _submission(message: pb.EstimateQuery | pb.Observation) -> Submission:
-    """Read what was known of the job when it was submitted."""
-    spec = message.spec
-    if wrong := bad_name(message.submitter):
-        raise ValueError(f"submitter: {wrong}")
-    if len(spec.labels) > LABELS_MAX:
-        raise ValueError(f"its spec has {len(spec.labels)} labels; {LABELS_MAX} are taken at most")
-    return Submission(
-        submitter=message.submitter,
-        submitted_seconds=seconds_of(message.submit_time) if message.HasField("submit_time") else None,
-        kind=KINDS.get(spec.kind, ""),
-        roles=tuple([_role(role.name, role.replicas, *_asked(role.resources)) for role in spec.roles]),
-        steps_total=_within("spec.steps_total", spec.steps_total, STEPS_MAX),
-        labels=tuple(sorted(spec.labels.items())) if spec.labels else (),
-    )
 
 
 def _asked(resources: resources_pb2.ResourceRequest) -> tuple[int, int | None, int, str]:
@@ -242,9 +311,6 @@ def _own(spec: job_pb2.JobSpec) -> Candidate:
     for role in spec.roles[1:]:
         wanted = max(wanted, role.resources, key=lambda resources: resources.gpu_milli)
     return Candidate(wanted.cores, wanted.gpu_milli, 1, wanted.gpu_type, *_team(spec))
-
-
-Team = tuple[int, int, int]  # workers, parameter servers, cores of each of these; all 0 without parameter servers
 
 
 def _team(spec: job_pb2.JobSpec) -> Team:
@@ -309,41 +375,3 @@ def _seconds(what: str, duration: Duration) -> float:
 def seconds_of(time: Timestamp) -> float:
     """Read a time in unix seconds."""
     return time.seconds + time.nanos / 1e9
-
-
-def write(estimate: Estimate, message: pb.Estimate, asked: Sequence[pb.CandidateAllocation]) -> None:
-    """Write an estimate into its message, with one judgement for each allocation that was asked about.
-
-    Fields are set in place, which takes a third of the time of making each message and copying it.
-    """
-    message.predictable = estimate.predictable
-    message.confidence = estimate.confidence
-    message.cores_useful = estimate.cores_useful or 0
-    message.cores_useful_confidence = estimate.cores_useful_confidence
-    message.source = estimate.source
-    if estimate.remaining_seconds is not None:
-        _set(message.remaining, estimate.remaining_seconds)
-    if estimate.remaining_p10_seconds is not None:
-        _set(message.remaining_p10, estimate.remaining_p10_seconds)
-    if estimate.remaining_p90_seconds is not None:
-        _set(message.remaining_p90, estimate.remaining_p90_seconds)
-    add = message.candidates.add
-    for place, judged in enumerate(estimate.candidates or (CandidateEstimate(),) * (len(asked) or 1)):
-        one = add()
-        one.confidence = judged.confidence
-        if judged.rate_per_second is not None:
-            one.rate_per_second = judged.rate_per_second
-        if judged.remaining_seconds is not None:
-            _set(one.remaining, judged.remaining_seconds)
-        if judged.latency:
-            promises.write_latency(judged.latency, one.latency)
-        if asked and (judged.rate_per_second is not None or judged.latency):
-            one.allocation.CopyFrom(asked[place])
-
-
-def _set(duration: Duration, seconds: float) -> None:
-    if seconds > DURATION_SECONDS_MAX:
-        seconds = DURATION_SECONDS_MAX
-    whole = int(seconds)
-    duration.seconds = whole
-    duration.nanos = int((seconds - whole) * 1e9)

@@ -132,7 +132,7 @@ def test_what_is_forgotten_is_dumped_as_nothing() -> None:
 def test_a_core_count_beyond_the_limit_replaces_the_oldest() -> None:
     history = taught(*[paced(1.0, cores) for cores in range(1, 6)], samples_max="3")
     (record,) = history.dump().values()
-    assert [cores for _, cores, _ in json.loads(record)["rates"]] == [3, 4, 5]
+    assert [cores for _, cores, _, _ in json.loads(record)["rates"]] == [3, 4, 5]
 
 
 def test_a_zero_tells_nothing_and_makes_no_record() -> None:
@@ -164,3 +164,37 @@ def test_options_that_make_no_sense_are_all_named() -> None:
     with pytest.raises(BadOption) as caught:
         parse(History.Options, wrong)
     assert {violation.field for violation in caught.value.violations} == set(wrong)
+
+
+def test_rates_on_other_numbers_of_nodes_are_told_apart() -> None:
+    history = History()
+    for nodes, rate in ((1, 4.0), (1, 4.0), (2, 3.0)):
+        seen = Candidate(4, nodes=nodes)
+        history.observe(Observation("ann", "bert", "", 2000, 2, seen, rate_per_second=rate, window_seconds=10.0))
+    asked = Query(
+        "ann", "bert", "", 2000, 2, cores=4, candidates=tuple(Candidate(4, nodes=nodes) for nodes in (1, 2, 4))
+    )
+    assert [one.rate_per_second for one in history.estimate(asked).candidates] == [4.0, 3.0, None]
+    restarted = History()
+    assert restarted.restore(history.dump()) == []
+    assert restarted.estimate(asked) == history.estimate(asked)
+
+
+def test_records_from_before_nodes_were_told_apart_are_read() -> None:
+    history = History()
+    record = b'{"key":["ann","bert","1000","1"],"runs":[],"rates":[["",4,[2.0,2.0]]]}'
+    assert history.restore({"k": record}) == []
+    asked = Query("ann", "bert", "", 1000, 1, candidates=(Candidate(4),))
+    assert history.estimate(asked).candidates[0].rate_per_second == 2.0
+
+
+def test_an_answer_is_not_given_again_once_something_else_was_seen() -> None:
+    history = History()
+    asked = Query("ann", "bert", "", 1000, 1, candidates=(Candidate(4),))
+    told = []
+    for rate in (2.0, 8.0, 8.0):
+        history.observe(
+            Observation("ann", "bert", "", 1000, 1, Candidate(4), rate_per_second=rate, window_seconds=10.0)
+        )
+        told += [history.estimate(asked).candidates[0].rate_per_second for _ in range(2)]
+    assert told == [2.0, 2.0, 5.0, 5.0, 8.0, 8.0]

@@ -189,3 +189,22 @@ def test_options_that_make_no_sense_are_all_named() -> None:
     with pytest.raises(BadOption) as caught:
         parse(XiaoPiecewise.Options, wrong)
     assert {violation.field for violation in caught.value.violations} == set(wrong)
+
+
+def test_an_answer_by_what_others_jobs_did_is_not_given_again_once_they_did_something_else() -> None:
+    predictor = XiaoPiecewise()
+    asked = Query("bob", "bert", "", 1000, 1, candidates=(Candidate(4), Candidate(4, gpu_type="k80")))
+
+    def rates() -> list[float | None]:
+        return [one.rate_per_second for one in predictor.estimate(asked).candidates]
+
+    def saw(user: str, rate: float, gpu_type: str) -> None:
+        seen = Candidate(4, gpu_type=gpu_type)
+        predictor.observe(Observation(user, "bert", "", 1000, 1, seen, rate_per_second=rate, window_seconds=10.0))
+
+    saw("bob", 4.0, "h100")
+    assert rates() == [4.0, None]
+    saw("ann", 2.0, "k80")
+    assert rates() == [4.0, 2.0]
+    saw("bob", 1.0, "k80")
+    assert rates()[1] == 1.0

@@ -7,7 +7,7 @@ import contextlib
 import os
 import signal
 from collections.abc import Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -56,6 +56,10 @@ def serve(
     gpus: Annotated[str | None, typer.Option(metavar="auto|fake:N", help="The agent's GPUs.")] = None,
     cpus: Annotated[str, typer.Option(metavar="0-3,8", help="The CPUs that the agent may give to jobs; all.")] = "",
     address: Annotated[str, typer.Option(metavar="HOST", help="Where other nodes reach this one; its name.")] = "",
+    follow: Annotated[
+        str | None,
+        typer.Option(metavar="HOST:PORT", help="The predictor that takes observations; this one reads what it keeps."),
+    ] = None,
     option: Annotated[list[str] | None, typer.Option(metavar="GROUP.KEY=VALUE", help="Of a policy; again.")] = None,
 ) -> None:
     """Run one service of the mesh in the foreground: queue, placement, predictor, contention or agent.
@@ -63,17 +67,23 @@ def serve(
     All of them read the same token: from COTENANT_TOKEN, else from the file `token` of the state directory, which the
     first one makes. Without --listen they serve on loopback at the ports 7070 (queue), 7071 (placement), 7072
     (predictor) and 7073 (contention); without --endpoints they look for each other there. With the store `sqlite`
-    each keeps a file of its own in the state directory; several machines share an etcd.
+    each keeps a file of its own in the state directory; several machines share an etcd. Several predictors on one etcd
+    answer alike: one takes observations, the others name it with --follow.
 
     \b
     Examples:
       cotenant serve placement
       cotenant serve queue --store etcd://10.0.0.1:2379 --listen 0.0.0.0:7070
+      cotenant serve predictor --store etcd://10.0.0.1:2379 --listen 0.0.0.0:7082 --follow 10.0.0.5:7072
       cotenant serve agent --endpoints 10.0.0.5:7070 --gpus auto
     """
     if service not in SERVICES:
         raise usage(f"there is no service {service!r}{did_you_mean(service, SERVICES)}; {', '.join(SERVICES)} are")
     settings = read_settings(config)
+    if follow is not None:
+        settings = replace(settings, follow=follow)
+    if settings.follow and service == "predictor" and not (store or settings.store).startswith("etcd:"):
+        raise usage("to follow another predictor takes the etcd that both share: --store etcd://HOST:PORT")
     state_dir = state_dir_of(context)
     told = Told(
         settings=settings,
@@ -156,7 +166,8 @@ def _predictor(told: Told, common: dict[str, Any]) -> Coroutine[Any, Any, None]:
     names = told.settings.predictors
     options = by_owner(names, told.options.get("predictor", {}))
     profiles = ProfileRules(seconds=told.settings.profile_seconds)
-    return run(**common, config=Config(predictors=names, options=options, profiles=profiles))
+    follow = told.settings.follow
+    return run(**common, config=Config(predictors=names, options=options, profiles=profiles, follow=follow))
 
 
 def _contention(told: Told, common: dict[str, Any]) -> Coroutine[Any, Any, None]:

@@ -35,6 +35,7 @@ class Settings:
     placement: str = "consolidate"
     allocator: str = "proportional"
     predictor: str = "history"
+    follow: str = ""
     contention: str = "none"
     heartbeat_seconds: float = 5.0
     lost_after_seconds: float = 300.0

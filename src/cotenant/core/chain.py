@@ -114,9 +114,11 @@ def combined(told: Sequence[Told], query: Query) -> Estimate:
             useful.cores_useful is None or estimate.cores_useful_confidence > useful.cores_useful_confidence
         ):
             useful_by, useful = other, estimate
-    for what, others in (("θ", (useful_by,)), ("rates", rates_by), ("latency", latency_by)):
-        if strangers := [other for other in others if other not in name.split(" and ")]:
-            also.append(f"; {what} by {' and '.join(strangers)}")
+    if len(told) > 1:
+        speaking = name.split(" and ")
+        for what, others in (("θ", (useful_by,)), ("rates", rates_by), ("latency", latency_by)):
+            if strangers := [other for other in others if other not in speaking]:
+                also.append(f"; {what} by {' and '.join(strangers)}")
     return Estimate(
         speaks.predictable,
         speaks.confidence,
@@ -137,36 +139,30 @@ def _judged(told: Sequence[Told], query: Query) -> tuple[Judged, Sequence[str], 
         return (), (), ()
     names = [name for name, _ in tellers]
     steps = 0 if query.phase else max(0, query.steps_total - query.step)
+    if len(tellers) == 1 and not any(
+        one.latency or (one.remaining_seconds is None and one.rate_per_second) for one in tellers[0][1]
+    ):
+        only = tellers[0][1]
+        return only, names if any(one.rate_per_second is not None for one in only) else (), ()
     judged, rated, waited = [], set(), set()
     for ones in zip(*[candidates for _, candidates in tellers], strict=True):
-        surest, latency = _surest(ones), _first_latency(ones)
-        one = ones[max(surest, 0)]
+        surest = latency = -1
+        confidence = -1.0
+        for place, one in enumerate(ones):
+            if one.rate_per_second is not None and one.confidence > confidence:
+                surest, confidence = place, one.confidence  # the first of those who are equally sure
+            if latency < 0 and one.latency is not None:
+                latency = place
+        best = ones[max(surest, 0)]
         if surest >= 0:
             rated.add(surest)
-            if one.remaining_seconds is None and one.rate_per_second:
-                one = _with_rest(one, ones, steps)
+            if best.remaining_seconds is None and best.rate_per_second:
+                best = _with_rest(best, ones, steps)
         if latency >= 0:
             waited.add(latency)
-            if one.latency is None:
-                one = replace(one, latency=ones[latency].latency)
-        judged.append(one)
+            best = replace(best, latency=ones[latency].latency)
+        judged.append(best)
     return tuple(judged), [names[one] for one in sorted(rated)], [names[one] for one in sorted(waited)]
-
-
-def _surest(ones: Judged) -> int:
-    """Who is surest of the rate, the first of those who are equally sure; -1 where nobody tells one."""
-    surest, confidence = -1, -1.0
-    for place, one in enumerate(ones):
-        if one.rate_per_second is not None and one.confidence > confidence:
-            surest, confidence = place, one.confidence
-    return surest
-
-
-def _first_latency(ones: Judged) -> int:
-    for place, one in enumerate(ones):
-        if one.latency is not None:
-            return place
-    return -1
 
 
 def _with_rest(one: CandidateEstimate, ones: Judged, steps: int) -> CandidateEstimate:

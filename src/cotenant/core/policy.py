@@ -142,7 +142,7 @@ class Predictor(Protocol):
         """What changed since the last dump, by key, to be kept across restarts; empty where a record was forgotten."""
 
     def restore(self, records: Mapping[str, bytes]) -> Sequence[str]:
-        """Take back what was kept; names the records that could not be read."""
+        """Take back what was kept, also what another replica kept since; names the records that could not be read."""
 
 
 @runtime_checkable
@@ -159,6 +159,17 @@ class Forgets(Protocol):
 
     def forget_rates(self, like: Observation) -> None:
         """Let the rates of a kind of job go in its phase, on its GPU type and number of nodes: all as in `like`."""
+
+
+@runtime_checkable
+class Follows(Protocol):
+    """A predictor whose records cannot each be taken back by themselves, such as the parts of a model.
+
+    Of others, `restore` is called whenever a record changed; one without content was forgotten.
+    """
+
+    def follow(self, records: Mapping[str, bytes]) -> Sequence[str]:
+        """Take in records that another replica wrote since; names those that could not be read."""
 
 
 class Lesson(Protocol):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Generic, TypeVar
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 from cotenant.core.estimates import Observation, Query
 
@@ -81,10 +81,12 @@ class Remembered(Generic[T]):
         }
 
     def restore(self, records: Mapping[str, bytes]) -> Sequence[str]:
-        """Take back what was dumped; names the records that could not be read."""
+        """Take back what was dumped; names the records that could not be read. One without content is forgotten."""
         unread = []
         for name, content in records.items():
             if not content:
+                if self._kinds.pop(tuple(unquote(part) for part in name.split("/")), None) is not None:
+                    self._by_model = None
                 continue
             try:
                 key, thing = self._read(content)

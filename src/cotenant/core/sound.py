@@ -17,17 +17,18 @@ def unsound(estimate: Estimate, candidates: int) -> str:
         return f"confidence is {estimate.confidence}"
     if not 0 <= estimate.cores_useful_confidence <= 1:
         return f"cores_useful_confidence is {estimate.cores_useful_confidence}"
-    for name in ("remaining_seconds", "remaining_p10_seconds", "remaining_p90_seconds", "cores_useful"):
-        if not _possible(getattr(estimate, name)):
-            return f"{name} is {getattr(estimate, name)}"
+    rest, low, high = estimate.remaining_seconds, estimate.remaining_p10_seconds, estimate.remaining_p90_seconds
+    if not (_possible(rest) and _possible(low) and _possible(high) and _possible(estimate.cores_useful)):
+        names = ("remaining_seconds", "remaining_p10_seconds", "remaining_p90_seconds", "cores_useful")
+        return next(f"{one} is {getattr(estimate, one)}" for one in names if not _possible(getattr(estimate, one)))
     if estimate.candidates and len(estimate.candidates) != candidates:
         return f"{len(estimate.candidates)} candidates are judged, not {candidates}"
     for judged in estimate.candidates:
-        rate, remaining = judged.rate_per_second, judged.remaining_seconds
-        if not (
-            0 <= judged.confidence <= 1
-            and (rate is None or 0 <= rate < math.inf)
-            and (remaining is None or 0 <= remaining < math.inf)
+        rate, rest = judged.rate_per_second, judged.remaining_seconds
+        if (
+            not 0 <= judged.confidence <= 1
+            or (rate is not None and not 0 <= rate < math.inf)
+            or (rest is not None and not 0 <= rest < math.inf)
         ):
             return f"a candidate's estimate is {judged}"
         if judged.latency and (wrong := _unsound_latency(judged.latency)):
