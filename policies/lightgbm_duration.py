@@ -24,6 +24,7 @@ TOLD_MAX = 20_000  # jobs whose estimates are remembered until they end
 PART_BYTES = 512 * 1024  # of one record of a model
 HISTORY, BLOCK, MODEL, BLEND = "history/", "ends-", "model-", "blend"
 
+Asked = tuple[Facts, float | None, float, bool]  # all that an answer hangs on beside what was learnt, and `history`
 Told = tuple[Facts, float]  # a job, as far as it can be told from others: its facts and its submission
 
 
@@ -107,6 +108,7 @@ class LightgbmDuration:
         self._model: Model | None = None
         self._latest = 0.0  # when a job ended last
         self._told: OrderedDict[Told, Floats] = OrderedDict()
+        self._answered: tuple[tuple[int, int], dict[Asked, tuple[Estimate, Estimate]]] = (0, 0), {}
         self._parts: dict[str, bytes] = {}  # of a model that another replica is writing
         self._changed: dict[str, None] = {}
 
@@ -180,12 +182,26 @@ class LightgbmDuration:
         known = [self._history.estimate(query) for query in queries]
         if self._model is None or not (queries and self._seen):
             return known
-        blended, surprise = self.quantiles(queries)
-        rest = remaining(blended, np.array([query.run_seconds for query in queries]))
-        return [
-            self._say(query, before, quantiles, odd)
-            for query, before, quantiles, odd in zip(queries, known, rest.tolist(), surprise.tolist(), strict=True)
+        version = self._seen, self._model.version
+        if self._answered[0] != version or len(self._answered[1]) > TOLD_MAX:
+            self._answered = version, {}
+        answers = self._answered[1]
+        asked = [
+            (facts_of(query), query.submission.submitted_seconds, query.run_seconds, query.steps_total > query.step)
+            for query in queries
         ]
+        told = {
+            place: found[1]
+            for place, one in enumerate(asked)
+            if (found := answers.get(one)) and found[0] == known[place]
+        }
+        if new := [place for place in range(len(queries)) if place not in told]:
+            blended, surprise = self.quantiles([queries[place] for place in new])
+            rest = remaining(blended, np.array([queries[place].run_seconds for place in new]))
+            for place, quantiles, odd in zip(new, rest.tolist(), surprise.tolist(), strict=True):
+                told[place] = self._say(queries[place], known[place], quantiles, odd)
+                answers[asked[place]] = known[place], told[place]
+        return [told[place] for place in range(len(queries))]
 
     def quantiles(self, queries: Sequence[Query]) -> tuple[Floats, Floats]:
         """Tell the quantiles of whole run times, as logarithms of seconds, and how probable a surprise is.

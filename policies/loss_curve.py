@@ -90,6 +90,7 @@ class LossCurve:
     def __init__(self, options: Options | None = None) -> None:
         self.options = options or self.Options()
         self._told: Remembered[Told] = Remembered(self.options.jobs_max, Told, _write, _read)
+        self._due: dict[Key, LossGoal] = {}  # jobs whose curve has something new to be seen
 
     def observe(self, observation: Observation) -> None:
         """Take in a step, its loss and the rate of a training; a job that ended is forgotten.
@@ -105,6 +106,7 @@ class LossCurve:
         key = _key(observation)
         if observation.run_seconds is not None:
             self._told.forget(key)
+            self._due.pop(key, None)
             return
         if observation.phase != TRAINING or (not rate and step is None):
             return
@@ -113,6 +115,10 @@ class LossCurve:
             told.step = step
             if observation.loss is not None:
                 told.points.add(step, observation.loss)
+                if observation.loss_goal.given:
+                    self._due[key] = observation.loss_goal
+                    if len(self._due) > self.options.jobs_max:
+                        del self._due[next(iter(self._due))]
         if rate:
             self._note(told, (observation.allocation.cores, observation.allocation.gpu_type), rate)
 
@@ -124,6 +130,14 @@ class LossCurve:
         if len(told.rates) > self.options.allocations_max:
             told.rates.popitem(last=False)
 
+    def prepare(self, fits_max: int) -> int:
+        """Fit some of the curves that have something new to be seen, before somebody asks."""
+        for key in list(self._due)[:fits_max]:
+            goal, told = self._due.pop(key), self._told.get(key)
+            if told is not None:
+                self._by_curve(told, goal)
+        return len(self._due)
+
     def estimate(self, query: Query) -> Estimate:
         """Tell when this job will be done by its own word: how sure, and from what."""
         key = _key(query)
@@ -131,18 +145,18 @@ class LossCurve:
         if told is None:
             return replace(NOT_SEEN, candidates=(CandidateEstimate(),) * len(query.candidates))
         step = query.step or told.step
-        end = _by_total(query, step) or self._by_curve(told, query)
+        end = _by_total(query, step) or self._by_curve(told, query.loss_goal)
         rest = self._rest(told, end, step)
         left = max(0.0, end.step - step) if rest.predictable else None
         judged = tuple([_judge(candidate, told, left, end.confidence) for candidate in query.candidates])
         return replace(rest, candidates=judged)
 
-    def _by_curve(self, told: Told, query: Query) -> Forecast:
+    def _by_curve(self, told: Told, goal: LossGoal) -> Forecast:
         """Ask the curve when the goal will be reached. It is fitted anew only once there is something new to be seen.
 
-        A fit costs a few milliseconds, a thousand jobs some seconds, and a single further loss changes next to nothing.
+        A fit costs a millisecond or two, and a single further loss changes next to nothing.
         """
-        goal, last = query.loss_goal, told.points.step
+        last = told.points.step
         if not goal.given:
             return Forecast(why=NO_END.source)
         if told.points.wild:

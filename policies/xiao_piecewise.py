@@ -59,6 +59,7 @@ class Seen:
         self.windows.pop(setting, None)
         self.curves.pop(setting, None)
         self.found.clear()
+        self.answer = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +142,7 @@ class XiaoPiecewise:
         self.options = options or self.Options()
         self._beliefs = Beliefs(noise=self.options.noise, form=self.options.form)
         self._seen: Remembered[Seen] = Remembered(self.options.kinds_max, Seen, _write, _read)
+        self._due: dict[tuple[Key, Setting], None] = {}  # curves through which there are new windows
 
     def observe(self, observation: Observation) -> None:
         """Take in a window's rate; a window without one, or on cores that are not told, says nothing.
@@ -153,7 +155,23 @@ class XiaoPiecewise:
             raise ValueError(f"no job runs on {plural(seen.cores, 'core')} and {plural(seen.nodes, 'node')}")
         if rate and seen.cores:
             setting = (observation.phase, seen.gpu_type, seen.nodes)
-            self._seen.change(kind_of(observation)).add(setting, seen.cores, rate)
+            key = kind_of(observation)
+            self._seen.change(key).add(setting, seen.cores, rate)
+            self._due[key, setting] = None
+            if len(self._due) > self.options.kinds_max:
+                del self._due[next(iter(self._due))]
+
+    def prepare(self, fits_max: int) -> int:
+        """Fit some of the curves through which there are new windows, before somebody asks."""
+        for key, setting in list(self._due)[:fits_max]:
+            del self._due[key, setting]
+            seen = self._seen.get(key)
+            if seen and setting in seen.windows:
+                curve = self._curve(seen, setting)
+                for point in curve.points:
+                    curve.confidence(point.cores)
+                self._theta(Known(curve))
+        return len(self._due)
 
     def forget_rates(self, like: Observation) -> None:
         """Let the windows of a kind go in one setting."""

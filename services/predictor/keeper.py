@@ -41,6 +41,7 @@ T = TypeVar("T")
 PREFIX = "predictor/"
 ASIDE = "unreadable/predictor/"
 RECORDS_MAX = 100  # in one transaction; etcd takes 128 operations unless told otherwise
+AT_ONCE_MAX = 10  # records that are restored while others wait
 BYTES_MAX = 1024 * 1024  # in one transaction; etcd takes 1.5 MiB unless told otherwise
 
 
@@ -83,7 +84,11 @@ class Keeper:
         for name, kept in self._kept.items():
             prefix = f"{PREFIX}{name}/"
             own = {entry.key.removeprefix(prefix): entry for entry in listing.entries if entry.key.startswith(prefix)}
-            unread = [own[key] for key in await asyncio.to_thread(self._give_back, name, kept, own) if key in own]
+            if len(own) > AT_ONCE_MAX:
+                named = await asyncio.to_thread(self._give_back, name, kept, own)
+            else:
+                named = self._give_back(name, kept, own)
+            unread = [own[key] for key in named if key in own]
             log.info("records_restored", predictor=name, count=len(own) - len(unread))
             for entry in unread:
                 await self._set_aside(entry)

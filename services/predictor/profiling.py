@@ -101,8 +101,8 @@ class Measured:
         """Take back what was dumped; names the records that could not be read."""
         unread = []
         for key, content in records.items():
-            if not content:
-                self._profiles.pop(key, None)
+            if not content and key in self._profiles:  # another replica forgot it
+                del self._profiles[key]
                 self._stale.discard(key)
                 continue
             try:

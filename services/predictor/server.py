@@ -45,6 +45,9 @@ NOT_RESTORED = "what was learnt before has not been read from the store yet"
 STALE_TRUST = 0.5  # by this factor confidence is lower while a profile is stale
 SLICE = 200  # queries between two chances for other calls: about 5 ms; models prefer more at once
 
+FITS = 2  # of each predictor, between two chances for other calls: about 5 ms
+BESIDE_SECONDS = 0.005  # to wait while somebody is being answered
+
 queries_answered = telemetry.counter("cotenant.predictor.queries", "{query}", "Jobs estimated")
 observations_taken = telemetry.counter("cotenant.predictor.observations", "{observation}", "Observations taken in")
 observations_rejected = telemetry.counter("cotenant.predictor.rejected", "{observation}", "Observations rejected")
@@ -80,10 +83,12 @@ class PredictorServicer(pb_grpc.PredictorServiceServicer):
         kinds: Kinds | None = None,
         follows: str = "",
     ) -> None:
-        self._chain, self._measured, self._keeper, self._failures = chain, measured, keeper, failures
+        self.chain, self._measured, self._keeper, self._failures = chain, measured, keeper, failures
         self._kinds = kinds or Kinds()
         self._profiler = Profiler(measured, profiles)
         self._follows = follows
+        self._asked = 0  # calls of Estimate under way
+        self._seen = asyncio.Event()
         self._intake = Intake()
 
     async def Estimate(self, request: pb.EstimateRequest, context: Any) -> pb.EstimateResponse:
@@ -91,10 +96,14 @@ class PredictorServicer(pb_grpc.PredictorServiceServicer):
         _require_batch("queries", len(request.queries))
         response = pb.EstimateResponse()
         reader, writer = words.Queries(), Writer()
-        for queries in _slices(request.queries):
-            messages = [response.estimates.add(job_id=query.job_id) for query in queries]
-            writer.write(self._estimate(queries, reader), queries, messages)
-            await asyncio.sleep(0)
+        self._asked += 1
+        try:
+            for queries in _slices(request.queries):
+                messages = [response.estimates.add(job_id=query.job_id) for query in queries]
+                writer.write(self._estimate(queries, reader), queries, messages)
+                await asyncio.sleep(0)
+        finally:
+            self._asked -= 1
         self._failures.tell()
         queries_answered.add(len(request.queries))
         return response
@@ -116,6 +125,7 @@ class PredictorServicer(pb_grpc.PredictorServiceServicer):
             except ValueError as error:
                 rejected.append(rejection(index, message, error))
         self._failures.tell()
+        self._seen.set()
         accepted = len(request.observations) - len(rejected)
         observations_taken.add(accepted)
         observations_rejected.add(len(rejected))
@@ -149,10 +159,19 @@ class PredictorServicer(pb_grpc.PredictorServiceServicer):
         page, token = page_of(ids, size, request.page_token, scope=scope)
         response = pb.ListProfilesResponse(next_page_token=token, total_size=len(ids))
         for kind, seen_seconds in list(self._kinds.of(page)):
-            response.profiles.append(profile_of(kind, seen_seconds, self._measured, self._chain, self._failures.add))
+            response.profiles.append(profile_of(kind, seen_seconds, self._measured, self.chain, self._failures.add))
             await asyncio.sleep(0)
         self._failures.tell()
         return response
+
+    async def prepare(self) -> None:
+        """Fit what the next questions need as soon as something was seen, between other calls, until cancelled."""
+        while True:
+            await self._seen.wait()
+            self._seen.clear()
+            while self._asked or self.chain.prepare(FITS):  # noqa: ASYNC110  # others are to have their turn, often
+                await asyncio.sleep(BESIDE_SECONDS if self._asked else 0)
+            self._failures.tell()
 
     def _estimate(self, messages: Sequence[pb.EstimateQuery], reader: words.Queries) -> Sequence[estimates.Estimate]:
         if not self._keeper.restored:
@@ -164,7 +183,7 @@ class PredictorServicer(pb_grpc.PredictorServiceServicer):
                 queries.append(reader.read(message))
             except ValueError as error:
                 refused[place] = estimates.Estimate(source=f"predictor: the query cannot be taken: {error}")
-        answers = map(self._if_stale, queries, self._chain.estimate_many(queries))
+        answers = map(self._if_stale, queries, self.chain.estimate_many(queries))
         return [refused.get(place) or next(answers) for place in range(len(messages))]
 
     def _if_stale(self, query: estimates.Query, estimate: estimates.Estimate) -> estimates.Estimate:
@@ -181,26 +200,27 @@ class PredictorServicer(pb_grpc.PredictorServiceServicer):
         seen = self._measured.saw(kind, observation, profiled=message.profiled)
         if seen.void:
             self._profiler.void(kind, observation.allocation.gpu_type)
-            for predictor in self._chain.predictors.values():
+            for predictor in self.chain.predictors.values():
                 if isinstance(predictor, Forgets):
                     predictor.forget_rates(observation)
         for earlier in seen.learnt:
             if earlier is not observation:
-                self._chain.observe(replace(earlier, loss=None, batch_size=None, batch_seconds=None))
+                self.chain.observe(replace(earlier, loss=None, batch_size=None, batch_seconds=None))
         if observation not in seen.learnt:  # its rate is held back, all else that it tells is not
             observation = replace(observation, rate_per_second=None, window_seconds=0.0)
-        self._chain.observe(observation)
+        self.chain.observe(observation)
         return self._profiler.wanted(message, observation, time.monotonic())
 
 
 class Predicting:
     """A predictor that is being served."""
 
-    def __init__(self, keeper: Keeper, trainer: Trainer, config: Config) -> None:
+    def __init__(self, keeper: Keeper, trainer: Trainer, servicer: PredictorServicer, config: Config) -> None:
         self._keeper, self._config = keeper, config
         self._tasks = (
             asyncio.create_task(keeper.run(config.keep_seconds), name="predictor-keeper"),
             asyncio.create_task(trainer.run(config.train_seconds), name="predictor-trainer"),
+            asyncio.create_task(servicer.prepare(), name="predictor-preparer"),
         )
 
     async def close(self) -> None:
@@ -235,7 +255,7 @@ async def start(server: Server, store: Store, policies: PolicyServicer, config: 
     server.add(pb_grpc.add_PredictorServiceServicer_to_server, servicer, SERVICE)
     server.set_serving(SERVICE, False)
     learners = {} if config.follow else chain.predictors  # a model is learnt once, by the one that observes
-    return Predicting(keeper, Trainer(learners, lambda: keeper.restored), config)
+    return Predicting(keeper, Trainer(learners, lambda: keeper.restored), servicer, config)
 
 
 def _doubted(estimate: estimates.Estimate, why: str) -> estimates.Estimate:

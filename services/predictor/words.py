@@ -208,6 +208,7 @@ def observation_of(message: pb.Observation) -> Observation:
         loss=message.loss if message.HasField("loss") else None,
         batch_size=_within("batch_size", message.batch_size, BATCH_SIZE_MAX) or None,
         batch_seconds=batch_seconds or None,
+        loss_goal=wanted.goal,
     )
 
 

@@ -13,10 +13,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from cotenant.core.estimates import UNKNOWN, CandidateEstimate, Estimate, Observation, Query
-from cotenant.core.policy import EstimatesMany, Predictor
+from cotenant.core.policy import EstimatesMany, Predictor, Prepares
 from cotenant.core.sound import unsound
 
 CONFIDENCE_MIN = 0.5  # from which on a job is predictable (AITurbo, Zhao et al., HPDC 2021 [D])
+REMEMBERED_MAX = 5_000  # answers that were checked, or put together
 NOBODY = replace(UNKNOWN, source=f"nobody: {UNKNOWN.source}")
 
 Told = tuple[str, Estimate]  # a predictor's name and what it says
@@ -40,6 +41,8 @@ class Chain:
             raise ValueError(f"the predictor {twice[0]!r} is named twice")
         self._predictors = tuple(predictors)
         self._failed = failed
+        self._combined: dict[tuple[int, ...], tuple[Query, Sequence[Told], Estimate]] = {}
+        self._checked: dict[tuple[int, int], Estimate] = {}  # known by their identity, and kept, too
 
     @property
     def predictors(self) -> Mapping[str, Predictor]:
@@ -54,9 +57,24 @@ class Chain:
         """Say for each job what `estimate` says; a predictor that takes many questions at once is asked only once."""
         answers = [(predictor.name, self._ask_many(predictor, queries)) for predictor in self._predictors]
         return [
-            combined([(name, said) for name, told in answers if (said := told[place]) is not None], query)
+            self._combine([(name, said) for name, told in answers if (said := told[place]) is not None], query)
             for place, query in enumerate(queries)
         ]
+
+    def _combine(self, told: Sequence[Told], query: Query) -> Estimate:
+        """Put together what is told; where the predictors gave the very same answers as before, as before.
+
+        Answers are known by their identity, and kept, so that none of them can be another's.
+        """
+        key = tuple([id(estimate) for _, estimate in told])
+        before = self._combined.get(key)
+        if before and _alike(before[0], query):
+            return before[2]
+        estimate = combined(told, query)
+        if len(self._combined) >= REMEMBERED_MAX:
+            self._combined.clear()
+        self._combined[key] = query, told, estimate
+        return estimate
 
     def observe(self, observation: Observation) -> None:
         """Show all predictors what was seen."""
@@ -65,6 +83,17 @@ class Chain:
                 predictor.observe(observation)
             except Exception as error:  # whatever a stranger's predictor does
                 self._failed(predictor, f"observe: {type(error).__name__}: {error}")
+
+    def prepare(self, fits_max: int) -> bool:
+        """Let each predictor that can do so fit beforehand what the next questions need; True where more is left."""
+        left = False
+        for predictor in self._predictors:
+            if isinstance(predictor, Prepares):
+                try:
+                    left |= predictor.prepare(fits_max) > 0
+                except Exception as error:  # whatever a stranger's predictor does
+                    self._failed(predictor, f"prepare: {type(error).__name__}: {error}")
+        return left
 
     def _ask_many(self, predictor: Predictor, queries: Sequence[Query]) -> Sequence[Estimate | None]:
         """Ask about all at once where the predictor can; where that fails, or it cannot, one by one."""
@@ -85,10 +114,27 @@ class Chain:
             return None
 
     def _sound(self, predictor: Predictor, estimate: Estimate, query: Query) -> Estimate | None:
+        key = id(estimate), len(query.candidates)
+        if key in self._checked and self._checked[key] is estimate:
+            return estimate
         if wrong := unsound(estimate, len(query.candidates)):
             self._failed(predictor, f"estimate: {wrong}")
             return None
+        if len(self._checked) >= REMEMBERED_MAX:
+            self._checked.clear()
+        self._checked[key] = estimate
         return estimate
+
+
+def _alike(query: Query, other: Query) -> bool:
+    """Whether the same answers mean the same for two questions."""
+    return (
+        query.steps_total - query.step == other.steps_total - other.step
+        and query.phase == other.phase
+        and query.cores == other.cores
+        and query.gpu_type == other.gpu_type
+        and query.candidates == other.candidates
+    )
 
 
 def combined(told: Sequence[Told], query: Query) -> Estimate:

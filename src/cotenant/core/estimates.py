@@ -139,6 +139,7 @@ class Observation:
     submission: Submission = NOT_TOLD
     surprising: bool | None = None  # of an end: whether it was unpredictable, where somebody could tell
     seen_seconds: float | None = None  # when the window or the job ended, on the clock of `submitted_seconds`
+    loss_goal: LossGoal = NO_GOAL  # as it will stand in questions about the job
 
 
 def rate_of(observation: Observation) -> float:

@@ -32,6 +32,8 @@ SHARE_SURE = 0.2  # of the way must have been seen for the forecast to be worth 
 
 GRID, ZOOM_GRID, ZOOMS = 32, 12, 3  # scales tried, and tried again between the neighbours of the best
 SCALE_MIN, SCALE_MAX = 0.005, 20.0  # of what was seen; a scale beyond is a straight line
+SCALES = np.geomspace(SCALE_MIN, SCALE_MAX, GRID)
+ZOOM = np.linspace(-1, 1, ZOOM_GRID)
 REWEIGHTS = 4
 TUKEY = 4.685  # Tukey's constant: 95 % efficiency where the noise is normal
 MAD_TO_SIGMA = 1.4826
@@ -137,37 +139,57 @@ def fit(points: Points, exponent: float = 1.0, weights: Floats | None = None) ->
     span, spread = float(steps[-1] - steps[0]), float(np.ptp(losses))
     if span <= 0 or spread <= 0:
         return None
-    scales = span * np.geomspace(SCALE_MIN, SCALE_MAX, GRID)
+    scales = span * SCALES
+    fallen = _fallen(steps, scales, exponent)
     robust = counts * ~_spiked(losses) if weights is None else weights
-    found = _best(points, robust, scales, exponent)
+    found = _best(points, robust, scales, exponent, fallen)
     for _ in range(REWEIGHTS if weights is None else 0):
         if found is None:
             return None
         deviations = np.abs(found.residuals) * np.sqrt(counts)
-        scatter = max(float(np.median(deviations)) * MAD_TO_SIGMA, ROUNDING * spread)
+        scatter = max(_median(deviations) * MAD_TO_SIGMA, ROUNDING * spread)
         robust = counts * np.clip(1 - (deviations / (TUKEY * scatter)) ** 2, 0, None) ** 2
-        found = _best(points, robust, scales, exponent)
+        found = _best(points, robust, scales, exponent, fallen)
     for _ in range(ZOOMS):
         if found is None:
             return None
         ratio = (scales[-1] / scales[0]) ** (1 / (len(scales) - 1))
-        scales = found.curve.scale * np.geomspace(1 / ratio, ratio, ZOOM_GRID)
-        found = _best(points, robust, scales, exponent)
+        scales = found.curve.scale * ratio**ZOOM
+        found = _best(points, robust, scales, exponent, _fallen(steps, scales, exponent))
     return found
+
+
+def _fallen(steps: Floats, scales: Floats, exponent: float) -> Floats:
+    """What is left of the fall at each step (across) for each scale (down): the dear part of a fit, made once."""
+    fallen: Floats = (1 + (steps - steps[0]) / (exponent * scales[:, None])) ** -exponent
+    return fallen
+
+
+def _median(figures: Floats) -> float:
+    """The median, at a tenth of the price that numpy asks for so few."""
+    ordered = np.sort(figures)
+    half = len(ordered) // 2
+    return float(ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2)
+
+
+def _medians(windows: Floats) -> Floats:
+    """The median of each row."""
+    ordered, half = np.sort(windows, axis=1), windows.shape[1] // 2
+    medians: Floats = ordered[:, half] if windows.shape[1] % 2 else (ordered[:, half - 1] + ordered[:, half]) / 2
+    return medians
 
 
 def _spiked(losses: Floats) -> npt.NDArray[np.bool_]:
     """Say which losses stand far out among their neighbours: a first guess, for the fit to begin with."""
     padded = np.pad(losses, NEAR // 2, mode="reflect")
-    off = np.abs(losses - np.median(np.lib.stride_tricks.sliding_window_view(padded, NEAR), axis=1))
-    spiked: npt.NDArray[np.bool_] = off > SPIKE_MADS * np.median(off) + ROUNDING * np.ptp(losses)
+    off = np.abs(losses - _medians(np.lib.stride_tricks.sliding_window_view(padded, NEAR)))
+    spiked: npt.NDArray[np.bool_] = off > SPIKE_MADS * _median(off) + ROUNDING * np.ptp(losses)
     return spiked
 
 
-def _best(points: Points, weights: Floats, scales: Floats, exponent: float) -> Fit | None:
+def _best(points: Points, weights: Floats, scales: Floats, exponent: float, fallen: Floats) -> Fit | None:
     """Find the scale with the least squares; amplitude and floor are the best for each."""
     steps, losses, _ = points
-    fallen = (1 + (steps - steps[0]) / (exponent * scales[:, None])) ** -exponent
     total = weights.sum()
     if total <= 0:
         return None
@@ -230,11 +252,11 @@ def _last_jump(found: Fit) -> int:
     if len(found.residuals) < 2 * WINDOW + 1:
         return 0
     z = found.residuals * np.sqrt(found.points[2])
-    noise = float(np.median(np.abs(np.diff(z)))) * MAD_TO_SIGMA / math.sqrt(2)
+    noise = _median(np.abs(np.diff(z))) * MAD_TO_SIGMA / math.sqrt(2)
     windows = np.lib.stride_tricks.sliding_window_view(found.residuals, WINDOW)
-    medians = np.median(windows, axis=1)
+    medians = _medians(windows)
     half = WINDOW // 2
-    drifts = np.abs(np.median(windows[:, half:], axis=1) - np.median(windows[:, :half], axis=1))
+    drifts = np.abs(_medians(windows[:, half:]) - _medians(windows[:, :half]))
     counts = np.lib.stride_tricks.sliding_window_view(found.points[2], WINDOW)
     errors = 1.2533 * noise / np.sqrt(counts.sum(axis=1))  # of a median
     apart = np.abs(medians[WINDOW:] - medians[:-WINDOW])

@@ -162,6 +162,17 @@ class Forgets(Protocol):
 
 
 @runtime_checkable
+class Prepares(Protocol):
+    """A predictor that fits something when it is asked after something was seen, and can do so before it is asked.
+
+    What it says does not depend on whether it was: only how long it takes.
+    """
+
+    def prepare(self, fits_max: int) -> int:
+        """Do at most so many of the fits that the next questions would wait for; tells how many are left."""
+
+
+@runtime_checkable
 class Follows(Protocol):
     """A predictor whose records cannot each be taken back by themselves, such as the parts of a model.
 
