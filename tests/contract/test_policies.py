@@ -36,7 +36,6 @@ from cotenant.core.policy import (
     Order,
     PlacementPolicy,
     Predictor,
-    Prepares,
     QueuePolicy,
 )
 from cotenant.core.ranking import rank
@@ -57,9 +56,6 @@ def installed(*groups: str) -> pytest.MarkDecorator:
     found = [plugin for group in groups for plugin in plugins.discover(group)]
     names = [f"{plugin.group.removeprefix('cotenant.')}:{plugin.name}" for plugin in found]
     return pytest.mark.parametrize("plugin", found, ids=names)
-
-
-GOAL = LossGoal(target=1.0)
 
 
 @installed(*DECIDING)
@@ -491,21 +487,3 @@ def test_an_explicit_number_of_cores_is_honoured_by_all() -> None:
     spec = JobSpec(roles=(Role(request=Request(1000, cores=0)), Role(request=Request(1000, cores=7))))
     for plugin in plugins.discover("cotenant.cpu_allocators"):
         assert plugin.make().size(spec, UNKNOWN, [NodeShape(8, 24)]).cores == (0, 7), plugin.name
-
-
-@installed("cotenant.predictors")
-def test_what_was_fitted_beforehand_is_what_would_be_fitted_when_asked(plugin: plugins.Plugin) -> None:
-    asked = Query("ann", "bert", "", 1000, 1, job_id="j", loss_goal=GOAL, candidates=(Candidate(2), Candidate(8)))
-    answers = []
-    for beforehand in (True, False):
-        predictor: Predictor = plugin.make()
-        for step in range(20, 1220, 20):
-            cores, loss = 1 + step // 20 % 8, 2 / (1 + step / 1000) + 0.5
-            seen = Observation("ann", "bert", "", 1000, 1, Candidate(cores), 2.0 * cores, 10.0, job_id="j", step=step)
-            predictor.observe(dataclasses.replace(seen, loss=loss, loss_goal=GOAL))
-        if beforehand and isinstance(predictor, Prepares):
-            assert predictor.prepare(0) > 0
-            while predictor.prepare(1):
-                pass
-        answers.append(predictor.estimate(asked))
-    assert answers[0] == answers[1]
