@@ -8,9 +8,9 @@ from cotenant.core import curves
 from cotenant.core.chain import Chain, Failed
 from cotenant.core.estimates import Query
 from cotenant.rpc.translate import timestamp
-from cotenant.services.predictor import words
 from cotenant.services.predictor.profiling import Measured
 from cotenant.services.predictor.words import Kind
+from cotenant.services.predictor.writing import Writer
 from cotenant.v1 import predictor_service_pb2 as pb
 
 
@@ -23,12 +23,13 @@ def profile_of(kind: Kind, seen_seconds: float, measured: Measured, chain: Chain
     for setting, known in sorted(measured.settings(kind).items()):
         points = known.windows.points()
         if points:
-            told = profile.settings.add(gpu_type=setting.gpu_type, phase=setting.phase, nodes=setting.nodes)
-            told.stale = known.stale
-            _write_curve(curves.fit(points), told)
+            written = profile.settings.add(gpu_type=setting.gpu_type, phase=setting.phase, nodes=setting.nodes)
+            written.stale = known.stale
+            _write_curve(curves.fit(points), written)
     query = Query(user, model, name, gpu_milli, replicas)
     for predictor in chain.predictors.values():
-        words.write(Chain([predictor], failed).estimate(query), profile.estimates.add(), ())
+        told = Chain([predictor], failed).estimate(query)
+        Writer().write([told], [pb.EstimateQuery()], [profile.estimates.add()])
     return profile
 
 
