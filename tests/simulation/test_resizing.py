@@ -22,7 +22,7 @@ from cotenant.simulator.recording import Event, Kind
 from cotenant.simulator.replay import check
 from cotenant.simulator.scenario import Scenario
 
-RESIZING = ("coda-adaptive", "xiao")
+RESIZING = ("coda-adaptive", "xiao", "aiturbo")
 PHYSICS = {"cores": "auto", "speed": "cores"}
 
 
