@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import structlog
 
 from cotenant.core import cycle
 from cotenant.core.allocations import NodeAllocation
@@ -15,7 +16,7 @@ from cotenant.core.gangs import Gang
 from cotenant.core.jobs import WHOLE_GPU_MILLI
 from cotenant.core.lifecycle import AttemptState
 from cotenant.core.policy import CpuAllocator, PlacementPolicy
-from cotenant.core.refusals import Code, Refusal, plural
+from cotenant.core.refusals import Code, Refusal, plural, policy_failed
 from cotenant.rpc import estimates, translate
 from cotenant.rpc import refusals as refusals_on_the_wire
 from cotenant.services.placement import lending
@@ -23,6 +24,8 @@ from cotenant.services.placement.cluster import Cluster
 from cotenant.services.placement.records import SCHEMA_VERSION, Live
 from cotenant.v1 import placement_service_pb2 as placement_pb2
 from cotenant.v1 import records_pb2
+
+log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +46,11 @@ def plan(
     allocator: CpuAllocator,
 ) -> cycle.Plan:
     """Run the core's `place` over the candidates; nothing is held afterwards."""
+
+    def broken(gang: Gang, error: Exception) -> Refusal:
+        log.error("policy_failed", policy=policy.name, job=gang.job_id, error=f"{type(error).__name__}: {error}")
+        return policy_failed(policy.name, error)
+
     ledger = cluster.ledger  # first of all: making it anew says which nodes are open
     shapes = cluster.open_shapes()
     gangs = [
@@ -66,6 +74,7 @@ def plan(
         victims=[cycle.Victim(live.key[0], cluster.firm(live), ahead[live.key[0]]) for live in victims],
         leaving=cluster.leaving(),
         strict=request.strict,
+        on_broken=broken,
     )
 
 

@@ -215,7 +215,7 @@ KEYS = {
     "attempt": "number state assign_time start_time end_time message exit allocations",
     "exit": "code signal out_of_memory rank node",
     "allocation": "node tasks",
-    "task": "role rank cores gpus memory_bytes reclaimable",
+    "task": "role rank cores gpus memory_bytes reclaimable lent_cores target_cores",
     "explained": "job summary position waiting queue_policy level score sizing estimate wait events",
     "node": (
         "id state state_reason state_owner gpus gpus_used gpu_models gpus_declared gpus_unhealthy cores cores_used "

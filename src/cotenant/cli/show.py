@@ -160,12 +160,15 @@ def _attempt(view: views.View) -> Pairs:
 
 
 def held(task: views.View) -> str:
-    """Write what a task holds, its cores as ranges.
+    """Write what a task holds, its cores as ranges, and what becomes of them.
 
-    >>> held({"cores": [0, 1, 2, 5], "gpus": [{"uuid": "GPU-1", "share": 0.5}], "reclaimable": False})
-    'cores 0-2,5; 0.5 of GPU-1'
+    >>> task = {"cores": [0, 1, 2, 5], "gpus": [{"uuid": "GPU-1", "share": 0.5}], "reclaimable": False}
+    >>> held(task | {"lent_cores": 1, "target_cores": 3})
+    'cores 0-2,5 (1 of them lent), being changed to 3 cores; 0.5 of GPU-1'
     """
-    parts = [f"cores {ranges(task['cores'])}"] if task["cores"] else []
+    lent = f" ({task['lent_cores']} of them lent)" if task["lent_cores"] else ""
+    change = f", being changed to {plural(task['target_cores'], 'core')}" if task["target_cores"] else ""
+    parts = [f"cores {ranges(task['cores'])}{lent}{change}"] if task["cores"] else []
     parts += [
         f"{share['share']:g} of {share['uuid']}" if share["share"] != 1 else share["uuid"] for share in task["gpus"]
     ]

@@ -114,6 +114,8 @@ def allocation_view(allocation: NodeAllocation) -> View:
                 "gpus": [{"uuid": share.uuid, "share": gpus(share.milli)} for share in task.gpus],
                 "memory_bytes": task.memory_bytes,
                 "reclaimable": task.reclaimable,
+                "lent_cores": max(0, len(task.core_ids) - task.own_cores) if task.own_cores else 0,
+                "target_cores": task.target_cores or None,
             }
             for task in allocation.tasks
         ],

@@ -38,7 +38,7 @@ __all__ = [
     "take",
 ]
 
-HOPELESS = frozenset({Code.NEVER_FITS, Code.NO_NODES})  # nobody's leaving would help
+HOPELESS = frozenset({Code.NEVER_FITS, Code.NO_NODES, Code.POLICY_FAILED})  # nobody's leaving would help
 
 
 class BrokenGang(Exception):
@@ -124,6 +124,7 @@ def place(
     leaving: Sequence[Holding] = (),
     strict: bool = False,
     headroom: Headroom | None = None,
+    on_broken: Callable[[Gang, Exception], Refusal] | None = None,
 ) -> Plan:
     """Find places for gangs in their order; leaves the ledger as it was.
 
@@ -136,13 +137,18 @@ def place(
     3. Where free room does not do, as few victims as suffice make room, the first to go first. Those whose room is
        not used after all keep it, and none makes room for a gang that it outranks.
     4. A start whose room is not free yet `needs_room`: the stops come first.
+
+    A policy that fails, or offers what is not free, ends the cycle with its error; with `on_broken` it ends nothing:
+    the gang that it failed on is refused so.
     """
     room = Headroom(()) if headroom is None else headroom
     before = room.copy()
     with ledger.undone():
         for holding in leaving:
             ledger.release(holding)
-        starts, stops, refusals, blocked = _place_all(gangs, _Floor(ledger, policy, rng, victims, room), strict=strict)
+        starts, stops, refusals, blocked = _place_all(
+            gangs, _Floor(ledger, policy, rng, victims, room, on_broken), strict=strict
+        )
     with ledger.undone():
         marked = tuple(_mark(starts, ledger, before))
     return Plan(marked, tuple(stops), refusals, blocked)
@@ -190,7 +196,9 @@ class _Floor:
         rng: np.random.Generator,
         victims: Iterable[Victim],
         headroom: Headroom,
+        on_broken: Callable[[Gang, Exception], Refusal] | None,
     ) -> None:
+        self._on_broken = on_broken
         self._ledger, self._policy, self._rng, self._headroom = ledger, policy, rng, headroom
         self.alike: Callable[[Gang], Hashable] = policy.alike if isinstance(policy, Discerns) else needs
         self._not_met: Iterable[Victim] | None = victims
@@ -267,7 +275,7 @@ class _Floor:
         return answer
 
     def _place(self, gang: Gang) -> Start | Refusal:
-        offer = self._policy.place(gang, self._ledger, self._rng)
+        offer = self._ask(gang)
         if not isinstance(offer, Refusal):
             return self._start(gang, offer)
         if offer.code in HOPELESS:
@@ -295,7 +303,20 @@ class _Floor:
         with self._ledger.undone():
             for victim in self._victims[-count:]:
                 _release_all(self._ledger, victim.holdings)
+            return self._ask(gang)
+
+    def _ask(self, gang: Gang) -> Offer | Refusal:
+        """Ask the policy for places; with `on_broken`, what it offers is tried before anybody relies on it."""
+        if self._on_broken is None:
             return self._policy.place(gang, self._ledger, self._rng)
+        try:
+            with self._ledger.undone():
+                offer = self._policy.place(gang, self._ledger, self._rng)
+                if not isinstance(offer, Refusal):
+                    take(self._ledger, gang, offer)
+                return offer
+        except Exception as error:
+            return self._on_broken(gang, error)
 
     def _make_room(self, gang: Gang, offer: Offer, count: int) -> Start:
         """Start a gang in place of victims; those among the last `count` whose room it did not use keep it."""

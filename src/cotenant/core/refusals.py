@@ -35,6 +35,7 @@ class Code(StrEnum):
     BACK_OFF = "BACK_OFF"
     NOT_YET_CONSIDERED = "NOT_YET_CONSIDERED"
     GIVEN_UP = "GIVEN_UP"
+    POLICY_FAILED = "POLICY_FAILED"
 
 
 WAIT_OF: Mapping[Code, Wait] = MappingProxyType(
@@ -51,6 +52,7 @@ WAIT_OF: Mapping[Code, Wait] = MappingProxyType(
         Code.BACK_OFF: Wait.DEPENDENCY,
         Code.NOT_YET_CONSIDERED: Wait.CAPACITY,
         Code.GIVEN_UP: Wait.CAPACITY,
+        Code.POLICY_FAILED: Wait.CAPACITY,
     }
 )
 
@@ -174,4 +176,13 @@ def given_up(policy: str) -> Refusal:
         Code.GIVEN_UP,
         f"was given up by the queue policy {policy}, which sees no use in running it any more",
         "a later deadline, or options of the policy under which it gives nobody up",
+    )
+
+
+def policy_failed(policy: str, error: Exception) -> Refusal:
+    """The placement policy has a bug: it failed, or offered what it may not."""
+    return Refusal(
+        Code.POLICY_FAILED,
+        f"the placement policy {policy} failed on it: {type(error).__name__}: {str(error)[:300]}",
+        "the policy is mended, or another one is chosen",
     )
