@@ -61,6 +61,7 @@ class SimulatedAgent:
         self.profiles: list[node_pb2.ProfileOrder] = []
         self.cannot_resize: Callable[[node_pb2.ResizeOrder], str] = lambda order: ""  # why not; empty where it can
         self.answers_resizes = True
+        self.answers: dict[tuple[str, int, int], str] = {}
         self.refuses_to_stop = False
         self.silent = False  # connected, but not beating
         self.exit_code = 0
@@ -151,7 +152,10 @@ class SimulatedAgent:
         """Do what a resize asks for, and say so; or say why not."""
         key = (order.job_id, order.number)
         known = self.assignments.get(key)
-        error = self.cannot_resize(order) or ("" if known else "it is not known here")
+        answered = self.answers.get((*key, order.epoch))  # what was answered is answered again
+        error = answered if answered is not None else self.cannot_resize(order)
+        error = error or ("" if known else "it is not known here")
+        self.answers[(*key, order.epoch)] = error
         if known and not error:
             known.allocation.CopyFrom(order.allocation)
             known.epoch = order.epoch

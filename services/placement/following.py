@@ -21,7 +21,8 @@ from cotenant.core.ledger import Share
 from cotenant.core.lifecycle import AttemptState
 from cotenant.core.nodes import shape_of
 from cotenant.core.policy import CpuAllocator
-from cotenant.core.resizing import BadSizing, Resizes, Running, agreed, changeable, lent_of, node_share_of, spare_of
+from cotenant.core.resizing import BadSizing, Resizes, Running, agreed, lent_of, node_share_of, resizable, spare_of
+from cotenant.core.tracks import Tracks, kind_of
 from cotenant.rpc import estimates, translate
 from cotenant.services.placement import agents
 from cotenant.services.placement import resizes as orders
@@ -35,7 +36,7 @@ from cotenant.v1 import predictor_service_pb2 as predictor_pb2
 log = structlog.get_logger()
 
 TICK_SECONDS = 5.0
-SETTLE_SECONDS = 35.0  # after a resize: what a node tells as the present rate looks back half a minute [D]
+LOOK_BACK_SECONDS = 30.0  # of what a node tells as the present rate; before that has passed it is of other cores
 PROFILE_LATE_SECONDS = 30.0  # after its budget, a profile of which nobody hears is taken as over
 POINTS_MAX = 64
 
@@ -66,6 +67,7 @@ class Following:
         self._cluster, self._attempts, self._sessions, self._resizes = cluster, attempts, sessions, resizes
         self._allocator = allocator if isinstance(allocator, Resizes) else None
         self._name = allocator.name
+        self._tracks = Tracks()
         self._followed: dict[str, Followed] = {}
         self._wake = asyncio.Event()
 
@@ -118,7 +120,8 @@ class Following:
         if self._allocator is None or live is None or live.key[1] != told.number or rate <= 0 or told.progress.phase:
             return  # rates of validation, say, are others than those of training
         followed = self._of(live)
-        if live.target or _settled_seconds(live, time.time()) < SETTLE_SECONDS or self._profiled(followed):
+        settled = self._allocator.warm_up_seconds + LOOK_BACK_SECONDS
+        if live.target or _settled_seconds(live, time.time()) < settled or self._profiled(followed):
             return
         followed.rate_per_second = rate
         self._point(live, followed, _cores_of_trainers(live), rate)
@@ -139,6 +142,7 @@ class Following:
     def _point(self, live: Live, followed: Followed, cores: int, rate: float) -> None:
         followed.points.pop(cores, None)
         followed.points[cores] = Point(cores, rate)
+        self._tracks.add(kind_of(translate.spec_from_wire(live.record.spec)), cores, rate)
         if len(followed.points) > POINTS_MAX:
             del followed.points[next(iter(followed.points))]
 
@@ -186,7 +190,7 @@ class Following:
     def _ask(self, allocator: Resizes, live: Live, followed: Followed) -> None:
         """Ask about one attempt. An allocator's bug concerns that attempt alone."""
         spec = translate.spec_from_wire(live.record.spec)
-        if not any(changeable(spec)):
+        if not resizable(spec):
             return
         now = time.time()
         try:
@@ -199,7 +203,7 @@ class Following:
             log.exception("resizing_failed", allocator=self._name, job=live.key[0])
         else:
             if cores and sizing:
-                self._resizes.begin(live, cores, sizing.reason)
+                self._resizes.begin(live, cores, sizing.reason, running.node_share)
 
     def running(self, live: Live, spec: JobSpec, followed: Followed, now: float) -> Running:
         """What the allocator is shown of an attempt."""
@@ -222,6 +226,7 @@ class Following:
             rate_per_second=followed.rate_per_second,
             settled_seconds=_settled_seconds(live, now),
             node_share=node_share_of(spec, places, {n: shape_of(node.inventory) for n, node in nodes.items()}),
+            known=self._tracks.points(kind_of(spec)),
             lent=lent_of(cores, own_cores_of(live, spec)),
         )
 

@@ -55,16 +55,18 @@ class Resizes:
         self._cluster, self._committer, self._sessions = cluster, committer, sessions
         self._attempts, self._background = attempts, background
 
-    def begin(self, live: Live, cores: Sequence[int], why: str) -> bool:
+    def begin(self, live: Live, cores: Sequence[int], why: str, firm: Sequence[int] = ()) -> bool:
         """Let an attempt hold other numbers of cores per replica, by role; False where that cannot be now.
 
-        New cores are held at once. Nothing is waited for.
+        New cores are held at once. Nothing is waited for. Those beyond `firm` and beyond what it was started with are
+        lent.
         """
         if not self._cluster.can_resize(live):
             return False
-        by_role = dict(zip((role.name or "worker" for role in live.record.spec.roles), cores, strict=True))
+        names = [role.name or "worker" for role in live.record.spec.roles]
+        by_role, firm_by_role = dict(zip(names, cores, strict=True)), dict(zip(names, firm, strict=False))
         try:
-            target = tuple(self._target(part, by_role) for part in live.allocation)
+            target = tuple(self._target(part, by_role, firm_by_role) for part in live.allocation)
         except Overcommitted as error:  # whoever decided had an older picture
             log.warning("resize_refused", job=live.key[0], error=str(error))
             return False
@@ -76,9 +78,12 @@ class Resizes:
         self._order(live)
         return True
 
-    def _target(self, part: NodeAllocation, by_role: dict[str, int]) -> NodeAllocation:
+    def _target(self, part: NodeAllocation, by_role: dict[str, int], firm: dict[str, int]) -> NodeAllocation:
         book = self._cluster.nodes[part.node_id].book
-        marked = tuple(replace(task, own_cores=task.own_cores or len(task.core_ids)) for task in part.tasks)
+        marked = tuple(
+            replace(task, own_cores=task.own_cores or max(len(task.core_ids), firm.get(task.role, 0)))
+            for task in part.tasks
+        )
         return book.resize(replace(part, tasks=marked), {task.rank: by_role[task.role] for task in part.tasks})
 
     def _order(self, live: Live) -> None:
@@ -110,8 +115,7 @@ class Resizes:
 
     def remind(self, live: Live, node_id: str, session: agents.Session) -> None:
         """Tell an agent that has come back of a resize that it has not answered."""
-        if live.target and not live.ordering and live.applied.get(node_id) != "":
-            live.applied.pop(node_id, None)
+        if live.target and not live.ordering and node_id not in live.applied:
             session.put(agents.resize_order(live, node_id))
 
     def take_report(self, node_id: str, report: node_pb2.ResizeReport) -> None:
@@ -119,7 +123,7 @@ class Resizes:
         live = self._cluster.attempts.get(report.job_id)
         if live is None or live.key[1] != report.number or node_id not in live.nodes or not live.target:
             return
-        if live.ordering or report.epoch != live.epoch or live.applied.get(node_id) == "":
+        if live.ordering or report.epoch != live.epoch or node_id in live.applied:
             return
         live.applied[node_id] = report.error[:MESSAGE_LENGTH_MAX]
         self.settle(live)
@@ -164,11 +168,10 @@ class Resizes:
     def insist(self, now: float) -> None:
         """Ask again those who could neither change an attempt's cores nor change them back."""
         for live in self._cluster.attempts.values():
-            if live.target and any(live.applied.values()) and not live.ordering and now >= live.resize_after_seconds:
+            stuck = live.target and any(live.applied.values()) and not live.ordering
+            if stuck and live.state is AttemptState.RUNNING and now >= live.resize_after_seconds:
                 live.resize_after_seconds = now + AGAIN_SECONDS
-                for node_id in [node_id for node_id, why in live.applied.items() if why]:
-                    del live.applied[node_id]
-                    self._sessions.send(node_id, agents.resize_order(live, node_id))
+                self._order(live)  # under a new epoch: an agent answers an old one as it did before
 
     def pardon(self, now: float) -> None:
         """Count again on those whose cores could not be changed a while ago."""

@@ -21,6 +21,7 @@ class Obedient(Proportional):
 
     name = "obedient"
     interval_seconds = 0.02
+    warm_up_seconds = measure_seconds = 0.0
 
     def __init__(self) -> None:
         self.wishes: dict[str, Wish] = {}
@@ -33,6 +34,10 @@ class Obedient(Proportional):
         wish = self.wishes.get(running.job_id, self.otherwise)
         cores = wish if isinstance(wish, tuple) else wish(running)
         return None if cores is None else Sizing(cores, f"{cores} were wished for")
+
+    def weight(self, running: Running) -> float:
+        """A gain is a gain."""
+        return 1.0
 
     def use(self, patch: pytest.MonkeyPatch) -> None:
         """Let every placement that is started have this allocator."""

@@ -17,7 +17,7 @@ class GpuShare:
 class TaskAllocation:
     """What one replica holds on its node.
 
-    `own_cores` are those that it was given to begin with, once they have been changed; beyond them it holds lent ones.
+    `own_cores` are those that it may hold for good, once they have been changed; beyond them it holds lent ones.
     """
 
     role: str

@@ -209,7 +209,7 @@ def node_share_of(spec: JobSpec, places: Sequence[Share], shapes: Mapping[int, N
 
 
 def lent_of(cores: Sequence[int], own: Sequence[int]) -> tuple[int, ...]:
-    """Count by role the cores that were lent: those beyond the ones that the job was started with."""
+    """Count by role the cores that were lent: those beyond the ones that are the job's for good."""
     return tuple(max(0, have - begun) for have, begun in zip(cores, own, strict=True))
 
 

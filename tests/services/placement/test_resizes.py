@@ -11,6 +11,7 @@ from tests.services.histories import History
 from tests.services.mesh import Mesh, eventually, running, until
 
 from cotenant.core.resizing import Running
+from cotenant.services.placement import resizes
 from cotenant.store.keyspace import HistoryLimit
 from cotenant.store.memory import MemoryStore
 from cotenant.v1 import job_pb2, predictor_service_pb2, records_pb2
@@ -142,7 +143,10 @@ async def test_a_gang_changes_on_all_nodes_or_goes_back_on_all(mesh: Mesh, alloc
     assert (await mesh.node("n1")).used_cores == 8
 
 
-async def test_a_resize_that_can_neither_be_done_nor_undone_holds_everything(mesh: Mesh, allocator: Obedient) -> None:
+async def test_a_resize_that_can_neither_be_done_nor_undone_holds_everything(
+    mesh: Mesh, allocator: Obedient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resizes, "AGAIN_SECONDS", 0.3)
     job_id, _first, second = await gang(mesh, allocator)
     second.cannot_resize = lambda order: READ_ONLY
     allocator.wishes[job_id] = (3,)
@@ -150,9 +154,9 @@ async def test_a_resize_that_can_neither_be_done_nor_undone_holds_everything(mes
     other = await mesh.submit(gpus=0, cores=1)
     await mesh.refused(other, "CAPACITY")
     assert [(await mesh.node(node)).used_cores for node in ("n1", "n2")] == [8, 8]
+    await until(lambda: len({order.epoch for order in second.resizes}) > 3)  # again and again
+    del allocator.wishes[job_id]
     second.cannot_resize = lambda order: ""
-    await second.stop()
-    second.start()  # whoever comes back is asked again
     await changed(mesh, job_id, 4, 4, 4, 4)
 
 
