@@ -162,6 +162,16 @@ def test_cores_spill_over_within_the_socket_of_the_gpus() -> None:
     assert [core.id for core in choose_cores(cores, 3, [2], seats(cores))] == [4, 5, 6]
 
 
+def test_where_no_numa_node_suffices_the_largest_make_them_few() -> None:
+    cores = [Core(n, (n,), numa_node=node) for n, node in enumerate([0, 1, 1, 1, 2, 2, 2, 2])]
+    assert {core.numa_node for core in choose_cores(cores, 7, [], seats(cores))} == {1, 2}
+
+
+def test_what_is_added_before_what_is_held_ends_beside_it() -> None:
+    cores = [Core(n, (n,)) for n in range(8)]
+    assert [core.id for core in grow_cores(cores[5:], cores[:5], 2, [], seats(cores))] == [4, 3]
+
+
 def test_a_task_that_shrinks_keeps_what_is_beside_its_gpu() -> None:
     cores = tuple(Core(n, (n,), numa_node=n // 4) for n in range(8))
     book = Book("n1", Inventory(cores, (Gpu("GPU-1", numa_node=1),)))

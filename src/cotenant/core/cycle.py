@@ -20,6 +20,7 @@ from cotenant.core.ledger import Holding, Ledger, Offer
 from cotenant.core.nodes import NodeShape
 from cotenant.core.policy import CpuAllocator, Discerns, PlacementPolicy, needs
 from cotenant.core.refusals import Code, Refusal, behind, plural
+from cotenant.core.taking import BrokenGang, take
 from cotenant.core.tenancy import Headroom
 
 __all__ = [
@@ -39,10 +40,6 @@ __all__ = [
 ]
 
 HOPELESS = frozenset({Code.NEVER_FITS, Code.NO_NODES, Code.POLICY_FAILED})  # nobody's leaving would help
-
-
-class BrokenGang(Exception):
-    """A policy offered places for a part of a gang, or for more than all of it: a bug in the policy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -352,24 +349,6 @@ class _Floor:
 
 def _turn_of(victim: Victim) -> float:
     return math.inf if victim.ahead is None else victim.ahead
-
-
-def take(ledger: Ledger, gang: Gang, offer: Offer) -> tuple[Holding, ...]:
-    """Take what an offer names, whole or not at all.
-
-    Raises:
-        Overcommitted: the offer names what is not free.
-        BrokenGang: the offer has not a place for each replica, or more than one.
-    """
-    offered = [0] * len(gang.parts)
-    for share in offer:
-        offered[share.part] += share.replicas
-    if offered != [part.replicas for part in gang.parts]:
-        raise BrokenGang(f"{gang} was offered places for {offered} replicas: {offer}")
-    with ledger.attempt() as attempt:
-        for share in offer:
-            attempt.take(share.node, gang.parts[share.part].demand, share.replicas, share.gpus)
-        return attempt.commit()
 
 
 def _gpu_milli(holdings: Iterable[Holding]) -> int:
