@@ -204,6 +204,20 @@ async def test_an_order_right_behind_the_assignment_waits_for_the_start(
 
 
 @pytest.mark.root
+async def test_a_task_follows_its_group_alone_so_that_what_it_forks_meanwhile_does(
+    placement: Placement, agent: RunningAgent
+) -> None:
+    need_groups("cpuset")
+    placement.assign(shell("job", "sleep 600", tasks=[task(cpus=ONE)]))
+    await placement.running("job")
+    node, _ = cgroup_mounts.open_node_group(NODE)
+    assert node is not None
+    for group in (node.child("job-1"), task_group("job")):
+        group.set_cpus(BOTH)
+    assert allowed(task_group("job").pids()) == [set(BOTH)]
+
+
+@pytest.mark.root
 async def test_what_the_kernel_refuses_is_undone(placement: Placement, agent: RunningAgent, tmp_path: Path) -> None:
     need_groups("cpuset")
     placement.assign(busy("job", tmp_path / "pids", BOTH))
