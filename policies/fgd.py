@@ -20,7 +20,7 @@ from cotenant.core.validate import Violation
 JOBS_MAX = 2**13  # remembered, so that one that waits is counted once; also, when counts are halved
 KINDS_MAX = 256  # of tasks that are counted
 DEMANDS_MAX = 1024  # of which the increases by node are kept
-TASKS_MAX = 64  # by which is measured: the most popular
+TASKS_MAX = 64  # by which is measured: those that ask for the most GPUs in sum
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,19 +188,20 @@ class _Workload:
         if self._seen % JOBS_MAX == 0:
             self._counts = {demand: count // 2 for demand, count in self._counts.items() if count > 1}
         if len(self._counts) > KINDS_MAX:
-            self._counts = dict(self._most_popular(KINDS_MAX // 2))
+            self._counts = dict(self._largest(KINDS_MAX // 2))
         if self._seen == self._due:
             self._due += min(self._seen, JOBS_MAX)
             self.version += 1
 
     def tasks(self) -> Mapping[Demand, int]:
-        """Give the most popular tasks, and how often they were seen."""
+        """Give the tasks to measure by, and their weights."""
         if self._told:
             return self._told
-        return {demand: 1 if self._alike else count for demand, count in self._most_popular(TASKS_MAX)}
+        return {demand: 1 if self._alike else count for demand, count in self._largest(TASKS_MAX)}
 
-    def _most_popular(self, count: int) -> list[tuple[Demand, int]]:
-        return sorted(self._counts.items(), key=lambda item: -item[1])[:count]  # equals as they were first seen
+    def _largest(self, count: int) -> list[tuple[Demand, int]]:
+        """Give those that ask for the most GPUs in sum: rare large ones matter as common small ones do."""
+        return sorted(self._counts.items(), key=lambda item: -item[1] * item[0].gpu_milli)[:count]  # else the first seen
 
 
 class _Gradient:

@@ -24,6 +24,7 @@ from cotenant.core.nodes import NodeShape, is_of_type
 
 Counts = NDArray[np.int64]
 UNLIMITED = np.int64(2**40)
+DEMANDS_MAX = 4096  # of which it is remembered how many an empty node could take
 CHANGES_MAX = 2**14  # remembered for those who keep figures by node
 
 
@@ -87,12 +88,12 @@ class Ledger:
     def __init__(self, shapes: Sequence[NodeShape], racks: Sequence[str] = ()) -> None:
         self.shapes = tuple(shapes)
         count = len(self.shapes)
-        self.total_gpus: Counts = np.array([shape.gpus for shape in shapes], dtype=np.int64)
-        self.total_cores: Counts = np.array([shape.cores for shape in shapes], dtype=np.int64)
-        self.total_memory: Counts = np.array([shape.memory_bytes for shape in shapes], dtype=np.int64)
-        self.free_gpus = self.total_gpus.copy()
-        self.free_cores = self.total_cores.copy()
-        self.free_memory = self.total_memory.copy()
+        self._total: Counts = np.array(
+            [(shape.gpus, shape.cores, shape.memory_bytes) for shape in shapes], dtype=np.int64
+        ).reshape(count, 3).T.copy()
+        self._free = self._total.copy()
+        self.total_gpus, self.total_cores, self.total_memory = self._total
+        self.free_gpus, self.free_cores, self.free_memory = self._free  # views: what changes there changes here
         self.open: NDArray[np.bool_] = np.ones(count, dtype=np.bool_)
         self.racks = tuple(racks) or ("",) * count
         names = {rack: number for number, rack in enumerate(dict.fromkeys(self.racks))}
@@ -102,6 +103,16 @@ class Ledger:
         self._journals: list[list[tuple[Holding, int]]] = []  # one per `undone` that is under way
         self._changes: list[int] = []  # nodes on which something was taken or given back, since `_forgotten` of them
         self._forgotten = 0
+        kinds = {(shape.gpus, shape.cores, shape.memory_bytes, shape.gpu_type, shape.shareable): 0 for shape in shapes}
+        kinds = {kind: number for number, kind in enumerate(kinds)}
+        self._kind_of: Counts = np.array(
+            [kinds[shape.gpus, shape.cores, shape.memory_bytes, shape.gpu_type, shape.shareable] for shape in shapes],
+            dtype=np.int64,
+        )
+        self._kinds: Counts = np.array([kind[:3] for kind in kinds], dtype=np.int64).reshape(len(kinds), 3).T.copy()
+        self._kind_types = [kind[3] for kind in kinds]
+        self._kind_shares = np.array([kind[4] for kind in kinds], dtype=np.bool_)
+        self._room_of_kind: dict[Demand, Counts] = {}
         sharing = [node for node, shape in enumerate(shapes) if shape.shareable]
         self._row = {node: row for row, node in enumerate(sharing)}  # of a node in the table of its GPUs' thousandths
         self._sharing: Counts = np.array(sharing, dtype=np.int64)
@@ -127,32 +138,36 @@ class Ledger:
         >>> ledger.room(Demand(gpu_milli=1000, cores=1)).tolist()
         [8, 2]
         """
-        gpus, cores, memory = (
-            (self.total_gpus, self.total_cores, self.total_memory)
-            if empty
-            else (self.free_gpus, self.free_cores, self.free_memory)
-        )
-        room = np.full(len(self.shapes), UNLIMITED)
-        if demand.gpu_milli >= WHOLE_GPU_MILLI:
-            np.minimum(room, gpus // (demand.gpu_milli // WHOLE_GPU_MILLI), out=room)
-        elif demand.gpu_milli:
-            np.minimum(room, self._room_for_share(demand.gpu_milli, empty=empty), out=room)
-        if demand.cores:
-            np.minimum(room, cores // demand.cores, out=room)
-        if demand.memory_bytes:
-            np.minimum(room, memory // demand.memory_bytes, out=room)
-        if demand.gpu_milli and demand.gpu_type:
-            room[~self.of_type(demand.gpu_type)] = 0
+        room = self._room_if_empty(demand) if empty else self._room_in_free(demand)
         if not everywhere:
-            room[~self.open] = 0
+            room *= self.open
         return room
 
-    def _room_for_share(self, milli: int, *, empty: bool) -> Counts:
+    def _room_if_empty(self, demand: Demand) -> Counts:
+        """Nodes of one shape have room for as many, so shapes are counted and not nodes; those who ask, ask again."""
+        known = self._room_of_kind.get(demand)
+        if known is None:
+            if len(self._room_of_kind) >= DEMANDS_MAX:
+                self._room_of_kind.clear()
+            shares = np.where(self._kind_shares, self._kinds[0], 0) * (WHOLE_GPU_MILLI // max(1, demand.gpu_milli))
+            known = _count(demand, *self._kinds, shares)
+            if demand.gpu_milli and demand.gpu_type:
+                known *= np.array([is_of_type(name, demand.gpu_type) for name in self._kind_types], dtype=np.bool_)
+            self._room_of_kind[demand] = known
+        room: Counts = known[self._kind_of]
+        return room
+
+    def _room_in_free(self, demand: Demand) -> Counts:
+        room = _count(demand, *self._free, None)
+        if 0 < demand.gpu_milli < WHOLE_GPU_MILLI:
+            np.minimum(room, self._room_for_share(demand.gpu_milli), out=room)
+        if demand.gpu_milli and demand.gpu_type:
+            room *= self.of_type(demand.gpu_type)
+        return room
+
+    def _room_for_share(self, milli: int) -> Counts:
         room = np.zeros(len(self.shapes), dtype=np.int64)
-        if empty:
-            room[self._sharing] = self.total_gpus[self._sharing] * (WHOLE_GPU_MILLI // milli)
-        else:
-            room[self._sharing] = (self._milli // milli).sum(axis=1)
+        room[self._sharing] = (self._milli // milli).sum(axis=1)
         return room
 
     def take(self, node: int, demand: Demand, replicas: int = 1, gpus: tuple[int, ...] = ()) -> Holding:
@@ -285,15 +300,12 @@ class Ledger:
 
     def sums(self, nodes: NDArray[np.bool_], *, empty: bool = False) -> tuple[int, int, int]:
         """Sum up GPUs in thousandths, cores and memory on some nodes: what is free, or all if they were `empty`."""
-        if empty:
-            gpus, cores, memory = self.total_gpus, self.total_cores, self.total_memory
-        else:
-            gpus, cores, memory = self.free_gpus, self.free_cores, self.free_memory
-        milli = int(gpus[nodes].sum()) * WHOLE_GPU_MILLI
+        whole, cores, memory = ((self._total if empty else self._free) @ nodes).tolist()
+        milli = whole * WHOLE_GPU_MILLI
         if len(self._sharing) and not empty:
             parts = self._milli[nodes[self._sharing]]
             milli += int(parts[parts < WHOLE_GPU_MILLI].sum())
-        return milli, int(cores[nodes].sum()), int(memory[nodes].sum())
+        return milli, cores, memory
 
     @property
     def free_gpu_milli(self) -> int:
@@ -353,3 +365,18 @@ class Ledger:
             f"{self.free_cores[node]} of {self.total_cores[node]} cores, "
             f"{self.free_memory[node]} of {self.total_memory[node]} bytes free"
         )
+
+
+def _count(demand: Demand, gpus: Counts, cores: Counts, memory: Counts, shares: Counts | None) -> Counts:
+    """Count replicas by each resource and take the least; None: for shares of GPUs somebody else counts."""
+    room: Counts | None = None
+    if demand.gpu_milli >= WHOLE_GPU_MILLI:
+        each = demand.gpu_milli // WHOLE_GPU_MILLI
+        room = gpus // each if each > 1 else gpus.copy()
+    elif demand.gpu_milli and shares is not None:
+        room = shares.copy()
+    for have, need in ((cores, demand.cores), (memory, demand.memory_bytes)):
+        if need:
+            here = have // need if need > 1 else have.copy()
+            room = here if room is None else np.minimum(room, here, out=room)
+    return np.full(len(gpus), UNLIMITED) if room is None else room
