@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import itertools
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -110,8 +111,31 @@ def nvml_gpus(sysfs: Path, *, shareable: bool) -> NvmlGpus:
         gpu.shareable = shareable
         found.gpus.append(gpu)
         found._handles[gpu.uuid] = handle
+    _number_islands(pynvml, found)
     found.gpus.sort(key=lambda gpu: (gpu.pci_bus_id, gpu.uuid))
     return found
+
+
+def _number_islands(nvml: ModuleType, found: NvmlGpus) -> None:
+    """Number the sets of GPUs that reach each other over NVLink, from 1 in the bus's order; 0 for those with no peer."""
+    gpus = sorted(found.gpus, key=lambda gpu: gpu.pci_bus_id)
+    island_of = list(range(len(gpus)))
+    for one, other in itertools.combinations(range(len(gpus)), 2):
+        if _linked(nvml, found._handles[gpus[one].uuid], found._handles[gpus[other].uuid]):
+            joined = island_of[other]
+            island_of = [island_of[one] if island == joined else island for island in island_of]
+    large = [island for island in dict.fromkeys(island_of) if island_of.count(island) > 1]
+    for gpu, island in zip(gpus, island_of, strict=True):
+        gpu.island = large.index(island) + 1 if island in large else 0
+
+
+def _linked(nvml: ModuleType, one: object, other: object) -> bool:
+    """Tell whether two GPUs reach each other over NVLink; a driver that does not say is taken to mean no."""
+    try:
+        status = nvml.nvmlDeviceGetP2PStatus(one, other, nvml.NVML_P2P_CAPS_INDEX_NVLINK)
+    except nvml.NVMLError:
+        return False
+    return bool(status == nvml.NVML_P2P_STATUS_OK)
 
 
 def _read_gpu(nvml: ModuleType, index: int, sysfs: Path) -> tuple[resources_pb2.Gpu, object]:

@@ -161,6 +161,31 @@ def test_a_pair_of_gpus_comes_from_one_socket_where_one_has_a_pair() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("islands", "count", "given"),
+    [
+        ((1, 1, 2, 2), 2, [0, 1]),
+        ((1, 2, 2, 1), 2, [0, 3]),
+        ((1, 1, 1, 2, 2), 2, [3, 4]),
+        ((1, 1, 0, 0), 1, [2]),
+        ((1, 1, 1, 2, 2, 2), 4, [0, 1, 2, 3]),
+        ((1, 1, 1), 1, [0]),
+    ],
+)
+def test_gpus_come_from_one_nvlink_island_and_from_the_one_that_has_least(
+    islands: tuple[int, ...], count: int, given: list[int]
+) -> None:
+    gpus = tuple(Gpu(f"GPU-{number}", island=island) for number, island in enumerate(islands))
+    allocation = Book("n1", Inventory(gpus=gpus)).assign([Task("worker", 0, Demand(1000 * count))])
+    assert [share.uuid for share in allocation.tasks[0].gpus] == [f"GPU-{number}" for number in given]
+
+
+def test_an_island_over_two_sockets_is_used_one_socket_after_the_other() -> None:
+    gpus = tuple(Gpu(f"GPU-{number}", numa_node=number % 2, island=1) for number in range(4))
+    allocation = Book("n1", Inventory(gpus=gpus)).assign([Task("worker", 0, Demand(2000))])
+    assert [share.uuid for share in allocation.tasks[0].gpus] == ["GPU-0", "GPU-2"]
+
+
 def test_a_cpu_job_uses_up_the_socket_that_has_least() -> None:
     cores = [core for core in two_sockets().cores if core.id not in (0, 1, 2)]
     assert [core.id for core in choose_cores(cores, 5, [], seats(two_sockets().cores))] == [3, 4, 5, 6, 7]

@@ -22,7 +22,8 @@ inventory, nvml = probe(ProbeWishes("node", shareable_gpus=True), sysfs=pathlib.
 gpus = [[g.uuid, g.model, g.memory_bytes, g.numa_node, g.pci_bus_id, g.shareable, g.declared] for g in inventory.gpus]
 used = nvml.utilisation_percent([gpu.uuid for gpu in inventory.gpus])
 nvml.close()
-told = {"gpus": gpus, "cores": len(inventory.cores), "not_enforced": list(inventory.not_enforced), "used": used}
+told = {"gpus": gpus, "islands": [gpu.island for gpu in inventory.gpus]}
+told |= {"cores": len(inventory.cores), "not_enforced": list(inventory.not_enforced), "used": used}
 print("TOLD" + json.dumps(told))
 """
 
@@ -68,6 +69,13 @@ def test_the_kernel_knows_the_numa_node_of_a_bus_better(library: Path, tmp_path:
     write(root / "bus/pci/devices/0000:10:00.0/numa_node", "1")
     write(root / "bus/pci/devices/0000:20:00.0/numa_node", "-1")
     assert [gpu[3] for gpu in show(root, library)["gpus"]] == [1, 0, 1, 1]
+
+
+@pytest.mark.parametrize(("links", "islands"), [("", [1, 1, 2, 2]), ("bridge", [1, 1, 0, 1]), ("lost", [0, 1, 1])])
+def test_gpus_with_nvlink_between_them_are_an_island(
+    library: Path, tmp_path: Path, links: str, islands: list[int]
+) -> None:
+    assert show(two_sockets(tmp_path), library, links)["islands"] == islands
 
 
 def test_utilisation_is_the_mean(library: Path, tmp_path: Path) -> None:

@@ -68,7 +68,8 @@ inventories = st.builds(
     Inventory,
     cores=st.lists(st.builds(Core, counts, numbers, counts, counts), max_size=3).map(tuple),
     gpus=st.lists(
-        st.builds(Gpu, texts, texts, sizes, st.integers(-1, 7), st.booleans(), st.booleans(), texts, texts), max_size=3
+        st.builds(Gpu, texts, texts, sizes, st.integers(-1, 7), st.booleans(), st.booleans(), texts, texts, counts),
+        max_size=3,
     ).map(tuple),
     memory_bytes=sizes,
     rack=texts,

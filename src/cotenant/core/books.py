@@ -177,6 +177,24 @@ def _named(task: TaskAllocation, cores: Sequence[Core]) -> TaskAllocation:
 
 
 def _near_each_other(free: Sequence[Gpu], count: int, cores: dict[int, Core]) -> list[Gpu]:
+    """Prefer GPUs of one NVLink island: the one with the fewest free GPUs that suffice; in it, those of one NUMA node.
+
+    One GPU alone needs no link, and rather comes from outside islands.
+    """
+    islands: dict[int, list[Gpu]] = {}
+    for gpu in free:
+        islands.setdefault(gpu.island, []).append(gpu)
+    apart = islands.pop(0, [])
+    if count == 1 and apart:
+        return _of_one_numa_node(apart, count, cores)
+    enough = [island for island, gpus in islands.items() if len(gpus) >= count]
+    if enough:
+        island = min(enough, key=lambda island: (len(islands[island]), island))
+        return _of_one_numa_node(islands[island], count, cores)
+    return _of_one_numa_node(free, count, cores)
+
+
+def _of_one_numa_node(free: Sequence[Gpu], count: int, cores: dict[int, Core]) -> list[Gpu]:
     """Prefer GPUs of one NUMA node: the one with the fewest free GPUs that suffice, and with cores left."""
     by_node: dict[int, list[Gpu]] = {}
     for gpu in free:

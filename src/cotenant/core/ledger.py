@@ -88,9 +88,11 @@ class Ledger:
     def __init__(self, shapes: Sequence[NodeShape], racks: Sequence[str] = ()) -> None:
         self.shapes = tuple(shapes)
         count = len(self.shapes)
-        self._total: Counts = np.array(
-            [(shape.gpus, shape.cores, shape.memory_bytes) for shape in shapes], dtype=np.int64
-        ).reshape(count, 3).T.copy()
+        self._total: Counts = (
+            np.array([(shape.gpus, shape.cores, shape.memory_bytes) for shape in shapes], dtype=np.int64)
+            .reshape(count, 3)
+            .T.copy()
+        )
         self._free = self._total.copy()
         self.total_gpus, self.total_cores, self.total_memory = self._total
         self.free_gpus, self.free_cores, self.free_memory = self._free  # views: what changes there changes here
@@ -150,7 +152,7 @@ class Ledger:
             if len(self._room_of_kind) >= DEMANDS_MAX:
                 self._room_of_kind.clear()
             shares = np.where(self._kind_shares, self._kinds[0], 0) * (WHOLE_GPU_MILLI // max(1, demand.gpu_milli))
-            known = _count(demand, *self._kinds, shares)
+            known = _count(demand, self._kinds, shares)
             if demand.gpu_milli and demand.gpu_type:
                 known *= np.array([is_of_type(name, demand.gpu_type) for name in self._kind_types], dtype=np.bool_)
             self._room_of_kind[demand] = known
@@ -158,7 +160,7 @@ class Ledger:
         return room
 
     def _room_in_free(self, demand: Demand) -> Counts:
-        room = _count(demand, *self._free, None)
+        room = _count(demand, self._free)
         if 0 < demand.gpu_milli < WHOLE_GPU_MILLI:
             np.minimum(room, self._room_for_share(demand.gpu_milli), out=room)
         if demand.gpu_milli and demand.gpu_type:
@@ -367,16 +369,20 @@ class Ledger:
         )
 
 
-def _count(demand: Demand, gpus: Counts, cores: Counts, memory: Counts, shares: Counts | None) -> Counts:
-    """Count replicas by each resource and take the least; None: for shares of GPUs somebody else counts."""
+def _count(demand: Demand, have: Counts, shares: Counts | None = None) -> Counts:
+    """Count replicas by GPUs, cores and memory, and take the least; without `shares` somebody else counts those."""
+    gpus, cores, memory = have
     room: Counts | None = None
     if demand.gpu_milli >= WHOLE_GPU_MILLI:
-        each = demand.gpu_milli // WHOLE_GPU_MILLI
-        room = gpus // each if each > 1 else gpus.copy()
+        room = _times(gpus, demand.gpu_milli // WHOLE_GPU_MILLI)
     elif demand.gpu_milli and shares is not None:
-        room = shares.copy()
-    for have, need in ((cores, demand.cores), (memory, demand.memory_bytes)):
+        room = shares
+    for there, need in ((cores, demand.cores), (memory, demand.memory_bytes)):
         if need:
-            here = have // need if need > 1 else have.copy()
-            room = here if room is None else np.minimum(room, here, out=room)
+            room = _times(there, need) if room is None else np.minimum(room, _times(there, need))
     return np.full(len(gpus), UNLIMITED) if room is None else room
+
+
+def _times(have: Counts, need: int) -> Counts:
+    """Say how many times there is what is needed; dividing is what costs most."""
+    return have // need if need > 1 else have.copy()

@@ -17,7 +17,10 @@ class Core:
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """A GPU, named by its UUID alone."""
+    """A GPU, named by its UUID alone.
+
+    GPUs of a node with the same `island`, from 1, reach each other over NVLink; 0: it has no such link, as far as known.
+    """
 
     uuid: str
     model: str = ""
@@ -27,6 +30,7 @@ class Gpu:
     declared: bool = False
     pci_bus_id: str = ""
     unhealthy_reason: str = ""
+    island: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -235,6 +235,7 @@ def inventory_from_wire(message: resources_pb2.Inventory) -> Inventory:
                 declared=gpu.declared,
                 pci_bus_id=gpu.pci_bus_id,
                 unhealthy_reason=gpu.unhealthy_reason,
+                island=gpu.island,
             )
             for gpu in message.gpus
         ),
@@ -263,6 +264,7 @@ def inventory_to_wire(inventory: Inventory) -> resources_pb2.Inventory:
                 declared=gpu.declared,
                 pci_bus_id=gpu.pci_bus_id,
                 unhealthy_reason=gpu.unhealthy_reason,
+                island=gpu.island,
             )
             for gpu in inventory.gpus
         ],
