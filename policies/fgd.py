@@ -201,7 +201,8 @@ class _Workload:
 
     def _largest(self, count: int) -> list[tuple[Demand, int]]:
         """Give those that ask for the most GPUs in sum: rare large ones matter as common small ones do."""
-        return sorted(self._counts.items(), key=lambda item: -item[1] * item[0].gpu_milli)[:count]  # else the first seen
+        by_gpus = sorted(self._counts.items(), key=lambda item: -item[1] * item[0].gpu_milli)  # equals as first seen
+        return by_gpus[:count]
 
 
 class _Gradient:

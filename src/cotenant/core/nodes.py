@@ -19,7 +19,7 @@ class Core:
 class Gpu:
     """A GPU, named by its UUID alone.
 
-    GPUs of a node with the same `island`, from 1, reach each other over NVLink; 0: it has no such link, as far as known.
+    GPUs of a node with the same `island`, from 1, reach each other over NVLink; 0: it has none that is known.
     """
 
     uuid: str
