@@ -117,7 +117,7 @@ def nvml_gpus(sysfs: Path, *, shareable: bool) -> NvmlGpus:
 
 
 def _number_islands(nvml: ModuleType, found: NvmlGpus) -> None:
-    """Number the sets of GPUs that reach each other over NVLink, from 1 in the bus's order; 0 for those with no peer."""
+    """Number the sets of GPUs that reach each other over NVLink from 1, in the bus's order; 0: it has no peer."""
     gpus = sorted(found.gpus, key=lambda gpu: gpu.pci_bus_id)
     island_of = list(range(len(gpus)))
     for one, other in itertools.combinations(range(len(gpus)), 2):

@@ -1,0 +1,221 @@
+"""How long deciding takes: whole cycles, cycles in which one thing happened, one huge gang, and placements per second.
+
+Cycles are the simulator's: the order, the choice by counting, the placement of each gang and a label for each that
+waits, by the code that runs live too. Ten thousand synthetic gangs of 1 to 64 GPUs wait, under a queue that backfills.
+In the first cycle all nodes are empty; in later ones the cluster is full, and one job arrives or one finishes. Beside
+each figure stands what as many look-ups in a dictionary took in the same minutes. Seconds are those of the processor.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from unittest import mock
+
+import numpy as np
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from benchmarks import harness  # noqa: E402 - the root of the checkout has to be on the path first
+
+from cotenant import plugins, simulator  # noqa: E402 - likewise
+from cotenant.core import cycle  # noqa: E402 - likewise
+from cotenant.core.gangs import Demand, Gang, Part  # noqa: E402 - likewise
+from cotenant.core.jobs import Request  # noqa: E402 - likewise
+from cotenant.core.ledger import Holding, Ledger  # noqa: E402 - likewise
+from cotenant.core.nodes import NodeShape  # noqa: E402 - likewise
+from cotenant.simulator.scheduler import Scheduler  # noqa: E402 - likewise
+from cotenant.simulator.traces import TraceJob  # noqa: E402 - likewise
+from cotenant.simulator.traces.jobs import replicas  # noqa: E402 - likewise
+
+GROUP = "cotenant.placement_policies"
+GPUS, CORES, MEMORY_BYTES = 8, 24, 2**39  # of a node
+SIZES, SHARES = (1, 2, 4, 8, 16, 32, 64), (0.30, 0.15, 0.20, 0.25, 0.06, 0.03, 0.01)
+WAITING = 10_000
+NODES = (100, 1_000, 10_000)
+CYCLE_MS = {"consolidate": 200.0, "locality": 200.0, "qos": 500.0, "multi-array": 500.0}  # at 1,000 nodes
+CYCLE_10K_MS, STEP_MS, GANG_MS = 2_000.0, 10.0, 100.0
+PLACEMENTS_PER_SECOND = 1_000.0
+STEPS = 100  # arrivals that are measured, and ends
+GANG_GPUS = 512
+
+
+class _Enough(Exception):
+    """All cycles that were wanted have been measured."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cycle:
+    """One cycle: when in the simulation, how long it took, and how many it started."""
+
+    now: float
+    milliseconds: float
+    starts: int
+
+
+def jobs(count: int, *, alike: bool, seed: int = 0) -> list[TraceJob]:
+    """Make jobs that all come at once. `alike`: of 84 shapes; else each asks for memory as no other does."""
+    rng = np.random.default_rng(seed)
+    sizes, cores = rng.choice(SIZES, size=count, p=SHARES), rng.integers(1, 4, size=count)
+    memory = rng.choice([4, 8, 16, 32], size=count) * 2**30 if alike else rng.integers(2**30, 2**35, size=count)
+    seconds = rng.uniform(1e3, 1e5, size=count)
+    return [
+        TraceJob(f"job-{number}", 0.0, float(lasts), replicas(int(gpus), Request(1000, int(each), int(bytes_))))
+        for number, (gpus, each, bytes_, lasts) in enumerate(zip(sizes, cores, memory, seconds, strict=True))
+    ]
+
+
+def late(some: Sequence[TraceJob]) -> list[TraceJob]:
+    """Let jobs like these come one after the other, before any has finished."""
+    return [TraceJob(f"late-{number}", 1.0 + number, 1e5, job.roles) for number, job in enumerate(some[:STEPS])]
+
+
+def cycles(some: Sequence[TraceJob], nodes: int, placement: str, count: int) -> list[Cycle]:
+    """Simulate until so many cycles are done, and time each."""
+    done: list[Cycle] = []
+    decide = Scheduler.decide
+
+    def timed(scheduler: Scheduler, now: float) -> object:
+        began = time.process_time()
+        started = decide(scheduler, now)
+        done.append(Cycle(now, 1e3 * (time.process_time() - began), len(started)))
+        if len(done) == count:
+            raise _Enough
+        return started
+
+    trace = simulator.Trace("synthetic", "synthetic", tuple(some))
+    with mock.patch.object(Scheduler, "decide", timed):
+        try:
+            options = {"queue": {"mode": "backfill"}}
+            cluster = f"{nodes}x{GPUS}x{CORES}"
+            simulator.simulate(trace, cluster, queue="fifo", placement=placement, options=options)
+        except _Enough:
+            pass
+    return done
+
+
+def looked_up_ms(count: int) -> float:
+    """Look something up so many times."""
+    table = {f"job-{number}": number for number in range(count)}
+    return 1e3 * least_seconds(lambda: sum(table[name] for name in table))
+
+
+def least_seconds(work: Callable[[], object], rounds: int = 3) -> float:
+    """The least of a few rounds, for others only ever add to it."""
+    took = []
+    for _ in range(rounds):
+        began = time.process_time()
+        work()
+        took.append(time.process_time() - began)
+    return min(took)
+
+
+def whole_cycles(policy: str, rounds: int) -> Iterator[harness.Row]:
+    """Place as many of 10,000 gangs as fit on empty nodes, and refuse the others."""
+    by_nodes: dict[int, float] = {}
+    for nodes in NODES:
+        first = [cycles(jobs(WAITING, alike=True), nodes, policy, 1)[0] for _ in range(rounds)]
+        by_nodes[nodes] = min(one.milliseconds for one in first)
+        most = {1_000: CYCLE_MS.get(policy), 10_000: CYCLE_10K_MS}.get(nodes)
+        name = f"{policy}: a cycle of {WAITING:,} gangs on {nodes:,} empty nodes, {first[0].starts:,} started"
+        yield _judged(name, by_nodes[nodes], most)
+    growth = by_nodes[NODES[-1]] / by_nodes[NODES[0]]
+    yield harness.Row(f"{policy}: growth of that from {NODES[0]:,} to {NODES[-1]:,} nodes", growth, "")
+    own = min(cycles(jobs(WAITING, alike=False), 1_000, policy, 1)[0].milliseconds for _ in range(rounds))
+    yield _judged(f"{policy}: a cycle of {WAITING:,} gangs, each of a shape of its own, on 1,000 nodes", own, None)
+
+
+def _judged(name: str, milliseconds: float, most: float | None) -> harness.Row:
+    bar = "" if most is None else f"≤ {most:g} ms"
+    holds = None if most is None else milliseconds <= most
+    return harness.Row(name, milliseconds, "ms", looked_up_ms(WAITING), f"{WAITING:,} look-ups", bar, holds)
+
+
+def steps(policy: str) -> Iterator[harness.Row]:
+    """With 10,000 waiting for a full cluster: one more comes, or one of those that run finishes."""
+    for nodes in NODES:
+        some = jobs(WAITING + 3 * nodes, alike=True)  # about half of these more run, the others wait as well
+        done = cycles([*some, *late(some)], nodes, policy, 1 + 2 * STEPS)
+        most = STEP_MS if nodes == 1_000 and policy in CYCLE_MS else None
+        for what, part in (("one arrived", done[1 : 1 + STEPS]), ("one finished", done[1 + STEPS :])):
+            middle = statistics.median(one.milliseconds for one in part)
+            high = harness.percentile([one.milliseconds for one in part], 95)
+            yield _judged(f"{policy}: a cycle in which {what}, {nodes:,} full nodes, median", middle, most)
+            yield _judged(f"{policy}: a cycle in which {what}, {nodes:,} full nodes, p95", high, most)
+
+
+def one_huge_gang(policy_name: str) -> Iterator[harness.Row]:
+    """Place, or refuse, a gang of 512 GPUs on nodes of which each is half full."""
+    for nodes in (250, 1_000, 4_000):
+        ledger = Ledger([NodeShape(GPUS, CORES, MEMORY_BYTES)] * nodes)
+        for node in range(nodes):
+            ledger.take(node, Demand(1000, 3), GPUS // 2)
+        for what, demand in (("single GPUs", Demand(1000, 3)), ("whole nodes", Demand(1000 * GPUS, CORES))):
+            gang = Gang("huge", (Part("worker", GANG_GPUS * 1000 // demand.gpu_milli, demand),))
+            policy = plugins.load(GROUP, policy_name)
+
+            def decide(gang: Gang = gang, policy: object = policy, ledger: Ledger = ledger) -> cycle.Plan:
+                return cycle.place([gang], ledger, policy, np.random.default_rng(0))  # type: ignore[arg-type]  # loaded by name
+
+            answer = "placed" if decide().starts else "refused"
+            took = 1e3 * least_seconds(decide)
+            most = GANG_MS if nodes == 1_000 else None
+            yield _judged(
+                f"{policy_name}: {GANG_GPUS} GPUs as {what} on {nodes:,} half-full nodes, {answer}", took, most
+            )
+
+
+def steady(policy_name: str, seconds: float) -> Iterator[harness.Row]:
+    """Keep a cluster nine tenths full: gangs come, as many GPUs are given back, by the core alone."""
+    for nodes in NODES:
+        policy, rng = plugins.load(GROUP, policy_name), np.random.default_rng(0)
+        ledger = Ledger([NodeShape(GPUS, CORES, MEMORY_BYTES)] * nodes)
+        source = jobs(20_000, alike=True)
+        running: list[tuple[Holding, ...]] = []
+        placed = number = 0
+        began: float | None = None
+        while began is None or time.process_time() - began < seconds:
+            page = []
+            for _ in range(20):
+                role = source[number % len(source)].roles[0]
+                demand = Demand(1000, role.request.cores or 0, role.request.memory_bytes)
+                page.append(Gang(f"gang-{number}", (Part(role.name, role.replicas, demand),)))
+                number += 1
+            plan = cycle.place(page, ledger, policy, rng)
+            for start in plan.starts:
+                for holding in start.holdings:
+                    ledger.hold(holding)
+                running.append(start.holdings)
+            placed += len(plan.starts)
+            while ledger.free_gpu_milli < 0.1 * ledger.total_gpu_milli:
+                began = time.process_time() if began is None else began
+                for holding in running.pop(int(rng.integers(len(running)))):
+                    ledger.release(holding)
+            if began is None:
+                placed = 0
+        rate = placed / (time.process_time() - began)
+        most = PLACEMENTS_PER_SECOND if nodes == 1_000 else None
+        bar, holds = ("", None) if most is None else (f"≥ {most:,.0f}/s", rate >= most)
+        looked_up = 1e3 * WAITING / looked_up_ms(WAITING)
+        name = f"{policy_name}: placements in a steady state on {nodes:,} nodes"
+        yield harness.Row(name, rate, "1/s", looked_up, "look-ups", bar, holds)
+
+
+def measure(quick: bool) -> Iterator[harness.Row]:
+    """Measure every policy that has a bar, and `fgd`, as far as they are installed."""
+    known = {plugin.name for plugin in plugins.discover(GROUP)}
+    for policy in (*CYCLE_MS, "fgd"):
+        if policy in known:
+            yield from whole_cycles(policy, 1 if quick else 3)
+            yield from steps(policy)
+            yield from one_huge_gang(policy)
+            yield from steady(policy, 0.5 if quick else 2.0)
+
+
+if __name__ == "__main__":
+    harness.main(lambda quick: list(measure(quick)), __doc__ or "")

@@ -1,0 +1,161 @@
+"""What every placement policy keeps to over a stream: nothing is given twice, gangs are whole, reasons are true."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.worlds import World, emptied, gangs, rng, worlds
+
+from cotenant import plugins
+from cotenant.core.cycle import Plan, place
+from cotenant.core.gangs import Gang
+from cotenant.core.ledger import Holding, Ledger
+from cotenant.core.policy import PlacementPolicy
+from cotenant.core.refusals import Code, Refusal
+from cotenant.core.scenes import Sees, Still
+
+FOUND = plugins.discover("cotenant.placement_policies")
+every_policy = pytest.mark.parametrize("plugin", FOUND, ids=[plugin.name for plugin in FOUND])
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What happens before a cycle: jobs come, one goes, a node is closed or opened."""
+
+    arrivals: Sequence[Gang]
+    leaves: int
+    node: int | None
+
+
+turns = st.lists(
+    st.builds(Turn, st.lists(gangs(roles_max=2), max_size=3), st.integers(0, 9), st.none() | st.integers(0, 4)),
+    min_size=1,
+    max_size=5,
+)
+
+
+@dataclass
+class Cluster:
+    """A cluster by itself: what was given to whom is summed up anew each time, and the ledger is not asked."""
+
+    world: World
+    held: list[tuple[Holding, ...]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.held = list(self.world.taken)
+
+    def check(self) -> None:
+        ledger = self.world.ledger
+        for node, shape in enumerate(ledger.shapes):
+            here = [holding for holdings in self.held for holding in holdings if holding.node == node]
+            whole = sum(holding.gpus for holding in here)
+            parts = dict.fromkeys(range(shape.gpus), 0)
+            for index, milli in (share for holding in here for share in holding.shares):
+                parts[index] += milli
+            assert whole + sum(taken > 0 for taken in parts.values()) <= shape.gpus
+            assert not any(parts.values()) or shape.shareable
+            assert all(taken <= 1000 for taken in parts.values())
+            assert sum(holding.cores for holding in here) == shape.cores - ledger.free_cores[node]
+            assert sum(holding.memory_bytes for holding in here) == shape.memory_bytes - ledger.free_memory[node]
+            assert min(ledger.free_cores[node], ledger.free_memory[node], ledger.free_gpus[node]) >= 0
+
+
+def ready(plugin: plugins.Plugin) -> PlacementPolicy:
+    policy: PlacementPolicy = plugin.make()
+    if isinstance(policy, Sees):
+        policy.see(Still())
+    return policy
+
+
+def live(plugin: plugins.Plugin, world: World, stream: Sequence[Turn], seed: int) -> tuple[list[Plan], list[Gang]]:
+    """Run a cycle after each turn, and do what it says; returns the plans, and who waits at the end."""
+    ledger, cluster, policy = world.ledger, Cluster(world), ready(plugin)
+    waiting: list[Gang] = []
+    plans: list[Plan] = []
+    for number, turn in enumerate(stream):
+        waiting += [replace(gang, job_id=f"job-{number}-{place}") for place, gang in enumerate(turn.arrivals)]
+        if cluster.held and turn.leaves < len(cluster.held):
+            for holding in cluster.held.pop(turn.leaves):
+                ledger.release(holding)
+        if turn.node is not None and turn.node < len(ledger):
+            ledger.open[turn.node] ^= True
+        plan = place(waiting, ledger, policy, rng(seed + number))
+        for start in plan.starts:
+            gang, offered = start.gang, [0] * len(start.gang.parts)
+            for share, holding in zip(start.offer, start.holdings, strict=True):
+                offered[share.part] += share.replicas
+                assert ledger.open[share.node]
+                wanted = gang.parts[share.part].demand
+                assert not wanted.gpu_milli or ledger.of_type(wanted.gpu_type)[share.node]
+                assert holding.cores == share.replicas * wanted.cores
+                ledger.hold(holding)
+            assert offered == [part.replicas for part in gang.parts]
+            cluster.held.append(start.holdings)
+        started = {start.gang.job_id for start in plan.starts}
+        assert started | set(plan.refusals) == {gang.job_id for gang in waiting}
+        assert not started & set(plan.refusals)
+        waiting = [gang for gang in waiting if gang.job_id not in started]
+        cluster.check()
+        plans.append(plan)
+    return plans, waiting
+
+
+@every_policy
+@settings(max_examples=40)
+@given(st.data(), turns, st.integers(0, 2**32))
+def test_a_stream_is_placed_whole_without_overcommitment_and_the_same_when_replayed(
+    plugin: plugins.Plugin, data: st.DataObject, stream: list[Turn], seed: int
+) -> None:
+    world = data.draw(worlds())
+    first, _ = live(plugin, copy_of(world), stream, seed)
+    again, _ = live(plugin, copy_of(world), stream, seed)
+    assert first == again
+
+
+@every_policy
+@settings(max_examples=40)
+@given(worlds(), turns)
+def test_whoever_still_waits_starts_when_what_stands_in_the_way_is_gone(
+    plugin: plugins.Plugin, world: World, stream: list[Turn]
+) -> None:
+    _, waiting = live(plugin, world, stream, 0)
+    ledger, policy = world.ledger, ready(plugin)
+    for gang in waiting:
+        if len(gang.parts) > 1:
+            continue  # where several roles find their places depends on where the first of them go
+        refusal = policy.place(gang, ledger, rng())
+        assert isinstance(refusal, Refusal), "it was refused, and yet there is a place for it"
+        assert not contradiction(gang, refusal, ledger, plugin), refusal
+        idle = emptied(ledger)
+        if refusal.code is Code.NO_NODES:
+            idle.open[:] = True
+        starts = isinstance(ready(plugin).place(gang, idle, rng()), tuple)
+        assert starts == (refusal.code is not Code.NEVER_FITS) or not ledger.open.any()
+
+
+def contradiction(gang: Gang, refusal: Refusal, ledger: Ledger, plugin: plugins.Plugin) -> str:
+    """Say what of a refusal is not so; nothing where all of it is."""
+    for name in ("gpu_milli", "cores", "memory_bytes"):
+        if f"wanted_{name}" in refusal.numbers:
+            wanted, free = refusal.numbers[f"wanted_{name}"], refusal.numbers[f"free_{name}"]
+            if wanted != getattr(gang, name) or not free < wanted:
+                return f"{name}: it wants {getattr(gang, name)}, {free} are said to be free"
+        if f"fits_without_{name}" in refusal.numbers:
+            (part,) = gang.parts
+            demand = replace(part.demand, cores=0) if name == "cores" else replace(part.demand, memory_bytes=0)
+            less = replace(gang, parts=(replace(part, demand=demand),))
+            if isinstance(ready(plugin).place(less, ledger, rng()), Refusal):
+                return f"{name}: without them it does not start either"
+    return ""
+
+
+def copy_of(world: World) -> World:
+    ledger = emptied(world.ledger)
+    for holdings in world.taken:
+        for holding in holdings:
+            ledger.hold(holding)
+    return World(ledger, list(world.taken))
