@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -135,10 +135,12 @@ def best_fit(ledger: Ledger, nodes: Nodes, crowded: NDArray[np.bool_] | None = N
 
     Those that are `crowded`, by node, come after all others that have GPUs.
     """
-    for left in (np.minimum(ledger.total_gpus, 1), crowded, ledger.free_gpus, ledger.free_cores):
-        if left is not None:
+    for left in (ledger.has_gpus, crowded, ledger.free_gpus, ledger.free_cores):
+        if left is not None and len(nodes) > 1:
             here = left[nodes]
-            nodes = nodes[here == here.min()]
+            least = here.min()
+            if least != here.max():  # to look once more is cheaper than to choose all
+                nodes = nodes[here == least]
     return int(nodes[0])
 
 
@@ -146,7 +148,7 @@ def fewest(part: Part, room: Counts, ledger: Ledger, used: set[int]) -> list[tup
     """Put a part on the fewest nodes: where its gang is already, then the most room first, the rest best fit."""
     room = np.minimum(room, part.replicas)
     nodes = np.flatnonzero(room)
-    elsewhere = ~np.isin(nodes, list(used))
+    elsewhere = _without(nodes, used, len(ledger))
     free = ledger.free_gpus[nodes]
     gpus_at_stake = (
         np.zeros_like(free) if part.demand.gpu_milli else np.where(ledger.total_gpus[nodes] > 0, 1 + free, 0)
@@ -157,5 +159,13 @@ def fewest(part: Part, room: Counts, ledger: Ledger, used: set[int]) -> list[tup
         return placed
     *whole, (_, rest) = placed
     full = [node for node, _ in whole]
-    able = nodes[(room[nodes] >= rest) & ~np.isin(nodes, full)]
+    able = nodes[(room[nodes] >= rest) & _without(nodes, full, len(ledger))]
     return [*whole, (best_fit(ledger, able), rest)]
+
+
+def _without(nodes: Nodes, some: Iterable[int], count: int) -> NDArray[np.bool_]:
+    """Mark those nodes that are not among some; there are `count` in all."""
+    marked = np.ones(count, dtype=np.bool_)
+    marked[list(some)] = False
+    outside: NDArray[np.bool_] = marked[nodes]
+    return outside

@@ -51,21 +51,29 @@ class Candidates:
 
     def hopeful(self, sequences: Ints, codes: Ints) -> Iterator[Gang]:
         """Leave out shapes that were refused since something was last freed, and those that need more than is free."""
+        needs = np.array(
+            [(shape.gpu_milli, shape.cores, shape.memory_bytes) for shape in self._shapes], dtype=np.int64
+        ).reshape(-1, 3)
+        unrefused = np.array([shape.refusal is None for shape in self._shapes], dtype=np.bool_)
+        kept, at = np.ones_like(unrefused), 0
         while True:
-            hopeful = np.array([shape.refusal is None and not self._free.lacks(shape) for shape in self._shapes])
-            kept = hopeful[codes]
-            sequences, codes = sequences[kept], codes[kept]
-            if not len(sequences):
+            free = self._free
+            hopeful = unrefused & (needs <= (free.gpu_milli, free.cores, free.memory_bytes)).all(axis=1)
+            if (hopeful != kept).any():
+                rest = hopeful[codes[at:]]
+                sequences, codes, kept, at = sequences[at:][rest], codes[at:][rest], hopeful, 0
+            if at == len(sequences):
                 return
-            shape = self._shapes[codes[0]]
+            code, sequence = int(codes[at]), int(sequences[at])
+            shape = self._shapes[code]
             shape.refusal = self._over_limit(shape)
-            if shape.refusal:
-                continue
-            yield self._lives[int(sequences[0])].gang(self._now)
-            shape.refusal = self._placement.refusal
             if not shape.refusal:
-                self._free.take(shape)
-            sequences, codes = sequences[1:], codes[1:]
+                yield self._lives[sequence].gang(self._now)
+                shape.refusal = self._placement.refusal
+                if not shape.refusal:
+                    self._free.take(shape)
+                at += 1
+            unrefused[code] = shape.refusal is None
 
     def _over_limit(self, shape: Shape) -> Refusal | None:
         """Say how one more gang of a shape would take its tenant over a limit."""

@@ -101,15 +101,16 @@ class AskedPlacement:
         self.name = policy.name
         self.refusal: Refusal | None = None
         self._policy = policy
-        self.discerns = isinstance(policy, Discerns)
+        self._discerning = policy if isinstance(policy, Discerns) else None  # to ask for a protocol takes its time
+        self.discerns = self._discerning is not None
 
     def alike(self, gang: Gang) -> Hashable:
         """Ask what gangs are alike in; their needs, for a policy that does not discern."""
-        return self._policy.alike(gang) if isinstance(self._policy, Discerns) else needs(gang)
+        return self._discerning.alike(gang) if self._discerning else needs(gang)
 
     def alike_seconds(self, gang: Gang) -> float:
         """Ask for how long that stays so while a gang waits."""
-        return self._policy.alike_seconds(gang) if isinstance(self._policy, Discerns) else math.inf
+        return self._discerning.alike_seconds(gang) if self._discerning else math.inf
 
     def place(self, gang: Gang, ledger: Ledger, rng: np.random.Generator) -> Offer | Refusal:
         """Ask the policy.
