@@ -105,7 +105,7 @@ def live(plugin: plugins.Plugin, world: World, stream: Sequence[Turn], seed: int
 
 
 @every_policy
-@settings(max_examples=40)
+@settings(max_examples=15)
 @given(st.data(), turns, st.integers(0, 2**32))
 def test_a_stream_is_placed_whole_without_overcommitment_and_the_same_when_replayed(
     plugin: plugins.Plugin, data: st.DataObject, stream: list[Turn], seed: int
@@ -117,7 +117,7 @@ def test_a_stream_is_placed_whole_without_overcommitment_and_the_same_when_repla
 
 
 @every_policy
-@settings(max_examples=40)
+@settings(max_examples=15)
 @given(worlds(), turns)
 def test_whoever_still_waits_starts_when_what_stands_in_the_way_is_gone(
     plugin: plugins.Plugin, world: World, stream: list[Turn]
