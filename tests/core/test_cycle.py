@@ -48,6 +48,12 @@ def orders(draw: st.DrawFn, count: int) -> Order:
     return Order(np.array(levels, dtype=np.int64), np.array(scores, dtype=np.float64))
 
 
+def test_a_share_is_taken_on_the_gpu_that_is_offered() -> None:
+    ledger = Ledger([NodeShape(2, 8, shareable=True)])
+    gang = Gang("a", (Part("worker", 1, Demand(300)),))
+    assert take(ledger, gang, (Share(0, 0, 1, (1,)),))[0].shares == ((1, 300),)
+
+
 @given(st.data(), tables(), st.booleans())
 def test_jobs_rank_by_priority_level_running_score_arrival_and_sequence(
     data: st.DataObject, table: JobTable, running_first: bool

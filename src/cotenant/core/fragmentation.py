@@ -28,12 +28,11 @@ IMPOSSIBLE = np.int64(2**62)
 
 @dataclass(frozen=True, slots=True)
 class _Nodes:
-    """Some nodes, a row each: what would be free. `most` is the largest part that is free of any GPU."""
+    """Some nodes, a row each: what would be free."""
 
     numbers: Counts
     total_milli: Counts
     whole: Counts
-    most: Counts
     cores: Counts
     memory_bytes: Counts
     lost: Counts  # of GPUs of which less than each threshold is free: a column per threshold
@@ -100,13 +99,10 @@ class Measure:
             return self._of_share(demand, standing, parts, before, fits)
         gpus = demand.gpu_milli // WHOLE_GPU_MILLI
         fits &= standing.whole >= gpus
-        broken = np.where(parts < WHOLE_GPU_MILLI, parts, 0).max(axis=1, initial=0)
-        whole = standing.whole - gpus
         after = _Nodes(
             nodes,
             standing.total_milli - demand.gpu_milli,
-            whole,
-            np.where(whole > 0, WHOLE_GPU_MILLI, broken),
+            standing.whole - gpus,
             standing.cores - demand.cores,
             standing.memory_bytes - demand.memory_bytes,
             standing.lost,
@@ -122,16 +118,11 @@ class Measure:
         rows, gpus = np.nonzero((parts >= demand.gpu_milli) & fits[:, None] & _first_of_equals(parts))
         here = parts[rows, gpus]
         left = here - demand.gpu_milli
-        order = np.sort(parts, axis=1)
-        first = order[:, -1] if order.shape[1] else np.zeros(count, dtype=np.int64)
-        second = order[:, -2] if order.shape[1] > 1 else np.zeros(count, dtype=np.int64)
-        others = np.where(here == first[rows], second[rows], first[rows])
         lost = standing.lost[rows] + _below(left, self.thresholds) - _below(here, self.thresholds)
         after = _Nodes(
             standing.numbers[rows],
             standing.total_milli[rows] - demand.gpu_milli,
             standing.whole[rows] - (here == WHOLE_GPU_MILLI),
-            np.maximum(left, others),
             standing.cores[rows] - demand.cores,
             standing.memory_bytes[rows] - demand.memory_bytes,
             lost,
@@ -153,18 +144,18 @@ class Measure:
             nodes,
             whole * WHOLE_GPU_MILLI + broken.sum(axis=1),
             whole,
-            np.where(whole > 0, WHOLE_GPU_MILLI, broken.max(axis=1, initial=0)),
             ledger.free_cores[nodes],
             ledger.free_memory[nodes],
             lost,
         )
 
     def _expected(self, nodes: _Nodes) -> Counts:
-        """Sum up over the tasks what is lost to each, by its weight."""
-        share = self.gpu_milli < WHOLE_GPU_MILLI
-        offered = np.where(share, nodes.most[:, None], nodes.whole[:, None] * WHOLE_GPU_MILLI)
+        """Sum up over the tasks what is lost to each, by its weight.
+
+        A share that fits on no GPU need not be looked for: all parts are smaller then, and so lost either way.
+        """
         runs = self.allowed[nodes.numbers]
-        runs &= offered >= self.gpu_milli
+        runs &= nodes.whole[:, None] * WHOLE_GPU_MILLI >= np.where(self.gpu_milli < WHOLE_GPU_MILLI, 0, self.gpu_milli)
         runs &= nodes.cores[:, None] >= self.cores
         runs &= nodes.memory_bytes[:, None] >= self.memory_bytes
         lost: Counts = np.where(runs, nodes.lost[:, self.threshold_of], nodes.total_milli[:, None])
