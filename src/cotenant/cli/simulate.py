@@ -143,6 +143,9 @@ def _card(result: Result) -> Iterator[tuple[str, str]]:
     if result.gpu_utilisation != result.gpu_occupancy:
         yield "GPU utilisation", _percent(result.gpu_utilisation)
     yield "core time held", _percent(result.cpu_utilisation)
+    if result.sizing:
+        given, lent = (result.sizing[name] or 0.0 for name in ("slimmed_cores", "lent_cores"))
+        yield "cores given back, lent", f"{given:.1f}, {lent:.1f} on average"
     for kind, seconds in result.waits_seconds.items():
         if seconds:
             yield (
