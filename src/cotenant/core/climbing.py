@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from cotenant.core.curves import Point
 from cotenant.core.refusals import plural
@@ -52,6 +53,11 @@ def rising(points: Sequence[Point]) -> list[Point]:
     >>> [round(point.rate, 1) for point in rising([Point(1, 5.0), Point(2, 9.0), Point(3, 8.0), Point(4, 9.5)])]
     [5.0, 8.5, 8.5, 9.5]
     """
+    return list(_rising(tuple(points)))
+
+
+@lru_cache(maxsize=1024)
+def _rising(points: tuple[Point, ...]) -> tuple[Point, ...]:
     pools: list[tuple[float, int, list[Point]]] = []
     for point in sorted(points, key=lambda one: one.cores):
         rate, windows, members = point.rate, point.windows, [point]
@@ -60,7 +66,7 @@ def rising(points: Sequence[Point]) -> list[Point]:
             rate = (rate * windows + before_rate * before_windows) / (windows + before_windows)
             windows, members = windows + before_windows, before + members
         pools.append((rate, windows, members))
-    return [replace(member, rate=rate) for rate, _, members in pools for member in members]
+    return tuple([replace(member, rate=rate) for rate, _, members in pools for member in members])
 
 
 def climb(

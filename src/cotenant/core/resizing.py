@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Protocol, runtime_checkable
 
 from cotenant.core.climbing import expected
@@ -120,6 +121,11 @@ def together(points: Sequence[Point], known: Sequence[Point]) -> tuple[Point, ..
     >>> together([Point(3, 20.0)], [Point(3, 10.0), Point(4, 12.0)])
     (Point(cores=3, rate=20.0, windows=1, spread=0.0), Point(cores=4, rate=24.0, windows=1, spread=0.0))
     """
+    return _together(tuple(points), tuple(known))
+
+
+@lru_cache(maxsize=1024)
+def _together(points: tuple[Point, ...], known: tuple[Point, ...]) -> tuple[Point, ...]:
     if not (points and known):
         return merged(points or known) if points or known else ()
     own, kind = merged(points), {point.cores: point for point in merged(known)}

@@ -76,6 +76,7 @@ class Tracks:
     def __init__(self, kinds_max: int = KINDS_MAX, how: Climb = CLIMB) -> None:
         self._how = how
         self._kinds: Remembered[Windows] = Remembered(kinds_max, _windows, _write, _read)
+        self._points: dict[Key, tuple[Point, ...]] = {}  # asked for far more often than they change
         self._enough: dict[Key, int] = {}  # of the kinds of which it is known
         self.version = 0  # counts changes of what is known to be enough
 
@@ -86,6 +87,7 @@ class Tracks:
 
     def _judge(self, kind: Key) -> None:
         """Note the N* of a kind, where its rates were seen to level off."""
+        self._points.pop(kind, None)
         points = self.points(kind)
         trial = climb(points, 1, points[-1].cores, self._how)
         enough = trial.cores if trial.found and trial.cores < points[-1].cores else None
@@ -100,7 +102,13 @@ class Tracks:
     def points(self, kind: Key) -> tuple[Point, ...]:
         """What was measured of a kind."""
         windows = self._kinds.get(kind)
-        return tuple(windows.points()) if windows else ()
+        if windows is None:
+            return ()
+        if kind not in self._points:
+            if len(self._points) >= KINDS_MAX:
+                self._points.clear()
+            self._points[kind] = tuple(windows.points())
+        return self._points[kind]
 
     def enough(self, kind: Key) -> int | None:
         """N* of a kind for each replica of the leading role, where it is known."""
