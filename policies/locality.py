@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Hashable, Iterator
+from collections.abc import Collection, Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import combinations, pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cotenant.core.gangs import Gang
-from cotenant.core.jobs import WHOLE_GPU_MILLI, Locality
+from cotenant.core.jobs import WHOLE_GPU_MILLI, JobKind, Locality
 from cotenant.core.ledger import Ledger, Offer
 from cotenant.core.obstacles import fits, no_place
 from cotenant.core.packing import best_fit, could_hold_all, on_fewest, on_one, room_for_all
 from cotenant.core.refusals import Code, Refusal
+from cotenant.core.scenes import NOBODY, Rearrangement, Resident, Scene
+from cotenant.core.taking import take
 from cotenant.core.validate import Violation
+
+MOVES_MAX = 4  # of one gang
+MOVABLE_MAX, DOMAINS_MAX = 12, 8  # so many residents of so many servers or racks are tried
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +49,12 @@ class WaitsForLocality:
     has an empty one, for neighbours cost a 2-GPU job a third of its speed (114.8 to 75.6 images/s [P]). The rack is the
     smallest that suffices, by free GPUs, and in it the fewest servers [R].
 
+    Where what is free lies in fragments, up to `moves_max` running jobs are moved to where there is room for them, if
+    that lets a gang start at its level (migration to defragment is Philly's second guideline [P]; the rule is ours [R]).
+    Moved are jobs that may be preempted, are on that server or in that rack alone, run for `settled_seconds` or longer
+    and will not be done before the gang would relax. The cheapest set is taken, by what a stop costs times GPUs, and
+    only if `gain_min` times that is less than the wait that the gang is spared times its GPUs.
+
     >>> from cotenant.core.gangs import Demand, Part
     >>> from cotenant.core.nodes import NodeShape
     >>> ledger = Ledger([NodeShape(8, 24)] * 4, ["a", "a", "b", "b"])
@@ -68,21 +79,30 @@ relaxes to rack in 4 min
         server_seconds: a gang waits so long for one server.
         rack_seconds: then it waits so long for one rack.
         dedicated_share: a gang that takes this share of a server's GPUs rather has an empty one; above 1: none does.
+        moves_max: so many running jobs may be moved for one gang; at most 4.
+        settled_seconds: a job is moved no sooner than this after it last started.
+        gain_min: the GPU time that a gang is spared must be this many times what the moves cost.
         """
 
         server_seconds: float = 300.0
         rack_seconds: float = 300.0
         dedicated_share: float = 0.5
+        moves_max: int = 2
+        settled_seconds: float = 1800.0
+        gain_min: float = 2.0
 
         def check(self) -> Iterator[Violation]:
             """Name every option that makes no sense."""
-            for name in ("server_seconds", "rack_seconds", "dedicated_share"):
+            for name in ("server_seconds", "rack_seconds", "dedicated_share", "settled_seconds", "gain_min"):
                 if getattr(self, name) < 0:
                     yield Violation(name, f"must be 0 or more, not {getattr(self, name):g}")
+            if not 0 <= self.moves_max <= MOVES_MAX:
+                yield Violation("moves_max", f"must be from 0 to {MOVES_MAX}, not {self.moves_max}")
 
     def __init__(self, options: Options | None = None) -> None:
         self.options = options or self.Options()
         server, rack = self.options.server_seconds, self.options.rack_seconds
+        self._scene: Scene = NOBODY
         self._turns = sorted({server, rack, server + rack})  # the waits at which the level of a gang may change
 
     def place(self, gang: Gang, ledger: Ledger, rng: np.random.Generator) -> Offer | Refusal:
@@ -111,6 +131,65 @@ relaxes to rack in 4 min
         """The time until the next turn."""
         turn = bisect_right(self._turns, gang.waited_seconds)
         return self._turns[turn] - gang.waited_seconds if _relaxes(gang) and turn < len(self._turns) else math.inf
+
+    def see(self, scene: Scene) -> None:
+        """Know who might be moved."""
+        self._scene = scene
+
+    def rearrange(
+        self, gang: Gang, refusal: Refusal, ledger: Ledger, rng: np.random.Generator, fixed: Collection[str]
+    ) -> Rearrangement | None:
+        """Let as few and cheap jobs as suffice go elsewhere, where that spares the gang more than it costs."""
+        if not self.options.moves_max or refusal.locality not in (Locality.SERVER, Locality.RACK):
+            return None
+        spared_seconds = min(refusal.holds_seconds, self.options.server_seconds + self.options.rack_seconds)
+        worth = spared_seconds * gang.gpu_milli / WHOLE_GPU_MILLI
+        for nodes in _domains(gang, ledger, refusal.locality):
+            movable = sorted(self._movable(nodes, fixed, spared_seconds), key=lambda one: (_cost(one), one.gang.job_id))
+            sets = [some for size in range(1, self.options.moves_max + 1) for some in combinations(movable[:MOVABLE_MAX], size)]
+            for some in sorted(sets, key=lambda some: sum(map(_cost, some))):
+                if self.options.gain_min * sum(map(_cost, some)) > worth:
+                    break
+                if found := self._moving(some, gang, nodes, ledger, rng):
+                    return found
+        return None
+
+    def _movable(self, nodes: Sequence[int], fixed: Collection[str], spared_seconds: float) -> Iterator[Resident]:
+        """Give those who run on these nodes alone, and may be moved."""
+        now, seen = self._scene.now, set(fixed)
+        for resident in (resident for node in nodes for resident in self._scene.on(node)):
+            gang, rest = resident.gang, resident.gang.estimate.remaining_seconds
+            stays = gang.job_id in seen or not resident.preemptible or gang.kind is JobKind.INFERENCE
+            seen.add(gang.job_id)
+            if stays or now - resident.since_seconds < self.options.settled_seconds:
+                continue
+            leaves = gang.estimate.predictable and rest is not None and rest <= spared_seconds
+            if not leaves and all(holding.node in nodes for holding in resident.holdings):
+                yield resident
+
+    def _moving(
+        self, some: Sequence[Resident], gang: Gang, nodes: Sequence[int], ledger: Ledger, rng: np.random.Generator
+    ) -> Rearrangement | None:
+        """Try a gang in place of some residents, and those elsewhere."""
+        here = np.isin(np.arange(len(ledger)), nodes)
+        with ledger.undone():
+            for holding in (holding for resident in some for holding in resident.holdings):
+                ledger.release(holding)
+            one = len(nodes) == 1
+            if one and nodes[0] not in room_for_all(gang, ledger):
+                return None
+            offer = on_one(gang, ledger, nodes[0]) if one else on_fewest(gang, ledger, here)
+            if offer is None:
+                return None
+            take(ledger, gang, offer)
+            moves: list[tuple[Resident, Offer]] = []
+            for resident in some:
+                place = self.place(replace(resident.gang, waited_seconds=0.0), ledger, rng)
+                if isinstance(place, Refusal):
+                    return None
+                take(ledger, resident.gang, place)
+                moves.append((resident, place))
+        return Rearrangement(offer, tuple(moves))
 
     def _stand(self, gang: Gang, ledger: Ledger) -> Stand:
         """Find the level at which a gang waits; those that could never hold it take no time."""
@@ -152,6 +231,23 @@ relaxes to rack in 4 min
 def _relaxes(gang: Gang) -> bool:
     """Tell whether a gang waits to be together, and for how long is not its own wish to say."""
     return gang.locality is None and gang.gpu_milli > 0 and sum(part.replicas for part in gang.parts) > 1
+
+
+def _cost(resident: Resident) -> float:
+    """GPU-seconds that a move costs; a job without GPUs counts as if it had one."""
+    return resident.stop_cost_seconds * max(1.0, resident.gang.gpu_milli / WHOLE_GPU_MILLI)
+
+
+def _domains(gang: Gang, ledger: Ledger, level: Locality) -> list[list[int]]:
+    """Name the servers, or the racks, that could hold a gang if they were empty, those that lack least first."""
+    if level is Locality.SERVER:
+        nodes = room_for_all(gang, ledger, empty=True)
+        order = np.lexsort((nodes, -ledger.free_gpus[nodes]))[:DOMAINS_MAX]
+        return [[node] for node in nodes[order].tolist()]
+    numbers = np.where(ledger.open, ledger.rack_numbers, -1)
+    free = {rack: int(ledger.free_gpus[numbers == rack].sum()) for rack in np.unique(numbers[ledger.open]).tolist()}
+    racks = sorted(free, key=lambda rack: (-free[rack], rack))[:DOMAINS_MAX]
+    return [np.flatnonzero(numbers == rack).tolist() for rack in racks]
 
 
 def _in_rack(gang: Gang, ledger: Ledger) -> Offer | None:

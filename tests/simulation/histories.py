@@ -98,6 +98,9 @@ class History:
         self._stopped(event)
         self.waiting_since[event.job_id] = event.at_seconds
 
+    def _migrated(self, event: Event) -> None:
+        self._preempted(event)
+
     def _finished(self, event: Event) -> None:
         self._stopped(event)
         self.finished[event.job_id] = event.at_seconds

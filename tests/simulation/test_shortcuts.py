@@ -47,7 +47,7 @@ def workload(seed: int) -> Trace:
 def fates(trace: Trace, queue: str, mode: str, placement: str) -> list[tuple[str, float, float]]:
     options = {"mode": mode} if queue == "fifo" else {}
     made: list[Any] = [plugins.load(GROUPS["queue"], queue, options)]
-    relaxing = {"server_seconds": "7", "rack_seconds": "11.25"} if placement == "locality" else {}
+    relaxing = {"server_seconds": "7", "rack_seconds": "11.25", "moves_max": "0"} if placement == "locality" else {}
     made += [plugins.load(GROUPS["placement"], placement, relaxing), plugins.load(GROUPS["allocator"], "requested")]
     cluster = replace(parse_cluster("3x4x8"), racks=("a", "a", "b"))
     simulation = Simulation(trace, cluster, Policies(*made), Nothing())

@@ -7,21 +7,25 @@ simulator as the live mesh does; a policy only reads it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Protocol, runtime_checkable
 
+import numpy as np
+
 from cotenant.core.gangs import Gang
 from cotenant.core.ledger import Holding, Ledger, Offer
+from cotenant.core.refusals import Refusal
 
 
 @dataclass(frozen=True, slots=True)
 class Resident:
     """A job that holds something now.
 
-    `stop_cost_seconds` is what a stop would cost it: the run time since its last checkpoint, and its restart.
-    `reclaimable`: what it holds was lent to it, and may be taken back for a job that it was reserved for.
+    `since_seconds` is when its run began, on the scene's clock. `stop_cost_seconds` is what a stop would cost it: the
+    run time since its last checkpoint, and its restart. `reclaimable`: what it holds was lent to it, and may be taken
+    back for a job that it was reserved for.
     """
 
     gang: Gang
@@ -54,18 +58,24 @@ class Sees(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Rearrangement:
-    """Places for a gang once some residents have made room, who are to be given other places at once."""
+    """Places for a gang once some residents have made room, and the places that those are given instead."""
 
     offer: Offer
-    moves: tuple[str, ...]  # ids of those who have to go, for whom there is room elsewhere
+    moves: tuple[tuple[Resident, Offer], ...]
 
 
 @runtime_checkable
 class Rearranges(Protocol):
     """A placement policy that moves cheap jobs where that lets a gang start (Philly, section 5 [P])."""
 
-    def rearrange(self, gang: Gang, ledger: Ledger, movable: Sequence[Resident]) -> Rearrangement | None:
-        """Find places for a gang that `place` refused; None where no moves would help. The ledger is left as it was."""
+    def rearrange(
+        self, gang: Gang, refusal: Refusal, ledger: Ledger, rng: np.random.Generator, fixed: Collection[str]
+    ) -> Rearrangement | None:
+        """Find places for a gang that `place` refused; None where no moves would help, or none are worth it.
+
+        The jobs in `fixed` have to go, or were moved already: they are not where the scene shows them any more. The
+        ledger is left as it was.
+        """
 
 
 class Still:
@@ -80,3 +90,6 @@ class Still:
     def on(self, node: int) -> Sequence[Resident]:
         """Nobody."""
         return ()
+
+
+NOBODY = Still()

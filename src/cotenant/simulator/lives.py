@@ -117,6 +117,7 @@ class Life:
     given_up_seconds: float = math.nan
     runs: int = 0
     preemptions: int = 0
+    migrations: int = 0
     crashes: int = 0
     failures: int = 0
     holdings: tuple[Holding, ...] = ()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable
+from collections.abc import Collection, Hashable
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,6 +21,7 @@ from cotenant.core.policy import (
     needs,
 )
 from cotenant.core.refusals import Refusal
+from cotenant.core.scenes import Rearrangement, Rearranges, Scene, Sees
 from cotenant.core.table import Jobs
 from cotenant.simulator.lives import Life
 
@@ -111,6 +112,29 @@ class AskedPlacement:
     def alike_seconds(self, gang: Gang) -> float:
         """Ask for how long that stays so while a gang waits."""
         return self._discerning.alike_seconds(gang) if self._discerning else math.inf
+
+    def see(self, scene: Scene) -> None:
+        """Show how things stand, to a policy that looks."""
+        if isinstance(self._policy, Sees):
+            self._policy.see(scene)
+
+    def rearrange(
+        self, gang: Gang, refusal: Refusal, ledger: Ledger, rng: np.random.Generator, fixed: Collection[str]
+    ) -> Rearrangement | None:
+        """Ask a policy that moves jobs.
+
+        Raises:
+            PolicyFailed: it raised an error.
+        """
+        if not isinstance(self._policy, Rearranges):
+            return None
+        try:
+            found = self._policy.rearrange(gang, refusal, ledger, rng, fixed)
+        except Exception as error:  # whatever a stranger's code does
+            raise PolicyFailed("placement", self, gang.job_id, f"{type(error).__name__}: {error}") from error
+        if found:
+            self.refusal = None
+        return found
 
     def place(self, gang: Gang, ledger: Ledger, rng: np.random.Generator) -> Offer | Refusal:
         """Ask the policy.

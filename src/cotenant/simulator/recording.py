@@ -29,6 +29,7 @@ class Kind(StrEnum):
     UNSCHEDULABLE = "unschedulable"
     PLANNED = "planned"
     PREEMPTED = "preempted"
+    MIGRATED = "migrated"
     STARTED = "started"
     WAITING = "waiting"
     FINISHED = "finished"
@@ -235,6 +236,12 @@ class Story:
         """A job was running when the simulation set in; which of its roles is where, nobody tells."""
         self.submitted(life, now)
         self._begun(life, tuple(_holds(life)), now, needs_room=False)
+
+    def migrated(self, life: Life, starts: Iterable[Start], now: float) -> None:
+        """A job is about to stop, to start again elsewhere for the sake of another one."""
+        by = tuple(start.gang.job_id for start in starts if life.job.id in start.moves)
+        ran = now - life.running_since
+        self._record(Event(now, Kind.MIGRATED, life.job.id, run=life.runs, by=by, ran_seconds=ran))
 
     def started(self, life: Life, start: Start, now: float) -> None:
         """A job runs."""

@@ -39,6 +39,7 @@ ABOUT: Mapping[str, str] = MappingProxyType(
         "held, and its share of that of all tenants",
         "qos_guarantee_percent": "jobs that were done by their deadline, of those that have one; failed and unfinished "
         "ones count as missed, those that their users killed are left out; null where no job has one",
+        "migrations": "runs that were stopped to go on elsewhere at once, so that a gang could start",
         "outcomes": "finished jobs by what became of them",
         "outcomes_gpu_time": "shares of the GPU time held by finished jobs, by what became of them; null for none",
         "failures": "attempts that failed by the job's own doing, by class",
@@ -49,8 +50,8 @@ ABOUT: Mapping[str, str] = MappingProxyType(
         "waits_by_gpus": "waits by the GPUs that a job asks for, as Philly's table has them",
         "fragmentation_seconds": "of waits_seconds, those for a place that is not in fragments, by the level that was "
         "wanted: all on one server, all in one rack, or anywhere",
-        "events": "submissions, finishes, failures, retries, preemptions, nodes that fail or are back, and ends of an "
-        "order's validity",
+        "events": "submissions, finishes, failures, retries, preemptions, migrations, nodes that fail or are back, and "
+        "ends of an order's validity",
         "overlay": "what was added that the trace does not tell, and its seed; empty where nothing was",
         "wall_seconds": "time that the simulation took; the only figure that differs from run to run",
         "by_chance": "whether anything was drawn at random, so that another seed may give other figures",
@@ -123,6 +124,7 @@ class Result:
     makespan_seconds: float | None
     avg_queue_seconds: float | None
     preemptions: int
+    migrations: int
     gpu_utilisation: float | None
     gpu_occupancy: float | None
     cpu_utilisation: float | None
@@ -203,6 +205,7 @@ def result_of(
     makespan = max((outcome.finished_seconds or 0.0 for outcome in done), default=None)
     span = (makespan if complete else simulation.now) or 0.0
     preemptions = sum(outcome.preemptions for outcome in outcomes)
+    migrations = sum(life.migrations for life in simulation.lives)
     occupancy = _share([one.gpu_milli * one.run_seconds for one in outcomes], cluster.gpus * 1000, span)
     busy = _share([one.gpu_milli * one.busy_seconds for one in outcomes], cluster.gpus * 1000, span)
     held_cores = [life.shape.cores * one.run_seconds for life, one in zip(simulation.lives, outcomes, strict=True)]
@@ -219,6 +222,7 @@ def result_of(
         makespan_seconds=makespan,
         avg_queue_seconds=_mean([outcome.queue_seconds for outcome in done]),
         preemptions=preemptions,
+        migrations=migrations,
         gpu_utilisation=busy if simulation.world.usage_is_modelled else occupancy,
         gpu_occupancy=occupancy,
         cpu_utilisation=_share(held_cores, cluster.cores, span),
@@ -235,7 +239,7 @@ def result_of(
         waits_seconds=_seconds_by_wait(outcomes),
         waits_by_gpus=_jobs_by_wait_and_gpus(outcomes),
         fragmentation_seconds=_seconds_by_level(outcomes),
-        events=simulation.events + preemptions,
+        events=simulation.events + preemptions + migrations,
         wall_seconds=wall_seconds,
         seed=seed,
         by_chance=simulation.by_chance,

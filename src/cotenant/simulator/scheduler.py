@@ -41,6 +41,7 @@ from cotenant.simulator.policies import AskedPlacement, Policies, PolicyFailed, 
 from cotenant.simulator.reasons import Listening
 from cotenant.simulator.recording import Story
 from cotenant.simulator.resizing import Resizing
+from cotenant.simulator.scene import Moment
 from cotenant.simulator.waiting import Waiting
 from cotenant.simulator.waits import CAUSE_OF, Cause, cause_of
 
@@ -202,7 +203,7 @@ class Scheduler:
                 jobs, order = self._order(now)
             plan = self._plan(jobs, order, now, self._rules)
             started, refusals = self._carry_out(plan, jobs, now), plan.refusals
-            if plan.stops and not self._enforced:  # those who were stopped may find room that is left over, elsewhere
+            while plan.moves or (plan.stops and not self._enforced):  # others, or they, may find room that is left over
                 jobs, order = self._order(now)
                 plan = self._plan(jobs, order, now, STOP_NOBODY)
                 started, refusals = started + self._carry_out(plan, jobs, now), {**refusals, **plan.refusals}
@@ -239,7 +240,9 @@ class Scheduler:
             self._story.planned(plan, int((~jobs.running).sum()), now)
         for job_id in plan.stops:
             self._preempt(self._life(job_id), plan.starts, now)
-        return [(life, self._start(life, start, now)) for life, start in self._by_life(plan.starts)]
+        for move in plan.moves:
+            self._migrate(self._life(move.gang.job_id), plan.starts, now)
+        return [(life, self._start(life, start, now)) for life, start in self._by_life((*plan.starts, *plan.moves))]
 
     def _may_start(self) -> bool:
         """Tell whether any waiting gang might get a place, as far as that can be told without asking."""
@@ -285,6 +288,7 @@ class Scheduler:
                 victims=victims_of(self._lives, jobs, choice),
                 strict=self._queue.strict,
                 headroom=self._headroom,
+                scene=Moment(self._lives, jobs, self._table.row, self._world.stop_cost_seconds, now),
             )
         except (Overcommitted, cycle.BrokenGang) as error:
             over = f"the cycle at {now:.3f} s"
@@ -331,6 +335,13 @@ class Scheduler:
         if self._story:
             self._story.preempted(life, starts, now)
         life.preemptions += 1
+        self._requeue(life, now, self._world.preemption_seconds(life), saved=self._world.settings.preemption_grace)
+
+    def _migrate(self, life: Life, starts: Sequence[cycle.Start], now: float) -> None:
+        """Stop a job that starts again elsewhere at this instant."""
+        if self._story:
+            self._story.migrated(life, starts, now)
+        life.migrations += 1
         self._requeue(life, now, self._world.preemption_seconds(life), saved=self._world.settings.preemption_grace)
 
     def _requeue(self, life: Life, now: float, restart_seconds: float, *, saved: bool) -> None:

@@ -109,6 +109,13 @@ class World:
             return price.save_seconds + price.restart_seconds
         return self.settings.preemption_cost_seconds
 
+    def stop_cost_seconds(self, life: Life, now: float) -> float:
+        """Tell what a stop would cost a job now: what it would do again, and its restart."""
+        unsaved = 0.0
+        if not self.settings.preemption_grace:
+            unsaved = min(life.checkpoint_seconds, max(0.0, now - life.working_since))
+        return self.preemption_seconds(life) + unsaved
+
     def restart_seconds(self, life: Life) -> float:
         """Tell what a job waits for when it starts again after a failure; nothing could be saved."""
         if self.settings.preemption_cost_seconds == "model":

@@ -1,0 +1,60 @@
+"""Who holds what at one moment of a simulation, for policies that look at more than what is free."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+
+from cotenant.core.estimates import Estimate
+from cotenant.core.scenes import Resident
+from cotenant.core.table import Jobs
+from cotenant.simulator.lives import Life
+
+
+class Moment:
+    """The running jobs at a moment, made only when somebody looks. `row` says where a job is in the table `jobs`."""
+
+    def __init__(
+        self,
+        lives: Mapping[int, Life],
+        jobs: Jobs,
+        row: Callable[[str], int],
+        stop_cost_seconds: Callable[[Life, float], float],
+        now: float,
+    ) -> None:
+        self.now = now
+        self._lives, self._jobs, self._row = lives, jobs, row
+        self._stop_cost_seconds = stop_cost_seconds
+
+    def residents(self) -> Mapping[str, Resident]:
+        """Give all jobs that run, by id."""
+        return self._residents
+
+    def on(self, node: int) -> Sequence[Resident]:
+        """Give those that run on a node."""
+        return self._by_node.get(node, ())
+
+    @cached_property
+    def _residents(self) -> dict[str, Resident]:
+        return {life.job.id: self._resident(life) for life in self._lives.values() if life.running}
+
+    @cached_property
+    def _by_node(self) -> dict[int, list[Resident]]:
+        by_node: dict[int, list[Resident]] = {}
+        for resident in self._residents.values():
+            for node in sorted({holding.node for holding in resident.holdings}):
+                by_node.setdefault(node, []).append(resident)
+        return by_node
+
+    def _resident(self, life: Life) -> Resident:
+        rest = float(self._jobs.remaining_seconds[self._row(life.job.id)])
+        estimate = life.estimate if math.isnan(rest) else Estimate(predictable=True, remaining_seconds=rest)
+        return Resident(
+            replace(life.gang(self.now), waited_seconds=0.0, estimate=estimate),
+            life.holdings,
+            life.running_since,
+            preemptible=life.job.preemptible,
+            stop_cost_seconds=self._stop_cost_seconds(life, self.now),
+        )
