@@ -40,7 +40,8 @@ class WaitsForLocality:
 
     That is how Philly schedules (Jeon et al., ATC 2019, sections 2.3 and 5 [P]): a 16-GPU job used 43.7 % of its GPUs
     on 2 servers and 28.6 % on 8, so locality is worth a wait, but not any wait. A gang of several replicas with GPUs
-    waits at each level for its time-out; one that a level could not hold even if it were empty begins at the next. A
+    waits at each level for its time-out. The time counts in which it found no place at that level although as much as it
+    needs was free: waits for capacity, for a turn or for a fair share say nothing of locality. One that a level could not hold even if it were empty begins at the next. A
     gang that wishes for `server` or `rack` never relaxes, one that wishes for `anywhere` does not wait, nor does one
     without GPUs. At each level the closer ones are tried first. Where all nodes are in one rack there are two levels.
 
@@ -60,11 +61,11 @@ class WaitsForLocality:
     >>> ledger = Ledger([NodeShape(8, 24)] * 4, ["a", "a", "b", "b"])
     >>> for node, taken in enumerate((4, 4, 2, 3)):
     ...     _ = ledger.take(node, Demand(1000), taken)
-    >>> gang = Gang("a", (Part("worker", 8, Demand(gpu_milli=1000)),), waited_seconds=60)
+    >>> gang = Gang("a", (Part("worker", 8, Demand(gpu_milli=1000)),), fragmented_seconds=60)
     >>> print(WaitsForLocality().place(gang, ledger, np.random.default_rng(0)))
     FRAGMENTED: needs 8 replicas of 1 GPU on one server; the best has room for 6, 4 servers together for 8 or more; \
 relaxes to rack in 4 min
-    >>> gang = replace(gang, waited_seconds=300)
+    >>> gang = replace(gang, fragmented_seconds=300)
     >>> [(share.node, share.replicas) for share in WaitsForLocality().place(gang, ledger, np.random.default_rng(0))]
     [(0, 4), (1, 4)]
     """
@@ -118,19 +119,19 @@ relaxes to rack in 4 min
         refusal = no_place(gang, ledger, within=stand.level)
         if refusal.code is not Code.FRAGMENTED:
             return refusal
-        waited = gang.waited_seconds
+        waited = gang.fragmented_seconds
         return replace(
             refusal, holds_seconds=stand.until - waited, held_seconds=waited - stand.since, relaxes_to=stand.then
         )
 
     def alike(self, gang: Gang) -> Hashable:
         """Gangs with the same needs whose waits lie between the same turns."""
-        return gang.parts, gang.locality, bisect_right(self._turns, gang.waited_seconds) if _relaxes(gang) else 0
+        return gang.parts, gang.locality, bisect_right(self._turns, gang.fragmented_seconds) if _relaxes(gang) else 0
 
     def alike_seconds(self, gang: Gang) -> float:
         """The time until the next turn."""
-        turn = bisect_right(self._turns, gang.waited_seconds)
-        return self._turns[turn] - gang.waited_seconds if _relaxes(gang) and turn < len(self._turns) else math.inf
+        turn = bisect_right(self._turns, gang.fragmented_seconds)
+        return self._turns[turn] - gang.fragmented_seconds if _relaxes(gang) and turn < len(self._turns) else math.inf
 
     def see(self, scene: Scene) -> None:
         """Know who might be moved."""
@@ -144,14 +145,18 @@ relaxes to rack in 4 min
             return None
         spared_seconds = min(refusal.holds_seconds, self.options.server_seconds + self.options.rack_seconds)
         worth = spared_seconds * gang.gpu_milli / WHOLE_GPU_MILLI
+        candidates: list[tuple[float, list[int], tuple[Resident, ...]]] = []
         for nodes in _domains(gang, ledger, refusal.locality):
             movable = sorted(self._movable(nodes, fixed, spared_seconds), key=lambda one: (_cost(one), one.gang.job_id))
-            sets = [some for size in range(1, self.options.moves_max + 1) for some in combinations(movable[:MOVABLE_MAX], size)]
-            for some in sorted(sets, key=lambda some: sum(map(_cost, some))):
-                if self.options.gain_min * sum(map(_cost, some)) > worth:
-                    break
-                if found := self._moving(some, gang, nodes, ledger, rng):
-                    return found
+            lacking = gang.gpu_milli - WHOLE_GPU_MILLI * int(ledger.free_gpus[nodes].sum())
+            for size in range(1, self.options.moves_max + 1):
+                for some in combinations(movable[:MOVABLE_MAX], size):
+                    cost = sum(map(_cost, some))
+                    if cost * self.options.gain_min <= worth and lacking <= sum(one.gang.gpu_milli for one in some):
+                        candidates.append((cost, nodes, some))
+        for _, nodes, some in sorted(candidates, key=lambda candidate: candidate[0]):
+            if found := self._moving(some, gang, nodes, ledger, rng):
+                return found
         return None
 
     def _movable(self, nodes: Sequence[int], fixed: Collection[str], spared_seconds: float) -> Iterator[Resident]:
@@ -184,7 +189,7 @@ relaxes to rack in 4 min
             take(ledger, gang, offer)
             moves: list[tuple[Resident, Offer]] = []
             for resident in some:
-                place = self.place(replace(resident.gang, waited_seconds=0.0), ledger, rng)
+                place = self.place(replace(resident.gang, fragmented_seconds=0.0), ledger, rng)
                 if isinstance(place, Refusal):
                     return None
                 take(ledger, resident.gang, place)
@@ -204,7 +209,7 @@ relaxes to rack in 4 min
         since, waits = 0.0, {Locality.SERVER: self.options.server_seconds, Locality.RACK: self.options.rack_seconds}
         for level, then in pairwise([*levels, Locality.ANYWHERE]):
             until = since + waits[level]
-            if gang.waited_seconds < until:
+            if gang.fragmented_seconds < until:
                 return Stand(level, since, until, then)
             since = until
         return Stand(Locality.ANYWHERE, since)

@@ -61,6 +61,7 @@ def plan(
             allocator,
             shapes,
             translate.seconds(candidate.waited),
+            translate.seconds(candidate.fragmented),
         )
         for candidate in request.candidates
     ]

@@ -14,15 +14,15 @@ Since = tuple[Refusal, float]
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """What a cycle said of a job, since when that has been the reason, and since when that job waits."""
+    """What a cycle said of a job, since when that is the reason, and for how long its places were in fragments."""
 
     refusal: Refusal
     since: float
-    waiting_since: float
+    fragmented_seconds: float
 
     def of(self, record: Record) -> Refusal | None:
         """Say it of another job with the same needs; None where its wait is one of which this tells nothing."""
-        longer = self.waiting_since - record.waiting_since
+        longer = record.fragmented_seconds - self.fragmented_seconds
         if -self.refusal.held_seconds <= longer < self.refusal.holds_seconds:
             return self.refusal.after(longer)
         return None
@@ -53,8 +53,13 @@ class Reasons:
         """Note why all jobs of a shape wait, those for whose waits it holds."""
         known = next((said for said in before.shapes.get(record.shape, ()) if said.refusal.code is refusal.code), None)
         since = known.since if known else self.now
-        self.shapes.setdefault(record.shape, []).append(Said(refusal, since, record.waiting_since))
+        self.shapes.setdefault(record.shape, []).append(Said(refusal, since, record.fragmented_seconds))
         self.hold(refusal)
+
+    def age(self, record: Record, now: float) -> None:
+        """Count the time since this cycle for a job that it refused for fragments."""
+        told = self._of(record)
+        record.age(now, fragmented=told is not None and told[0].code is Code.FRAGMENTED)
 
     def known(self, record: Record) -> bool:
         """Tell whether another job of its shape was refused for a reason that is its own too."""

@@ -43,6 +43,8 @@ class Record:
     estimate: predictor_service_pb2.Estimate | None = None
     ran_before_estimate_seconds: float = 0.0  # of which that estimate tells the rest
     told_ended: bool = False  # whoever learns from ends has been told
+    fragmented_seconds: float = 0.0  # of its present wait, those in which its places were in fragments, by cycles' eyes
+    aged_to: float = 0.0  # up to when these were counted
 
     @property
     def job(self) -> job_pb2.Job:
@@ -73,6 +75,17 @@ class Record:
         """When it last began to wait, in unix seconds: when its last attempt ended, or else at its submission."""
         job = self.stored.job
         return translate.seconds(job.attempt.end_time if job.attempt.HasField("end_time") else job.create_time)
+
+    def age(self, now: float, *, fragmented: bool) -> None:
+        """Count the time since it was last counted, or since it began to wait: its places may have been in fragments.
+
+        After a restart of the queue this begins anew.
+        """
+        if self.aged_to < self.waiting_since:
+            self.fragmented_seconds, self.aged_to = 0.0, self.waiting_since
+        if fragmented:
+            self.fragmented_seconds += max(0.0, now - self.aged_to)
+        self.aged_to = max(self.aged_to, now)
 
     @property
     def attempt_number(self) -> int:

@@ -266,7 +266,10 @@ class Scheduler:
         asked_for = room.copy()
         for entry in entries:
             record = entry.record
-            if record.phase is not Phase.QUEUED or reasons.known(record):
+            if record.phase is not Phase.QUEUED:
+                continue
+            self.state.reasons.age(record, reasons.now)
+            if reasons.known(record):
                 continue
             tenant, asked = record.spec.tenant, asked_by(record)
             if refusal := room.refuse(tenant, asked.gpu_milli, asked.cores):
@@ -339,5 +342,6 @@ def candidate_of(record: Record, now: float) -> placement_pb2.Candidate:
     )
     if record.estimate:
         candidate.estimate.CopyFrom(record.estimate)
+    candidate.fragmented.CopyFrom(translate.duration(record.fragmented_seconds))
     candidate.waited.CopyFrom(translate.duration(max(0.0, now - record.waiting_since)))
     return candidate

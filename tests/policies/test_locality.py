@@ -51,8 +51,8 @@ def level_of(gang: Gang, ledger: Ledger) -> tuple[Locality, float]:
     turn = 0.0
     for level in levels:
         turn += SECONDS[level]
-        if gang.waited_seconds < turn:
-            return level, turn - gang.waited_seconds
+        if gang.fragmented_seconds < turn:
+            return level, turn - gang.fragmented_seconds
     return ANYWHERE, np.inf
 
 
@@ -73,7 +73,7 @@ def nodes_of(offer: Offer) -> set[int]:
 def test_a_gang_gets_the_closest_place_of_its_level_and_the_least_of_those(
     world: World, gang: Gang, waited: float, wish: Locality | None
 ) -> None:
-    gang, ledger = replace(gang, waited_seconds=waited, locality=wish), world.ledger
+    gang, ledger = replace(gang, fragmented_seconds=waited, locality=wish), world.ledger
     assume(gang.gpu_milli)
     answer = POLICY.place(gang, ledger, rng())
     level, holds = level_of(gang, ledger)
@@ -108,23 +108,23 @@ def loss(gang: Gang, ledger: Ledger, node: int) -> tuple[bool, int, int, int]:
 
 @given(worlds(racks_max=3), gangs(roles_max=2), WAITS)
 def test_it_relaxes_when_it_said_and_not_before(world: World, gang: Gang, waited: float) -> None:
-    gang = replace(gang, waited_seconds=waited)
+    gang = replace(gang, fragmented_seconds=waited)
     refusal = POLICY.place(gang, world.ledger, rng())
     assume(isinstance(refusal, Refusal) and refusal.relaxes_to is not None)
     assert isinstance(refusal, Refusal)
     turn = waited + refusal.holds_seconds
     for earlier in (waited - refusal.held_seconds, (waited + turn) / 2, np.nextafter(turn, 0)):
-        same = POLICY.place(replace(gang, waited_seconds=earlier), world.ledger, rng())
+        same = POLICY.place(replace(gang, fragmented_seconds=earlier), world.ledger, rng())
         assert isinstance(same, Refusal)
         assert (same.detail, same.locality, same.relaxes_to) == (refusal.detail, refusal.locality, refusal.relaxes_to)
         assert earlier + same.holds_seconds == pytest.approx(turn)
-    later = POLICY.place(replace(gang, waited_seconds=turn), world.ledger, rng())
+    later = POLICY.place(replace(gang, fragmented_seconds=turn), world.ledger, rng())
     assert isinstance(later, tuple) or later.locality in (refusal.relaxes_to, None)
 
 
 @given(worlds(racks_max=3), gangs(roles_max=1), WAITS)
 def test_what_stands_in_its_way_is_all_that_does(world: World, gang: Gang, waited: float) -> None:
-    gang = replace(gang, waited_seconds=waited)
+    gang = replace(gang, fragmented_seconds=waited)
     refusal = POLICY.place(gang, world.ledger, rng())
     if isinstance(refusal, Refusal) and refusal.code in (Code.CAPACITY, Code.FRAGMENTED):
         offer = POLICY.place(gang, emptied(world.ledger), rng())
@@ -139,7 +139,7 @@ def test_what_stands_in_its_way_is_all_that_does(world: World, gang: Gang, waite
 def test_gangs_that_are_alike_get_the_same_answer(world: World, gang: Gang, waited: float, longer: float) -> None:
     """Gangs with other waits are alike for as long as it is said, and answers differ by nothing but the time left."""
     waited, longer = sorted((waited, longer))
-    one, other = replace(gang, waited_seconds=waited), replace(gang, waited_seconds=longer)
+    one, other = replace(gang, fragmented_seconds=waited), replace(gang, fragmented_seconds=longer)
     same = POLICY.alike(one) == POLICY.alike(other)
     assert same == (longer - waited < POLICY.alike_seconds(one))
     if same:
@@ -151,7 +151,7 @@ def test_gangs_that_are_alike_get_the_same_answer(world: World, gang: Gang, wait
 
 
 def workers(replicas: int, job_id: str = "job", waited: float = 0.0) -> Gang:
-    return Gang(job_id, (Part("worker", replicas, Demand(1000)),), waited_seconds=waited)
+    return Gang(job_id, (Part("worker", replicas, Demand(1000)),), fragmented_seconds=waited)
 
 
 def cluster(*free_gpus: int, racks: str = "") -> Ledger:
@@ -190,6 +190,14 @@ def test_a_refusal_says_when_it_relaxes_and_to_what() -> None:
         "FRAGMENTED: needs 8 replicas of 1 GPU on one server; the best has room for 6, 3 servers together for 8 or more"
         "; relaxes to rack in 60 s"
     )
+
+
+def test_endless_patience_is_not_promised_to_end() -> None:
+    patient = WaitsForLocality(parse(WaitsForLocality.Options, {"server_seconds": "inf"}))
+    refusal = patient.place(workers(8, waited=1e9), cluster(6, 5, 3), rng())
+    assert isinstance(refusal, Refusal)
+    assert (refusal.locality, refusal.holds_seconds) == (SERVER, np.inf)
+    assert "relaxes" not in str(refusal)
 
 
 def test_in_one_cycle_the_older_gang_relaxes_and_the_younger_waits_for_its_own_time() -> None:

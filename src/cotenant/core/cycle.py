@@ -65,6 +65,7 @@ def gang_of(
     allocator: CpuAllocator,
     shapes: Sequence[NodeShape],
     waited_seconds: float = 0.0,
+    fragmented_seconds: float = 0.0,
 ) -> Gang:
     """Decide a job's cores and so make a gang of it."""
     sizing = allocator.size(spec, estimate, shapes)
@@ -84,6 +85,7 @@ def gang_of(
         spec.tenant,
         kind=spec.kind,
         waited_seconds=waited_seconds,
+        fragmented_seconds=fragmented_seconds,
         spec=spec,
         estimate=estimate,
     )
@@ -136,7 +138,7 @@ def place(
 def _place_all(gangs: Iterable[Gang], floor: Floor, *, strict: bool) -> tuple[list[Start], dict[str, Refusal], bool]:
     starts: list[Start] = []
     refusals: dict[str, Refusal] = {}
-    refused: dict[Hashable, tuple[Refusal, float]] = {}  # with how long the gang had waited
+    refused: dict[Hashable, tuple[Refusal, float]] = {}  # with for how long the gang's places had been in fragments
     alike = floor.alike
     blocked: Refusal | None = None
     for number, gang in enumerate(gangs):
@@ -152,7 +154,7 @@ def _place_all(gangs: Iterable[Gang], floor: Floor, *, strict: bool) -> tuple[li
         refusals[gang.job_id] = answer
         if answer.code is Code.QUOTA:
             continue
-        refused[kind] = answer, gang.waited_seconds
+        refused[kind] = answer, gang.fragmented_seconds
         if strict and answer.code is not Code.NEVER_FITS:
             blocked = behind(gang.job_id, answer.detail)
     return starts, refusals, blocked is not None
@@ -160,7 +162,7 @@ def _place_all(gangs: Iterable[Gang], floor: Floor, *, strict: bool) -> tuple[li
 
 def _known(refused: tuple[Refusal, float] | None, gang: Gang) -> Refusal | None:
     """Say to a gang what was said to one like it, as it is for its own wait."""
-    return refused[0].after(gang.waited_seconds - refused[1]) if refused else None
+    return refused[0].after(gang.fragmented_seconds - refused[1]) if refused else None
 
 
 def _mark(starts: Iterable[Start], ledger: Ledger, headroom: Headroom) -> Iterator[Start]:

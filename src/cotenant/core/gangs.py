@@ -41,6 +41,7 @@ class Gang:
     tenant: str = field(default="", compare=False)  # whose limits it counts against; "" has none
     kind: JobKind = field(default=JobKind.TRAINING, compare=False)
     waited_seconds: float = field(default=0.0, compare=False)  # since it last began to wait
+    fragmented_seconds: float = field(default=0.0, compare=False)  # of these, those in which places were in fragments
     spec: JobSpec | None = field(default=None, compare=False)  # None where nobody knows more than the parts say
     estimate: Estimate = field(default=UNKNOWN, compare=False)
 

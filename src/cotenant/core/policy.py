@@ -114,7 +114,10 @@ class Discerns(Protocol):
         """Gangs for which this is equal get the same answer from the same ledger."""
 
     def alike_seconds(self, gang: Gang) -> float:
-        """For how long that of a gang stays as it is while the gang waits; infinity: for ever."""
+        """For how long that of a gang stays as it is while it waits with its places in fragments; infinity: for ever.
+
+        Of a gang's waits, only `Gang.fragmented_seconds` may make a difference.
+        """
 
 
 def needs(gang: Gang) -> Hashable:

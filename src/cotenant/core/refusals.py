@@ -64,8 +64,8 @@ class Refusal:
     `locality` is the level at which a place was wanted, where what is free lies in fragments. `over_share` says that
     its tenant has what it is due already. `holds_seconds`: the policy would answer otherwise after that, though nothing
     else happens, and relax the level to `relaxes_to` where that is so. `held_seconds`: it would have answered otherwise
-    to a gang that had waited shorter by more than that; so the reason is that of all gangs with these needs whose waits
-    lie between.
+    to a gang that had waited shorter, for a place that is not in fragments, by more than that; so the reason is that of
+    all gangs with these needs whose waits of this kind lie between.
     """
 
     code: Code
@@ -85,7 +85,7 @@ class Refusal:
         >>> Refusal(Code.FRAGMENTED, "best server has 6", holds_seconds=240, relaxes_to=Locality.RACK).told
         'best server has 6; relaxes to rack in 4 min'
         """
-        if self.relaxes_to is None:
+        if self.relaxes_to is None or math.isinf(self.holds_seconds):
             return self.detail
         return f"{self.detail}; relaxes to {self.relaxes_to} in {span_in_words(self.holds_seconds)}"
 

@@ -62,7 +62,7 @@ class Admission:
         key = self._placement.alike(gang), tenant
         if key not in self._shapes:
             shape = shape_of(gang, tenant)
-            shape.until_waited = self._placement.alike_seconds(gang)
+            shape.until_seconds = self._placement.alike_seconds(gang)
             shape.impossible = self._beyond(tenant, gang) or self._impossible(gang)
             self._shapes[key] = shape
         shape = self._shapes[key]

@@ -14,7 +14,7 @@ from cotenant.core.table import JobRow
 from cotenant.simulator.physics.failures import PASSES, Fate
 from cotenant.simulator.physics.rates import FULL, Rate
 from cotenant.simulator.traces import TraceJob
-from cotenant.simulator.waits import NONE, Meter, Seconds
+from cotenant.simulator.waits import NONE, Meter, Seconds, Stopwatch
 
 
 @dataclass(slots=True)
@@ -25,9 +25,9 @@ class Shape:
     was refused; it holds until something is freed. `impossible` is why none of them could run even on the empty
     cluster.
 
-    Where the placement policy discerns gangs by how long they have waited, those that wait are of this shape from
-    `since_waited` on, and of the `later` one from `until_waited` on; they begin as one of the `first`. `line` are those
-    that wait, by sequence, the longest first.
+    Where the placement policy discerns gangs by how long their places have been in fragments while they waited, which
+    `fragmented` tells of the shape, those that wait are of this shape from `since_seconds` on, and of the `later` one
+    from `until_seconds` on; they begin as one of the `first`. `line` are those that wait, the longest first.
     """
 
     parts: tuple[Part, ...]
@@ -43,22 +43,23 @@ class Shape:
     waiting: int = 0
     refusal: Refusal | None = None
     impossible: Refusal | None = None
-    since_waited: float = 0.0
-    until_waited: float = math.inf
+    fragmented: Stopwatch = field(default_factory=Stopwatch)
+    since_seconds: float = 0.0
+    until_seconds: float = math.inf
     first: Shape | None = None
     later: Shape | None = None
     line: dict[int, Life] = field(default_factory=dict)
 
-    def gang(self, job_id: str, waited_seconds: float = 0.0) -> Gang:
-        """Make a gang of this shape."""
-        return Gang(job_id, self.parts, self.locality, self.sizing, self.tenant, waited_seconds=waited_seconds)
+    def gang(self, job_id: str) -> Gang:
+        """Make a gang of this shape, which has waited no longer than any of it."""
+        since = self.since_seconds
+        return Gang(job_id, self.parts, self.locality, self.sizing, self.tenant, fragmented_seconds=since)
 
-    @property
-    def relaxes_at(self) -> float:
-        """When the first of those that wait will be of another shape, and get another answer for it; or never."""
-        if not self.line or self.refusal is None or math.isinf(self.refusal.holds_seconds):
+    def relaxes_in(self, now: float) -> float:
+        """In how long the first of those who wait will be of another shape, if nothing else happens."""
+        if not self.line or not self.fragmented.runs:
             return math.inf
-        return next(iter(self.line.values())).waiting_since + self.until_waited
+        return self.until_seconds - next(iter(self.line.values())).fragmented_until(now)
 
     def after_it(self, alike_seconds: float, now: float) -> Shape:
         """Make the shape that gangs of this one have later, and for so long."""
@@ -68,8 +69,9 @@ class Shape:
             meter=Meter(now),
             waiting=0,
             refusal=None,
-            since_waited=self.until_waited,
-            until_waited=self.until_waited + alike_seconds,
+            fragmented=Stopwatch(),
+            since_seconds=self.until_seconds,
+            until_seconds=self.until_seconds + alike_seconds,
             first=self.first or self,
             later=None,
             line={},
@@ -110,6 +112,7 @@ class Life:
     fate: Fate = PASSES
     estimate: Estimate = UNKNOWN
     waiting_since: float = math.nan
+    fragmented_mark: float = 0.0  # what its shape's watch would have shown when it began to wait
     restart_seconds: float = 0.0
     attained_seconds: float = 0.0
     running_since: float = math.nan
@@ -172,10 +175,15 @@ class Life:
             shape.sizing,
             shape.tenant,
             kind=self.job.kind,
-            waited_seconds=max(shape.since_waited, now - self.waiting_since),
+            waited_seconds=now - self.waiting_since,
+            fragmented_seconds=self.fragmented_until(now),
             spec=self.job.spec(),
             estimate=self.estimate,
         )
+
+    def fragmented_until(self, now: float) -> float:
+        """Tell for how long its places have been in fragments, since it last began to wait."""
+        return max(self.shape.since_seconds, self.shape.fragmented.read(now) - self.fragmented_mark)
 
     def begin_to_wait(self, meter: Meter, now: float) -> None:
         """Wait on a meter."""

@@ -15,7 +15,7 @@ difference.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -213,7 +213,8 @@ class Scheduler:
             valid_seconds = self._rules.valid_seconds(jobs, order, now) if self._stops else order.valid_seconds
             self.order_expires = now + max(valid_seconds, VALID_SECONDS_MIN)
         if self._placement.discerns:
-            self.order_expires = min(self.order_expires, self._relaxes_at(refusals.values(), now))
+            relaxes_in = self._waiting.watch(refusals, self._free, now)
+            self.order_expires = min(self.order_expires, now + max(relaxes_in, VALID_SECONDS_MIN))
         self._label(refusals, now)
         if self._story:
             self._tell_reasons(self._story, refusals, now)
@@ -228,11 +229,6 @@ class Scheduler:
         else:
             listening.in_order(self._queue, refusals, self._choice, now)
         self._choice = None
-
-    def _relaxes_at(self, refusals: Iterable[Refusal], now: float) -> float:
-        """Say when somebody gets another answer because of the time alone."""
-        holds_seconds = min((refusal.holds_seconds for refusal in refusals), default=math.inf)
-        return min(now + max(holds_seconds, VALID_SECONDS_MIN), self._waiting.relaxes_at)
 
     def _carry_out(self, plan: cycle.Plan, jobs: Jobs, now: float) -> list[tuple[Life, float]]:
         """Stop and start; returns who was started and when each will finish."""
@@ -371,7 +367,7 @@ class Scheduler:
     def _wait(self, life: Life, now: float) -> None:
         if again := life.shape.first:
             self._waiting.join(life, again)
-        life.waiting_since = now
+        life.waiting_since, life.fragmented_mark = now, life.shape.fragmented.read(now)
         self._labels.begin(life, now)
         self._waiting.add(life)
         if self._story:

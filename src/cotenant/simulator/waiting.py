@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, ValuesView
+from collections.abc import Iterator, Mapping, ValuesView
+from dataclasses import replace
 
 import numpy as np
 
+from cotenant.core.refusals import Code, Refusal
 from cotenant.core.table import Ints
+from cotenant.simulator.free import Free
 from cotenant.simulator.lives import Life, Shape
 from cotenant.simulator.policies import AskedPlacement
+
+ROUNDING_SECONDS = 1e-6
 
 
 class Waiting:
@@ -63,29 +68,39 @@ class Waiting:
 
     def grow_older(self, now: float) -> Iterator[Life]:
         """Let those be of a later shape that have waited for long enough; gives them."""
-        for life, shape in self._overdue(now):
-            self.remove(life)
-            self.join(life, shape)
-            self.add(life)
-            yield life
+        shapes = [shape for shape in self._shapes.values() if shape.until_seconds < math.inf]
+        for shape in shapes:  # grows by the later ones, of which some may be too old already
+            before = len(shapes)
+            while shape.line and _due(life := next(iter(shape.line.values())), now):
+                later, waited = self._after(shape, now), life.fragmented_until(now)
+                self.remove(life)
+                self.join(life, later)
+                self.add(life)
+                life.fragmented_mark = later.fragmented.read(now) - waited
+                shapes += [later] * (len(shapes) == before)
+                yield life
 
-    def _overdue(self, now: float) -> Iterator[tuple[Life, Shape]]:
-        """Give those who should be of a later shape by now, one by one, with that shape; each must have it at once."""
-        for shape in list(self._shapes.values()):
-            while shape.line and now >= (life := next(iter(shape.line.values()))).waiting_since + shape.until_waited:
-                later, waited = shape, now - life.waiting_since
-                while waited >= later.until_waited or later is shape:
-                    later = self._after(later, life, now)
-                yield life, later
-
-    def _after(self, shape: Shape, life: Life, now: float) -> Shape:
+    def _after(self, shape: Shape, now: float) -> Shape:
         """Find the shape that gangs of one have once they have waited for too long."""
         if shape.later is None:
-            oldest = shape.gang(life.job.id, shape.until_waited)
+            oldest = replace(shape.gang(""), fragmented_seconds=shape.until_seconds)
             shape.later = shape.after_it(self._placement.alike_seconds(oldest), now)
         return shape.later
 
-    @property
-    def relaxes_at(self) -> float:
-        """When the first of those who were refused gets another answer, though nothing else happens."""
-        return min((shape.relaxes_at for shape in self._shapes.values()), default=math.inf)
+    def watch(self, refusals: Mapping[str, Refusal], free: Free, now: float) -> float:
+        """Note whose places are in fragments from now on; returns in how long the first of them gets another answer.
+
+        `refusals` are those of the last cycle, by job; beside them there is what shapes were refused for before. Who
+        needs more than is `free` waits for that.
+        """
+        apart = {job_id for job_id, refusal in refusals.items() if refusal.code is Code.FRAGMENTED}
+        for shape in self._shapes.values():
+            known = shape.refusal is not None and shape.refusal.code is Code.FRAGMENTED
+            refused = known or (bool(apart) and any(life.job.id in apart for life in shape.line.values()))
+            shape.fragmented.turn(now, on=refused and not free.lacks(shape))
+        return min((shape.relaxes_in(now) for shape in self._shapes.values()), default=math.inf)
+
+
+def _due(life: Life, now: float) -> bool:
+    """Tell whether a life has waited for too long to be of its shape, but for what rounding does to the time."""
+    return life.fragmented_until(now) >= life.shape.until_seconds - ROUNDING_SECONDS

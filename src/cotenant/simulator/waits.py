@@ -65,6 +65,37 @@ class Meter:
         return seconds[0], seconds[1], seconds[2], seconds[3], seconds[4], seconds[5]
 
 
+class Stopwatch:
+    """Seconds in which something was so.
+
+    >>> watch = Stopwatch()
+    >>> watch.turn(now=2.0, on=True)
+    >>> watch.turn(now=5.0, on=False)
+    >>> watch.read(now=9.0)
+    3.0
+    """
+
+    __slots__ = ("_seconds", "_since")
+
+    def __init__(self) -> None:
+        self._seconds = 0.0
+        self._since: float | None = None
+
+    @property
+    def runs(self) -> bool:
+        """Whether it is so now."""
+        return self._since is not None
+
+    def turn(self, now: float, *, on: bool) -> None:
+        """Note whether it is so from now on."""
+        if on != self.runs:
+            self._seconds, self._since = self.read(now), now if on else None
+
+    def read(self, now: float) -> float:
+        """Read for how long it was so."""
+        return self._seconds + (0.0 if self._since is None else now - self._since)
+
+
 def by_wait(seconds: Seconds) -> tuple[float, ...]:
     """Sum up by kind of wait, in the order of `WAITS`.
 

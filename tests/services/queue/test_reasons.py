@@ -16,7 +16,8 @@ AT_SERVER = Refusal(Code.FRAGMENTED, "best server has 6", "", {"wanted_replicas"
 
 def waiting(name: str, seconds: float, like: Record | None = None) -> Record:
     record = new_record(name, JobSpec(), "ann", "")
-    record.stored.job.create_time.FromNanoseconds(int((NOW - seconds) * 1e9))
+    record.stored.job.create_time.FromNanoseconds(int((NOW - 2 * seconds) * 1e9))
+    record.fragmented_seconds = seconds
     if like:
         record.shape = like.shape
     return record
@@ -78,3 +79,30 @@ def test_a_refusal_comes_back_from_the_wire_as_it_went() -> None:
     assert told.detail == "best server has 6; relaxes to rack in 4 min"
     assert told.holds.ToTimedelta().total_seconds() == 200.25
     assert "relaxes_to" not in told.numbers
+
+
+def test_only_the_time_counts_in_which_places_were_in_fragments() -> None:
+    job = waiting("job", 0)
+    for now, code in ((10, Code.CAPACITY), (25, Code.FRAGMENTED), (30, Code.FRAGMENTED), (70, Code.CAPACITY)):
+        before = Reasons(NOW + job.aged_to)
+        before.refuse_shape(job, Refusal(code, "", ""), Reasons())
+        before.age(job, NOW + now)
+        before.age(job, NOW + now)  # to look twice counts once
+    assert job.fragmented_seconds == 20
+
+
+def test_a_job_that_came_after_the_cycle_has_not_waited_since_then() -> None:
+    before, old = Reasons(NOW), waiting("old", 100)
+    before.refuse_shape(old, refused(100, since=0, until=300), Reasons())
+    new = waiting("new", 0, old)
+    new.stored.job.create_time.FromNanoseconds(int((NOW + 50) * 1e9))
+    before.age(new, NOW + 60)
+    assert new.fragmented_seconds == 10
+
+
+def test_each_wait_is_counted_by_itself() -> None:
+    job = waiting("job", 0)
+    job.age(NOW + 40, fragmented=True)
+    job.stored.job.attempt.end_time.FromNanoseconds(int((NOW + 100) * 1e9))
+    job.age(NOW + 107, fragmented=True)
+    assert job.fragmented_seconds == 7
