@@ -53,8 +53,8 @@ class WaitsForLocality:
     Where what is free lies in fragments, up to `moves_max` running jobs are moved to where there is room for them, if
     that lets a gang start at its level: migration to defragment is Philly's second guideline [P], the rule is ours [R].
     Moved are jobs that may be preempted, are on that server or in that rack alone, have run for `settled_seconds` and
-    will not be done before the gang would relax. The cheapest set is taken, by what a stop costs times GPUs, and only if
-    `gain_min` times that is less than the wait that the gang is spared times its GPUs.
+    will not be done before the gang would relax. The cheapest set is taken, by what a stop costs times GPUs, and only
+    if `gain_min` times that is less than the wait that the gang is spared times its GPUs.
 
     >>> from cotenant.core.gangs import Demand, Part
     >>> from cotenant.core.nodes import NodeShape
