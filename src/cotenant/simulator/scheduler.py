@@ -237,7 +237,7 @@ class Scheduler:
         for job_id in plan.stops:
             self._preempt(self._life(job_id), plan.starts, now)
         for move in plan.moves:
-            self._migrate(self._life(move.gang.job_id), plan.starts, now)
+            self._preempt(self._life(move.gang.job_id), plan.starts, now, moves=True)
         return [(life, self._start(life, start, now)) for life, start in self._by_life((*plan.starts, *plan.moves))]
 
     def _may_start(self) -> bool:
@@ -327,17 +327,12 @@ class Scheduler:
             self._arm.takes(life.sequence, life.total_seconds(since))
         return finish
 
-    def _preempt(self, life: Life, starts: Sequence[cycle.Start], now: float) -> None:
+    def _preempt(self, life: Life, starts: Sequence[cycle.Start], now: float, *, moves: bool = False) -> None:
+        """Stop a job for others, which waits again; one that moves starts again elsewhere at this instant."""
         if self._story:
-            self._story.preempted(life, starts, now)
-        life.preemptions += 1
-        self._requeue(life, now, self._world.preemption_seconds(life), saved=self._world.settings.preemption_grace)
-
-    def _migrate(self, life: Life, starts: Sequence[cycle.Start], now: float) -> None:
-        """Stop a job that starts again elsewhere at this instant."""
-        if self._story:
-            self._story.migrated(life, starts, now)
-        life.migrations += 1
+            (self._story.migrated if moves else self._story.preempted)(life, starts, now)
+        life.migrations += moves
+        life.preemptions += not moves
         self._requeue(life, now, self._world.preemption_seconds(life), saved=self._world.settings.preemption_grace)
 
     def _requeue(self, life: Life, now: float, restart_seconds: float, *, saved: bool) -> None:
