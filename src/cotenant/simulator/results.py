@@ -205,7 +205,6 @@ def result_of(
     makespan = max((outcome.finished_seconds or 0.0 for outcome in done), default=None)
     span = (makespan if complete else simulation.now) or 0.0
     preemptions = sum(outcome.preemptions for outcome in outcomes)
-    migrations = sum(life.migrations for life in simulation.lives)
     occupancy = _share([one.gpu_milli * one.run_seconds for one in outcomes], cluster.gpus * 1000, span)
     busy = _share([one.gpu_milli * one.busy_seconds for one in outcomes], cluster.gpus * 1000, span)
     held_cores = [life.shape.cores * one.run_seconds for life, one in zip(simulation.lives, outcomes, strict=True)]
@@ -222,7 +221,7 @@ def result_of(
         makespan_seconds=makespan,
         avg_queue_seconds=_mean([outcome.queue_seconds for outcome in done]),
         preemptions=preemptions,
-        migrations=migrations,
+        migrations=simulation.migrations,
         gpu_utilisation=busy if simulation.world.usage_is_modelled else occupancy,
         gpu_occupancy=occupancy,
         cpu_utilisation=_share(held_cores, cluster.cores, span),
@@ -239,7 +238,7 @@ def result_of(
         waits_seconds=_seconds_by_wait(outcomes),
         waits_by_gpus=_jobs_by_wait_and_gpus(outcomes),
         fragmentation_seconds=_seconds_by_level(outcomes),
-        events=simulation.events + preemptions + migrations,
+        events=simulation.events + preemptions + simulation.migrations,
         wall_seconds=wall_seconds,
         seed=seed,
         by_chance=simulation.by_chance,
