@@ -181,3 +181,14 @@ def test_a_simulated_move_costs_the_moved_job_its_restart_and_is_told() -> None:
     assert (moved.at_seconds, moved.job_id, moved.by) == (5000.0, "c", ("gang",))
     ends = {one.id: one.finished_seconds for one in result.outcomes}
     assert ends == {"a": 4000.0, "b": 9000.0, "c": 9001.0 + 7, "gang": 6000.0}
+
+
+def test_a_simulated_gang_relaxes_level_by_level_and_its_waits_are_told_by_level() -> None:
+    fill = [TraceJob(f"j{number}", 0.0, 900.0, roles_of(3)) for number in range(3)]
+    trace = Trace("made up", "none", (*fill, TraceJob("gang", 10.0, 100.0, roles_of(3))))
+    given = {"placement": {"server_seconds": "7", "rack_seconds": "11.25", "moves_max": "0"}}
+    cluster = replace(parse_cluster("3x4"), racks=("a", "a", "b"))
+    result = simulate(trace, cluster, placement="locality", options=given)
+    assert result.outcomes[3].finished_seconds == 10 + 7 + 11.25 + 100
+    assert result.fragmentation_seconds == {"server": 7.0, "rack": 11.25, "anywhere": 0.0}
+    assert result.waits_by_gpus["2-4"]["fragmentation"] == 1

@@ -163,12 +163,17 @@ class Floor:
                 enough, offer = middle, tried
         return self._make_room(gang, offer, enough)
 
-    def _rearranged(self, gang: Gang, refusal: Refusal) -> Start | None:
+    def _rearranged(self, gang: Gang, refusal: Refusal) -> Start | Refusal | None:
         """Place a gang where running jobs make it room that have room elsewhere, if the policy finds it worth that."""
         if refusal.code is not Code.FRAGMENTED or not isinstance(self._policy, Rearranges):
             return None
         fixed = self._settled.union(victim.job_id for victim in self._gone)
-        found = self._policy.rearrange(gang, refusal, self._ledger, self._rng, fixed)
+        try:
+            found = self._policy.rearrange(gang, refusal, self._ledger, self._rng, fixed)
+        except Exception as error:
+            if self._on_broken is None:
+                raise
+            return self._on_broken(gang, error)
         if found is None:
             return None
         for resident, _ in found.moves:
