@@ -42,8 +42,8 @@ class WaitsForLocality:
     on 2 servers and 28.6 % on 8, so locality is worth a wait, but not any wait. A gang of several replicas with GPUs
     waits at each level for its time-out. The time counts in which it found no place at that level although as much as
     it needs was free: waits for capacity, for a turn or for a fair share say nothing of locality. One that a level
-    could not hold even if it were empty begins at the next. A gang that wishes for `server` or `rack` never relaxes, one
-    that wishes for `anywhere` does not wait, nor does one without GPUs. At each level the closer ones are tried first.
+    could not hold even if it were empty begins at the next. A gang that wishes for `server` or `rack` never relaxes,
+    one that wishes for `anywhere` does not wait, nor does one without GPUs. At each level the closer ones are tried first.
     Where all nodes are in one rack there are two levels.
 
     The server is the one with the fewest GPUs left, so that single GPUs come from servers that are in use and the empty
