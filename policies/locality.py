@@ -43,8 +43,8 @@ class WaitsForLocality:
     waits at each level for its time-out. The time counts in which it found no place at that level although as much as
     it needs was free: waits for capacity, for a turn or for a fair share say nothing of locality. One that a level
     could not hold even if it were empty begins at the next. A gang that wishes for `server` or `rack` never relaxes,
-    one that wishes for `anywhere` does not wait, nor does one without GPUs. At each level the closer ones are tried first.
-    Where all nodes are in one rack there are two levels.
+    one that wishes for `anywhere` does not wait, nor does one without GPUs. At each level the closer ones are tried
+    first. Where all nodes are in one rack there are two levels.
 
     The server is the one with the fewest GPUs left, so that single GPUs come from servers that are in use and the empty
     ones are left to gangs. A gang of two GPUs or more that takes a large part of a server (`dedicated_share`) rather
