@@ -15,8 +15,8 @@ from types import MappingProxyType
 from typing import Any
 
 from cotenant.core import options as declared_options
+from cotenant.core.api import API_VERSION
 from cotenant.core.options import BadOption, NotOptions, did_you_mean, nearest
-from cotenant.core.policy import API_VERSION
 from cotenant.core.validate import Violation
 
 __all__ = ["GROUPS", "BadOption", "Plugin", "UnknownPolicy", "discover", "load"]

@@ -18,8 +18,6 @@ from cotenant.core.nodes import NodeShape
 from cotenant.core.refusals import Refusal
 from cotenant.core.table import Jobs
 
-API_VERSION = 1
-
 
 @dataclass(frozen=True, slots=True)
 class Order:
