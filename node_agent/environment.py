@@ -34,6 +34,7 @@ def task_environment(
     variables.update(assignment.spec.environment)
     variables.update(_held(assignment, task, progress_path))
     variables.update(_gang(assignment, task))
+    variables.update(_array(assignment))
     return variables
 
 
@@ -66,6 +67,18 @@ def _gang(assignment: node_service_pb2.Assignment, task: resources_pb2.TaskAlloc
             assignment.replica_roles, assignment.replica_addresses, assignment.master_port, task.rank
         )
     return variables
+
+
+def _array(assignment: node_service_pb2.Assignment) -> dict[str, str]:
+    """Tell a job of an array which one it is."""
+    if not assignment.spec.HasField("array_task"):
+        return {}
+    task = assignment.spec.array_task
+    return {
+        "COTENANT_ARRAY_ID": task.array_id,
+        "COTENANT_ARRAY_INDEX": str(task.index),
+        "COTENANT_ARRAY_COUNT": str(task.count),
+    }
 
 
 def tf_config(roles: Sequence[str], addresses: Sequence[str], first_port: int, rank: int) -> str:

@@ -53,6 +53,20 @@ class Endings:
                 self.ending[job_id] = None
                 self._background.start(self._give_up(record))
 
+    def cancel(self, record: Record, why: str) -> None:
+        """Begin to end a job that waits for what can never be."""
+        if record.id not in self.ending:
+            self.ending[record.id] = None
+            self._background.start(self._cancel(record, why))
+
+    async def _cancel(self, record: Record, why: str) -> None:
+        """End a job durably, however long the store is away: nobody would do it later."""
+        try:
+            if await self._keeper.insist(record, lambda stored: _cancel(stored, why)):
+                log.info("job_cancelled_unmet", job=record.id, why=why)
+        finally:
+            del self.ending[record.id]
+
     async def _give_up(self, record: Record) -> None:
         """End a job durably; where that fails the next cycle tries again, if it is still to be given up."""
         why = given_up(self._policy.name).detail
@@ -74,4 +88,14 @@ def _end(stored: records_pb2.StoredJob, why: str) -> bool:
     move(stored, JobEvent.GIVEN_UP)
     stored.job.phase_reason = why
     note(stored, "given up", why)
+    return True
+
+
+def _cancel(stored: records_pb2.StoredJob, why: str) -> bool:
+    phase = PHASES.from_wire(stored.job.phase)
+    if phase.ended or phase.holds_resources:
+        return False
+    move(stored, JobEvent.CANCELLED)
+    stored.job.phase_reason = why
+    note(stored, "cancelled", why)
     return True

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from cotenant.core.lifecycle import Phase
-from cotenant.core.refusals import Wait
+from cotenant.core.refusals import Code, Wait
 from cotenant.rpc import translate
 from cotenant.services.queue.records import Record
 from cotenant.services.queue.state import State
@@ -77,6 +77,8 @@ def _summary(state: State, record: Record, position: int, waiting: int) -> str:
     nodes = ", ".join(allocation.node_id for allocation in job.attempt.allocations)
     if phase is Phase.QUEUED:
         refusal, _ = state.refusal(record)
+        if refusal.code in (Code.DEPENDENCY, Code.ARRAY_LIMIT):
+            return f"waits for other jobs: {refusal}; {refusal.remedy}"
         place = f"number {position} of {waiting} waiting" if position else "not ordered yet"
         return f"waits ({place}) for {_WAITS[refusal.wait]}: {refusal}" + (
             f"; {refusal.remedy}" if refusal.remedy else ""

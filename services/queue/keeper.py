@@ -5,25 +5,27 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 import structlog
 
 from cotenant.core.jobs import JobSpec
 from cotenant.rpc import errors
 from cotenant.services.queue.ids import Ids
-from cotenant.services.queue.records import SCHEMA_VERSION, STATES, Record, loaded, new_record, take_attempt
+from cotenant.services.queue.records import SCHEMA_VERSION, STATES, Record, loaded, new_record, take_attempt, turn
 from cotenant.services.queue.state import State, clone
-from cotenant.store.port import Committed, Compare, Conflict, Delete, Operation, Put, Store, StoreUnavailable
+from cotenant.store.port import Committed, Compare, Conflict, Delete, Entry, Operation, Put, Store, StoreUnavailable
 from cotenant.v1 import records_pb2
 
 log = structlog.get_logger()
 
 JOBS, REQUESTS, TENANTS = "queue/jobs/", "queue/requests/", "queue/tenants/"
+ARRAYS = "queue/arrays/"
 REQUEST_IDS_MAX = 64
 SETTLE_SECONDS = 0.3
 
 Change = Callable[[records_pb2.StoredJob], bool | None]
+Settle = Callable[[str], Awaitable[None]]
 
 
 class Keeper:
@@ -32,8 +34,10 @@ class Keeper:
     def __init__(self, store: Store, state: State) -> None:
         self.store, self.state = store, state
         self.on_reread: Callable[[Record], None] = lambda record: None  # set by whoever acts on what was found
+        self.settle_array: Settle = self.reread  # set by whoever keeps arrays
+        self.orphans: list[Entry] = []  # jobs whose array is not there, found at the start
         self._ids = Ids()
-        self._doubtful: dict[str, None] = {}  # jobs of which a write may have been committed without our knowing
+        self._doubtful: dict[str, Settle] = {}  # of which a write may have been committed without our knowing
         self._doubted = asyncio.Event()
 
     async def load(self) -> None:
@@ -42,10 +46,17 @@ class Keeper:
         for entry in tenants.entries:
             tenant = records_pb2.StoredTenant.FromString(entry.value).tenant
             self.state.tenants[tenant.id] = (tenant, entry.mod_revision)
+        arrays = {entry.key.removeprefix(ARRAYS) for entry in (await self.store.list(ARRAYS)).entries}
+        found = []
         jobs = await self.store.list(JOBS)
         for entry in jobs.entries:
-            self.state.add(loaded(records_pb2.StoredJob.FromString(entry.value), entry.mod_revision))
-        log.info("queue_loaded", jobs=len(jobs.entries), tenants=len(tenants.entries))
+            record = loaded(records_pb2.StoredJob.FromString(entry.value), entry.mod_revision)
+            if record.spec.array_task and record.spec.array_task.array_id not in arrays:
+                self.orphans.append(entry)
+            else:
+                found.append(record)
+        self.state.load(sorted(found, key=turn))
+        log.info("queue_loaded", jobs=len(found), arrays=len(arrays), tenants=len(tenants.entries))
 
     # What may have been written ------------------------------------------------------------------------------
 
@@ -55,12 +66,22 @@ class Keeper:
             await self._doubted.wait()
             self._doubted.clear()
             try:
-                for job_id in list(self._doubtful):
-                    await self.reread(job_id)
+                for thing_id, settle in list(self._doubtful.items()):
+                    await settle(thing_id)
+                    self._doubtful.pop(thing_id, None)
             except StoreUnavailable as error:
                 log.info("store_away", error=str(error), doubtful=len(self._doubtful))
                 self._doubted.set()
                 await asyncio.sleep(SETTLE_SECONDS)
+
+    def doubt(self, thing_id: str, settle: Settle) -> None:
+        """Look again, once the store is there, at what may have been written."""
+        self._doubtful[thing_id] = settle
+        self._doubted.set()
+
+    def new_id(self) -> str:
+        """Make an id that no job and no array has."""
+        return self._ids.new()
 
     async def _transact(
         self, job_id: str, compares: Sequence[Compare], operations: Sequence[Operation]
@@ -68,8 +89,7 @@ class Keeper:
         try:
             return await self.store.transact(compares, operations)
         except (StoreUnavailable, asyncio.CancelledError):  # it may be committed all the same
-            self._doubtful[job_id] = None
-            self._doubted.set()
+            self.doubt(job_id, self.reread)
             raise
 
     async def reread(self, job_id: str) -> None:
@@ -81,8 +101,11 @@ class Keeper:
             self.state.sync(record)
             self.on_reread(record)
         elif entry := await self.store.get(JOBS + job_id):
-            self._add(loaded(records_pb2.StoredJob.FromString(entry.value), entry.mod_revision))
-        self._doubtful.pop(job_id, None)
+            found = loaded(records_pb2.StoredJob.FromString(entry.value), entry.mod_revision)
+            if found.spec.array_task:
+                await self.settle_array(found.spec.array_task.array_id)
+            else:
+                self._add(found)
 
     async def _reread(self, record: Record) -> None:
         """Take a job as the store has it, if that is newer; what is known of its live attempt stays known."""
@@ -106,7 +129,7 @@ class Keeper:
 
     async def create(self, spec: JobSpec, submitter: str, trace_parent: str, request: Request) -> Record:
         """Take a job in, or return the one that a call with this request id made."""
-        record = new_record(self._ids.new(), spec, submitter, trace_parent)
+        record = new_record(self.new_id(), spec, submitter, trace_parent)
         record.stored.request_ids[:] = [request.id] if request.id else []
         compares = [Compare(JOBS + record.id, 0)]
         puts = [Put(JOBS + record.id, record.stored.SerializeToString())]
@@ -183,11 +206,13 @@ class Keeper:
                 wait = min(5.0, wait * 2)
 
     async def purge(self, job_ids: Sequence[str]) -> None:
-        """Forget ended jobs and the request ids that made them."""
+        """Forget some ended jobs, at most a hundred, and the request ids that made them."""
+        requests = [one for job_id in job_ids for one in self.state.records[job_id].stored.request_ids]
+        for start in range(0, len(requests), REQUEST_IDS_MAX):
+            some = requests[start : start + REQUEST_IDS_MAX]
+            await self.store.transact([], [Delete(REQUESTS + request_id) for request_id in some])
+        await self.store.transact([], [Delete(JOBS + job_id) for job_id in job_ids])
         for job_id in job_ids:
-            record = self.state.records[job_id]
-            keys = [JOBS + job_id, *(REQUESTS + request_id for request_id in record.stored.request_ids)]
-            await self.store.transact([], [Delete(key) for key in keys])
             self.state.remove(job_id)
 
 

@@ -132,6 +132,12 @@ def loaded(stored: records_pb2.StoredJob, revision: int) -> Record:
     return record
 
 
+def turn(record: Record) -> tuple[str, int]:
+    """Jobs by the order in which they were taken in, those of an array by index."""
+    task = record.spec.array_task
+    return (task.array_id, task.index) if task else (record.id, 0)
+
+
 def note(stored: records_pb2.StoredJob, what: str, detail: str = "", at: float | None = None) -> None:
     """Add a line to the job's story; the oldest lines go first, but never the first of all."""
     event = stored.events.add(what=what, detail=detail)

@@ -15,10 +15,9 @@ from cotenant import plugins, telemetry
 from cotenant.core import obstacles
 from cotenant.core.choosing import RULES, Rules
 from cotenant.core.jobs import QUEUE_DEFAULT, JobSpec
-from cotenant.core.lifecycle import JobEvent, Phase
 from cotenant.core.options import did_you_mean
 from cotenant.core.policy import QueuePolicy
-from cotenant.core.validate import Violation
+from cotenant.core.validate import Violation, shown
 from cotenant.rpc import errors, translate
 from cotenant.rpc.background import Background
 from cotenant.rpc.identity import caller
@@ -26,27 +25,29 @@ from cotenant.rpc.pages import page_of
 from cotenant.rpc.policies import PolicyServicer
 from cotenant.rpc.server import Server
 from cotenant.services.queue import explain
+from cotenant.services.queue.arrays import Arrays
 from cotenant.services.queue.endings import Endings
-from cotenant.services.queue.filters import Filter
+from cotenant.services.queue.filters import Filter, folded
 from cotenant.services.queue.follower import Follower, wished
+from cotenant.services.queue.forgetting import Forgetting
 from cotenant.services.queue.keeper import Keeper, Request
 from cotenant.services.queue.observations import WINDOW_SECONDS, Observations
 from cotenant.services.queue.output import Output
 from cotenant.services.queue.profiles import Profiles
-from cotenant.services.queue.records import Record, move, new_record, note
+from cotenant.services.queue.records import Record, new_record
 from cotenant.services.queue.scheduler import Scheduler, SchedulerConfig
 from cotenant.services.queue.simulate import simulate
 from cotenant.services.queue.state import State
 from cotenant.services.queue.tenants import Tenants
 from cotenant.services.queue.updates import apply_update, check_update
 from cotenant.services.queue.waits import Waits
+from cotenant.services.queue.wishes import check_alive, check_array_alive, hold_back, resume
 from cotenant.store.port import Store, StoreUnavailable
 from cotenant.v1 import (
     job_pb2,
     job_service_pb2_grpc,
     placement_service_pb2_grpc,
     predictor_service_pb2_grpc,
-    records_pb2,
     tenant_service_pb2_grpc,
 )
 from cotenant.v1 import job_service_pb2 as pb
@@ -57,9 +58,9 @@ QUEUES = "cotenant.queue_policies"
 JOB = "cotenant.v1.JobService"
 TENANT = "cotenant.v1.TenantService"
 SPEC_BYTES_MAX = 256 * 1024
+ARRAY_BYTES_MAX = 64 * 2**20  # over all jobs of an array
 REQUEST_ID_LENGTH_MAX = 128
 ENDED_KEPT_MAX = 20_000
-SWEEP_SECONDS = 30.0
 STORE_PROBE_SECONDS = 2.0
 
 
@@ -91,6 +92,8 @@ class JobQueue(job_service_pb2_grpc.JobServiceServicer):
         )
         self.state = State()
         self.keeper = Keeper(store, self.state)
+        self.arrays = Arrays(self.keeper)
+        self.forgetting = Forgetting(self.state, self.arrays, config.ended_kept_max)
         self.observations = Observations(predictor_stub, config.window_seconds)
         self.profiles = Profiles(self.state, self.placement, predictor_stub, self.observations)
         self.observations.on_profile_wanted = self.profiles.want
@@ -103,6 +106,7 @@ class JobQueue(job_service_pb2_grpc.JobServiceServicer):
         self.waits = Waits(self.state)
         self.state.wake = self.scheduler.wake
         self.state.later = self._sync_later
+        self.state.hopeless = self.endings.cancel
         self.keeper.on_reread = self._stop_unwanted
         self.output = Output(self.state, self.placement)
         self.tenants = Tenants(self.keeper, config.policy, config.options.get(config.policy, {}), config.rules)
@@ -119,6 +123,7 @@ class JobQueue(job_service_pb2_grpc.JobServiceServicer):
     async def start(self) -> None:
         """Read the state; nothing is followed or scheduled before `run`."""
         await self.keeper.load()
+        await self.arrays.discard(self.keeper.orphans)
         self.endings.learn_all(self.state.records.values())
         self.state.ended = self.endings.learn
 
@@ -132,7 +137,7 @@ class JobQueue(job_service_pb2_grpc.JobServiceServicer):
             ("queue-scheduler", self.scheduler.run),
             ("queue-observations", self.observations.run),
             ("queue-profiles", self.profiles.run),
-            ("queue-sweep", self._sweep),
+            ("queue-sweep", self.forgetting.run),
             ("queue-waits", self.waits.run),
             ("queue-probe", self._probe),
         ):
@@ -146,16 +151,6 @@ class JobQueue(job_service_pb2_grpc.JobServiceServicer):
     def _sync_later(self, seconds: float, record: Record) -> None:
         """Look at a job again once it may be tried again."""
         asyncio.get_running_loop().call_later(max(0.0, seconds) + 0.001, self.state.sync, record)
-
-    async def _sweep(self) -> None:
-        """Forget the oldest ended jobs once there are too many."""
-        while True:
-            await asyncio.sleep(SWEEP_SECONDS)
-            ended = [job_id for job_id in self.state.ids if self.state.records[job_id].phase.ended]
-            try:
-                await self.keeper.purge(ended[: max(0, len(ended) - self.config.ended_kept_max)])
-            except StoreUnavailable as error:
-                log.info("purge_delayed", error=str(error))
 
     async def _probe(self) -> None:
         """Tell by the health protocol whether the store is there."""
@@ -182,7 +177,12 @@ class JobQueue(job_service_pb2_grpc.JobServiceServicer):
             if request.validate_only:
                 record = new_record("", spec, caller().name, "")
                 return pb.CreateJobResponse(job=record.job)
-            record = await self.keeper.create(spec, caller().name, span.trace_parent, once)
+            self.state.gates.pin(spec.dependencies, 1)
+            try:
+                create = self.arrays.create if spec.array else self.keeper.create
+                record = await create(spec, caller().name, span.trace_parent, once)
+            finally:
+                self.state.gates.pin(spec.dependencies, -1)
             span.set(job=record.id)
             log.info("job_created", job=record.id, name=spec.name, tenant=spec.tenant, gpus=spec.gpu_milli / 1000)
             return pb.CreateJobResponse(job=self.state.message(record))
@@ -196,13 +196,33 @@ class JobQueue(job_service_pb2_grpc.JobServiceServicer):
         if spec.queue != QUEUE_DEFAULT:
             near = did_you_mean(spec.queue, [QUEUE_DEFAULT])
             raise errors.invalid([Violation("spec.queue", f"there is no queue {spec.queue!r}{near}")])
+        if wrong := self._out_of_place(spec, message):
+            raise errors.invalid(wrong)
         if refusal := obstacles.never_fits(spec, self.state.shapes, elastic=self.state.elastic):
             raise errors.failed_precondition("NEVER_FITS", refusal.detail, remedy=refusal.remedy)
         return spec
 
+    def _out_of_place(self, spec: JobSpec, message: job_pb2.JobSpec) -> list[Violation]:
+        """Name what a job cannot wait for, and arrays that are none or too large."""
+        gates, wrong = self.state.gates, []
+        for place, one in enumerate(spec.dependencies):
+            if not gates.known(one.job_id):
+                near = did_you_mean(one.job_id, [*self.state.ids[-1000:], *gates.arrays])
+                what = f"there is no job and no array {shown(one.job_id)}{near}"
+                wrong.append(Violation(f"spec.dependencies[{place}].id", what))
+        if spec.array_task:
+            wrong.append(Violation("spec.array_task", "is set by the queue; spec.array makes an array"))
+        if spec.array and (size := message.ByteSize() * len(spec.array.indices)) > ARRAY_BYTES_MAX:
+            wrong.append(Violation("spec.array", f"has {size} bytes in all; {ARRAY_BYTES_MAX} are taken at most"))
+        return wrong
+
     def _record(self, job_id: str) -> Record:
         if record := self.state.records.get(job_id):
             return record
+        if array := self.state.gates.arrays.get(job_id):
+            raise errors.failed_precondition(
+                "IS_ARRAY", f"{job_id} is an array of {array.count} jobs; name one of them, such as {array.first}"
+            )
         raise errors.not_found("job", job_id, near=self.state.ids[-1000:])
 
     # Jobs out ------------------------------------------------------------------------------------------------
@@ -215,9 +235,11 @@ class JobQueue(job_service_pb2_grpc.JobServiceServicer):
         """Tell of jobs, newest first, page by page."""
         chosen = Filter(request.filter)
         ids = self.state.ids if chosen.everything else chosen.ids(self.state)
+        if request.fold_arrays:
+            ids = folded(ids, self.state)
         page, token = page_of(ids, request.page_size, request.page_token, descending=True, scope=chosen.digest)
         return pb.ListJobsResponse(
-            jobs=[self.state.message(self.state.records[job_id]) for job_id in page],
+            jobs=[self.state.message(self.state.records[one], phases=request.fold_arrays) for one in page],
             next_page_token=token,
             total_size=len(ids),
         )
@@ -275,20 +297,30 @@ class JobQueue(job_service_pb2_grpc.JobServiceServicer):
 
     async def ResumeJob(self, request: pb.ResumeJobRequest, context: Any) -> pb.ResumeJobResponse:
         """Let a suspended job queue again."""
-        record = self._record(request.id)
         once = _request("ResumeJob", request.request_id, request)
+        if array := self.state.gates.arrays.get(request.id):
+            check_array_alive(array, request.etag)
+            return pb.ResumeJobResponse(job=self.state.message(await self.arrays.change(array, resume, once)))
+        record = self._record(request.id)
         if not await self.keeper.repeated(once):
-            _check_alive(record)
-            await self.keeper.change(record, _resume, request=once, etag=request.etag)
+            check_alive(record)
+            await self.keeper.change(record, resume, request=once, etag=request.etag)
         return pb.ResumeJobResponse(job=self.state.message(record))
 
     async def _wish(self, request: Any, method: str, wish: job_pb2.JobPhase.ValueType) -> Record:
-        record = self._record(request.id)
         once = _request(method, request.request_id, request)
+        if array := self.state.gates.arrays.get(request.id):
+            if wish == job_pb2.JOB_PHASE_SUSPENDED or request.etag:
+                check_array_alive(array, request.etag)
+            record = await self.arrays.change(array, lambda stored: hold_back(stored, wish), once)
+            for job_id in array.ids:
+                self._stop_unwanted(self.state.records[job_id])
+            return record
+        record = self._record(request.id)
         if not await self.keeper.repeated(once):
             if wish == job_pb2.JOB_PHASE_SUSPENDED:
-                _check_alive(record)
-            await self.keeper.change(record, lambda stored: _hold_back(stored, wish), request=once, etag=request.etag)
+                check_alive(record)
+            await self.keeper.change(record, lambda stored: hold_back(stored, wish), request=once, etag=request.etag)
         self._stop_unwanted(record)
         return record
 
@@ -302,7 +334,7 @@ class JobQueue(job_service_pb2_grpc.JobServiceServicer):
         record = self._record(request.job.id)
         once = _request("UpdateJob", request.request_id, request)
         if not await self.keeper.repeated(once):
-            _check_alive(record)
+            check_alive(record)
             changed = check_update(record, request)
             if request.validate_only:
                 preview = job_pb2.Job()
@@ -317,44 +349,12 @@ class JobQueue(job_service_pb2_grpc.JobServiceServicer):
         return pb.UpdateJobResponse(job=self.state.message(record))
 
 
-def _check_alive(record: Record) -> None:
-    if record.phase.ended:
-        raise errors.failed_precondition("JOB_ENDED", f"job {record.id} has {record.phase.value} already")
-
-
 def _request(method: str, request_id: str, message: Any) -> Request:
     if len(request_id) > REQUEST_ID_LENGTH_MAX or not request_id.isprintable() or "/" in request_id:
         raise errors.invalid(
             [Violation("request_id", f"must be printable, without slashes and at most {REQUEST_ID_LENGTH_MAX} long")]
         )
     return Request(method, request_id, message.SerializeToString(deterministic=True))
-
-
-def _hold_back(stored: records_pb2.StoredJob, wish: job_pb2.JobPhase.ValueType) -> bool:
-    """Cancel or suspend a job: at once where it holds nothing, else by a wish that its attempt's end fulfils."""
-    phase = translate.PHASES.from_wire(stored.job.phase)
-    cancel = wish == job_pb2.JOB_PHASE_CANCELLED
-    if phase.ended or (phase is Phase.SUSPENDED and not cancel):
-        return False
-    if phase.holds_resources:
-        if stored.wish == job_pb2.JOB_PHASE_CANCELLED:
-            return False
-        stored.wish = wish
-        note(stored, "cancel wanted" if cancel else "suspend wanted")
-    else:
-        move(stored, JobEvent.CANCELLED if cancel else JobEvent.SUSPENDED)
-        note(stored, "cancelled" if cancel else "suspended")
-    return True
-
-
-def _resume(stored: records_pb2.StoredJob) -> bool:
-    if stored.wish == job_pb2.JOB_PHASE_SUSPENDED:
-        raise errors.unavailable("the job is still being stopped; it can be resumed once it is suspended", 1.0)
-    if translate.PHASES.from_wire(stored.job.phase) is not Phase.SUSPENDED:
-        return False
-    move(stored, JobEvent.RESUMED)
-    note(stored, "resumed")
-    return True
 
 
 async def start(

@@ -26,7 +26,9 @@ async def simulate(state: State, scheduler: Scheduler, record: Record) -> pb.Sim
     position = ranking.waiting.index(record.id)
     answer = pb.SimulateJobResponse(position=position + 1)
     asked = asked_by(record)
-    if over := headroom_of(state).refuse(record.spec.tenant, asked.gpu_milli, asked.cores):
+    if unmet := state.gates.unmet(record.spec):
+        answer.refusal.CopyFrom(_told(unmet))
+    elif over := headroom_of(state).refuse(record.spec.tenant, asked.gpu_milli, asked.cores):
         answer.refusal.CopyFrom(_told(over))
     elif record.id not in ranking.starts:
         answer.refusal.CopyFrom(_told(outranked(position + 1, position)))

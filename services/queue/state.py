@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from bisect import bisect_left, insort
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from weakref import WeakValueDictionary
 
@@ -16,6 +16,7 @@ from cotenant.core.policy import Order
 from cotenant.core.refusals import Code, Refusal
 from cotenant.core.table import Capacity, JobRow, JobTable
 from cotenant.rpc import refusals, translate
+from cotenant.services.queue.gates import Gates
 from cotenant.services.queue.reasons import NOT_YET, Reasons
 from cotenant.services.queue.records import Record, ShapeKey, held_by
 from cotenant.v1 import job_pb2, records_pb2, tenant_service_pb2
@@ -54,7 +55,9 @@ class State:
         self.wake: Callable[[], None] = lambda: None  # set by whoever schedules
         self.ended: Callable[[Record], None] = lambda record: None  # set by whoever learns from ends
         self.later: Callable[[float, Record], None] = lambda seconds, record: None  # set by whoever knows the time
+        self.hopeless: Callable[[Record, str], None] = lambda record, why: None  # set by whoever ends jobs
         self.records: dict[str, Record] = {}
+        self.gates = Gates(self.records)
         self.ids: list[str] = []  # sorted; ids rise with time
         self.table = JobTable()
         self.tenants: dict[str, tuple[tenant_service_pb2.Tenant, int]] = {}  # with the revision of each
@@ -97,6 +100,13 @@ class State:
 
     # Jobs ----------------------------------------------------------------------------------------------------
 
+    def load(self, records: Sequence[Record]) -> None:
+        """Take in all jobs that were kept, in their order."""
+        for record in records:
+            self.gates.learn(record, backs_off=self.backing_off(record))
+        for record in records:
+            self.add(record)
+
     def add(self, record: Record) -> None:
         """Take a job in."""
         self._sequence += 1
@@ -104,7 +114,7 @@ class State:
         record.shape = self._shapes.setdefault(record.spec.shape, record.shape)
         self.records[record.id] = record
         insort(self.ids, record.id)
-        if not record.phase.ended:
+        if not (record.phase.ended or record.spec.array_task):
             self.unestimated[record.id] = None
         self.sync(record)
 
@@ -124,7 +134,7 @@ class State:
 
     def remove(self, job_id: str) -> None:
         """Forget an ended job."""
-        del self.records[job_id]
+        self.gates.forget(self.records.pop(job_id))
         del self.ids[bisect_left(self.ids, job_id)]
         self._tell(job_id)
 
@@ -133,9 +143,11 @@ class State:
         phase, job_id = record.phase, record.id
         if self.records.get(job_id) is not record:
             return  # forgotten meanwhile
-        waits = phase is Phase.QUEUED and self.backing_off(record)
-        if waits:
+        backs_off = phase is Phase.QUEUED and self.backing_off(record)
+        if backs_off:
             self.later(translate.seconds(record.stored.not_before_time) - time.time(), record)
+        touched = self.gates.learn(record, backs_off=backs_off)
+        waits = backs_off or (phase is Phase.QUEUED and not self.gates.open(record))
         if phase in IN_TABLE and not waits:
             self._enter(record)
             self._run(record, running=phase is not Phase.QUEUED)
@@ -148,8 +160,12 @@ class State:
         if phase.ended and not record.told_ended:
             record.told_ended = True
             self.ended(record)
+        if ((waits and not backs_off) or phase is Phase.SUSPENDED) and (why := self.gates.hopeless(record)):
+            self.hopeless(record, why)
         self._tell(job_id)
         self.wake()
+        for other in touched:
+            self.sync(self.records[other])
 
     def _tell(self, job_id: str) -> None:
         for watcher in self._watchers:
@@ -184,6 +200,8 @@ class State:
         if record.id in self.table:
             return
         job = record.job
+        if record.spec.array_task and record.estimate is None:
+            self.unestimated[record.id] = None  # only now, for most of a large array may wait for long
         self.table.add(self.row(record))
         self.table.attain(record.id, translate.seconds(job.run_time))
         if job.attempt.HasField("end_time"):
@@ -218,8 +236,11 @@ class State:
 
     # What is told --------------------------------------------------------------------------------------------
 
-    def message(self, record: Record) -> job_pb2.Job:
-        """A job as callers see it: with its reason to wait, and what it attains at this moment."""
+    def message(self, record: Record, *, phases: bool = False) -> job_pb2.Job:
+        """A job as callers see it: with its reason to wait, and what it attains at this moment.
+
+        With `phases` also how many jobs of its array are in each phase.
+        """
         job = job_pb2.Job()
         job.CopyFrom(record.job)
         job.etag = str(record.revision)
@@ -230,6 +251,11 @@ class State:
         elif record.phase is Phase.RUNNING:
             ran = max(0.0, time.time() - translate.seconds(job.attempt.start_time))
             job.attained_gpu_seconds += ran * record.spec.gpu_milli / 1000
+        if phases and record.spec.array_task:
+            counts = self.gates.arrays[record.spec.array_task.array_id].phases
+            for phase in Phase:
+                if counts[phase]:
+                    job.array_phases.add(phase=translate.PHASES.to_wire(phase), count=counts[phase])
         return job
 
     def refusal(self, record: Record) -> tuple[Refusal, float]:
@@ -242,6 +268,8 @@ class State:
                 f"{job.phase_reason}; waits {max(0.0, until - time.time()):.0f} s before the next attempt",
                 "the time passes",
             ), waits_since
+        if shut := self.gates.refusal(record):
+            return shut, waits_since
         refusal, since = self.reasons.of(record, time.time()) or (NOT_YET, waits_since)
         if record.id in self.beyond:
             refusal = replace(refusal, over_share=True)

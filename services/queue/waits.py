@@ -48,4 +48,6 @@ def wait_of(state: State, record: Record) -> Wait | None:
     """Name the kind of a job's wait; None where it does not wait."""
     if record.phase is Phase.SUSPENDED:
         return Wait.DEPENDENCY
+    if record.phase is Phase.QUEUED and not state.gates.open(record):
+        return Wait.DEPENDENCY
     return state.refusal(record)[0].wait if record.phase is Phase.QUEUED else None

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from cotenant.core.arrays import ArraySpec, ArrayTask
+from cotenant.core.dependencies import Dependency
 from cotenant.core.loss_goal import NO_GOAL, LossGoal
 
 WHOLE_GPU_MILLI = 1000
@@ -86,6 +88,9 @@ class JobSpec:
     expected_seconds: float | None = None
     loss_goal: LossGoal = NO_GOAL
     profiled: bool = True  # whether its cores may be taken from it for a while, to measure how many it needs
+    dependencies: tuple[Dependency, ...] = ()
+    array: ArraySpec | None = None  # only where it is submitted
+    array_task: ArrayTask | None = None
 
     @property
     def gpu_milli(self) -> int:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from types import MappingProxyType
 
+from cotenant.core.dependencies import Condition
 from cotenant.core.jobs import Locality
 
 
@@ -35,6 +36,8 @@ class Code(StrEnum):
     BACK_OFF = "BACK_OFF"
     NOT_YET_CONSIDERED = "NOT_YET_CONSIDERED"
     GIVEN_UP = "GIVEN_UP"
+    DEPENDENCY = "DEPENDENCY"
+    ARRAY_LIMIT = "ARRAY_LIMIT"
     POLICY_FAILED = "POLICY_FAILED"
 
 
@@ -52,6 +55,8 @@ WAIT_OF: Mapping[Code, Wait] = MappingProxyType(
         Code.BACK_OFF: Wait.DEPENDENCY,
         Code.NOT_YET_CONSIDERED: Wait.CAPACITY,
         Code.GIVEN_UP: Wait.CAPACITY,
+        Code.DEPENDENCY: Wait.DEPENDENCY,
+        Code.ARRAY_LIMIT: Wait.DEPENDENCY,
         Code.POLICY_FAILED: Wait.CAPACITY,
     }
 )
@@ -185,4 +190,39 @@ def policy_failed(policy: str, error: Exception) -> Refusal:
         Code.POLICY_FAILED,
         f"the placement policy {policy} failed on it: {type(error).__name__}: {str(error)[:300]}",
         "the policy is mended, or another one is chosen",
+    )
+
+
+AWAITED_NAMED_MAX = 5
+_WANTED: Mapping[Condition, str] = MappingProxyType({Condition.AFTER_OK: "succeed", Condition.AFTER: "end"})
+
+
+def awaits(others: Mapping[Condition, Sequence[str]]) -> Refusal:
+    """Jobs have to come first: `others` tells of each condition who they are, and how they stand.
+
+    >>> awaits({Condition.AFTER_OK: ["a (running)", "b (queued)"], Condition.AFTER: ["c (queued)"]}).detail
+    'waits for 2 jobs to succeed: a (running), b (queued); for 1 job to end: c (queued)'
+    """
+    parts = [
+        f"for {plural(len(others[condition]), 'job')} to {wanted}: {_named(others[condition])}"
+        for condition, wanted in _WANTED.items()
+        if others.get(condition)
+    ]
+    numbers = {f"left_{condition}": float(len(names)) for condition, names in others.items() if names}
+    remedy = "they do; or it is cancelled, and submitted without waiting for them"
+    return Refusal(Code.DEPENDENCY, f"waits {'; '.join(parts)}", remedy, numbers)
+
+
+def _named(names: Sequence[str]) -> str:
+    more = len(names) - AWAITED_NAMED_MAX
+    return ", ".join([*names[:AWAITED_NAMED_MAX], *([f"and {more} more"] if more > 0 else [])])
+
+
+def array_full(array_id: str, running_max: int, holding: int, waiting: int) -> Refusal:
+    """So many jobs of its array as may run at once do, or come before it."""
+    return Refusal(
+        Code.ARRAY_LIMIT,
+        f"array {array_id} runs at most {running_max} of its jobs at once: {holding} hold resources, {waiting} wait",
+        "others of the array end",
+        {"running_max": running_max, "holding": holding, "waiting": waiting},
     )

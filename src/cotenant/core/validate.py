@@ -8,6 +8,7 @@ import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from cotenant.core import arrays
 from cotenant.core.jobs import WHOLE_GPU_MILLI, JobKind, JobSpec, Request, Role
 from cotenant.core.nodes import alternatives
 
@@ -23,6 +24,7 @@ PRIORITY_MAX = 1_000_000
 LABELS_MAX = 64
 TEXT_BYTES_MAX = 128 * 1024  # command and environment together
 REGEX_LENGTH_MAX = 1024
+DEPENDENCIES_MAX = 100
 
 _ID = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -46,7 +48,7 @@ def check_spec(spec: JobSpec, *, now: float | None = None) -> tuple[Violation, .
     """
     return tuple(
         Violation(f"spec.{field}", description)
-        for rule in (_names, _roles, _contradictions, _numbers, _texts)
+        for rule in (_names, _roles, _contradictions, _numbers, _texts, _order)
         for field, description in rule(spec)
     ) + tuple(_deadline(spec, now))
 
@@ -156,6 +158,16 @@ def _goal(spec: JobSpec) -> Found:
     if bool(goal.fall_steps) != bool(goal.fall_min):
         given, missing = ("fall_steps", "fall_min") if goal.fall_steps else ("fall_min", "fall_steps")
         yield f"loss_goal.{missing}", f"is missing: {given} alone says nothing"
+
+
+def _order(spec: JobSpec) -> Found:
+    if len(spec.dependencies) > DEPENDENCIES_MAX:
+        yield "dependencies", f"at most {DEPENDENCIES_MAX} are taken, not {len(spec.dependencies)}"
+    for place, dependency in enumerate(spec.dependencies[:DEPENDENCIES_MAX]):
+        if not dependency.job_id or bad_name(dependency.job_id):
+            yield f"dependencies[{place}].id", f"must name a job or an array, not {shown(dependency.job_id)}"
+    if spec.array and (wrong := arrays.wrong_with(spec.array)):
+        yield "array", wrong
 
 
 def _texts(spec: JobSpec) -> Found:

@@ -29,7 +29,7 @@ from cotenant.core.jobs import (
 from cotenant.core.lifecycle import AttemptState, Phase, StopReason
 from cotenant.core.loss_goal import NO_GOAL
 from cotenant.core.nodes import Core, Gpu, Inventory, NodeShape
-from cotenant.rpc import errors, promises
+from cotenant.rpc import errors, promises, sequence
 from cotenant.v1 import job_pb2, placement_service_pb2, resources_pb2
 
 NANOS = 1_000_000_000
@@ -106,7 +106,7 @@ def accept_spec(message: job_pb2.JobSpec, *, now: float) -> JobSpec:
 
 def _wire_violations(message: job_pb2.JobSpec) -> list[validate.Violation]:
     """What the core cannot see any more: enum numbers that nobody knows, times that no clock can show."""
-    found = []
+    found = sequence.violations(message)
     for field, number, known in (
         ("kind", message.kind, KINDS.names),
         ("locality", message.locality, LOCALITIES.names),
@@ -159,6 +159,9 @@ def spec_from_wire(message: job_pb2.JobSpec) -> JobSpec:
         expected_seconds=seconds(message.expected_duration) if message.HasField("expected_duration") else None,
         loss_goal=promises.goal_from_wire(message.loss_goal) if message.HasField("loss_goal") else NO_GOAL,
         profiled=not message.not_profiled,
+        dependencies=sequence.dependencies_from_wire(message),
+        array=sequence.array_from_wire(message),
+        array_task=sequence.task_from_wire(message),
     )
 
 
@@ -192,6 +195,7 @@ def spec_to_wire(spec: JobSpec) -> job_pb2.JobSpec:
         labels=dict(spec.labels),
         not_profiled=not spec.profiled,
     )
+    sequence.write_sequence(spec, message)
     if spec.deadline_seconds is not None:
         message.deadline.CopyFrom(timestamp(spec.deadline_seconds))
     if spec.expected_seconds is not None:

@@ -1,0 +1,188 @@
+"""What keeps a waiting job from being tried at all: jobs that come first, and the limit of its array. No IO.
+
+All of it follows from the records, so that a restart finds it as it was. Jobs behind a gate are not in the cycle's
+table: an array of ten thousand jobs of which ten may run at once costs a cycle as much as ten jobs.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from cotenant.core.arrays import Slots
+from cotenant.core.dependencies import Condition, Dependency, Verdict, verdict
+from cotenant.core.jobs import JobSpec
+from cotenant.core.lifecycle import ENDED, Phase
+from cotenant.core.refusals import Refusal, array_full, awaits
+from cotenant.services.queue.records import Record
+
+Standing = tuple[int, int]  # of a job or of all jobs of an array: how many have not ended, and how many ended badly
+
+
+@dataclass(slots=True)
+class Array:
+    """The jobs of an array that are known, and where they stand."""
+
+    id: str
+    count: int
+    slots: Slots | None
+    ids: dict[str, int] = field(default_factory=dict)  # with their indices
+    phases: Counter[Phase] = field(default_factory=Counter)
+
+    @property
+    def standing(self) -> Standing:
+        """How many have not ended, and how many ended badly."""
+        ended = sum(self.phases[phase] for phase in ENDED)
+        return self.count - ended, ended - self.phases[Phase.SUCCEEDED]
+
+    @property
+    def first(self) -> str:
+        """The job of the lowest index."""
+        return min(self.ids, key=self.ids.__getitem__)
+
+
+class Gates:
+    """Knows of every job what it waits for, and whom its own end sets free."""
+
+    def __init__(self, records: Mapping[str, Record]) -> None:
+        self.arrays: dict[str, Array] = {}
+        self._records = records
+        self._phases: dict[str, Phase] = {}  # as last learnt
+        self._dependents: dict[str, dict[str, None]] = {}  # by job or array, those that have not ended and wait for it
+        self._pins: Counter[str] = Counter()
+
+    def learn(self, record: Record, *, backs_off: bool) -> Sequence[str]:
+        """Take in how a job stands; returns the jobs for which that may change something."""
+        phase, before = record.phase, self._phases.get(record.id)
+        self._phases[record.id] = phase
+        self._depend(record, phase)
+        touched: list[str] = []
+        if phase.ended and phase is not before:
+            touched += self._dependents.get(record.id, ())
+        if task := record.spec.array_task:
+            array = self.arrays.get(task.array_id)
+            if array is None:
+                array = Array(task.array_id, task.count, Slots(task.running_max) if task.running_max else None)
+                self.arrays[task.array_id] = array
+            if phase is not before:
+                touched += self._count(array, record, before, phase)
+            if array.slots:
+                touched += self._take_slot(array.slots, record, backs_off)
+        return touched
+
+    def _depend(self, record: Record, phase: Phase) -> None:
+        for dependency in record.spec.dependencies:
+            if not phase.ended:
+                self._dependents.setdefault(dependency.job_id, {})[record.id] = None
+            elif others := self._dependents.get(dependency.job_id):
+                others.pop(record.id, None)
+                if not others:
+                    del self._dependents[dependency.job_id]
+
+    def _count(self, array: Array, record: Record, before: Phase | None, phase: Phase) -> Sequence[str]:
+        known = array.standing
+        if before is not None and record.id in array.ids:
+            array.phases[before] -= 1
+        assert record.spec.array_task
+        array.ids[record.id] = record.spec.array_task.index
+        array.phases[phase] += 1
+        left, failed = array.standing
+        changed = (not left, bool(failed)) != (not known[0], bool(known[1]))
+        return list(self._dependents.get(array.id, ())) if changed else []
+
+    def _take_slot(self, slots: Slots, record: Record, backs_off: bool) -> Sequence[str]:
+        if record.phase.holds_resources:
+            return slots.hold(record.id)
+        if record.phase is not Phase.QUEUED or backs_off or any(self._unmet(record.spec)):
+            return slots.leave(record.id)
+        assert record.spec.array_task
+        return slots.wait(record.id, priority=record.spec.priority, index=record.spec.array_task.index)
+
+    def forget(self, record: Record) -> None:
+        """Drop a job that is known no more."""
+        self._phases.pop(record.id, None)
+        task = record.spec.array_task
+        if task and (array := self.arrays.get(task.array_id)):
+            array.ids.pop(record.id, None)
+            if not array.ids:
+                del self.arrays[task.array_id]
+
+    # Questions -----------------------------------------------------------------------------------------------
+
+    def open(self, record: Record) -> bool:
+        """Whether a waiting job may be tried."""
+        return not any(self._unmet(record.spec)) and not self._full(record)
+
+    def hopeless(self, record: Record) -> str:
+        """Say which of the jobs that were to succeed did not; "" while all still may."""
+        for dependency, what in self._unmet(record.spec):
+            if what is Verdict.NEVER:
+                return f"was to start after {dependency.job_id} had succeeded, which {self._became(dependency.job_id)}"
+        return ""
+
+    def refusal(self, record: Record) -> Refusal | None:
+        """Why a waiting job may not be tried; None where it may."""
+        if refusal := self.unmet(record.spec):
+            return refusal
+        if not self._full(record):
+            return None
+        task = record.spec.array_task
+        assert task
+        array = self.arrays[task.array_id]
+        holding = array.slots.holding if array.slots else 0
+        return array_full(array.id, task.running_max, holding, array.phases[Phase.QUEUED])
+
+    def unmet(self, spec: JobSpec) -> Refusal | None:
+        """Say which jobs have to come first; None where none have."""
+        others: dict[Condition, list[str]] = {}
+        for dependency, _ in self._unmet(spec):
+            named = f"{dependency.job_id} ({self._stands(dependency.job_id)})"
+            others.setdefault(dependency.condition, []).append(named)
+        return awaits(others) if others else None
+
+    def known(self, thing_id: str) -> bool:
+        """Whether there is a job or an array of that id."""
+        return thing_id in self._records or thing_id in self.arrays
+
+    def wanted(self, record: Record) -> bool:
+        """Whether others wait for a job or for its array, or are about to."""
+        task = record.spec.array_task
+        return any(one in self._dependents or self._pins[one] for one in (record.id, task.array_id if task else ""))
+
+    def pin(self, dependencies: Sequence[Dependency], by: int) -> None:
+        """Keep jobs from being forgotten while a job is taken in that will wait for them, or cease to."""
+        for dependency in dependencies:
+            self._pins[dependency.job_id] += by
+            if not self._pins[dependency.job_id]:
+                del self._pins[dependency.job_id]
+
+    def _full(self, record: Record) -> bool:
+        task = record.spec.array_task
+        array = self.arrays.get(task.array_id) if task else None
+        return array is not None and array.slots is not None and not array.slots.open(record.id)
+
+    def _unmet(self, spec: JobSpec) -> Iterator[tuple[Dependency, Verdict]]:
+        for dependency in spec.dependencies:
+            left, failed = self._standing(dependency.job_id)
+            what = verdict(dependency.condition, left=left, failed=failed)
+            if what is not Verdict.MET:
+                yield dependency, what
+
+    def _standing(self, thing_id: str) -> Standing:
+        if array := self.arrays.get(thing_id):
+            return array.standing
+        phase = self._phases.get(thing_id)
+        if phase is None:
+            return 0, 0  # forgotten, which only those are that nobody waits for
+        return int(not phase.ended), int(phase.ended and phase is not Phase.SUCCEEDED)
+
+    def _stands(self, thing_id: str) -> str:
+        if array := self.arrays.get(thing_id):
+            return ", ".join(f"{array.phases[phase]} {phase}" for phase in Phase if array.phases[phase])
+        return str(self._phases.get(thing_id, "unknown"))
+
+    def _became(self, thing_id: str) -> str:
+        if array := self.arrays.get(thing_id):
+            return f"did not, all of it: {self._stands(array.id)}"
+        return {Phase.CANCELLED: "was cancelled"}.get(self._phases[thing_id], self._phases[thing_id].value)

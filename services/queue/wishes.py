@@ -1,0 +1,64 @@
+"""What owners want of their jobs: that they end, wait or go on. Each is a change to a job's record; no IO."""
+
+from __future__ import annotations
+
+from cotenant.core.lifecycle import JobEvent, Phase
+from cotenant.core.validate import Violation
+from cotenant.rpc import errors, translate
+from cotenant.services.queue.gates import Array
+from cotenant.services.queue.records import Record, move, note
+from cotenant.v1 import job_pb2, records_pb2
+
+
+def check_alive(record: Record) -> None:
+    """Refuse what makes no sense of a job that has ended.
+
+    Raises:
+        Problem: FAILED_PRECONDITION, where it has.
+    """
+    if record.phase.ended:
+        raise errors.failed_precondition("JOB_ENDED", f"job {record.id} has {record.phase.value} already")
+
+
+def check_array_alive(array: Array, etag: str) -> None:
+    """Refuse what makes no sense of an array.
+
+    Raises:
+        Problem: FAILED_PRECONDITION where all of its jobs have ended; INVALID_ARGUMENT for an etag, which it has not.
+    """
+    if etag:
+        raise errors.invalid([Violation("etag", "is of a job; an array has none")])
+    if not array.standing[0]:
+        raise errors.failed_precondition("JOB_ENDED", f"all {array.count} jobs of array {array.id} have ended already")
+
+
+def hold_back(stored: records_pb2.StoredJob, wish: job_pb2.JobPhase.ValueType) -> bool:
+    """Cancel or suspend a job: at once where it holds nothing, else by a wish that its attempt's end fulfils."""
+    phase = translate.PHASES.from_wire(stored.job.phase)
+    cancel = wish == job_pb2.JOB_PHASE_CANCELLED
+    if phase.ended or (phase is Phase.SUSPENDED and not cancel):
+        return False
+    if phase.holds_resources:
+        if stored.wish == job_pb2.JOB_PHASE_CANCELLED:
+            return False
+        stored.wish = wish
+        note(stored, "cancel wanted" if cancel else "suspend wanted")
+    else:
+        move(stored, JobEvent.CANCELLED if cancel else JobEvent.SUSPENDED)
+        note(stored, "cancelled" if cancel else "suspended")
+    return True
+
+
+def resume(stored: records_pb2.StoredJob) -> bool:
+    """Let a suspended job queue again.
+
+    Raises:
+        Problem: UNAVAILABLE while it is still being stopped.
+    """
+    if stored.wish == job_pb2.JOB_PHASE_SUSPENDED:
+        raise errors.unavailable("the job is still being stopped; it can be resumed once it is suspended", 1.0)
+    if translate.PHASES.from_wire(stored.job.phase) is not Phase.SUSPENDED:
+        return False
+    move(stored, JobEvent.RESUMED)
+    note(stored, "resumed")
+    return True

@@ -1,0 +1,185 @@
+"""Arrays: one job many times, each with an index, and at most so many of them at once. Pure."""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left, insort
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+COUNT_MAX = 10_000
+INDEX_MAX = 999_999
+RANGES_MAX = 1_000
+_RANGE = re.compile(r"(\d{1,9})(?:-(\d{1,9})(?::(\d{1,9}))?)?")
+_LIMIT = re.compile(r"\d{1,9}")
+
+
+@dataclass(frozen=True, slots=True)
+class IndexRange:
+    """The indices first, first + step and so on, up to last."""
+
+    first: int
+    last: int
+    step: int = 1
+
+    @property
+    def indices(self) -> range:
+        """All of them."""
+        return range(self.first, self.last + 1, self.step)
+
+    def __str__(self) -> str:
+        """The range as users write it."""
+        if self.first == self.last:
+            return str(self.first)
+        return f"{self.first}-{self.last}" + (f":{self.step}" if self.step != 1 else "")
+
+
+@dataclass(frozen=True, slots=True)
+class ArraySpec:
+    """Which indices there are to be; `running_max` 0 lets any number of jobs hold resources at once."""
+
+    ranges: tuple[IndexRange, ...]
+    running_max: int = 0
+
+    @property
+    def indices(self) -> list[int]:
+        """All indices, each once, rising."""
+        return sorted({index for part in self.ranges for index in part.indices})
+
+    def __str__(self) -> str:
+        """The array as users write it.
+
+        >>> str(read_array("7, 0-8:2 %3"))
+        '7,0-8:2%3'
+        """
+        return ",".join(map(str, self.ranges)) + (f"%{self.running_max}" if self.running_max else "")
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayTask:
+    """Which job of an array one is."""
+
+    array_id: str
+    index: int
+    count: int
+    running_max: int = 0
+
+
+def read_array(text: str) -> ArraySpec:
+    """Read indices and how many jobs may run at once.
+
+    >>> spec = read_array("1,3,5-9%2")
+    >>> spec.indices, spec.running_max
+    ([1, 3, 5, 6, 7, 8, 9], 2)
+
+    Raises:
+        ValueError: it is none, or too large.
+    """
+    indices, given, limit = "".join(text.split()).partition("%")
+    ranges = [_RANGE.fullmatch(part) for part in indices.split(",")]
+    if None in ranges or (given and not _LIMIT.fullmatch(limit)):
+        raise ValueError(f"must be indices such as 0-99, 1,3,5-9 or 0-99%10 for 10 at once, not {text[:40]!a}")
+    if given and not int(limit):
+        raise ValueError("must let at least 1 job run at once, not 0")
+    found = (one.groups() for one in ranges if one)
+    parts = tuple(IndexRange(int(first), int(last or first), int(step or 1)) for first, last, step in found)
+    spec = ArraySpec(parts, int(limit or 0))
+    if wrong := wrong_with(spec):
+        raise ValueError(wrong)
+    return spec
+
+
+def of_indices(indices: Iterable[int], running_max: int = 0) -> ArraySpec:
+    """Write indices as few ranges.
+
+    >>> str(of_indices([4, 0, 1, 2]))
+    '0-2,4'
+    """
+    ranges: list[IndexRange] = []
+    for index in sorted(indices):
+        if ranges and ranges[-1].last == index - 1:
+            ranges[-1] = IndexRange(ranges[-1].first, index)
+        else:
+            ranges.append(IndexRange(index, index))
+    return ArraySpec(tuple(ranges), running_max)
+
+
+def wrong_with(spec: ArraySpec) -> str:
+    """Say what is wrong with an array, or nothing."""
+    if not 1 <= len(spec.ranges) <= RANGES_MAX:
+        return f"must have from 1 to {RANGES_MAX} ranges of indices, not {len(spec.ranges)}"
+    for part in spec.ranges:
+        if not (0 <= part.first <= part.last and part.step >= 1):
+            return f"has the range {part}, which is empty"
+        if part.last > INDEX_MAX:
+            return f"has the index {part.last}; {INDEX_MAX} is the highest"
+        if len(part.indices) > COUNT_MAX:
+            return f"has {len(part.indices)} jobs; {COUNT_MAX} are taken at most"
+    if spec.running_max < 0:
+        return f"must let at least 1 job run at once, not {spec.running_max}"
+    count = len(spec.indices)
+    return f"has {count} jobs; {COUNT_MAX} are taken at most" if count > COUNT_MAX else ""
+
+
+@dataclass(slots=True)
+class Slots:
+    """Who of an array may be tried: those that hold resources and those that may be given some are never too many.
+
+    The turn is by priority, then by index. It is decided anew whenever one begins or ceases to hold resources, so that
+    a limit holds whatever happens, in any order.
+
+    >>> slots = Slots(running_max=2)
+    >>> for index in range(3):
+    ...     _ = slots.wait(f"a_{index}", priority=0, index=index)
+    >>> [slots.open(f"a_{index}") for index in range(3)]
+    [True, True, False]
+    >>> _ = slots.hold("a_0")
+    >>> slots.leave("a_1")
+    ['a_2']
+    """
+
+    running_max: int
+    _waiting: list[tuple[int, int, str]] = field(default_factory=list)  # by turn
+    _turns: dict[str, tuple[int, int, str]] = field(default_factory=dict)
+    _holding: set[str] = field(default_factory=set)
+
+    @property
+    def holding(self) -> int:
+        """How many hold resources."""
+        return len(self._holding)
+
+    def open(self, job_id: str) -> bool:
+        """Whether a job that waits may be tried."""
+        turn = self._turns.get(job_id)
+        return turn is not None and bisect_left(self._waiting, turn) < self._free
+
+    @property
+    def _free(self) -> int:
+        return max(0, self.running_max - len(self._holding))
+
+    def wait(self, job_id: str, *, priority: int, index: int) -> Sequence[str]:
+        """Note that a job waits, and nothing else keeps it; returns the others for which that may change something."""
+        turn = -priority, index, job_id
+        return [] if self._turns.get(job_id) == turn else self._change(job_id, turn=turn)
+
+    def hold(self, job_id: str) -> Sequence[str]:
+        """Note that a job holds resources."""
+        return [] if job_id in self._holding else self._change(job_id, holds=True)
+
+    def leave(self, job_id: str) -> Sequence[str]:
+        """Note that a job neither holds resources nor may have any."""
+        return self._change(job_id) if job_id in self._holding or job_id in self._turns else []
+
+    def _change(self, job_id: str, *, turn: tuple[int, int, str] | None = None, holds: bool = False) -> Sequence[str]:
+        before = self._free
+        self._holding.discard(job_id)
+        if (old := self._turns.pop(job_id, None)) is not None:
+            del self._waiting[bisect_left(self._waiting, old)]
+        if turn is not None:
+            self._turns[job_id] = turn
+            insort(self._waiting, turn)
+        if holds:
+            self._holding.add(job_id)
+        first, last = sorted((before, self._free))
+        near = self._waiting[max(0, first - 1) : last + 1]  # only there the turn may have come, or gone
+        return [other for _, _, other in near if other != job_id]
