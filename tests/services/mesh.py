@@ -64,6 +64,8 @@ class StoreOfOneProcess:
         self.failures = 0
         self.held_back: asyncio.Event | None = None  # transactions wait for it
         self.lose_answer = False  # of the next transaction
+        self.lose_answer_after: int | None = None  # so many transactions
+        self.cut_after: int | None = None  # so many transactions
 
     async def _present(self) -> None:
         if self.cut:
@@ -80,7 +82,12 @@ class StoreOfOneProcess:
         return await self._store.list(prefix)
 
     async def transact(self, compares: Sequence[Compare], operations: Sequence[Operation]) -> Committed | Conflict:
+        if self.cut_after == 0:
+            self.cut = True
         await self._present()
+        self.lose_answer = self.lose_answer or self.lose_answer_after == 0
+        self.lose_answer_after = None if self.lose_answer_after is None else self.lose_answer_after - 1
+        self.cut_after = None if self.cut_after is None else self.cut_after - 1
         if self.held_back:
             await self.held_back.wait()
         fails = self._rng is not None and self._rng.random() < self.failing

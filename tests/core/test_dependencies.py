@@ -1,0 +1,54 @@
+"""What comes first, and circles."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cotenant.core.dependencies import Circle, Condition, Verdict, in_order, verdict
+
+GRAPHS = st.integers(1, 8).flatmap(
+    lambda count: st.fixed_dictionaries(
+        {one: st.lists(st.integers(0, count - 1), max_size=3, unique=True) for one in range(count)}
+    )
+)
+
+
+@given(GRAPHS)
+def test_an_order_holds_or_the_circle_is_one(before: dict[int, list[int]]) -> None:
+    try:
+        order = in_order(before)
+    except Circle as circle:
+        members = circle.members
+        assert len(set(members)) == len(members)
+        for one, following in zip(members, (*members[1:], members[0]), strict=True):
+            assert following in before[one]
+    else:
+        assert sorted(order) == sorted(before)
+        assert all(order.index(first) < order.index(one) for one in before for first in before[one])
+
+
+def test_what_waits_for_nothing_keeps_its_order() -> None:
+    assert in_order({0: [], 1: [], 2: []}) == [0, 1, 2]
+
+
+def test_a_long_chain_is_no_deep_recursion() -> None:
+    chain = {one: [one + 1] for one in range(5000)} | {5000: []}
+    assert in_order(chain) == list(range(5000, -1, -1))
+
+
+@pytest.mark.parametrize(
+    ("left", "failed", "after", "after_ok"),
+    [
+        (2, 0, Verdict.OPEN, Verdict.OPEN),
+        (2, 1, Verdict.OPEN, Verdict.NEVER),
+        (0, 1, Verdict.MET, Verdict.NEVER),
+        (0, 0, Verdict.MET, Verdict.MET),
+    ],
+)
+def test_conditions_are_judged_by_those_left_and_those_failed(
+    left: int, failed: int, after: Verdict, after_ok: Verdict
+) -> None:
+    assert verdict(Condition.AFTER, left=left, failed=failed) is after
+    assert verdict(Condition.AFTER_OK, left=left, failed=failed) is after_ok
