@@ -202,7 +202,7 @@ async def test_an_array_whose_answer_was_lost_is_there_once(mesh: Mesh) -> None:
         assert listed.total_size == total
 
         async def settled() -> bool:
-            return len(await mesh.records_left("queue/jobs/")) == total  # noqa: B023
+            return len(await mesh.records_left("queue/jobs/")) == total  # noqa: B023  # waited for before the next turn
 
         await eventually(settled)
     await mesh.restart("queue")
