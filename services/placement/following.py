@@ -93,6 +93,7 @@ class Following:
         """Note an estimate; True where sizes may follow from what is new in it, so that it is worth a commit."""
         worth = _sizes(estimate) != _sizes(live.record.estimate)
         live.record.estimate.CopyFrom(estimate)
+        live.told_seconds = time.time()
         if worth:
             self._of(live).news = True
             self._wake.set()

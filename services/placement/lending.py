@@ -28,13 +28,14 @@ class Loan:
     reason: str
 
 
-def ask_back(cluster: Cluster, outcome: cycle.Plan, stops: Sequence[Live]) -> tuple[tuple[Loan, ...], dict[str, int]]:
-    """Choose who gives cores back, so that all starts of a plan have enough; and what they were promised, by node.
+def ask_back(
+    cluster: Cluster, waiting: Sequence[cycle.Start], stops: Sequence[Live]
+) -> tuple[tuple[Loan, ...], dict[str, int]]:
+    """Choose who gives cores back, so that all starts that wait for room have enough; and what they claim, by node.
 
     What stops, or shrinks already, is counted first. No more is asked back than is needed, the largest loan of a node
     first; a gang gives back in lock-step.
     """
-    waiting = [start for start in outcome.starts if start.needs_room]
     if not waiting:
         return (), {}
     claimed: Counter[int] = Counter()

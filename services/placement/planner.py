@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 import numpy as np
 import structlog
@@ -12,15 +13,18 @@ import structlog
 from cotenant.core import cycle
 from cotenant.core.allocations import NodeAllocation
 from cotenant.core.books import Task
+from cotenant.core.floor import hold_all
 from cotenant.core.gangs import Gang
 from cotenant.core.jobs import WHOLE_GPU_MILLI
 from cotenant.core.lifecycle import AttemptState
 from cotenant.core.policy import CpuAllocator, PlacementPolicy
 from cotenant.core.refusals import Code, Refusal, plural, policy_failed
+from cotenant.core.scenes import NOBODY, Scene
 from cotenant.rpc import estimates, translate
 from cotenant.rpc import refusals as refusals_on_the_wire
 from cotenant.services.placement import lending
 from cotenant.services.placement.cluster import Cluster
+from cotenant.services.placement.promises import KEPT_SECONDS, Promises
 from cotenant.services.placement.records import SCHEMA_VERSION, Live
 from cotenant.v1 import placement_service_pb2 as placement_pb2
 from cotenant.v1 import records_pb2
@@ -35,6 +39,7 @@ class Decision:
     starts: tuple[Live, ...]
     sizings: dict[str, str]  # by job
     stops: tuple[Live, ...]
+    moves: tuple[Live, ...]  # those that stop to go on elsewhere
     loans: tuple[lending.Loan, ...]  # cores to be asked back
     refusals: dict[str, Refusal]
 
@@ -44,8 +49,13 @@ def plan(
     request: placement_pb2.PlanPlacementRequest,
     policy: PlacementPolicy,
     allocator: CpuAllocator,
+    scene: Scene = NOBODY,
+    promised: Mapping[str, cycle.Start] = MappingProxyType({}),
 ) -> cycle.Plan:
-    """Run the core's `place` over the candidates; nothing is held afterwards."""
+    """Run the core's `place` over the candidates; nothing is held afterwards.
+
+    Candidates to whom a place is `promised` get that one, before all others; nobody else gets it.
+    """
 
     def broken(gang: Gang, error: Exception) -> Refusal:
         log.error("policy_failed", policy=policy.name, job=gang.job_id, error=f"{type(error).__name__}: {error}")
@@ -64,40 +74,99 @@ def plan(
             translate.seconds(candidate.fragmented),
         )
         for candidate in request.candidates
+        if candidate.job_id not in promised
     ]
     ahead = {victim.job_id: victim.ahead if victim.HasField("ahead") else None for victim in request.victims}
     victims = cluster.victims([(victim.job_id, victim.number) for victim in request.victims])
-    return cycle.place(
-        gangs,
-        ledger,
-        policy,
-        np.random.default_rng(request.seed),
-        victims=[cycle.Victim(live.key[0], cluster.firm(live), ahead[live.key[0]]) for live in victims],
-        leaving=cluster.leaving(),
-        strict=request.strict,
-        on_broken=broken,
-    )
+    with ledger.undone():
+        due = [
+            replace(promised[job_id], needs_room=not hold_all(ledger, promised[job_id].holdings))
+            for job_id in (candidate.job_id for candidate in request.candidates)
+            if job_id in promised
+        ]
+        now = {start.gang.job_id for start in due if not start.needs_room}
+        outcome = cycle.place(
+            gangs,
+            ledger,
+            policy,
+            np.random.default_rng(request.seed),
+            victims=[cycle.Victim(live.key[0], cluster.firm(live), ahead[live.key[0]]) for live in victims],
+            leaving=cluster.leaving(),
+            promised=[one for job_id, start in promised.items() if job_id not in now for one in start.holdings],
+            strict=request.strict,
+            scene=scene,
+            on_broken=broken,
+        )
+    return replace(outcome, starts=(*due, *outcome.starts))
 
 
-def decide(cluster: Cluster, request: placement_pb2.PlanPlacementRequest, outcome: cycle.Plan) -> Decision:
-    """Give names to what can start now, and hold them; what needs room waits for the stops."""
+def decide(
+    cluster: Cluster, request: placement_pb2.PlanPlacementRequest, outcome: cycle.Plan, promises: Promises, now: float
+) -> Decision:
+    """Give names to what can start now, and hold them; what needs room waits for the stops.
+
+    Who moves, and those for whose sake that is, are promised their places; `now` is on the monotonic clock.
+    """
     candidates = {candidate.job_id: candidate for candidate in request.candidates}
     starts: list[Live] = []
     refusals = dict(outcome.refusals)
-    now = [start for start in outcome.starts if not start.needs_room]
+    ready = [start for start in outcome.starts if not start.needs_room]
     try:
-        for start in now:
+        for start in ready:
             starts.append(assign(cluster, start, candidates[start.gang.job_id]))  # noqa: PERF401  # a failure needs those before it
     except BaseException:
         for live in starts:
             cluster.undo(live)
         raise
     stops = tuple(cluster.attempts[job_id] for job_id in outcome.stops)
-    loans, cluster.claimed = lending.ask_back(cluster, outcome, stops)
+    moves = tuple(cluster.attempts[move.gang.job_id] for move in outcome.moves)
+    for start in ready:
+        promises.drop(start.gang.job_id)
+    told = {start.gang.job_id for start in outcome.starts}
+    older = (kept for promise in promises if (kept := promise.start_in(cluster)))
+    waiting = [*(kept for kept in older if kept.gang.job_id not in told), *_waiting(outcome)]
+    loans, cluster.claimed = lending.ask_back(cluster, waiting, (*stops, *moves))
+    _promise(cluster, request, outcome, promises, now)
     for start in outcome.starts:
         if start.needs_room:
-            refusals[start.gang.job_id] = making_room(len(stops), len(loans))
-    return Decision(tuple(starts), {start.gang.job_id: start.gang.sizing for start in now}, stops, loans, refusals)
+            refusals[start.gang.job_id] = making_room(len(stops), len(loans), len(start.moves))
+    sizings = {start.gang.job_id: start.gang.sizing for start in ready}
+    return Decision(tuple(starts), sizings, stops, moves, loans, refusals)
+
+
+def _waiting(outcome: cycle.Plan) -> list[cycle.Start]:
+    return [start for start in (*outcome.starts, *outcome.moves) if start.needs_room]
+
+
+def _promise(
+    cluster: Cluster,
+    request: placement_pb2.PlanPlacementRequest,
+    outcome: cycle.Plan,
+    promises: Promises,
+    now: float,
+) -> None:
+    """Keep the places of those who move, and of those for whom they do, until all have stopped who are there."""
+    if not outcome.moves:
+        return
+    numbers = {candidate.job_id: candidate.number for candidate in request.candidates}
+    numbers |= {move.gang.job_id: cluster.attempts[move.gang.job_id].key[1] + 1 for move in outcome.moves}
+    for_whom = [start for start in outcome.starts if start.moves and start.needs_room]
+    leaving = {live.key for live in cluster.attempts.values() if live.state is AttemptState.STOPPING}
+    leaving |= {cluster.attempts[job_id].key for job_id in (*outcome.stops, *(m.gang.job_id for m in outcome.moves))}
+    graces = [translate.seconds(cluster.attempts[job_id].record.spec.grace) for job_id, _ in leaving]
+    for start in (*for_whom, *outcome.moves):
+        promises.make(cluster, start, numbers[start.gang.job_id], now + max(graces) + KEPT_SECONDS)
+        _tell(cluster, start, outcome)
+
+
+def _tell(cluster: Cluster, start: cycle.Start, outcome: cycle.Plan) -> None:
+    """Write into the attempt of one who moves where to, and for whose sake."""
+    live = cluster.attempts.get(start.gang.job_id)
+    if start.moves or live is None:
+        return
+    nodes = ", ".join(dict.fromkeys(cluster.node_at(share.node).id for share in start.offer))
+    by = next((one.gang.job_id for one in outcome.starts if start.gang.job_id in one.moves), "another job")
+    live.attempt.stop_detail = f"goes on at {nodes}, so that {by} can start"
 
 
 def rehearse(cluster: Cluster, outcome: cycle.Plan) -> placement_pb2.PlanPlacementResponse:
@@ -105,10 +174,11 @@ def rehearse(cluster: Cluster, outcome: cycle.Plan) -> placement_pb2.PlanPlaceme
     response = placement_pb2.PlanPlacementResponse()
     refusals = dict(outcome.refusals)
     named: list[tuple[cycle.Start, list[NodeAllocation]]] = []
-    loans, _ = lending.ask_back(cluster, outcome, [cluster.attempts[job_id] for job_id in outcome.stops])
+    leaving = [cluster.attempts[job_id] for job_id in (*outcome.stops, *(move.gang.job_id for move in outcome.moves))]
+    loans, _ = lending.ask_back(cluster, _waiting(outcome), leaving)
     for start in outcome.starts:
         if start.needs_room:
-            refusals[start.gang.job_id] = making_room(len(outcome.stops), len(loans))
+            refusals[start.gang.job_id] = making_room(len(outcome.stops), len(loans), len(start.moves))
             continue
         allocation = name_tasks(cluster, start)
         named.append((start, allocation))
@@ -125,9 +195,11 @@ def rehearse(cluster: Cluster, outcome: cycle.Plan) -> placement_pb2.PlanPlaceme
     return response
 
 
-def making_room(stops: int, loans: int = 0) -> Refusal:
+def making_room(stops: int, loans: int = 0, moves: int = 0) -> Refusal:
     """Its place is known, but whoever is there has to leave first, or give cores back that were lent to it."""
-    if stops:
+    if moves:
+        told, remedy = f"{plural(moves, 'job')} to move elsewhere", "they stop there, within their grace"
+    elif stops:
         told, remedy = f"{plural(stops, 'job')} with a lower rank now to stop", "they stop, within their grace"
     elif loans:
         told, remedy = f"{plural(loans, 'job')} to give back cores that were lent", "they give them back, at once"

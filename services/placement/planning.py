@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from cotenant import telemetry
+from cotenant.core import cycle
 from cotenant.core.lifecycle import StopReason
 from cotenant.core.policy import CpuAllocator, PlacementPolicy
 from cotenant.core.refusals import Code, Refusal
@@ -15,13 +16,18 @@ from cotenant.services.placement import planner
 from cotenant.services.placement.attempts import Attempts
 from cotenant.services.placement.cluster import Cluster
 from cotenant.services.placement.committer import TooLarge
+from cotenant.services.placement.promises import Promises
 from cotenant.services.placement.records import Live
 from cotenant.services.placement.resizes import Resizes
+from cotenant.services.placement.scene import Moment, StopCosts
 from cotenant.v1 import placement_service_pb2 as placement_pb2
 
 SECONDS = telemetry.histogram("cotenant.placement.plan", "s", "Time to decide and commit one plan.")
 PLACED = telemetry.counter("cotenant.placement.placed", "{attempt}", "Attempts that were committed.")
+MOVED = telemetry.counter("cotenant.placement.moved", "{attempt}", "Attempts that were told to go on elsewhere.")
 REFUSED = telemetry.counter("cotenant.placement.refused", "{job}", "Jobs that were refused a place, by reason.")
+
+LAPSE_LATE_SECONDS = 0.1  # so that no promise is looked at just before its time is over
 
 
 class Planning:
@@ -34,11 +40,13 @@ class Planning:
         resizes: Resizes,
         policy: PlacementPolicy,
         allocator: CpuAllocator,
+        costs: StopCosts,
         background: Background,
         check_trust: Callable[[], None],
     ) -> None:
         self._cluster, self._attempts, self._resizes, self._background = cluster, attempts, resizes, background
-        self._policy, self._allocator = policy, allocator
+        self._policy, self._allocator, self._costs = policy, allocator, costs
+        self._promises = Promises()
         self._check_trust = check_trust
         self._lock = asyncio.Lock()
 
@@ -51,13 +59,16 @@ class Planning:
             self._check_trust()
             begin = time.time()
             standing = [] if request.validate_only else self._standing(request)
-            outcome = planner.plan(self._cluster, request, self._policy, self._allocator)
+            scene = Moment(self._cluster, self._costs, begin)
+            promised = self._promised(request)
+            outcome = planner.plan(self._cluster, request, self._policy, self._allocator, scene, promised)
             if request.validate_only:
                 return planner.rehearse(self._cluster, outcome)
-            decision = planner.decide(self._cluster, request, outcome)
+            decision = planner.decide(self._cluster, request, outcome, self._promises, time.monotonic())
             placed = time.time()
             started = await self._start_all(decision, begin, placed)
             self._attempts.order_stops(decision.stops, StopReason.PREEMPTED)
+            self._move(decision.moves)
             for loan in decision.loans:
                 self._resizes.begin(loan.live, loan.cores, loan.reason)
             response = planner.answer(self._cluster, decision, started)
@@ -66,6 +77,28 @@ class Planning:
         for refused in response.refused:
             REFUSED.add(code=refused.refusal.code)
         return response
+
+    def _promised(self, request: placement_pb2.PlanPlacementRequest) -> dict[str, cycle.Start]:
+        """Find the places that are kept for some; those that are kept no longer are there for all."""
+        asking = {candidate.job_id: candidate.number for candidate in request.candidates}
+        kept = self._promises.standing(self._cluster, asking, time.monotonic())
+        if not request.validate_only and self._promises.keep(kept):
+            self._attempts.feed.publish_capacity()
+        return kept
+
+    def _move(self, lives: Sequence[Live]) -> None:
+        """Let attempts stop to go on elsewhere; others hear of it when their places are kept no longer."""
+        if not lives:
+            return
+        MOVED.add(len(lives))
+        self._attempts.order_stops(lives, StopReason.MIGRATED)
+        seconds = max(promise.until_seconds for promise in self._promises) - time.monotonic()
+        self._background.start(self._lapse(seconds))
+
+    async def _lapse(self, seconds: float) -> None:
+        await asyncio.sleep(seconds + LAPSE_LATE_SECONDS)
+        if self._promises:
+            self._attempts.feed.publish_capacity()  # the next plan finds that their time is over
 
     def _standing(self, request: placement_pb2.PlanPlacementRequest) -> list[placement_pb2.Placed]:
         """Candidates that have a live attempt already, from a call whose answer was lost: the answer again."""

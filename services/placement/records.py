@@ -76,6 +76,7 @@ class Live:
     applied: dict[str, str] = field(default_factory=dict)  # what nodes said of it: "" where they did it, else why not
     turned_back: bool = False  # the resize takes it back to what it held before one that could not be applied
     ordering: bool = False  # the resize is being committed: its revision will be the epoch
+    told_seconds: float = 0.0  # when its estimate was told, in unix seconds; 0: before its start
     resize_after_seconds: float = 0.0  # a resize has failed: not before then again; 0: whenever
 
     @property

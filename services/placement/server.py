@@ -28,6 +28,7 @@ from cotenant.services.placement.planning import Planning
 from cotenant.services.placement.records import Node, NodeState
 from cotenant.services.placement.registry import Registry
 from cotenant.services.placement.resizes import Resizes
+from cotenant.services.placement.scene import StopCosts
 from cotenant.store.port import Store
 from cotenant.v1 import node_service_pb2 as node_pb2
 from cotenant.v1 import node_service_pb2_grpc as node_grpc
@@ -52,6 +53,7 @@ class PlacementConfig:
     lost_after_seconds: float = 300.0
     could_join: tuple[NodeShape, ...] = ()
     elastic: bool = False
+    stop_costs: StopCosts = StopCosts()
 
 
 class Placement(placement_grpc.PlacementServiceServicer, node_grpc.NodeServiceServicer, node_grpc.AgentServiceServicer):
@@ -86,7 +88,14 @@ class Placement(placement_grpc.PlacementServiceServicer, node_grpc.NodeServiceSe
             store, self.cluster, self.committer, self.sessions, self.feed, self.registry, self._set_serving
         )
         self.planning = Planning(
-            self.cluster, self.attempts, self.resizes, policy, allocator, self.background, self.leadership.check
+            self.cluster,
+            self.attempts,
+            self.resizes,
+            policy,
+            allocator,
+            config.stop_costs,
+            self.background,
+            self.leadership.check,
         )
         self._server: Server | None = None
 

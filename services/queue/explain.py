@@ -89,7 +89,8 @@ def _summary(state: State, record: Record, position: int, waiting: int) -> str:
         )
     if phase is Phase.STOPPING:
         why = translate.STOP_REASONS.names.get(job.attempt.stop_reason, "").replace("_", " ")
-        return f"is stopping on {nodes}" + (f" because it was {why}" if why else "")
+        detail = f": it {job.attempt.stop_detail}" if job.attempt.stop_detail else ""
+        return f"is stopping on {nodes}" + (f" because it was {why}{detail}" if why else "")
     if phase is Phase.SUSPENDED:
         return "is held back by its owner; `cotenant resume` lets it queue again"
     return phase.value + (f": {job.phase_reason}" if job.phase_reason else "")

@@ -71,6 +71,16 @@ class Record:
             self.ran_before_estimate_seconds += max(0.0, now - translate.seconds(self.job.attempt.start_time))
 
     @property
+    def moving(self) -> bool:
+        """Whether it waits only because it was moved, and its new place is kept for it for a while."""
+        attempt = self.stored.job.attempt
+        return (
+            self.phase is Phase.QUEUED
+            and attempt.state == job_pb2.ATTEMPT_STATE_STOPPED
+            and attempt.stop_reason == job_pb2.STOP_REASON_MIGRATED
+        )
+
+    @property
     def waiting_since(self) -> float:
         """When it last began to wait, in unix seconds: when its last attempt ended, or else at its submission."""
         job = self.stored.job
@@ -300,10 +310,12 @@ def _requeued(stored: records_pb2.StoredJob, state: AttemptState) -> None:
     job = stored.job
     move(stored, JobEvent.REQUEUED)
     reason = job.attempt.message if state is AttemptState.LOST else _reason(job.attempt)
+    moved = state is AttemptState.STOPPED and job.attempt.stop_reason == job_pb2.STOP_REASON_MIGRATED
+    job.migrations += moved
     if job.attempt.stop_reason == job_pb2.STOP_REASON_PREEMPTED:
         job.preemptions += 1
     job.phase_reason = reason
-    note(stored, "requeued", reason)
+    note(stored, "migrated" if moved else "requeued", job.attempt.stop_detail if moved else reason)
 
 
 def _credit(job: job_pb2.Job) -> None:
@@ -322,7 +334,8 @@ def _credit(job: job_pb2.Job) -> None:
 
 def _reason(attempt: job_pb2.Attempt) -> str:
     names = translate.STOP_REASONS.names
-    return names.get(attempt.stop_reason, "stopped").replace("_", " ")
+    reason = names.get(attempt.stop_reason, "stopped").replace("_", " ")
+    return f"{reason}: {attempt.stop_detail}" if attempt.stop_detail else reason
 
 
 def failure(attempt: job_pb2.Attempt) -> str:

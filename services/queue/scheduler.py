@@ -43,6 +43,7 @@ from cotenant.v1 import predictor_service_pb2 as predictor_pb2
 log = structlog.get_logger()
 
 PAGE_MIN, PAGE_MAX = 32, 256
+MOVED = -1  # the place of those who come before all others, for they were moved
 ESTIMATES_MAX = 1000
 ESTIMATE_DEADLINE_SECONDS = 2.0
 PLAN_DEADLINE_SECONDS = 30.0
@@ -238,10 +239,12 @@ class Scheduler:
             size = min(PAGE_MAX, size * 2)
 
     def _entries(self, starts: Iterable[str]) -> Iterator[_Entry]:
-        records, ending = self.state.records, self.endings.ending
+        """Give those who should start; first those who were moved, for their places are kept, but not for long."""
+        records, ending, moving = self.state.records, self.endings.ending, dict(self.state.moving)
+        others = ((place, job_id) for place, job_id in enumerate(starts) if job_id not in moving)
         return (
             _Entry(place, records[job_id])
-            for place, job_id in enumerate(starts)
+            for place, job_id in chain(((MOVED, job_id) for job_id in moving), others)
             if job_id in records and job_id not in ending
         )
 
@@ -269,10 +272,11 @@ class Scheduler:
             if record.phase is not Phase.QUEUED:
                 continue
             self.state.reasons.age(record, reasons.now)
-            if reasons.known(record):
+            if entry.place != MOVED and reasons.known(record):
                 continue
             tenant, asked = record.spec.tenant, asked_by(record)
             if refusal := room.refuse(tenant, asked.gpu_milli, asked.cores):
+                self.state.moving.pop(record.id, None)
                 reasons.refuse(record, refusal, self.state.reasons)
             elif asked_for.allows(tenant, asked.gpu_milli, asked.cores):
                 asked_for.take(tenant, asked.gpu_milli, asked.cores)
@@ -322,6 +326,8 @@ class Scheduler:
 
     def _refuse(self, record: Record, refusal: Refusal, reasons: Reasons) -> None:
         before = self.state.reasons
+        if refusal.code is not Code.MAKING_ROOM and self.state.moving.pop(record.id, None):
+            self.wake()  # nothing is kept for it any more, and it takes its turn
         REFUSED.add(code=refusal.code.value)
         if refusal.code in (Code.CAPACITY, Code.FRAGMENTED, Code.NO_NODES):
             reasons.refuse_shape(record, refusal, before)

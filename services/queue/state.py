@@ -64,6 +64,7 @@ class State:
         self.shapes: tuple[NodeShape, ...] = ()
         self.elastic = False
         self.held: dict[str, Record] = {}  # jobs that hold resources
+        self.moving: dict[str, Record] = {}  # jobs that were moved, and have not asked for their new places yet
         self.reasons = Reasons()
         self.ranked: list[str] = []  # waiting jobs, in the last cycle's order
         self.beyond: frozenset[str] = frozenset()  # jobs beyond their tenant's share, in the last cycle's eyes
@@ -157,6 +158,10 @@ class State:
             self.held[job_id] = record
         else:
             self.held.pop(job_id, None)
+        if record.moving:
+            self.moving[job_id] = record
+        else:
+            self.moving.pop(job_id, None)
         if phase.ended and not record.told_ended:
             record.told_ended = True
             self.ended(record)

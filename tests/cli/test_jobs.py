@@ -209,7 +209,8 @@ KEYS = {
     "job": (
         "id name kind phase phase_reason tenant queue priority priority_class submitter labels replicas gpus cores "
         "memory_bytes nodes create_time start_time end_time wait_seconds run_seconds deadline reason attempt "
-        "past_attempts progress failures retries preemptions attained_gpu_seconds attained_core_seconds estimate"
+        "past_attempts progress failures retries preemptions migrations attained_gpu_seconds "
+        "attained_core_seconds estimate"
     ),
     "reason": "code detail remedy numbers wait locality since",
     "attempt": "number state assign_time start_time end_time message exit allocations",

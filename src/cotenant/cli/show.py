@@ -140,6 +140,7 @@ def _service(view: views.View) -> Pairs:
     yield "GPU-hours", f"{view['attained_gpu_seconds'] / 3600:.3g}" if view["attained_gpu_seconds"] else ""
     yield "failures", f"{view['failures']} of at most {view['retries']} retried" if view["failures"] else ""
     yield "preemptions", str(view["preemptions"] or "")
+    yield "migrations", str(view["migrations"] or "")
 
 
 def _attempt(view: views.View) -> Pairs:

@@ -72,6 +72,7 @@ def job_view(job: Job, now: float) -> View:
         "failures": job.failures,
         "retries": spec.retries_max,
         "preemptions": job.preemptions,
+        "migrations": job.migrations,
         "attained_gpu_seconds": job.attained_gpu_seconds,
         "attained_core_seconds": job.attained_core_seconds,
     }

@@ -37,6 +37,7 @@ __all__ = [
     "beyond_share",
     "choose",
     "gang_of",
+    "gang_with",
     "place",
     "take",
 ]
@@ -69,19 +70,32 @@ def gang_of(
 ) -> Gang:
     """Decide a job's cores and so make a gang of it."""
     sizing = allocator.size(spec, estimate, shapes)
+    return gang_with(job_id, spec, estimate, sizing.cores, sizing.reason, waited_seconds, fragmented_seconds)
+
+
+def gang_with(
+    job_id: str,
+    spec: JobSpec,
+    estimate: Estimate,
+    cores: Sequence[int],
+    sizing: str,
+    waited_seconds: float = 0.0,
+    fragmented_seconds: float = 0.0,
+) -> Gang:
+    """Make a gang of a job whose replicas have so many cores, by role."""
     parts = tuple(
         Part(
             role.name,
             role.replicas,
-            Demand(role.request.gpu_milli, cores, role.request.memory_bytes, role.request.gpu_type),
+            Demand(role.request.gpu_milli, count, role.request.memory_bytes, role.request.gpu_type),
         )
-        for role, cores in zip(spec.roles, sizing.cores, strict=True)
+        for role, count in zip(spec.roles, cores, strict=True)
     )
     return Gang(
         job_id,
         parts,
         spec.locality,
-        sizing.reason,
+        sizing,
         spec.tenant,
         kind=spec.kind,
         waited_seconds=waited_seconds,
@@ -99,6 +113,7 @@ def place(
     *,
     victims: Iterable[Victim] = (),
     leaving: Sequence[Holding] = (),
+    promised: Sequence[Holding] = (),
     strict: bool = False,
     headroom: Headroom | None = None,
     scene: Scene = NOBODY,
@@ -108,7 +123,7 @@ def place(
 
     Victims are given the first to go first, and are asked for only where a gang finds no free room.
 
-    1. What is `leaving` anyway counts as free.
+    1. What is `leaving` anyway counts as free, but for what of it, and of what is free, was `promised` to others.
     2. Each gang gets its places or a refusal. A refusal ends nothing, unless the queue is strict. Gangs that are alike
        are refused for the same reason, once. One that would take its tenant over a limit is refused for that, which
        holds nobody else back, unless victims of the same tenant make it room; `headroom` is counted as gangs start.
@@ -127,6 +142,8 @@ def place(
     with ledger.undone():
         for holding in leaving:
             ledger.release(holding)
+        for holding in promised:
+            ledger.hold(holding)
         floor = Floor(ledger, policy, rng, victims, room, on_broken)
         starts, refusals, blocked = _place_all(gangs, floor, strict=strict)
         stops = tuple(floor.stops())

@@ -46,7 +46,7 @@ class JobEvent(StrEnum):
     CANCELLED = "cancelled"  # nothing to stop, or all has stopped
     SUSPENDED = "suspended"
     RESUMED = "resumed"
-    REQUEUED = "requeued"  # preempted, drained, lost, or a failure with a retry left
+    REQUEUED = "requeued"  # preempted, moved, drained, lost, or a failure with a retry left
     SUCCEEDED = "succeeded"
     FAILED = "failed"
     GIVEN_UP = "given_up"  # the queue policy sees no use in running it any more
@@ -143,6 +143,7 @@ class StopReason(StrEnum):
     DRAINED = "drained"
     GANG_BROKEN = "gang_broken"
     SUPERSEDED = "superseded"
+    MIGRATED = "migrated"
 
 
 class InvalidTransition(Exception):

@@ -1,0 +1,91 @@
+"""Who holds what now, for placement policies that look at more than what is free."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from cotenant.core import cycle
+from cotenant.core.estimates import Estimate
+from cotenant.core.lifecycle import AttemptState
+from cotenant.core.scenes import Resident
+from cotenant.rpc import estimates, translate
+from cotenant.services.placement.cluster import Cluster
+from cotenant.services.placement.following import own_cores_of
+from cotenant.services.placement.records import Live
+
+HELD = frozenset({AttemptState.ASSIGNED, AttemptState.RUNNING})
+
+
+@dataclass(frozen=True, slots=True)
+class StopCosts:
+    """What a stop is taken to cost a job, of whose checkpoints nobody tells: the run since the last one, and a restart.
+
+    A job loses what it has run since its start, or `checkpoint_seconds` where that is less: jobs are taken to save
+    their work about that often, or within their grace [C].
+    """
+
+    checkpoint_seconds: float = 300.0
+    restart_seconds: float = 60.0
+
+    def of(self, ran_seconds: float) -> float:
+        """Seconds of run time that a stop costs.
+
+        >>> StopCosts().of(20), StopCosts().of(7200)
+        (80.0, 360.0)
+        """
+        return min(max(0.0, ran_seconds), self.checkpoint_seconds) + self.restart_seconds
+
+
+class Moment:
+    """The attempts that hold something at a moment and do not stop, each made a resident only when somebody looks.
+
+    Times are unix seconds. One that stops is not there any more, in a policy's eyes: what it holds counts as free. One
+    whose cores are being changed, or one of whose agents is away, is not preemptible for now.
+    """
+
+    def __init__(self, cluster: Cluster, costs: StopCosts, now: float) -> None:
+        self.now = now
+        self._cluster, self._costs = cluster, costs
+        self._known: dict[str, Resident] = {}
+
+    def residents(self) -> Mapping[str, Resident]:
+        """Give all that hold something, by job id."""
+        return {live.key[0]: self._resident(live) for live in self._cluster.attempts.values() if live.state in HELD}
+
+    def on(self, node: int) -> Sequence[Resident]:
+        """Give those on a node."""
+        there = self._cluster.on_node(self._cluster.node_at(node).id)
+        return [self._resident(live) for live in there if live.state in HELD]
+
+    def _resident(self, live: Live) -> Resident:
+        known = self._known.get(live.key[0])
+        if known is None:
+            known = self._known[live.key[0]] = self._made(live)
+        return known
+
+    def _made(self, live: Live) -> Resident:
+        attempt, spec = live.attempt, translate.spec_from_wire(live.record.spec)
+        since = translate.seconds(attempt.start_time if attempt.HasField("start_time") else attempt.assign_time)
+        estimate = _by_now(estimates.estimate_from_wire(live.record.estimate), self.now - max(since, live.told_seconds))
+        return Resident(
+            cycle.gang_with(live.key[0], spec, estimate, own_cores_of(live, spec), attempt.sizing),
+            self._cluster.firm(live),
+            since,
+            preemptible=spec.preemptible and self._cluster.can_resize(live),
+            stop_cost_seconds=self._costs.of(self.now - since),
+        )
+
+
+def _by_now(estimate: Estimate, passed_seconds: float) -> Estimate:
+    """An estimate that was told a while ago, as of now."""
+
+    def left(seconds: float | None) -> float | None:
+        return None if seconds is None else max(0.0, seconds - max(0.0, passed_seconds))
+
+    return replace(
+        estimate,
+        remaining_seconds=left(estimate.remaining_seconds),
+        remaining_p10_seconds=left(estimate.remaining_p10_seconds),
+        remaining_p90_seconds=left(estimate.remaining_p90_seconds),
+    )
