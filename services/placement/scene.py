@@ -37,6 +37,9 @@ class StopCosts:
         return min(max(0.0, ran_seconds), self.checkpoint_seconds) + self.restart_seconds
 
 
+STOP_COSTS = StopCosts()
+
+
 class Moment:
     """The attempts that hold something at a moment and do not stop, each made a resident only when somebody looks.
 

@@ -28,7 +28,7 @@ from cotenant.services.placement.planning import Planning
 from cotenant.services.placement.records import Node, NodeState
 from cotenant.services.placement.registry import Registry
 from cotenant.services.placement.resizes import Resizes
-from cotenant.services.placement.scene import StopCosts
+from cotenant.services.placement.scene import STOP_COSTS, StopCosts
 from cotenant.store.port import Store
 from cotenant.v1 import node_service_pb2 as node_pb2
 from cotenant.v1 import node_service_pb2_grpc as node_grpc
@@ -53,7 +53,7 @@ class PlacementConfig:
     lost_after_seconds: float = 300.0
     could_join: tuple[NodeShape, ...] = ()
     elastic: bool = False
-    stop_costs: StopCosts = StopCosts()
+    stop_costs: StopCosts = STOP_COSTS
 
 
 class Placement(placement_grpc.PlacementServiceServicer, node_grpc.NodeServiceServicer, node_grpc.AgentServiceServicer):

@@ -326,7 +326,8 @@ class Scheduler:
 
     def _refuse(self, record: Record, refusal: Refusal, reasons: Reasons) -> None:
         before = self.state.reasons
-        if refusal.code is not Code.MAKING_ROOM and self.state.moving.pop(record.id, None):
+        if refusal.code is not Code.MAKING_ROOM and record.id in self.state.moving:
+            del self.state.moving[record.id]
             self.wake()  # nothing is kept for it any more, and it takes its turn
         REFUSED.add(code=refusal.code.value)
         if refusal.code in (Code.CAPACITY, Code.FRAGMENTED, Code.NO_NODES):

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 
 import pytest
+from benchmarks.agents import SimulatedAgent
 from tests.services.histories import History
 from tests.services.mesh import QUICK, Mesh, eventually, running, until
 
@@ -121,7 +123,7 @@ async def test_services_may_die_while_a_job_moves(names: tuple[str, ...]) -> Non
         mover = await stopping(mesh, jobs)
         await mesh.restart(*names)
         for agent in mesh.agents.values():
-            await until(lambda agent=agent: len(agent.welcomes) > ("placement" in names))
+            await until(partial(_welcome, agent, 1 + ("placement" in names)))
         give_in(mesh)
         both = [await mesh.reach(job_id, "RUNNING") for job_id in (gang, mover)]
         assert set(nodes_of(both[0])).isdisjoint(nodes_of(both[1]))
@@ -143,6 +145,10 @@ async def test_where_the_new_place_is_lost_the_job_queues_like_others() -> None:
         mesh.agents[other].start()
         back = await mesh.reach(mover, "RUNNING", lambda job: job.attempt.number == 2)
         assert nodes_of(back) == [other]
+
+
+def _welcome(agent: SimulatedAgent, times: int) -> bool:
+    return len(agent.welcomes) >= times
 
 
 async def _is_away(mesh: Mesh, node_id: str) -> bool:
