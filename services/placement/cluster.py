@@ -36,13 +36,14 @@ class Cluster:
         self._by_node: dict[str, dict[str, Live]] = {}
         self._resized: set[str] = set()  # ids of those whose cores were ever changed, or are being changed
         self.claimed: dict[str, int] = {}  # cores by node that a waiting job was promised: nobody grows there
+        self.stirred: set[str] = set()  # nodes on which somebody came, went or changed since cores were last dealt
         self._ledger: Ledger | None = None
         self._order: list[Node] = []
 
     def replace(self, fresh: Cluster) -> None:
         """Believe another picture from now on."""
         self.nodes, self.attempts, self._by_node = fresh.nodes, fresh.attempts, fresh._by_node
-        self._resized, self.claimed = fresh._resized, {}
+        self._resized, self.claimed, self.stirred = fresh._resized, {}, set(fresh.nodes)
         self.touch()
 
     # Nodes ---------------------------------------------------------------------------------------------------
@@ -65,6 +66,8 @@ class Cluster:
     def reopen(self, node: Node) -> bool:
         """Let the ledger know whether a node takes work now; True where that has changed."""
         changed, node.was_open = node.open != node.was_open, node.open
+        if changed:
+            self.stirred.add(node.id)
         if self._ledger is not None:
             self._ledger.open[node.number] = node.open
         return changed
@@ -147,6 +150,7 @@ class Cluster:
 
     def release(self, live: Live) -> None:
         """Give back what an attempt held."""
+        self.stirred.update(live.nodes)
         nodes = [node for node_id in live.nodes if (node := self.nodes.get(node_id))]
         if any(node.strained for node in nodes):
             self.touch()  # which of its attempts held what is not known in names
@@ -260,6 +264,7 @@ class Cluster:
         if any(live.parts.get(node) is not AttemptState.RUNNING for node in live.nodes):
             return False
         live.move(AttemptEvent.LAUNCHED)
+        self.stirred.update(live.nodes)
         live.attempt.start_time.CopyFrom(told.time)
         return True
 
@@ -317,5 +322,5 @@ class Cluster:
 
 
 def _counted(nodes: Iterable[Node]) -> tuple[NodeShape, ...]:
-    counts = Counter(shape_of(node.inventory) for node in nodes)
+    counts = Counter(node.shape for node in nodes)
     return tuple(replace(shape, count=count) for shape, count in counts.items())

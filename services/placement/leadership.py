@@ -14,7 +14,8 @@ from cotenant.services.placement.agents import Sessions
 from cotenant.services.placement.cluster import Cluster
 from cotenant.services.placement.committer import Committer, Fenced
 from cotenant.services.placement.feed import Feed
-from cotenant.services.placement.records import ATTEMPTS, GUARDS, NODES, Live
+from cotenant.services.placement.kinds import Kinds
+from cotenant.services.placement.records import ATTEMPTS, GUARDS, KINDS, NODES, Live
 from cotenant.services.placement.registry import Registry
 from cotenant.store.port import Compare, Conflict, Listing, Put, Store, StoreUnavailable
 from cotenant.v1 import records_pb2
@@ -40,10 +41,11 @@ class Leadership:
         sessions: Sessions,
         feed: Feed,
         registry: Registry,
+        kinds: Kinds,
         on_trust: Callable[[bool], None],
     ) -> None:
         self._store, self._cluster, self._committer = store, cluster, committer
-        self._sessions, self._feed, self._registry = sessions, feed, registry
+        self._sessions, self._feed, self._registry, self._kinds = sessions, feed, registry, kinds
         self._on_trust = on_trust
         self._identity = secrets.token_hex(8).encode()
         self._term = 0
@@ -106,10 +108,12 @@ class Leadership:
         nodes = await self._store.list(NODES)
         guards = await self._store.list(GUARDS)
         attempts = await self._store.list(ATTEMPTS)
+        kinds = await self._store.list(KINDS)
         fresh = self._read(nodes, attempts)
-        every = (*nodes.entries, *guards.entries, *attempts.entries)
+        every = (*nodes.entries, *guards.entries, *attempts.entries, *kinds.entries)
         self._sessions.close_all()  # whoever has come meanwhile was judged by the old picture
         self._cluster.replace(fresh)
+        self._kinds.restore(kinds.entries)
         self._committer.start(Compare(LEADER, self._term), {entry.key: entry.mod_revision for entry in every})
         self._registry.term = self._term
         self._feed.start(max(self._term, attempts.revision), [live.attempt for live in fresh.attempts.values()])

@@ -13,18 +13,17 @@ from dataclasses import dataclass
 from cotenant.core import cycle
 from cotenant.core.lifecycle import AttemptState
 from cotenant.core.refusals import plural
-from cotenant.rpc import translate
 from cotenant.services.placement.cluster import Cluster
-from cotenant.services.placement.following import cores_of, own_cores_of, places_of
+from cotenant.services.placement.followed import least
 from cotenant.services.placement.records import Live
 
 
 @dataclass(frozen=True, slots=True)
 class Loan:
-    """An attempt that gives lent cores back: what its replicas hold then, by role, and why."""
+    """An attempt that gives lent cores back: what each replica of some roles holds then, and why."""
 
     live: Live
-    cores: tuple[int, ...]
+    cores: Mapping[str, int]
     reason: str
 
 
@@ -75,22 +74,21 @@ def _soon(cluster: Cluster, stops: Sequence[Live]) -> Counter[int]:
 
 def _loan(cluster: Cluster, live: Live, node: int, short: int) -> Loan:
     """Ask an attempt for so many cores on a node, as far as they were lent."""
-    spec = translate.spec_from_wire(live.record.spec)
-    cores, own = list(cores_of(live, spec)), own_cores_of(live, spec)
-    for share in places_of(cluster, live, spec):
-        lent = max(0, cores[share.part] - own[share.part])
-        if share.node == node and lent and short > 0:
-            less = min(lent, -(-short // share.replicas))
-            cores[share.part] -= less
-            short -= less * share.replicas
-    back = sum(cores_of(live, spec)) - sum(cores)
-    return Loan(live, tuple(cores), f"{plural(back, 'core')} per replica that had been lent went to a job that waited")
+    node_id = cluster.node_at(node).id
+    there = Counter(task.role for part in live.allocation if part.node_id == node_id for task in part.tasks)
+    held, lent = least(live, lambda task: len(task.core_ids)), least(live, lambda task: task.lent)
+    back: dict[str, int] = {}
+    for role, replicas in there.items():
+        if lent[role] and short > 0:
+            back[role] = min(lent[role], -(-short // replicas))
+            short -= back[role] * replicas
+    told = f"{plural(sum(back.values()), 'core')} per replica that had been lent went to a job that waited"
+    return Loan(live, {role: held[role] - cores for role, cores in back.items()}, told)
 
 
 def _given_back(cluster: Cluster, loan: Loan) -> Mapping[int, int]:
-    spec = translate.spec_from_wire(loan.live.record.spec)
-    before = cores_of(loan.live, spec)
     back: Counter[int] = Counter()
-    for share in places_of(cluster, loan.live, spec):
-        back[share.node] += (before[share.part] - loan.cores[share.part]) * share.replicas
+    for part in loan.live.allocation:
+        number = cluster.nodes[part.node_id].number
+        back[number] += sum(len(task.core_ids) - loan.cores.get(task.role, len(task.core_ids)) for task in part.tasks)
     return back

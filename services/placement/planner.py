@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
@@ -13,9 +13,10 @@ import structlog
 from cotenant.core import cycle
 from cotenant.core.allocations import NodeAllocation
 from cotenant.core.books import Task
+from cotenant.core.estimates import Estimate
 from cotenant.core.floor import hold_all
 from cotenant.core.gangs import Gang
-from cotenant.core.jobs import WHOLE_GPU_MILLI
+from cotenant.core.jobs import WHOLE_GPU_MILLI, JobSpec
 from cotenant.core.lifecycle import AttemptState
 from cotenant.core.policy import CpuAllocator, PlacementPolicy
 from cotenant.core.refusals import Code, Refusal, plural, policy_failed
@@ -49,12 +50,14 @@ def plan(
     request: placement_pb2.PlanPlacementRequest,
     policy: PlacementPolicy,
     allocator: CpuAllocator,
+    informed: Callable[[JobSpec, Estimate], Estimate],
     scene: Scene = NOBODY,
     promised: Mapping[str, cycle.Start] = MappingProxyType({}),
 ) -> cycle.Plan:
     """Run the core's `place` over the candidates; nothing is held afterwards.
 
-    Candidates to whom a place is `promised` get that one, before all others; nobody else gets it.
+    `informed` adds to an estimate what is remembered of jobs like the candidate. Candidates to whom a place is
+    `promised` get that one, before all others; nobody else gets it.
     """
 
     def broken(gang: Gang, error: Exception) -> Refusal:
@@ -63,17 +66,18 @@ def plan(
 
     ledger = cluster.ledger  # first of all: making it anew says which nodes are open
     shapes = cluster.open_shapes()
+    specs = [translate.spec_from_wire(candidate.spec) for candidate in request.candidates]
     gangs = [
         cycle.gang_of(
             candidate.job_id,
-            translate.spec_from_wire(candidate.spec),
-            estimates.estimate_from_wire(candidate.estimate),
+            spec,
+            informed(spec, estimates.estimate_from_wire(candidate.estimate)),
             allocator,
             shapes,
             translate.seconds(candidate.waited),
             translate.seconds(candidate.fragmented),
         )
-        for candidate in request.candidates
+        for spec, candidate in zip(specs, request.candidates, strict=True)
         if candidate.job_id not in promised
     ]
     ahead = {victim.job_id: victim.ahead if victim.HasField("ahead") else None for victim in request.victims}

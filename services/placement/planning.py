@@ -16,6 +16,7 @@ from cotenant.services.placement import planner
 from cotenant.services.placement.attempts import Attempts
 from cotenant.services.placement.cluster import Cluster
 from cotenant.services.placement.committer import TooLarge
+from cotenant.services.placement.kinds import Kinds
 from cotenant.services.placement.promises import Promises
 from cotenant.services.placement.records import Live
 from cotenant.services.placement.resizes import Resizes
@@ -38,6 +39,7 @@ class Planning:
         cluster: Cluster,
         attempts: Attempts,
         resizes: Resizes,
+        kinds: Kinds,
         policy: PlacementPolicy,
         allocator: CpuAllocator,
         costs: StopCosts,
@@ -45,7 +47,7 @@ class Planning:
         check_trust: Callable[[], None],
     ) -> None:
         self._cluster, self._attempts, self._resizes, self._background = cluster, attempts, resizes, background
-        self._policy, self._allocator, self._costs = policy, allocator, costs
+        self._policy, self._allocator, self._kinds, self._costs = policy, allocator, kinds, costs
         self._promises = Promises()
         self._check_trust = check_trust
         self._lock = asyncio.Lock()
@@ -61,7 +63,8 @@ class Planning:
             standing = [] if request.validate_only else self._standing(request)
             scene = Moment(self._cluster, self._costs, begin)
             promised = self._promised(request)
-            outcome = planner.plan(self._cluster, request, self._policy, self._allocator, scene, promised)
+            informed = self._kinds.informed
+            outcome = planner.plan(self._cluster, request, self._policy, self._allocator, informed, scene, promised)
             if request.validate_only:
                 return planner.rehearse(self._cluster, outcome)
             decision = planner.decide(self._cluster, request, outcome, self._promises, time.monotonic())

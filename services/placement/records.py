@@ -9,13 +9,14 @@ from cotenant.core.allocations import NodeAllocation, both
 from cotenant.core.books import Book
 from cotenant.core.ledger import Holding
 from cotenant.core.lifecycle import AttemptEvent, AttemptState, StopReason, next_state
-from cotenant.core.nodes import Inventory
+from cotenant.core.nodes import Inventory, NodeShape, shape_of
 from cotenant.rpc import translate
 from cotenant.services.placement.committer import Write
 from cotenant.v1 import job_pb2, node_service_pb2, records_pb2
 
 SCHEMA_VERSION = 1
 ATTEMPTS, NODES, GUARDS = "placement/attempts/", "placement/nodes/", "placement/guards/"
+KINDS = "placement/kinds/"
 
 NodeState = node_service_pb2.NodeState
 State = translate.ATTEMPT_STATES
@@ -34,7 +35,11 @@ class Node:
     strained: bool = False  # what its attempts hold is more than it has
     was_open: bool = False  # when that was last looked at
     seen_seconds: float = 0.0
+    shape: NodeShape = field(init=False)  # with GPUs that are ill
     superseded: set[tuple[str, int]] = field(default_factory=set)  # stopping there, unknown to us: it still holds
+
+    def __post_init__(self) -> None:
+        self.shape = shape_of(self.inventory)
 
     @property
     def id(self) -> str:

@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import replace
+from types import MappingProxyType
 
 import structlog
 
@@ -35,6 +36,7 @@ from cotenant.v1 import node_service_pb2 as node_pb2
 
 log = structlog.get_logger()
 
+NOTHING: Mapping[str, int] = MappingProxyType({})
 AGAIN_SECONDS = 60.0  # after a resize that could not be applied
 MESSAGE_LENGTH_MAX = 300
 
@@ -54,19 +56,18 @@ class Resizes:
     ) -> None:
         self._cluster, self._committer, self._sessions = cluster, committer, sessions
         self._attempts, self._background = attempts, background
+        self._failed: set[str] = set()  # jobs that are left alone for a while
 
-    def begin(self, live: Live, cores: Sequence[int], why: str, firm: Sequence[int] = ()) -> bool:
+    def begin(self, live: Live, cores: Mapping[str, int], why: str, own: Mapping[str, int] = NOTHING) -> bool:
         """Let an attempt hold other numbers of cores per replica, by role; False where that cannot be now.
 
-        New cores are held at once. Nothing is waited for. Those beyond `firm` and beyond what it was started with are
-        lent.
+        New cores are held at once. Nothing is waited for. Those beyond its `own`, by role, are lent; a role that is not
+        named has as many of its own as before.
         """
         if not self._cluster.can_resize(live):
             return False
-        names = [role.name or "worker" for role in live.record.spec.roles]
-        by_role, firm_by_role = dict(zip(names, cores, strict=True)), dict(zip(names, firm, strict=False))
         try:
-            target = tuple(self._target(part, by_role, firm_by_role) for part in live.allocation)
+            target = tuple(self._target(part, cores, own) for part in live.allocation)
         except Overcommitted as error:  # whoever decided had an older picture
             log.warning("resize_refused", job=live.key[0], error=str(error))
             return False
@@ -74,17 +75,18 @@ class Resizes:
             return False
         live.attempt.sizing = why
         self._cluster.reshape(live, live.allocation, target)
-        log.info("resize_begun", job=live.key[0], cores=tuple(cores), why=why)
+        log.info("resize_begun", job=live.key[0], cores=dict(cores), why=why)
         self._order(live)
         return True
 
-    def _target(self, part: NodeAllocation, by_role: dict[str, int], firm: dict[str, int]) -> NodeAllocation:
-        book = self._cluster.nodes[part.node_id].book
-        marked = tuple(
-            replace(task, own_cores=task.own_cores or max(len(task.core_ids), firm.get(task.role, 0)))
-            for task in part.tasks
-        )
-        return book.resize(replace(part, tasks=marked), {task.rank: by_role[task.role] for task in part.tasks})
+    def mark(self, live: Live, own: Mapping[str, int]) -> None:
+        """Note how many of the cores that an attempt holds are its own, by role, where none of them changes."""
+        self._cluster.reshape(live, tuple(_marked(part, own) for part in live.allocation))
+        self._attempts.keep([live])
+
+    def _target(self, part: NodeAllocation, cores: Mapping[str, int], own: Mapping[str, int]) -> NodeAllocation:
+        wanted = {task.rank: cores[task.role] for task in part.tasks if task.role in cores}
+        return self._cluster.nodes[part.node_id].book.resize(_marked(part, own), wanted)
 
     def _order(self, live: Live) -> None:
         """Commit where a resize goes; then tell the agents."""
@@ -155,7 +157,7 @@ class Resizes:
     def _turn_back(self, live: Live, refused: dict[str, str]) -> None:
         """Go back to what was held before, on all nodes; where that fails too, all is held until it does not."""
         told = "; ".join(f"{node_id}: {why}" for node_id, why in sorted(refused.items()))
-        live.resize_after_seconds = time.monotonic() + AGAIN_SECONDS
+        self._leave_alone(live)
         if live.turned_back:
             log.error("resize_stuck", job=live.key[0], error=told)
             return
@@ -165,24 +167,29 @@ class Resizes:
         self._cluster.reshape(live, live.target, live.allocation)
         self._order(live)
 
-    def insist(self, now: float) -> None:
-        """Ask again those who could neither change an attempt's cores nor change them back."""
-        for live in self._cluster.attempts.values():
-            stuck = live.target and any(live.applied.values()) and not live.ordering
-            if stuck and live.state is AttemptState.RUNNING and now >= live.resize_after_seconds:
+    def try_again(self, now: float) -> None:
+        """Count again on those whose cores could not be changed a while ago; ask the stuck to go back once more."""
+        for job_id in list(self._failed):
+            live = self._cluster.attempts.get(job_id)
+            if live is None or live.state is not AttemptState.RUNNING or not live.resize_after_seconds:
+                self._failed.discard(job_id)
+            elif now < live.resize_after_seconds:
+                continue
+            elif not live.target:
+                live.resize_after_seconds = 0.0
+                self._cluster.stirred.update(live.nodes)
+            elif any(live.applied.values()) and not live.ordering:
                 live.resize_after_seconds = now + AGAIN_SECONDS
                 self._order(live)  # under a new epoch: an agent answers an old one as it did before
 
-    def pardon(self, now: float) -> None:
-        """Count again on those whose cores could not be changed a while ago."""
-        for live in self._cluster.attempts.values():
-            if live.resize_after_seconds and not live.target and now >= live.resize_after_seconds:
-                live.resize_after_seconds = 0.0
+    def _leave_alone(self, live: Live) -> None:
+        live.resize_after_seconds = time.monotonic() + AGAIN_SECONDS
+        self._failed.add(live.key[0])
 
     def _undo(self, live: Live, why: str) -> None:
         if live.target and self._cluster.attempts.get(live.key[0]) is live:
             live.attempt.sizing = why
-            live.resize_after_seconds = time.monotonic() + AGAIN_SECONDS
+            self._leave_alone(live)
             self._cluster.reshape(live, live.allocation)
             self._attempts.keep([live])
 
@@ -193,6 +200,12 @@ def account(attempt: job_pb2.Attempt, now: float) -> None:
     cores = sum(len(task.core_ids) for part in attempt.allocations for task in part.tasks)
     attempt.core_seconds += cores * max(0.0, now - translate.seconds(since))
     attempt.resize_time.CopyFrom(translate.timestamp(now))
+
+
+def _marked(part: NodeAllocation, own: Mapping[str, int]) -> NodeAllocation:
+    """Note how many cores are each task's own; of roles that are not named, what was, or else what it holds."""
+    tasks = (replace(task, own_cores=own.get(task.role) or task.own_cores or len(task.core_ids)) for task in part.tasks)
+    return replace(part, tasks=tuple(tasks))
 
 
 def _cores(part: NodeAllocation) -> list[int]:

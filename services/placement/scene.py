@@ -11,7 +11,7 @@ from cotenant.core.lifecycle import AttemptState
 from cotenant.core.scenes import Resident
 from cotenant.rpc import estimates, translate
 from cotenant.services.placement.cluster import Cluster
-from cotenant.services.placement.following import own_cores_of
+from cotenant.services.placement.followed import own_cores_of
 from cotenant.services.placement.records import Live
 
 HELD = frozenset({AttemptState.ASSIGNED, AttemptState.RUNNING})

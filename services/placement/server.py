@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
 from cotenant import plugins
@@ -20,8 +20,10 @@ from cotenant.services.placement.agents import Sessions
 from cotenant.services.placement.attempts import Attempts
 from cotenant.services.placement.cluster import Cluster
 from cotenant.services.placement.committer import Committer, Fenced, Halted, TooLarge
+from cotenant.services.placement.dealing import Dealing
 from cotenant.services.placement.feed import Feed
 from cotenant.services.placement.following import Following
+from cotenant.services.placement.kinds import Kinds
 from cotenant.services.placement.leadership import Leadership
 from cotenant.services.placement.outputs import Outputs
 from cotenant.services.placement.planning import Planning
@@ -40,6 +42,7 @@ NODE = "cotenant.v1.NodeService"
 AGENT = "cotenant.v1.AgentService"
 PLACEMENTS, ALLOCATORS = "cotenant.placement_policies", "cotenant.cpu_allocators"
 OPERATOR = "operator"
+SAVE_SECONDS_MAX = 2.0  # at the end, where the store may be away
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +75,9 @@ class Placement(placement_grpc.PlacementServiceServicer, node_grpc.NodeServiceSe
         self.outputs = Outputs(self.sessions)
         self.attempts = Attempts(self.cluster, self.committer, self.sessions, self.feed, self.background)
         self.resizes = Resizes(self.cluster, self.committer, self.sessions, self.attempts, self.background)
-        self.following = Following(self.cluster, self.attempts, self.sessions, self.resizes, allocator)
+        self.kinds = Kinds(self.cluster, self.committer, allocator)
+        self.following = Following(self.cluster, self.attempts, self.sessions, self.kinds, allocator)
+        self.dealing = Dealing(self.cluster, self.following, self.resizes, self.kinds, allocator)
         self.registry = Registry(
             self.cluster,
             self.committer,
@@ -85,12 +90,20 @@ class Placement(placement_grpc.PlacementServiceServicer, node_grpc.NodeServiceSe
             on_gone=self.outputs.give_up,
         )
         self.leadership = Leadership(
-            store, self.cluster, self.committer, self.sessions, self.feed, self.registry, self._set_serving
+            store,
+            self.cluster,
+            self.committer,
+            self.sessions,
+            self.feed,
+            self.registry,
+            self.kinds,
+            self._set_serving,
         )
         self.planning = Planning(
             self.cluster,
             self.attempts,
             self.resizes,
+            self.kinds,
             policy,
             allocator,
             config.stop_costs,
@@ -113,7 +126,8 @@ class Placement(placement_grpc.PlacementServiceServicer, node_grpc.NodeServiceSe
         await self.leadership.load()
         self.background.forever("placement-nodes", self._watch_nodes)
         self.background.forever("placement-probe", self._probe)
-        self.background.forever("placement-following", self._follow)
+        self.background.forever("placement-dealing", self.dealing.run)
+        self.background.forever("placement-kinds", self.kinds.keep)
         self.background.forever("placement-trust", self.leadership.regain)
 
     async def close(self) -> None:
@@ -121,6 +135,8 @@ class Placement(placement_grpc.PlacementServiceServicer, node_grpc.NodeServiceSe
         self.sessions.close_all()
         self.feed.close()
         await self.background.close()
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self.kinds.save(), SAVE_SECONDS_MAX)
         await self.committer.close()
 
     def _distrust(self, error: Exception) -> None:
@@ -135,9 +151,6 @@ class Placement(placement_grpc.PlacementServiceServicer, node_grpc.NodeServiceSe
         while True:
             await asyncio.sleep(min(self.config.heartbeat_seconds, self.config.lost_after_seconds / 4))
             self.registry.give_up_silent_nodes()
-
-    async def _follow(self) -> None:
-        await self.following.run()
 
     async def _probe(self) -> None:
         while True:

@@ -11,9 +11,9 @@ import structlog
 
 from cotenant.core import candidates
 from cotenant.core.nodes import NodeShape
+from cotenant.core.windows import RateWindows, Window
 from cotenant.rpc import errors, promises, translate
 from cotenant.services.queue.records import Record
-from cotenant.services.queue.windows import RateWindows, Window
 from cotenant.v1 import job_pb2, predictor_service_pb2_grpc, resources_pb2
 from cotenant.v1 import predictor_service_pb2 as predictor_pb2
 

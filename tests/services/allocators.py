@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from cotenant import plugins
+from cotenant.core import resizing
 from cotenant.core.policy import Sizing
 from cotenant.core.resizing import Running
 from cotenant.policies.proportional import Proportional
@@ -47,3 +48,4 @@ class Obedient(Proportional):
             return self if group == ALLOCATORS else load(group, name, options)
 
         patch.setattr(plugins, "load", loaded)
+        patch.setattr(resizing, "PATIENCE_SECONDS", self.interval_seconds)  # and be asked again and again

@@ -3,26 +3,25 @@
 The live mesh and the simulator ask alike: at most every `interval_seconds`, when a window was measured after a change,
 and when neighbours came or went. Cores change in lock-step on all nodes of a gang, and only those of its leading role:
 the first with GPUs, else the first. An answer is a wish. Up to its GPUs' share of the node a job holds what it wishes
-for good; beyond that the cores are lent: they are handed out by marginal gain (`lending`), and whoever starts takes
+for good; beyond that the cores are lent: they are handed out by marginal gain (see `dealing`), and whoever starts takes
 them back at once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Protocol, runtime_checkable
 
-from cotenant.core.climbing import expected
 from cotenant.core.curves import Point, merged
 from cotenant.core.estimates import Estimate
 from cotenant.core.jobs import WHOLE_GPU_MILLI, JobKind, JobSpec
 from cotenant.core.ledger import Holding, Share
-from cotenant.core.lending import Borrower
 from cotenant.core.nodes import NodeShape
 from cotenant.core.policy import Sizing
 
+PATIENCE_SECONDS = 1800.0  # while nothing changes jobs are looked at ever less often, but at least that often
 DRIFT = 0.1  # rates that far from what was measured before are those of another phase, or of another job (CODA [R])
 
 
@@ -62,6 +61,11 @@ class Running:
     def share(self) -> int:
         """Cores of its GPUs' share, for each replica of the leading role; 1 at least."""
         return max(1, self.node_share[self.lead]) if self.node_share else self.cores[self.lead]
+
+    @property
+    def own(self) -> int:
+        """Cores that each replica of the leading role has for good."""
+        return self.cores[self.lead] - (self.lent[self.lead] if self.lent else 0)
 
     @property
     def most(self) -> int:
@@ -137,25 +141,13 @@ def _together(points: tuple[Point, ...], known: tuple[Point, ...]) -> tuple[Poin
     return merged([*own, *(one for one in scaled if one.cores not in seen)])
 
 
-def borrower(running: Running, wish: int, replicas: Mapping[int, int], weight: float = 1.0) -> Borrower:
-    """Say what spare cores are worth to a job that wishes for so many for each replica of its leading role.
+def later_seconds(gap_seconds: float, interval_seconds: float) -> float:
+    """Say how long to wait for the next look at a job that was not changed by one that was so long after the last.
 
-    A gain is relative to the rate on its GPUs' share and counts by the GPUs that it keeps busy; `replicas` are those
-    of the leading role by node.
+    >>> later_seconds(90.0, 90.0), later_seconds(90.0, 1200.0), later_seconds(1200.0, 90.0)
+    (180.0, 1200.0, 1800.0)
     """
-    own = running.cores[running.lead] - (running.lent[running.lead] if running.lent else 0)
-    points = running.measured
-    whole = weight * running.gpus * sum(replicas.values()) / expected(points, running.share)
-    worth = _rising(whole * expected(points, cores) for cores in range(own, max(own, wish) + 1))
-    return Borrower(running.job_id, worth, replicas, running.cores[running.lead] - own)
-
-
-def _rising(values: Iterable[float]) -> list[float]:
-    best, rising = 0.0, []
-    for value in values:
-        best = max(best, value)
-        rising.append(best)
-    return rising
+    return max(interval_seconds, min(2 * gap_seconds, PATIENCE_SECONDS))
 
 
 class BadSizing(Exception):
@@ -165,37 +157,6 @@ class BadSizing(Exception):
 def changeable(spec: JobSpec) -> tuple[bool, ...]:
     """Tell by role whether its cores may change: where the user left them to the allocator (`auto`)."""
     return tuple(role.request.cores is None for role in spec.roles)
-
-
-def spare_of(spec: JobSpec, places: Sequence[Share], free_cores: Mapping[int, int]) -> tuple[int, ...]:
-    """Count the cores that each replica could get beside its own, by role, all roles at once and in lock-step.
-
-    `places` say where the gang's replicas are, `free_cores` what is free on those nodes. All roles that may change get
-    the same; what is left then goes to the earlier roles.
-
-    >>> from cotenant.core.jobs import Role
-    >>> spec = JobSpec(roles=(Role("worker", 3), Role("ps", 1)))
-    >>> spare_of(spec, [Share(0, 0, 2), Share(1, 0, 1), Share(1, 1, 1)], {0: 9, 1: 5})
-    (3, 2)
-    """
-    left, may = dict(free_cores), changeable(spec)
-    spare = [0] * len(spec.roles)
-    for roles in ([role for role in range(len(may)) if may[role]], *([role] for role in range(len(may)) if may[role])):
-        more = _room(roles, places, left)
-        for role in roles:
-            spare[role] += more
-        for share in places:
-            left[share.node] -= more * share.replicas if share.part in roles else 0
-    return tuple(spare)
-
-
-def _room(roles: Sequence[int], places: Sequence[Share], free_cores: Mapping[int, int]) -> int:
-    """Count the cores that each replica of some roles could get."""
-    replicas: dict[int, int] = {}
-    for share in places:
-        if share.part in roles:
-            replicas[share.node] = replicas.get(share.node, 0) + share.replicas
-    return max(0, min((free_cores[node] // count for node, count in replicas.items()), default=0))
 
 
 def node_share_of(spec: JobSpec, places: Sequence[Share], shapes: Mapping[int, NodeShape]) -> tuple[int, ...]:
@@ -212,11 +173,6 @@ def node_share_of(spec: JobSpec, places: Sequence[Share], shapes: Mapping[int, N
         each = [shape.cores * role.request.gpu_milli // (shape.gpus * WHOLE_GPU_MILLI) for shape in on if shape.gpus]
         shares.append(min(each, default=0))
     return tuple(shares)
-
-
-def lent_of(cores: Sequence[int], own: Sequence[int]) -> tuple[int, ...]:
-    """Count by role the cores that were lent: those beyond the ones that are the job's for good."""
-    return tuple(max(0, have - begun) for have, begun in zip(cores, own, strict=True))
 
 
 def agreed(running: Running, sizing: Sizing | None) -> tuple[int, ...] | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from cotenant.core.climbing import CLIMB, Climb, climb
@@ -123,13 +123,17 @@ class Tracks:
         ]
         return -int(-statistics.median(of_category) // 1) if of_category else None
 
-    def informed(self, spec: JobSpec, estimate: Estimate, gpu_type: str = "") -> Estimate:
-        """Add N* to an estimate that tells no θ: that of the same kind, else the median of its category."""
+    def informed(self, spec: JobSpec, estimate: Estimate, gpu_types: Iterable[str] = ("",)) -> Estimate:
+        """Add N* to an estimate that tells no θ: that of the same kind, else the median of its category.
+
+        `gpu_types` are those that it may get: where its kind was seen on several, the most cores count.
+        """
         if estimate.cores_useful is not None:
             return estimate
-        kind = kind_of(spec, gpu_type)
-        if (own := self.enough(kind)) is not None:
-            return replace(estimate, cores_useful=own, cores_useful_confidence=REMEMBERED)
+        kind = kind_of(spec)
+        own = [enough for one in gpu_types if (enough := self.enough((*kind[:-1], one))) is not None]
+        if own:
+            return replace(estimate, cores_useful=max(own), cores_useful_confidence=REMEMBERED)
         if (others := self.median(_category(kind), int(kind[2]))) is not None:
             return replace(estimate, cores_useful=others, cores_useful_confidence=MEDIAN)
         return estimate
@@ -157,7 +161,7 @@ def _windows() -> Windows:
 
 
 def _write(kind: Key, windows: Windows) -> bytes:
-    rates = [[cores, list(seen)] for cores, seen in windows.rates.items()]
+    rates = [[cores, [float(f"{rate:.6g}") for rate in seen]] for cores, seen in windows.rates.items()]
     return json.dumps({"kind": list(kind), "rates": rates}, separators=(",", ":")).encode()
 
 

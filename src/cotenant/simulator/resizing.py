@@ -1,6 +1,6 @@
 """Cores of running jobs that change: asked of the allocator, handed out, and given.
 
-What an allocator decides and who gets the spare cores is decided by `core.resizing` and `core.lending`, as in the live
+What an allocator decides and who gets the spare cores is decided by `core.resizing` and `core.dealing`, as in the live
 mesh; here is when they are asked, what was measured meanwhile, and what comes of it. The ledger knows what jobs hold
 for good. What is lent beyond that is free for it, so that whoever starts takes it back in the same instant.
 """
@@ -13,16 +13,16 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from cotenant.core.cycle import Start
+from cotenant.core.dealing import Hand, Party, deal, room
 from cotenant.core.estimates import UNKNOWN, Candidate, Estimate
 from cotenant.core.jobs import JobSpec
 from cotenant.core.ledger import Ledger, Offer
-from cotenant.core.lending import lend
 from cotenant.core.remembered import Key
 from cotenant.core.resizing import (
     Resizes,
     Running,
     agreed,
-    borrower,
+    later_seconds,
     leading_role,
     node_share_of,
     resizable,
@@ -37,7 +37,6 @@ from cotenant.simulator.recording import Place, Story, places_of
 from cotenant.simulator.traces import TraceJob
 
 ROUNDING_SECONDS = 1e-6  # a window that lacks no more than that is complete
-PATIENCE_SECONDS = 1800.0  # while nothing changes jobs are looked at ever less often, but at least that often
 
 
 @dataclass(slots=True)
@@ -109,6 +108,7 @@ class Resizing:
         self.freed = False  # cores were freed after everybody was asked: somebody might start
         self._allocator, self._ledger, self._arm, self._world, self._story = allocator, ledger, arm, world, story
         self._moved = moved  # hears that a job holds so many cores more on the ledger
+        self._gpu_types = sorted({shape.gpu_type for shape in ledger.shapes})
         self._estimates: dict[int, Estimate] = {}  # as they were given at submission
         self._runs: dict[int, Run] = {}  # by the job's sequence
         self._on: dict[int, dict[int, Run]] = {}  # by node and sequence
@@ -223,8 +223,7 @@ class Resizing:
 
     def _look_again(self, run: Run, now: float) -> None:
         """While nothing changes, look ever less often."""
-        least = self._allocator.interval_seconds
-        run.gap_seconds = max(least, min(2 * run.gap_seconds, PATIENCE_SECONDS))
+        run.gap_seconds = later_seconds(run.gap_seconds, self._allocator.interval_seconds)
         run.turn += 1
         heapq.heappush(self._due, (now + run.gap_seconds, run.life.sequence, run.turn))
 
@@ -234,57 +233,40 @@ class Resizing:
         Raises:
             PolicyFailed: the allocator raised an error, or answered nonsense.
         """
-        nodes, runs = self._concerned()
+        runs, free = self._concerned()
         self._touched.clear()
         self.freed = False
         if not runs:
             return
-        before = {run.life.sequence: run.firm + run.lent for run in runs}
-        asked = [(run, self._ask(run, now)) for run in runs]
-        for run, _ in asked:
-            self._own(run, now)
-        spare = {node: int(self._ledger.free_cores[node]) for node in nodes}
-        borrowers = [
-            borrower(self._as_it_is(run, running), run.wish, run.on, self._allocator.weight(running))
-            for run, running in asked
-            if run.wish > run.firm
-        ]
-        lent = lend(spare, borrowers)
-        for run in runs:
-            self._lend(run, lent.get(run.life.job.id, 0), now)
-            if run.firm + run.lent != before[run.life.sequence]:
+        parties = [self._ask(run, free, now) for run in runs]
+        for run, hand in zip(runs, deal(parties, free, self._allocator.weight), strict=True):
+            before = run.firm + run.lent
+            self._take(run, hand, now)
+            if hand.cores != before:
                 yield run.life, self._apply(run, now)
 
-    def _concerned(self) -> tuple[set[int], list[Run]]:
-        """Find all runs that share nodes with those that were touched, also by way of others."""
-        nodes: set[int] = set()
-        runs: dict[int, Run] = {}
-        fresh = set(self._touched)
-        while fresh:
-            node = fresh.pop()
-            nodes.add(node)
-            for sequence, run in self._on.get(node, {}).items():
-                if sequence not in runs:
-                    runs[sequence] = run
-                    fresh.update(run.on.keys() - nodes)
-        return nodes, [runs[sequence] for sequence in sorted(runs)]
+    def _concerned(self) -> tuple[list[Run], dict[int, int]]:
+        """Find all runs on nodes that were touched, and what nobody has for good on the nodes of these runs.
+
+        What is lent to others, of a gang's further nodes, stays theirs.
+        """
+        runs = {sequence: run for node in self._touched for sequence, run in self._on.get(node, {}).items()}
+        nodes = {node for run in runs.values() for node in run.on}
+        free = {node: int(self._ledger.free_cores[node]) for node in nodes}
+        for node in nodes - self._touched:
+            free[node] -= sum(
+                run.lent * run.on[node] for sequence, run in self._on[node].items() if sequence not in runs
+            )
+        return [runs[sequence] for sequence in sorted(runs)], free
 
     def _lent(self, run: Run) -> tuple[int, ...]:
         return tuple(run.lent if number == run.lead else 0 for number in range(len(run.cores)))
 
-    def _as_it_is(self, run: Run, running: Running) -> Running:
-        """Correct what was said of a job by what it has got or given back since."""
-        return replace(running, cores=run.by_role(run.firm + run.lent), lent=self._lent(run))
-
-    def _free(self, run: Run) -> int:
-        """Count the cores that each replica could have beside its own: nobody holds them for good."""
-        return min(int(self._ledger.free_cores[node]) // replicas for node, replicas in run.on.items())
-
-    def _ask(self, run: Run, now: float) -> Running:
+    def _ask(self, run: Run, free: Mapping[int, int], now: float) -> Party:
         life = run.life
         attained = life.attained_seconds + now - life.running_since
         run.estimate = self._arm.later(life.sequence, life.job, self._estimates.get(life.sequence, UNKNOWN), attained)
-        spare = max(0, self._free(run) - run.lent)
+        spare = max(0, room(free, run.on) - run.lent)
         running = Running(
             life.job.id,
             run.spec,
@@ -307,30 +289,23 @@ class Resizing:
             ) from error
         if wish is not None:
             run.wish, run.reason = wish.cores[run.lead], wish.reason
-        return running
+        return Party(running, run.wish, run.on)
 
-    def _own(self, run: Run, now: float) -> None:
-        """Let a job have for good what it wishes for, up to its GPUs' share."""
-        firm = min(run.wish, max(run.shares[run.lead], 1))
-        firm = min(firm, run.firm + self._free(run))
-        if firm == run.firm:
+    def _take(self, run: Run, hand: Hand, now: float) -> None:
+        """Let a job have what was dealt to it; the ledger knows what it has for good."""
+        if hand == Hand(run.firm, run.lent):
             return
         self._count(run, now)
-        life = run.life
-        more = firm - run.firm
-        holdings = resized(run.offer, life.holdings, run.by_role(firm))
-        for old, new in zip(life.holdings, holdings, strict=True):
-            self._ledger.release(old)
-            self._ledger.hold(new)
-        life.holdings = holdings
-        run.firm = firm
-        self.freed |= more < 0
-        self._moved(life, more * run.replicas)
-
-    def _lend(self, run: Run, cores: int, now: float) -> None:
-        if cores != run.lent:
-            self._count(run, now)
-            run.lent = cores
+        life, more = run.life, hand.firm - run.firm
+        run.firm, run.lent = hand.firm, hand.lent
+        if more:
+            holdings = resized(run.offer, life.holdings, run.by_role(hand.firm))
+            for old, new in zip(life.holdings, holdings, strict=True):
+                self._ledger.release(old)
+                self._ledger.hold(new)
+            life.holdings = holdings
+            self.freed |= more < 0
+            self._moved(life, more * run.replicas)
 
     def _apply(self, run: Run, now: float) -> float:
         """Let a run go on with other cores; returns when it ends now."""
@@ -355,8 +330,8 @@ class Resizing:
         if (run := self._runs.get(life.sequence)) and run.rate != life.rate:
             self._changed(run, now)
 
-    def informed(self, sequence: int, job: TraceJob, estimate: Estimate, gpu_type: str = "") -> Estimate:
+    def informed(self, sequence: int, job: TraceJob, estimate: Estimate) -> Estimate:
         """Add what is remembered of jobs like one that is submitted."""
         self._estimates[sequence] = estimate
         spec = job.spec()
-        return self.tracks.informed(spec, estimate, gpu_type) if resizable(spec) else estimate
+        return self.tracks.informed(spec, estimate, self._gpu_types) if resizable(spec) else estimate

@@ -62,7 +62,7 @@ class RateWindows:
             track.begin = step, at_seconds
             return None
         first, begin_seconds = track.begin
-        if at_seconds - begin_seconds < self._window_seconds or step == first:
+        if at_seconds - begin_seconds < self._window_seconds or step == first or at_seconds == begin_seconds:
             return None
         track.begin = step, at_seconds
         return Window(step - first, at_seconds - begin_seconds, at_seconds)

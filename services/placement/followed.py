@@ -1,0 +1,76 @@
+"""What placement knows of a running attempt beside its record: where its replicas are, and what was measured."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from cotenant.core.estimates import Estimate
+from cotenant.core.jobs import JobSpec
+from cotenant.core.ledger import Share
+from cotenant.core.remembered import Key
+from cotenant.core.resizing import leading_role, node_share_of, resizable
+from cotenant.core.tracks import Track, kind_of
+from cotenant.rpc import translate
+from cotenant.services.placement.cluster import Cluster
+from cotenant.services.placement.records import Live
+
+
+@dataclass(slots=True)
+class Followed:
+    """An attempt. Cores are per replica of its leading role, which has `on` each node some, by the node's id.
+
+    `wish` is what it could make use of, 0 before its allocator was asked. `epoch` is that under which its present cores
+    are looked at, `unmeasured` until a window of them has ended. Times are monotonic.
+    """
+
+    number: int
+    spec: JobSpec
+    kind: Key
+    resizable: bool
+    role: str
+    on: Mapping[str, int]
+    shares: tuple[int, ...]  # by role: a replica's GPUs' share of its node's cores
+    track: Track = field(default_factory=Track)
+    estimate: Estimate | None = None  # the record's, in the core's words; None: it has changed
+    rate_per_second: float | None = None
+    wish: int = 0
+    reason: str = ""
+    epoch: int = 0
+    unmeasured: bool = True
+    gap_seconds: float = 0.0
+    due_seconds: float = math.inf
+    profile_until_seconds: float = -math.inf
+
+    @classmethod
+    def begun(cls, cluster: Cluster, live: Live) -> Followed:
+        """Begin to follow an attempt."""
+        spec = translate.spec_from_wire(live.record.spec)
+        role = spec.roles[leading_role(spec)].name
+        counts = Counter((part.node_id, task.role) for part in live.allocation for task in part.tasks)
+        on = {node_id: count for (node_id, name), count in counts.items() if name == role}
+        roles = {one.name: number for number, one in enumerate(spec.roles)}
+        nodes = {node_id: number for number, node_id in enumerate(live.nodes)}
+        shapes = {nodes[node_id]: cluster.nodes[node_id].shape for node_id in live.nodes}
+        places = [Share(nodes[node_id], roles[name], replicas) for (node_id, name), replicas in counts.items()]
+        shares = node_share_of(spec, places, shapes)
+        gpu_type = shapes[nodes[next(iter(on), live.nodes[0])]].gpu_type
+        return cls(live.key[1], spec, kind_of(spec, gpu_type), resizable(spec), role, on, shares)
+
+    def profiled(self, now: float) -> bool:
+        """Whether it is being measured on fewer cores than it holds."""
+        return now < self.profile_until_seconds
+
+
+def cores_of(live: Live, followed: Followed) -> int:
+    """Cores that each replica of the leading role holds."""
+    return min(
+        (len(task.core_ids) for part in live.allocation for task in part.tasks if task.role == followed.role), default=0
+    )
+
+
+def lent_of(live: Live, followed: Followed) -> int:
+    """Of these, those that were lent."""
+    return min((task.lent for part in live.allocation for task in part.tasks if task.role == followed.role), default=0)
