@@ -88,7 +88,7 @@ class Dealing:
             return
         for live, followed in seats:
             if followed.epoch != live.epoch:
-                followed.epoch, followed.unmeasured = live.epoch, True
+                followed.epoch = live.epoch
                 self._expect(live, followed, allocator.warm_up_seconds + allocator.measure_seconds, now)
         free = self._free(seats)
         parties = [self._ask(allocator, live, followed, free) for live, followed in seats]

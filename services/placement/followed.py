@@ -22,8 +22,8 @@ from cotenant.services.placement.records import Live
 class Followed:
     """An attempt. Cores are per replica of its leading role, which has `on` each node some, by the node's id.
 
-    `wish` is what it could make use of, 0 before its allocator was asked. `epoch` is that under which its present cores
-    are looked at, `unmeasured` until a window of them has ended. Times are monotonic.
+    `wish` is what it could make use of, 0 before its allocator was asked. `epoch` is that since which it is looked at,
+    `measured_epoch` that of the last window. Times are monotonic.
     """
 
     number: int
@@ -39,7 +39,7 @@ class Followed:
     wish: int = 0
     reason: str = ""
     epoch: int = 0
-    unmeasured: bool = True
+    measured_epoch: int = 0
     gap_seconds: float = 0.0
     due_seconds: float = math.inf
     profile_until_seconds: float = -math.inf

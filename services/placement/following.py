@@ -120,8 +120,8 @@ class Following:
             return
         followed.rate_per_second = window.rate_per_second
         self._measured(live, followed, cores_of(live, followed), window.rate_per_second, window.seconds)
-        if followed.unmeasured:
-            followed.unmeasured = False
+        if followed.measured_epoch != live.epoch:  # the first on these cores
+            followed.measured_epoch = live.epoch
             self._cluster.stirred.update(live.nodes)
 
     def take_profiled(self, report: node_pb2.ProfileReport) -> None:
