@@ -21,7 +21,7 @@ from cotenant.core.resizing import BadSizing, Resizes, Running, agreed, later_se
 from cotenant.rpc import estimates, translate
 from cotenant.services.placement import resizes as orders
 from cotenant.services.placement.cluster import Cluster
-from cotenant.services.placement.followed import Followed, cores_of, lent_of
+from cotenant.services.placement.followed import Followed, cores_of, least, lent_of
 from cotenant.services.placement.following import Following
 from cotenant.services.placement.kinds import Kinds
 from cotenant.services.placement.records import Live
@@ -143,13 +143,13 @@ class Dealing:
             followed.estimate = estimates.estimate_from_wire(live.record.estimate)
         lent = lent_of(live, followed)
         spare = max(0, room(free, self._replicas(followed)) - lent)
-        roles = followed.spec.roles
+        roles, held = followed.spec.roles, least(live, lambda task: len(task.core_ids))
         leads = [role.name == followed.role for role in roles]
         return Running(
             job_id=live.key[0],
             spec=followed.spec,
             estimate=followed.estimate,
-            cores=_by_role(live, followed),
+            cores=tuple(held.get(role.name, 0) for role in roles),
             spare=tuple(spare * lead for lead in leads),
             points=followed.track.points(),
             rate_per_second=followed.rate_per_second,
@@ -183,15 +183,6 @@ class Dealing:
             more * count <= int(ledger.free_cores[nodes[node_id].number]) - claimed.get(node_id, 0)
             for node_id, count in followed.on.items()
         )
-
-
-def _by_role(live: Live, followed: Followed) -> tuple[int, ...]:
-    """Cores that each replica holds, by role."""
-    least: dict[str, int] = {}
-    for part in live.allocation:
-        for task in part.tasks:
-            least[task.role] = min(least.get(task.role, len(task.core_ids)), len(task.core_ids))
-    return tuple(least.get(role.name, 0) for role in followed.spec.roles)
 
 
 def _settled_seconds(live: Live, now: float) -> float:

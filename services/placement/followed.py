@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from cotenant.core.allocations import TaskAllocation
 from cotenant.core.estimates import Estimate
 from cotenant.core.jobs import JobSpec
 from cotenant.core.ledger import Share
@@ -64,13 +65,25 @@ class Followed:
         return now < self.profile_until_seconds
 
 
+def least(live: Live, count: Callable[[TaskAllocation], int]) -> dict[str, int]:
+    """Count something of each replica, by role: a gang changes in lock-step."""
+    counts: dict[str, int] = {}
+    for task in (task for part in live.allocation for task in part.tasks):
+        counts[task.role] = min(counts.get(task.role, count(task)), count(task))
+    return counts
+
+
 def cores_of(live: Live, followed: Followed) -> int:
     """Cores that each replica of the leading role holds."""
-    return min(
-        (len(task.core_ids) for part in live.allocation for task in part.tasks if task.role == followed.role), default=0
-    )
+    return least(live, lambda task: len(task.core_ids)).get(followed.role, 0)
 
 
 def lent_of(live: Live, followed: Followed) -> int:
     """Of these, those that were lent."""
-    return min((task.lent for part in live.allocation for task in part.tasks if task.role == followed.role), default=0)
+    return least(live, lambda task: task.lent).get(followed.role, 0)
+
+
+def own_cores_of(live: Live, spec: JobSpec) -> tuple[int, ...]:
+    """Cores that each replica has for good, by role."""
+    own = least(live, lambda task: task.own_cores or len(task.core_ids))
+    return tuple(own.get(role.name, 0) for role in spec.roles)
