@@ -9,18 +9,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 import numpy as np
 
+from cotenant.core.jobs import WHOLE_GPU_MILLI
 from cotenant.core.policy import Order, QueuePolicy
 from cotenant.core.ranking import rank, select
+from cotenant.core.reservations import NO_RESERVING, Reserving
 from cotenant.core.table import Capacity, Flags, Ints, Jobs
 from cotenant.core.tenancy import NO_TENANTS, Tenancy
 from cotenant.core.validate import Violation
 
 IN_THE_WAY_MAX = 1_000  # victims that the count would let run; more make plans slow and large, and help little
+RESERVATIONS_MAX = 100
+STARVING_MAX = 4  # gangs that come first for having waited, for each reservation: some may be refused for good
 CLAIMS_MAX = 1_000  # waiting jobs for which a queue that stops nobody by itself makes room in one cycle
 
 
@@ -39,16 +43,36 @@ class Rules:
     preemption: who may be stopped for whom.
     run_seconds_min: a job that has run for less, in its present run, is not stopped for others.
     reclaim: whether a queue that stops nobody by itself stops borrowers for jobs within their tenant's guarantee.
+    reserve_after_seconds: a gang that has waited for so long gets a reservation; None: nobody does.
+    reservations: so many at a time.
     """
 
     preemption: Preemption = Preemption.POLICY
     run_seconds_min: float = 0.0
     reclaim: bool = True
+    reserve_after_seconds: float | None = None
+    reservations: int = 1
 
     def check(self) -> Iterator[Violation]:
         """Name what the types cannot say."""
         if not 0 <= self.run_seconds_min < math.inf:
             yield Violation("run_seconds_min", f"must be 0 or more, not {self.run_seconds_min:g}")
+        after = self.reserve_after_seconds
+        if after is not None and not 0 <= after < math.inf:
+            yield Violation("reserve_after_seconds", f"must be 0 or more, or none, not {after:g}")
+        if not 1 <= self.reservations <= RESERVATIONS_MAX:
+            yield Violation("reservations", f"must be from 1 to {RESERVATIONS_MAX}, not {self.reservations}")
+
+    @property
+    def reserving(self) -> Reserving:
+        """Who gets a reservation."""
+        after = self.reserve_after_seconds
+        return NO_RESERVING if after is None else Reserving(after, self.reservations)
+
+    @property
+    def stopping_nobody(self) -> Rules:
+        """The same for a cycle in which nobody is stopped for others."""
+        return replace(self, preemption=Preemption.NEVER)
 
     def enforces(self, policy: QueuePolicy) -> bool:
         """Whether running jobs that fall in the policy's order make room."""
@@ -138,6 +162,8 @@ def choose(
     if enforced:
         return _enforce(jobs, ranked, protected, capacity, tenancy, entitled, strict=policy.strict)
     starts, over = _admit(jobs, ranked, tenancy, static=not claims)
+    if rules.reserving and not policy.strict:
+        starts = _starving_first(jobs, starts, entitled, now, rules)
     nobody = ranked[:0]
     if not claims:
         return Choice(ranked, starts, nobody, nobody, over, entitled=entitled)
@@ -182,6 +208,28 @@ def _admit(jobs: Jobs, ranked: Ints, tenancy: Tenancy, *, static: bool) -> tuple
         return waiting, ranked[:0]
     over = tenancy.over_limit(jobs, jobs.running)[waiting]
     return waiting[~over], waiting[over]
+
+
+def _starving_first(jobs: Jobs, starts: Ints, entitled: Flags | None, now: float, rules: Rules) -> Ints:
+    """Let the gangs that have waited longest come first among their equals, once they have waited for long enough.
+
+    Equals have the same priority, and are within their tenants' guarantees or beyond. A gang has several replicas, or
+    more than one GPU: one that has not is passed over by the order alone, for whatever is free will do.
+    """
+    waited = now - jobs.waiting_since[starts]
+    gangs = (jobs.replicas[starts] > 1) | (jobs.gpu_milli[starts] > WHOLE_GPU_MILLI)
+    starving = np.flatnonzero(gangs & (waited >= rules.reserving.after_seconds))
+    if not len(starving):
+        return starts
+    longest = np.lexsort((jobs.sequence[starts[starving]], jobs.waiting_since[starts[starving]]))
+    turn = np.full(len(starts), len(starts), dtype=np.int64)
+    chosen = starving[longest[: STARVING_MAX * rules.reservations]]
+    turn[chosen] = np.arange(len(chosen))
+    apart = jobs.priority[starts[1:]] != jobs.priority[starts[:-1]]
+    if entitled is not None:
+        apart |= entitled[starts[1:]] != entitled[starts[:-1]]
+    rows: Ints = starts[np.lexsort((turn, np.concatenate([[0], np.cumsum(apart)])))]
+    return rows
 
 
 def _claims(

@@ -21,6 +21,7 @@ from cotenant.core.ledger import Holding, Ledger
 from cotenant.core.nodes import NodeShape
 from cotenant.core.policy import CpuAllocator, PlacementPolicy
 from cotenant.core.refusals import Code, Refusal, behind
+from cotenant.core.reservations import NO_RESERVING, Reservation, Reserving
 from cotenant.core.scenes import NOBODY, Scene, Sees
 from cotenant.core.taking import BrokenGang, take
 from cotenant.core.tenancy import Headroom
@@ -52,11 +53,18 @@ class Plan:
     refusals: dict[str, Refusal]
     blocked: bool = False  # a strict queue stopped at a job that did not fit
     moves: tuple[Start, ...] = ()  # of running jobs, which stop and start again there
+    reservations: tuple[Reservation, ...] = ()  # of those that starve
 
     @property
     def valid_seconds(self) -> float:
         """For how long the plan holds if nothing happens but that time passes."""
         return min((refusal.holds_seconds for refusal in self.refusals.values()), default=math.inf)
+
+    @property
+    def keeps_seconds(self) -> float:
+        """For how long places are kept for gangs of which nobody knows when they can start; infinity: for none."""
+        kept = (one.holds_seconds for one in self.reservations if math.isinf(one.start_seconds))
+        return min(kept, default=math.inf)
 
 
 def gang_of(
@@ -117,6 +125,7 @@ def place(
     strict: bool = False,
     headroom: Headroom | None = None,
     scene: Scene = NOBODY,
+    reserving: Reserving = NO_RESERVING,
     on_broken: Callable[[Gang, Exception], Refusal] | None = None,
 ) -> Plan:
     """Find places for gangs in their order; leaves the ledger as it was.
@@ -130,10 +139,13 @@ def place(
     3. Where free room does not do, as few victims as suffice make room, the first to go first. Those whose room is
        not used after all keep it, and none makes room for a gang that it outranks.
        Before that, a policy that moves jobs (`scenes.Rearranges`) is asked whether that would do.
-    4. A start whose room is not free yet `needs_room`: the stops and moves come first.
+    4. A gang that is refused although it has waited for long gets a reservation, as `reserving` says; those after it
+       are placed so that they do not break it (`core.reservations`).
+    5. A start whose room is not free yet `needs_room`: the stops and moves come first.
 
-    `scene` is what a policy sees that looks at more than what is free. A policy that fails, or offers what is not free,
-    ends the cycle with its error; with `on_broken` it ends nothing: the gang that it failed on is refused so.
+    `scene` is what a policy sees that looks at more than what is free, and whose ends reservations count on. A policy
+    that fails, or offers what is not free, ends the cycle with its error; with `on_broken` it ends nothing: the gang
+    that it failed on is refused so.
     """
     room = Headroom(()) if headroom is None else headroom
     before = room.copy()
@@ -144,18 +156,18 @@ def place(
             ledger.release(holding)
         for holding in promised:
             ledger.hold(holding)
-        floor = Floor(ledger, policy, rng, victims, room, on_broken)
+        floor = Floor(ledger, policy, rng, victims, room, on_broken, reserving, scene)
         starts, refusals, blocked = _place_all(gangs, floor, strict=strict)
         stops = tuple(floor.stops())
     with ledger.undone():
         marked = tuple(_mark(starts, ledger, before))
-    return Plan(marked, stops, refusals, blocked, tuple(floor.moves))
+    return Plan(marked, stops, refusals, blocked, tuple(floor.moves), tuple(floor.reservations))
 
 
 def _place_all(gangs: Iterable[Gang], floor: Floor, *, strict: bool) -> tuple[list[Start], dict[str, Refusal], bool]:
     starts: list[Start] = []
     refusals: dict[str, Refusal] = {}
-    refused: dict[Hashable, tuple[Refusal, float]] = {}  # with for how long the gang's places had been in fragments
+    refused: dict[Hashable, tuple[Refusal, float]] = {}  # with for how long places had been in fragments
     alike = floor.alike
     blocked: Refusal | None = None
     for number, gang in enumerate(gangs):
@@ -163,17 +175,19 @@ def _place_all(gangs: Iterable[Gang], floor: Floor, *, strict: bool) -> tuple[li
             refusals[gang.job_id] = blocked
             continue
         floor.turn(number)
-        kind = alike(gang)
-        answer = floor.over_limit(gang) or _known(refused.get(kind), gang) or floor.place(gang)
+        like, bound = alike(gang), floor.bound(gang)
+        known = _known(refused.get((like, ())) or refused.get((like, bound)), gang)
+        answer = floor.over_limit(gang) or (floor.again(gang, known) if known else floor.place(gang))
         if isinstance(answer, Start):
             starts.append(answer)
             continue
         refusals[gang.job_id] = answer
         if answer.code is Code.QUOTA:
             continue
-        refused[kind] = answer, gang.fragmented_seconds
+        refused[like, bound if answer.code is Code.RESERVED else ()] = answer, gang.fragmented_seconds
+        refusals[gang.job_id] = told = floor.reserve(gang, answer)
         if strict and answer.code is not Code.NEVER_FITS:
-            blocked = behind(gang.job_id, answer.detail)
+            blocked = behind(gang.job_id, told.detail)
     return starts, refusals, blocked is not None
 
 

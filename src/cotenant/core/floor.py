@@ -3,20 +3,32 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import numpy as np
 
+from cotenant.core.earliest import Departure, departure_of, departures_of
 from cotenant.core.gangs import Gang
 from cotenant.core.jobs import WHOLE_GPU_MILLI
 from cotenant.core.ledger import Holding, Ledger, Offer
 from cotenant.core.policy import Discerns, PlacementPolicy, needs
 from cotenant.core.refusals import Code, Refusal, plural
-from cotenant.core.scenes import Rearranges
+from cotenant.core.reservations import (
+    NO_RESERVING,
+    RELAXATIONS_MAX,
+    Reservation,
+    Reserving,
+    groups,
+    held_back,
+    reserve,
+)
+from cotenant.core.scenes import NOBODY, Rearranges, Scene
 from cotenant.core.taking import take
 from cotenant.core.tenancy import Headroom
 
+TRIES = 4  # gangs that may starve without finding anything to reserve, for each reservation there may be
 HOPELESS = frozenset({Code.NEVER_FITS, Code.NO_NODES, Code.POLICY_FAILED})  # nobody's leaving would help
 
 
@@ -58,6 +70,8 @@ class Floor:
         victims: Iterable[Victim],
         headroom: Headroom,
         on_broken: Callable[[Gang, Exception], Refusal] | None,
+        reserving: Reserving = NO_RESERVING,
+        scene: Scene = NOBODY,
     ) -> None:
         self._on_broken = on_broken
         self._ledger, self._policy, self._rng, self._headroom = ledger, policy, rng, headroom
@@ -70,6 +84,11 @@ class Floor:
         self._next_turn = math.inf
         self._settled: set[str] = set()  # ids of those who have a new place
         self.moves: list[Start] = []  # of running jobs, to their new places
+        self._reserving, self._scene = reserving, scene
+        self.reservations: list[Reservation] = []
+        self._tries_left = TRIES * reserving.most  # to find places to reserve
+        self._begun: list[Start] = []  # in this cycle
+        self._lifted: set[str] = set()  # ids of running jobs that do not hold their room at present
 
     def _meet(self) -> None:
         """Get to know the victims, of which most cycles need none."""
@@ -138,6 +157,21 @@ class Floor:
         return answer
 
     def _place(self, gang: Gang) -> Start | Refusal:
+        answer = self._try(gang)
+        binding = self._binding(gang)
+        if isinstance(answer, Start) or not binding or answer.code in HOPELESS:
+            return answer
+        unreserved = self._without_reservations(gang)
+        return unreserved if isinstance(unreserved, Refusal) else held_back(gang, answer, binding)
+
+    def _without_reservations(self, gang: Gang) -> Offer | Refusal:
+        """Ask for places, also on the room of all victims, as if nothing were reserved."""
+        offer = self._ask(gang, kept=())
+        if isinstance(offer, Refusal) and self._victims:
+            return self._try_without(gang, len(self._victims), kept=())
+        return offer
+
+    def _try(self, gang: Gang) -> Start | Refusal:
         offer = self._ask(gang)
         if not isinstance(offer, Refusal):
             return self._start(gang, offer)
@@ -165,7 +199,7 @@ class Floor:
 
     def _rearranged(self, gang: Gang, refusal: Refusal) -> Start | Refusal | None:
         """Place a gang where running jobs make it room that have room elsewhere, if the policy finds it worth that."""
-        if refusal.code is not Code.FRAGMENTED or not isinstance(self._policy, Rearranges):
+        if refusal.code is not Code.FRAGMENTED or not isinstance(self._policy, Rearranges) or self.reservations:
             return None
         fixed = self._settled.union(victim.job_id for victim in self._gone)
         try:
@@ -180,31 +214,104 @@ class Floor:
             _release_all(self._ledger, resident.holdings)
         start = self._start(gang, found.offer)
         for resident, offer in found.moves:
+            self._lifted.add(resident.gang.job_id)
             self._settled.add(resident.gang.job_id)
             self.moves.append(Start(resident.gang, offer, take(self._ledger, resident.gang, offer), needs_room=True))
         self._meet()
         self._victims = [victim for victim in self._victims if victim.job_id not in self._settled]
         return replace(start, moves=tuple(resident.gang.job_id for resident, _ in found.moves))
 
-    def _try_without(self, gang: Gang, count: int) -> Offer | Refusal:
+    def _try_without(self, gang: Gang, count: int, *, kept: Sequence[Reservation] | None = None) -> Offer | Refusal:
         """Ask for places as if the last `count` victims were gone."""
+        victims = self._victims[-count:]
         with self._ledger.undone():
-            for victim in self._victims[-count:]:
+            for victim in victims:
                 _release_all(self._ledger, victim.holdings)
-            return self._ask(gang)
+            gone = {victim.job_id for victim in victims} if self.reservations else ()
+            return self._ask(gang, gone, kept=kept)
 
-    def _ask(self, gang: Gang) -> Offer | Refusal:
-        """Ask the policy for places; with `on_broken`, what it offers is tried before anybody relies on it."""
-        if self._on_broken is None:
-            return self._policy.place(gang, self._ledger, self._rng)
+    def _ask(
+        self, gang: Gang, gone: Collection[str] = (), *, kept: Sequence[Reservation] | None = None
+    ) -> Offer | Refusal:
+        """Ask the policy for places beside those that are `kept`, where some have `gone`.
+
+        With `on_broken`, what it offers is tried before anybody relies on it.
+        """
+        with self._kept(self._binding(gang) if kept is None else kept, gone):
+            if self._on_broken is None:
+                return self._policy.place(gang, self._ledger, self._rng)
+            try:
+                with self._ledger.undone():
+                    offer = self._policy.place(gang, self._ledger, self._rng)
+                    if not isinstance(offer, Refusal):
+                        take(self._ledger, gang, offer)
+                    return offer
+            except Exception as error:
+                return self._on_broken(gang, error)
+
+    @contextmanager
+    def _kept(self, reservations: Sequence[Reservation], gone: Collection[str] = ()) -> Iterator[None]:
+        """Hold what has to stay free for some reservations."""
+        held: list[Holding] = []
+        away = self._lifted.union(gone) if reservations else ()
+        for reservation in reservations:
+            for holding in reservation.kept(self._ledger, away):
+                self._ledger.hold(holding)
+                held.append(holding)
         try:
-            with self._ledger.undone():
-                offer = self._policy.place(gang, self._ledger, self._rng)
-                if not isinstance(offer, Refusal):
-                    take(self._ledger, gang, offer)
-                return offer
-        except Exception as error:
-            return self._on_broken(gang, error)
+            yield
+        finally:
+            _release_all(self._ledger, held)
+
+    def _binding(self, gang: Gang) -> list[Reservation]:
+        return [one for one in self.reservations if one.binds(gang)]
+
+    def bound(self, gang: Gang) -> tuple[str, ...]:
+        """Name those whose reservations a gang must not break."""
+        return tuple(one.gang.job_id for one in self._binding(gang))
+
+    def again(self, gang: Gang, refusal: Refusal) -> Refusal:
+        """Say to a gang what was said to one like it, as it is for this one."""
+        return held_back(gang, refusal, self._binding(gang)) if refusal.code is Code.RESERVED else refusal
+
+    def reserve(self, gang: Gang, refusal: Refusal) -> Refusal:
+        """Reserve places for a gang that was refused, if it starves and that is of use; adds it to the refusal."""
+        rule = self._reserving
+        useful = refusal.code in (Code.CAPACITY, Code.FRAGMENTED, Code.RESERVED)
+        if not rule or not useful or not rule.starves(gang):
+            return refusal
+        if len(self.reservations) >= rule.most or not self._tries_left:
+            return refusal
+        self._tries_left -= 1
+
+        def ask(gang: Gang, gone: Collection[str]) -> Offer | None:
+            offer = self._ask(gang, gone, kept=self.reservations)
+            return None if isinstance(offer, Refusal) else offer
+
+        ages = self._relaxes_in(gang) if refusal.code is Code.FRAGMENTED else ()
+        found = reserve(gang, self._ledger, ask, self._departures(), rule, ages)
+        if found is None:
+            return refusal
+        self.reservations.append(found)
+        return found.tell(refusal)
+
+    def _departures(self) -> list[Departure]:
+        """Say when those will have gone who run now, or start in this cycle."""
+        staying = [one for one in departures_of(self._scene) if one.job_id not in self._lifted]
+        begun = [*self._begun, *self.moves]
+        return staying + [departure_of(one.gang.job_id, one.holdings, one.gang.estimate, 0.0) for one in begun]
+
+    def _relaxes_in(self, gang: Gang) -> list[float]:
+        """Say after which times the policy would answer otherwise for the gang's wait alone."""
+        times: list[float] = []
+        if isinstance(self._policy, Discerns):
+            while len(times) < RELAXATIONS_MAX:
+                sofar = times[-1] if times else 0.0
+                older = replace(gang, fragmented_seconds=gang.fragmented_seconds + sofar)
+                if not 0 < (seconds := self._policy.alike_seconds(older)) < math.inf:
+                    break
+                times.append(sofar + seconds)
+        return times
 
     def _make_room(self, gang: Gang, offer: Offer, count: int) -> Start:
         """Start a gang in place of victims; those among the last `count` whose room it did not use keep it."""
@@ -218,6 +325,7 @@ class Floor:
         return start
 
     def _lift(self, victim: Victim) -> None:
+        self._lifted.add(victim.job_id)
         _release_all(self._ledger, victim.holdings)
         self._headroom.take(victim.tenant, -_gpu_milli(victim.holdings), -_cores(victim.holdings))
 
@@ -227,6 +335,7 @@ class Floor:
         if not self._headroom.allows(victim.tenant, milli, cores) or not hold_all(self._ledger, victim.holdings):
             return False
         self._headroom.take(victim.tenant, milli, cores)
+        self._lifted.discard(victim.job_id)
         return True
 
     def _leave(self, victims: Iterable[Victim]) -> None:
@@ -235,7 +344,16 @@ class Floor:
 
     def _start(self, gang: Gang, offer: Offer) -> Start:
         self._headroom.take(gang.tenant, gang.gpu_milli, gang.cores)
-        return Start(gang, offer, take(self._ledger, gang, offer), needs_room=False)
+        binding = self._binding(gang)
+        with self._kept(binding):
+            start = Start(gang, offer, take(self._ledger, gang, offer), needs_room=False)
+        for reservation in self.reservations:
+            if reservation not in binding:  # it will have gone by then
+                nodes = {holding.node for holding in reservation.holdings}
+                reservation.back |= groups([Departure(gang.job_id, start.holdings)], nodes)
+        if self._reserving:
+            self._begun.append(start)
+        return start
 
 
 def _turn_of(victim: Victim) -> float:

@@ -38,6 +38,7 @@ class Code(StrEnum):
     GIVEN_UP = "GIVEN_UP"
     DEPENDENCY = "DEPENDENCY"
     ARRAY_LIMIT = "ARRAY_LIMIT"
+    RESERVED = "RESERVED"
     POLICY_FAILED = "POLICY_FAILED"
 
 
@@ -57,6 +58,7 @@ WAIT_OF: Mapping[Code, Wait] = MappingProxyType(
         Code.GIVEN_UP: Wait.CAPACITY,
         Code.DEPENDENCY: Wait.DEPENDENCY,
         Code.ARRAY_LIMIT: Wait.DEPENDENCY,
+        Code.RESERVED: Wait.CAPACITY,
         Code.POLICY_FAILED: Wait.CAPACITY,
     }
 )

@@ -9,6 +9,7 @@ import numpy as np
 from cotenant.core import cycle
 from cotenant.core.gangs import Gang
 from cotenant.core.refusals import Refusal
+from cotenant.core.reservations import Reserving
 from cotenant.core.table import Ints, Jobs
 from cotenant.core.tenancy import Headroom
 from cotenant.simulator.free import Free
@@ -74,6 +75,14 @@ class Candidates:
                     self._free.take(shape)
                 at += 1
             unrefused[code] = shape.refusal is None
+
+    def able_or_starving(self, sequences: Ints, codes: Ints, rule: Reserving) -> Iterator[Gang]:
+        """Leave out those that need more than is free, unless they have waited for so long that they may reserve."""
+        lacks = np.array([self._free.lacks(shape) for shape in self._shapes])
+        for sequence, lacking in zip(sequences.tolist(), lacks[codes].tolist(), strict=True):
+            life = self._lives[sequence]
+            if not lacking or self._now - life.waiting_since >= rule.after_seconds:
+                yield life.gang(self._now)
 
     def _over_limit(self, shape: Shape) -> Refusal | None:
         """Say how one more gang of a shape would take its tenant over a limit."""

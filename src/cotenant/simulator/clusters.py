@@ -65,6 +65,11 @@ class Cluster:
         return sum(shape.gpus for shape in self.shapes)
 
     @property
+    def server_gpus(self) -> int:
+        """GPUs of the node that has the most."""
+        return max((shape.gpus for shape in self.shapes), default=0)
+
+    @property
     def cores(self) -> int:
         """Cores of all nodes."""
         return sum(shape.cores for shape in self.shapes)

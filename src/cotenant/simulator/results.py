@@ -17,6 +17,7 @@ from cotenant.core.tenancy import Tenancy
 from cotenant.simulator.engine import Simulation
 from cotenant.simulator.lives import Life
 from cotenant.simulator.resizing import Figures
+from cotenant.simulator.starvation import starvation_of
 from cotenant.simulator.traces.jobs import Ended
 from cotenant.simulator.waits import LEVELS, WAITS, by_level, by_wait, dominant
 
@@ -50,6 +51,8 @@ ABOUT: Mapping[str, str] = MappingProxyType(
         "waits_by_gpus": "waits by the GPUs that a job asks for, as Philly's table has them",
         "fragmentation_seconds": "of waits_seconds, those for a place that is not in fragments, by the level that was "
         "wanted: all on one server, all in one rack, or anywhere",
+        "starvation": "by the GPUs that a job asks for, and for those that ask for more than any server has: jobs, the "
+        "longest and mean time spent waiting, and the percentage that waited for over an hour; unfinished ones too",
         "events": "submissions, finishes, failures, retries, preemptions, migrations, nodes that fail or are back, and "
         "ends of an order's validity",
         "overlay": "what was added that the trace does not tell, and its seed; empty where nothing was",
@@ -141,6 +144,7 @@ class Result:
     waits_seconds: Mapping[str, float]
     waits_by_gpus: Mapping[str, Mapping[str, int]]
     fragmentation_seconds: Mapping[str, float]
+    starvation: Mapping[str, Mapping[str, float | None]]
     events: int
     wall_seconds: float
     seed: int
@@ -175,6 +179,7 @@ class Result:
             "waits_seconds": dict(self.waits_seconds),
             "waits_by_gpus": {size: dict(counts) for size, counts in self.waits_by_gpus.items()},
             "fragmentation_seconds": dict(self.fragmentation_seconds),
+            "starvation": {size: dict(figures) for size, figures in self.starvation.items()},
             "overlay": dict(self.overlay),
             "policies": dict(self.policies),
             "options": {group: dict(given) for group, given in self.options.items()},
@@ -238,6 +243,9 @@ def result_of(
         waits_seconds=_seconds_by_wait(outcomes),
         waits_by_gpus=_jobs_by_wait_and_gpus(outcomes),
         fragmentation_seconds=_seconds_by_level(outcomes),
+        starvation=starvation_of(
+            [(one.gpu_milli, one.queue_seconds) for one in outcomes], GANG_SIZES, cluster.server_gpus
+        ),
         events=simulation.events + preemptions + simulation.migrations,
         wall_seconds=wall_seconds,
         seed=seed,

@@ -50,7 +50,7 @@ class Moment:
 
     def _resident(self, life: Life) -> Resident:
         rest = float(self._jobs.remaining_seconds[self._row(life.job.id)])
-        estimate = life.estimate if math.isnan(rest) else Estimate(predictable=True, remaining_seconds=rest)
+        estimate = life.estimate if math.isnan(rest) else _as_of_now(life.estimate, rest)
         return Resident(
             replace(life.gang(self.now), waited_seconds=0.0, estimate=estimate),
             life.holdings,
@@ -58,3 +58,15 @@ class Moment:
             preemptible=life.job.preemptible,
             stop_cost_seconds=self._stop_cost_seconds(life, self.now),
         )
+
+
+def _as_of_now(given: Estimate, rest: float) -> Estimate:
+    """Tell what is left; the spread is that of what was told at first."""
+    less = 0.0 if given.remaining_seconds is None else given.remaining_seconds - rest
+    early, late = given.remaining_p10_seconds, given.remaining_p90_seconds
+    return Estimate(
+        predictable=True,
+        remaining_seconds=rest,
+        remaining_p10_seconds=None if early is None else min(rest, max(0.0, early - less)),
+        remaining_p90_seconds=None if late is None else max(rest, late - less),
+    )

@@ -8,8 +8,7 @@ answers are known:
   other gang there is no cycle;
 - a strict queue is asked about its gangs one by one, up to the first that does not fit.
 That holds for every policy whose refusals depend on the gang's shape and on what is free. Where they depend on how long
-it has waited too (`policy.Discerns`), a waiting gang is of a later shape from the moment at which that makes a
-difference.
+it has waited too (`policy.Discerns`), a waiting gang is of a later shape from when on that makes a difference.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from cotenant.core import cycle
-from cotenant.core.choosing import RULES, Preemption, Rules
+from cotenant.core.choosing import RULES, Rules
 from cotenant.core.gangs import Gang
 from cotenant.core.ledger import Holding, Overcommitted
 from cotenant.core.nodes import NodeShape
@@ -45,7 +44,6 @@ from cotenant.simulator.scene import Moment
 from cotenant.simulator.waiting import Waiting
 from cotenant.simulator.waits import CAUSE_OF, Cause, cause_of
 
-STOP_NOBODY = Rules(Preemption.NEVER)
 VALID_SECONDS_MIN = 0.001  # an order is asked for anew no sooner than this, so that rounding cannot stop the clock
 
 
@@ -74,9 +72,10 @@ class Scheduler:
         self._tenants = {tenant.id: number for number, tenant in enumerate(tenancy.tenants)}
         self._enforced = rules.enforces(policies.queue)
         self._stops = self._enforced or rules.claims(policies.queue, tenancy)
+        self._reserves = bool(rules.reserving)  # then gangs of one shape may get different answers
         self._shares = tenancy.guarantees or tenancy.limits  # whether somebody's share may be why a job waits
         self._by_shape = not (self._enforced or policies.queue.strict)  # most gangs of one shape wait for one reason
-        self._alike = self._by_shape and not (self._stops or self._shares)  # all of them do
+        self._alike = self._by_shape and not (self._stops or self._shares or self._reserves)  # all do
         self._labels = Labels(by_shape=self._by_shape)
         self._arm = arm
         self._story = story
@@ -86,14 +85,13 @@ class Scheduler:
         self._ledger = cluster.ledger()
         self._table = JobTable()
         memory_bytes = int(self._ledger.total_memory.sum())
-        self._capacity = Capacity(self._ledger.total_gpu_milli, cluster.cores, memory_bytes)
-        self._table.capacity = self._capacity
+        self._capacity = self._table.capacity = Capacity(self._ledger.total_gpu_milli, cluster.cores, memory_bytes)
         self._free = Free(self._ledger.total_gpu_milli, cluster.cores, memory_bytes)
         self._lives: dict[int, Life] = {}
         self._sequences: dict[str, int] = {}
         self._waiting = Waiting(self._placement, jobs)
         self._headroom = Headroom(())  # of the present cycle
-        self._asked_all = False  # whether the present cycle asked about everybody
+        self._asked_all = self._asked_able = False  # whether the present cycle asked about all, or all with some hope
         self.resizing: Resizing | None = None  # where the allocator changes the cores of running jobs
         if isinstance(policies.allocator, Resizes):
             self.resizing = Resizing(policies.allocator, self._ledger, arm, world, self._moved, story)
@@ -205,13 +203,13 @@ class Scheduler:
             started, refusals = self._carry_out(plan, jobs, now), plan.refusals
             while plan.moves or (plan.stops and not self._enforced):  # others, or they, may find room that is left over
                 jobs, order = self._order(now)
-                plan = self._plan(jobs, order, now, STOP_NOBODY)
+                plan = self._plan(jobs, order, now, self._rules.stopping_nobody)
                 started, refusals = started + self._carry_out(plan, jobs, now), {**refusals, **plan.refusals}
             if plan.starts and self._waiting:  # those who run now may change the order sooner than those who ran before
                 jobs, order = self._order(now)
             self._note_shares(jobs, order, now)
             valid_seconds = self._rules.valid_seconds(jobs, order, now) if self._stops else order.valid_seconds
-            self.order_expires = now + max(valid_seconds, VALID_SECONDS_MIN)
+            self.order_expires = now + max(min(valid_seconds, plan.keeps_seconds), VALID_SECONDS_MIN)
         if self._placement.discerns:
             relaxes_in = self._waiting.watch(refusals, self._free, now)
             self.order_expires = min(self.order_expires, now + max(relaxes_in, VALID_SECONDS_MIN))
@@ -238,11 +236,11 @@ class Scheduler:
             self._preempt(self._life(job_id), plan.starts, now)
         for move in plan.moves:
             self._preempt(self._life(move.gang.job_id), plan.starts, now, moves=True)
-        return [(life, self._start(life, start, now)) for life, start in self._by_life((*plan.starts, *plan.moves))]
+        return [self._start(start, now) for start in (*plan.starts, *plan.moves)]
 
     def _may_start(self) -> bool:
         """Tell whether any waiting gang might get a place, as far as that can be told without asking."""
-        if self._stops or self._shares or self._gives_up:
+        if self._stops or self._shares or self._gives_up or self._reserves:
             return bool(self._waiting)
         if self._queue.strict:
             return any(not self._free.lacks(shape) for shape in self._waiting.shapes)
@@ -272,7 +270,8 @@ class Scheduler:
         tenancy = self._tenancy
         choice = cycle.choose(jobs, self._queue, order, self._capacity, now=now, rules=rules, tenancy=tenancy)
         self._headroom = tenancy.headroom(jobs, jobs.running)
-        self._asked_all = self._enforced or len(choice.victims) > 0
+        self._asked_able = self._reserves and not (self._enforced or len(choice.victims))
+        self._asked_all = self._asked_able or self._enforced or len(choice.victims) > 0
         if self._story:
             self._choice = jobs.sequence[choice.ranked], jobs.sequence[choice.starts]
         try:
@@ -285,6 +284,7 @@ class Scheduler:
                 strict=self._queue.strict,
                 headroom=self._headroom,
                 scene=Moment(self._lives, jobs, self._table.row, self._world.stop_cost_seconds, now),
+                reserving=rules.reserving,
             )
         except (Overcommitted, cycle.BrokenGang) as error:
             over = f"the cycle at {now:.3f} s"
@@ -294,27 +294,27 @@ class Scheduler:
 
     def _gangs(self, sequences: Ints, now: float) -> Iterator[Gang]:
         """Make gangs of jobs in their order, one by one as they are asked for, without those whose answer is known."""
-        if self._asked_all:
+        if self._asked_all and not self._asked_able:
             return (self._lives[sequence].gang(now) for sequence in sequences.tolist())
         some = Candidates(self._lives, self._waiting.known, self._placement, self._free, self._headroom, now)
+        if self._asked_able:
+            return some.able_or_starving(sequences, self._waiting.codes[sequences], self._rules.reserving)
         if self._queue.strict:
             return some.up_to_a_refusal(sequences)
         return some.hopeful(sequences, self._waiting.codes[sequences])
 
-    def _by_life(self, starts: Sequence[cycle.Start]) -> Iterator[tuple[Life, cycle.Start]]:
-        return ((self._life(start.gang.job_id), start) for start in starts)
-
     def _life(self, job_id: str) -> Life:
         return self._lives[self._sequences[job_id]]
 
-    def _start(self, life: Life, start: cycle.Start, now: float) -> float:
+    def _start(self, start: cycle.Start, now: float) -> tuple[Life, float]:
+        life = self._life(start.gang.job_id)
         self._waiting.remove(life)
         finish = self._run(life, start.holdings, now)
         if self.resizing:
             self.resizing.started(life, start, now)
         if self._story:
             self._story.started(life, start, now)
-        return finish
+        return life, finish
 
     def _run(self, life: Life, holdings: tuple[Holding, ...], since: float) -> float:
         for holding in holdings:

@@ -43,6 +43,9 @@ class Settings:
     run_seconds_min: a job that has run for less, since it was last started, is not stopped for others.
     reclaim: whether jobs within their tenant's guarantee may stop those that borrow from it, where the queue policy
       itself stops nobody.
+    reserve_after_seconds: a gang that has waited for so long gets a reservation that others may not break; None: none
+      does.
+    reservations: so many gangs at a time.
     """
 
     cores: Literal["none", "auto"] = "none"
@@ -67,6 +70,8 @@ class Settings:
     preemption: Preemption = Preemption.POLICY
     run_seconds_min: float = 0.0
     reclaim: bool = True
+    reserve_after_seconds: float | None = None
+    reservations: int = 1
 
     def check(self) -> list[Violation]:
         """Name what the types cannot say."""
@@ -104,7 +109,7 @@ class Settings:
     @property
     def rules(self) -> Rules:
         """How far the order is enforced against jobs that run."""
-        return Rules(self.preemption, self.run_seconds_min, self.reclaim)
+        return Rules(self.preemption, self.run_seconds_min, self.reclaim, self.reserve_after_seconds, self.reservations)
 
     @property
     def speeds(self) -> frozenset[str]:
