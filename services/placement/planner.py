@@ -20,6 +20,7 @@ from cotenant.core.jobs import WHOLE_GPU_MILLI, JobSpec
 from cotenant.core.lifecycle import AttemptState
 from cotenant.core.policy import CpuAllocator, PlacementPolicy
 from cotenant.core.refusals import Code, Refusal, plural, policy_failed
+from cotenant.core.reservations import NO_RESERVING, Reserving
 from cotenant.core.scenes import NOBODY, Scene
 from cotenant.rpc import estimates, translate
 from cotenant.rpc import refusals as refusals_on_the_wire
@@ -99,9 +100,17 @@ def plan(
             promised=[one for job_id, start in promised.items() if job_id not in now for one in start.holdings],
             strict=request.strict,
             scene=scene,
+            reserving=reserving_of(request),
             on_broken=broken,
         )
     return replace(outcome, starts=(*due, *outcome.starts))
+
+
+def reserving_of(request: placement_pb2.PlanPlacementRequest) -> Reserving:
+    """Read who is to get a reservation."""
+    if not request.HasField("reserve_after"):
+        return NO_RESERVING
+    return Reserving(translate.seconds(request.reserve_after), max(1, request.reservations))
 
 
 def decide(

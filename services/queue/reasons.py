@@ -6,7 +6,11 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from cotenant.core.earliest import ends_within_seconds
+from cotenant.core.lifecycle import Phase
 from cotenant.core.refusals import Code, Refusal, behind, outranked
+from cotenant.core.reservations import has_reservation
+from cotenant.rpc import estimates
 from cotenant.services.queue.records import Record, ShapeKey
 
 Since = tuple[Refusal, float]
@@ -19,9 +23,12 @@ class Said:
     refusal: Refusal
     since: float
     fragmented_seconds: float
+    ends_seconds: float = math.inf  # within so long the job would end, on which it depends whom reservations hold back
 
     def of(self, record: Record) -> Refusal | None:
         """Say it of another job with the same needs; None where its wait is one of which this tells nothing."""
+        if self.refusal.code is Code.RESERVED and ends_within(record) != self.ends_seconds:
+            return None
         longer = record.fragmented_seconds - self.fragmented_seconds
         if -self.refusal.held_seconds <= longer < self.refusal.holds_seconds:
             return self.refusal.after(longer)
@@ -53,13 +60,20 @@ class Reasons:
         """Note why all jobs of a shape wait, those for whose waits it holds."""
         known = next((said for said in before.shapes.get(record.shape, ()) if said.refusal.code is refusal.code), None)
         since = known.since if known else self.now
-        self.shapes.setdefault(record.shape, []).append(Said(refusal, since, record.fragmented_seconds))
+        self.shapes.setdefault(record.shape, []).append(
+            Said(refusal, since, record.fragmented_seconds, ends_within(record))
+        )
         self.hold(refusal)
 
     def age(self, record: Record, now: float) -> None:
         """Count the time since this cycle for a job that it refused for fragments."""
         told = self._of(record)
         record.age(now, fragmented=told is not None and told[0].code is Code.FRAGMENTED)
+
+    def reserved(self, record: Record) -> bool:
+        """Tell whether a job waits with a reservation."""
+        own = self.own.get(record.id)
+        return own is not None and record.phase is Phase.QUEUED and has_reservation(own[0])
 
     def known(self, record: Record) -> bool:
         """Tell whether another job of its shape was refused for a reason that is its own too."""
@@ -104,6 +118,11 @@ class Reasons:
         if (place := self.outranked.get(record.id)) is not None:
             return outranked(place + 1, place), self.outranked_since[record.id]
         return None
+
+
+def ends_within(record: Record) -> float:
+    """Say within how long a job ends if it starts now, as far as anybody knows."""
+    return math.inf if record.estimate is None else ends_within_seconds(estimates.estimate_from_wire(record.estimate))
 
 
 NOT_YET = Refusal(Code.NOT_YET_CONSIDERED, "the next scheduling cycle will consider it")

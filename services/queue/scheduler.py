@@ -26,6 +26,7 @@ from cotenant.core.choosing import RULES, Rules, beyond_share, choose
 from cotenant.core.lifecycle import Phase
 from cotenant.core.policy import Order, QueuePolicy
 from cotenant.core.refusals import Code, Refusal
+from cotenant.core.reservations import has_reservation
 from cotenant.core.table import Capacity, Ints
 from cotenant.core.tenancy import Headroom
 from cotenant.rpc import errors, refusals, translate
@@ -42,6 +43,7 @@ from cotenant.v1 import predictor_service_pb2 as predictor_pb2
 
 log = structlog.get_logger()
 
+SHARED = (Code.CAPACITY, Code.FRAGMENTED, Code.NO_NODES, Code.RESERVED)  # reasons of all jobs of a shape
 PAGE_MIN, PAGE_MAX = 32, 256
 MOVED = -1  # the place of those who come before all others, for they were moved
 ESTIMATES_MAX = 1000
@@ -188,7 +190,9 @@ class Scheduler:
             given_up=[] if order.given_up is None else named(np.flatnonzero(order.given_up & waits)),
             ids=ids,
             order=order,
-            valid_seconds=rules.valid_seconds(jobs, order, now) if stops else order.valid_seconds,
+            valid_seconds=min(
+                rules.starves_in(jobs, now), rules.valid_seconds(jobs, order, now) if stops else order.valid_seconds
+            ),
         )
 
     async def _estimate(self) -> None:
@@ -226,14 +230,17 @@ class Scheduler:
         left = self._entries(ranking.starts)
         room = headroom_of(self.state)
         self._refuse_over_limit(ranking.over_limit, room, reasons)
+        reserved: list[_Entry] = []  # whose places nobody on a later page may take: they are asked about there again
         while reasons.head is None:
             page, postponed = self._page(left, size, room, reasons)
             if not page:
                 return
             if postponed:
                 left = chain(postponed, left)
-            response = await self._plan(page, victims, reasons.now)
-            self._take(page, response, room, reasons, times)
+            asked = [*reserved, *page]
+            response = await self._plan(asked, victims, reasons.now)
+            self._take(asked, response, room, reasons, times)
+            reserved = [entry for entry in asked if reasons.reserved(entry.record)]
             preempted, next_place = {victim.job_id for victim in response.preempted}, page[-1].place + 1
             victims = [(one, ahead) for one, ahead in victims if one.id not in preempted and ahead > next_place]
             size = min(PAGE_MAX, size * 2)
@@ -291,6 +298,9 @@ class Scheduler:
         self, page: Sequence[_Entry], victims: Sequence[tuple[Record, int]], now: float
     ) -> placement_pb2.PlanPlacementResponse:
         request = placement_pb2.PlanPlacementRequest(strict=self.config.policy.strict, seed=self.config.seed)
+        if reserving := self.config.rules.reserving:
+            request.reserve_after.CopyFrom(translate.duration(reserving.after_seconds))
+            request.reservations = reserving.most
         for entry in page:
             request.candidates.append(candidate_of(entry.record, now))
         for victim, ahead in victims:
@@ -330,7 +340,7 @@ class Scheduler:
             del self.state.moving[record.id]
             self.wake()  # nothing is kept for it any more, and it takes its turn
         REFUSED.add(code=refusal.code.value)
-        if refusal.code in (Code.CAPACITY, Code.FRAGMENTED, Code.NO_NODES):
+        if refusal.code in SHARED and not has_reservation(refusal):
             reasons.refuse_shape(record, refusal, before)
         else:
             reasons.refuse(record, refusal, before)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import socket
 import tomllib
@@ -42,6 +43,8 @@ class Settings:
     preemption: str = "policy"
     run_seconds_min: float = 0.0
     reclaim: bool = True
+    reserve_after_seconds: float = 600.0
+    reservations: int = 1
     window_seconds: float = 10.0
     profile_seconds: float = 300.0
     options: Mapping[str, Mapping[str, str]] | None = None
@@ -94,9 +97,12 @@ def rules_of(settings: Settings) -> Rules:
     """
     from cotenant.core.choosing import Rules  # numpy, which --help need not wait for
 
-    names = ("preemption", "run_seconds_min", "reclaim")
+    names = ("preemption", "run_seconds_min", "reclaim", "reserve_after_seconds", "reservations")
+    given = {name: getattr(settings, name) for name in names}
+    if given["reserve_after_seconds"] == math.inf:
+        given["reserve_after_seconds"] = None  # TOML has no other word for it
     try:
-        return parse(Rules, {name: written(getattr(settings, name)) for name in names})
+        return parse(Rules, {name: written(value) for name, value in given.items()})
     except BadOption as error:
         raise usage(str(error)) from None
 

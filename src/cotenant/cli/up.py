@@ -47,6 +47,10 @@ def up(
     run_seconds_min: Annotated[
         float | None, typer.Option(metavar="S", help="Nobody who has run for less is stopped for others.")
     ] = None,
+    reserve_after_seconds: Annotated[
+        float | None, typer.Option(metavar="S", help="A gang that waits for so long gets a reservation; inf: never.")
+    ] = None,
+    reservations: Annotated[int | None, typer.Option(metavar="N", help="So many reservations at a time.")] = None,
     reclaim: Annotated[
         bool | None, typer.Option("--reclaim/--no-reclaim", help="Whether tenants take lent room back.")
     ] = None,
@@ -77,6 +81,8 @@ def up(
         "preemption": preemption,
         "run_seconds_min": run_seconds_min,
         "reclaim": reclaim,
+        "reserve_after_seconds": reserve_after_seconds,
+        "reservations": reservations,
     }
     settings = read_settings(config)
     settings = Settings(

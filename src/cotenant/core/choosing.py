@@ -96,6 +96,12 @@ class Rules:
         ends = (self.run_seconds_min - ran)[ran < self.run_seconds_min]
         return min(order.valid_seconds, float(ends.min(initial=math.inf)))
 
+    def starves_in(self, jobs: Jobs, now: float) -> float:
+        """Say in how long the next waiting job gets a reservation if it still waits then."""
+        waited = now - jobs.waiting_since[~jobs.running]
+        left = self.reserving.after_seconds - waited
+        return float(left[left > 0].min(initial=math.inf))
+
 
 RULES = Rules()
 

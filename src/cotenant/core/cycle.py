@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from cotenant.core.choosing import RULES, Choice, Preemption, Rules, beyond_share, choose
+from cotenant.core.earliest import departures_of
 from cotenant.core.estimates import Estimate
 from cotenant.core.floor import Floor, Start, Victim, hold_all
 from cotenant.core.gangs import Demand, Gang, Part
@@ -143,9 +144,9 @@ def place(
        are placed so that they do not break it (`core.reservations`).
     5. A start whose room is not free yet `needs_room`: the stops and moves come first.
 
-    `scene` is what a policy sees that looks at more than what is free, and whose ends reservations count on. A policy
-    that fails, or offers what is not free, ends the cycle with its error; with `on_broken` it ends nothing: the gang
-    that it failed on is refused so.
+    `scene` is what a policy sees that looks at more than what is free; reservations count on when its residents are
+    expected to end. A policy that fails, or offers what is not free, ends the cycle with its error; with `on_broken` it
+    ends nothing: the gang that it failed on is refused so.
     """
     room = Headroom(()) if headroom is None else headroom
     before = room.copy()
@@ -156,7 +157,7 @@ def place(
             ledger.release(holding)
         for holding in promised:
             ledger.hold(holding)
-        floor = Floor(ledger, policy, rng, victims, room, on_broken, reserving, scene)
+        floor = Floor(ledger, policy, rng, victims, room, on_broken, reserving, lambda: departures_of(scene))
         starts, refusals, blocked = _place_all(gangs, floor, strict=strict)
         stops = tuple(floor.stops())
     with ledger.undone():

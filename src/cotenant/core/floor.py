@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from cotenant.core.earliest import Departure, departure_of, departures_of
+from cotenant.core.earliest import Departure, departure_of
 from cotenant.core.gangs import Gang
 from cotenant.core.jobs import WHOLE_GPU_MILLI
 from cotenant.core.ledger import Holding, Ledger, Offer
@@ -24,7 +24,7 @@ from cotenant.core.reservations import (
     held_back,
     reserve,
 )
-from cotenant.core.scenes import NOBODY, Rearranges, Scene
+from cotenant.core.scenes import Rearranges
 from cotenant.core.taking import take
 from cotenant.core.tenancy import Headroom
 
@@ -71,7 +71,7 @@ class Floor:
         headroom: Headroom,
         on_broken: Callable[[Gang, Exception], Refusal] | None,
         reserving: Reserving = NO_RESERVING,
-        scene: Scene = NOBODY,
+        departures: Callable[[], Sequence[Departure]] = tuple,
     ) -> None:
         self._on_broken = on_broken
         self._ledger, self._policy, self._rng, self._headroom = ledger, policy, rng, headroom
@@ -84,7 +84,7 @@ class Floor:
         self._next_turn = math.inf
         self._settled: set[str] = set()  # ids of those who have a new place
         self.moves: list[Start] = []  # of running jobs, to their new places
-        self._reserving, self._scene = reserving, scene
+        self._reserving, self._departures = reserving, departures
         self.reservations: list[Reservation] = []
         self._tries_left = TRIES * reserving.most  # to find places to reserve
         self._begun: list[Start] = []  # in this cycle
@@ -289,15 +289,15 @@ class Floor:
             return None if isinstance(offer, Refusal) else offer
 
         ages = self._relaxes_in(gang) if refusal.code is Code.FRAGMENTED else ()
-        found = reserve(gang, self._ledger, ask, self._departures(), rule, ages)
+        found = reserve(gang, self._ledger, ask, self._expected(), rule, ages)
         if found is None:
             return refusal
         self.reservations.append(found)
         return found.tell(refusal)
 
-    def _departures(self) -> list[Departure]:
+    def _expected(self) -> list[Departure]:
         """Say when those will have gone who run now, or start in this cycle."""
-        staying = [one for one in departures_of(self._scene) if one.job_id not in self._lifted]
+        staying = [one for one in self._departures() if one.job_id not in self._lifted]
         begun = [*self._begun, *self.moves]
         return staying + [departure_of(one.gang.job_id, one.holdings, one.gang.estimate, 0.0) for one in begun]
 
