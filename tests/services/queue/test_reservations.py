@@ -1,4 +1,4 @@
-"""A gang that starves, over the real mesh: it is told when it will start, and nobody who comes later takes its places."""
+"""A gang that starves, over the real mesh: it is told when it will start, and nobody takes its places."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ SOON = QueueConfig(options={"fifo": {"mode": "backfill"}}, rules=Rules(reserve_a
 async def reserved(mesh: Mesh, job_id: str) -> job_pb2.Job:
     """Wait until a job has a reservation."""
     async with asyncio.timeout(WAIT_SECONDS):
-        while "reserved" not in (job := await mesh.job(job_id)).refusal.detail:
+        while True:
+            if "reserved" in (job := await mesh.job(job_id)).refusal.detail:
+                return job
             await asyncio.sleep(0.01)
-        return job
 
 
 async def test_a_starving_gang_is_told_when_it_will_start_and_is_not_overtaken() -> None:
