@@ -268,7 +268,7 @@ def test_a_gang_that_starves_makes_others_go_before_it_asks_for_a_reservation(wo
 def test_what_is_kept_is_less_by_what_will_be_given_back() -> None:
     ledger = Ledger([NodeShape(4, 8)])
     ledger.take(0, Demand(1000, 2), 2)
-    back = {"a": (Holding(0, 1, 2),), "b": (Holding(0, 1, 2),)}
+    back: dict[str, tuple[Holding, ...]] = {"a": (Holding(0, 1, 2),), "b": (Holding(0, 1, 2),)}
     reservation = Reservation(gang("large", 3), (Holding(0, 3, 3),), 60, 60, 60, 60, back)
     assert list(reservation.kept(ledger, ())) == [Holding(0, 1, 0)]
     assert list(reservation.kept(ledger, {"a"})) == [Holding(0, 2, 1)]
