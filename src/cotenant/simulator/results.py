@@ -17,7 +17,7 @@ from cotenant.core.tenancy import Tenancy
 from cotenant.simulator.engine import Simulation
 from cotenant.simulator.lives import Life
 from cotenant.simulator.resizing import Figures
-from cotenant.simulator.starvation import starvation_of
+from cotenant.simulator.starvation import GANG_SIZES, starvation_of
 from cotenant.simulator.traces.jobs import Ended
 from cotenant.simulator.waits import LEVELS, WAITS, by_level, by_wait, dominant
 
@@ -62,10 +62,6 @@ ABOUT: Mapping[str, str] = MappingProxyType(
     }
 )
 
-
-GANG_SIZES: Mapping[str, tuple[float, float]] = MappingProxyType(
-    {"0": (0, 1), "1": (1, 1_001), "2-4": (1_001, 4_001), "5-8": (4_001, 8_001), "over 8": (8_001, math.inf)}
-)  # in thousandths of GPUs, from the first to below the second (Philly, table 2 [P])
 
 LEFT_WAITING = Refusal(
     Code.NOT_YET_CONSIDERED,
@@ -243,9 +239,7 @@ def result_of(
         waits_seconds=_seconds_by_wait(outcomes),
         waits_by_gpus=_jobs_by_wait_and_gpus(outcomes),
         fragmentation_seconds=_seconds_by_level(outcomes),
-        starvation=starvation_of(
-            [(one.gpu_milli, one.queue_seconds) for one in outcomes], GANG_SIZES, cluster.server_gpus
-        ),
+        starvation=starvation_of([(one.gpu_milli, one.queue_seconds) for one in outcomes], cluster.server_gpus),
         events=simulation.events + preemptions + simulation.migrations,
         wall_seconds=wall_seconds,
         seed=seed,
@@ -258,14 +252,16 @@ def result_of(
         cluster=cluster.name,
         complete=complete,
         simulated_seconds=simulation.now,
-        unschedulable=(
-            *((job.id, refusal) for job, refusal in simulation.unschedulable),
-            *((life.job.id, LEFT_WAITING) for life in simulation.lives if complete and not life.over),
-        ),
+        unschedulable=_unschedulable(simulation, complete=complete),
         skipped_rows=tuple(str(row) for row in trace.skipped),
         notes=trace.notes,
         outcomes=outcomes,
     )
+
+
+def _unschedulable(simulation: Simulation, *, complete: bool) -> tuple[tuple[str, Refusal], ...]:
+    left = [(life.job.id, LEFT_WAITING) for life in simulation.lives if complete and not life.over]
+    return (*((job.id, refusal) for job, refusal in simulation.unschedulable), *left)
 
 
 def _outcome(life: Life, now: float) -> Outcome:
