@@ -13,6 +13,7 @@ from cotenant.core.policy import CpuAllocator
 from cotenant.core.resizing import Resizes
 from cotenant.core.windows import RateWindows
 from cotenant.rpc import translate
+from cotenant.rpc.estimates import about_cores
 from cotenant.services.placement import agents
 from cotenant.services.placement.attempts import Attempts
 from cotenant.services.placement.cluster import Cluster
@@ -72,7 +73,7 @@ class Following:
 
     def _take_estimate(self, live: Live, estimate: predictor_pb2.Estimate) -> bool:
         """Note an estimate; True where sizes may follow from what is new in it, so that it is worth a commit."""
-        worth = sizes(estimate) != sizes(live.record.estimate)
+        worth = about_cores(estimate) != about_cores(live.record.estimate)
         live.record.estimate.CopyFrom(estimate)
         live.told_seconds = time.time()
         self.of(live).estimate = None
@@ -138,10 +139,3 @@ class Following:
     def _measured(self, live: Live, followed: Followed, cores: int, rate: float, seconds: float) -> None:
         if cores > 0 and followed.track.add(cores, rate, seconds) and not followed.track.drifted:
             self._kinds.tracks.add(followed.kind, cores, rate)
-
-
-def sizes(estimate: predictor_pb2.Estimate) -> tuple[object, ...]:
-    """What of an estimate cores may follow from, in rough figures: remaining times change all the time, and a little
-    noise is not worth a commit."""
-    rates = [float(f"{candidate.rate_per_second:.2g}") for candidate in estimate.candidates]
-    return estimate.predictable, estimate.cores_useful, round(estimate.cores_useful_confidence, 1), rates

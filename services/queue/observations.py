@@ -35,6 +35,7 @@ class Observations:
         self._predictor, self._window_seconds = predictor, window_seconds
         self.windows = RateWindows(window_seconds, settle_seconds=window_seconds / 2)
         self.on_profile_wanted: Callable[[Iterable[str]], None] = lambda job_ids: None  # set by whoever profiles
+        self.on_seen: Callable[[Record, float], None] = lambda record, now: None  # set by whoever asks again
         self._waiting: list[predictor_pb2.Observation] = []
         self._last: dict[str, float] = {}
         self._wake = asyncio.Event()
@@ -78,6 +79,7 @@ class Observations:
             seen.batch_time.CopyFrom(progress.batch_time)
         seen.time.CopyFrom(progress.update_time)
         self._add(seen)
+        self.on_seen(record, now)
 
     def _window(self, record: Record) -> Window | None:
         progress, attempt = record.job.progress, record.job.attempt

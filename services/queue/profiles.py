@@ -1,4 +1,4 @@
-"""Has running jobs profiled where the predictor wants it, and lets placement know what is known of them since.
+"""Has running jobs profiled where the predictor wants it, and those of their kind estimated anew.
 
 The predictor names a job in the answer to what was observed of it; it is asked what to measure, and placement is told.
 Each rate that comes back is observed under the cores that it was measured on. When the profile is over the predictor
@@ -21,8 +21,9 @@ from cotenant import telemetry
 from cotenant.core.lifecycle import Phase
 from cotenant.core.refusals import plural
 from cotenant.rpc import errors, translate
-from cotenant.services.queue.observations import Observations, allocation_of, observation_of, query_of
+from cotenant.services.queue.observations import Observations, allocation_of, observation_of
 from cotenant.services.queue.records import Record, note
+from cotenant.services.queue.renewals import Renewals
 from cotenant.services.queue.state import State
 from cotenant.v1 import node_service_pb2 as node_pb2
 from cotenant.v1 import placement_service_pb2 as placement_pb2
@@ -44,7 +45,7 @@ PROFILES = telemetry.counter("cotenant.queue.profiles", "{profile}", "Profiles o
 
 
 class Profiles:
-    """Profiles that are wanted or under way, rates that were measured, and estimates that are to be told."""
+    """Profiles that are wanted or under way, and rates that were measured."""
 
     def __init__(
         self,
@@ -52,12 +53,12 @@ class Profiles:
         placement: placement_service_pb2_grpc.PlacementServiceAsyncStub,
         predictor: predictor_service_pb2_grpc.PredictorServiceAsyncStub,
         observations: Observations,
+        renewals: Renewals,
     ) -> None:
         self.state, self.placement, self.predictor, self.observations = state, placement, predictor, observations
+        self.renewals = renewals
         self._wanted: dict[str, None] = {}
         self._reports: list[node_pb2.ProfileReport] = []
-        self._renewed: dict[str, None] = {}  # jobs whose estimates are to be asked for and told anew
-        self._done: set[str] = set()  # of these, jobs whose profile has ended, in whose story that is to stand
         self._under_way: dict[str, asyncio.TimerHandle] = {}
         self._blurred: set[str] = set()  # profiled jobs that were in another phase meanwhile
         self._measured: set[str] = set()  # jobs of whose present profile a rate is known
@@ -104,7 +105,6 @@ class Profiles:
             try:
                 await self._observe()
                 await self._begin()
-                await self._tell()
             except grpc.aio.AioRpcError as error:
                 log.info("profiling_delayed", error=errors.from_error(error).message)
                 await asyncio.sleep(RETRY_SECONDS)
@@ -132,7 +132,6 @@ class Profiles:
         if report.job_id in self._measured:
             self._measured.discard(report.job_id)
             PROFILES.add(outcome="done")
-            self._done.add(report.job_id)
             self._renew(report.job_id)
         else:
             PROFILES.add(outcome="failed")
@@ -219,33 +218,6 @@ class Profiles:
             log.info("advice_refused", why=why)
         return response.refused
 
-    async def _tell(self) -> None:
-        """Estimate anew what was learnt about, and let the table and placement know."""
-        while self._renewed:
-            asked = [record for job_id in list(self._renewed)[:BATCH_MAX] if (record := self._running(job_id))]
-            batch = list(self._renewed)[:BATCH_MAX]
-            if asked:
-                request = predictor_pb2.EstimateRequest(
-                    queries=[query_of(record, self.state.shapes) for record in asked]
-                )
-                response = await self.predictor.Estimate(request, timeout=CALL_SECONDS)
-                now = time.time()
-                for record, estimate in zip(asked, response.estimates, strict=True):
-                    record.expect(estimate, now)
-                    self.state.estimate(record)
-                    if record.id in self._done:
-                        note(record.stored, "profiled", estimate.source)
-                self.state.wake()
-                await self._advise(
-                    [
-                        placement_pb2.Advice(job_id=one.id, number=one.attempt_number, estimate=one.estimate)
-                        for one in asked
-                    ]
-                )
-            for job_id in batch:
-                self._renewed.pop(job_id, None)
-            self._done.intersection_update(self._renewed)
-
     # Helpers -------------------------------------------------------------------------------------------------
 
     def _running(self, job_id: str) -> Record | None:
@@ -279,13 +251,10 @@ class Profiles:
         if record is None:
             return
         kind = _kind(record)
-        for other in [self.state.records[one] for one in self.state.table.ids if one in self.state.records]:
-            if _kind(other) != kind:
-                continue
-            if other.phase is Phase.RUNNING:
-                self._renewed[other.id] = None
-            else:
-                self.state.unestimated[other.id] = None
+        others = [self.state.records[one] for one in self.state.table.ids if one in self.state.records]
+        alike = [other for other in others if _kind(other) == kind]
+        self.renewals.want([one.id for one in alike if one.phase is Phase.RUNNING], profiled=job_id)
+        self.state.unestimated.update({one.id: None for one in alike if one.phase is not Phase.RUNNING})
         self.state.wake()
 
 

@@ -42,6 +42,8 @@ class Record:
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     estimate: predictor_service_pb2.Estimate | None = None
     ran_before_estimate_seconds: float = 0.0  # of which that estimate tells the rest
+    renewed_under: tuple[int, int] = (0, 0)  # the attempt and its epoch when it was last estimated while it ran
+    renew_after: float = 0.0  # when it may be so again, in unix seconds
     told_ended: bool = False  # whoever learns from ends has been told
     fragmented_seconds: float = 0.0  # of its present wait, those in which its places were in fragments, by cycles' eyes
     aged_to: float = 0.0  # up to when these were counted

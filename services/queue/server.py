@@ -35,6 +35,7 @@ from cotenant.services.queue.observations import WINDOW_SECONDS, Observations
 from cotenant.services.queue.output import Output
 from cotenant.services.queue.profiles import Profiles
 from cotenant.services.queue.records import Record, new_record
+from cotenant.services.queue.renewals import Renewals
 from cotenant.services.queue.scheduler import Scheduler, SchedulerConfig
 from cotenant.services.queue.simulate import simulate
 from cotenant.services.queue.state import State
@@ -95,7 +96,9 @@ class JobQueue(job_service_pb2_grpc.JobServiceServicer):
         self.arrays = Arrays(self.keeper)
         self.forgetting = Forgetting(self.state, self.arrays, config.ended_kept_max)
         self.observations = Observations(predictor_stub, config.window_seconds)
-        self.profiles = Profiles(self.state, self.placement, predictor_stub, self.observations)
+        self.renewals = Renewals(self.state, self.placement, predictor_stub)
+        self.observations.on_seen = self.renewals.seen
+        self.profiles = Profiles(self.state, self.placement, predictor_stub, self.observations, self.renewals)
         self.observations.on_profile_wanted = self.profiles.want
         self.follower = Follower(self.state, self.keeper, self.placement, self.observations, self.profiles)
         self.policy: QueuePolicy = plugins.load(QUEUES, config.policy, config.options.get(config.policy, {}))
@@ -137,6 +140,7 @@ class JobQueue(job_service_pb2_grpc.JobServiceServicer):
             ("queue-scheduler", self.scheduler.run),
             ("queue-observations", self.observations.run),
             ("queue-profiles", self.profiles.run),
+            ("queue-renewals", self.renewals.run),
             ("queue-sweep", self.forgetting.run),
             ("queue-waits", self.waits.run),
             ("queue-probe", self._probe),

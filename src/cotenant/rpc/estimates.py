@@ -67,3 +67,10 @@ def _seconds_or_none(message: Any, field: str) -> float | None:
 
 def _duration_or_none(value: float | None) -> Duration | None:
     return None if value is None else translate.duration(value)
+
+
+def about_cores(estimate: predictor_service_pb2.Estimate) -> tuple[object, ...]:
+    """What of an estimate cores may follow from, in rough figures: remaining times change all the time, and a little
+    noise is not worth a commit."""
+    rates = [float(f"{candidate.rate_per_second:.2g}") for candidate in estimate.candidates]
+    return estimate.predictable, estimate.cores_useful, round(estimate.cores_useful_confidence, 1), rates

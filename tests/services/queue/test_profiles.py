@@ -18,6 +18,7 @@ from cotenant.rpc.translate import duration, timestamp
 from cotenant.services.queue.observations import Observations
 from cotenant.services.queue.profiles import Profiles
 from cotenant.services.queue.records import Record
+from cotenant.services.queue.renewals import Renewals
 from cotenant.services.queue.state import State
 from cotenant.v1 import job_pb2, records_pb2, resources_pb2
 from cotenant.v1 import node_service_pb2 as node_pb2
@@ -79,7 +80,9 @@ class Desk:
         self.others = cast(Any, Others())
         self.state = State()
         self.observations = Observations(self.others)
-        self.profiles = Profiles(self.state, self.others, self.others, self.observations)
+        self.renewals = Renewals(self.state, self.others, self.others)
+        self.observations.on_seen = self.renewals.seen
+        self.profiles = Profiles(self.state, self.others, self.others, self.observations, self.renewals)
 
     def run(self, job_id: str, spec: JobSpec = SPEC) -> Record:
         job = job_pb2.Job(id=job_id, spec=translate.spec_to_wire(spec), create_time=timestamp(100.0))
@@ -107,12 +110,13 @@ async def desk() -> AsyncIterator[Desk]:
 @asynccontextmanager
 async def working() -> AsyncIterator[Desk]:
     desk = Desk()
-    work = asyncio.create_task(desk.profiles.run())
+    works = [asyncio.create_task(work.run()) for work in (desk.profiles, desk.renewals)]
     try:
         yield desk
     finally:
-        work.cancel()
-        await asyncio.gather(work, return_exceptions=True)
+        for work in works:
+            work.cancel()
+        await asyncio.gather(*works, return_exceptions=True)
 
 
 async def test_a_profile_that_is_wanted_is_planned_for_what_the_job_holds_and_ordered(desk: Desk) -> None:
@@ -251,3 +255,56 @@ async def test_reports_of_another_attempt_and_wishes_for_jobs_that_have_ended_ar
     await until(lambda: desk.others.observed)
     assert [one.allocation.cores for one in desk.others.observed] == [4]
     assert desk.others.asked == []
+
+
+# Estimates that are renewed ----------------------------------------------------------------------------------
+
+
+async def test_an_estimate_is_renewed_when_a_rate_is_seen_and_then_as_the_job_has_run_a_tenth_longer(
+    desk: Desk,
+) -> None:
+    record = desk.run("j1")
+    for now in (1_000.0, 1_010.0, 1_089.0):
+        desk.renewals.seen(record, now)
+    await until(lambda: record.estimate is not None)
+    assert len(desk.others.queries) == 1
+    assert desk.state.table.jobs(0.0).predicted_seconds[0] > 50.0
+    desk.renewals.seen(record, 1_091.0)
+    await until(lambda: len(desk.others.queries) == 2)
+    desk.renewals.seen(record, 90_000.0)
+    await until(lambda: len(desk.others.queries) == 3)
+    assert record.renew_after == 90_600.0
+    record.job.attempt.epoch = 6  # other cores
+    desk.renewals.seen(record, 90_001.0)
+    await until(lambda: len(desk.others.queries) == 4)
+    assert len(desk.others.advice) == 1, "placement is told where cores may follow from it"
+
+
+async def test_what_placement_could_not_be_told_is_told_later(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cotenant.services.queue.renewals.BATCH_SECONDS", 0.01)
+    record = desk.run("j1")
+    desk.others.away = 2
+    desk.renewals.seen(record, 1_000.0)
+    await until(lambda: desk.others.advice)
+    assert (desk.others.advice[0].job_id, desk.others.advice[0].estimate.cores_useful) == ("j1", 4)
+    assert len(desk.others.queries) == 1
+
+
+async def test_a_crowd_is_asked_about_in_batches(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cotenant.services.queue.renewals.BATCH_MAX", 3)
+    monkeypatch.setattr("cotenant.services.queue.renewals.BATCH_SECONDS", 0.01)
+    for number in range(7):
+        desk.renewals.seen(desk.run(f"j{number}"), 1_000.0)
+    desk.state.records["j6"].job.phase = job_pb2.JOB_PHASE_SUCCEEDED
+    await until(lambda: len(desk.others.queries) == 6)
+    assert len({query.job_id for query in desk.others.queries}) == 6
+
+
+async def test_a_window_of_a_rate_makes_an_estimate_be_renewed(desk: Desk) -> None:
+    record = desk.run("j1")
+    for second in range(300, 320):
+        record.job.progress.CopyFrom(
+            job_pb2.Progress(step=second, step_time=timestamp(second), update_time=timestamp(second))
+        )
+        desk.observations.progressed(record)
+    await until(lambda: len(desk.others.queries) == 1)
