@@ -77,6 +77,7 @@ def test_json_has_the_documented_keys(shell: Shell, jobs: list[str]) -> None:
         "wait": "capacity",
         "locality": None,
         "since": None,
+        "holds_seconds": None,
     }
     assert CREATED == 1_800_000_000
 
@@ -212,7 +213,7 @@ KEYS = {
         "past_attempts progress failures retries preemptions migrations attained_gpu_seconds "
         "attained_core_seconds estimate"
     ),
-    "reason": "code detail remedy numbers wait locality since",
+    "reason": "code detail remedy numbers wait locality since holds_seconds",
     "attempt": "number state assign_time start_time end_time message exit allocations",
     "exit": "code signal out_of_memory rank node",
     "allocation": "node tasks",

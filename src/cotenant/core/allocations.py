@@ -18,6 +18,7 @@ class TaskAllocation:
     """What one replica holds on its node.
 
     `own_cores` are those that it may hold for good, once they have been changed; beyond them it holds lent ones.
+    `target_cores` are what it will hold once a change under way is done; 0 where there is none.
     """
 
     role: str
@@ -29,6 +30,7 @@ class TaskAllocation:
     memory_nodes: tuple[int, ...] = ()
     reclaimable: bool = False
     own_cores: int = 0
+    target_cores: int = 0
 
     @property
     def lent(self) -> int:

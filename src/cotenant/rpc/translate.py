@@ -295,6 +295,7 @@ def allocation_from_wire(message: resources_pb2.NodeAllocation) -> NodeAllocatio
                 memory_nodes=tuple(task.memory_nodes),
                 reclaimable=task.reclaimable,
                 own_cores=task.own_cores,
+                target_cores=task.target_cores,
             )
             for task in message.tasks
         ),
@@ -317,6 +318,7 @@ def allocation_to_wire(allocation: NodeAllocation) -> resources_pb2.NodeAllocati
                 memory_nodes=task.memory_nodes,
                 reclaimable=task.reclaimable,
                 own_cores=task.own_cores,
+                target_cores=task.target_cores,
             )
             for task in allocation.tasks
         ],
