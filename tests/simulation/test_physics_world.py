@@ -9,6 +9,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cotenant.core import interference
 from cotenant.core.jobs import WHOLE_GPU_MILLI, JobKind, Request, Role
 from cotenant.core.ledger import Holding
 from cotenant.core.models import model_of
@@ -23,7 +24,7 @@ from cotenant.simulator import Cluster, Outcome, Result, Trace, TraceJob, simula
 from cotenant.simulator.arms import Oracle
 from cotenant.simulator.engine import Simulation
 from cotenant.simulator.lives import Life
-from cotenant.simulator.physics import bandwidth, cores, gpus, interference
+from cotenant.simulator.physics import bandwidth, cores, gpus
 from cotenant.simulator.physics.locality import Distances
 from cotenant.simulator.physics.settings import Settings
 from cotenant.simulator.physics.world import World

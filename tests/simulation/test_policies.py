@@ -81,3 +81,13 @@ def test_a_policy_that_learns_is_told_of_each_job_that_ended() -> None:
 def test_a_policy_that_fails_to_learn_is_named() -> None:
     with pytest.raises(PolicyFailed, match="'pupil' failed over the end of a: KeyError"):
         simulate(trace((0, 30, 2, inf)), "1x4", queue=Pupil(KeyError("gone")), placement="count")
+
+
+@pytest.mark.parametrize(("placement", "kept"), [("consolidate", 200 / 3), ("qos", 100.0)])
+def test_the_oracle_tells_a_policy_that_looks_how_jobs_run_elsewhere(placement: str, kept: float) -> None:
+    """A gang that would slow its neighbour below its deadline waits for it, though there is room."""
+    jobs = trace((0, 100, 2, 105), (1, 100, 4, 250), (2, 100, 2, 600))
+    speed = {"speed": "locality,colocation", "interference": "philly"}
+    options = {"queue": {"mode": "backfill"}, "simulator": speed}
+    result = simulate(jobs, "1x8", placement=placement, options=options)
+    assert result.qos_guarantee_percent == pytest.approx(kept)

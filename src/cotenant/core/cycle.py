@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from cotenant.core.choosing import RULES, Choice, Preemption, Rules, beyond_share, choose
-from cotenant.core.earliest import departures_of
 from cotenant.core.estimates import Estimate
 from cotenant.core.floor import Floor, Start, Victim, hold_all
 from cotenant.core.gangs import Demand, Gang, Part
@@ -23,7 +22,7 @@ from cotenant.core.nodes import NodeShape
 from cotenant.core.policy import CpuAllocator, PlacementPolicy
 from cotenant.core.refusals import Code, Refusal, behind
 from cotenant.core.reservations import NO_RESERVING, Reservation, Reserving
-from cotenant.core.scenes import NOBODY, Scene, Sees
+from cotenant.core.scenes import NOBODY, Scene
 from cotenant.core.taking import BrokenGang, take
 from cotenant.core.tenancy import Headroom
 
@@ -150,14 +149,12 @@ def place(
     """
     room = Headroom(()) if headroom is None else headroom
     before = room.copy()
-    if isinstance(policy, Sees):
-        policy.see(scene)
     with ledger.undone():
         for holding in leaving:
             ledger.release(holding)
         for holding in promised:
             ledger.hold(holding)
-        floor = Floor(ledger, policy, rng, victims, room, on_broken, reserving, lambda: departures_of(scene))
+        floor = Floor(ledger, policy, rng, victims, room, on_broken, scene, reserving)
         starts, refusals, blocked = _place_all(gangs, floor, strict=strict)
         stops = tuple(floor.stops())
     with ledger.undone():

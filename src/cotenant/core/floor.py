@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from cotenant.core.earliest import Departure, departure_of
+from cotenant.core.earliest import Departure, departure_of, departures_of
 from cotenant.core.gangs import Gang
 from cotenant.core.jobs import WHOLE_GPU_MILLI
 from cotenant.core.ledger import Holding, Ledger, Offer
@@ -24,7 +24,7 @@ from cotenant.core.reservations import (
     held_back,
     reserve,
 )
-from cotenant.core.scenes import Rearranges
+from cotenant.core.scenes import NOBODY, Heeds, Rearranges, Scene, Sees, Unfolding
 from cotenant.core.taking import take
 from cotenant.core.tenancy import Headroom
 
@@ -70,9 +70,13 @@ class Floor:
         victims: Iterable[Victim],
         headroom: Headroom,
         on_broken: Callable[[Gang, Exception], Refusal] | None,
+        scene: Scene = NOBODY,
         reserving: Reserving = NO_RESERVING,
-        departures: Callable[[], Sequence[Departure]] = tuple,
     ) -> None:
+        self._scene = Unfolding(scene)
+        if isinstance(policy, Sees):
+            policy.see(self._scene)
+        self._heeds = policy if isinstance(policy, Heeds) else None
         self._on_broken = on_broken
         self._ledger, self._policy, self._rng, self._headroom = ledger, policy, rng, headroom
         self.alike: Callable[[Gang], Hashable] = policy.alike if isinstance(policy, Discerns) else needs
@@ -84,7 +88,7 @@ class Floor:
         self._next_turn = math.inf
         self._settled: set[str] = set()  # ids of those who have a new place
         self.moves: list[Start] = []  # of running jobs, to their new places
-        self._reserving, self._departures = reserving, departures
+        self._reserving, self._at_first = reserving, scene
         self.reservations: list[Reservation] = []
         self._tries_left = TRIES * reserving.most  # to find places to reserve
         self._begun: list[Start] = []  # in this cycle
@@ -212,11 +216,13 @@ class Floor:
             return None
         for resident, _ in found.moves:
             _release_all(self._ledger, resident.holdings)
+            self._scene.leave(resident.gang.job_id)
         start = self._start(gang, found.offer)
         for resident, offer in found.moves:
             self._lifted.add(resident.gang.job_id)
             self._settled.add(resident.gang.job_id)
             self.moves.append(Start(resident.gang, offer, take(self._ledger, resident.gang, offer), needs_room=True))
+            self._scene.come(resident.gang, self.moves[-1].holdings)
         self._meet()
         self._victims = [victim for victim in self._victims if victim.job_id not in self._settled]
         return replace(start, moves=tuple(resident.gang.job_id for resident, _ in found.moves))
@@ -227,8 +233,7 @@ class Floor:
         with self._ledger.undone():
             for victim in victims:
                 _release_all(self._ledger, victim.holdings)
-            gone = {victim.job_id for victim in victims} if self.reservations else ()
-            return self._ask(gang, gone, kept=kept)
+            return self._ask(gang, {victim.job_id for victim in victims}, kept=kept)
 
     def _ask(
         self, gang: Gang, gone: Collection[str] = (), *, kept: Sequence[Reservation] | None = None
@@ -237,7 +242,7 @@ class Floor:
 
         With `on_broken`, what it offers is tried before anybody relies on it.
         """
-        with self._kept(self._binding(gang) if kept is None else kept, gone):
+        with self._scene.without(gone), self._kept(self._binding(gang) if kept is None else kept, gone):
             if self._on_broken is None:
                 return self._policy.place(gang, self._ledger, self._rng)
             try:
@@ -297,7 +302,7 @@ class Floor:
 
     def _expected(self) -> list[Departure]:
         """Say when those will have gone who run now, or start in this cycle."""
-        staying = [one for one in self._departures() if one.job_id not in self._lifted]
+        staying = [one for one in departures_of(self._at_first) if one.job_id not in self._lifted]
         begun = [*self._begun, *self.moves]
         return staying + [departure_of(one.gang.job_id, one.holdings, one.gang.estimate, 0.0) for one in begun]
 
@@ -327,12 +332,18 @@ class Floor:
     def _lift(self, victim: Victim) -> None:
         self._lifted.add(victim.job_id)
         _release_all(self._ledger, victim.holdings)
+        self._scene.leave(victim.job_id)
         self._headroom.take(victim.tenant, -_gpu_milli(victim.holdings), -_cores(victim.holdings))
 
     def _return(self, victim: Victim) -> bool:
         """Give a victim its room back, if that is free and its tenant may hold it."""
         milli, cores = _gpu_milli(victim.holdings), _cores(victim.holdings)
         if not self._headroom.allows(victim.tenant, milli, cores) or not hold_all(self._ledger, victim.holdings):
+            return False
+        self._scene.stay(victim.job_id)
+        if self._heeds and not self._heeds.bears([held.node for held in victim.holdings], self._ledger):
+            _release_all(self._ledger, victim.holdings)
+            self._scene.leave(victim.job_id)
             return False
         self._headroom.take(victim.tenant, milli, cores)
         self._lifted.discard(victim.job_id)
@@ -347,6 +358,7 @@ class Floor:
         binding = self._binding(gang)
         with self._kept(binding):
             start = Start(gang, offer, take(self._ledger, gang, offer), needs_room=False)
+        self._scene.come(gang, start.holdings)
         for reservation in self.reservations:
             if reservation not in binding:  # it will have gone by then
                 nodes = {holding.node for holding in reservation.holdings}

@@ -30,6 +30,7 @@ class Code(StrEnum):
     BEHIND = "BEHIND"
     OUTRANKED = "OUTRANKED"
     MAKING_ROOM = "MAKING_ROOM"
+    QOS = "QOS"
     QUOTA = "QUOTA"
     NO_NODES = "NO_NODES"
     SUSPENDED = "SUSPENDED"
@@ -50,6 +51,7 @@ WAIT_OF: Mapping[Code, Wait] = MappingProxyType(
         Code.BEHIND: Wait.CAPACITY,
         Code.OUTRANKED: Wait.CAPACITY,
         Code.MAKING_ROOM: Wait.CAPACITY,
+        Code.QOS: Wait.FRAGMENTATION,  # what is free suffices, but not where it is
         Code.QUOTA: Wait.FAIR_SHARE,
         Code.NO_NODES: Wait.CAPACITY,
         Code.SUSPENDED: Wait.DEPENDENCY,

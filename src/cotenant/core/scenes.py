@@ -7,7 +7,8 @@ simulator as the live mesh does; a policy only reads it.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Protocol, runtime_checkable
@@ -25,7 +26,8 @@ class Resident:
 
     `since_seconds` is when its run began, on the scene's clock. `stop_cost_seconds` is what a stop would cost it: the
     run time since its last checkpoint, and its restart. `reclaimable`: what it holds was lent to it, and may be taken
-    back for a job that it was reserved for.
+    back for a job that it was reserved for. Of what was estimated of it, `remaining_seconds` is as of now; what stands
+    beside candidate allocations is as it was told before it started.
     """
 
     gang: Gang
@@ -53,7 +55,18 @@ class Sees(Protocol):
     """A placement policy that looks at more than what is free."""
 
     def see(self, scene: Scene) -> None:
-        """Take note of how things stand; called before each cycle, and again after stops within it."""
+        """Take note of how things stand; called before each cycle, in which the scene goes on with what is decided."""
+
+
+@runtime_checkable
+class Heeds(Protocol):
+    """A placement policy to which it matters who is beside whom."""
+
+    def bears(self, nodes: Sequence[int], ledger: Ledger) -> bool:
+        """Tell whether all on some nodes can be beside each other, as the scene and the ledger stand.
+
+        Asked of those who were to make room and might stay after all, for there is room for them too.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +89,53 @@ class Rearranges(Protocol):
         The jobs in `fixed` have to go, or were moved already: they are not where the scene shows them any more. The
         ledger is left as it was.
         """
+
+
+class Unfolding:
+    """A scene as a cycle goes on: without those who were sent away since it was shown, with those who were placed."""
+
+    def __init__(self, scene: Scene) -> None:
+        self.now = scene.now
+        self._scene = scene
+        self._gone: set[str] = set()
+        self._hidden: frozenset[str] = frozenset()
+        self._came: dict[str, Resident] = {}
+        self._by_node: dict[int, dict[str, Resident]] = {}
+
+    def residents(self) -> Mapping[str, Resident]:
+        """All who are there as the cycle stands."""
+        stay = {job_id: one for job_id, one in self._scene.residents().items() if job_id not in self._gone}
+        return {job_id: one for job_id, one in (stay | self._came).items() if job_id not in self._hidden}
+
+    def on(self, node: int) -> Sequence[Resident]:
+        """Those of them who are on a node."""
+        stay = [one for one in self._scene.on(node) if one.gang.job_id not in self._gone]
+        some = [*stay, *self._by_node.get(node, {}).values()]
+        return [one for one in some if one.gang.job_id not in self._hidden] if self._hidden else some
+
+    @contextmanager
+    def without(self, job_ids: Collection[str]) -> Iterator[None]:
+        """Show it for a while as if some were gone."""
+        before, self._hidden = self._hidden, self._hidden.union(job_ids)
+        try:
+            yield
+        finally:
+            self._hidden = before
+
+    def come(self, gang: Gang, holdings: tuple[Holding, ...]) -> None:
+        """A gang was placed."""
+        resident = Resident(gang, holdings, self.now)
+        self._came[gang.job_id] = resident
+        for holding in holdings:
+            self._by_node.setdefault(holding.node, {})[gang.job_id] = resident
+
+    def leave(self, job_id: str) -> None:
+        """One who was there when the scene was shown was sent away."""
+        self._gone.add(job_id)
+
+    def stay(self, job_id: str) -> None:
+        """It was not, after all."""
+        self._gone.discard(job_id)
 
 
 class Still:

@@ -7,14 +7,16 @@ What is told is a job's whole run time; what the job has attained comes off it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
 
+from cotenant.core.candidates import standard
 from cotenant.core.chain import Chain
-from cotenant.core.estimates import UNKNOWN, Candidate, Estimate, Observation, Query, Submission
+from cotenant.core.estimates import UNKNOWN, Candidate, CandidateEstimate, Estimate, Observation, Query, Submission
+from cotenant.core.nodes import NodeShape
 from cotenant.core.policy import Predictor, Trains
 from cotenant.core.table import Floats, Jobs
 from cotenant.core.validate import Violation
@@ -22,6 +24,13 @@ from cotenant.simulator.physics.rounding import steady
 from cotenant.simulator.policies import PolicyFailed
 from cotenant.simulator.snapshots import Present
 from cotenant.simulator.traces import TraceJob
+
+Judge = Callable[[TraceJob], tuple[CandidateEstimate, ...]]
+
+
+def unjudged(_: TraceJob) -> tuple[CandidateEstimate, ...]:
+    """Tell nothing about other allocations."""
+    return ()
 
 
 class Arm(Protocol):
@@ -114,14 +123,18 @@ class Told:
 
 
 class Oracle(Told):
-    """Knows the truth: how an order would do if every prediction were right."""
+    """Knows the truth: how an order would do if every prediction were right. `judge` knows it of other allocations."""
 
     name = "oracle"
+
+    def __init__(self, count: int, judge: Judge = unjudged) -> None:
+        super().__init__(count)
+        self._judge = judge
 
     def submitted(self, sequence: int, job: TraceJob) -> Estimate:
         """Tell the whole truth."""
         self.tell(sequence, job.work_seconds, 1.0)
-        return Estimate(predictable=True, confidence=1.0, remaining_seconds=job.work_seconds, source=self.name)
+        return _sure(job.work_seconds, self._judge(job), self.name)
 
     def takes(self, sequence: int, total_seconds: float) -> None:
         """Keep to the truth."""
@@ -161,8 +174,9 @@ class NoisyOracle(Told):
                 wrong.append(Violation("bias", f"must be from 0.01 to 100, not {self.bias:g}"))
             return wrong
 
-    def __init__(self, options: Options, count: int, seed: int) -> None:
+    def __init__(self, options: Options, count: int, seed: int, judge: Judge = unjudged) -> None:
         super().__init__(count)
+        self._judge = judge
         rng = np.random.default_rng([seed, 1])  # a stream of its own: each arm's jobs err alike
         self._predictable = rng.random(count) < options.predictable
         error = options.bias * np.exp(options.spread * rng.standard_normal(count))
@@ -173,15 +187,30 @@ class NoisyOracle(Told):
         if not self._predictable[sequence]:
             self.tell(sequence, None, 0.0)
             return UNKNOWN
-        seconds = job.work_seconds * self._error[sequence]
-        self.tell(sequence, seconds, 1.0)
-        return Estimate(predictable=True, confidence=1.0, remaining_seconds=seconds, source=self.name)
+        error = self._error[sequence]
+        self.tell(sequence, job.work_seconds * error, 1.0)
+        judged = tuple([_wrong(one, error) for one in self._judge(job)])
+        return _sure(job.work_seconds * error, judged, self.name)
 
     def takes(self, sequence: int, total_seconds: float) -> None:
         """Stay with what was told."""
 
     def finished(self, job: TraceJob, run_seconds: float, now: float, *, passed: bool = True) -> None:
         """Nothing is learnt."""
+
+
+def _sure(seconds: float, judged: tuple[CandidateEstimate, ...], source: str) -> Estimate:
+    return Estimate(predictable=True, confidence=1.0, remaining_seconds=seconds, candidates=judged, source=source)
+
+
+def _wrong(one: CandidateEstimate, error: float) -> CandidateEstimate:
+    """Take a job for longer than it is, and for slower in proportion."""
+    rate, left = one.rate_per_second, one.remaining_seconds
+    return replace(
+        one,
+        rate_per_second=None if rate is None else rate / error,
+        remaining_seconds=None if left is None else left * error,
+    )
 
 
 class Recorded(Told):
@@ -212,10 +241,11 @@ class Recorded(Told):
 
 
 class Learner(Told):
-    """Asks predictors as the service does, and shows them every job that finishes."""
+    """Asks predictors as the service does, and shows them every job that finishes. `shapes` are those of the nodes."""
 
-    def __init__(self, predictors: Sequence[Predictor], count: int) -> None:
+    def __init__(self, predictors: Sequence[Predictor], count: int, shapes: Sequence[NodeShape] = ()) -> None:
         super().__init__(count)
+        self._shapes = shapes
         self._chain = Chain(predictors, _failed)
 
     def submitted(self, sequence: int, job: TraceJob) -> Estimate:
@@ -224,16 +254,24 @@ class Learner(Told):
         Raises:
             PolicyFailed: one of them raised an error, or answered nonsense.
         """
-        estimate = self._ask(job)
+        estimate = self._ask(job, None)
         known = estimate.predictable and estimate.remaining_seconds is not None
         self.tell(sequence, estimate.remaining_seconds if known else None, estimate.confidence if known else 0.0)
         return estimate
 
-    def _ask(self, job: TraceJob) -> Estimate:
+    def _ask(self, job: TraceJob, cores_useful: int | None) -> Estimate:
         spec = job.spec()
-        told = _submission(job)
         return self._chain.estimate(
-            Query(job.tenant, job.model, spec.name, spec.gpu_milli, spec.replicas, submission=told)
+            Query(
+                job.tenant,
+                job.model,
+                spec.name,
+                spec.gpu_milli,
+                spec.replicas,
+                candidates=standard(spec, self._shapes, cores_useful),
+                qos=spec.qos,
+                submission=_submission(job),
+            )
         )
 
     def takes(self, sequence: int, total_seconds: float) -> None:
@@ -259,7 +297,7 @@ class Learner(Told):
 
     def later(self, sequence: int, job: TraceJob, given: Estimate, attained_seconds: float) -> Estimate:
         """Ask again for the cores; how long the job runs stays what was told."""
-        new = self._ask(job)
+        new = self._ask(job, given.cores_useful)
         cores, sure = new.cores_useful, new.cores_useful_confidence
         said = super().later(sequence, job, given, attained_seconds)
         return replace(said, cores_useful=cores, cores_useful_confidence=sure, source=new.source)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Hashable
+from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,7 +21,7 @@ from cotenant.core.policy import (
     needs,
 )
 from cotenant.core.refusals import Refusal
-from cotenant.core.scenes import Rearrangement, Rearranges, Scene, Sees
+from cotenant.core.scenes import Heeds, Rearrangement, Rearranges, Scene, Sees
 from cotenant.core.table import Jobs
 from cotenant.simulator.lives import Life
 
@@ -117,6 +117,10 @@ class AskedPlacement:
         """Show how things stand, to a policy that looks."""
         if isinstance(self._policy, Sees):
             self._policy.see(scene)
+
+    def bears(self, nodes: Sequence[int], ledger: Ledger) -> bool:
+        """Ask whether all on some nodes can be beside each other; a policy to which that does not matter is content."""
+        return not isinstance(self._policy, Heeds) or self._policy.bears(nodes, ledger)
 
     def rearrange(
         self, gang: Gang, refusal: Refusal, ledger: Ledger, rng: np.random.Generator, fixed: Collection[str]

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from cotenant import plugins
+from cotenant.core.nodes import NodeShape
 from cotenant.core.options import BadOption, by_owner, did_you_mean, names_of, nearest, parse
 from cotenant.core.policy import ContentionPolicy, CpuAllocator, PlacementPolicy, QueuePolicy
+from cotenant.core.scenes import Sees
 from cotenant.core.tenancy import Tenancy, Tenant
 from cotenant.core.validate import Violation
-from cotenant.simulator.arms import Arm, Learner, NoisyOracle, Nothing, Oracle, Recorded
+from cotenant.simulator.arms import Arm, Judge, Learner, NoisyOracle, Nothing, Oracle, Recorded, unjudged
 from cotenant.simulator.clusters import Cluster, parse_cluster
 from cotenant.simulator.engine import Simulation
 from cotenant.simulator.overlays import Overlays, parse_overlays
@@ -77,9 +79,10 @@ def simulate(
     jobs = trace if isinstance(trace, Trace) else load(trace, format_name, skip_bad_rows=skip_bad_rows)
     overlays = overlay if isinstance(overlay, Overlays) else parse_overlays([overlay] if overlay else [])
     jobs = workload(jobs, place, overlays, auto_cores=settings.cores == "auto")
-    with _naming("predictor"):
-        arm = _arm(predictor, options.get("predictor", {}), jobs, seed)
     world = World(place, settings, seed, eliminator)
+    judge = world.judged if isinstance(policies.placement, Sees) else unjudged
+    with _naming("predictor"):
+        arm = _arm(predictor, options.get("predictor", {}), jobs, seed, judge, world.shapes)
     simulation = Simulation(
         world.noted(jobs),
         place,
@@ -159,23 +162,25 @@ def _naming(group: str) -> Iterator[None]:
         raise BadOption(faults, {f"{group}.{name}": default for name, default in error.allowed.items()}) from error
 
 
-def _arm(name: str, options: Mapping[str, str], trace: Trace, seed: int) -> Arm:
+def _arm(
+    name: str, options: Mapping[str, str], trace: Trace, seed: int, judge: Judge, shapes: Sequence[NodeShape]
+) -> Arm:
     """Make the arm of a predictor: one of the simulator's own, or one that is installed."""
     jobs = len(trace)
     if name == NoisyOracle.name:
-        return NoisyOracle(parse(NoisyOracle.Options, options), jobs, seed)
+        return NoisyOracle(parse(NoisyOracle.Options, options), jobs, seed, judge)
     if name in (Oracle.name, Nothing.name, Recorded.name):
         if options:
             raise BadOption((Violation(option, f"is no option; {name} has none") for option in options), {})
         if name == Recorded.name:
             return Recorded(_present(trace), jobs)
-        return Oracle(jobs) if name == Oracle.name else Nothing()
+        return Oracle(jobs, judge) if name == Oracle.name else Nothing()
     names = names_of(name)
     if len(names) > 1 and (own := [one for one in names if one in ARMS]):
         raise BadOption([Violation(own[0], "stands alone; a list is of predictors that learn")], {})
     owned = by_owner(names, options)
     try:
-        return Learner([plugins.load(GROUPS["predictor"], one, owned.get(one, {})) for one in names], jobs)
+        return Learner([plugins.load(GROUPS["predictor"], one, owned.get(one, {})) for one in names], jobs, shapes)
     except plugins.UnknownPolicy as error:
         name = error.name
         near = nearest(name, ARMS)

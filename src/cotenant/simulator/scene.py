@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 
-from cotenant.core.estimates import Estimate
 from cotenant.core.scenes import Resident
 from cotenant.core.table import Jobs
 from cotenant.simulator.lives import Life
@@ -27,6 +26,7 @@ class Moment:
         self.now = now
         self._lives, self._jobs, self._row = lives, jobs, row
         self._stop_cost_seconds = stop_cost_seconds
+        self._met: dict[int, Resident] = {}
 
     def residents(self) -> Mapping[str, Resident]:
         """Give all jobs that run, by id."""
@@ -34,19 +34,25 @@ class Moment:
 
     def on(self, node: int) -> Sequence[Resident]:
         """Give those that run on a node."""
-        return self._by_node.get(node, ())
+        return [self._at(sequence) for sequence in self._by_node.get(node, ())]
 
     @cached_property
     def _residents(self) -> dict[str, Resident]:
-        return {life.job.id: self._resident(life) for life in self._lives.values() if life.running}
+        return {life.job.id: self._at(life.sequence) for life in self._lives.values() if life.running}
 
     @cached_property
-    def _by_node(self) -> dict[int, list[Resident]]:
-        by_node: dict[int, list[Resident]] = {}
-        for resident in self._residents.values():
-            for node in sorted({holding.node for holding in resident.holdings}):
-                by_node.setdefault(node, []).append(resident)
+    def _by_node(self) -> dict[int, list[int]]:
+        """The sequences of those who run, by node."""
+        by_node: dict[int, list[int]] = {}
+        for life in self._lives.values():
+            for node in {holding.node for holding in life.holdings}:
+                by_node.setdefault(node, []).append(life.sequence)
         return by_node
+
+    def _at(self, sequence: int) -> Resident:
+        if sequence not in self._met:
+            self._met[sequence] = self._resident(self._lives[sequence])
+        return self._met[sequence]
 
     def _resident(self, life: Life) -> Resident:
         rest = float(self._jobs.remaining_seconds[self._row(life.job.id)])
@@ -64,7 +70,8 @@ def _as_of_now(given: Estimate, rest: float) -> Estimate:
     """Tell what is left; the spread is that of what was told at first."""
     less = 0.0 if given.remaining_seconds is None else given.remaining_seconds - rest
     early, late = given.remaining_p10_seconds, given.remaining_p90_seconds
-    return Estimate(
+    return replace(
+        given,
         predictable=True,
         remaining_seconds=rest,
         remaining_p10_seconds=None if early is None else min(rest, max(0.0, early - less)),

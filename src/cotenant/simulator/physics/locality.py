@@ -11,12 +11,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
+from cotenant.core.interference import TWO_SERVERS
 from cotenant.core.models import Model
 from cotenant.core.nodes import NodeShape
 from cotenant.simulator.physics import gpus
 from cotenant.simulator.physics.rounding import between, steady
 
-TWO_SERVERS = 98.0 / 114.8
 SPREAD = ((0.0, 1.0), (1.0, 40.94 / 43.66), (2.0, 28.56 / 43.66))  # by log2 of servers / fewest servers
 SPREAD_GPUS_MIN = 9  # larger than a server of 8: spread over servers even at its best
 
@@ -35,14 +35,16 @@ class Distances:
     def speed(self, model: Model | None, gang_gpus: float, gpu_type: str, nodes: Iterable[int]) -> float:
         """Tell what is left of a gang's speed with its GPUs on these nodes; 1 where they are as close as can be."""
         servers = sorted(set(nodes))
-        fewest = max(1, math.ceil(gang_gpus / max(1, self._most_on_server)))
-        if len(servers) <= fewest:
-            return 1.0
-        left = _spread(model, gang_gpus, gpu_type, len(servers) / fewest)
+        left = self.over(model, gang_gpus, gpu_type, len(servers))
         racks = len({self._racks[server] for server in servers})
         if racks > max(1, math.ceil(gang_gpus / max(1, self._most_in_rack))):
             left *= TWO_SERVERS
         return steady(left)
+
+    def over(self, model: Model | None, gang_gpus: float, gpu_type: str, servers: int) -> float:
+        """Tell the same of so many servers in as few racks as can be."""
+        fewest = max(1, math.ceil(gang_gpus / max(1, self._most_on_server)))
+        return 1.0 if servers <= fewest else steady(_spread(model, gang_gpus, gpu_type, servers / fewest))
 
 
 def _spread(model: Model | None, gang_gpus: float, gpu_type: str, times_the_fewest: float) -> float:

@@ -15,13 +15,17 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from cotenant.core import interference
+from cotenant.core.candidates import chief
+from cotenant.core.estimates import Candidate
+from cotenant.core.interference import GANG_MILLI_MIN
 from cotenant.core.jobs import WHOLE_GPU_MILLI
 from cotenant.core.ledger import Holding
 from cotenant.core.models import Model, model_of
 from cotenant.core.policy import AttemptWindow, Directive, NodeWindow
 from cotenant.simulator.clusters import Cluster
 from cotenant.simulator.lives import Life
-from cotenant.simulator.physics import bandwidth, cores, gpus, interference
+from cotenant.simulator.physics import bandwidth, cores, gpus
 from cotenant.simulator.physics.locality import Distances
 from cotenant.simulator.physics.rates import Rate
 from cotenant.simulator.physics.rounding import steady
@@ -29,7 +33,6 @@ from cotenant.simulator.physics.settings import Settings
 from cotenant.simulator.traces import TraceJob
 
 NEIGHBOURLY = frozenset({"colocation", "bandwidth"})  # the models in which neighbours count
-GANG_MILLI_MIN = 2 * WHOLE_GPU_MILLI
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +104,20 @@ class Speeds:
                 self._on_node[place.node][life.sequence] = place
                 self._touched.add(place.node)
         return _rate(run, [place.own for place in run.places])
+
+    def judged(self, job: TraceJob, one: Candidate) -> float:
+        """Tell the rate that a job would have under an allocation, undisturbed, in as few racks as can be."""
+        spec, model = job.spec(), self.model(job)
+        role, gang_gpus = chief(spec), spec.gpu_milli / WHOLE_GPU_MILLI
+        cores_held = (
+            one.cores if role.request.cores != 0 else 0
+        )  # one that asks for none is taken to have what it needs
+        held = Holding(0, 0, cores_held, role.request.memory_bytes, ((0, one.gpu_milli),) if one.gpu_milli else ())
+        rate = self._core_speed(model, gang_gpus, held)
+        if "locality" in self._on and one.nodes > 1 and one.gpu_milli:
+            there = next((shape.gpu_type for shape in self._shapes if shape.gpus), "")
+            rate *= self._distances.over(model, gang_gpus, one.gpu_type or there, one.nodes)
+        return steady(rate)
 
     def disturbed(self, life: Life) -> bool:
         """Tell whether neighbours slow a run down."""
@@ -261,7 +278,7 @@ class Speeds:
             if sequence != run.life.sequence and self._runs[sequence].gang
         )
         rest = self._shapes[place.node].gpus * WHOLE_GPU_MILLI - place.gpu_milli
-        return interference.speed(others, rest, servers=sum(one.gpu_milli > 0 for one in run.places))
+        return steady(interference.speed(others, rest, servers=sum(one.gpu_milli > 0 for one in run.places)))
 
     def _demand(self, node: int) -> float:
         return math.fsum(

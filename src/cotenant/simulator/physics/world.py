@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
 
+from cotenant.core.candidates import standard
+from cotenant.core.estimates import Candidate, CandidateEstimate
 from cotenant.core.jobs import WHOLE_GPU_MILLI
 from cotenant.core.ledger import Holding
+from cotenant.core.obstacles import shapes_of
 from cotenant.core.policy import ContentionPolicy, NodeWindow
 from cotenant.simulator.clusters import Cluster
 from cotenant.simulator.lives import Life
@@ -44,6 +47,8 @@ class World:
         self.usage_is_modelled = settings.utilisation != "none"
         self._fates = Fates(seed, settings.failed_percent, settings.killed_percent, settings.retries)
         self._models = Speeds(cluster, settings)
+        self.shapes = shapes_of(cluster.ledger())
+        self._judged: dict[Hashable, list[tuple[Candidate, float]]] = {}
         self._speeds = self._models if settings.speeds else None
         self.eliminating = Eliminating(contention, self._speeds, settings.contention_interval_seconds)
 
@@ -76,6 +81,16 @@ class World:
     def disturbed(self, life: Life) -> bool:
         """Tell whether a run's neighbours slow it down."""
         return self._speeds.disturbed(life) if self._speeds else False
+
+    def judged(self, job: TraceJob) -> tuple[CandidateEstimate, ...]:
+        """Tell a job's true rate, and so how long it takes, under the allocations that are worth judging."""
+        alike = job.roles, job.kind, job.model, job.locality
+        if alike not in self._judged:
+            some = standard(job.spec(), self.shapes)
+            self._judged[alike] = [(one, self._models.judged(job, one)) for one in some]
+        return tuple(
+            [CandidateEstimate(rate, job.work_seconds / rate, 1.0, None, one) for one, rate in self._judged[alike]]
+        )
 
     def measured(self, life: Life, number: int) -> float:
         """Give a run's rate as it is measured in its window of this number: with noise."""

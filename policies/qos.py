@@ -1,0 +1,198 @@
+"""Where every promise is kept, the neighbours' too."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+
+from cotenant.core.gangs import Gang
+from cotenant.core.jobs import Locality
+from cotenant.core.keeping import ALL, Found, Heeded, Search, fewest_nodes
+from cotenant.core.ledger import Ledger, Offer
+from cotenant.core.neighbours import Neighbours
+from cotenant.core.obstacles import no_place
+from cotenant.core.outlook import ROUNDING, outlook
+from cotenant.core.policy import needs
+from cotenant.core.refusals import Code, Refusal, plural
+from cotenant.core.scenes import NOBODY, Scene
+
+REMEMBERED_MAX = 1024
+
+
+class KeepsPromises:
+    """Of the placements that keep every promise, the neighbours' too, choose the one of fewest GPU-seconds.
+
+    That is how GENIE places (Chen et al., TPDS 2020 [D]): placements are enumerated, one node first, then several; kept
+    are those in which a gang makes its promised rate, its deadline or its latency, and none of those who run already
+    falls below its own. Of these the one with the fewest GPU-seconds is taken, which is the fastest, for a gang holds
+    the same GPUs everywhere; then the one that leaves the least in fragments, by best fit [R].
+
+    Rates and times are those that a predictor told by candidate allocations (`core.outlook`); what neighbours leave of
+    them follows Philly's measurements (`core.interference`, `core.neighbours`). A job that promises nothing goes where
+    nobody's promise breaks. So does one whose promise no placement could keep, even on an empty cluster, for lost
+    causes should hold up nobody [R]. Where nothing is known of a job, nothing can be judged, and it is placed as close
+    together as there is room for.
+
+    Two servers would halve the speed, and the job promises more:
+
+    >>> from cotenant.core.candidates import Candidate
+    >>> from cotenant.core.estimates import CandidateEstimate, Estimate
+    >>> from cotenant.core.gangs import Demand, Part
+    >>> from cotenant.core.jobs import JobSpec, Qos, Request, Role
+    >>> from cotenant.core.nodes import NodeShape
+    >>> role = Role("worker", 4, Request(gpu_milli=1000, cores=0))
+    >>> told = [CandidateEstimate(rate, allocation=Candidate(0, 1000, nodes)) for nodes, rate in ((1, 4.4), (2, 3.1))]
+    >>> gang = Gang(
+    ...     "a",
+    ...     (Part("worker", 4, Demand(1000)),),
+    ...     spec=JobSpec(roles=(role,), qos=Qos(rate_min_per_second=4.0)),
+    ...     estimate=Estimate(candidates=tuple(told)),
+    ... )
+    >>> ledger = Ledger([NodeShape(gpus=4, cores=8)] * 2)
+    >>> for node in (0, 1):
+    ...     _ = ledger.take(node, Demand(gpu_milli=1000), 2)
+    >>> print(KeepsPromises().place(gang, ledger, np.random.default_rng(0)))
+    QOS: would run at 3.1 steps/s on 2 servers; its QoS asks for 4; on one server it would run at 4.4: the best has \
+room for 2 of 4 replicas
+    """
+
+    name = "qos"
+    api_version = 1
+
+    @dataclass(frozen=True, slots=True)
+    class Options:
+        """What is believed of neighbours.
+
+        interference: what gangs on one server cost each other: as `philly` measured, or `none`.
+        """
+
+        interference: Literal["philly", "none"] = "philly"
+
+    def __init__(self, options: Options | None = None) -> None:
+        self.options = options or self.Options()
+        self._crowds = self.options.interference != "none"
+        self._scene: Scene = NOBODY
+        self._neighbours: Neighbours | None = None
+        self._roomless: dict[Hashable, tuple[int, Refusal]] = {}  # gangs for which there was no room, at which mark
+
+    def see(self, scene: Scene) -> None:
+        """Note who is where, and what time it is."""
+        self._scene = scene
+
+    def alike(self, gang: Gang) -> Hashable:
+        """Gangs that need the same and promise nothing; what promises something is like nobody else."""
+        spec = gang.spec
+        if spec is None or not (spec.qos.rate_min_per_second or spec.qos.latency_seconds or spec.deadline_seconds):
+            return needs(gang)
+        return needs(gang), spec.qos, spec.deadline_seconds, gang.estimate
+
+    def alike_seconds(self, gang: Gang) -> float:
+        """For ever; that a deadline comes closer is told by the refusal."""
+        return math.inf
+
+    def place(self, gang: Gang, ledger: Ledger, rng: np.random.Generator) -> Offer | Refusal:
+        """Offer the fastest places that keep all promises; else say whose stands in the way."""
+        known = self._roomless.get(needs(gang))
+        if known and known[0] == ledger.mark and self._neighbours and self._neighbours.ledger is ledger:
+            return known[1]
+        near = self._near(ledger)
+        view = outlook(gang, self._scene.now)
+        if view.bound and view.hopeless(fewest_nodes(gang, ledger)):
+            view = replace(view, promises=False)
+        search = Search(gang, view, ledger, near, crowds=self._crowds)
+        if found := search.best(ALL):
+            return found.offer
+        if not (anywhere := search.best(Heeded(own=False, kind=False))):
+            within = gang.locality or Locality.ANYWHERE
+            refusal = no_place(gang, ledger, within=within)
+            if len(self._roomless) >= REMEMBERED_MAX:
+                self._roomless.clear()
+            self._roomless[needs(gang)] = ledger.mark, refusal
+            return refusal
+        return self._broken(search, anywhere)
+
+    def bears(self, nodes: Sequence[int], ledger: Ledger) -> bool:
+        """Tell whether all on some nodes keep their promises beside each other."""
+        near = self._near(ledger)
+        return not self._crowds or bool((near.spare_milli[list(nodes)] >= 0).all())
+
+    def _near(self, ledger: Ledger) -> Neighbours:
+        if self._neighbours is None or self._neighbours.ledger is not ledger:
+            self._neighbours, self._roomless = Neighbours(ledger), {}
+        self._neighbours.follow(self._scene)
+        return self._neighbours
+
+    def _broken(self, search: Search, anywhere: Found) -> Refusal:
+        """Say whose promise every placement would break."""
+        told: list[str] = []
+        remedies: list[str] = []
+        numbers: dict[str, float] = {}
+        holds = math.inf
+        kind = search.best(Heeded(own=False))
+        own = search.best(Heeded(kind=False)) if kind is None else None
+        if kind is not None or own is None:
+            words, numbers = _own_in_words(search, kind or anywhere)
+            told.append(words)
+            remedies.append("jobs on one server finish, or the job promises less")
+            holds = _hopeless_in(search, self._scene.now)
+        if kind is None:
+            names = _slowed(search, own or anywhere, self._scene)
+            shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+            told.append(f"would slow {shown} below what {'it promises' if len(names) == 1 else 'they promise'}")
+            numbers["slowed_jobs"] = float(len(names))
+            remedies.append(f"{shown} {'finishes' if len(names) == 1 else 'finish'}")
+        return Refusal(Code.QOS, "; ".join(told), ", or ".join(remedies), numbers, search.gang.locality, False, holds)
+
+
+def _own_in_words(search: Search, found: Found) -> tuple[str, dict[str, float]]:
+    """Tell how the gang would run, and what it promises."""
+    view = search.view
+    pace, best = view.on(found.nodes), view.paces[0]
+    speed = pace.speed * found.left if pace else 0.0
+    where = "on one server" if found.nodes == 1 else f"on {found.nodes} servers"
+    numbers = {"speed": speed, "nodes": float(found.nodes)}
+    asked: str
+    if view.latency_seconds:
+        told = f"would answer too late {where}, beside its neighbours"
+        asked = f"its QoS asks for {view.latency_seconds:g} s"
+    elif view.rate_min_per_second and speed < view.rate_min_per_second * (1 - ROUNDING):
+        told = f"would run at {_rate(speed)} {where}" if pace else f"nobody knows how it would run {where}"
+        asked = f"its QoS asks for {view.rate_min_per_second:g}"
+        numbers["wanted"] = view.rate_min_per_second
+    else:
+        late = (pace.share / max(found.left, ROUNDING) - 1) * 100 if pace else math.inf
+        told = f"would need {late:.0f} % more time {where} than its deadline leaves"
+        told = told if pace else f"nobody knows how it would run {where}"
+        asked = "its QoS asks for an end by its deadline"
+    if view.latency_seconds or not view.rate_min_per_second:
+        better = "on servers without other gangs it would be in time"
+    else:
+        better = f"on {'one server' if best.nodes < 2 else 'the fewest servers'} it would run at {best.speed:.3g}"
+    part = max(search.gang.parts, key=lambda part: part.demand.gpu_milli)
+    room = int(np.minimum(search.ledger.room(part.demand), part.replicas).max(initial=0))
+    numbers["best_node_replicas"] = float(room)
+    return f"{told}; {asked}; {better}: the best has room for {room} of {plural(part.replicas, 'replica')}", numbers
+
+
+def _slowed(search: Search, found: Found, scene: Scene) -> list[str]:
+    """Name those whose promise a placement breaks."""
+    names = search.neighbours.broken_by(scene, search.own_milli(found.offer)) if search.crowds else []
+    if search.parted and not names:
+        names = search.neighbours.shared_with(scene, [share.node for share in found.offer])
+    return names
+
+
+def _hopeless_in(search: Search, now: float) -> float:
+    """In how long no placement can make the deadline any more, so that the gang goes anywhere."""
+    view = search.view
+    if math.isinf(view.until) or not view.paces:
+        return math.inf
+    return max(0.0, (view.until - now) * (1 - view.paces[0].share))
+
+
+def _rate(speed: float) -> str:
+    return f"{speed:.3g} steps/s"
