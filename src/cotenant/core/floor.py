@@ -231,8 +231,7 @@ class Floor:
         """Ask for places as if the last `count` victims were gone."""
         victims = self._victims[-count:]
         with self._ledger.undone():
-            for victim in victims:
-                _release_all(self._ledger, victim.holdings)
+            _release_all(self._ledger, (holding for victim in victims for holding in victim.holdings))
             return self._ask(gang, {victim.job_id for victim in victims}, kept=kept)
 
     def _ask(
@@ -281,8 +280,7 @@ class Floor:
 
     def reserve(self, gang: Gang, refusal: Refusal) -> Refusal:
         """Reserve places for a gang that was refused, if it starves and that is of use; adds it to the refusal."""
-        rule = self._reserving
-        useful = refusal.code in (Code.CAPACITY, Code.FRAGMENTED, Code.RESERVED)
+        rule, useful = self._reserving, refusal.code in (Code.CAPACITY, Code.FRAGMENTED, Code.QOS, Code.RESERVED)
         if not rule or not useful or not rule.starves(gang):
             return refusal
         if len(self.reservations) >= rule.most or not self._tries_left:

@@ -119,11 +119,12 @@ class Search:
             for left in self._levels(heeds, where):
                 if best and best.speed and most * left <= best.speed * (1 + ROUNDING):
                     break
-                if found := self._spread(heeds, left, where):
-                    yield found
-                    best = found if found.beats(best) else best
-                    if found.speed is None:
-                        return
+                for split in (True,) if len(self.gang.parts) == 1 else (False, True):
+                    if found := self._spread(heeds, left, where, split=split):
+                        yield found
+                        best = found if found.beats(best) else best
+                        if found.speed is None:
+                            return
 
     def _scopes(self) -> Iterator[NDArray[np.bool_] | None]:
         """Give racks that have room, the fullest first, then all nodes."""
@@ -158,9 +159,11 @@ class Search:
         least = self.view.paces[0].share - ROUNDING if heeds.own and self.view.bound else 0.0
         return sorted((left for left in found if left >= least), reverse=True)
 
-    def _spread(self, heeds: Heeded, left: float, where: NDArray[np.bool_] | None) -> Found | None:
-        """Put the gang on the fewest nodes that leave it as much as that."""
-        caps = self._caps(heeds, left)
+    def _spread(
+        self, heeds: Heeded, left: float, where: NDArray[np.bool_] | None, *, split: bool = False
+    ) -> Found | None:
+        """Put the gang on the fewest nodes that leave it as much as that; `split`: on two at least."""
+        caps = self._caps(heeds, left, split=split)
         used: set[int] = set()
 
         def place(part: Part, room: Counts) -> list[tuple[int, int]] | None:
@@ -178,12 +181,15 @@ class Search:
         offer = on_many(self.gang, self.ledger, place)
         return self._judge(offer, heeds) if offer is not None else None
 
-    def _caps(self, heeds: Heeded, left: float) -> Counts | None:
+    def _caps(self, heeds: Heeded, left: float, *, split: bool) -> Counts | None:
         """The most of the gang that may be on each node, in thousandths of GPUs; None: there is no bound."""
         if not self.crowds:
             return None
         near = self.neighbours
         caps = near.spare_milli.copy() if heeds.kind else np.full_like(near.spare_milli, 2**40)
+        if split:  # one server is judged otherwise than one of several
+            least = min(part.demand.gpu_milli for part in self.gang.parts if part.demand.gpu_milli)
+            np.minimum(caps, self.gang.gpu_milli - least, out=caps)
         worst = interference.ACROSS_SERVERS
         if self._judged and left > worst + ROUNDING:
             lost = max(1 - left, ROUNDING)

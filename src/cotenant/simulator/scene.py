@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 
+from cotenant.core.estimates import Estimate
 from cotenant.core.scenes import Resident
 from cotenant.core.table import Jobs
 from cotenant.simulator.lives import Life
