@@ -167,7 +167,7 @@ class Cluster:
     ) -> None:
         """Let an attempt hold other cores: with a `target`, those too until its nodes have changed them."""
         self.release(live)
-        live.allocation, live.target = allocation, target
+        live.allocation, live.target, live.gang = allocation, target, None
         self._resized.add(live.key[0])
         live.write_down()
         if self._ledger is not None:

@@ -75,7 +75,7 @@ class Following:
         """Note an estimate; True where sizes may follow from what is new in it, so that it is worth a commit."""
         worth = about_cores(estimate) != about_cores(live.record.estimate)
         live.record.estimate.CopyFrom(estimate)
-        live.told_seconds = time.time()
+        live.told_seconds, live.gang = time.time(), None
         self.of(live).estimate = None
         if worth:
             self._cluster.stirred.update(live.nodes)

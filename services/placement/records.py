@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from cotenant.core.allocations import NodeAllocation, both
 from cotenant.core.books import Book
+from cotenant.core.gangs import Gang
 from cotenant.core.ledger import Holding
 from cotenant.core.lifecycle import AttemptEvent, AttemptState, StopReason, next_state
 from cotenant.core.nodes import Inventory, NodeShape, shape_of
@@ -81,6 +82,7 @@ class Live:
     applied: dict[str, str] = field(default_factory=dict)  # what nodes said of it: "" where they did it, else why not
     turned_back: bool = False  # the resize takes it back to what it held before one that could not be applied
     ordering: bool = False  # the resize is being committed: its revision will be the epoch
+    gang: Gang | None = None  # as policies see it, once one has looked, until its cores or its estimate change
     told_seconds: float = 0.0  # when its estimate was told, in unix seconds; 0: before its start
     resize_after_seconds: float = 0.0  # a resize has failed: not before then again; 0: whenever
 

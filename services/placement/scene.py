@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from cotenant.core import cycle
 from cotenant.core.estimates import Estimate
+from cotenant.core.gangs import Gang
 from cotenant.core.lifecycle import AttemptState
 from cotenant.core.scenes import Resident
 from cotenant.rpc import estimates, translate
@@ -68,16 +69,25 @@ class Moment:
         return known
 
     def _made(self, live: Live) -> Resident:
-        attempt, spec = live.attempt, translate.spec_from_wire(live.record.spec)
+        if live.gang is None:
+            live.gang = _gang(live)
+        attempt, gang = live.attempt, live.gang
         since = translate.seconds(attempt.start_time if attempt.HasField("start_time") else attempt.assign_time)
-        estimate = _by_now(estimates.estimate_from_wire(live.record.estimate), self.now - max(since, live.told_seconds))
+        if gang.estimate.predictable:
+            gang = replace(gang, estimate=_by_now(gang.estimate, self.now - max(since, live.told_seconds)))
         return Resident(
-            cycle.gang_with(live.key[0], spec, estimate, own_cores_of(live, spec), attempt.sizing),
+            gang,
             self._cluster.firm(live),
             since,
-            preemptible=spec.preemptible and self._cluster.can_resize(live),
+            preemptible=not live.record.spec.not_preemptible and self._cluster.can_resize(live),
             stop_cost_seconds=self._costs.of(self.now - since),
         )
+
+
+def _gang(live: Live) -> Gang:
+    spec = translate.spec_from_wire(live.record.spec)
+    estimate = estimates.estimate_from_wire(live.record.estimate)
+    return cycle.gang_with(live.key[0], spec, estimate, own_cores_of(live, spec), live.attempt.sizing)
 
 
 def _by_now(estimate: Estimate, passed_seconds: float) -> Estimate:

@@ -29,6 +29,7 @@ class History:
     wrong: list[str] = field(default_factory=list)
     resizing: dict[str, list[resources_pb2.NodeAllocation]] = field(default_factory=dict)
     resizes: int = 0
+    moved: set[Key] = field(default_factory=set)  # attempts that were stopped to go on elsewhere
     revisions: int = 0
     _task: asyncio.Task[None] | None = None
 
@@ -64,6 +65,8 @@ class History:
             self.wrong.append(f"{job_id}/{before.number} was replaced while it was alive")
         if attempt:
             self.numbers[job_id] = attempt.number
+            if attempt.stop_reason == job_pb2.STOP_REASON_MIGRATED:
+                self.moved.add((job_id, attempt.number))
             if attempt.state not in (*ENDED, job_pb2.ATTEMPT_STATE_LOST):
                 self.live[job_id] = attempt
                 self.resizing[job_id] = list(stored.resizing)

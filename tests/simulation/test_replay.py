@@ -42,6 +42,21 @@ def test_a_recording_runs_again_byte_for_byte(recorded: Path) -> None:
     assert [path.name for path in recorded.parent.iterdir() if path.name.startswith(".")] == []
 
 
+def test_a_recording_with_moves_runs_again_byte_for_byte(tmp_path: Path) -> None:
+    (tmp_path / "jobs.csv").write_text(JOBS)
+    file = tmp_path / "events.jsonl"
+    given = ["queue.mode=backfill", "placement.settled_seconds=60", "simulator.preemption_cost_seconds=5"]
+    told = cotenant(
+        "simulate", "--trace", tmp_path / "jobs.csv", "--cluster", "3x4", "--placement", "locality", "--events", file,
+        *(word for option in given for word in ("--option", option)),
+    )  # fmt: skip
+    assert told.exit_code == 0, told.stderr
+    picked = cotenant("replay", file, "--kind", "migrated", "--json")
+    assert picked.stdout.count('"migrated"') > 1, "too little moved to prove anything"
+    again = cotenant("replay", "--check", file)
+    assert (again.exit_code, again.stdout[:10]) == (0, "the same: "), again.stderr
+
+
 def test_a_recording_is_the_same_in_either_form(tmp_path: Path) -> None:
     pytest.importorskip("pyarrow", reason="needs the extra `research`")
     scenario = Scenario("sample", "1x8", queue="las")

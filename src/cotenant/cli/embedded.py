@@ -20,6 +20,7 @@ from cotenant.rpc.policies import serve_policies
 from cotenant.rpc.server import Server
 from cotenant.services.contention import server as contention
 from cotenant.services.placement import server as placement
+from cotenant.services.placement.scene import StopCosts
 from cotenant.services.predictor import server as predictor
 from cotenant.services.predictor.profiler import ProfileRules
 from cotenant.services.queue import server as queue
@@ -53,6 +54,7 @@ class MeshConfig:
     lost_after_seconds: float = 300.0
     rules: Rules = RULES
     window_seconds: float = WINDOW_SECONDS  # over which the rates of running jobs are seen
+    checkpoint_seconds: float = 300.0  # jobs are taken to save their work about that often
     profile_seconds: float = 300.0  # what a profile of a running job may take; 0: none is made
 
 
@@ -144,6 +146,7 @@ class EmbeddedMesh:
             },
             heartbeat_seconds=config.heartbeat_seconds,
             lost_after_seconds=config.lost_after_seconds,
+            stop_costs=StopCosts(config.checkpoint_seconds),
         )
 
     def _queue(self) -> queue.QueueConfig:

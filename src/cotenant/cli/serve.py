@@ -141,6 +141,7 @@ def _service(service: str, told: Told) -> Coroutine[Any, Any, None]:
 
 def _placement(told: Told, common: dict[str, Any]) -> Coroutine[Any, Any, None]:
     from cotenant.services.placement.__main__ import serve as run
+    from cotenant.services.placement.scene import StopCosts
     from cotenant.services.placement.server import PlacementConfig
 
     settings, options = told.settings, told.options
@@ -153,6 +154,7 @@ def _placement(told: Told, common: dict[str, Any]) -> Coroutine[Any, Any, None]:
         },
         heartbeat_seconds=settings.heartbeat_seconds,
         lost_after_seconds=settings.lost_after_seconds,
+        stop_costs=StopCosts(settings.checkpoint_seconds),
     )
     return run(**common, config=config)
 

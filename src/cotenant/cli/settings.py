@@ -47,6 +47,7 @@ class Settings:
     reservations: int = 1
     window_seconds: float = 10.0
     profile_seconds: float = 300.0
+    checkpoint_seconds: float = 300.0
     options: Mapping[str, Mapping[str, str]] | None = None
 
     @property
@@ -116,6 +117,8 @@ def _unfit(key: str, value: Any) -> str:
     default = getattr(Settings(), key)
     if isinstance(default, bool) != isinstance(value, bool):
         return f"{key}: must be {_kind(default)}, not {value!r}"
+    if isinstance(value, int | float) and not isinstance(value, bool) and not value >= 0:
+        return f"{key}: must be 0 or more, not {value!r}"
     if isinstance(default, float) and isinstance(value, int):
         return ""
     return "" if isinstance(value, type(default)) else f"{key}: must be {_kind(default)}, not {value!r}"

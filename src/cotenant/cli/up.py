@@ -141,6 +141,7 @@ def mesh_config(settings: Settings, state_dir: Path, options: dict[str, dict[str
         lost_after_seconds=settings.lost_after_seconds,
         rules=rules_of(settings),
         window_seconds=settings.window_seconds,
+        checkpoint_seconds=settings.checkpoint_seconds,
         profile_seconds=settings.profile_seconds,
     )
 

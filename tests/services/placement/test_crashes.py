@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 
@@ -26,6 +27,7 @@ NODES, JOBS, CALLERS = 10, 240, 8
 AWAY = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
 WHOLE = HistoryLimit(revisions=1_000_000)
 Disturb = Callable[[Mesh, Random], Awaitable[None]]
+Story = Callable[[Random, int], job_pb2.JobSpec]
 
 
 async def kill_queue(mesh: Mesh, rng: Random) -> None:
@@ -58,9 +60,16 @@ def story(rng: Random, number: int) -> job_pb2.JobSpec:
     return spec(gpus=gpus, cores=cores, replicas=replicas, name=f"job {number}", retries_max=2)
 
 
-async def submit(mesh: Mesh, rng: Random, number: int) -> str:
+def close_together(rng: Random, number: int) -> job_pb2.JobSpec:
+    """A short job: a single one, or a gang that takes most of a small node and waits for one."""
+    replicas = rng.choice([1, 1, 3])
+    locality = job_pb2.LOCALITY_SERVER if replicas > 1 else job_pb2.LOCALITY_UNSPECIFIED
+    return spec(gpus=1, cores=2, replicas=replicas, locality=locality, name=f"job {number}")
+
+
+async def submit(mesh: Mesh, rng: Random, number: int, tell: Story) -> str:
     """Submit as a client does: the same call again until it is acknowledged."""
-    request = pb.CreateJobRequest(spec=story(rng, number), request_id=f"request-{number}")
+    request = pb.CreateJobRequest(spec=tell(rng, number), request_id=f"request-{number}")
     while True:
         try:
             response: pb.CreateJobResponse = await mesh.jobs.CreateJob(request, timeout=5)
@@ -72,10 +81,10 @@ async def submit(mesh: Mesh, rng: Random, number: int) -> str:
             return response.job.id
 
 
-async def call(mesh: Mesh, rng: Random, numbers: list[int], made: dict[int, str]) -> None:
+async def call(mesh: Mesh, rng: Random, numbers: list[int], made: dict[int, str], tell: Story) -> None:
     """One caller: submits, and now and then cancels what it has submitted."""
     for number in numbers:
-        made[number] = await submit(mesh, rng, number)
+        made[number] = await submit(mesh, rng, number, tell)
         if rng.random() < 0.05:
             try:
                 await mesh.jobs.CancelJob(pb.CancelJobRequest(id=made[number]), timeout=5)
@@ -106,19 +115,26 @@ async def ended(mesh: Mesh, ids: list[str]) -> bool:
 
 
 async def load(
-    mesh: Mesh, rng: Random, disturb: Disturb, refuses: Callable[[node_pb2.ResizeOrder], str] = lambda order: ""
+    mesh: Mesh,
+    rng: Random,
+    disturb: Disturb,
+    refuses: Callable[[node_pb2.ResizeOrder], str] = lambda order: "",
+    tell: Story = story,
+    *,
+    gpus: int = 8,
+    slower: float = 1.0,
 ) -> History:
     history = History()
     history.follow(mesh.store)
     for number in range(NODES):
-        agent = await mesh.agent(f"n{number}", run_seconds=0.02 + rng.random() * 0.1)
+        agent = await mesh.agent(f"n{number}", gpus=gpus, run_seconds=slower * (0.02 + rng.random() * 0.1))
         history.watch(agent)
         agent.cannot_resize = refuses
     made: dict[int, str] = {}
     done = asyncio.Event()
     trouble = asyncio.create_task(disturbed(mesh, rng, disturb, done))
     async with asyncio.timeout(60):
-        await asyncio.gather(*(call(mesh, rng, list(range(n, JOBS, CALLERS)), made) for n in range(CALLERS)))
+        await asyncio.gather(*(call(mesh, rng, list(range(n, JOBS, CALLERS)), made, tell) for n in range(CALLERS)))
     ids = sorted(made.values())
     assert len(set(ids)) == JOBS, "one request made two jobs, or two made one"
     done.set()
@@ -126,7 +142,7 @@ async def load(
     try:
         await eventually(lambda: ended(mesh, ids), 30)
     except TimeoutError:
-        await tell(mesh, ids)
+        await print_left(mesh, ids)
         raise
     for part in mesh.parts.values():
         part.store.failing = 0.0
@@ -144,7 +160,7 @@ async def nothing_left(mesh: Mesh) -> bool:
     return not await mesh.records_left("placement/attempts/") and not any(a.attempts for a in mesh.agents.values())
 
 
-async def tell(mesh: Mesh, ids: list[str]) -> None:
+async def print_left(mesh: Mesh, ids: list[str]) -> None:
     """Say what became of the jobs that have not ended."""
     for job_id in ids:
         job = await mesh.job(job_id)
@@ -197,3 +213,17 @@ async def test_services_and_agents_may_die_while_cores_change(
             mesh, rng, disturb, refuses=lambda order: "it is not its day" if rng.random() < 0.1 else ""
         )
     assert history.resizes > JOBS / 10, "too little changed to prove anything"
+
+
+@pytest.mark.parametrize("disturb", [kill_both, kill_agents])
+async def test_services_and_agents_may_die_while_jobs_move(disturb: Disturb) -> None:
+    """Every gang that waits for a server moves whom it can, as soon as it can."""
+    rng = Random(f"moving {disturb.__name__}")
+    options = {"locality": {"settled_seconds": "0", "gain_min": "0", "moves_max": "4"}}
+    config = without(QUICK, placement="locality", options=options, lost_after_seconds=60)
+    strict = replace(BACKFILL, options={"fifo": {"mode": "strict"}})
+    async with running(
+        MemoryStore(limit=WHOLE), queue_config=strict, placement_config=config, rng=rng, failing=0.01
+    ) as mesh:
+        history = await load(mesh, rng, disturb, tell=close_together, gpus=4, slower=5)
+    assert len(history.moved) > 3, "too little moved to prove anything"
