@@ -50,6 +50,15 @@ def test_a_user_cannot_pretend_to_hold_something_else() -> None:
     assert (seen["CUDA_VISIBLE_DEVICES"], seen["RANK"], seen["COTENANT_JOB_ID"], seen["MINE"]) == ("", "0", "liar", "1")
 
 
+def test_a_job_of_an_array_knows_which_one_it_is() -> None:
+    which = job_pb2.ArrayTask(array_id="a1", index=7, count=3, running_max=2)
+    spec = job_pb2.JobSpec(array_task=which, environment={"COTENANT_ARRAY_INDEX": "0"})
+    seen = variables(assignment("a1_7", ["x"], spec=spec))
+    names = ("COTENANT_ARRAY_ID", "COTENANT_ARRAY_INDEX", "COTENANT_ARRAY_COUNT")
+    assert [seen[name] for name in names] == ["a1", "7", "3"]
+    assert "COTENANT_ARRAY_ID" not in variables(gang(), rank=5)
+
+
 def test_cotenants_own_words() -> None:
     seen = variables(gang(), rank=5)
     assert (seen["COTENANT_ATTEMPT"], seen["COTENANT_CORES"], seen["COTENANT_PROGRESS"]) == ("1", "4,5", "/run/p")

@@ -11,11 +11,12 @@ import typer
 from google.protobuf.field_mask_pb2 import FieldMask
 
 from cotenant.cli import options, units, views
+from cotenant.cli.arrays import array_standing, is_array, read_array
 from cotenant.cli.flags import Flags
 from cotenant.cli.follow import standing
 from cotenant.cli.jobs import split_labels
 from cotenant.cli.mesh import Mesh, away, reach, told
-from cotenant.cli.names import find_jobs, phase_of
+from cotenant.cli.names import find_things, phase_of
 from cotenant.cli.outcome import CommandError, usage
 from cotenant.core.lifecycle import HOLDING, Phase
 from cotenant.core.priorities import parse_priority
@@ -39,11 +40,11 @@ def register(app: typer.Typer) -> None:
 
 
 def cancel(context: typer.Context, job_ids: options.JobIds, as_json: options.AsJson = False) -> None:
-    """End jobs. What runs gets its warning signal, and its grace, first.
+    """End jobs, or whole arrays. What runs gets its warning signal, and its grace, first.
 
     \b
     Example:
-      cotenant cancel ID ID
+      cotenant cancel ID ARRAY ARRAY_7
     """
     _change(
         context,
@@ -55,7 +56,7 @@ def cancel(context: typer.Context, job_ids: options.JobIds, as_json: options.AsJ
 
 
 def suspend(context: typer.Context, job_ids: options.JobIds, as_json: options.AsJson = False) -> None:
-    """Stop jobs, with their grace, and hold them back until they are resumed.
+    """Stop jobs or whole arrays, with their grace, and hold them back until they are resumed.
 
     \b
     Example:
@@ -71,7 +72,7 @@ def suspend(context: typer.Context, job_ids: options.JobIds, as_json: options.As
 
 
 def resume(context: typer.Context, job_ids: options.JobIds, as_json: options.AsJson = False) -> None:
-    """Let suspended jobs queue again.
+    """Let suspended jobs, or those of arrays, queue again.
 
     \b
     Example:
@@ -172,9 +173,10 @@ def _change(context: typer.Context, texts: Sequence[str], as_json: bool, act: Ac
     refusals: list[tuple[str, CommandError]] = []
 
     async def work(mesh: Mesh) -> None:
-        for job in await find_jobs(mesh, texts):
+        for job in await find_things(mesh, texts):
             try:
-                changed.append((await act(mesh, job)).job)
+                answer = (await act(mesh, job)).job
+                changed.append(await read_array(mesh, job.id) if is_array(job) else answer)
             except grpc.aio.AioRpcError as error:
                 if away(error.code()):
                     raise
@@ -200,4 +202,4 @@ def _print(jobs: Sequence[Job], as_json: bool, goal: Phase | None) -> None:
         return
     for job in jobs:
         sent = f"will be {goal}: " if goal and phase_of(job) in HOLDING else ""
-        print(f"{job.id} {sent}{standing(job)}")
+        print(f"{job.id} {array_standing(job) if is_array(job) else sent + standing(job)}")

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from cotenant.cli import units
+from cotenant.core.arrays import read_array
+from cotenant.core.dependencies import Condition
 from cotenant.core.jobs import JobKind, Locality
 from cotenant.core.priorities import parse_priority
 from cotenant.core.validate import shown
@@ -59,6 +61,7 @@ JOB = {
     "locality": Field("locality", "locality", _choice(Locality)),
     "profile": Field("profiled", "not_profiled", _profiled),
     "workdir": Field("working_directory", "working_directory"),
+    "array": Field("array", "array", read_array),
 }
 REQUEST = {
     "gpus": Field("gpu_milli", "resources.gpu_milli", units.parse_gpu_milli),
@@ -81,7 +84,8 @@ GOAL = {
     "steps": Field("fall_steps", "loss_goal.fall_steps", units.parse_integer),
 }
 PROGRESS = {"regex": Field("progress_regex", "progress.regex")}
-NESTED = ("command", "deadline", "env", "goal", "labels", "progress", "qos", "roles")
+AFTER = {"after": Condition.AFTER, "after_ok": Condition.AFTER_OK}
+NESTED = (*AFTER, "command", "deadline", "env", "goal", "labels", "progress", "qos", "roles")
 JOB_FIELDS = (*JOB, *SHORT_ROLE, *REQUEST, *NESTED)
 ROLE_FIELDS = (*ROLE, *REQUEST, "command")
 OTHER_NAMES = {  # what the wire, or another scheduler, calls a field
@@ -98,4 +102,7 @@ OTHER_NAMES = {  # what the wire, or another scheduler, calls a field
     "not_preemptible": "preemptible",
     "not_profiled": "profile",
     "args": "command",
+    "dependencies": "after_ok",
+    "depends_on": "after_ok",
+    "needs": "after_ok",
 }

@@ -17,12 +17,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from cotenant.cli import units
 from cotenant.cli.jobfields import (
+    AFTER,
     GOAL,
     JOB,
     JOB_FIELDS,
@@ -37,6 +38,7 @@ from cotenant.cli.jobfields import (
 )
 from cotenant.cli.located import Fault, Fields, Items, Node, Place, Text, compose, kind_of, overlay
 from cotenant.cli.outcome import CommandError, ExitCode, is_text, usage
+from cotenant.core.dependencies import Dependency
 from cotenant.core.jobs import JobSpec, Qos, Request, Role
 from cotenant.core.loss_goal import LossGoal
 from cotenant.core.options import did_you_mean
@@ -140,6 +142,7 @@ def read_jobs(text: str, source: str, now: float, above: Fields | None = None) -
             mistakes.append(Mistake(node.place, "", node.message))
             continue
         reader = _Reader(now)
+        node = _with_plain_keys(node)
         drafts.append(reader.job(overlay(node, above) if above else node))
         mistakes += sorted(reader.mistakes, key=lambda mistake: mistake.place[1:])
         if len(drafts) > JOBS_MAX:
@@ -195,6 +198,7 @@ class _Reader:
             labels=self._pairs(given, "labels", "labels"),
             qos=Qos(**qos),
             loss_goal=LossGoal(**goal),
+            dependencies=self._dependencies(given),
         )
         draft = Draft(spec, node.place, self._places)
         if isinstance(node, Fields):
@@ -279,6 +283,18 @@ class _Reader:
             **self._scalars(given, ROLE, wire, label), request=request, command=self._command(given, wire, label)
         )
 
+    def _dependencies(self, given: Mapping[str, tuple[Text, Node]]) -> tuple[Dependency, ...]:
+        """Read what comes first: a list of ids or names, or one text of them with commas between."""
+        found: list[Dependency] = []
+        for name, condition in AFTER.items():
+            node = given[name][1] if name in given else Items(self._place, ())
+            for item in node.items if isinstance(node, Items) else (node,):
+                text = self._text(item, f"dependencies[{len(found)}].id", name)
+                for word in [text] if isinstance(node, Items) else (text or "").split(","):
+                    self._places[f"dependencies[{len(found)}].id"] = item.place, name
+                    found.append(Dependency((word or "").strip(), condition))
+        return tuple(found)
+
     def _command(self, given: Mapping[str, tuple[Text, Node]], wire: str, label: str) -> tuple[str, ...]:
         """Read a command: a list is run as it stands, a text by the shell."""
         if "command" not in given:
@@ -332,6 +348,15 @@ class _Reader:
 
     def _report(self, place: Place, label: str, message: str) -> None:
         self.mistakes.append(Mistake(place, label, message))
+
+
+def _with_plain_keys(node: Node) -> Node:
+    """Take `after-ok` for `after_ok`, as options are written."""
+    if not isinstance(node, Fields):
+        return node
+    plain = [(key, key.text.replace("-", "_")) for key, _ in node.entries]
+    keys = [replace(key, text=name) if name in JOB_FIELDS else key for key, name in plain]
+    return replace(node, entries=tuple(zip(keys, (value for _, value in node.entries), strict=True)))
 
 
 def _meant(name: str, known: Iterable[str]) -> str:

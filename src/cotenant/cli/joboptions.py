@@ -61,6 +61,9 @@ TEXTS = (
     JobOption("retries", "N", "How many times a failed attempt is tried again."),
     JobOption("grace", "DURATION", "Between the warning signal and the kill; 30s by default."),
     JobOption("signal", "SIGNAL", "The warning signal; SIGTERM by default."),
+    JobOption("after", "ID,…", "Starts once these jobs or arrays have ended, however: ids, or names in the same file."),
+    JobOption("after_ok", "ID,…", "Starts once these have succeeded; cancelled where one has not."),
+    JobOption("array", "INDICES", "Many jobs, one for each index: 0-99, 1,3,5-9, or 0-99%10 for 10 at once."),
     JobOption("workdir", "DIR", "Where it starts; a directory of its own by default."),
 )
 PAIRS = (

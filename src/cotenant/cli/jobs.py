@@ -10,9 +10,10 @@ from typing import Annotated, Any
 import typer
 
 from cotenant.cli import options, units, views
+from cotenant.cli.arrays import array_standing, is_array, leading
 from cotenant.cli.flags import Flags
 from cotenant.cli.mesh import Mesh, reach
-from cotenant.cli.names import phase_of
+from cotenant.cli.names import find_thing, phase_of
 from cotenant.cli.outcome import note, usage
 from cotenant.cli.render import Column, joined, print_table
 from cotenant.cli.watch import changes, live_table
@@ -64,17 +65,20 @@ def jobs(
     label: Annotated[list[str] | None, typer.Option(metavar="K=V", help="Only jobs with this label.")] = None,
     everything: Annotated[bool, typer.Option("--all", "-a", help="Also jobs that have ended, and all pages.")] = False,
     limit: Annotated[int, typer.Option(min=1, help="How many at most, newest first.")] = LIMIT_DEFAULT,
+    array: Annotated[str, typer.Option(metavar="ID", help="Only jobs of this array, by index.")] = "",
+    expand: Annotated[bool, typer.Option("--expand", help="Each job of an array in a row of its own.")] = False,
     wide: Annotated[bool, typer.Option("--wide", help="Also kind, tenant, queue and priority.")] = False,
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Go on showing them as they change.")] = False,
     as_json: options.AsJson = False,
 ) -> None:
-    """List jobs, newest first; ended ones only with --all or --phase.
+    """List jobs, newest first; ended ones only with --all or --phase. An array has one row.
 
     \b
     Examples:
       cotenant jobs --watch
       cotenant jobs --all --tenant vision --label project=vision
       cotenant jobs --phase queued --json
+      cotenant jobs --all --array ID
     """
     wanted = JobFilter(tenant=tenant, queue=queue, name=name, node_id=node, labels=split_labels(label or []))
     flags = Flags.of(context)
@@ -84,13 +88,17 @@ def jobs(
             reach(flags, lambda mesh: _watch(mesh, wanted, shown, wide, as_json))
         return
     wanted.phases.extend(_phases(phase or [], everything))
-    found, total = reach(flags, lambda mesh: _listed(mesh, wanted, None if everything else limit))
+    folded = not (expand or array or as_json)
+    limit_now = None if everything else limit
+    found, total = reach(flags, lambda mesh: _listed(mesh, wanted, limit_now, array, fold_arrays=folded))
+    if array:
+        found.sort(key=lambda job: job.spec.array_task.index)
     now = time.time()
-    rows = [views.job_view(job, now) for job in found]
     if as_json:
-        views.print_json(rows)
+        views.print_json([views.job_view(job, now) for job in found])
         return
-    print_table(WIDE if wide else COLUMNS, [_row(view, wide) for view in rows], nothing=_nothing(everything))
+    rows = [_row(_view(job, now), wide) for job in found]
+    print_table(WIDE if wide else COLUMNS, rows, nothing=_nothing(everything))
     if total > len(found):
         note(f"{total - len(found)} more; --limit or --all shows them")
 
@@ -114,13 +122,35 @@ def _phases(chosen: Sequence[Phase], everything: bool) -> list[JobPhase.ValueTyp
     return [JobPhase.Value(f"JOB_PHASE_{phase.name}") for phase in chosen or Phase if chosen or phase not in ENDED]
 
 
-async def _listed(mesh: Mesh, wanted: JobFilter, limit: int | None) -> tuple[list[Job], int]:
+def _view(job: Job, now: float) -> dict[str, Any]:
+    """Tell of a job, or of a whole array as if it were one."""
+    view = views.job_view(job, now)
+    if not job.array_phases:
+        return view
+    return view | {
+        "id": job.spec.array_task.array_id,
+        "phase": str(leading(job)),
+        "times": job.spec.array_task.count,
+        "standing": array_standing(job),
+    }
+
+
+async def _listed(
+    mesh: Mesh, wanted: JobFilter, limit: int | None, array: str, *, fold_arrays: bool
+) -> tuple[list[Job], int]:
     """Read pages until there are enough jobs; also tell how many there are in all."""
+    if array:
+        found_array = await find_thing(mesh, array)
+        if not is_array(found_array):
+            raise usage(f"{found_array.id} is no array", hint="`cotenant jobs` lists arrays in one row each")
+        wanted.array_id = found_array.id
     found: list[Job] = []
     token, total = "", 0
     while limit is None or len(found) < limit:
         size = PAGE_SIZE_MAX if limit is None else min(PAGE_SIZE_MAX, limit - len(found))
-        page = await mesh.jobs.ListJobs(ListJobsRequest(filter=wanted, page_size=size, page_token=token))
+        page = await mesh.jobs.ListJobs(
+            ListJobsRequest(filter=wanted, page_size=size, page_token=token, fold_arrays=fold_arrays)
+        )
         found += page.jobs
         total, token = page.total_size, page.next_page_token
         if not token:
@@ -168,6 +198,9 @@ def _row(view: dict[str, Any], wide: bool) -> list[str]:
 def cells(view: dict[str, Any]) -> list[str]:
     """Write a job's phase, size, times and place."""
     ran = view["run_seconds"]
+    if "times" in view:
+        times, cores = view["times"], units.write_cores(view["cores"])
+        return [view["phase"], f"{times} × {view['gpus']:g}", f"{times} × {cores}", "-", "-", view["standing"]]
     return [
         view["phase"],
         f"{view['gpus']:g}",

@@ -9,7 +9,9 @@ from typing import Any
 import yaml
 
 from cotenant.cli import units
+from cotenant.cli.jobfields import AFTER
 from cotenant.cli.jobfile import SHELL
+from cotenant.core.dependencies import Condition
 from cotenant.core.jobs import JobSpec, Qos, Role
 from cotenant.core.loss_goal import LossGoal
 
@@ -87,6 +89,8 @@ def _document(spec: JobSpec) -> dict[str, Any]:
         "labels": dict(spec.labels),
         "env": dict(spec.environment),
         "workdir": spec.working_directory,
+        "array": str(spec.array) if spec.array else None,
+        **{name: _after(spec, condition) for name, condition in AFTER.items()},
     }
     if single:
         fields |= {f"{'role' if name == 'name' else name}": value for name, value in _role(spec.roles[0]).items()}
@@ -94,6 +98,10 @@ def _document(spec: JobSpec) -> dict[str, Any]:
     if not single:
         fields["roles"] = [_given(_role(role) | {"command": _command(role.command)}) for role in spec.roles]
     return _given(fields)
+
+
+def _after(spec: JobSpec, condition: Condition) -> list[str]:
+    return [one.job_id for one in spec.dependencies if one.condition is condition]
 
 
 def _command(words: tuple[str, ...]) -> _Script | list[str]:

@@ -12,6 +12,7 @@ from cotenant.cli.mesh import Mesh
 from cotenant.cli.outcome import CommandError, usage
 from cotenant.core.lifecycle import Phase
 from cotenant.core.options import nearest
+from cotenant.rpc.errors import from_error
 from cotenant.rpc.translate import PHASES
 from cotenant.v1.job_pb2 import Job
 from cotenant.v1.job_service_pb2 import GetJobRequest, GetJobResponse, JobFilter, ListJobsRequest
@@ -22,11 +23,11 @@ PAGE_SIZE = 1000
 CANDIDATES_SHOWN_MAX = 10
 
 
-async def all_jobs(mesh: Mesh, wanted: JobFilter | None = None) -> AsyncIterator[Job]:
-    """Yield all matching jobs, newest first, page after page."""
+async def all_jobs(mesh: Mesh, wanted: JobFilter | None = None, *, fold_arrays: bool = False) -> AsyncIterator[Job]:
+    """Yield all matching jobs, newest first, page after page; with `fold_arrays` only one of each array."""
     token = ""
     while True:
-        request = ListJobsRequest(filter=wanted, page_size=PAGE_SIZE, page_token=token)
+        request = ListJobsRequest(filter=wanted, page_size=PAGE_SIZE, page_token=token, fold_arrays=fold_arrays)
         page = await mesh.jobs.ListJobs(request)
         for job in page.jobs:
             yield job
@@ -53,18 +54,42 @@ async def find_job(mesh: Mesh, text: str) -> Job:
     Raises:
         CommandError: no job is meant, or more than one.
     """
+    found = await find_thing(mesh, text)
+    if found.id == found.spec.array_task.array_id:
+        first, count = f"{found.id}_{found.spec.array_task.index}", found.spec.array_task.count
+        raise usage(f"{found.id} is an array of {count} jobs", hint=f"name one of them, such as {first}")
+    return found
+
+
+async def find_thing(mesh: Mesh, text: str) -> Job:
+    """Find the job or the array that is meant; an array as one of its jobs that has the array's id.
+
+    Raises:
+        CommandError: nothing is meant, or more than one.
+    """
     try:
         exact: GetJobResponse = await mesh.jobs.GetJob(GetJobRequest(id=text))
         return exact.job
     except grpc.aio.AioRpcError as error:
-        if error.code() not in (grpc.StatusCode.NOT_FOUND, grpc.StatusCode.INVALID_ARGUMENT):
+        is_array = from_error(error).reason == "IS_ARRAY"
+        if not is_array and error.code() not in (grpc.StatusCode.NOT_FOUND, grpc.StatusCode.INVALID_ARGUMENT):
             raise
-    return choose(text, [job async for job in all_jobs(mesh)], "job", _told_job)
+    known = [job async for job in all_jobs(mesh, JobFilter(array_id=text) if is_array else None, fold_arrays=True)]
+    for job in known:
+        job.id = job.spec.array_task.array_id or job.id
+    if is_array:
+        return known[0]
+    head, separator, index = text.rpartition("_")
+    if separator and index.isdecimal():
+        array = choose(head, [job for job in known if job.spec.HasField("array_task")], "array", _told_job)
+        exact = await mesh.jobs.GetJob(GetJobRequest(id=f"{array.id}_{int(index)}"))
+        return exact.job
+    return choose(text, known, "job", _told_job)
 
 
-async def find_jobs(mesh: Mesh, texts: Sequence[str]) -> list[Job]:
-    """Find all jobs that are meant, each one once, before anything is done to any."""
-    found = [await find_job(mesh, text) for text in texts]
+async def find_things(mesh: Mesh, texts: Sequence[str]) -> list[Job]:
+    """Find all jobs and arrays that are meant, each one once, before anything is done to any."""
+    found = [await find_thing(mesh, text) for text in texts]
     return list({job.id: job for job in found}.values())
 
 
@@ -96,7 +121,8 @@ def choose(text: str, known: Iterable[T], kind: str, show: Callable[[T], str]) -
     if matching:
         raise _ambiguous(text, kind, [show(one) for one in matching])
     near = nearest(text, (one.id for one in everything))
-    hint = f"did you mean {' or '.join(near)}?" if near else f"`cotenant {kind}s` lists them"
+    lists = "nodes" if kind == "node" else "jobs"
+    hint = f"did you mean {' or '.join(near)}?" if near else f"`cotenant {lists}` lists them"
     raise usage(f"there is no {kind} {text!r}", hint=hint)
 
 

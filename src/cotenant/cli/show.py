@@ -5,26 +5,30 @@ from __future__ import annotations
 import shlex
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Annotated
 
 import typer
 
 from cotenant.cli import options, units, views
+from cotenant.cli.arrays import array_standing, counts, is_array, read_array, read_tasks, spec_of
 from cotenant.cli.estimates import estimate_card, estimate_view
 from cotenant.cli.flags import Flags
 from cotenant.cli.follow import exit_words
 from cotenant.cli.jobwriter import write_jobs
 from cotenant.cli.mesh import Mesh, reach
-from cotenant.cli.names import find_job, phase_of
+from cotenant.cli.names import find_thing, phase_of
 from cotenant.cli.render import print_card
+from cotenant.core.arrays import of_indices
 from cotenant.core.lifecycle import ENDED
 from cotenant.core.priorities import in_words
 from cotenant.core.refusals import gpus, plural
 from cotenant.rpc.translate import spec_from_wire
-from cotenant.v1.job_pb2 import Job, LossGoal, Qos
+from cotenant.v1.job_pb2 import DEPENDENCY_CONDITION_AFTER, DEPENDENCY_CONDITION_AFTER_OK, Job, LossGoal, Qos
 from cotenant.v1.job_service_pb2 import ExplainJobRequest, ExplainJobResponse
 
 CORES_SHOWN_MAX = 12
+AFTER_WORDS = {DEPENDENCY_CONDITION_AFTER: "after", DEPENDENCY_CONDITION_AFTER_OK: "after success of"}
 Pairs = Iterator[tuple[str, str]]
 
 
@@ -41,15 +45,17 @@ def show(
     ] = False,
     as_json: options.AsJson = False,
 ) -> None:
-    """Show all that is known of a job.
+    """Show all that is known of a job, or of an array.
 
     \b
     Examples:
       cotenant show ID
       cotenant show --file ID > again.yaml
     """
-    job, estimate = reach(Flags.of(context), lambda mesh: _asked(mesh, job_id))
-    if as_file:
+    job, estimate, tasks = reach(Flags.of(context), lambda mesh: _asked(mesh, job_id))
+    if tasks:
+        _show_array(job, tasks, as_file, as_json)
+    elif as_file:
         print(write_jobs([spec_from_wire(job.spec)]), end="")
     elif as_json:
         views.print_json({**views.job_view(job, time.time()), "estimate": estimate})
@@ -57,13 +63,39 @@ def show(
         print_card([*_card(job, time.time()), *(estimate_card(estimate) if estimate else ())])
 
 
-async def _asked(mesh: Mesh, job_id: str) -> tuple[Job, views.View | None]:
-    """Read a job, and what the predictor says of it while it has not ended."""
-    job = await find_job(mesh, job_id)
+async def _asked(mesh: Mesh, job_id: str) -> tuple[Job, views.View | None, list[Job]]:
+    """Read a job, and what the predictor says of it while it has not ended; or an array and its jobs."""
+    job = await find_thing(mesh, job_id)
+    if is_array(job):
+        return await read_array(mesh, job.id), None, await read_tasks(mesh, job.id)
     if phase_of(job) in ENDED:
-        return job, None
+        return job, None, []
     told: ExplainJobResponse = await mesh.jobs.ExplainJob(ExplainJobRequest(id=job.id))
-    return job, estimate_view(told.estimate) if told.HasField("estimate") else None
+    return job, estimate_view(told.estimate) if told.HasField("estimate") else None, []
+
+
+def _show_array(array: Job, tasks: list[Job], as_file: bool, as_json: bool) -> None:
+    now, wanted = time.time(), spec_of(tasks)
+    if as_file:
+        print(write_jobs([replace(spec_from_wire(array.spec), array=wanted)]), end="")
+    elif as_json:
+        jobs = [views.job_view(job, now) for job in tasks]
+        views.print_json({"id": array.id, "array": str(wanted), "phases": counts(array), "jobs": jobs})
+    else:
+        print_card(_array_card(array, str(of_indices(wanted.indices))))
+
+
+def _array_card(array: Job, indices: str) -> Pairs:
+    spec = array.spec
+    yield "id", array.id
+    yield "name", spec.name
+    yield "array", f"{plural(spec.array_task.count, 'job')}: {indices}"
+    yield "at once", str(spec.array_task.running_max or "")
+    yield "jobs", array_standing(array)
+    yield "tenant, queue", f"{spec.tenant}, {spec.queue}"
+    yield from _wishes(array)
+    yield "submitted", views.time_of(array, "create_time") or ""
+    yield "submitted by", array.submitter
 
 
 def _card(job: Job, now: float) -> Pairs:
@@ -74,6 +106,8 @@ def _card(job: Job, now: float) -> Pairs:
     if view["reason"]:
         yield "waits for", f"{view['reason']['code']}: {view['reason']['detail']}"
         yield "remedy", view["reason"]["remedy"]
+    if told := view["array"]:
+        yield "array", f"{told['id']}, index {told['index']} of {told['count']} jobs"
     yield "kind", view["kind"]
     yield "tenant, queue", f"{view['tenant']}, {view['queue']}"
     yield from _wishes(job)
@@ -97,6 +131,8 @@ def _wishes(job: Job) -> Pairs:
     yield "preemptible", "no" if spec.not_preemptible else ""
     yield "locality", views.locality_of(spec)
     yield "labels", ", ".join(f"{key}={value}" for key, value in sorted(spec.labels.items()))
+    for condition, word in AFTER_WORDS.items():
+        yield word, ", ".join(one.id for one in spec.dependencies if one.condition == condition)
     yield "deadline", views.time_of(spec, "deadline") or ""
     yield "working directory", spec.working_directory
     yield "progress rule", spec.progress.regex

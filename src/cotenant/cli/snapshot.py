@@ -19,6 +19,7 @@ from cotenant.cli.outcome import note, usage
 from cotenant.cli.render import print_card
 from cotenant.cli.tenants import all_tenants
 from cotenant.core.lifecycle import Phase
+from cotenant.core.refusals import Code
 from cotenant.rpc import translate
 from cotenant.v1.job_pb2 import Job
 from cotenant.v1.job_service_pb2 import JobFilter
@@ -99,7 +100,12 @@ async def _take(mesh: Mesh) -> snapshots.Snapshot:
 
     now = time.time()
     wanted = JobFilter(phases=[translate.PHASES.to_wire(phase) for phase in PHASES])
-    jobs = sorted([job async for job in all_jobs(mesh, wanted)], key=lambda job: job.create_time.ToNanoseconds())
+    found = sorted([job async for job in all_jobs(mesh, wanted)], key=lambda job: job.create_time.ToNanoseconds())
+    jobs = [job for job in found if job.refusal.code != Code.DEPENDENCY]
+    if len(jobs) < len(found):
+        note(f"jobs that wait for others are left out: {len(found) - len(jobs):,}")
+    if held := sum(job.refusal.code == Code.ARRAY_LIMIT for job in jobs):
+        note(f"jobs that wait for the limit of their array, which a simulation does not know: {held:,}")
     nodes = [node async for node in all_nodes(mesh)]
     estimates = [estimate async for estimate in _estimates(mesh, jobs)]
     tenants = [tenant_of(tenant) async for tenant in all_tenants(mesh)]

@@ -12,13 +12,15 @@ import grpc.aio
 import typer
 
 from cotenant.cli import options, views
+from cotenant.cli.arrays import as_array, is_array, read_tasks
 from cotenant.cli.flags import Flags
 from cotenant.cli.follow import Output, Teller, ended, ending, follow, is_gang, try_to_copy
-from cotenant.cli.jobfile import BadJobs, Draft
+from cotenant.cli.jobfile import BadJobs, Draft, Mistake
 from cotenant.cli.joboptions import TailCommand, read_drafts, takes_job
+from cotenant.cli.joborder import Step, arrange
 from cotenant.cli.located import Fields
 from cotenant.cli.mesh import Mesh, away, exit_code, reach, told
-from cotenant.cli.names import phase_of
+from cotenant.cli.names import find_thing, phase_of
 from cotenant.cli.outcome import CommandError, ExitCode, note, usage
 from cotenant.core.lifecycle import Phase
 from cotenant.rpc.errors import Problem, from_error
@@ -27,6 +29,7 @@ from cotenant.v1.job_pb2 import Job
 from cotenant.v1.job_service_pb2 import CreateJobRequest, ReadLogsRequest
 
 REQUEST_ID_LENGTH_MAX = 120  # leaves room for a number behind it
+FAILED_SHOWN_MAX = 20
 
 
 def register(app: typer.Typer) -> None:
@@ -53,7 +56,8 @@ def submit(
 ) -> None:
     """Submit jobs from files, or one from options; print their ids.
 
-    Options go over each job of the files. All jobs are checked before the first one is submitted.
+    Options go over each job of the files. All jobs are checked before the first one is submitted. --array makes many
+    jobs of one; --after and --after-ok let it wait for others.
 
     \b
     Examples:
@@ -61,18 +65,20 @@ def submit(
       cotenant submit --cpus 4 --memory 8GiB --env DATA=/data -- ./preprocess
       cotenant submit --example > job.yaml
       cotenant submit job.yaml --tenant vision
+      cotenant submit --array 0-99%10 --cpus 1 -- ./sweep
+      cotenant submit --after-ok ID -- python3 evaluate.py
     """
     if example:
         print(example_text(), end="")
         return
     if len(request_id) > REQUEST_ID_LENGTH_MAX:
         raise usage(f"--request-id: at most {REQUEST_ID_LENGTH_MAX} characters are taken, not {len(request_id)}")
-    drafts = read_drafts(files or [], job, time.time())
-    if following and len(drafts) > 1:
+    steps = arrange(read_drafts(files or [], job, time.time()))
+    if following and (len(steps) > 1 or steps[0].draft.spec.array):
         raise usage("--follow prints the output of one job", hint="--wait prints that of several, each at its end")
     taken: list[Job] = []
     try:
-        reach(Flags.of(context), lambda mesh: _submit(mesh, drafts, request_id, dry_run, taken))
+        reach(Flags.of(context), lambda mesh: _submit(mesh, steps, request_id, dry_run, taken))
         if wait or following:
             taken[:] = reach(Flags.of(context), lambda mesh: _wait(mesh, taken, following, quiet=as_json))
     except KeyboardInterrupt:
@@ -90,25 +96,51 @@ def example_text() -> str:
     return resources("cotenant.cli").joinpath("example.yaml").read_text(encoding="utf-8")
 
 
-async def _submit(mesh: Mesh, drafts: Sequence[Draft], request_id: str, dry_run: bool, taken: list[Job]) -> None:
-    """Check all jobs where there are several, then submit one after the other, in their order."""
-    if dry_run or len(drafts) > 1:
-        checked = await _check(mesh, drafts)
+async def _submit(mesh: Mesh, steps: Sequence[Step], request_id: str, dry_run: bool, taken: list[Job]) -> None:
+    """Check all jobs where there are several, then submit one after the other; `taken` has them as they were read."""
+    steps = await _found(mesh, steps)
+    if dry_run or len(steps) > 1:
+        checked = await _check(mesh, steps)
         if dry_run:
             taken += checked
             return
-    for index, draft in enumerate(drafts):
-        own_id = f"{request_id}/{index}" if request_id and len(drafts) > 1 else request_id
+    made: dict[int, Job] = {}
+    for step in steps:
+        own_id = f"{request_id}:{step.number}" if request_id and len(steps) > 1 else request_id
+        spec = step.spec({number: job.id for number, job in made.items()})
         try:
-            answer = await mesh.jobs.CreateJob(CreateJobRequest(spec=spec_to_wire(draft.spec), request_id=own_id))
+            answer = await mesh.jobs.CreateJob(CreateJobRequest(spec=spec_to_wire(spec), request_id=own_id))
         except grpc.aio.AioRpcError as error:
             if taken:
                 note(f"submitted before that: {' '.join(job.id for job in taken)}")
-            raise refused([(draft, from_error(error))]) from error
-        taken.append(answer.job)
+            raise refused([(step.draft, from_error(error))]) from error
+        made[step.number] = as_array(answer.job) if step.draft.spec.array else answer.job
+        taken[:] = [made[number] for number in sorted(made)]
 
 
-async def _check(mesh: Mesh, drafts: Sequence[Draft]) -> list[Job]:
+async def _found(mesh: Mesh, steps: Sequence[Step]) -> list[Step]:
+    """Put ids for what users write of them: the beginning or the end is enough.
+
+    Raises:
+        BadJobs: naming all that is waited for but is not there.
+    """
+    ids: dict[str, str] = {}
+    mistakes: list[Mistake] = []
+    found = []
+    for step in steps:
+        for place, text in step.others():
+            try:
+                ids[text] = ids.get(text) or (await find_thing(mesh, text)).id
+            except CommandError as error:
+                hint = f"; {error.hint}" if error.hint else ""
+                mistakes.append(step.draft.mistake(f"spec.dependencies[{place}].id", f"{error.message}{hint}"))
+        found.append(step.with_ids({place: ids[text] for place, text in step.others() if text in ids}))
+    if mistakes:
+        raise BadJobs("the submission", mistakes)
+    return found
+
+
+async def _check(mesh: Mesh, steps: Sequence[Step]) -> list[Job]:
     """Ask whether each job would be taken.
 
     Raises:
@@ -116,13 +148,14 @@ async def _check(mesh: Mesh, drafts: Sequence[Draft]) -> list[Job]:
     """
     jobs: list[Job] = []
     problems: list[tuple[Draft, Problem]] = []
-    for draft in drafts:
+    for step in steps:
         try:
-            answer = await mesh.jobs.CreateJob(CreateJobRequest(spec=spec_to_wire(draft.spec), validate_only=True))
+            spec = spec_to_wire(step.spec({}))
+            answer = await mesh.jobs.CreateJob(CreateJobRequest(spec=spec, validate_only=True))
         except grpc.aio.AioRpcError as error:
             if away(error.code()):
                 raise
-            problems.append((draft, from_error(error)))
+            problems.append((step.draft, from_error(error)))
         else:
             jobs.append(answer.job)
     if problems:
@@ -155,7 +188,7 @@ async def _wait(mesh: Mesh, jobs: Sequence[Job], following: bool, quiet: bool) -
         [job] = jobs
         output = Output(sys.stdout.buffer, marked=is_gang(job))
         return [await follow(mesh, job.id, ReadLogsRequest(id=job.id), output, teller)]
-    last = {job.id: job for job in jobs}
+    last = {one.id: one for job in jobs for one in (await read_tasks(mesh, job.id) if is_array(job) else [job])}
     async for job in ended(mesh, list(last), teller):
         last[job.id] = job
         if not quiet and job.HasField("attempt"):
@@ -191,5 +224,7 @@ def _print(jobs: Sequence[Job], as_json: bool, dry_run: bool, waited: bool) -> N
 def _failure(failed: Sequence[Job]) -> CommandError:
     if len(failed) == 1:
         return CommandError(f"{failed[0].id} {ending(failed[0])}", code=ExitCode.FAILED)
-    lines = [f"{job.id} {ending(job)}" for job in failed]
+    lines = [f"{job.id} {ending(job)}" for job in failed[:FAILED_SHOWN_MAX]]
+    if len(failed) > FAILED_SHOWN_MAX:
+        lines.append(f"and {len(failed) - FAILED_SHOWN_MAX:,} more")
     return CommandError(f"{len(failed)} jobs did not succeed", details=lines, code=ExitCode.FAILED)

@@ -20,7 +20,7 @@ from cotenant.core.refusals import Refusal as Reason
 from cotenant.core.refusals import Wait
 from cotenant.rpc import refusals
 from cotenant.rpc.translate import ATTEMPT_STATES, KINDS, LOCALITIES, seconds
-from cotenant.v1.job_pb2 import Attempt, ExitStatus, Job, JobSpec, Refusal
+from cotenant.v1.job_pb2 import Attempt, Dependency, DependencyCondition, ExitStatus, Job, JobSpec, Refusal
 from cotenant.v1.node_service_pb2 import Node, NodeState
 from cotenant.v1.resources_pb2 import NodeAllocation
 
@@ -65,6 +65,8 @@ def job_view(job: Job, now: float) -> View:
         "wait_seconds": wait_seconds(job, now),
         "run_seconds": run_seconds(job, now),
         "deadline": time_of(spec, "deadline"),
+        "dependencies": [dependency_view(one) for one in spec.dependencies],
+        "array": array_view(spec) if spec.HasField("array_task") else None,
         "reason": reason_view(job.refusal) if job.HasField("refusal") else None,
         "attempt": attempt_view(job.attempt) if job.HasField("attempt") else None,
         "past_attempts": [attempt_view(attempt) for attempt in job.past_attempts],
@@ -75,6 +77,23 @@ def job_view(job: Job, now: float) -> View:
         "migrations": job.migrations,
         "attained_gpu_seconds": job.attained_gpu_seconds,
         "attained_core_seconds": job.attained_core_seconds,
+    }
+
+
+def dependency_view(dependency: Dependency) -> View:
+    """Tell of a job that comes first."""
+    strictly = dependency.condition != DependencyCondition.DEPENDENCY_CONDITION_AFTER
+    return {"id": dependency.id, "condition": "after_ok" if strictly else "after"}
+
+
+def array_view(spec: JobSpec) -> View:
+    """Tell which job of an array one is."""
+    task = spec.array_task
+    return {
+        "id": task.array_id,
+        "index": task.index,
+        "count": task.count,
+        "running_max": task.running_max or None,
     }
 
 
