@@ -209,8 +209,8 @@ def test_explain_json_has_the_same(shell: Shell, jobs: list[str]) -> None:
 KEYS = {
     "job": (
         "id name kind phase phase_reason tenant queue priority priority_class submitter labels replicas gpus cores "
-        "memory_bytes nodes create_time start_time end_time wait_seconds run_seconds deadline dependencies array reason "
-        "attempt past_attempts progress failures retries preemptions migrations attained_gpu_seconds "
+        "memory_bytes nodes create_time start_time end_time wait_seconds run_seconds deadline dependencies array "
+        "reason attempt past_attempts progress failures retries preemptions migrations attained_gpu_seconds "
         "attained_core_seconds estimate"
     ),
     "reason": "code detail remedy numbers wait locality since holds_seconds",
