@@ -23,6 +23,7 @@ from cotenant.services.placement.committer import Committer, Fenced, Halted, Too
 from cotenant.services.placement.dealing import Dealing
 from cotenant.services.placement.feed import Feed
 from cotenant.services.placement.following import Following
+from cotenant.services.placement.forecasting import Forecasting
 from cotenant.services.placement.kinds import Kinds
 from cotenant.services.placement.leadership import Leadership
 from cotenant.services.placement.outputs import Outputs
@@ -64,9 +65,7 @@ class Placement(placement_grpc.PlacementServiceServicer, node_grpc.NodeServiceSe
 
     def __init__(self, store: Store, config: PlacementConfig) -> None:
         self.config = config
-        options = config.options
-        policy: PlacementPolicy = plugins.load(PLACEMENTS, config.placement, options.get(config.placement, {}))
-        allocator: CpuAllocator = plugins.load(ALLOCATORS, config.allocator, options.get(config.allocator, {}))
+        policy, allocator = self._policies()
         self.background = Background()
         self.cluster = Cluster()
         self.committer = Committer(store, self._distrust)
@@ -110,7 +109,16 @@ class Placement(placement_grpc.PlacementServiceServicer, node_grpc.NodeServiceSe
             self.background,
             self.leadership.check,
         )
+        self.forecasting = Forecasting(self.cluster, self._policies, self.leadership.check)
         self._server: Server | None = None
+
+    def _policies(self) -> tuple[PlacementPolicy, CpuAllocator]:
+        """Make the policies in use anew."""
+        config = self.config
+        return (
+            plugins.load(PLACEMENTS, config.placement, config.options.get(config.placement, {})),
+            plugins.load(ALLOCATORS, config.allocator, config.options.get(config.allocator, {})),
+        )
 
     # Life ----------------------------------------------------------------------------------------------------
 
@@ -165,6 +173,12 @@ class Placement(placement_grpc.PlacementServiceServicer, node_grpc.NodeServiceSe
         """Decide, hold, commit, tell."""
         with committing():
             return await self.planning.plan(request)
+
+    async def ForecastStarts(
+        self, request: placement_pb2.ForecastStartsRequest, context: object
+    ) -> placement_pb2.ForecastStartsResponse:
+        """Say when waiting jobs will probably start; nothing is decided."""
+        return await self.forecasting.forecast(request)
 
     async def AdviseAttempts(
         self, request: placement_pb2.AdviseAttemptsRequest, context: object

@@ -51,7 +51,7 @@ def estimate_now(record: Record, now: float) -> predictor_pb2.Estimate | None:
         return None
     estimate = predictor_pb2.Estimate()
     estimate.CopyFrom(record.estimate)
-    ran = _ran_seconds(record, now) - record.ran_before_estimate_seconds
+    ran = ran_seconds(record, now) - record.ran_before_estimate_seconds
     for name in ("remaining", "remaining_p10", "remaining_p90"):
         if estimate.HasField(name):
             left = max(0.0, translate.seconds(getattr(estimate, name)) - ran)
@@ -59,7 +59,7 @@ def estimate_now(record: Record, now: float) -> predictor_pb2.Estimate | None:
     return estimate
 
 
-def _ran_seconds(record: Record, now: float) -> float:
+def ran_seconds(record: Record, now: float) -> float:
     """How long a job has run, over all attempts, the running one included."""
     attempt = record.job.attempt
     runs = attempt.HasField("start_time") and not attempt.HasField("end_time")

@@ -3,27 +3,14 @@
 from __future__ import annotations
 
 from cotenant.core.tenancy import NO_TENANTS, Headroom, Tenancy, Tenant
+from cotenant.rpc.tenants import tenant_of
 from cotenant.services.queue.records import Record, Use, held_by
 from cotenant.services.queue.state import State
-from cotenant.v1 import tenant_service_pb2
 
 
 def asked_by(record: Record) -> Use:
     """What a job asks for; `auto` cores count as one per replica."""
     return Use(record.spec.gpu_milli, sum(role.replicas * (role.request.cores or 1) for role in record.spec.roles))
-
-
-def tenant_of(message: tenant_service_pb2.Tenant) -> Tenant:
-    """Read a tenant in the core's words."""
-    return Tenant(
-        message.id,
-        quota_gpu_milli=message.quota_gpu_milli if message.HasField("quota_gpu_milli") else None,
-        quota_cores=message.quota_cores if message.HasField("quota_cores") else None,
-        limit_gpu_milli=message.limit_gpu_milli if message.HasField("limit_gpu_milli") else None,
-        limit_cores=message.limit_cores if message.HasField("limit_cores") else None,
-        weight=message.weight or 1.0,
-        parent=message.parent,
-    )
 
 
 def tenancy_of(state: State) -> Tenancy:

@@ -24,7 +24,7 @@ from cotenant.rpc.identity import caller
 from cotenant.rpc.pages import page_of
 from cotenant.rpc.policies import PolicyServicer
 from cotenant.rpc.server import Server
-from cotenant.services.queue import explain
+from cotenant.services.queue import explain, outlook
 from cotenant.services.queue.arrays import Arrays
 from cotenant.services.queue.endings import Endings
 from cotenant.services.queue.filters import Filter, folded
@@ -275,12 +275,17 @@ class JobQueue(job_service_pb2_grpc.JobServiceServicer):
 
     async def ExplainJob(self, request: pb.ExplainJobRequest, context: Any) -> pb.ExplainJobResponse:
         """Tell why a job stands where it stands."""
-        return explain.explain(self.state, self._record(request.id), self.config.policy)
+        record, scheduler = self._record(request.id), self.scheduler
+        answer = explain.explain(self.state, record, self.config.policy)
+        await outlook.explained(self.state, scheduler.config, self.placement, record, answer)
+        return answer
 
     async def SimulateJob(self, request: pb.SimulateJobRequest, context: Any) -> pb.SimulateJobResponse:
-        """Ask placement whether a job that was not submitted would start now, behind all that wait."""
-        spec = self._accept(request.spec)
-        return await simulate(self.state, self.scheduler, new_record("whatif", spec, caller().name, ""))
+        """Ask placement whether jobs that were not submitted would start now, and when else."""
+        specs = [self._accept(spec) for spec in (request.spec, *request.more)]
+        names = ["whatif", *(f"whatif-{number}" for number in range(2, len(specs) + 1))]
+        records = [new_record(name, spec, caller().name, "") for name, spec in zip(names, specs, strict=True)]
+        return await simulate(self.state, self.scheduler, records)
 
     async def ReadLogs(self, request: pb.ReadLogsRequest, context: Any) -> AsyncIterator[pb.ReadLogsResponse]:
         """Pass a job's output on; with `follow` through all of its attempts."""

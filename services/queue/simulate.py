@@ -1,13 +1,14 @@
-"""What would become of a job that was not submitted: one cycle with it, of which nothing remains."""
+"""What would become of jobs that were not submitted: one cycle with them, and the future; nothing remains of it."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from cotenant.core.lifecycle import Phase
-from cotenant.core.refusals import Refusal, outranked
-from cotenant.rpc import refusals
+from cotenant.core.refusals import Code, Refusal, about, outranked
+from cotenant.rpc import refusals, translate
+from cotenant.services.queue import outlook
 from cotenant.services.queue.quotas import asked_by, headroom_of
 from cotenant.services.queue.records import Record
 from cotenant.services.queue.scheduler import Ranking, Scheduler, candidate_of
@@ -16,83 +17,158 @@ from cotenant.v1 import job_pb2
 from cotenant.v1 import job_service_pb2 as pb
 from cotenant.v1 import placement_service_pb2 as placement_pb2
 
-AHEAD_MAX = 1_000  # jobs before it that placement is asked about too
+AHEAD_MAX = 1_000  # jobs before them that placement is asked about too
 
 
-async def simulate(state: State, scheduler: Scheduler, record: Record) -> pb.SimulateJobResponse:
-    """Order a job among those that wait, and ask placement about it and those before it."""
-    await scheduler.estimate(record)
-    ranking = _rank_with(state, scheduler, record)
-    position = ranking.waiting.index(record.id)
-    answer = pb.SimulateJobResponse(position=position + 1)
-    asked = asked_by(record)
-    if unmet := state.gates.unmet(record.spec):
-        answer.refusal.CopyFrom(_told(unmet))
-    elif over := headroom_of(state).refuse(record.spec.tenant, asked.gpu_milli, asked.cores):
-        answer.refusal.CopyFrom(_told(over))
-    elif record.id not in ranking.starts:
-        answer.refusal.CopyFrom(_told(outranked(position + 1, position)))
-    else:
-        plan = _plan(state, scheduler, ranking, record)
-        _read(answer, record, await scheduler.placement.PlanPlacement(plan))
-    return answer
+async def simulate(state: State, scheduler: Scheduler, asked: Sequence[Record]) -> pb.SimulateJobResponse:
+    """Order jobs among those that wait, ask placement about them and those before them, and when each would start."""
+    for record in asked:
+        await scheduler.estimate(record)
+    ranking = _rank_with(state, scheduler, asked)
+    answers = {record.id: pb.SimulateJobResponse(position=ranking.waiting.index(record.id) + 1) for record in asked}
+    ready: list[Record] = []
+    for record in asked:
+        if unmet := state.gates.unmet(record.spec):
+            answers[record.id].refusal.CopyFrom(_told(unmet))
+        else:
+            ready.append(record)
+    plan = _plan(state, scheduler, ranking, ready, answers)
+    if plan.candidates:
+        _read(answers, await scheduler.placement.PlanPlacement(plan))
+    await _foretell(state, scheduler, ranking, ready, answers)
+    first, *more = (answers[record.id] for record in asked)
+    first.more.extend(more)
+    return first
 
 
-def _rank_with(state: State, scheduler: Scheduler, record: Record) -> Ranking:
-    """Order the table with one more row. Nothing is awaited meanwhile, so nobody sees it."""
-    state.table.add(state.row(record))
+def _rank_with(state: State, scheduler: Scheduler, asked: Sequence[Record]) -> Ranking:
+    """Order the table with a few more rows. Nothing is awaited meanwhile, so nobody sees them."""
+    added: list[Record] = []
     try:
-        state.estimate(record)
+        for record in asked:
+            state.table.add(state.row(record))
+            added.append(record)
+            state.estimate(record)
         return scheduler.rank(time.time())
     finally:
-        state.table.remove(record.id)
+        for record in added:
+            state.table.remove(record.id)
 
 
-def _plan(state: State, scheduler: Scheduler, ranking: Ranking, record: Record) -> placement_pb2.PlanPlacementRequest:
-    now = time.time()
-    config = scheduler.config
+def _plan(
+    state: State,
+    scheduler: Scheduler,
+    ranking: Ranking,
+    asked: Sequence[Record],
+    answers: dict[str, pb.SimulateJobResponse],
+) -> placement_pb2.PlanPlacementRequest:
+    """Write down what a cycle would ask placement; who would not be asked about is answered here."""
+    now, config = time.time(), scheduler.config
     plan = placement_pb2.PlanPlacementRequest(validate_only=True, strict=config.policy.strict, seed=config.seed)
     before = 0
     ahead_of: list[int] = []  # by place among the starts, candidates before it
-    for other in _before(state, ranking, record):
+    for one in _up_to_the_last(state, ranking, asked, answers):
         ahead_of.append(before)
-        if other is not None:
-            plan.candidates.append(candidate_of(other, now))
+        if one is not None:
+            plan.candidates.append(candidate_of(one, now))
             before += 1
-    plan.candidates.append(candidate_of(record, now))
     for job_id, ahead in ranking.victims:
-        first = ahead_of[ahead] if ahead < len(ahead_of) else before + (ahead > len(ahead_of))
+        first = ahead_of[ahead] if ahead < len(ahead_of) else before
         plan.victims.add(job_id=job_id, number=state.records[job_id].attempt_number, ahead=first)
+    starts = set(ranking.starts)
+    for record in asked:
+        position = answers[record.id].position - 1
+        if record.id not in starts and not answers[record.id].HasField("refusal"):
+            answers[record.id].refusal.CopyFrom(_told(_left_out(state, record, position)))
     return plan
 
 
-def _before(state: State, ranking: Ranking, record: Record) -> Iterator[Record | None]:
-    """Give the jobs that should start before this one; None for one that is not asked about."""
+def _left_out(state: State, record: Record, position: int) -> Refusal:
+    """Say why the order does not let a job start."""
+    asked = asked_by(record)
+    over = headroom_of(state).refuse(record.spec.tenant, asked.gpu_milli, asked.cores)
+    return over or outranked(position + 1, position)
+
+
+def _up_to_the_last(
+    state: State, ranking: Ranking, asked: Sequence[Record], answers: dict[str, pb.SimulateJobResponse]
+) -> Iterator[Record | None]:
+    """Give the jobs that should start, up to the last that is asked about; None for one that placement is not."""
     room = headroom_of(state)
-    for place, job_id in enumerate(ranking.starts):
-        if job_id == record.id:
-            return
-        other = state.records.get(job_id)
-        waits = other is not None and other.phase is Phase.QUEUED and place < AHEAD_MAX
-        if other is None or not waits:
+    mine = {record.id: record for record in asked}
+    last = max((place for place, job_id in enumerate(ranking.starts) if job_id in mine), default=-1)
+    for place, job_id in enumerate(ranking.starts[: last + 1]):
+        one = mine.get(job_id) or state.records.get(job_id)
+        waits = one is not None and one.phase is Phase.QUEUED and (job_id in mine or place < AHEAD_MAX)
+        if one is None or not waits:
             yield None
             continue
-        asked = asked_by(other)
-        allowed = room.allows(other.spec.tenant, asked.gpu_milli, asked.cores)
-        if allowed:
-            room.take(other.spec.tenant, asked.gpu_milli, asked.cores)
-        yield other if allowed else None
+        wanted = asked_by(one)
+        over = room.refuse(one.spec.tenant, wanted.gpu_milli, wanted.cores)
+        if over and job_id in mine:
+            answers[job_id].refusal.CopyFrom(_told(over))
+        if not over:
+            room.take(one.spec.tenant, wanted.gpu_milli, wanted.cores)
+        yield None if over else one
 
 
-def _read(answer: pb.SimulateJobResponse, record: Record, response: placement_pb2.PlanPlacementResponse) -> None:
+def _read(answers: dict[str, pb.SimulateJobResponse], response: placement_pb2.PlanPlacementResponse) -> None:
     for placed in response.placed:
-        if placed.attempt.job_id == record.id:
+        if answer := answers.get(placed.attempt.job_id):
             answer.starts_now = True
             answer.allocations.extend(placed.attempt.allocations)
     for refused in response.refused:
-        if refused.job_id == record.id:
+        if answer := answers.get(refused.job_id):
             answer.refusal.CopyFrom(_told(refusals.from_wire(refused.refusal)))
-    answer.preempted_job_ids.extend(victim.job_id for victim in response.preempted)
+    for answer in answers.values():
+        answer.preempted_job_ids.extend(victim.job_id for victim in response.preempted)
+
+
+async def _foretell(
+    state: State,
+    scheduler: Scheduler,
+    ranking: Ranking,
+    asked: Sequence[Record],
+    answers: dict[str, pb.SimulateJobResponse],
+) -> None:
+    """Add when each would start and finish, and who would start later because of all of them together."""
+    mine = {record.id: record for record in asked}
+    with_them = [one for job_id in ranking.waiting if (one := mine.get(job_id) or state.records.get(job_id))]
+    told = await outlook.foretell(state, scheduler.config, scheduler.placement, outlook.Question(with_them, list(mine)))
+    for job_id, answer in answers.items():
+        if job_id not in told:
+            continue
+        answer.forecast.CopyFrom(told[job_id])
+        answer.ending.extend(outlook.ahead(state, one) for one in told[job_id].ending_job_ids)
+        answer.outlook = _outlook(answer, state)
+    without = [one for one in with_them if one.id not in mine]
+    if not without:
+        return
+    after = await _medians(state, scheduler, with_them)
+    delayed = outlook.delayed(state, await _medians(state, scheduler, without), after)
+    for answer in answers.values():
+        answer.delayed.extend(delayed[: outlook.NAMED_MAX])
+        answer.delayed_count = len(delayed)
+
+
+async def _medians(state: State, scheduler: Scheduler, waiting: Sequence[Record]) -> outlook.Forecasts:
+    """Foretell all starts by the medians of the run times alone."""
+    question = outlook.Question(waiting, draws=0)
+    return await outlook.foretell(state, scheduler.config, scheduler.placement, question)
+
+
+def _outlook(answer: pb.SimulateJobResponse, state: State) -> str:
+    if answer.refusal.code == Code.NEVER_FITS:
+        return "never starts on this cluster"
+    if answer.refusal.code == Code.MAKING_ROOM:
+        starts = "starts as soon as room was made for it"
+    elif answer.starts_now:
+        starts = "starts now"
+    else:
+        starts = outlook.in_words(answer.forecast, state)
+    if not answer.forecast.HasField("finish"):
+        return starts
+    return f"{starts}; has finished in about {about(translate.seconds(answer.forecast.finish))}"
 
 
 def _told(refusal: Refusal) -> job_pb2.Refusal:

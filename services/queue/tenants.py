@@ -15,8 +15,8 @@ from cotenant.core.tenancy import ancestors, check_family
 from cotenant.core.validate import Violation, shown
 from cotenant.rpc import errors
 from cotenant.rpc.pages import page_of
+from cotenant.rpc.tenants import tenant_of
 from cotenant.services.queue.keeper import TENANTS, Keeper
-from cotenant.services.queue.quotas import tenant_of
 from cotenant.services.queue.records import SCHEMA_VERSION, Use, held_by
 from cotenant.store.port import Compare, Conflict, Delete, Put
 from cotenant.v1 import records_pb2, tenant_service_pb2_grpc

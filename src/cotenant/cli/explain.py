@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import typer
@@ -17,7 +17,7 @@ from cotenant.cli.outcome import harmless
 from cotenant.cli.render import Column, plain_lines, print_card
 from cotenant.core.lifecycle import ENDED
 from cotenant.rpc.translate import seconds
-from cotenant.v1.job_service_pb2 import ExplainJobRequest, ExplainJobResponse
+from cotenant.v1.job_service_pb2 import ExplainJobRequest, ExplainJobResponse, JobAhead
 
 EVENTS = (Column("SINCE", right=True), Column("WHAT"), Column("DETAIL"))
 
@@ -28,7 +28,7 @@ def register(app: typer.Typer) -> None:
 
 
 def explain(context: typer.Context, job_id: options.JobId, as_json: options.AsJson = False) -> None:
-    """Tell why a job stands where it stands, and what would change it.
+    """Tell why a job stands where it stands, what would change it, and when it will probably start.
 
     \b
     Example:
@@ -65,6 +65,11 @@ def explained_view(told: ExplainJobResponse, now: float) -> views.View:
         "sizing": told.sizing,
         "estimate": estimate_view(told.estimate) if told.HasField("estimate") else None,
         "wait": views.wait_of(told.job),
+        "forecast": views.forecast_view(told.forecast) if told.HasField("forecast") else None,
+        "outlook": told.outlook or None,
+        "ahead": [views.ahead_view(one) for one in told.ahead],
+        "ahead_count": told.ahead_count,
+        "ending": [views.ahead_view(one) for one in told.ending],
         "events": [
             {"time": views.time_of(event, "time"), "what": event.what, "detail": event.detail} for event in told.events
         ],
@@ -84,9 +89,22 @@ def _card(told: ExplainJobResponse) -> Iterator[tuple[str, str]]:
     if told.position:
         policy = f", level {told.level}, score {told.score:.10g} by {told.queue_policy}" if told.queue_policy else ""
         yield "position", f"{told.position} of {told.waiting} that wait{policy}"
+    yield "outlook", told.outlook
+    yield from ahead_card("ahead", told.ahead, told.ahead_count)
+    yield from ahead_card("waits for end", told.ending, told.forecast.ending_count)
     yield "cores", told.sizing
     if told.HasField("estimate") and phase_of(told.job) not in ENDED:
         yield from estimate_card(estimate_view(told.estimate))
+
+
+def ahead_card(title: str, some: Sequence[JobAhead], count: int) -> Iterator[tuple[str, str]]:
+    """Name jobs that matter to another one, a line each, and how many more there are."""
+    for job in some:
+        name = f" ({job.name})" if job.name else ""
+        later = f", {units.short_seconds(seconds(job.later))} later" if job.HasField("later") else ""
+        yield title, f"{job.job_id}{name}: {job.needs}{later}"
+    if count > len(some):
+        yield title, f"… and {count - len(some)} more"
 
 
 def _ago(seconds: float) -> str:

@@ -95,7 +95,7 @@ def snapshot(
 
 async def _take(mesh: Mesh) -> snapshots.Snapshot:
     """Gather it all. Jobs come before nodes: a node that has joined meanwhile does no harm."""
-    from cotenant.services.queue.quotas import tenant_of
+    from cotenant.rpc.tenants import tenant_of
     from cotenant.simulator import snapshots
 
     now = time.time()

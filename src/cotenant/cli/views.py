@@ -20,7 +20,17 @@ from cotenant.core.refusals import Refusal as Reason
 from cotenant.core.refusals import Wait
 from cotenant.rpc import refusals
 from cotenant.rpc.translate import ATTEMPT_STATES, KINDS, LOCALITIES, seconds
-from cotenant.v1.job_pb2 import Attempt, Dependency, DependencyCondition, ExitStatus, Job, JobSpec, Refusal
+from cotenant.v1.job_pb2 import (
+    Attempt,
+    Dependency,
+    DependencyCondition,
+    ExitStatus,
+    Job,
+    JobSpec,
+    Refusal,
+    StartForecast,
+)
+from cotenant.v1.job_service_pb2 import JobAhead
 from cotenant.v1.node_service_pb2 import Node, NodeState
 from cotenant.v1.resources_pb2 import NodeAllocation
 
@@ -287,3 +297,29 @@ def _progress(job: Job) -> Mapping[str, Any] | None:
         "loss": told.loss if told.HasField("loss") else None,
         "update_time": time_of(told, "update_time"),
     }
+
+
+def forecast_view(message: StartForecast) -> View:
+    """When a job will probably start: times from now on, null where that is not within what was looked at."""
+
+    there = {field.name: value for field, value in message.ListFields()}
+
+    def told(field: str) -> float | None:
+        return seconds(there[field]) if field in there else None
+
+    return {
+        "start_seconds": told("start"),
+        "start_p10_seconds": told("start_p10"),
+        "start_p90_seconds": told("start_p90"),
+        "finish_seconds": told("finish"),
+        "reached_seconds": told("reached"),
+        "ending_job_ids": list(message.ending_job_ids),
+        "ending_count": message.ending_count,
+        "draws": message.draws,
+    }
+
+
+def ahead_view(message: JobAhead) -> View:
+    """A job that another one waits for, or that would wait for longer because of it."""
+    view: View = {"id": message.job_id, "name": message.name, "needs": message.needs, "running": message.running}
+    return view | ({"later_seconds": seconds(message.later)} if message.HasField("later") else {})

@@ -127,8 +127,8 @@ class Expected:
     """When a job will start, in seconds from now: the median, and between which times in 8 of 10 cases.
 
     Infinity: not as far as was looked. `ends` are jobs whose end frees the places that it gets, the last to end first,
-    at most `ENDS_MAX` of `ends_count`. `finish_seconds` is when it will have finished, where all goes as the medians
-    say.
+    and before them those by whose end its turn comes, in a strict queue or within its tenant's limit; at most
+    `ENDS_MAX` of `ends_count`. `finish_seconds` is when it will have finished, where all goes as the medians say.
     """
 
     seconds: float
@@ -220,6 +220,7 @@ class _Asked:
         self.refusal: Refusal | None = None
         self._policy = policy
         self._discerns = policy if isinstance(policy, Discerns) else None
+        self.discerns = self._discerns is not None
 
     def place(self, gang: Gang, ledger: Ledger, rng: np.random.Generator) -> Offer | Refusal:
         self.refusal = Refusal(Code.POLICY_FAILED, "")  # should it fail
@@ -260,12 +261,11 @@ class _Run:
         for holder, seconds in zip(picture.holders, lengths, strict=False):
             self._expect(holder, float(seconds))
         self._waiting = {number: waiter.gang for number, waiter in enumerate(picture.waiters)}
-        self._kinds: dict[int, Hashable] = {}
-        self._turns: list[tuple[float, int]] = []  # when the time makes another question of a gang, and of which
-        for number in self._waiting:
-            self._discern(number)
-        self._refused: set[Hashable] = set()
-        self._freed: deque[Holder] = deque()  # the last to end first
+        self._kinds = {number: self._asked.alike(gang) for number, gang in self._waiting.items()}
+        self._refused: dict[Hashable, Code] = {}
+        self._ages: set[int] = set()  # gangs that wait longer and longer for a place that is not in fragments
+        self._turn = math.inf  # when the first of them will be another question for that
+        self._freed: deque[tuple[float, Holder]] = deque()  # with when they ended, the last first
 
     def play(self, horizon_seconds: float, spent: Callable[[], bool]) -> bool:
         """Go on until all wanted jobs have started, or nothing happens any more; False where the time is spent."""
@@ -273,44 +273,37 @@ class _Run:
             self._end_due()
             while True:
                 self._start_all()
-                if not self._lacking or not (self._ends or self._turns):
+                then = min(self._ends[0][0] if self._ends else math.inf, self._turn)
+                if not self._lacking or math.isinf(then):
                     return True
                 if spent():
                     return False
-                ahead = [heap[0][0] for heap in (self._ends, self._turns) if heap]
-                if min(ahead) > horizon_seconds:
+                if then > horizon_seconds:
                     self.now = horizon_seconds
                     return True
-                self.now = min(ahead)
+                self._age(then - self.now)
+                self.now = then
                 self._end_due()
-                self._turn_due()
 
     def _expect(self, holder: Holder, end: float) -> None:
         heapq.heappush(self._ends, (end, next(self._numbers), holder))
 
     def _end_due(self) -> None:
         while self._ends and self._ends[0][0] <= self.now:
-            _, _, holder = heapq.heappop(self._ends)
+            end, _, holder = heapq.heappop(self._ends)
             for holding in holder.holdings:
                 self._ledger.release(holding)
-            milli, cores = _held(holder.holdings)
+            milli, cores = held(holder.holdings)
             self._headroom.take(holder.tenant, -milli, -cores)
-            self._freed.appendleft(holder)
+            self._freed.appendleft((end, holder))
             self._refused.clear()
 
-    def _turn_due(self) -> None:
-        while self._turns and self._turns[0][0] <= self.now:
-            _, number = heapq.heappop(self._turns)
-            if number in self._waiting:
-                self._discern(number)
-
-    def _discern(self, number: int) -> None:
-        """Note what a gang is alike to others in, and until when."""
-        gang = self._gang(number)
-        self._kinds[number] = self._asked.alike(gang)
-        seconds = self._asked.alike_seconds(gang)
-        if seconds < math.inf:
-            heapq.heappush(self._turns, (self.now + max(seconds, TURN_SECONDS_MIN), number))
+    def _age(self, seconds: float) -> None:
+        """Let gangs wait for longer, of which that may make another question."""
+        for number in self._ages:
+            gang = self._waiting[number]
+            aged = replace(gang, fragmented_seconds=gang.fragmented_seconds + seconds)
+            self._waiting[number], self._kinds[number] = aged, self._asked.alike(aged)
 
     def _gang(self, number: int) -> Gang:
         gang = self._waiting[number]
@@ -331,6 +324,20 @@ class _Run:
             self._start(start)
         if started:
             self._waiting = {number: gang for number, gang in self._waiting.items() if gang.job_id not in started}
+        if self._asked.discerns:
+            self._note_ages()
+
+    def _note_ages(self) -> None:
+        """Note whose places are in fragments, and when that will first be another question."""
+        free = self._free()
+        in_fragments = {kind for kind, code in self._refused.items() if code is Code.FRAGMENTED}
+        self._ages = {
+            number
+            for number, gang in self._waiting.items()
+            if self._kinds[number] in in_fragments and not _lacks(gang, free)
+        }
+        left = min((self._asked.alike_seconds(self._waiting[number]) for number in self._ages), default=math.inf)
+        self._turn = self.now + max(left, TURN_SECONDS_MIN)
 
     def _start(self, start: Start) -> None:
         gang = start.gang
@@ -341,10 +348,16 @@ class _Run:
         self._expect(Holder(gang.job_id, start.holdings, exactly(0.0), gang.tenant), self.finishes[gang.job_id])
         if gang.job_id in self._lacking:
             self._lacking.discard(gang.job_id)
-            nodes = {holding.node for holding in start.holdings}
-            self.freed_for[gang.job_id] = tuple(
-                holder.job_id for holder in self._freed if any(held.node in nodes for held in holder.holdings)
-            )
+            self.freed_for[gang.job_id] = tuple(self._freed_for({holding.node for holding in start.holdings}))
+
+    def _freed_for(self, nodes: Collection[int]) -> list[str]:
+        """Name those who were where a gang starts now; where none of them ended just now, all who did come first."""
+        there = [(end, one.job_id) for end, one in self._freed if any(held.node in nodes for held in one.holdings)]
+        if there and there[0][0] == self.now:
+            return [job_id for _, job_id in there]
+        known = {job_id for _, job_id in there}
+        now = [one.job_id for end, one in self._freed if end == self.now and one.job_id not in known]
+        return now + [job_id for _, job_id in there]
 
     def _candidates(self) -> Iterator[Gang]:
         """Give those who may start, one by one; whoever asks for the next one has placed the last one, or refused it.
@@ -359,13 +372,13 @@ class _Run:
             gang = self._waiting[number]
             if self._headroom and not self._headroom.allows(gang.tenant, gang.gpu_milli, gang.cores):
                 continue
-            if not strict and any(map(int.__gt__, _needs(gang), free)):
+            if not strict and _lacks(gang, free):
                 continue
             yield self._gang(number)
             if self._asked.refusal is None:
                 free = self._free()
                 continue
-            self._refused.add(self._kinds[number])
+            self._refused[self._kinds[number]] = self._asked.refusal.code
             if strict and self._asked.refusal.code is not Code.NEVER_FITS:
                 return
 
@@ -373,11 +386,11 @@ class _Run:
         return self._ledger.sums(self._ledger.open)
 
 
-def _needs(gang: Gang) -> tuple[int, int, int]:
-    return gang.gpu_milli, gang.cores, gang.memory_bytes
+def _lacks(gang: Gang, free: tuple[int, int, int]) -> bool:
+    return gang.gpu_milli > free[0] or gang.cores > free[1] or gang.memory_bytes > free[2]
 
 
-def _held(holdings: Iterable[Holding]) -> tuple[int, int]:
+def held(holdings: Iterable[Holding]) -> tuple[int, int]:
     """Sum up GPUs, in thousandths, and cores."""
     milli = sum(holding.gpus * WHOLE_GPU_MILLI + sum(part for _, part in holding.shares) for holding in holdings)
     return milli, sum(holding.cores for holding in holdings)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from copy import copy as shallow_copy
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -124,6 +125,15 @@ class Ledger:
 
     def __len__(self) -> int:
         return len(self.shapes)
+
+    def copy(self) -> Ledger:
+        """Make one that is taken from apart; the shapes, which never change, are shared."""
+        other = shallow_copy(self)
+        other._free, other._milli, other.open = self._free.copy(), self._milli.copy(), self.open.copy()
+        other.free_gpus, other.free_cores, other.free_memory = other._free
+        other._of_type, other._room_of_kind = {}, {}  # which are filled as they are asked for
+        other._journals, other._changes, other._forgotten = [], [], 0
+        return other
 
     def of_type(self, gpu_type: str) -> NDArray[np.bool_]:
         """Tell which nodes have GPUs of a type, or of one of several (see `nodes.is_of_type`)."""

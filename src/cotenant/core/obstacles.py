@@ -224,10 +224,10 @@ def _roles_too_large(spec: JobSpec, shapes: Sequence[NodeShape], *, elastic: boo
         if not any(room):
             lacking = _no_such_gpus(role.request, shapes)
             why = f", and {lacking[0]}" if lacking else ""
-            yield f"a replica of role {role.name!r} needs {_request_in_words(role.request)}{why}"
+            yield f"a replica of role {role.name!r} needs {request_in_words(role.request)}{why}"
         elif not elastic and role.replicas > fitting:
             yield (
-                f"{role.replicas} replicas of role {role.name!r} need {_request_in_words(role.request)} each; "
+                f"{role.replicas} replicas of role {role.name!r} need {request_in_words(role.request)} each; "
                 f"the whole cluster, empty, has room for {fitting}"
             )
 
@@ -320,7 +320,8 @@ def _gang_in_words(gang: Gang) -> str:
     return " with ".join(f"{plural(part.replicas, 'replica')} of {in_words(part.demand)}" for part in gang.parts)
 
 
-def _request_in_words(request: Request) -> str:
+def request_in_words(request: Request) -> str:
+    """Write what one replica asks for; `auto` cores are left out."""
     return in_words(Demand(request.gpu_milli, request.cores or 0, request.memory_bytes, request.gpu_type))
 
 

@@ -160,6 +160,36 @@ def span_in_words(seconds: float) -> str:
     return f"{math.ceil(seconds / 3600)} h"
 
 
+def about(seconds: float) -> str:
+    """Write a time to come that is only roughly known, rounded to the nearest.
+
+    >>> about(41.2), about(740), about(9000), about(200_000), about(900_000)
+    ('41 s', '12 min', '2.5 h', '56 h', '10 days')
+    """
+    return " ".join(_rough(seconds))
+
+
+def range_in_words(low: float, high: float | None) -> str:
+    """Write between which times something will be; None: nobody knows how late.
+
+    >>> range_in_words(480, 1800), range_in_words(50, 7200), range_in_words(480, None)
+    ('8–30 min', '50 s–2 h', '8 min or more')
+    """
+    first = _rough(low)
+    if high is None:
+        return f"{' '.join(first)} or more"
+    last = _rough(high)
+    return f"{first[0]}–{' '.join(last)}" if first[1] == last[1] else f"{' '.join(first)}–{' '.join(last)}"
+
+
+def _rough(seconds: float) -> tuple[str, str]:
+    for unit, length, most in (("s", 1, 100), ("min", 60, 6000), ("h", 3600, 3 * 86_400)):
+        if seconds < most:
+            count = seconds / length
+            return f"{round(count, 1) if unit == 'h' and count < 10 else round(count):g}", unit
+    return f"{round(seconds / 86_400):g}", "days"
+
+
 def behind(job_id: str, wanted: str) -> Refusal:
     """A strict queue: the job at its head does not fit, and nobody may pass it."""
     return Refusal(

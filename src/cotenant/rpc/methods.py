@@ -61,6 +61,7 @@ _BY_SERVICE = {
         "StopAttempts": HARMLESS,
         "ForgetAttempts": HARMLESS,
         "AdviseAttempts": HARMLESS,
+        "ForecastStarts": Method(retried=True, deadline_seconds=15),
         "GetCapacity": READ,
     },
     "PredictorService": {

@@ -1,0 +1,161 @@
+"""When waiting jobs will probably start, played through on a copy of the picture: nothing is decided by it."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from cotenant import telemetry
+from cotenant.core import cycle
+from cotenant.core.estimates import UNKNOWN
+from cotenant.core.forecast import (
+    Expected,
+    Forecast,
+    Holder,
+    Picture,
+    Rest,
+    Waiter,
+    exactly,
+    forecast,
+    held,
+    rest_of,
+)
+from cotenant.core.ledger import Ledger
+from cotenant.core.lifecycle import AttemptState
+from cotenant.core.nodes import NodeShape
+from cotenant.core.policy import CpuAllocator, PlacementPolicy
+from cotenant.core.tenancy import Headroom
+from cotenant.rpc import estimates, translate
+from cotenant.rpc.tenants import tenant_of
+from cotenant.services.placement.cluster import Cluster
+from cotenant.services.placement.records import Live
+from cotenant.v1 import job_pb2
+from cotenant.v1 import placement_service_pb2 as placement_pb2
+
+BUDGET_SECONDS_MAX = 5.0
+DRAWS_MAX = 200
+
+SECONDS = telemetry.histogram("cotenant.placement.forecast", "s", "Time to foretell when waiting jobs will start.")
+
+
+class Forecasting:
+    """Foretells starts, one question at a time, in a thread that has a ledger and policies of its own."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        make: Callable[[], tuple[PlacementPolicy, CpuAllocator]],
+        check_trust: Callable[[], None],
+    ) -> None:
+        self._cluster, self._make, self._check_trust = cluster, make, check_trust
+        self._lock = asyncio.Lock()
+
+    async def forecast(self, request: placement_pb2.ForecastStartsRequest) -> placement_pb2.ForecastStartsResponse:
+        """Take the picture as it is now, and play through what comes of it beside whatever else is to be done."""
+        async with self._lock:
+            self._check_trust()
+            begin = time.monotonic()
+            lefts = {(left.job_id, left.number): _rest(left) for left in request.runs}
+            ledger, holders = self._stand(lefts)
+            there = frozenset(key for key, live in self._cluster.attempts.items() if not live.state.ended)
+            shapes = self._cluster.open_shapes()
+            budget = min(BUDGET_SECONDS_MAX, translate.seconds(request.budget) or BUDGET_SECONDS_MAX)
+
+            def play() -> placement_pb2.ForecastStartsResponse:
+                policy, allocator = self._make()
+                waiters = _waiters(request, lefts, there, shapes, allocator)
+                headroom = Headroom(map(tenant_of, request.tenants))
+                for holder in holders:
+                    headroom.take(holder.tenant, *held(holder.holdings))
+                told = forecast(
+                    Picture(ledger, holders, waiters, request.strict, headroom),
+                    policy,
+                    np.random.default_rng(request.seed),
+                    request.wanted_job_ids or None,
+                    draws=min(request.draws, DRAWS_MAX),
+                    spent=lambda: time.monotonic() - begin > budget,
+                )
+                return _answer(told)
+
+            response = await asyncio.to_thread(play)
+        SECONDS.record(time.monotonic() - begin)
+        return response
+
+    def _stand(self, lefts: Mapping[tuple[str, int], Rest]) -> tuple[Ledger, list[Holder]]:
+        """Copy what is free, with what is coming back anyway, and say who holds the rest and for how long."""
+        cluster, now = self._cluster, time.time()
+        ledger = cluster.ledger.copy()
+        for holding in cluster.leaving():
+            ledger.release(holding)
+        holders = [
+            Holder(
+                live.key[0],
+                cluster.firm(live),
+                lefts.get(live.key) or rest_of(UNKNOWN, _ran_seconds(live, now)),
+                live.record.spec.tenant,
+            )
+            for live in cluster.attempts.values()
+            if live.state in (AttemptState.ASSIGNED, AttemptState.RUNNING)
+        ]
+        return ledger, holders
+
+
+def _rest(left: placement_pb2.RunLeft) -> Rest:
+    return Rest(*(translate.seconds(one) for one in (left.median, left.p10, left.p90)))
+
+
+def _ran_seconds(live: Live, now: float) -> float:
+    attempt = live.attempt
+    since = attempt.start_time if attempt.HasField("start_time") else attempt.assign_time
+    return max(1.0, now - translate.seconds(since))
+
+
+def _waiters(
+    request: placement_pb2.ForecastStartsRequest,
+    lefts: Mapping[tuple[str, int], Rest],
+    there: frozenset[str],
+    shapes: tuple[NodeShape, ...],
+    allocator: CpuAllocator,
+) -> list[Waiter]:
+    """Make gangs of the candidates, but for those that have a place already."""
+    return [
+        Waiter(
+            cycle.gang_of(
+                candidate.job_id,
+                translate.spec_from_wire(candidate.spec),
+                estimates.estimate_from_wire(candidate.estimate),
+                allocator,
+                shapes,
+                translate.seconds(candidate.waited),
+                translate.seconds(candidate.fragmented),
+            ),
+            lefts.get((candidate.job_id, 0)) or exactly(0.0),
+        )
+        for candidate in request.candidates
+        if candidate.job_id not in there
+    ]
+
+
+def _answer(told: Forecast) -> placement_pb2.ForecastStartsResponse:
+    response = placement_pb2.ForecastStartsResponse()
+    for job_id, expected in sorted(told.expected.items()):
+        _write(response.forecasts.add(job_id=job_id, draws=told.draws), expected, told.reached_seconds)
+    return response
+
+
+def _write(message: job_pb2.StartForecast, expected: Expected, reached_seconds: float) -> None:
+    message.ending_job_ids.extend(expected.ends)
+    message.ending_count = expected.ends_count
+    message.reached.CopyFrom(translate.duration(reached_seconds))
+    for name, value in (
+        ("start", expected.seconds),
+        ("start_p10", expected.p10_seconds),
+        ("start_p90", expected.p90_seconds),
+        ("finish", expected.finish_seconds),
+    ):
+        if value < math.inf:
+            getattr(message, name).CopyFrom(translate.duration(value))

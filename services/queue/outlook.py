@@ -1,0 +1,198 @@
+"""When waiting jobs will probably start: what placement foretells of the jobs in the queue's order."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import grpc
+import structlog
+
+from cotenant.core.estimates import UNKNOWN
+from cotenant.core.forecast import DRAWS, RUN_SECONDS_UNKNOWN, WAITING_MAX, Rest, rest_of
+from cotenant.core.lifecycle import Phase
+from cotenant.core.obstacles import request_in_words
+from cotenant.core.refusals import about, plural, range_in_words
+from cotenant.rpc import errors, estimates, translate
+from cotenant.services.queue.explain import estimate_now, ran_seconds
+from cotenant.services.queue.records import Record
+from cotenant.services.queue.scheduler import SchedulerConfig, candidate_of
+from cotenant.services.queue.state import State
+from cotenant.v1 import job_pb2, placement_service_pb2_grpc
+from cotenant.v1 import job_service_pb2 as pb
+from cotenant.v1 import placement_service_pb2 as placement_pb2
+
+log = structlog.get_logger()
+
+BUDGET_SECONDS = 1.0  # for playing the future through
+NAMED_MAX = 5
+LATER_SECONDS_MIN = 1.0  # a start that is later by less is not
+
+Forecasts = Mapping[str, job_pb2.StartForecast]
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """Waiting jobs in order, and those of them to be told of (None: all)."""
+
+    waiting: Sequence[Record]
+    wanted: Sequence[str] | None = None
+    draws: int = DRAWS
+
+
+async def foretell(
+    state: State,
+    config: SchedulerConfig,
+    placement: placement_service_pb2_grpc.PlacementServiceAsyncStub,
+    question: Question,
+) -> Forecasts:
+    """Ask placement; nothing is told of jobs behind the first `WAITING_MAX`, nor of any while placement is away."""
+    request = _request(state, config, question)
+    if question.wanted is not None and not request.wanted_job_ids:
+        return {}
+    try:
+        response = await placement.ForecastStarts(request)
+    except grpc.aio.AioRpcError as error:
+        log.info("no_forecast", error=errors.from_error(error).message)
+        return {}
+    return {one.job_id: one for one in response.forecasts}
+
+
+def in_order(state: State) -> list[Record]:
+    """The jobs that wait, in the last cycle's order."""
+    known = (state.records.get(job_id) for job_id in state.ranked)
+    return [record for record in known if record and record.phase is Phase.QUEUED]
+
+
+def _request(state: State, config: SchedulerConfig, question: Question) -> placement_pb2.ForecastStartsRequest:
+    now = time.time()
+    waiting = question.waiting[:WAITING_MAX]
+    names = {record.id for record in waiting}
+    request = placement_pb2.ForecastStartsRequest(
+        strict=config.policy.strict,
+        seed=config.seed,
+        draws=question.draws,
+        budget=translate.duration(BUDGET_SECONDS),
+        tenants=[tenant for tenant, _ in state.tenants.values()],
+        wanted_job_ids=[job_id for job_id in question.wanted or () if job_id in names],
+    )
+    usual = _usual_seconds([*state.held.values(), *waiting], now)
+    for record in waiting:
+        request.candidates.append(candidate_of(record, now))
+        _write(request.runs.add(job_id=record.id), _rest(record, now, usual))
+    for record in state.held.values():
+        _write(request.runs.add(job_id=record.id, number=record.attempt_number), _rest(record, now, usual))
+    return request
+
+
+def _rest(record: Record, now: float, usual_seconds: float) -> Rest:
+    told = estimate_now(record, now)
+    return rest_of(
+        estimates.estimate_from_wire(told) if told else UNKNOWN,
+        ran_seconds(record, now),
+        expected_seconds=record.spec.expected_seconds,
+        usual_seconds=usual_seconds,
+    )
+
+
+def _usual_seconds(records: Iterable[Record], now: float) -> float:
+    """The median of how long jobs run in all of which that is known."""
+    totals = []
+    for record in records:
+        told = record.estimate
+        if told and told.predictable:
+            totals.append(record.ran_before_estimate_seconds + translate.seconds(told.remaining))
+        elif record.spec.expected_seconds is not None:
+            totals.append(record.spec.expected_seconds)
+    return sorted(totals)[len(totals) // 2] if totals else RUN_SECONDS_UNKNOWN
+
+
+def _write(left: placement_pb2.RunLeft, rest: Rest) -> None:
+    for field, seconds in ((left.median, rest.seconds), (left.p10, rest.p10_seconds), (left.p90, rest.p90_seconds)):
+        field.CopyFrom(translate.duration(min(seconds, translate.DURATION_SECONDS_MAX)))
+
+
+async def explained(
+    state: State,
+    config: SchedulerConfig,
+    placement: placement_service_pb2_grpc.PlacementServiceAsyncStub,
+    record: Record,
+    answer: pb.ExplainJobResponse,
+) -> None:
+    """Add to an explanation when the job will probably start, and whom it waits for."""
+    waiting = in_order(state)
+    if record not in waiting:
+        return
+    place = waiting.index(record)
+    answer.ahead_count = place
+    answer.ahead.extend(ahead(state, one.id) for one in waiting[: min(place, NAMED_MAX)])
+    told = (await foretell(state, config, placement, Question(waiting, [record.id]))).get(record.id)
+    if told:
+        answer.forecast.CopyFrom(told)
+        answer.outlook = in_words(told, state)
+        answer.ending.extend(ahead(state, job_id) for job_id in told.ending_job_ids)
+    elif place >= WAITING_MAX:
+        answer.outlook = f"is behind the first {WAITING_MAX} that wait, of which alone starts are foretold"
+
+
+# In words ------------------------------------------------------------------------------------------------------
+
+
+def ahead(state: State, job_id: str, later_seconds: float | None = None) -> pb.JobAhead:
+    """Name a job that others wait for, and what it needs."""
+    message = pb.JobAhead(job_id=job_id)
+    if record := state.records.get(job_id):
+        message.name, message.needs = record.spec.name, needs_in_words(record)
+        message.running = record.phase.holds_resources
+    if later_seconds is not None:
+        message.later.CopyFrom(translate.duration(later_seconds))
+    return message
+
+
+def needs_in_words(record: Record) -> str:
+    """Write what a job needs, as in "2 replicas of 4 GPUs and 16 cores"."""
+    return " with ".join(
+        (f"{plural(role.replicas, 'replica')} of " if role.replicas > 1 else "") + request_in_words(role.request)
+        for role in record.spec.roles
+    )
+
+
+def in_words(told: job_pb2.StartForecast, state: State) -> str:
+    """Say when a job will start and what that waits for, in one sentence."""
+    if not told.HasField("start"):
+        reached = translate.seconds(told.reached)
+        return f"does not start within {about(reached)}, as far as was looked" if reached else "nobody can say when"
+    start = translate.seconds(told.start)
+    if not start:
+        return "starts in the next cycle"
+    low = translate.seconds(told.start_p10)
+    high = translate.seconds(told.start_p90) if told.HasField("start_p90") else None
+    told_range = "" if low == start == high else f" ({range_in_words(low, high)})"
+    return f"starts in about {about(start)}{told_range}" + _why(told, state)
+
+
+def _why(told: job_pb2.StartForecast, state: State) -> str:
+    if not told.ending_count:
+        return ", once its places may be farther apart"
+    first = ahead(state, told.ending_job_ids[0])
+    name = f"{first.job_id} ({first.name})" if first.name else first.job_id
+    close = "," if not first.running else ""
+    begun = ", which waits too" if close else ""
+    if others := told.ending_count - 1:
+        return f", once {name}{begun}{close} and {plural(others, 'other job')} have ended"
+    return f", once {name}{begun}{close} has ended"
+
+
+def delayed(state: State, before: Forecasts, after: Forecasts) -> list[pb.JobAhead]:
+    """Name the jobs that start later than they would have, the most delayed first."""
+    later = [
+        (translate.seconds(after[job_id].start) - translate.seconds(told.start), job_id)
+        for job_id, told in before.items()
+        if told.HasField("start") and job_id in after and after[job_id].HasField("start")
+    ]
+    return [
+        ahead(state, job_id, seconds)
+        for seconds, job_id in sorted(later, key=lambda one: (-one[0], one[1]))
+        if seconds >= LATER_SECONDS_MIN
+    ]
