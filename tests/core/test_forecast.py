@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -42,11 +43,11 @@ def gang(job_id: str, gpus: int, replicas: int = 1, tenant: str = "") -> Gang:
     return Gang(job_id, (GangPart("worker", replicas, Demand(1000 * gpus)),), tenant=tenant)
 
 
-def picture(ledger: Ledger, holders: list[Holder], waiters: list[Waiter], **more: object) -> Picture:
+def picture(ledger: Ledger, holders: list[Holder], waiters: list[Waiter], **more: Any) -> Picture:
     for holder in holders:
         for holding in holder.holdings:
             ledger.hold(holding)
-    return Picture(ledger, holders, waiters, **more)  # type: ignore[arg-type]
+    return Picture(ledger, holders, waiters, **more)
 
 
 def on(job_id: str, node: int, gpus: int, seconds: float, tenant: str = "") -> Holder:
