@@ -17,17 +17,15 @@ from cotenant.core.forecast import (
     Forecast,
     Holder,
     Picture,
-    Rest,
     Waiter,
-    exactly,
     forecast,
     held,
-    rest_of,
 )
 from cotenant.core.ledger import Ledger
 from cotenant.core.lifecycle import AttemptState
 from cotenant.core.nodes import NodeShape
 from cotenant.core.policy import CpuAllocator, PlacementPolicy
+from cotenant.core.rests import Rest, exactly, rest_of
 from cotenant.core.tenancy import Headroom
 from cotenant.rpc import estimates, translate
 from cotenant.rpc.tenants import tenant_of

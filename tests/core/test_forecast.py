@@ -20,17 +20,15 @@ from cotenant.core.forecast import (
     Forecast,
     Holder,
     Picture,
-    Rest,
     Waiter,
-    exactly,
     forecast,
-    rest_of,
 )
 from cotenant.core.gangs import Demand, Gang
 from cotenant.core.gangs import Part as GangPart
 from cotenant.core.ledger import Holding, Ledger
 from cotenant.core.nodes import NodeShape
 from cotenant.core.policy import PlacementPolicy
+from cotenant.core.rests import Rest, exactly, rest_of
 from cotenant.core.tenancy import Headroom, Tenant
 from cotenant.policies.consolidate import Consolidate
 from cotenant.policies.first_fit import FirstFit

@@ -7,10 +7,6 @@ and then with a few drawn ones, which gives an interval.
 What it takes for granted, so that it can be told at all: the order stays what it is now, nobody new comes, nobody is
 stopped for others, no node fails or joins. A job may start later than foretold where others come that are put before
 it, and sooner where jobs before it are cancelled.
-
-Of a job of which nothing is known, as much again is expected as it ran (ADR 0010). With that the chance that it runs
-on for more than x after it ran for a is a / (a + x), the heavy tail of which that median is one point: so nine times
-out of ten it is more than a ninth of a, and once in ten more than nine times a [R].
 """
 
 from __future__ import annotations
@@ -26,71 +22,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cotenant.core.cycle import Start, place
-from cotenant.core.estimates import Estimate
-from cotenant.core.gangs import Gang
-from cotenant.core.jobs import WHOLE_GPU_MILLI
+from cotenant.core.floor import HOPELESS
+from cotenant.core.gangs import Demand, Gang
+from cotenant.core.jobs import WHOLE_GPU_MILLI, Locality
 from cotenant.core.ledger import Holding, Ledger, Offer
+from cotenant.core.obstacles import fits, is_short
 from cotenant.core.policy import Discerns, PlacementPolicy, needs
 from cotenant.core.refusals import Code, Refusal, policy_failed
+from cotenant.core.rests import Rest, drawn, exactly
 from cotenant.core.tenancy import Headroom
 
 WAITING_MAX = 1_000  # waiting jobs that are looked at, the first in the order
 DRAWS = 20
 HORIZON_SECONDS = 30 * 86_400.0
-RUN_SECONDS_UNKNOWN = 3600.0  # of a job of which nothing is known, nor of any other
 ENDS_MAX = 5  # jobs that are named, for whose end another one waits
-UNKNOWN_SPREAD = (
-    9.0  # of one that is expected to run for as much again, from the median to the 10th and 90th percentile
-)
 TURN_SECONDS_MIN = 1e-3  # time goes on by that much at least, so that rounding cannot stop it
-
-_SHARES = np.array([0.0, 0.1, 0.5, 0.9, 1.0])
-
-
-@dataclass(frozen=True, slots=True)
-class Rest:
-    """How long a job will run yet, in seconds: the median, and between which times it lies in 8 of 10 cases."""
-
-    seconds: float
-    p10_seconds: float
-    p90_seconds: float
-
-    @property
-    def certain(self) -> bool:
-        """Whether there is nothing to draw."""
-        return self.p10_seconds == self.seconds == self.p90_seconds
-
-
-def exactly(seconds: float) -> Rest:
-    """A rest that is known, or taken to be."""
-    return Rest(seconds, seconds, seconds)
-
-
-def rest_of(
-    estimate: Estimate,
-    ran_seconds: float,
-    *,
-    expected_seconds: float | None = None,
-    usual_seconds: float = RUN_SECONDS_UNKNOWN,
-) -> Rest:
-    """Say how long a job will run yet that has run for so long in all.
-
-    What the predictor says comes first, then the run time that its user expects; who outlived that is unknown. Of an
-    unknown job as much again is expected as it ran, of one that has not run what is usual among the others.
-
-    >>> rest_of(Estimate(), ran_seconds=90)
-    Rest(seconds=90, p10_seconds=10.0, p90_seconds=810.0)
-    >>> rest_of(Estimate(), ran_seconds=90, expected_seconds=100).seconds
-    10
-    """
-    if estimate.predictable and estimate.remaining_seconds:
-        middle = estimate.remaining_seconds
-        low, high = estimate.remaining_p10_seconds, estimate.remaining_p90_seconds
-        return Rest(middle, middle if low is None else min(low, middle), middle if high is None else max(high, middle))
-    if expected_seconds is not None and expected_seconds > ran_seconds:
-        return exactly(expected_seconds - ran_seconds)
-    middle = ran_seconds or usual_seconds
-    return Rest(middle, middle / UNKNOWN_SPREAD, middle * UNKNOWN_SPREAD)
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +115,7 @@ def forecast(
     asked = frozenset(waiter.gang.job_id for waiter in picture.waiters)
     asked = asked if wanted is None else asked & frozenset(wanted)
     rests = [holder.rest for holder in picture.holders] + [waiter.run for waiter in picture.waiters]
-    lengths = _drawn(rests, rng, draws)
+    lengths = drawn(rests, rng, draws)
     runs: list[_Run] = []
     for row in lengths:
         run = _Run(picture, policy, rng, row, asked)
@@ -191,25 +137,6 @@ def _expected(job_id: str, runs: Sequence[_Run]) -> Expected:
         return Expected(middle, low, high)
     ends = first.freed_for[job_id]
     return Expected(middle, low, high, ends[:ENDS_MAX], len(ends), first.finishes[job_id])
-
-
-def _drawn(rests: Sequence[Rest], rng: np.random.Generator, draws: int) -> NDArray[np.float64]:
-    """Draw run times, a row each time; the first row are the medians, and alone where nothing is uncertain.
-
-    Logarithms are linear between the quantiles, and end as far beyond them as they are from the median.
-    """
-    told = np.array([(rest.p10_seconds, rest.seconds, rest.p90_seconds) for rest in rests]).reshape(-1, 3)
-    medians = told[:, 1]
-    if all(rest.certain for rest in rests):
-        return medians[None, :]
-    low, middle, high = np.log1p(told.T)
-    knots = np.column_stack([np.maximum(0.0, 2 * low - middle), low, middle, high, 2 * high - middle])
-    at = rng.random((draws, len(rests)))
-    place = np.clip(np.searchsorted(_SHARES, at, side="right") - 1, 0, len(_SHARES) - 2)
-    rows = np.arange(len(rests))
-    below, above = knots[rows, place], knots[rows, place + 1]
-    along = (at - _SHARES[place]) / (_SHARES[place + 1] - _SHARES[place])
-    return np.vstack([medians, np.expm1(below + along * (above - below))])
 
 
 class _Asked:
@@ -263,6 +190,9 @@ class _Run:
         self._waiting = {number: waiter.gang for number, waiter in enumerate(picture.waiters)}
         self._kinds = {number: self._asked.alike(gang) for number, gang in self._waiting.items()}
         self._refused: dict[Hashable, Code] = {}
+        self._like: dict[Hashable, Gang] = {}  # one of each kind
+        self._relaxing: dict[Hashable, bool] = {}
+        self._possible: dict[Hashable, bool] = {}  # whether a kind fits into the empty cluster, by counting
         self._ages: set[int] = set()  # gangs that wait longer and longer for a place that is not in fragments
         self._turn = math.inf  # when the first of them will be another question for that
         self._freed: deque[tuple[float, Holder]] = deque()  # with when they ended, the last first
@@ -296,7 +226,7 @@ class _Run:
             milli, cores = held(holder.holdings)
             self._headroom.take(holder.tenant, -milli, -cores)
             self._freed.appendleft((end, holder))
-            self._refused.clear()
+            self._hope({holding.node for holding in holder.holdings})
 
     def _age(self, seconds: float) -> None:
         """Let gangs wait for longer, of which that may make another question."""
@@ -329,13 +259,8 @@ class _Run:
 
     def _note_ages(self) -> None:
         """Note whose places are in fragments, and when that will first be another question."""
-        free = self._free()
         in_fragments = {kind for kind, code in self._refused.items() if code is Code.FRAGMENTED}
-        self._ages = {
-            number
-            for number, gang in self._waiting.items()
-            if self._kinds[number] in in_fragments and not _lacks(gang, free)
-        }
+        self._ages = {number for number in self._waiting if self._kinds[number] in in_fragments}
         left = min((self._asked.alike_seconds(self._waiting[number]) for number in self._ages), default=math.inf)
         self._turn = self.now + max(left, TURN_SECONDS_MIN)
 
@@ -359,31 +284,69 @@ class _Run:
         now = [one.job_id for end, one in self._freed if end == self.now and one.job_id not in known]
         return now + [job_id for _, job_id in there]
 
+    def _hope(self, nodes: Collection[int]) -> None:
+        """Let those be asked about again for whom a place on some nodes would make a difference."""
+        self._refused = {
+            kind: code
+            for kind, code in self._refused.items()
+            if code in HOPELESS or not (self._relaxes(kind) or self._helps(self._like[kind], nodes))
+        }
+
+    def _relaxes(self, kind: Hashable) -> bool:
+        """Tell whether gangs of a kind will be of another one once their places have been in fragments for longer."""
+        if kind not in self._relaxing:
+            self._relaxing[kind] = self._asked.alike_seconds(self._like[kind]) < math.inf
+        return self._relaxing[kind]
+
+    def _helps(self, gang: Gang, nodes: Collection[int]) -> bool:
+        return any(_has_room(self._ledger, node, part.demand) for node in nodes for part in gang.parts)
+
     def _candidates(self) -> Iterator[Gang]:
         """Give those who may start, one by one; whoever asks for the next one has placed the last one, or refused it.
 
-        A strict queue is asked up to the first that does not fit. Else those are left out of whose kind one was
-        refused, and those that need more than is free in sum.
+        A strict queue is asked up to the first that does not fit. Those are left out of whose kind one was refused,
+        and those for whom there is no room by counting alone.
         """
         strict, free = self._picture.strict, self._free()
-        for number in self._waiting:
-            if self._kinds[number] in self._refused and not strict:
-                continue
-            gang = self._waiting[number]
+        for number, gang in self._waiting.items():
+            kind = self._kinds[number]
             if self._headroom and not self._headroom.allows(gang.tenant, gang.gpu_milli, gang.cores):
                 continue
-            if not strict and _lacks(gang, free):
-                continue
-            yield self._gang(number)
-            if self._asked.refusal is None:
-                free = self._free()
-                continue
-            self._refused[self._kinds[number]] = self._asked.refusal.code
-            if strict and self._asked.refusal.code is not Code.NEVER_FITS:
+            if kind not in self._refused:
+                self._like[kind] = gang
+                counted = self._counted(kind, gang, free)
+                if counted is None:
+                    yield self._gang(number)
+                    counted = self._asked.refusal.code if self._asked.refusal else None
+                    free = self._free()
+                if counted is None:
+                    continue
+                self._refused[kind] = counted
+            if strict and self._refused[kind] is not Code.NEVER_FITS:
                 return
+
+    def _counted(self, kind: Hashable, gang: Gang, free: tuple[int, int, int]) -> Code | None:
+        """Say why a gang is refused whatever the policy, as far as counting tells; None: the policy is to be asked."""
+        if _lacks(gang, free) and not self._picture.strict:
+            return Code.CAPACITY
+        within = gang.locality or Locality.ANYWHERE
+        if kind not in self._possible:
+            self._possible[kind] = fits(gang, self._ledger, within=within, empty=True)
+        if not self._possible[kind] or fits(gang, self._ledger, within=within):
+            return None
+        return Code.FRAGMENTED if self._relaxes(kind) and not is_short(gang, self._ledger) else Code.CAPACITY
 
     def _free(self) -> tuple[int, int, int]:
         return self._ledger.sums(self._ledger.open)
+
+
+def _has_room(ledger: Ledger, node: int, demand: Demand) -> bool:
+    """Tell whether a node has room for one replica, whatever the type of its GPUs."""
+    if demand.cores > ledger.free_cores[node] or demand.memory_bytes > ledger.free_memory[node]:
+        return False
+    if demand.gpu_milli % WHOLE_GPU_MILLI:
+        return any(free >= demand.gpu_milli for free in ledger.parts_of(node))
+    return bool(demand.gpu_milli <= ledger.free_gpus[node] * WHOLE_GPU_MILLI)
 
 
 def _lacks(gang: Gang, free: tuple[int, int, int]) -> bool:

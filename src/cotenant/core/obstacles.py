@@ -88,15 +88,25 @@ def _never(gang: Gang, ledger: Ledger, *, within: Locality) -> Refusal:
     )
 
 
+def is_short(gang: Gang, ledger: Ledger) -> bool:
+    """Tell whether too little is free in sum, for one role or for all together."""
+    return _shortest(gang, ledger) is not None
+
+
 def _short(gang: Gang, ledger: Ledger) -> Refusal | None:
-    """Find what is too little in sum, for one role or for all together."""
+    found = _shortest(gang, ledger)
+    return _too_little(found[0], ledger, *found[1:]) if found else None
+
+
+def _shortest(gang: Gang, ledger: Ledger) -> tuple[Gang, NDArray[np.bool_], list[str]] | None:
+    """Find what is too little in sum, for one role or for all together, and on which nodes that was counted."""
     alone = [Gang(gang.job_id, (part,)) for part in gang.parts] if len(gang.parts) > 1 else []
     for some in [*alone, gang]:
         able = np.zeros(len(ledger), dtype=np.bool_)
         for part in some.parts:
             able |= ledger.room(part.demand, empty=True) > 0
         if lacking := _lacking(some, ledger, able):
-            return _too_little(some, ledger, able, lacking)
+            return some, able, lacking
     return None
 
 
