@@ -14,8 +14,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from cotenant.core.cycle import Start
-from cotenant.core.floor import hold_all
 from cotenant.core.lifecycle import AttemptState
+from cotenant.core.taking import hold_all
 from cotenant.services.placement.cluster import Cluster
 
 KEPT_SECONDS = 15.0  # after the longest grace of those who stop

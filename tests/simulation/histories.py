@@ -98,6 +98,9 @@ class History:
         self._stopped(event)
         self.waiting_since[event.job_id] = event.at_seconds
 
+    def _reclaimed(self, event: Event) -> None:
+        self._preempted(event)
+
     def _migrated(self, event: Event) -> None:
         self._preempted(event)
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from cotenant.core.choosing import RULES, Choice, Preemption, Rules, beyond_share, choose
 from cotenant.core.estimates import Estimate
-from cotenant.core.floor import Floor, Start, Victim, hold_all
+from cotenant.core.floor import Floor, Start
 from cotenant.core.gangs import Demand, Gang, Part
 from cotenant.core.jobs import JobSpec
 from cotenant.core.ledger import Holding, Ledger
@@ -23,7 +23,7 @@ from cotenant.core.policy import CpuAllocator, PlacementPolicy
 from cotenant.core.refusals import Code, Refusal, behind
 from cotenant.core.reservations import NO_RESERVING, Reservation, Reserving
 from cotenant.core.scenes import NOBODY, Scene
-from cotenant.core.taking import BrokenGang, take
+from cotenant.core.taking import BrokenGang, Victim, hold_all, take
 from cotenant.core.tenancy import Headroom
 
 __all__ = [
@@ -54,6 +54,7 @@ class Plan:
     blocked: bool = False  # a strict queue stopped at a job that did not fit
     moves: tuple[Start, ...] = ()  # of running jobs, which stop and start again there
     reservations: tuple[Reservation, ...] = ()  # of those that starve
+    reclaimed: tuple[str, ...] = ()  # stops of jobs that gave back what was lent to them
 
     @property
     def valid_seconds(self) -> float:
@@ -138,7 +139,8 @@ def place(
        holds nobody else back, unless victims of the same tenant make it room; `headroom` is counted as gangs start.
     3. Where free room does not do, as few victims as suffice make room, the first to go first. Those whose room is
        not used after all keep it, and none makes room for a gang that it outranks.
-       Before that, a policy that moves jobs (`scenes.Rearranges`) is asked whether that would do.
+       Before that, a policy that moves jobs (`scenes.Rearranges`) is asked whether that would do;
+       then one that lends (`scenes.Reclaims`), whether those would who borrow what is reserved for the gang.
     4. A gang that is refused although it has waited for long gets a reservation, as `reserving` says; those after it
        are placed so that they do not break it (`core.reservations`).
     5. A start whose room is not free yet `needs_room`: the stops and moves come first.
@@ -159,7 +161,7 @@ def place(
         stops = tuple(floor.stops())
     with ledger.undone():
         marked = tuple(_mark(starts, ledger, before))
-    return Plan(marked, stops, refusals, blocked, tuple(floor.moves), tuple(floor.reservations))
+    return Plan(marked, stops, refusals, blocked, tuple(floor.moves), tuple(floor.reservations), tuple(floor.reclaimed))
 
 
 def _place_all(gangs: Iterable[Gang], floor: Floor, *, strict: bool) -> tuple[list[Start], dict[str, Refusal], bool]:

@@ -11,7 +11,6 @@ import numpy as np
 
 from cotenant.core.earliest import Departure, departure_of, departures_of
 from cotenant.core.gangs import Gang
-from cotenant.core.jobs import WHOLE_GPU_MILLI
 from cotenant.core.ledger import Holding, Ledger, Offer
 from cotenant.core.policy import Discerns, PlacementPolicy, needs
 from cotenant.core.refusals import Code, Refusal, plural
@@ -24,8 +23,8 @@ from cotenant.core.reservations import (
     held_back,
     reserve,
 )
-from cotenant.core.scenes import NOBODY, Heeds, Rearranges, Scene, Sees, Unfolding
-from cotenant.core.taking import take
+from cotenant.core.scenes import NOBODY, Heeds, Rearranges, Reclaims, Resident, Scene, Sees, Unfolding
+from cotenant.core.taking import Victim, cores_of, gpu_milli_of, hold_all, release_all, take
 from cotenant.core.tenancy import Headroom
 
 TRIES = 4  # gangs that may starve without finding anything to reserve, for each reservation there may be
@@ -33,23 +32,11 @@ HOPELESS = frozenset({Code.NEVER_FITS, Code.NO_NODES, Code.POLICY_FAILED})  # no
 
 
 @dataclass(frozen=True, slots=True)
-class Victim:
-    """A running job that the order does not protect, and what it holds.
-
-    Only the first `ahead` gangs may have its room, for those after it in the order do not outrank it; None: all may.
-    """
-
-    job_id: str
-    holdings: tuple[Holding, ...]
-    ahead: int | None = None
-    tenant: str = ""
-
-
-@dataclass(frozen=True, slots=True)
 class Start:
     """A gang, its places, and what it will hold; `needs_room` where a stop has to come first.
 
-    `moves` are running jobs that go elsewhere for its sake.
+    `moves` are running jobs that go elsewhere for its sake. What is `reclaimable` is lent, until those want it for whom
+    it is reserved.
     """
 
     gang: Gang
@@ -57,6 +44,7 @@ class Start:
     holdings: tuple[Holding, ...]
     needs_room: bool
     moves: tuple[str, ...] = ()
+    reclaimable: bool = False
 
 
 class Floor:
@@ -86,13 +74,15 @@ class Floor:
         self._merit: dict[str, int] = {}
         self._gone: list[Victim] = []
         self._next_turn = math.inf
-        self._settled: set[str] = set()  # ids of those who have a new place
+        self._settled: set[str] = set()  # ids of those who have a new place, or stop for it was lent to them
+        self._lends = policy.lends if isinstance(policy, Reclaims) else None
         self.moves: list[Start] = []  # of running jobs, to their new places
         self._reserving, self._at_first = reserving, scene
         self.reservations: list[Reservation] = []
         self._tries_left = TRIES * reserving.most  # to find places to reserve
         self._begun: list[Start] = []  # in this cycle
         self._lifted: set[str] = set()  # ids of running jobs that do not hold their room at present
+        self.reclaimed: list[str] = []  # ids of borrowers that have to stop
 
     def _meet(self) -> None:
         """Get to know the victims, of which most cycles need none."""
@@ -139,7 +129,7 @@ class Floor:
             if (victim := next(mine, None)) is None:
                 return None
             own.append(victim)
-            milli, cores = milli + _gpu_milli(victim.holdings), cores + _cores(victim.holdings)
+            milli, cores = milli + gpu_milli_of(victim.holdings), cores + cores_of(victim.holdings)
         return own
 
     def place(self, gang: Gang) -> Start | Refusal:
@@ -183,6 +173,8 @@ class Floor:
             return offer
         if moved := self._rearranged(gang, offer):
             return moved
+        if reclaimed := self._reclaimed(gang):
+            return reclaimed
         self._meet()
         if not self._victims:
             return offer
@@ -205,7 +197,7 @@ class Floor:
         """Place a gang where running jobs make it room that have room elsewhere, if the policy finds it worth that."""
         if refusal.code is not Code.FRAGMENTED or not isinstance(self._policy, Rearranges) or self.reservations:
             return None
-        fixed = self._settled.union(victim.job_id for victim in self._gone)
+        fixed = self._elsewhere()
         try:
             found = self._policy.rearrange(gang, refusal, self._ledger, self._rng, fixed)
         except Exception as error:
@@ -214,24 +206,55 @@ class Floor:
             return self._on_broken(gang, error)
         if found is None:
             return None
-        for resident, _ in found.moves:
-            _release_all(self._ledger, resident.holdings)
+        return self._resettle(gang, found.offer, found.moves)
+
+    def _reclaimed(self, gang: Gang) -> Start | Refusal | None:
+        """Place a gang on what was lent to others and is reserved for it, whatever the order says of them."""
+        if not isinstance(self._policy, Reclaims) or self._binding(gang):
+            return None
+        try:
+            found = self._policy.reclaim(gang, self._ledger, self._rng, self._elsewhere())
+        except Exception as error:
+            if self._on_broken is None:
+                raise
+            return self._on_broken(gang, error)
+        return self._resettle(gang, found.offer, found.moves, found.stops) if found else None
+
+    def _elsewhere(self) -> set[str]:
+        """Name those who are not where the scene shows them any more."""
+        return self._settled.union(self._lifted, (victim.job_id for victim in self._gone))
+
+    def _resettle(
+        self,
+        gang: Gang,
+        offer: Offer,
+        moves: Sequence[tuple[Resident, Offer]],
+        stops: Sequence[Resident] = (),
+    ) -> Start:
+        """Start a gang where others make it room: some go elsewhere, some stop."""
+        for resident in (*stops, *(resident for resident, _ in moves)):
+            release_all(self._ledger, resident.holdings)
             self._scene.leave(resident.gang.job_id)
-        start = self._start(gang, found.offer)
-        for resident, offer in found.moves:
             self._lifted.add(resident.gang.job_id)
             self._settled.add(resident.gang.job_id)
-            self.moves.append(Start(resident.gang, offer, take(self._ledger, resident.gang, offer), needs_room=True))
-            self._scene.come(resident.gang, self.moves[-1].holdings)
+        for resident in stops:
+            self._headroom.take(resident.gang.tenant, -gpu_milli_of(resident.holdings), -cores_of(resident.holdings))
+            self.reclaimed.append(resident.gang.job_id)
+        start = self._start(gang, offer)
+        for resident, there in moves:
+            lent = self._lends is not None and self._lends(resident.gang, there, self._ledger)
+            holdings = take(self._ledger, resident.gang, there)
+            self.moves.append(Start(resident.gang, there, holdings, needs_room=True, reclaimable=lent))
+            self._scene.come(resident.gang, holdings)
         self._meet()
         self._victims = [victim for victim in self._victims if victim.job_id not in self._settled]
-        return replace(start, moves=tuple(resident.gang.job_id for resident, _ in found.moves))
+        return replace(start, moves=tuple(resident.gang.job_id for resident, _ in moves))
 
     def _try_without(self, gang: Gang, count: int, *, kept: Sequence[Reservation] | None = None) -> Offer | Refusal:
         """Ask for places as if the last `count` victims were gone."""
         victims = self._victims[-count:]
         with self._ledger.undone():
-            _release_all(self._ledger, (holding for victim in victims for holding in victim.holdings))
+            release_all(self._ledger, (holding for victim in victims for holding in victim.holdings))
             return self._ask(gang, {victim.job_id for victim in victims}, kept=kept)
 
     def _ask(
@@ -265,7 +288,7 @@ class Floor:
         try:
             yield
         finally:
-            _release_all(self._ledger, held)
+            release_all(self._ledger, held)
 
     def _binding(self, gang: Gang) -> list[Reservation]:
         return [one for one in self.reservations if one.binds(gang)]
@@ -329,18 +352,18 @@ class Floor:
 
     def _lift(self, victim: Victim) -> None:
         self._lifted.add(victim.job_id)
-        _release_all(self._ledger, victim.holdings)
+        release_all(self._ledger, victim.holdings)
         self._scene.leave(victim.job_id)
-        self._headroom.take(victim.tenant, -_gpu_milli(victim.holdings), -_cores(victim.holdings))
+        self._headroom.take(victim.tenant, -gpu_milli_of(victim.holdings), -cores_of(victim.holdings))
 
     def _return(self, victim: Victim) -> bool:
         """Give a victim its room back, if that is free and its tenant may hold it."""
-        milli, cores = _gpu_milli(victim.holdings), _cores(victim.holdings)
+        milli, cores = gpu_milli_of(victim.holdings), cores_of(victim.holdings)
         if not self._headroom.allows(victim.tenant, milli, cores) or not hold_all(self._ledger, victim.holdings):
             return False
         self._scene.stay(victim.job_id)
         if self._heeds and not self._heeds.bears([held.node for held in victim.holdings], self._ledger):
-            _release_all(self._ledger, victim.holdings)
+            release_all(self._ledger, victim.holdings)
             self._scene.leave(victim.job_id)
             return False
         self._headroom.take(victim.tenant, milli, cores)
@@ -353,9 +376,10 @@ class Floor:
 
     def _start(self, gang: Gang, offer: Offer) -> Start:
         self._headroom.take(gang.tenant, gang.gpu_milli, gang.cores)
+        lent = self._lends is not None and self._lends(gang, offer, self._ledger)
         binding = self._binding(gang)
         with self._kept(binding):
-            start = Start(gang, offer, take(self._ledger, gang, offer), needs_room=False)
+            start = Start(gang, offer, take(self._ledger, gang, offer), needs_room=False, reclaimable=lent)
         self._scene.come(gang, start.holdings)
         for reservation in self.reservations:
             if reservation not in binding:  # it will have gone by then
@@ -368,33 +392,3 @@ class Floor:
 
 def _turn_of(victim: Victim) -> float:
     return math.inf if victim.ahead is None else victim.ahead
-
-
-def _gpu_milli(holdings: Iterable[Holding]) -> int:
-    """Sum up GPUs in thousandths."""
-    return sum(
-        sum(milli for _, milli in holding.shares) if holding.shares else holding.gpus * WHOLE_GPU_MILLI
-        for holding in holdings
-    )
-
-
-def _cores(holdings: Iterable[Holding]) -> int:
-    return sum(holding.cores for holding in holdings)
-
-
-def _release_all(ledger: Ledger, holdings: Iterable[Holding]) -> None:
-    for holding in holdings:
-        ledger.release(holding)
-
-
-def hold_all(ledger: Ledger, holdings: Sequence[Holding]) -> bool:
-    """Take all of what is named, or nothing where some of it is not free."""
-    held: list[Holding] = []
-    for holding in holdings:
-        if not ledger.can_hold(holding):
-            for done in held:
-                ledger.release(done)
-            return False
-        ledger.hold(holding)
-        held.append(holding)
-    return True

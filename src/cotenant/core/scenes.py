@@ -138,6 +138,35 @@ class Unfolding:
         self._gone.discard(job_id)
 
 
+@dataclass(frozen=True, slots=True)
+class Reclaim:
+    """Places for a gang once borrowers have made room: those with a new place go there, the others stop and wait."""
+
+    offer: Offer
+    stops: tuple[Resident, ...]
+    moves: tuple[tuple[Resident, Offer], ...] = ()
+
+
+@runtime_checkable
+class Reclaims(Protocol):
+    """A placement policy that lends what is reserved, and takes it back for whom it was reserved (CODA [P]).
+
+    What is lent is taken back whatever the order of the queue says: whoever borrows runs until then.
+    """
+
+    def lends(self, gang: Gang, offer: Offer, ledger: Ledger) -> bool:
+        """Tell whether a gang that starts there borrows; asked once, before the ledger has it.
+
+        The policy may take note of it until it is shown the next scene.
+        """
+
+    def reclaim(self, gang: Gang, ledger: Ledger, rng: np.random.Generator, fixed: Collection[str]) -> Reclaim | None:
+        """Find places for a gang that `place` refused, at the cost of borrowers; None where that is too little.
+
+        The jobs in `fixed` are not where the scene shows them any more. The ledger is left as it was.
+        """
+
+
 class Still:
     """A scene in which nobody holds anything, at time 0: for tests and for policies asked outside a cycle."""
 

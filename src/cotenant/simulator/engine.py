@@ -91,11 +91,6 @@ class Simulation:
         """Whether a policy drew anything at random while it decided."""
         return self._scheduler.rng.bit_generator.state != self._undrawn
 
-    @property
-    def migrations(self) -> int:
-        """How often a job went elsewhere so that another could start."""
-        return sum(life.migrations for life in self.lives)
-
     def step(self) -> bool:
         """Go to the next instant at which something happens and let it happen; False where nothing ever will.
 

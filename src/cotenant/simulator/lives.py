@@ -121,6 +121,8 @@ class Life:
     runs: int = 0
     preemptions: int = 0
     migrations: int = 0
+    reclaims: int = 0
+    reclaimable: bool = False  # what it holds was lent to it
     crashes: int = 0
     failures: int = 0
     holdings: tuple[Holding, ...] = ()
@@ -248,6 +250,12 @@ class Life:
         """Sum up GPU utilisation × time, the present run too."""
         return self.busy_seconds + (self._worked(now) * self.busy if self.running else 0.0)
 
+    def stopped(self, migrates: bool, reclaimed: bool) -> None:
+        """Count a stop for others."""
+        self.migrations += migrates
+        self.reclaims += reclaimed
+        self.preemptions += not (migrates or reclaimed)
+
     def stop(self, now: float, restart_seconds: float, *, saved: bool = True) -> None:
         """Stop before the end; the next run repeats `restart_seconds` first, and what was not saved."""
         ran = now - self.running_since
@@ -297,6 +305,7 @@ class Life:
     def _hold_nothing(self, ran: float) -> None:
         self.attained_seconds += ran
         self.running_since, self.holdings, self.rate, self.pace = math.nan, (), 1.0, 1.0
+        self.reclaimable = False
 
 
 def row_of(life: Life, tenant: int, tenant_weight: float) -> JobRow:

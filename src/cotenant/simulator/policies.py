@@ -21,7 +21,7 @@ from cotenant.core.policy import (
     needs,
 )
 from cotenant.core.refusals import Refusal
-from cotenant.core.scenes import Heeds, Rearrangement, Rearranges, Scene, Sees
+from cotenant.core.scenes import Heeds, Rearrangement, Rearranges, Reclaim, Reclaims, Scene, Sees
 from cotenant.core.table import Jobs
 from cotenant.simulator.lives import Life
 
@@ -134,6 +134,35 @@ class AskedPlacement:
             return None
         try:
             found = self._policy.rearrange(gang, refusal, ledger, rng, fixed)
+        except Exception as error:  # whatever a stranger's code does
+            raise PolicyFailed("placement", self, gang.job_id, f"{type(error).__name__}: {error}") from error
+        if found:
+            self.refusal = None
+        return found
+
+    def lends(self, gang: Gang, offer: Offer, ledger: Ledger) -> bool:
+        """Ask a policy that lends whether a gang borrows.
+
+        Raises:
+            PolicyFailed: it raised an error.
+        """
+        if not isinstance(self._policy, Reclaims):
+            return False
+        try:
+            return bool(self._policy.lends(gang, offer, ledger))
+        except Exception as error:  # whatever a stranger's code does
+            raise PolicyFailed("placement", self, gang.job_id, f"{type(error).__name__}: {error}") from error
+
+    def reclaim(self, gang: Gang, ledger: Ledger, rng: np.random.Generator, fixed: Collection[str]) -> Reclaim | None:
+        """Ask a policy that lends to take back.
+
+        Raises:
+            PolicyFailed: it raised an error.
+        """
+        if not isinstance(self._policy, Reclaims):
+            return None
+        try:
+            found = self._policy.reclaim(gang, ledger, rng, fixed)
         except Exception as error:  # whatever a stranger's code does
             raise PolicyFailed("placement", self, gang.job_id, f"{type(error).__name__}: {error}") from error
         if found:

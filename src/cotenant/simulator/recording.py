@@ -30,6 +30,7 @@ class Kind(StrEnum):
     PLANNED = "planned"
     PREEMPTED = "preempted"
     MIGRATED = "migrated"
+    RECLAIMED = "reclaimed"
     STARTED = "started"
     WAITING = "waiting"
     FINISHED = "finished"
@@ -221,27 +222,28 @@ class Story:
     def planned(self, plan: Plan, waiting: int, now: float) -> None:
         """A cycle decided, over so many who waited."""
         starts = tuple(start.gang.job_id for start in plan.starts)
-        left = waiting - len(starts) + len(plan.stops)
-        self._record(Event(now, Kind.PLANNED, starts=starts, stops=plan.stops, waiting=left))
+        stops = plan.stops + plan.reclaimed
+        left = waiting - len(starts) + len(stops)
+        self._record(Event(now, Kind.PLANNED, starts=starts, stops=stops, waiting=left))
 
-    def preempted(self, life: Life, starts: Iterable[Start], now: float) -> None:
-        """A job is about to make room for those starts that need it and that take a place on one of its nodes."""
+    def preempted(self, life: Life, starts: Iterable[Start], now: float, kind: Kind = Kind.PREEMPTED) -> None:
+        """A job is about to make room for those starts that need it and that take a place on one of its nodes.
+
+        One that migrates starts again elsewhere, for the sake of those that name it.
+        """
         left = {holding.node for holding in life.holdings}
-        taking = [start for start in starts if start.needs_room]
-        by = [start.gang.job_id for start in taking if any(holding.node in left for holding in start.holdings)]
+        if kind is Kind.MIGRATED:
+            by = [start.gang.job_id for start in starts if life.job.id in start.moves]
+        else:
+            taking = [start for start in starts if start.needs_room]
+            by = [start.gang.job_id for start in taking if any(holding.node in left for holding in start.holdings)]
         ran = now - life.running_since
-        self._record(Event(now, Kind.PREEMPTED, life.job.id, run=life.runs, by=tuple(by), ran_seconds=ran))
+        self._record(Event(now, kind, life.job.id, run=life.runs, by=tuple(by), ran_seconds=ran))
 
     def adopted(self, life: Life, now: float) -> None:
         """A job was running when the simulation set in; which of its roles is where, nobody tells."""
         self.submitted(life, now)
         self._begun(life, tuple(_holds(life)), now, needs_room=False)
-
-    def migrated(self, life: Life, starts: Iterable[Start], now: float) -> None:
-        """A job is about to stop, to start again elsewhere for the sake of another one."""
-        by = tuple(start.gang.job_id for start in starts if life.job.id in start.moves)
-        ran = now - life.running_since
-        self._record(Event(now, Kind.MIGRATED, life.job.id, run=life.runs, by=by, ran_seconds=ran))
 
     def started(self, life: Life, start: Start, now: float) -> None:
         """A job runs."""

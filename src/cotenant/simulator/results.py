@@ -41,6 +41,7 @@ ABOUT: Mapping[str, str] = MappingProxyType(
         "qos_guarantee_percent": "jobs that were done by their deadline, of those that have one; failed and unfinished "
         "ones count as missed, those that their users killed are left out; null where no job has one",
         "migrations": "runs that were stopped to go on elsewhere at once, so that a gang could start",
+        "reclaims": "runs that were stopped because they were on resources that were reserved for another job",
         "outcomes": "finished jobs by what became of them",
         "outcomes_gpu_time": "shares of the GPU time held by finished jobs, by what became of them; null for none",
         "failures": "attempts that failed by the job's own doing, by class",
@@ -124,6 +125,7 @@ class Result:
     avg_queue_seconds: float | None
     preemptions: int
     migrations: int
+    reclaims: int
     gpu_utilisation: float | None
     gpu_occupancy: float | None
     cpu_utilisation: float | None
@@ -209,8 +211,7 @@ def result_of(
     occupancy = _share([one.gpu_milli * one.run_seconds for one in outcomes], cluster.gpus * 1000, span)
     busy = _share([one.gpu_milli * one.busy_seconds for one in outcomes], cluster.gpus * 1000, span)
     held_cores = [life.shape.cores * one.run_seconds for life, one in zip(simulation.lives, outcomes, strict=True)]
-    if sized := simulation.sized:
-        held_cores.append(sized.beyond_core_seconds)
+    held_cores += [simulation.sized.beyond_core_seconds] if simulation.sized else []
     return Result(
         jobs=simulation.submitted,
         finished=len(done),
@@ -222,11 +223,12 @@ def result_of(
         makespan_seconds=makespan,
         avg_queue_seconds=_mean([outcome.queue_seconds for outcome in done]),
         preemptions=preemptions,
-        migrations=simulation.migrations,
+        migrations=(moves := sum(life.migrations for life in simulation.lives)),
+        reclaims=(reclaims := sum(life.reclaims for life in simulation.lives)),
         gpu_utilisation=busy if simulation.world.usage_is_modelled else occupancy,
         gpu_occupancy=occupancy,
         cpu_utilisation=_share(held_cores, cluster.cores, span),
-        sizing=_sizing(sized, span) if sized else None,
+        sizing=_sizing(simulation.sized, span) if simulation.sized else None,
         cpu_jobs_avg_queue_seconds=_mean([one.queue_seconds for one in done if not one.gpu_milli]),
         qos_guarantee_percent=_qos_percent(simulation, outcomes, complete=complete),
         ends={ended.value: sum(one.ended is ended for one in done) for ended in Ended},
@@ -240,7 +242,7 @@ def result_of(
         waits_by_gpus=_jobs_by_wait_and_gpus(outcomes),
         fragmentation_seconds=_seconds_by_level(outcomes),
         starvation=starvation_of([(one.gpu_milli, one.queue_seconds) for one in outcomes], cluster.server_gpus),
-        events=simulation.events + preemptions + simulation.migrations,
+        events=simulation.events + preemptions + moves + reclaims,
         wall_seconds=wall_seconds,
         seed=seed,
         by_chance=simulation.by_chance,

@@ -64,6 +64,7 @@ class Moment:
             life.running_since,
             preemptible=life.job.preemptible,
             stop_cost_seconds=self._stop_cost_seconds(life, self.now),
+            reclaimable=life.reclaimable,
         )
 
 

@@ -38,7 +38,7 @@ from cotenant.simulator.physics.rates import FULL
 from cotenant.simulator.physics.world import World
 from cotenant.simulator.policies import AskedPlacement, Policies, PolicyFailed, ordered, teach
 from cotenant.simulator.reasons import Listening
-from cotenant.simulator.recording import Story
+from cotenant.simulator.recording import Kind, Story
 from cotenant.simulator.resizing import Resizing
 from cotenant.simulator.scene import Moment
 from cotenant.simulator.waiting import Waiting
@@ -92,9 +92,8 @@ class Scheduler:
         self._waiting = Waiting(self._placement, jobs)
         self._headroom = Headroom(())  # of the present cycle
         self._asked_all = self._asked_able = False  # whether the present cycle asked about all, or all with some hope
-        self.resizing: Resizing | None = None  # where the allocator changes the cores of running jobs
-        if isinstance(policies.allocator, Resizes):
-            self.resizing = Resizing(policies.allocator, self._ledger, arm, world, self._moved, story)
+        changes = isinstance(policies.allocator, Resizes) and policies.allocator
+        self.resizing = Resizing(changes, self._ledger, arm, world, self._moved, story) if changes else None
         self._over_share: frozenset[int] = frozenset()  # waiting jobs beyond their tenant's share, by sequence
 
     def submit(self, life: Life, now: float) -> None:
@@ -192,6 +191,7 @@ class Scheduler:
         started: list[tuple[Life, float]] = []
         if self._placement.discerns:
             self._grow_older(now)
+            self._waiting.doubt(now)
         if not self._may_start():
             self.order_expires = math.inf
             self._asked_all, self._over_share = False, frozenset()
@@ -201,7 +201,7 @@ class Scheduler:
                 jobs, order = self._order(now)
             plan = self._plan(jobs, order, now, self._rules)
             started, refusals = self._carry_out(plan, jobs, now), plan.refusals
-            while plan.moves or (plan.stops and not self._enforced):  # others, or they, may find room that is left over
+            while plan.moves or plan.reclaimed or (plan.stops and not self._enforced):  # all may find room left over
                 jobs, order = self._order(now)
                 plan = self._plan(jobs, order, now, self._rules.stopping_nobody)
                 started, refusals = started + self._carry_out(plan, jobs, now), {**refusals, **plan.refusals}
@@ -211,8 +211,8 @@ class Scheduler:
             valid_seconds = self._rules.valid_seconds(jobs, order, now) if self._stops else order.valid_seconds
             self.order_expires = now + max(min(valid_seconds, plan.keeps_seconds), VALID_SECONDS_MIN)
         if self._placement.discerns:
-            relaxes_in = self._waiting.watch(refusals, self._free, now)
-            self.order_expires = min(self.order_expires, now + max(relaxes_in, VALID_SECONDS_MIN))
+            relaxes_at = now + max(self._waiting.watch(refusals, self._free, now), VALID_SECONDS_MIN)
+            self.order_expires = min(self.order_expires, relaxes_at, self._waiting.hopes_at(refusals.values(), now))
         self._label(refusals, now)
         if self._story:
             self._tell_reasons(self._story, refusals, now)
@@ -232,10 +232,9 @@ class Scheduler:
         """Stop and start; returns who was started and when each will finish."""
         if self._story:
             self._story.planned(plan, int((~jobs.running).sum()), now)
-        for job_id in plan.stops:
-            self._preempt(self._life(job_id), plan.starts, now)
-        for move in plan.moves:
-            self._preempt(self._life(move.gang.job_id), plan.starts, now, moves=True)
+        stops = [*((one, Kind.PREEMPTED) for one in plan.stops), *((one, Kind.RECLAIMED) for one in plan.reclaimed)]
+        for job_id, kind in (*stops, *((move.gang.job_id, Kind.MIGRATED) for move in plan.moves)):
+            self._preempt(job_id, plan.starts, now, kind)
         return [self._start(start, now) for start in (*plan.starts, *plan.moves)]
 
     def _may_start(self) -> bool:
@@ -309,6 +308,7 @@ class Scheduler:
     def _start(self, start: cycle.Start, now: float) -> tuple[Life, float]:
         life = self._life(start.gang.job_id)
         self._waiting.remove(life)
+        life.reclaimable = start.reclaimable
         finish = self._run(life, start.holdings, now)
         if self.resizing:
             self.resizing.started(life, start, now)
@@ -319,7 +319,7 @@ class Scheduler:
     def _run(self, life: Life, holdings: tuple[Holding, ...], since: float) -> float:
         for holding in holdings:
             self._ledger.hold(holding)
-        self._free.take(life.shape)
+        self._free.take(life.shape, not life.reclaimable)
         self._table.start(life.job.id, since)
         rate = self._world.started(life, holdings)
         finish = life.start(holdings, since, rate)
@@ -327,12 +327,12 @@ class Scheduler:
             self._arm.takes(life.sequence, life.total_seconds(since))
         return finish
 
-    def _preempt(self, life: Life, starts: Sequence[cycle.Start], now: float, *, moves: bool = False) -> None:
-        """Stop a job for others, which waits again; one that moves starts again elsewhere at this instant."""
+    def _preempt(self, job_id: str, starts: Sequence[cycle.Start], now: float, kind: Kind) -> None:
+        """Stop a job for others, which waits again; one that migrates starts again elsewhere at this instant."""
+        life = self._life(job_id)
         if self._story:
-            (self._story.migrated if moves else self._story.preempted)(life, starts, now)
-        life.migrations += moves
-        life.preemptions += not moves
+            self._story.preempted(life, starts, now, kind)
+        life.stopped(kind is Kind.MIGRATED, kind is Kind.RECLAIMED)
         self._requeue(life, now, self._world.preemption_seconds(life), saved=self._world.settings.preemption_grace)
 
     def _requeue(self, life: Life, now: float, restart_seconds: float, *, saved: bool) -> None:
@@ -349,7 +349,7 @@ class Scheduler:
         self._world.released(life)
         for holding in life.holdings:
             self._ledger.release(holding)
-        self._free.take(life.shape, -1)
+        self._free.take(life.shape, -(not life.reclaimable))
         self._waiting.hope()
 
     def _moved(self, life: Life, cores: int) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, ValuesView
+from collections.abc import Iterable, Iterator, Mapping, ValuesView
 from dataclasses import replace
 
 import numpy as np
@@ -15,6 +15,7 @@ from cotenant.simulator.lives import Life, Shape
 from cotenant.simulator.policies import AskedPlacement
 
 ROUNDING_SECONDS = 1e-6
+HOLDS_SECONDS_MIN = 1.0  # a refusal is asked about anew no sooner, though nothing happens
 
 
 class Waiting:
@@ -27,6 +28,7 @@ class Waiting:
         self.known: list[Shape] = []
         self.codes: Ints = np.zeros(jobs, dtype=np.int64)
         self._placement = placement
+        self._hopes_at = math.inf
         self._shapes: dict[int, Shape] = {}  # by code
 
     def __bool__(self) -> bool:
@@ -49,6 +51,21 @@ class Waiting:
         """Forget why gangs were refused, for something was freed."""
         for shape in self.known:
             shape.refusal = None
+
+    def doubt(self, now: float) -> None:
+        """Forget why gangs were refused where some refusal held only until now."""
+        if now >= self._hopes_at:
+            self._hopes_at = math.inf
+            self.hope()
+
+    def hopes_at(self, refusals: Iterable[Refusal], now: float) -> float:
+        """Say when somebody is to be asked again though nothing was freed, once these were refused too.
+
+        Those whose places are in fragments are watched instead.
+        """
+        holds = [refusal.holds_seconds for refusal in refusals if refusal.code is not Code.FRAGMENTED]
+        self._hopes_at = min([self._hopes_at, *(now + max(seconds, HOLDS_SECONDS_MIN) for seconds in holds)])
+        return self._hopes_at
 
     def add(self, life: Life) -> None:
         """A gang begins to wait, as one of its shape."""
