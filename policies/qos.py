@@ -8,19 +8,51 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from cotenant.core.gangs import Gang
 from cotenant.core.jobs import Locality
 from cotenant.core.keeping import ALL, Found, Heeded, Search, fewest_nodes
-from cotenant.core.ledger import Ledger, Offer
+from cotenant.core.ledger import Counts, Ledger, Offer
 from cotenant.core.neighbours import Neighbours
 from cotenant.core.obstacles import no_place
-from cotenant.core.outlook import ROUNDING, outlook
+from cotenant.core.outlook import ROUNDING, outlook, promises
 from cotenant.core.policy import needs
 from cotenant.core.refusals import Code, Refusal, plural
 from cotenant.core.scenes import NOBODY, Scene
 
 REMEMBERED_MAX = 1024
+
+
+@dataclass(slots=True)
+class _Roomless:
+    """That there was no room for a gang, and what was free then; until the `mark` no more was."""
+
+    refusal: Refusal
+    mark: int
+    free: tuple[Counts, ...]
+    open: NDArray[np.bool_]
+
+    @classmethod
+    def now(cls, refusal: Refusal, ledger: Ledger) -> _Roomless:
+        """Note what is free."""
+        return cls(refusal, ledger.mark, tuple([one.copy() for one in _free(ledger)]), ledger.open.copy())
+
+    def holds(self, ledger: Ledger) -> bool:
+        """Tell whether nowhere more is free than then; where GPUs are shared that cannot be told."""
+        if not np.array_equal(self.open, ledger.open):
+            return False
+        if self.mark != ledger.mark:
+            if ledger.sharing.any() or any(
+                (now > then).any() for now, then in zip(_free(ledger), self.free, strict=True)
+            ):
+                return False
+            self.mark = ledger.mark
+        return True
+
+
+def _free(ledger: Ledger) -> tuple[Counts, ...]:
+    return ledger.free_gpus, ledger.free_cores, ledger.free_memory
 
 
 class KeepsPromises:
@@ -65,19 +97,22 @@ room for 2 of 4 replicas
 
     @dataclass(frozen=True, slots=True)
     class Options:
-        """What is believed of neighbours.
+        """What is believed of neighbours, and what is chosen of that which keeps all promises.
 
         interference: what gangs on one server cost each other: as `philly` measured, or `none`.
+        prefer: the `fastest` placement, which takes the fewest GPU-seconds, or the most `packed`: the fewest nodes, and
+          of these those with the least that is free.
         """
 
         interference: Literal["philly", "none"] = "philly"
+        prefer: Literal["fastest", "packed"] = "fastest"
 
     def __init__(self, options: Options | None = None) -> None:
         self.options = options or self.Options()
         self._crowds = self.options.interference != "none"
         self._scene: Scene = NOBODY
         self._neighbours: Neighbours | None = None
-        self._roomless: dict[Hashable, tuple[int, Refusal]] = {}  # gangs for which there was no room, at which mark
+        self._roomless: dict[Hashable, _Roomless] = {}  # by what gangs need
 
     def see(self, scene: Scene) -> None:
         """Note who is where, and what time it is."""
@@ -86,9 +121,9 @@ room for 2 of 4 replicas
     def alike(self, gang: Gang) -> Hashable:
         """Gangs that need the same and promise nothing; what promises something is like nobody else."""
         spec = gang.spec
-        if spec is None or not (spec.qos.rate_min_per_second or spec.qos.latency_seconds or spec.deadline_seconds):
+        if spec is None or not promises(spec):
             return needs(gang)
-        return needs(gang), spec.qos, spec.deadline_seconds, gang.estimate
+        return needs(gang), gang.job_id
 
     def alike_seconds(self, gang: Gang) -> float:
         """For ever; that a deadline comes closer is told by the refusal."""
@@ -96,14 +131,14 @@ room for 2 of 4 replicas
 
     def place(self, gang: Gang, ledger: Ledger, rng: np.random.Generator) -> Offer | Refusal:
         """Offer the fastest places that keep all promises; else say whose stands in the way."""
-        known = self._roomless.get(needs(gang))
-        if known and known[0] == ledger.mark and self._neighbours and self._neighbours.ledger is ledger:
-            return known[1]
         near = self._near(ledger)
+        needed = needs(gang)
+        if (known := self._roomless.get(needed)) and known.holds(ledger):
+            return known.refusal
         view = outlook(gang, self._scene.now)
         if view.bound and view.hopeless(fewest_nodes(gang, ledger)):
             view = replace(view, promises=False)
-        search = Search(gang, view, ledger, near, crowds=self._crowds)
+        search = Search(gang, view, ledger, near, crowds=self._crowds, packed=self.options.prefer == "packed")
         if found := search.best(ALL):
             return found.offer
         if not (anywhere := search.best(Heeded(own=False, kind=False))):
@@ -111,7 +146,7 @@ room for 2 of 4 replicas
             refusal = no_place(gang, ledger, within=within)
             if len(self._roomless) >= REMEMBERED_MAX:
                 self._roomless.clear()
-            self._roomless[needs(gang)] = ledger.mark, refusal
+            self._roomless[needed] = _Roomless.now(refusal, ledger)
             return refusal
         return self._broken(search, anywhere)
 

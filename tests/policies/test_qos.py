@@ -146,7 +146,7 @@ def test_whoever_can_be_placed_is_and_is_fastest_there_and_nobody_s_promise_brea
 ) -> None:
     """The slow twin tries every placement and judges everybody in it."""
     made, gangs = given_
-    policy = KeepsPromises()
+    policy, thrifty = KeepsPromises(), KeepsPromises(KeepsPromises.Options(prefer="packed"))
     there: dict[str, Gang] = {}  # of those whose promises are kept
     for gang in gangs:
         answer = made.ask(gang, policy)
@@ -161,10 +161,14 @@ def test_whoever_can_be_placed_is_and_is_fastest_there_and_nobody_s_promise_brea
             for one in every
             if keeps_all(there | {gang.job_id: promising}, others | {gang.job_id: one}, made.ledger)
         ]
+        packed = made.ask(gang, thrifty)
         if isinstance(answer, Refusal):
             assert not kept, f"{answer}, but {kept[0]} keeps all"
+            assert isinstance(packed, Refusal)
             continue
         assert places(answer) in kept
+        assert places(packed) in kept
+        assert len(places(packed)) == min(map(len, kept))
         speeds = [rate_of("x", gang, others | {"x": one}, made.ledger) or 0.0 for one in kept]
         here = rate_of("x", gang, others | {"x": places(answer)}, made.ledger)
         assert here == pytest.approx(max(speeds), rel=1e-4)
@@ -206,6 +210,14 @@ def test_the_fewest_gpu_seconds_are_taken_and_equals_go_where_the_least_is_left(
     made.enter(job("single", 1), {1: 1})
     assert places(made.ask(job("new", 4, ALONE))) == {1: 4}, "no gang there, and less is left than on the empty one"
     assert places(made.ask(job("unknown", 4))) == {0: 4}, "of which nothing is known: best fit"
+
+
+def test_who_prefers_to_pack_takes_the_fullest_server_on_which_all_promises_are_kept() -> None:
+    made, thrifty = stage(8, 8, 8), KeepsPromises(KeepsPromises.Options(prefer="packed"))
+    made.enter(job("a", 4), {0: 4})
+    made.enter(job("single", 1), {1: 1})
+    assert places(made.ask(job("easy", 4, ALONE), thrifty)) == {0: 4}
+    assert places(made.ask(job("strict", 4, ALONE, Qos(rate_min_per_second=9.0)), thrifty)) == {1: 4}
 
 
 def test_two_quiet_servers_are_better_than_one_that_is_crowded_where_distance_costs_less() -> None:
@@ -306,3 +318,18 @@ def test_a_service_of_enough_replicas_is_not_disturbed_and_one_of_too_few_protec
 def test_philly_s_figures_are_those_of_the_paper() -> None:
     assert 114.8 * interference.speed(6, 6, servers=1) == pytest.approx(75.6)
     assert 98.0 * interference.speed(6, 6, servers=2) == pytest.approx(74.1)
+
+
+def test_room_that_comes_is_seen_and_so_is_a_node_that_opens() -> None:
+    made, policy = stage(4, 4), KeepsPromises()
+    made.ledger.open[1] = False
+    held = made.ledger.take(0, Demand(1000), 2)
+    new = job("new", 4, locality=Locality.SERVER)
+    for _ in range(2):
+        assert isinstance(made.ask(new, policy), Refusal)
+    made.ledger.open[1] = True
+    assert places(made.ask(new, policy)) == {1: 4}
+    made.ledger.open[1] = False
+    assert isinstance(made.ask(new, policy), Refusal)
+    made.ledger.release(held)
+    assert places(made.ask(new, policy)) == {0: 4}

@@ -34,11 +34,11 @@ class Found:
     left: float
     speed: float | None
 
-    def beats(self, other: Found | None) -> bool:
-        """Whether it takes fewer GPU-seconds; of equals, or unknown ones, the first on fewer nodes is kept."""
+    def beats(self, other: Found | None, *, packed: bool = False) -> bool:
+        """Whether it takes fewer GPU-seconds; `packed`, or where that is unknown: whether it is on fewer nodes."""
         if other is None:
             return True
-        if self.speed is None or other.speed is None:
+        if self.speed is None or other.speed is None or (packed and self.nodes != other.nodes):
             return self.nodes < other.nodes
         return self.speed > other.speed * (1 + ROUNDING)
 
@@ -57,8 +57,11 @@ ALL = Heeded()
 class Search:
     """The placements of one gang on a ledger as it stands."""
 
-    def __init__(self, gang: Gang, view: Outlook, ledger: Ledger, neighbours: Neighbours, *, crowds: bool) -> None:
+    def __init__(
+        self, gang: Gang, view: Outlook, ledger: Ledger, neighbours: Neighbours, *, crowds: bool, packed: bool
+    ) -> None:
         self.gang, self.view, self.ledger, self.neighbours = gang, view, ledger, neighbours
+        self._packed = packed
         self.crowds = crowds and gang.gpu_milli >= GANG_MILLI_MIN
         self._judged = bool(view.paces)
         self.parted = any(part.demand.gpu_milli % WHOLE_GPU_MILLI for part in gang.parts)
@@ -68,14 +71,14 @@ class Search:
         if self.parted:
             return self._on_shared(heeds)
         alone = self._on_one(heeds) if self.gang.gpu_milli or self.gang.locality is Locality.SERVER else None
-        if self.gang.locality is Locality.SERVER or (alone and not self._judged):
+        if self.gang.locality is Locality.SERVER or (alone and (self._packed or not self._judged)):
             return alone
         pace = self.view.on(2) if self._judged else None
         if alone and (pace is None or pace.speed <= (alone.speed or 0.0) * (1 + ROUNDING)):
             return alone
         best = alone
         for found in self._on_several(heeds, alone):
-            if found.beats(best):
+            if found.beats(best, packed=self._packed):
                 best = found
         return best
 
@@ -89,26 +92,35 @@ class Search:
         pace = self.view.on(1) if self._judged else None
         if self._judged and pace is None:
             return None
-        left = self._left(nodes) if self._judged else np.ones(len(nodes))
-        if heeds.own and pace and self.view.bound:
-            enough = left >= pace.share - ROUNDING
-            nodes, left = nodes[enough], left[enough]
-        while len(nodes):
-            fastest = left >= left.max() - ROUNDING
-            node = best_fit(ledger, nodes[fastest])
-            if offer := on_one(gang, ledger, node):
-                share = float(left[fastest][0])
-                return Found(offer, 1, share, pace.speed * share if pace else None)
-            keep = nodes != node
-            nodes, left = nodes[keep], left[keep]
+        groups = list(self._by_crowding(nodes))
+        if self._packed and len(groups) > 1:
+            groups = [(np.concatenate([some for some, _ in groups]), np.concatenate([left for _, left in groups]))]
+        for some, left in groups:
+            if heeds.own and pace and self.view.bound:
+                enough = left >= pace.share - ROUNDING
+                some, left = some[enough], left[enough]
+            while len(some):
+                fastest = left >= (0.0 if self._packed else left.max() - ROUNDING)
+                node = best_fit(ledger, some[fastest])
+                if offer := on_one(gang, ledger, node):
+                    share = float(left[some == node][0])
+                    return Found(offer, 1, share, pace.speed * share if pace else None)
+                some, left = some[some != node], left[some != node]
         return None
 
-    def _left(self, nodes: Nodes) -> NDArray[np.float64]:
-        """What neighbours would leave of the gang's speed, were all of it on one of these nodes."""
-        if not self.crowds:
-            return np.ones(len(nodes))
-        rest = self.ledger.total_gpus[nodes] * WHOLE_GPU_MILLI - self.gang.gpu_milli
-        return interference.speeds(self.neighbours.gangs_milli[nodes], rest, servers=1)
+    def _by_crowding(self, nodes: Nodes) -> Iterator[tuple[Nodes, NDArray[np.float64]]]:
+        """Give nodes, and what others leave of the gang's speed, were all of it there; the quiet ones first."""
+        if not (self.crowds and self._judged):
+            yield nodes, np.ones(len(nodes))
+            return
+        others = self.neighbours.gangs_milli[nodes]
+        quiet = nodes[others == 0]
+        if len(quiet):
+            yield quiet, np.ones(len(quiet))
+        nodes, others = nodes[others > 0], others[others > 0]
+        if len(nodes):
+            rest = self.ledger.total_gpus[nodes] * WHOLE_GPU_MILLI - self.gang.gpu_milli
+            yield nodes, interference.speeds(others, rest, servers=1)
 
     # Several nodes -------------------------------------------------------------------------------------------
 
@@ -117,12 +129,12 @@ class Search:
         most = pace.speed if (pace := self.view.on(2)) else math.inf
         for where in self._scopes():
             for left in self._levels(heeds, where):
-                if best and best.speed and most * left <= best.speed * (1 + ROUNDING):
+                if best and best.speed and most * left <= best.speed * (1 + ROUNDING) and not self._packed:
                     break
                 for split in (True,) if len(self.gang.parts) == 1 else (False, True):
                     if found := self._spread(heeds, left, where, split=split):
                         yield found
-                        best = found if found.beats(best) else best
+                        best = found if found.beats(best, packed=self._packed) else best
                         if found.speed is None:
                             return
 
@@ -142,22 +154,23 @@ class Search:
         if count == 1 or self.gang.locality is not Locality.RACK:
             yield None
 
-    def _levels(self, heeds: Heeded, where: NDArray[np.bool_] | None) -> list[float]:
+    def _levels(self, heeds: Heeded, where: NDArray[np.bool_] | None) -> Iterator[float]:
         """The shares of its speed that neighbours may leave a gang on several nodes, the largest first."""
+        yield 1.0 if self._judged else 0.0
         if not (self.crowds and self._judged):
-            return [1.0 if self._judged else 0.0]
+            return
         usable = self.ledger.open & (self.ledger.free_gpus > 0)
         usable = usable if where is None else usable & where
         total, others = self.ledger.total_gpus[usable], self.neighbours.gangs_milli[usable]
         width = int(others.max(initial=0)) + 1
         pairs = np.flatnonzero(np.bincount(total * width + others)) if len(total) else total
-        found = {1.0}
+        found: set[float] = set()
         for pair in pairs.tolist():
             gpus, held = divmod(pair, width)
             for own in range(1, gpus + 1):
-                found.add(round(interference.speed(held, gpus * WHOLE_GPU_MILLI - own * WHOLE_GPU_MILLI, servers=2), 9))
+                found.add(round(interference.speed(held, (gpus - own) * WHOLE_GPU_MILLI, servers=2), 9))
         least = self.view.paces[0].share - ROUNDING if heeds.own and self.view.bound else 0.0
-        return sorted((left for left in found if left >= least), reverse=True)
+        yield from sorted((left for left in found if least <= left < 1), reverse=True)
 
     def _spread(
         self, heeds: Heeded, left: float, where: NDArray[np.bool_] | None, *, split: bool = False

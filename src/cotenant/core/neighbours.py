@@ -17,7 +17,7 @@ from cotenant.core import interference
 from cotenant.core.interference import GANG_MILLI_MIN, SHARED_GPU
 from cotenant.core.jobs import WHOLE_GPU_MILLI
 from cotenant.core.ledger import UNLIMITED, Counts, Ledger
-from cotenant.core.outlook import ROUNDING, outlook
+from cotenant.core.outlook import ROUNDING, outlook, promises
 from cotenant.core.scenes import NOBODY, Resident, Scene
 
 Shares = NDArray[np.float64]
@@ -77,6 +77,8 @@ class Neighbours:
 
     def share(self, resident: Resident, now: float) -> float:
         """The share of its speed that a resident needs; 0 where it promises nothing, or cannot keep it anyway."""
+        if not promises(resident.gang.spec):
+            return 0.0
         known = self._shares.get(resident.gang.job_id)
         if known and known[0].since_seconds == resident.since_seconds and known[0].gang.spec == resident.gang.spec:
             return known[1]
@@ -87,17 +89,20 @@ class Neighbours:
         return needed
 
     def _look(self, node: int, scene: Scene) -> None:
-        here = scene.on(node)
-        self.gangs_milli[node] = sum(_milli(one, node) for one in here if one.gang.gpu_milli >= GANG_MILLI_MIN)
-        shares = {one.gang.job_id: self.share(one, scene.now) for one in here}
-        bears = [self._bears(one, node) for one in here if shares[one.gang.job_id]]
-        self.spare_milli[node] = min(bears, default=int(UNLIMITED))
+        gangs, binding, sharing = 0, [], []
+        for one in scene.on(node):
+            gangs += _milli(one, node) if one.gang.gpu_milli >= GANG_MILLI_MIN else 0
+            if needed := self.share(one, scene.now):
+                binding.append(one)
+            for held in one.holdings:
+                if held.node == node and held.shares:
+                    sharing += [(gpu, needed) for gpu, milli in set(held.shares) if milli < WHOLE_GPU_MILLI]
+        self.gangs_milli[node] = gangs
+        self.spare_milli[node] = min([self._bears(one, node) for one in binding], default=int(UNLIMITED))
         self.sharers[node], self.needed[node] = 0, 0.0
-        for one in here:
-            parts = {gpu for held in one.holdings if held.node == node for gpu, milli in held.shares if milli < 1000}
-            for gpu in parts:
-                self.sharers[node, gpu] += 1
-                self.needed[node, gpu] = max(self.needed[node, gpu], shares[one.gang.job_id])
+        for gpu, needed in sharing:
+            self.sharers[node, gpu] += 1
+            self.needed[node, gpu] = max(self.needed[node, gpu], needed)
 
     def _bears(self, one: Resident, node: int) -> int:
         """How many GPUs more, in thousandths, gangs may take on a node before a resident's promise breaks."""

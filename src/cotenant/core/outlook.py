@@ -72,6 +72,13 @@ class Outlook:
 NOTHING = Outlook()
 
 
+def promises(spec: JobSpec | None) -> bool:
+    """Tell whether a job promises its user anything."""
+    if spec is None:
+        return False
+    return bool(spec.qos.rate_min_per_second or spec.qos.latency_seconds) or spec.deadline_seconds is not None
+
+
 def outlook(gang: Gang, now: float) -> Outlook:
     """Tell how a gang would run if it started now, as far as its estimate says; the promise is its spec's."""
     spec = gang.spec
@@ -79,15 +86,15 @@ def outlook(gang: Gang, now: float) -> Outlook:
         return NOTHING
     qos = spec.qos
     until = math.inf if spec.deadline_seconds is None else spec.deadline_seconds
-    promises = bool(qos.rate_min_per_second or qos.latency_seconds) or until < math.inf
-    if not promises and not gang.estimate.candidates:
-        return NOTHING
+    bound = promises(spec)
+    if not bound:
+        return Outlook(tuple([pace for pace, _ in _paces(gang, spec)])) if gang.estimate.candidates else NOTHING
     paces = tuple([_with_share(pace, left, spec, now, until) for pace, left in _paces(gang, spec)])
     if qos.latency_seconds:
         paces = _answering(gang, paces)
     elif qos.rate_min_per_second and not Paces.of(gang.estimate).rates:
         paces = ()  # a promised rate is not judged by the time that is left
-    return Outlook(paces, promises, qos.rate_min_per_second, until, qos.latency_seconds)
+    return Outlook(paces, bound, qos.rate_min_per_second, until, qos.latency_seconds)
 
 
 def _with_share(pace: Pace, left_seconds: float | None, spec: JobSpec, now: float, until: float) -> Pace:
@@ -103,20 +110,24 @@ def _paces(gang: Gang, spec: JobSpec) -> list[tuple[Pace, float | None]]:
     told = gang.estimate.remaining_seconds
     if not judged:
         return [(Pace(math.inf, 1 / max(told, ROUNDING)), told)] if told is not None else []
-    own = judged[0][1].rate_per_second or 0.0
+    own = _rate(judged[0][1])
+    judged.sort(key=lambda one: -one[0].nodes)
     paces: list[tuple[Pace, float | None]] = []
-    for nodes in sorted({allocation.nodes for allocation, _ in judged}):
-        best = max((one for allocation, one in judged if allocation.nodes >= nodes), key=_rate)
+    best = judged[0][1]
+    for allocation, one in judged:  # from the most nodes on, so that the best so far holds for fewer as well
+        best = one if _rate(one) > _rate(best) else best
         left = best.remaining_seconds
         if left is None and told is not None:
             left = told * own / _rate(best)
-        paces.append((Pace(nodes, _rate(best)), left))
-    return paces
+        if paces and paces[-1][0].nodes == allocation.nodes:
+            paces.pop()
+        paces.append((Pace(allocation.nodes, _rate(best)), left))
+    return paces[::-1]
 
 
 def _usable(gang: Gang, spec: JobSpec) -> list[Judged]:
     """Name the judged allocations that are no better than what the gang will hold."""
-    rates = [(one, told) for one, told in Paces.of(gang.estimate).rates if told.rate_per_second]
+    rates = [(one.allocation, one) for one in gang.estimate.candidates if one.allocation and one.rate_per_second]
     if not rates:
         return []
     part = gang.parts[spec.roles.index(chief(spec))]
