@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from types import MappingProxyType
 
 import numpy as np
@@ -81,7 +82,11 @@ def plan(
         for spec, candidate in zip(specs, request.candidates, strict=True)
         if candidate.job_id not in promised
     ]
-    ahead = {victim.job_id: victim.ahead if victim.HasField("ahead") else None for victim in request.victims}
+    due_before = [0, *accumulate(candidate.job_id in promised for candidate in request.candidates)]
+    ahead = {
+        victim.job_id: victim.ahead - due_before[min(victim.ahead, len(specs))] if victim.HasField("ahead") else None
+        for victim in request.victims
+    }
     victims = cluster.victims([(victim.job_id, victim.number) for victim in request.victims])
     with ledger.undone():
         due = [
