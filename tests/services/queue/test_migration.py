@@ -10,13 +10,15 @@ from functools import partial
 import pytest
 from benchmarks.agents import SimulatedAgent
 from tests.services.histories import History
-from tests.services.mesh import QUICK, Mesh, eventually, running, until
+from tests.services.mesh import BACKFILL, QUICK, Mesh, eventually, running, until
 
 from cotenant.services.placement import promises
+from cotenant.services.queue import scheduler
 from cotenant.store.keyspace import HistoryLimit
 from cotenant.store.memory import MemoryStore
 from cotenant.v1 import job_pb2
 from cotenant.v1 import job_service_pb2 as pb
+from cotenant.v1 import node_service_pb2 as node_pb2
 
 AT_ONCE = {"settled_seconds": "0", "gain_min": "0"}
 SETTLED = {"settled_seconds": "1800", "gain_min": "0"}
@@ -27,25 +29,30 @@ SERVER = job_pb2.LOCALITY_SERVER
 async def fragmented(
     options: dict[str, str] = AT_ONCE, **fields: object
 ) -> AsyncIterator[tuple[Mesh, History, list[str]]]:
-    """Two nodes of 2 GPUs, on each of which one is taken by a job that is named."""
+    """A mesh that is `half_taken`; at the end nothing may ever have been given twice."""
     placement = replace(QUICK, placement="locality", options={"locality": options})
     store = MemoryStore(limit=HistoryLimit(revisions=1_000_000))
     async with running(store, placement_config=placement) as mesh:
         history = History()
         history.follow(store)
-        history.watch(await mesh.agent("n1", gpus=2, cores=24))
-        jobs = [await mesh.submit(gpus=1, grace=5.0, **fields) for _ in range(2)]
-        for job_id in jobs:
-            await mesh.reach(job_id, "RUNNING")
-        history.watch(await mesh.agent("n2", gpus=2, cores=24))
-        jobs.append(await mesh.submit(gpus=1, grace=5.0, **fields))
-        await mesh.reach(jobs[-1], "RUNNING")
-        await mesh.jobs.CancelJob(pb.CancelJobRequest(id=jobs[1]))
-        await mesh.reach(jobs.pop(1), "CANCELLED")
-        yield mesh, history, jobs
+        yield mesh, history, await half_taken(mesh, history, **fields)
         await history.stop()
         assert history.wrong == []
         assert not [key for key, times in history.ran.items() if times > 1]
+
+
+async def half_taken(mesh: Mesh, history: History, **fields: object) -> list[str]:
+    """Add two nodes of 2 GPUs, on each of which one is taken by a job, the ids of which are returned."""
+    history.watch(await mesh.agent("n1", gpus=2, cores=24))
+    jobs = [await mesh.submit(gpus=1, grace=5.0, **fields) for _ in range(2)]
+    for job_id in jobs:
+        await mesh.reach(job_id, "RUNNING")
+    history.watch(await mesh.agent("n2", gpus=2, cores=24))
+    jobs.append(await mesh.submit(gpus=1, grace=5.0, **fields))
+    await mesh.reach(jobs[-1], "RUNNING")
+    await mesh.jobs.CancelJob(pb.CancelJobRequest(id=jobs[1]))
+    await mesh.reach(jobs.pop(1), "CANCELLED")
+    return jobs
 
 
 def nodes_of(job: job_pb2.Job) -> list[str]:
@@ -113,6 +120,27 @@ async def test_while_it_stops_both_places_are_kept_from_all_others() -> None:
         await mesh.reach(mover, "RUNNING", lambda job: job.attempt.number == 2)
         for thief in thieves:
             assert (await mesh.job(thief)).phase == job_pb2.JOB_PHASE_QUEUED
+
+
+async def test_who_was_moved_comes_before_all_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job that is older waits at the head of a strict queue, and holds back all but the one that was moved."""
+    monkeypatch.setattr(scheduler, "PAGE_MIN", 1)
+    strict = replace(BACKFILL, options={"fifo": {"mode": "strict"}})
+    placement = replace(QUICK, placement="locality", options={"locality": AT_ONCE})
+    async with running(placement_config=placement, queue_config=strict) as mesh:
+        await mesh.agent("n0", gpus=4, cores=24)
+        older = await mesh.submit(gpus=1, replicas=4)
+        await mesh.reach(older, "RUNNING")
+        jobs = await half_taken(mesh, History())
+        for node_id in ("n1", "n2"):
+            mesh.agents[node_id].refuses_to_stop = True
+        await mesh.submit(gpus=1, replicas=2, locality=SERVER)
+        mover = await stopping(mesh, jobs)
+        await mesh.nodes.DrainNode(node_pb2.DrainNodeRequest(id="n0"))
+        await mesh.refused(older, "CAPACITY")
+        give_in(mesh)
+        await mesh.reach(mover, "RUNNING", lambda job: job.attempt.number == 2)
+        await mesh.refused(older, "CAPACITY")
 
 
 @pytest.mark.parametrize("names", [("queue",), ("placement",), ("placement", "queue")])
