@@ -42,8 +42,10 @@ class Forgetting:
             if record is None or state.gates.wanted(record):
                 continue
             if record.spec.array_task is None:
-                await self._arrays.keeper.purge([job_id])
+                with state.gates.leaving(job_id):
+                    await self._arrays.keeper.purge([job_id])
                 over -= 1
             elif (array := state.gates.arrays[record.spec.array_task.array_id]) and not array.standing[0]:
                 over -= len(array.ids)
-                await self._arrays.purge(array)
+                with state.gates.leaving(array.id):
+                    await self._arrays.purge(array)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from cotenant.core.arrays import Slots
@@ -51,6 +52,7 @@ class Gates:
         self._phases: dict[str, Phase] = {}  # as last learnt
         self._dependents: dict[str, dict[str, None]] = {}  # by job or array, those that have not ended and wait for it
         self._pins: Counter[str] = Counter()
+        self._leaving: set[str] = set()
 
     def learn(self, record: Record, *, backs_off: bool) -> Sequence[str]:
         """Take in how a job stands; returns the jobs for which that may change something."""
@@ -143,7 +145,16 @@ class Gates:
 
     def known(self, thing_id: str) -> bool:
         """Whether there is a job or an array of that id."""
-        return thing_id in self._records or thing_id in self.arrays
+        return thing_id not in self._leaving and (thing_id in self._records or thing_id in self.arrays)
+
+    @contextmanager
+    def leaving(self, thing_id: str) -> Iterator[None]:
+        """Let nobody begin to wait for what is being forgotten."""
+        self._leaving.add(thing_id)
+        try:
+            yield
+        finally:
+            self._leaving.discard(thing_id)
 
     def wanted(self, record: Record) -> bool:
         """Whether others wait for a job or for its array, or are about to."""

@@ -98,7 +98,7 @@ def example_text() -> str:
 
 async def _submit(mesh: Mesh, steps: Sequence[Step], request_id: str, dry_run: bool, taken: list[Job]) -> None:
     """Check all jobs where there are several, then submit one after the other; `taken` has them as they were read."""
-    steps = await _found(mesh, steps)
+    steps = await found(mesh, steps)
     if dry_run or len(steps) > 1:
         checked = await _check(mesh, steps)
         if dry_run:
@@ -118,7 +118,7 @@ async def _submit(mesh: Mesh, steps: Sequence[Step], request_id: str, dry_run: b
         taken[:] = [made[number] for number in sorted(made)]
 
 
-async def _found(mesh: Mesh, steps: Sequence[Step]) -> list[Step]:
+async def found(mesh: Mesh, steps: Sequence[Step]) -> list[Step]:
     """Put ids for what users write of them: the beginning or the end is enough.
 
     Raises:
@@ -126,7 +126,7 @@ async def _found(mesh: Mesh, steps: Sequence[Step]) -> list[Step]:
     """
     ids: dict[str, str] = {}
     mistakes: list[Mistake] = []
-    found = []
+    resolved = []
     for step in steps:
         for place, text in step.others():
             try:
@@ -134,10 +134,10 @@ async def _found(mesh: Mesh, steps: Sequence[Step]) -> list[Step]:
             except CommandError as error:
                 hint = f"; {error.hint}" if error.hint else ""
                 mistakes.append(step.draft.mistake(f"spec.dependencies[{place}].id", f"{error.message}{hint}"))
-        found.append(step.with_ids({place: ids[text] for place, text in step.others() if text in ids}))
+        resolved.append(step.with_ids({place: ids[text] for place, text in step.others() if text in ids}))
     if mistakes:
         raise BadJobs("the submission", mistakes)
-    return found
+    return resolved
 
 
 async def _check(mesh: Mesh, steps: Sequence[Step]) -> list[Job]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
 from typing import Annotated, Any
 
 import grpc.aio
@@ -14,11 +15,12 @@ from cotenant.cli.explain import ahead_card
 from cotenant.cli.flags import Flags
 from cotenant.cli.jobfile import Draft
 from cotenant.cli.joboptions import TailCommand, read_questions, takes_job
+from cotenant.cli.joborder import arrange
 from cotenant.cli.located import Fields
 from cotenant.cli.mesh import Mesh, reach
 from cotenant.cli.render import print_card
 from cotenant.cli.show import held
-from cotenant.cli.submit import refused
+from cotenant.cli.submit import found, refused
 from cotenant.rpc.errors import Problem, from_error
 from cotenant.rpc.translate import spec_to_wire
 from cotenant.v1.job_service_pb2 import CreateJobRequest, SimulateJobRequest, SimulateJobResponse
@@ -63,6 +65,9 @@ def whatif(
 
 
 async def _simulated(mesh: Mesh, drafts: list[Draft]) -> list[SimulateJobResponse]:
+    """Ask about all jobs together; of those that they would wait for, only such as are there already count."""
+    steps = sorted(await found(mesh, arrange(drafts)), key=lambda step: step.number)
+    drafts = [replace(step.draft, spec=step.spec({})) for step in steps]
     first, *more = (spec_to_wire(draft.spec) for draft in drafts)
     try:
         answer: Any = await mesh.jobs.SimulateJob(SimulateJobRequest(spec=first, more=more))

@@ -179,6 +179,21 @@ async def test_what_others_wait_for_is_not_forgotten(mesh: Mesh) -> None:
     assert await mesh.records_left("queue/jobs/") == []
 
 
+async def test_nobody_begins_to_wait_for_what_is_being_forgotten(mesh: Mesh) -> None:
+    gone = await mesh.submit()
+    await cancel(mesh, gone)
+    queue = mesh.parts["queue"]
+    queue.service.forgetting._kept_max = 0
+    queue.store.held_back = asyncio.Event()
+    sweep = asyncio.create_task(queue.service.forgetting.sweep())
+    await asyncio.sleep(0)
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await mesh.submit(dependencies=after(gone))
+    assert "there is no job" in from_error(refused.value).violations[0].description
+    queue.store.held_back.set()
+    await sweep
+
+
 GRAPHS = st.lists(
     st.tuples(st.booleans(), st.lists(st.tuples(st.integers(0, 9), st.booleans()), max_size=3)),
     min_size=1,
