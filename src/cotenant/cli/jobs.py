@@ -89,10 +89,11 @@ def jobs(
         return
     wanted.phases.extend(_phases(phase or [], everything))
     folded = not (expand or array or as_json)
-    limit_now = None if everything else limit
+    limit_now = None if everything or array else limit  # those of an array are sorted only here
     found, total = reach(flags, lambda mesh: _listed(mesh, wanted, limit_now, array, fold_arrays=folded))
     if array:
         found.sort(key=lambda job: job.spec.array_task.index)
+        found = found if everything else found[:limit]
     now = time.time()
     if as_json:
         views.print_json([views.job_view(job, now) for job in found])

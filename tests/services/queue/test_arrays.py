@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import grpc
@@ -12,7 +12,13 @@ from benchmarks.agents import SimulatedAgent
 from tests.services.mesh import Mesh, again, eventually, running, spec, until
 
 from cotenant.core.arrays import read_array
-from cotenant.rpc.errors import from_error
+from cotenant.core.jobs import JobSpec, Role
+from cotenant.rpc.errors import Problem, from_error
+from cotenant.services.queue.arrays import Arrays
+from cotenant.services.queue.keeper import ARRAYS, Keeper, Request
+from cotenant.services.queue.state import State
+from cotenant.store.memory import MemoryStore
+from cotenant.store.port import Committed, Compare, Conflict, Operation, Put
 from cotenant.v1 import job_pb2
 from cotenant.v1 import job_service_pb2 as pb
 
@@ -219,6 +225,24 @@ async def test_of_an_array_that_was_cut_short_nothing_is_seen_or_stays(mesh: Mes
     assert (await mesh.jobs.ListJobs(pb.ListJobsRequest())).total_size == 0
     await mesh.restart("queue")
     assert await mesh.records_left("queue/") == []
+
+
+async def test_an_array_written_late_is_not_there_without_its_jobs() -> None:
+    """Its transaction was on its way when it was taken for lost, and all of its jobs were deleted."""
+
+    class Late(MemoryStore):
+        async def transact(self, compares: Sequence[Compare], operations: Sequence[Operation]) -> Committed | Conflict:
+            for put in (one for one in operations if isinstance(one, Put) and one.key.startswith(ARRAYS)):
+                await arrays.settle(put.key.removeprefix(ARRAYS))
+            return await super().transact(compares, operations)
+
+    store, state = Late(), State()
+    arrays = Arrays(Keeper(store, state))
+    job = JobSpec(roles=(Role(),), command=("true",), array=read_array("0-249"))
+    with pytest.raises(Problem):
+        await arrays.create(job, "somebody", "", Request("CreateJob", "once", b""))
+    assert (await store.list("")).entries == ()
+    assert not state.records
 
 
 async def test_two_callers_with_one_request_make_one_array(mesh: Mesh) -> None:

@@ -12,9 +12,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.services.mesh import Mesh, eventually, running
 
+from cotenant.core.dependencies import Dependency
+from cotenant.core.jobs import JobSpec, Role
 from cotenant.core.refusals import Wait
 from cotenant.rpc.errors import from_error
 from cotenant.services.queue import waits
+from cotenant.services.queue.records import new_record
+from cotenant.services.queue.state import State
 from cotenant.v1 import job_pb2
 from cotenant.v1 import job_service_pb2 as pb
 
@@ -154,6 +158,15 @@ async def test_waiting_outlives_restarts_and_so_does_what_it_comes_to(mesh: Mesh
     for waiting in chain:
         await mesh.reach(waiting, "CANCELLED")
     assert [key for key, _ in agent.assignments] == [first, last]
+
+
+def test_who_comes_first_is_known_in_whichever_order_jobs_are_read() -> None:
+    """Ids rise with a clock, which may have been set back between two lives of the queue."""
+    first = new_record("b", JobSpec(roles=(Role(),)), "", "")
+    last = new_record("a", JobSpec(roles=(Role(),), dependencies=(Dependency("b"),)), "", "")
+    state = State()
+    state.load([last, first])
+    assert list(state.table.ids) == ["b"]
 
 
 async def test_what_others_wait_for_is_not_forgotten(mesh: Mesh) -> None:
