@@ -162,8 +162,14 @@ class Jobs(jobs_grpc.JobServiceServicer):
         )
 
     async def SimulateJob(self, request: pb.SimulateJobRequest, context: Any) -> pb.SimulateJobResponse:
-        spec = accept_spec(request.spec, now=time.time())
-        if spec.gpu_milli > 4000:
+        self.asked.append(request)
+        first, *more = (self._simulated(message) for message in (request.spec, *request.more))
+        first.more.extend(more)
+        return first
+
+    @staticmethod
+    def _simulated(message: job_pb2.JobSpec) -> pb.SimulateJobResponse:
+        if accept_spec(message, now=time.time()).gpu_milli > 4000:
             refusal = job_pb2.Refusal(code="CAPACITY", detail="needs 8 GPUs; 4 of 8 are free", remedy="a job ends")
             return pb.SimulateJobResponse(refusal=refusal, position=3)
         return pb.SimulateJobResponse(starts_now=True, allocations=[allocation()], preempted_job_ids=["old"])

@@ -91,10 +91,9 @@ def test_what_is_not_there_is_told_at_once_and_nothing_is_submitted(shell: Shell
     assert not standin.jobs.jobs
 
 
-def test_a_question_about_a_file_leaves_out_who_is_not_there_yet(
-    shell: Shell, standin: Standin, tmp_path: Path
-) -> None:
+def test_a_question_leaves_out_who_is_not_there_yet(shell: Shell, standin: Standin, tmp_path: Path) -> None:
     path = tmp_path / "jobs.yaml"
     path.write_text("name: b\nafter: a\ncommand: [x]\n---\nname: a\ncommand: [x]\n")
     assert [answer["name"] for answer in shell("whatif", str(path), "--json").json] == ["b", "a"]
+    assert not standin.jobs.asked[-1].spec.dependencies
     assert "there is no job 'nosuch'" in shell("whatif", "--after", "nosuch").err
