@@ -1,0 +1,120 @@
+"""What it costs placement to show its policies who runs, and to find whom to move: processor time by attempts.
+
+    python -m benchmarks.migration [--quick] [--json]
+
+Servers of nine GPUs, eight of which are taken by single jobs; a gang of two wants one server, and one job has to move
+for it. The reference is the same plan by the same policy, told to move nobody and shown nobody, in the same run.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+
+from benchmarks import harness
+from benchmarks.agents import inventory
+
+from cotenant import plugins
+from cotenant.core import cycle
+from cotenant.core.allocations import NodeAllocation
+from cotenant.core.estimates import Estimate
+from cotenant.core.jobs import JobSpec
+from cotenant.core.scenes import NOBODY, Scene
+from cotenant.policies.locality import WaitsForLocality
+from cotenant.rpc import translate
+from cotenant.services.placement import planner
+from cotenant.services.placement.cluster import Cluster
+from cotenant.services.placement.records import Live, NodeState
+from cotenant.services.placement.scene import STOP_COSTS, Moment
+from cotenant.services.placement.server import ALLOCATORS
+from cotenant.v1 import job_pb2, records_pb2, resources_pb2
+from cotenant.v1 import placement_service_pb2 as pb
+
+ATTEMPTS = (1_024, 4_096, 8_192)
+TAKEN, GPUS, CORES = 8, 9, 36
+SHARE_MAX = 1.5  # of the plan without moves
+MOVES = WaitsForLocality.Options(settled_seconds=0.0, gain_min=0.0)
+
+
+def spec(replicas: int) -> job_pb2.JobSpec:
+    """A job of one GPU and four cores per replica; several want one server."""
+    request = resources_pb2.ResourceRequest(gpu_milli=1000, cores=4)
+    locality = job_pb2.LOCALITY_SERVER if replicas > 1 else job_pb2.LOCALITY_UNSPECIFIED
+    return job_pb2.JobSpec(
+        name="job", roles=[job_pb2.Role(name="worker", replicas=replicas, resources=request)], locality=locality
+    )
+
+
+def taken(attempts: int) -> Cluster:
+    """Servers on which so many single jobs run."""
+    cluster = Cluster()
+    for number in range(attempts // TAKEN):
+        record = records_pb2.StoredNode()
+        record.node.id, record.node.state = f"n{number:05}", NodeState.NODE_STATE_READY
+        made_of = translate.inventory_from_wire(inventory(GPUS, CORES, node_id=record.node.id))
+        cluster.put_node(record.node.id, made_of, record).connected = True
+    for number in range(attempts):
+        cluster.add(running(cluster, f"job-{number}", f"n{number // TAKEN:05}", number % TAKEN))
+    return cluster
+
+
+def running(cluster: Cluster, job_id: str, node_id: str, place: int) -> Live:
+    """A single job that runs at one of a server's places."""
+    task = resources_pb2.TaskAllocation(role="worker", rank=0, core_ids=range(4 * place, 4 * place + 4))
+    task.gpus.add(uuid=f"GPU-{node_id}-{place}", milli=1000)
+    record = records_pb2.StoredAttempt(spec=spec(1))
+    record.attempt.job_id, record.attempt.number = job_id, 1
+    record.attempt.state = job_pb2.ATTEMPT_STATE_RUNNING
+    record.attempt.start_time.GetCurrentTime()
+    record.attempt.allocations.add(node_id=node_id, tasks=[task])
+    allocation: tuple[NodeAllocation, ...] = tuple(map(translate.allocation_from_wire, record.attempt.allocations))
+    return Live(record, allocation, epoch=1)
+
+
+def cpu_ms(work: Callable[[], object], times: int) -> float:
+    """Processor time of one call, in milliseconds, once all is warm."""
+    work()
+    began = time.process_time()
+    for _ in range(times):
+        work()
+    return 1e3 * (time.process_time() - began) / times
+
+
+def measure(quick: bool) -> Iterator[harness.Row]:
+    """Plan one gang, with and without moves, at each size."""
+    allocator = plugins.load(ALLOCATORS, "proportional")
+    moving = WaitsForLocality(MOVES)
+    still = WaitsForLocality(WaitsForLocality.Options(moves_max=0))
+    request = pb.PlanPlacementRequest(candidates=[pb.Candidate(job_id="gang", number=1, spec=spec(2))])
+    for attempts in ATTEMPTS:
+        cluster, now = taken(attempts), time.time() + 1
+
+        moment = partial(Moment, cluster, STOP_COSTS, now)
+
+        def plan(policy: WaitsForLocality, scene: Callable[[], Scene], cluster: Cluster = cluster) -> cycle.Plan:
+            return planner.plan(cluster, request, policy, allocator, as_told, scene())
+
+        assert len(plan(moving, moment).moves) == 1, "nobody moves"
+        times = 5 if quick else 20
+        nobody = cpu_ms(partial(plan, still, lambda: NOBODY), times)
+        took = cpu_ms(partial(plan, moving, moment), times)
+        name = f"a plan with one move among {attempts:,} attempts"
+        most = SHARE_MAX * nobody if attempts == max(ATTEMPTS) else None
+        bar, holds = ("", None) if most is None else (f"≤ {SHARE_MAX:g} of one without", took <= most)
+        yield harness.Row(name, took, "ms", nobody, "plan without moves", bar, holds)
+        everybody = cpu_ms(partial(_everybody, moment), times)
+        yield harness.Row(f"all {attempts:,} residents", everybody, "ms", nobody, "plan without moves")
+
+
+def _everybody(moment: Callable[[], Scene]) -> object:
+    return moment().residents()
+
+
+def as_told(spec: JobSpec, estimate: Estimate) -> Estimate:
+    """An estimate as it was told."""
+    return estimate
+
+
+if __name__ == "__main__":
+    harness.main(lambda quick: list(measure(quick)), __doc__ or "")
