@@ -43,7 +43,7 @@ JOBS, SEEDS = 200, 5
 LOADS, TIGHTNESSES = (0.6, 0.9), (1.5, 2.5)
 OURS = ("swaf", "qos")
 OTHERS = (
-    ("swaf", "qos packed"),
+    ("swaf", "qos fastest"),
     ("swaf", "consolidate"),
     ("fifo", "consolidate"),
     ("sjf", "consolidate"),

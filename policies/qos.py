@@ -56,12 +56,14 @@ def _free(ledger: Ledger) -> tuple[Counts, ...]:
 
 
 class KeepsPromises:
-    """Of the placements that keep every promise, the neighbours' too, choose the one of fewest GPU-seconds.
+    """Of the placements that keep every promise, the neighbours' too, choose the most packed, or the fastest one.
 
     That is how GENIE places (Chen et al., TPDS 2020 [D]): placements are enumerated, one node first, then several; kept
     are those in which a gang makes its promised rate, its deadline or its latency, and none of those who run already
-    falls below its own. Of these the one with the fewest GPU-seconds is taken, which is the fastest, for a gang holds
-    the same GPUs everywhere; then the one that leaves the least in fragments, by best fit [R].
+    falls below its own. GENIE then takes the one of fewest GPU-seconds, which is the fastest, for a gang holds the same
+    GPUs everywhere (`prefer=fastest`). Unless that is asked for, the one on the fewest nodes is taken, and of these the
+    one that leaves the least in fragments, by best fit: more jobs keep their promises that way [R], for the quiet
+    servers stay free for those who need them.
 
     Rates and times are those that a predictor told by candidate allocations (`core.outlook`); what neighbours leave of
     them follows Philly's measurements (`core.interference`, `core.neighbours`). A job that promises nothing goes where
@@ -100,12 +102,12 @@ room for 2 of 4 replicas
         """What is believed of neighbours, and what is chosen of that which keeps all promises.
 
         interference: what gangs on one server cost each other: as `philly` measured, or `none`.
-        prefer: the `fastest` placement, which takes the fewest GPU-seconds, or the most `packed`: the fewest nodes, and
-          of these those with the least that is free.
+        prefer: the most `packed` placement: the fewest nodes, and of these those with the least that is free; or the
+          `fastest`, which takes the fewest GPU-seconds.
         """
 
         interference: Literal["philly", "none"] = "philly"
-        prefer: Literal["fastest", "packed"] = "fastest"
+        prefer: Literal["packed", "fastest"] = "packed"
 
     def __init__(self, options: Options | None = None) -> None:
         self.options = options or self.Options()
@@ -130,7 +132,7 @@ room for 2 of 4 replicas
         return math.inf
 
     def place(self, gang: Gang, ledger: Ledger, rng: np.random.Generator) -> Offer | Refusal:
-        """Offer the fastest places that keep all promises; else say whose stands in the way."""
+        """Offer places in which all promises are kept; else say whose stands in the way."""
         near = self._near(ledger)
         needed = needs(gang)
         if (known := self._roomless.get(needed)) and known.holds(ledger):

@@ -71,6 +71,10 @@ class Stage:
         return policy.place(gang, self.ledger, rng())
 
 
+def fastest() -> KeepsPromises:
+    return KeepsPromises(KeepsPromises.Options(prefer="fastest"))
+
+
 def stage(*gpus: int, racks: Sequence[str] = (), shareable: bool = False) -> Stage:
     return Stage(Ledger([NodeShape(count, 64, shareable=shareable) for count in gpus], racks))
 
@@ -146,7 +150,7 @@ def test_whoever_can_be_placed_is_and_is_fastest_there_and_nobody_s_promise_brea
 ) -> None:
     """The slow twin tries every placement and judges everybody in it."""
     made, gangs = given_
-    policy, thrifty = KeepsPromises(), KeepsPromises(KeepsPromises.Options(prefer="packed"))
+    policy, thrifty = fastest(), KeepsPromises()
     there: dict[str, Gang] = {}  # of those whose promises are kept
     for gang in gangs:
         answer = made.ask(gang, policy)
@@ -208,12 +212,14 @@ def test_the_fewest_gpu_seconds_are_taken_and_equals_go_where_the_least_is_left(
     made = stage(8, 8, 8)
     made.enter(job("a", 4), {0: 4})
     made.enter(job("single", 1), {1: 1})
-    assert places(made.ask(job("new", 4, ALONE))) == {1: 4}, "no gang there, and less is left than on the empty one"
-    assert places(made.ask(job("unknown", 4))) == {0: 4}, "of which nothing is known: best fit"
+    assert places(made.ask(job("new", 4, ALONE), fastest())) == {1: 4}, (
+        "no gang there, and less is left than on the empty one"
+    )
+    assert places(made.ask(job("unknown", 4), fastest())) == {0: 4}, "of which nothing is known: best fit"
 
 
 def test_who_prefers_to_pack_takes_the_fullest_server_on_which_all_promises_are_kept() -> None:
-    made, thrifty = stage(8, 8, 8), KeepsPromises(KeepsPromises.Options(prefer="packed"))
+    made, thrifty = stage(8, 8, 8), KeepsPromises()
     made.enter(job("a", 4), {0: 4})
     made.enter(job("single", 1), {1: 1})
     assert places(made.ask(job("easy", 4, ALONE), thrifty)) == {0: 4}
@@ -225,8 +231,8 @@ def test_two_quiet_servers_are_better_than_one_that_is_crowded_where_distance_co
     made.enter(job("a", 4), {0: 4})
     made.enter(job("b", 1), {1: 1})
     made.enter(job("c", 1), {2: 1})
-    assert places(made.ask(job("near", 4, {1: 10.0, 2: 6.0}))) == {0: 4}
-    assert places(made.ask(job("far", 4, {1: 10.0, 2: 9.5}))) == {1: 3, 2: 1}
+    assert places(made.ask(job("near", 4, {1: 10.0, 2: 6.0}), fastest())) == {0: 4}
+    assert places(made.ask(job("far", 4, {1: 10.0, 2: 9.5}), fastest())) == {1: 3, 2: 1}
 
 
 def test_a_neighbour_s_promise_keeps_gangs_away_and_is_named() -> None:

@@ -128,15 +128,16 @@ class Search:
         """Give placements on several nodes, those that neighbours leave the most first."""
         most = pace.speed if (pace := self.view.on(2)) else math.inf
         for where in self._scopes():
-            for left in self._levels(heeds, where):
+            levels = self._levels(heeds, where)
+            for left in sorted(levels) if self._packed else levels:
                 if best and best.speed and most * left <= best.speed * (1 + ROUNDING) and not self._packed:
                     break
                 for split in (True,) if len(self.gang.parts) == 1 else (False, True):
                     if found := self._spread(heeds, left, where, split=split):
                         yield found
                         best = found if found.beats(best, packed=self._packed) else best
-                        if found.speed is None:
-                            return
+                        if found.speed is None or self._packed:
+                            return  # what leaves a gang less of its speed is on as few nodes or on fewer
 
     def _scopes(self) -> Iterator[NDArray[np.bool_] | None]:
         """Give racks that have room, the fullest first, then all nodes."""
@@ -156,8 +157,12 @@ class Search:
 
     def _levels(self, heeds: Heeded, where: NDArray[np.bool_] | None) -> Iterator[float]:
         """The shares of its speed that neighbours may leave a gang on several nodes, the largest first."""
-        yield 1.0 if self._judged else 0.0
-        if not (self.crowds and self._judged):
+        bound = heeds.own and self.view.bound
+        if not self._judged or (self._packed and not bound):
+            yield 0.0
+            return
+        yield 1.0
+        if not self.crowds:
             return
         usable = self.ledger.open & (self.ledger.free_gpus > 0)
         usable = usable if where is None else usable & where
@@ -169,7 +174,7 @@ class Search:
             gpus, held = divmod(pair, width)
             for own in range(1, gpus + 1):
                 found.add(round(interference.speed(held, (gpus - own) * WHOLE_GPU_MILLI, servers=2), 9))
-        least = self.view.paces[0].share - ROUNDING if heeds.own and self.view.bound else 0.0
+        least = self.view.paces[0].share - ROUNDING if bound else 0.0
         yield from sorted((left for left in found if least <= left < 1), reverse=True)
 
     def _spread(
