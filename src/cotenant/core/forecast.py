@@ -188,11 +188,13 @@ class _Run:
         for holder, seconds in zip(picture.holders, lengths, strict=False):
             self._expect(holder, float(seconds))
         self._waiting = {number: waiter.gang for number, waiter in enumerate(picture.waiters)}
-        self._kinds = {number: self._asked.alike(gang) for number, gang in self._waiting.items()}
-        self._refused: dict[Hashable, Code] = {}
-        self._like: dict[Hashable, Gang] = {}  # one of each kind
-        self._relaxing: dict[Hashable, bool] = {}
-        self._possible: dict[Hashable, bool] = {}  # whether a kind fits into the empty cluster, by counting
+        self._numbers_of = {gang.job_id: number for number, gang in self._waiting.items()}
+        self._kind_numbers: dict[Hashable, int] = {}  # numbers are compared more quickly than what gangs are alike in
+        self._kinds = {number: self._kind_of(gang) for number, gang in self._waiting.items()}
+        self._refused: dict[int, Code] = {}
+        self._like: dict[int, Gang] = {}  # one of each kind
+        self._relaxing: dict[int, bool] = {}
+        self._possible: dict[int, bool] = {}  # whether a kind fits into the empty cluster, by counting
         self._ages: set[int] = set()  # gangs that wait longer and longer for a place that is not in fragments
         self._turn = math.inf  # when the first of them will be another question for that
         self._freed: deque[tuple[float, Holder]] = deque()  # with when they ended, the last first
@@ -233,7 +235,10 @@ class _Run:
         for number in self._ages:
             gang = self._waiting[number]
             aged = replace(gang, fragmented_seconds=gang.fragmented_seconds + seconds)
-            self._waiting[number], self._kinds[number] = aged, self._asked.alike(aged)
+            self._waiting[number], self._kinds[number] = aged, self._kind_of(aged)
+
+    def _kind_of(self, gang: Gang) -> int:
+        return self._kind_numbers.setdefault(self._asked.alike(gang), len(self._kind_numbers))
 
     def _gang(self, number: int) -> Gang:
         gang = self._waiting[number]
@@ -249,11 +254,9 @@ class _Run:
             headroom=self._headroom,
             on_broken=lambda gang, error: policy_failed(self._asked.name, error),
         )
-        started = {start.gang.job_id for start in plan.starts}
         for start in plan.starts:
             self._start(start)
-        if started:
-            self._waiting = {number: gang for number, gang in self._waiting.items() if gang.job_id not in started}
+            del self._waiting[self._numbers_of[start.gang.job_id]]
         if self._asked.discerns:
             self._note_ages()
 
@@ -292,7 +295,7 @@ class _Run:
             if code in HOPELESS or not (self._relaxes(kind) or self._helps(self._like[kind], nodes))
         }
 
-    def _relaxes(self, kind: Hashable) -> bool:
+    def _relaxes(self, kind: int) -> bool:
         """Tell whether gangs of a kind will be of another one once their places have been in fragments for longer."""
         if kind not in self._relaxing:
             self._relaxing[kind] = self._asked.alike_seconds(self._like[kind]) < math.inf
@@ -307,10 +310,10 @@ class _Run:
         A strict queue is asked up to the first that does not fit. Those are left out of whose kind one was refused,
         and those for whom there is no room by counting alone.
         """
-        strict, free = self._picture.strict, self._free()
+        strict, free, limits = self._picture.strict, self._free(), bool(self._headroom)
         for number, gang in self._waiting.items():
             kind = self._kinds[number]
-            if self._headroom and not self._headroom.allows(gang.tenant, gang.gpu_milli, gang.cores):
+            if limits and not self._headroom.allows(gang.tenant, gang.gpu_milli, gang.cores):
                 continue
             if kind not in self._refused:
                 self._like[kind] = gang
@@ -325,7 +328,7 @@ class _Run:
             if strict and self._refused[kind] is not Code.NEVER_FITS:
                 return
 
-    def _counted(self, kind: Hashable, gang: Gang, free: tuple[int, int, int]) -> Code | None:
+    def _counted(self, kind: int, gang: Gang, free: tuple[int, int, int]) -> Code | None:
         """Say why a gang is refused whatever the policy, as far as counting tells; None: the policy is to be asked."""
         if _lacks(gang, free) and not self._picture.strict:
             return Code.CAPACITY
