@@ -49,6 +49,8 @@ class Reasons:
     holds_seconds: float = math.inf  # for so long nobody's reason changes with time alone
     head: tuple[str, Refusal, float] | None = None  # what a strict queue stopped at
     outranked: Mapping[str, int] = field(default_factory=dict)  # places in the order, from 0
+    outranked_by: tuple[str, ...] = ()  # the first in the order
+    left: tuple[int, int] | None = None  # GPUs, in thousandths, and cores that those leave who should run
     outranked_since: Mapping[str, float] = field(default_factory=dict)
 
     def refuse(self, record: Record, refusal: Refusal, before: Reasons) -> None:
@@ -116,7 +118,7 @@ class Reasons:
         if shape := self._of_shape(record):
             return shape
         if (place := self.outranked.get(record.id)) is not None:
-            return outranked(place + 1, place), self.outranked_since[record.id]
+            return outranked(place + 1, place, self.outranked_by, self.left), self.outranked_since[record.id]
         return None
 
 

@@ -113,7 +113,8 @@ class Choice:
     `outranked` wait for the order's sake, `over_limit` for their tenant's limit. `entitled` marks rows
     within their tenant's guarantee; None where nobody has one. `turns` says for each victim how many of the starts,
     the first ones, may have its room; None: those that come before it in the order. `ranked` holds all rows in order;
-    the waiting ones alone where nobody is stopped for others.
+    the waiting ones alone where nobody is stopped for others. Where the order is enforced, `selected` marks those that
+    should run, and `left` are the GPUs, in thousandths, and cores that they leave.
     """
 
     ranked: Ints
@@ -123,6 +124,8 @@ class Choice:
     over_limit: Ints
     turns: Ints | None = None
     entitled: Flags | None = None
+    selected: Flags | None = None
+    left: tuple[int, int] | None = None
 
     def ahead(self) -> Ints:
         """Count for each victim the starts that may have its room, always the first ones."""
@@ -278,13 +281,21 @@ def _enforce(
     if tenancy.limits:
         beyond = tenancy.over_limit(jobs, selected)[left_out]
         left_out, over = left_out[~beyond], left_out[beyond]
+    left = _left(jobs, selected, capacity)
     if not len(starts):
-        return Choice(ranked, starts, starts, left_out, over, entitled=entitled)
+        return Choice(ranked, starts, starts, left_out, over, entitled=entitled, selected=selected, left=left)
     unwanted = ranked[(jobs.running & ~selected)[ranked]][::-1]
     after = ranked[int(np.argmax(ranked == starts[0])) :]
     in_the_way = after[(jobs.running & selected & ~protected)[after]][::-1]
     victims = np.concatenate([unwanted, in_the_way[:IN_THE_WAY_MAX]])
-    return Choice(ranked, starts, victims, left_out, over, entitled=entitled)
+    return Choice(ranked, starts, victims, left_out, over, entitled=entitled, selected=selected, left=left)
+
+
+def _left(jobs: Jobs, selected: Flags, capacity: Capacity) -> tuple[int, int]:
+    """Count the GPUs, in thousandths, and cores that those leave who should run."""
+    pairs = ((capacity.gpu_milli, jobs.gpu_milli), (capacity.cores, jobs.cores))
+    milli, cores = (max(0, have - int(need[selected].sum())) for have, need in pairs)
+    return milli, cores
 
 
 def _fill(jobs: Jobs, ranked: Ints, protected: Flags, capacity: Capacity, tenancy: Tenancy, *, strict: bool) -> Flags:

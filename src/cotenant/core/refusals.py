@@ -199,13 +199,25 @@ def behind(job_id: str, wanted: str) -> Refusal:
     )
 
 
-def outranked(rank: int, ahead: int) -> Refusal:
-    """The policy gave what there is to jobs that come first in its order."""
+def outranked(rank: int, ahead: int, first: Sequence[str] = (), left: tuple[int, int] | None = None) -> Refusal:
+    """The policy gave what there is to jobs that come first in its order: `first` are the first of them.
+
+    `left` are the GPUs, in thousandths, and cores that they leave, where that is known.
+
+    >>> outranked(7, 6, ["a", "b"], (2000, 12)).detail
+    'is number 7 in the order; those before it, first of all a and b, leave 2 GPUs and 12 cores of the cluster'
+    """
+    who = f"those before it, first of all {' and '.join(first)}," if first else "those before it"
+    numbers: dict[str, float] = {"rank": rank, "ahead": ahead}
+    much = "leave too little of the cluster"
+    if left is not None:
+        much = f"leave {gpus(left[0])} and {plural(left[1], 'core')} of the cluster"
+        numbers |= {"left_gpu_milli": left[0], "left_cores": left[1]}
     return Refusal(
         Code.OUTRANKED,
-        f"is number {rank} in the order; those before it leave too little of the cluster",
+        f"is number {rank} in the order; {who} {much}",
         "jobs before it finish, or fall in the order",
-        {"rank": rank, "ahead": ahead},
+        numbers,
     )
 
 

@@ -1,0 +1,120 @@
+"""What each reason to wait means, which numbers come with it, and what changes it: `docs/reasons.md` in a table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+from cotenant.core.refusals import Code
+
+
+@dataclass(frozen=True, slots=True)
+class Meaning:
+    """A reason in words: `numbers` are by the beginning of their names, each with what it counts."""
+
+    means: str
+    remedy: str
+    numbers: Mapping[str, str] = field(default_factory=dict)
+
+
+MEANINGS: Mapping[Code, Meaning] = MappingProxyType(
+    {
+        Code.CAPACITY: Meaning(
+            "What is free does not suffice in sum, counted on the nodes that could ever hold a replica.",
+            "Running jobs end, or nodes join. `cotenant explain` names those whose end it waits for.",
+            {
+                "wanted_": "what the job needs of each resource that is short: `gpu_milli` (thousandths), `cores`, "
+                "`memory_bytes`",
+                "free_": "what is free of it",
+            },
+        ),
+        Code.FRAGMENTED: Meaning(
+            "Enough is free in sum, but not together where a replica, or the whole gang, has to be.",
+            "Jobs on one server, or in one rack, end; smaller replicas; a job that is content with places farther "
+            "apart. Under a policy that relaxes, time alone: the reason says when.",
+            {
+                "wanted_replicas": "replicas of the role that finds no room",
+                "room_replicas": "how many there is room for, at most as many as wanted on each node",
+                "best_": "how many the best node (`best_node_replicas`) or rack (`best_rack_replicas`) has room for",
+                "nodes_with_room": "nodes with room for one or more",
+                "racks_with_room": "racks with room for one or more",
+                "fits_without_": "1 where the job would fit if it needed no `cores`, or no `memory_bytes`",
+            },
+        ),
+        Code.NEVER_FITS: Meaning(
+            "All of the cluster, empty, could not hold it. Most such jobs are refused when they are submitted.",
+            "Less per replica, more replicas, another type of GPU, or larger nodes.",
+            {"largest_": "GPUs, cores and memory of the largest node"},
+        ),
+        Code.BEHIND: Meaning(
+            "The queue is strict: the job at its head does not fit, and nobody may pass it. The reason names the head, "
+            "and why that one waits.",
+            "The head starts or is cancelled; or the queue is set to backfill (`fifo`: `mode=backfill`).",
+        ),
+        Code.OUTRANKED: Meaning(
+            "Under a queue policy that stops jobs for others: those that come first in its order take so much of the "
+            "cluster that this one does not fit any more.",
+            "Jobs before it end, or fall in the order; a higher priority.",
+            {
+                "rank": "its place among those that wait, from 1",
+                "ahead": "waiting jobs before it",
+                "left_": "GPUs, in thousandths, and cores that those leave who come first",
+            },
+        ),
+        Code.MAKING_ROOM: Meaning(
+            "Its places are chosen; who is there has to stop first, to move, or to give cores back.",
+            "They do so, within their grace.",
+        ),
+        Code.QOS: Meaning(
+            "Where there is room, a service beside it, or the job itself, would be slowed beyond what was promised.",
+            "The neighbours end; looser promises.",
+        ),
+        Code.QUOTA: Meaning(
+            "Its tenant, or one that this belongs to, would hold more than its limit.",
+            "Jobs of the tenant end, or its limit is raised (`cotenant tenants set`).",
+            {
+                "held_": "what the tenant holds of each resource that is at its limit",
+                "wanted_": "what the job needs of it",
+                "limit_": "the limit",
+            },
+        ),
+        Code.NO_NODES: Meaning(
+            "No node takes new work, or none of those that could hold the job does.",
+            "A node joins, or is uncordoned (`cotenant nodes`).",
+            {"closed_nodes": "nodes that take no work"},
+        ),
+        Code.SUSPENDED: Meaning("Its owner holds it back.", "`cotenant resume ID`."),
+        Code.BACK_OFF: Meaning("Its last attempt failed; the next one waits a little.", "The time passes."),
+        Code.NOT_YET_CONSIDERED: Meaning(
+            "It has just come, or was just given back: the next cycle, within milliseconds, considers it.",
+            "Nothing has to be done; where it lasts, the queue or placement is away.",
+        ),
+        Code.GIVEN_UP: Meaning(
+            "The queue policy sees no use in running it any more.", "A later deadline, or other options of the policy."
+        ),
+        Code.DEPENDENCY: Meaning(
+            "It was submitted to start after other jobs.",
+            "They succeed, or end, as was asked.",
+            {"left_": "how many of them there are, by what is waited for"},
+        ),
+        Code.ARRAY_LIMIT: Meaning(
+            "As many jobs of its array as may run at once do.",
+            "Others of the array end.",
+            {
+                "running_max": "how many may",
+                "holding": "how many hold resources",
+                "waiting": "how many wait",
+            },
+        ),
+        Code.RESERVED: Meaning(
+            "There is room, but it is kept for a gang that has waited for very long, and the job would not be done in "
+            "time.",
+            "That gang starts, or a run time that is known to be short enough.",
+        ),
+        Code.POLICY_FAILED: Meaning(
+            "The placement policy has a bug: it failed on the job, or offered what it may not.",
+            "The policy is mended, or another one is chosen.",
+        ),
+    }
+)

@@ -1,0 +1,152 @@
+"""What a job is said to wait for is what it waits for: take that away, and it starts, or waits for something else."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.contract.test_placement_streams import every_policy, ready
+from tests.services.mesh import BACKFILL, LAS, Mesh, eventually, running
+from tests.worlds import World, emptied, gangs, rng, worlds
+
+from cotenant import plugins
+from cotenant.core.cycle import Plan, place
+from cotenant.core.gangs import Gang
+from cotenant.core.jobs import Locality
+from cotenant.core.meanings import MEANINGS
+from cotenant.core.refusals import Code
+from cotenant.core.tenancy import Headroom, Tenant
+from cotenant.rpc.translate import duration
+from cotenant.services.queue.server import QueueConfig
+from cotenant.v1 import job_service_pb2 as pb
+
+streams = st.lists(gangs(roles_max=1), min_size=1, max_size=5).map(
+    lambda made: [replace(gang, job_id=f"job-{number}", tenant="t") for number, gang in enumerate(made)]
+)
+
+
+def planned(plugin: plugins.Plugin, world: World, stream: list[Gang], **more: Any) -> Plan:
+    return place(stream, world.ledger, ready(plugin), rng(), **more)
+
+
+@every_policy
+@settings(max_examples=20)
+@given(worlds(racks_max=3), streams)
+def test_in_a_strict_queue_who_is_behind_another_is_not_once_that_one_is_gone(
+    plugin: plugins.Plugin, world: World, stream: list[Gang]
+) -> None:
+    plan = planned(plugin, world, stream, strict=True)
+    held_back = [job_id for job_id, refusal in plan.refusals.items() if refusal.code is Code.BEHIND]
+    if not held_back:
+        return
+    head = next(gang.job_id for gang in stream if gang.job_id in plan.refusals and _blocks(plan, gang.job_id))
+    assert all(plan.refusals[job_id].detail.startswith(f"waits behind {head}, ") for job_id in held_back)
+    after = planned(plugin, world, [gang for gang in stream if gang.job_id != head], strict=True)
+    first = after.refusals.get(held_back[0])
+    assert first is None or first.code is not Code.BEHIND
+
+
+def _blocks(plan: Plan, job_id: str) -> bool:
+    return plan.refusals[job_id].code not in (Code.NEVER_FITS, Code.QUOTA)
+
+
+@every_policy
+@settings(max_examples=20)
+@given(worlds(), streams, st.integers(0, 6), st.integers(0, 12))
+def test_a_limit_that_is_raised_by_what_is_named_holds_nobody_back(
+    plugin: plugins.Plugin, world: World, stream: list[Gang], milli: int, cores: int
+) -> None:
+    tenant = Tenant("t", limit_gpu_milli=1000 * milli, limit_cores=cores)
+    plan = planned(plugin, world, stream, headroom=Headroom([tenant]))
+    for gang in stream:
+        refusal = plan.refusals.get(gang.job_id)
+        if refusal is None or refusal.code is not Code.QUOTA:
+            continue
+        lacks = {
+            name: int(refusal.numbers[f"held_{name}"] + refusal.numbers[f"wanted_{name}"])
+            for name in ("gpu_milli", "cores")
+            if f"limit_{name}" in refusal.numbers
+        }
+        raised = Tenant(
+            "t",
+            limit_gpu_milli=lacks.get("gpu_milli", tenant.limit_gpu_milli),
+            limit_cores=lacks.get("cores", tenant.limit_cores),
+        )
+        taken = sum(refusal.numbers.get(f"held_{name}", 0) for name in lacks)
+        before = [one for one in stream[: stream.index(gang)] if one.job_id not in plan.refusals] if taken else []
+        again = planned(plugin, world, [*before, gang], headroom=Headroom([raised])).refusals.get(gang.job_id)
+        assert again is None or again.code is not Code.QUOTA, refusal
+
+
+@every_policy
+@settings(max_examples=20)
+@given(worlds(racks_max=3), gangs(roles_max=1))
+def test_what_is_wanted_on_one_server_is_had_once_one_server_is_empty_and_the_named_time_relaxes(
+    plugin: plugins.Plugin, world: World, gang: Gang
+) -> None:
+    refusal = planned(plugin, world, [gang]).refusals.get(gang.job_id)
+    if refusal is None:
+        return
+    named = [*MEANINGS[refusal.code].numbers]
+    assert all(any(number.startswith(one) for one in named) for number in refusal.numbers), refusal
+    if refusal.code is Code.FRAGMENTED and refusal.locality is Locality.SERVER:
+        best = refusal.numbers["best_node_replicas"]
+        assert best < refusal.numbers["wanted_replicas"]
+        assert any(_starts_once_empty(plugin, world, gang, node) for node in range(len(world.ledger))), refusal
+    if math.isfinite(refusal.holds_seconds):
+        older = replace(gang, fragmented_seconds=gang.fragmented_seconds + refusal.holds_seconds)
+        after = planned(plugin, world, [older]).refusals.get(gang.job_id)
+        assert after is None or (after.code, after.locality) != (refusal.code, refusal.locality)
+        assert after is None or after.locality is refusal.relaxes_to
+
+
+def _starts_once_empty(plugin: plugins.Plugin, world: World, gang: Gang, node: int) -> bool:
+    empty = emptied(world.ledger)
+    with world.ledger.undone():
+        for held in [holding for holdings in world.taken for holding in holdings if holding.node == node]:
+            world.ledger.release(held)
+        return empty.open[node] and not planned(plugin, world, [gang]).refusals
+
+
+# Live ---------------------------------------------------------------------------------------------------------
+
+
+async def explained(mesh: Mesh, job_id: str) -> pb.ExplainJobResponse:
+    told: pb.ExplainJobResponse = await mesh.jobs.ExplainJob(pb.ExplainJobRequest(id=job_id))
+    return told
+
+
+@pytest.mark.parametrize("config", [BACKFILL, QueueConfig(), LAS], ids=["backfill", "strict", "las"])
+@pytest.mark.parametrize("seed", [1, 2])
+async def test_live_each_waiting_job_has_a_reason_and_starts_once_those_are_gone_that_it_waits_for(
+    config: QueueConfig, seed: int
+) -> None:
+    draw = rng(seed)
+    async with running(queue_config=config) as mesh:
+        for node in ("a", "b"):
+            await mesh.agent(node, gpus=4)
+        ids = [
+            await mesh.submit(
+                gpus=int(draw.integers(1, 5)), cores=1, expected_duration=duration(float(draw.integers(100, 1000)))
+            )
+            for _ in range(7)
+        ]
+
+        async def settled() -> bool:
+            jobs = [await mesh.job(job_id) for job_id in ids]
+            started = [job for job in jobs if job.HasField("refusal")]
+            return all(job.refusal.code != "NOT_YET_CONSIDERED" for job in started) and any(started)
+
+        await eventually(settled, seconds=5)
+        waiting = [job_id for job_id in ids if (await mesh.job(job_id)).HasField("refusal")]
+        told = await explained(mesh, waiting[-1])
+        named = {job.job_id for job in told.ahead} | {job.job_id for job in told.ending}
+        assert told.ahead_count + told.forecast.ending_count >= len(named) > 0
+        assert waiting[-1] not in named
+        for job_id in sorted(named):
+            await mesh.jobs.CancelJob(pb.CancelJobRequest(id=job_id))
+        await mesh.reach(waiting[-1], "RUNNING")

@@ -1,0 +1,15 @@
+from __future__ import annotations
+
+from tools.reasons import PAGE, page
+
+from cotenant.core.meanings import MEANINGS
+from cotenant.core.refusals import Code
+
+
+def test_the_page_of_reasons_is_what_the_tables_say() -> None:
+    assert PAGE.read_text() == page(), "make docs"
+
+
+def test_every_reason_has_a_meaning_and_a_remedy() -> None:
+    assert set(MEANINGS) == set(Code)
+    assert all(meaning.means.endswith(".") and meaning.remedy.endswith(".") for meaning in MEANINGS.values())

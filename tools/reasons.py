@@ -1,0 +1,50 @@
+"""Draws docs/reasons.md from the tables in cotenant.core: `make docs`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from cotenant.core.meanings import MEANINGS
+from cotenant.core.refusals import WAIT_OF, Code
+
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "reasons.md"
+
+TEXT = """\
+# Why a job waits
+
+Each job that waits has one reason: a stable code, a sentence with the numbers, and what would change it. `cotenant
+jobs` shows the code, `cotenant explain ID` all of it, and with `--json` the numbers by name. Drawn by `make docs` from
+the tables in the code; a test fails where this page is not what they say.
+
+The *kind* is what metrics and simulations sum waits up by. A job of a tenant that has what it is due already waits for
+its `fair_share`, whatever its code, unless it waits for something outside the cluster or can never run.
+
+{codes}"""
+
+
+def page() -> str:
+    """Write the whole page."""
+    return TEXT.format(codes="\n".join(section(code) for code in Code)).rstrip() + "\n"
+
+
+def section(code: Code) -> str:
+    """Write what one code means."""
+    meaning = MEANINGS[code]
+    numbers = "".join(
+        f"- `{name}{'…' if name.endswith('_') else ''}`: {told}\n" for name, told in meaning.numbers.items()
+    )
+    lines = [
+        f"## {code}",
+        "",
+        f"{meaning.means} Kind: `{WAIT_OF[code]}`.",
+        "",
+        f"What changes it: {meaning.remedy[0].lower() if meaning.remedy[1].islower() else meaning.remedy[0]}"
+        f"{meaning.remedy[1:]}",
+        "",
+    ]
+    return "\n".join([*lines, *(["Numbers:", "", numbers] if numbers else [])])
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())
+    print(f"   {PAGE.relative_to(PAGE.parent.parent)} is drawn")
