@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -204,3 +205,24 @@ def test_an_allocator_that_wishes_for_more_than_there_is_is_named() -> None:
 def test_every_allocator_that_changes_cores_is_tested_here() -> None:
     found = [one.name for one in plugins.discover("cotenant.cpu_allocators") if hasattr(one.policy, "resize")]
     assert sorted(found) == sorted(RESIZING)
+
+
+@pytest.mark.parametrize("queue", ["fifo", "las"])
+def test_those_that_wait_are_sized_by_what_becomes_known_of_their_kind(queue: str) -> None:
+    jobs = [job(f"a{number}", "bert", at=float(number)) for number in range(3)]  # two cores to begin with, by category
+    _, events = run(jobs, "1x1x3", "coda-adaptive", queue=queue, rate_noise="0")
+    starts = [(event.job_id, event.cores) for event in events if event.kind is Kind.STARTED]
+    assert starts[0] == ("a0", 2)
+    assert {cores for _, cores in starts[1:]} == {1}
+    assert not [event for event in events if event.kind is Kind.RESIZED and event.job_id != "a0"]
+
+
+def test_a_gang_takes_no_core_that_is_lent_on_its_further_nodes() -> None:
+    rng = random.Random(3)
+    jobs = [
+        job(f"j{n}", rng.choice(("bert", "resnet18", "alexnet")), 200.0 * n, 5000.0, rng.choice((1, 2, 4)))
+        for n in range(20)
+    ]
+    jobs = [replace(one, roles=(replace(one.roles[0], replicas=rng.choice((1, 2, 4))),)) for one in jobs]
+    result, _ = run(jobs, "4x4x12", "coda-adaptive", queue="srtf")
+    assert result.finished == 20

@@ -17,7 +17,7 @@ from cotenant.core.tenancy import NO_TENANTS, Tenancy
 from cotenant.simulator.admission import Admission
 from cotenant.simulator.arms import Arm
 from cotenant.simulator.clusters import Cluster
-from cotenant.simulator.lives import Life
+from cotenant.simulator.lives import Life, Shape
 from cotenant.simulator.physics.world import World
 from cotenant.simulator.policies import Policies
 from cotenant.simulator.recording import Recorder, Story
@@ -111,6 +111,8 @@ class Simulation:
             self._scheduler.submit(life, self.now)
         if self._resizing:
             self._resizing.measure(now)
+            if self._resizing.news():
+                self._scheduler.size_anew(self._sized_anew, now)
         for life, finish in self._scheduler.decide(now):
             self._expect(life, finish)
         if self._resizing:
@@ -119,6 +121,15 @@ class Simulation:
         if not self.world.quiet:
             self._disturb(now)
         return True
+
+    def _sized_anew(self, life: Life) -> Shape | None:
+        """Size one that waits by what is remembered of its kind by now; None where that changes nothing."""
+        estimate = self._resizing.informed_anew(life) if self._resizing else life.estimate
+        if estimate.cores_useful == life.estimate.cores_useful:
+            return None
+        life.estimate = estimate
+        shape = self._admission.shape(life.job, estimate)
+        return None if isinstance(shape, Refusal) or shape is (life.shape.first or life.shape) else shape
 
     def _resume(self, present: Present) -> None:
         """Set in where a snapshot was taken: those who ran run on, the others wait, and it is time to decide."""

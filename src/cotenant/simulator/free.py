@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from cotenant.core.jobs import WHOLE_GPU_MILLI
 from cotenant.core.nodes import NodeShape
+from cotenant.core.refusals import Refusal
 from cotenant.core.table import Capacity
 from cotenant.simulator.lives import Shape
 
@@ -21,6 +22,10 @@ class Free:
     def lacks(self, shape: Shape) -> bool:
         """Tell whether a gang needs more."""
         return shape.gpu_milli > self.gpu_milli or shape.cores > self.cores or shape.memory_bytes > self.memory_bytes
+
+    def known(self, shape: Shape) -> Refusal | None:
+        """Tell why the gangs of a shape wait, where that is more than that too little is free."""
+        return None if self.lacks(shape) else shape.refusal
 
     def lacking(self, shape: Shape) -> list[str]:
         """Name what a gang needs more of."""

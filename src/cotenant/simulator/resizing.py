@@ -67,7 +67,7 @@ class Run:
     reason: str = ""
     turn: int = 0
     windows: int = 0
-    looked_at: float = 0.0
+    version: int = 0  # of what was known when it started
     last_rate: float | None = None
     track: Track = field(default_factory=Track)
 
@@ -113,6 +113,8 @@ class Resizing:
         self._runs: dict[int, Run] = {}  # by the job's sequence
         self._on: dict[int, dict[int, Run]] = {}  # by node and sequence
         self._touched: set[int] = set()
+        self._came_back = 0  # runs during which something became known
+        self._sized_by = (0, 0)
         self._due: list[tuple[float, int, int]] = []  # when, who, and as of which turn
 
     def next_seconds(self) -> float:
@@ -157,6 +159,7 @@ class Resizing:
             rate=life.rate,
             gap_seconds=self._window_seconds,
             estimate=self._estimates.get(life.sequence, UNKNOWN),
+            version=self.tracks.version,
         )
         self._runs[life.sequence] = run
         for node in on:
@@ -180,6 +183,7 @@ class Resizing:
         run = self._runs.pop(life.sequence, None)
         if run is None:
             return 0
+        self._came_back += self.tracks.version > run.version  # it might be sized otherwise, if it runs again
         self._count(run, now)
         for node in run.on:
             del self._on[node][life.sequence]
@@ -329,6 +333,15 @@ class Resizing:
         """Measure a run anew whose rate its neighbours have changed."""
         if (run := self._runs.get(life.sequence)) and run.rate != life.rate:
             self._changed(run, now)
+
+    def news(self) -> bool:
+        """Tell whether those that wait might be sized otherwise than when this was last asked."""
+        before, self._sized_by = self._sized_by, (self.tracks.version, self._came_back)
+        return self._sized_by != before
+
+    def informed_anew(self, life: Life) -> Estimate:
+        """Add what is remembered now of jobs like one that waits to the estimate of its submission."""
+        return self.informed(life.sequence, life.job, self._estimates.get(life.sequence, UNKNOWN))
 
     def informed(self, sequence: int, job: TraceJob, estimate: Estimate) -> Estimate:
         """Add what is remembered of jobs like one that is submitted."""

@@ -14,7 +14,7 @@ it has waited too (`policy.Discerns`), a waiting gang is of a later shape from w
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -190,7 +190,8 @@ class Scheduler:
         refusals: Mapping[str, Refusal] = {}
         started: list[tuple[Life, float]] = []
         if self._placement.discerns:
-            self._grow_older(now)
+            for life in self._waiting.grow_older(now):
+                self._turned(life, now)
             self._waiting.doubt(now)
         if not self._may_start():
             self.order_expires = math.inf
@@ -368,24 +369,27 @@ class Scheduler:
         if self._story:
             self._story.waits(life)
 
-    def _grow_older(self, now: float) -> None:
-        """Let those be of a later shape that have waited for long enough."""
-        for life in self._waiting.grow_older(now):
-            self._labels.follow(life, now)
-            if self._story:
-                self._story.waits(life, anew=True)
+    def size_anew(self, size: Callable[[Life], Shape | None], now: float) -> None:
+        """Let those be of another shape that wait and would be sized otherwise now; None: as they are."""
+        for life in self._waiting.size_anew(self._lives.values(), size, now):
+            self._table.update(life.job.id, cores=life.shape.cores)
+            self._turned(life, now)
+
+    def _turned(self, life: Life, now: float) -> None:
+        self._labels.follow(life, now)
+        if self._story:
+            self._story.waits(life, anew=True)
 
     def _note_shares(self, jobs: Jobs, order: Order, now: float) -> None:
         """Note which waiting jobs are beyond their tenants' shares, where anybody knows of shares."""
-        rules, tenancy = self._rules, self._tenancy
-        beyond = cycle.beyond_share(jobs, self._queue, order, now=now, rules=rules, tenancy=tenancy)
+        beyond = cycle.beyond_share(jobs, self._queue, order, now=now, rules=self._rules, tenancy=self._tenancy)
         if beyond is not None:
             self._shares, self._alike = True, False
             self._over_share = frozenset(jobs.sequence[beyond & ~jobs.running].tolist())
 
     def _label(self, refusals: Mapping[str, Refusal], now: float) -> None:
         """Say for what each waiting job waits from now on."""
-        self._labels.turn(self._waiting.shapes, self._known, now)
+        self._labels.turn(self._waiting.shapes, self._free.known, now)
         apart: dict[int, tuple[Life, Cause]] = {}
         if self._asked_all or not self._by_shape:
             for life, refusal in ((self._life(job_id), refusal) for job_id, refusal in refusals.items()):
@@ -394,7 +398,3 @@ class Scheduler:
         for sequence in sorted(self._over_share):
             apart[sequence] = self._lives[sequence], CAUSE_OF[Wait.FAIR_SHARE]
         self._labels.set_apart(apart, now)
-
-    def _known(self, shape: Shape) -> Refusal | None:
-        """Tell why the gangs of a shape wait, where that is more than that too little is free."""
-        return None if self._free.lacks(shape) else shape.refusal

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, ValuesView
+from collections.abc import Callable, Iterable, Iterator, Mapping, ValuesView
 from dataclasses import replace
 
 import numpy as np
@@ -82,6 +82,21 @@ class Waiting:
         shape.waiting -= 1
         if not shape.waiting:
             del self._shapes[shape.code]
+
+    def size_anew(self, lives: Iterable[Life], size: Callable[[Life], Shape | None], now: float) -> Iterator[Life]:
+        """Let those be of another shape that wait and have another size now, as `size` says; gives them.
+
+        They have waited for as long as before.
+        """
+        for life in [life for life in lives if not life.running]:
+            if shape := size(life):
+                waited = life.fragmented_until(now)
+                self.remove(life)
+                self.join(life, shape)
+                self.add(life)
+                life.fragmented_mark = shape.fragmented.read(now) - waited
+                shape.line = dict(sorted(shape.line.items(), key=lambda one: -one[1].fragmented_until(now)))
+                yield life
 
     def grow_older(self, now: float) -> Iterator[Life]:
         """Let those be of a later shape that have waited for long enough; gives them."""
