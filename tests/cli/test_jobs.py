@@ -141,6 +141,18 @@ def test_show_tells_all_of_a_job(shell: Shell, jobs: list[str]) -> None:
     assert "1 × (1 GPU, 4 cores)" in card["role worker"]
 
 
+def test_show_tells_of_cores_that_are_lent_and_of_a_resize_under_way(
+    shell: Shell, standin: Standin, jobs: list[str]
+) -> None:
+    task = standin.jobs.jobs[jobs[1]].attempt.allocations[0].tasks[0]
+    task.own_cores, task.target_cores = 3, 2
+    assert "gpu-1: cores 0-2,5 (1 of them lent), being changed to 2 cores; GPU-a" in shell("show", jobs[1]).out
+    (told,) = shell("show", "--json", jobs[1]).json["attempt"]["allocations"][0]["tasks"]
+    assert (told["cores"], told["lent_cores"], told["target_cores"]) == ([0, 1, 2, 5], 1, 2)
+    task.target_cores = 0
+    assert "being changed" not in shell("show", jobs[1]).out
+
+
 def test_show_tells_why_a_job_waits(shell: Shell, jobs: list[str]) -> None:
     ended = shell("show", jobs[0])
     assert "CAPACITY: needs 1 GPU; 0 of 8 are free" in ended.out

@@ -217,12 +217,19 @@ def test_those_that_wait_are_sized_by_what_becomes_known_of_their_kind(queue: st
     assert not [event for event in events if event.kind is Kind.RESIZED and event.job_id != "a0"]
 
 
-def test_a_gang_takes_no_core_that_is_lent_on_its_further_nodes() -> None:
-    rng = random.Random(3)
-    jobs = [
-        job(f"j{n}", rng.choice(("bert", "resnet18", "alexnet")), 200.0 * n, 5000.0, rng.choice((1, 2, 4)))
-        for n in range(20)
-    ]
-    jobs = [replace(one, roles=(replace(one.roles[0], replicas=rng.choice((1, 2, 4))),)) for one in jobs]
-    result, _ = run(jobs, "4x4x12", "coda-adaptive", queue="srtf")
-    assert result.finished == 20
+def test_a_gang_takes_no_core_that_is_lent_on_a_node_where_nothing_happened() -> None:
+    """Three jobs on each of two nodes: a slim one, a hungry one, and a part of a hungry gang.
+
+    When the hungry one of the first node ends, the gang could use what it leaves, but on the second node that is lent.
+    """
+    first = [job("a", "resnet18", work=5_000.0), job("b", "bert", work=90_000.0), job("c", "bert", work=10.0)]
+    second = [job("d", "resnet18", work=90_000.0), job("e", "bert", work=90_000.0), job("f", "bert", work=10.0)]
+    gang = job("g", "resnet18", at=1.0, work=90_000.0)
+    jobs = [*first, *second, replace(gang, roles=(replace(gang.roles[0], replicas=2),))]
+    _, events = run(jobs, "2x3x12", "coda-adaptive", rate_noise="0")
+    (start,) = [event for event in events if event.kind is Kind.STARTED and event.job_id == "g"]
+    assert len({place.node for place in start.nodes}) == 2
+    (ended,) = [event.at_seconds for event in events if event.kind is Kind.FINISHED and event.job_id == "a"]
+    d = [cores for at, cores in cores_of(events, "d") if at <= ended][-1]
+    assert d > 4, "it has cores on loan then"
+    assert cores_of(events, "g")[-1][1] > 8
