@@ -20,12 +20,14 @@ from cotenant.services.placement.cluster import Cluster
 from cotenant.services.placement.followed import Followed, cores_of
 from cotenant.services.placement.kinds import Kinds
 from cotenant.services.placement.records import Live
+from cotenant.v1 import job_pb2
 from cotenant.v1 import node_service_pb2 as node_pb2
 from cotenant.v1 import placement_service_pb2 as placement_pb2
 from cotenant.v1 import predictor_service_pb2 as predictor_pb2
 
 log = structlog.get_logger()
 
+REPORTS = 12  # so many reports of progress are enough for a window
 PROFILE_LATE_SECONDS = 30.0  # after its budget, a profile of which nobody hears is taken as over
 
 
@@ -38,8 +40,11 @@ class Following:
         self._cluster, self._attempts, self._sessions, self._kinds = cluster, attempts, sessions, kinds
         self._followed: dict[str, Followed] = {}
         self._windows: RateWindows | None = None  # only where something follows from them
+        self._pause_seconds = 0
+        self._taken: dict[str, int] = {}  # when the last report that was taken was told of
         if isinstance(allocator, Resizes):
             self._windows = RateWindows(allocator.measure_seconds, allocator.warm_up_seconds)
+            self._pause_seconds = int(allocator.measure_seconds / REPORTS)
 
     def of(self, live: Live) -> Followed:
         """What is known of an attempt."""
@@ -52,6 +57,7 @@ class Following:
         """Forget attempts that are gone."""
         for job_id in self._followed.keys() - self._cluster.attempts.keys():
             del self._followed[job_id]
+            self._taken.pop(job_id, None)
             if self._windows:
                 self._windows.drop(job_id)
 
@@ -108,8 +114,11 @@ class Following:
 
     def take_progress(self, told: node_pb2.ProgressReport) -> None:
         """Note how far a job is; where a window of its rate ends, that counts on what it holds."""
-        live, progress = self._cluster.attempts.get(told.job_id), told.progress
-        if self._windows is None or live is None or live.key[1] != told.number or not progress.HasField("step_time"):
+        progress = told.progress
+        if self._windows is None or self._too_soon(told.job_id, progress):
+            return
+        live = self._cluster.attempts.get(told.job_id)
+        if live is None or live.key[1] != told.number or not progress.HasField("step_time"):
             return
         under = live.epoch, bool(live.target), progress.phase
         step = progress.phase_step if progress.phase else progress.step
@@ -124,6 +133,19 @@ class Following:
         if followed.measured_epoch != live.epoch:  # the first on these cores
             followed.measured_epoch = live.epoch
             self._cluster.stirred.update(live.nodes)
+
+    def _too_soon(self, job_id: str, progress: job_pb2.Progress) -> bool:
+        """Whether a report may be passed over, since the last was taken so short a part of a window before.
+
+        Thousands come in a second. Those of another phase than training are all taken: they end a window.
+        """
+        if progress.phase or not self._pause_seconds:
+            return False
+        at, last = progress.step_time.seconds, self._taken.get(job_id, 0)
+        if 0 <= at - last < self._pause_seconds:
+            return True
+        self._taken[job_id] = at
+        return False
 
     def take_profiled(self, report: node_pb2.ProfileReport) -> None:
         """Note a rate that was measured for a profile, or its end."""

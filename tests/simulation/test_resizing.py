@@ -6,6 +6,7 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.simulation.histories import History, Tape
@@ -36,19 +37,26 @@ def cpu_job(name: str, cores: int, at: float = 0.0, work: float = 600.0) -> Trac
 
 
 def run(
-    jobs: list[TraceJob], cluster: str, allocator: str, seed: int = 0, queue: str = "fifo", **physics: str
+    jobs: list[TraceJob],
+    cluster: str,
+    allocator: str,
+    seed: int = 0,
+    queue: str = "fifo",
+    placement: str = "consolidate",
+    **physics: str,
 ) -> tuple[Result, list[Event]]:
     tape = Tape()
     trace = Trace("made up", "none", tuple(sorted(jobs, key=lambda one: one.submitted_seconds)))
+    how: dict[str, Any] = {"queue": queue, "placement": placement, "allocator": allocator}
     options = {"simulator": PHYSICS | physics}
-    result = simulate(trace, cluster, queue=queue, allocator=allocator, options=options, seed=seed, recorder=tape)
+    result = simulate(trace, cluster, **how, options=options, seed=seed, recorder=tape)
     history = History(parse_cluster(cluster))
     for event in tape.events:
         history.take(event)
     history.agrees(result)
-    assert simulate(trace, cluster, queue=queue, allocator=allocator, options=options, seed=seed).outcomes == (
-        result.outcomes
-    ), "to listen changed it"
+    assert simulate(trace, cluster, **how, options=options, seed=seed).outcomes == result.outcomes, (
+        "to listen changed it"
+    )
     return result, tape.events
 
 
@@ -218,15 +226,16 @@ def test_those_that_wait_are_sized_by_what_becomes_known_of_their_kind(queue: st
 
 
 def test_a_gang_takes_no_core_that_is_lent_on_a_node_where_nothing_happened() -> None:
-    """Three jobs on each of two nodes: a slim one, a hungry one, and a part of a hungry gang.
+    """On each of two nodes there is a hungry job, a slim one, and a half of a hungry gang.
 
     When the hungry one of the first node ends, the gang could use what it leaves, but on the second node that is lent.
     """
-    first = [job("a", "resnet18", work=5_000.0), job("b", "bert", work=90_000.0), job("c", "bert", work=10.0)]
-    second = [job("d", "resnet18", work=90_000.0), job("e", "bert", work=90_000.0), job("f", "bert", work=10.0)]
+    hungry = [job("a", "resnet18", work=5_000.0), job("d", "resnet18", work=90_000.0)]
+    slim, brief = [[job(name, "bert", work=work) for name in names] for names, work in (("be", 90_000.0), ("cf", 10.0))]
     gang = job("g", "resnet18", at=1.0, work=90_000.0)
-    jobs = [*first, *second, replace(gang, roles=(replace(gang.roles[0], replicas=2),))]
-    _, events = run(jobs, "2x3x12", "coda-adaptive", rate_noise="0")
+    jobs = [hungry[0], slim[0], brief[0], hungry[1], slim[1], brief[1]]
+    jobs.append(replace(gang, roles=(replace(gang.roles[0], replicas=2),)))
+    _, events = run(jobs, "2x3x12", "coda-adaptive", placement="first-fit", rate_noise="0")
     (start,) = [event for event in events if event.kind is Kind.STARTED and event.job_id == "g"]
     assert len({place.node for place in start.nodes}) == 2
     (ended,) = [event.at_seconds for event in events if event.kind is Kind.FINISHED and event.job_id == "a"]

@@ -1,0 +1,181 @@
+"""What dealing cores costs the live services, by the number of running jobs: the share of a core that it takes.
+
+Every job has a GPU of its own, 8 run on each node, and their cores are left to `coda-adaptive`. What recurs: a look
+that finds nothing to do, once a second; reports of progress, one in each second of each job, and in each minute one
+that ends a window of its rate; nodes that are dealt to, for a job is looked at every half hour at last; and in the
+queue estimates that are renewed, every ten minutes at last, without what the predictor takes to answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from benchmarks import harness  # noqa: E402 - the root of the checkout has to be on the path first
+from benchmarks.agents import inventory  # noqa: E402 - likewise
+
+from cotenant.core.lifecycle import AttemptEvent  # noqa: E402 - likewise
+from cotenant.core.nodes import NodeShape  # noqa: E402 - likewise
+from cotenant.policies.consolidate import Consolidate  # noqa: E402 - likewise
+from cotenant.rpc import translate  # noqa: E402 - likewise
+from cotenant.services.placement import agents, planner  # noqa: E402 - likewise
+from cotenant.services.placement.records import Live  # noqa: E402 - likewise
+from cotenant.services.placement.server import Placement, PlacementConfig  # noqa: E402 - likewise
+from cotenant.services.queue.records import Record  # noqa: E402 - likewise
+from cotenant.services.queue.renewals import Renewals  # noqa: E402 - likewise
+from cotenant.services.queue.state import State  # noqa: E402 - likewise
+from cotenant.store.memory import MemoryStore  # noqa: E402 - likewise
+from cotenant.v1 import job_pb2, node_service_pb2, records_pb2, resources_pb2  # noqa: E402 - likewise
+from cotenant.v1 import placement_service_pb2 as placement_pb2  # noqa: E402 - likewise
+from cotenant.v1 import predictor_service_pb2 as predictor_pb2  # noqa: E402 - likewise
+
+SIZES = (400, 2000, 8000)
+GPUS, CORES = 8, 24
+SHARE_MAX = 0.05  # of a core, for 8,000 jobs
+LOOK_SECONDS, RENEW_SECONDS = 1800.0, 600.0
+REPORT_SECONDS, WINDOW_SECONDS = 1.0, 60.0
+STIRS = 200
+
+
+async def crowd(jobs: int) -> tuple[Placement, list[Live]]:
+    """Make a placement on whose nodes so many jobs run."""
+    placement = Placement(MemoryStore(), PlacementConfig(allocator="coda-adaptive"))
+    await placement.leadership.load()
+    cluster = placement.cluster
+    for number in range(jobs // GPUS):
+        node_id = f"n{number:05d}"
+        made_of = inventory(GPUS, CORES, node_id=node_id)
+        record = records_pb2.StoredNode()
+        record.node.id, record.node.state = node_id, node_service_pb2.NODE_STATE_READY
+        node = cluster.put_node(node_id, translate.inventory_from_wire(made_of), record)
+        node.connected = True
+        placement.sessions.open(agents.Session(node_id, "benchmark"))
+    request = placement_pb2.PlanPlacementRequest()
+    role = job_pb2.Role(name="worker", replicas=1, resources=resources_pb2.ResourceRequest(gpu_milli=1000))
+    for number in range(jobs):
+        spec = job_pb2.JobSpec(roles=[role], command=["true"], model=f"model-{number % 50}", tenant="ann")
+        request.candidates.add(job_id=f"j{number:05d}", number=1, spec=spec)
+    allocator = placement.dealing._allocator
+    outcome = planner.plan(cluster, request, Consolidate(), allocator, placement.kinds.informed)  # type: ignore[arg-type]
+    candidates = {candidate.job_id: candidate for candidate in request.candidates}
+    lives = [planner.assign(cluster, start, candidates[start.gang.job_id]) for start in outcome.starts]
+    for live in lives:
+        live.epoch = 1
+        live.move(AttemptEvent.LAUNCHED)
+        live.attempt.start_time.FromNanoseconds(time.time_ns() - 10**12)
+    return placement, lives
+
+
+def seconds(work: Callable[[], object], times: int) -> float:
+    """Processor seconds of doing something once."""
+    begin = time.process_time()
+    for _ in range(times):
+        work()
+    return (time.process_time() - begin) / times
+
+
+def progress(live: Live, step: int, at_seconds: int) -> node_service_pb2.ProgressReport:
+    told = node_service_pb2.ProgressReport(job_id=live.key[0], number=1)
+    told.progress.step = step
+    told.progress.step_time.FromNanoseconds(at_seconds * 10**9)
+    return told
+
+
+async def costs(jobs: int) -> dict[str, float]:
+    """Measure the shares of a core that the parts take."""
+    placement, lives = await crowd(jobs)
+    assert len(lives) == jobs, f"only {len(lives)} were placed"
+    now = time.monotonic()
+    placement.dealing.look(now)  # asks about everybody
+    idle = seconds(lambda: placement.dealing.look(now), 20)
+    attempts = placement.cluster.attempts
+    walk = seconds(lambda: [live for live in attempts.values() if live.state.ended and live.target], 20)
+    some = lives[:: max(1, jobs // STIRS)][:STIRS]
+    first = [progress(live, 100 * n, 10**6 + 61 * n) for live in some for n in (0, 1)]
+    between = iter([progress(live, 101 + n, 10**6 + 61 + n) for live in some for n in range(10)])
+    ending = iter([progress(live, 100 * n, 10**6 + 61 * n) for live in some for n in range(3, 13)])
+    for one in first:
+        placement.following.take_progress(one)
+    report = seconds(lambda: placement.following.take_progress(next(between)), 10 * len(some))
+    window = seconds(lambda: placement.following.take_progress(next(ending)), 10 * len(some))
+    placement.dealing.look(now)
+    spread = iter(some * 2)
+
+    def stir() -> None:
+        placement.cluster.stirred.update(next(spread).nodes)
+        placement.dealing.look(now)
+
+    stirred = max(0.0, seconds(stir, len(some)) - idle)
+    await placement.close()
+    return {
+        "looks that find nothing": idle,
+        "reports of progress": report * jobs / REPORT_SECONDS + window * jobs / WINDOW_SECONDS,
+        "nodes that are dealt to": stirred * jobs / LOOK_SECONDS,
+        "estimates renewed": await renewal(lives[:STIRS]) * jobs / RENEW_SECONDS,
+        "walk": walk,
+    }
+
+
+class Answers:
+    """A predictor that knows eight candidates of each job, and a placement that hears of what is new."""
+
+    async def Estimate(  # noqa: N802 - the wire's name
+        self, request: predictor_pb2.EstimateRequest, **call: float
+    ) -> predictor_pb2.EstimateResponse:
+        """Answer alike."""
+        some = [predictor_pb2.CandidateEstimate(rate_per_second=float(n)) for n in range(1, 9)]
+        told = [predictor_pb2.Estimate(job_id=one.job_id, predictable=True, candidates=some) for one in request.queries]
+        return predictor_pb2.EstimateResponse(estimates=told)
+
+    async def AdviseAttempts(  # noqa: N802 - the wire's name
+        self, request: placement_pb2.AdviseAttemptsRequest, **call: float
+    ) -> placement_pb2.AdviseAttemptsResponse:
+        """Hear it."""
+        return placement_pb2.AdviseAttemptsResponse()
+
+
+async def renewal(lives: Sequence[Live]) -> float:
+    """Processor seconds of the queue for each job that is estimated anew."""
+    others: Any = Answers()
+    state = State()
+    state.shapes = (NodeShape(GPUS, CORES, 2**39),)
+    renewals = Renewals(state, others, others)
+    work = asyncio.create_task(renewals.run())
+    for live in lives:
+        job = job_pb2.Job(id=live.key[0], spec=live.record.spec, phase=job_pb2.JOB_PHASE_RUNNING, attempt=live.attempt)
+        state.add(Record(records_pb2.StoredJob(job=job), translate.spec_from_wire(live.record.spec)))
+    begin = time.process_time()
+    for record in state.records.values():
+        renewals.seen(record, time.time())
+    while any(record.estimate is None for record in state.records.values()):  # noqa: ASYNC110 - there is no event
+        await asyncio.sleep(0.01)
+    spent = time.process_time() - begin
+    work.cancel()
+    return spent / len(lives)
+
+
+def rows(quick: bool) -> Iterator[harness.Row]:
+    for jobs in SIZES[: 2 if quick else 3]:
+        parts = asyncio.run(costs(jobs))
+        walk = 100 * parts.pop("walk")
+        for name, share in parts.items():
+            beside = (walk, "a walk over all attempts") if "nothing" in name else (None, "")
+            yield harness.Row(f"{name}, {jobs} jobs", 100 * share, "% of a core", *beside)
+        total, bar = sum(parts.values()), f"at most {100 * SHARE_MAX:g} %"
+        yield harness.Row(f"all of it, {jobs} jobs", 100 * total, "% of a core", bar=bar, holds=total <= SHARE_MAX)
+
+
+def measure(quick: bool) -> Sequence[harness.Row]:
+    """Measure at each size."""
+    return list(rows(quick))
+
+
+if __name__ == "__main__":
+    harness.main(measure, "What dealing cores costs the live services")
