@@ -14,6 +14,7 @@ from tests.simulation.histories import History, Tape
 from cotenant import plugins
 from cotenant.core.estimates import Query
 from cotenant.core.jobs import JobKind, Request, Role
+from cotenant.core.nodes import NodeShape
 from cotenant.core.policy import Predictor, Sizing
 from cotenant.core.resizing import Running
 from cotenant.simulator import Result, Trace, TraceJob, parse_cluster, simulate
@@ -165,8 +166,8 @@ def test_a_predictor_learns_the_useful_cores_from_the_windows_of_running_jobs() 
     learnt: list[Predictor] = []
 
     class Watched(Learner):
-        def __init__(self, predictors: Sequence[Predictor], count: int) -> None:
-            super().__init__(predictors, count)
+        def __init__(self, predictors: Sequence[Predictor], count: int, shapes: Sequence[NodeShape] = ()) -> None:
+            super().__init__(predictors, count, shapes)
             learnt.extend(predictors)
 
     with pytest.MonkeyPatch.context() as patch:
