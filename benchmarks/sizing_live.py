@@ -23,6 +23,7 @@ from benchmarks.agents import inventory  # noqa: E402 - likewise
 
 from cotenant.core.lifecycle import AttemptEvent  # noqa: E402 - likewise
 from cotenant.core.nodes import NodeShape  # noqa: E402 - likewise
+from cotenant.policies.coda_adaptive import CodaAdaptive  # noqa: E402 - likewise
 from cotenant.policies.consolidate import Consolidate  # noqa: E402 - likewise
 from cotenant.rpc import translate  # noqa: E402 - likewise
 from cotenant.services.placement import agents, planner  # noqa: E402 - likewise
@@ -62,8 +63,7 @@ async def crowd(jobs: int) -> tuple[Placement, list[Live]]:
     for number in range(jobs):
         spec = job_pb2.JobSpec(roles=[role], command=["true"], model=f"model-{number % 50}", tenant="ann")
         request.candidates.add(job_id=f"j{number:05d}", number=1, spec=spec)
-    allocator = placement.dealing._allocator
-    outcome = planner.plan(cluster, request, Consolidate(), allocator, placement.kinds.informed)  # type: ignore[arg-type]
+    outcome = planner.plan(cluster, request, Consolidate(), CodaAdaptive(), placement.kinds.informed)
     candidates = {candidate.job_id: candidate for candidate in request.candidates}
     lives = [planner.assign(cluster, start, candidates[start.gang.job_id]) for start in outcome.starts]
     for live in lives:
