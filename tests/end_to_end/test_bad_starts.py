@@ -44,9 +44,10 @@ def test_an_unknown_service_is_refused_with_the_nearest(elsewhere: Cli) -> None:
         ("gpus = [", "is no TOML"),
         ("gpuss = 'auto'", "gpuss: no such setting; did you mean gpus?"),
         ("nodes = 'two'", "nodes: must be a whole number, not 'two'"),
+        ("checkpoint_seconds = -1", "checkpoint_seconds: must be 0 or more, not -1"),
         ("[options.queue]\nmode = 'sideways'", "sideways"),
     ],
-    ids=["no TOML", "unknown", "unfit", "an option"],
+    ids=["no TOML", "unknown", "unfit", "negative", "an option"],
 )
 def test_a_broken_configuration_is_refused(elsewhere: Cli, tmp_path: Path, text: str, told: str) -> None:
     path = tmp_path / "config.toml"
