@@ -25,6 +25,10 @@ what they say. An event that has no arrow from where a job stands is refused, wi
 
 {job}
 
+A queued job takes part in the order unless something keeps it: the back-off after a failure, jobs that it was submitted
+to start after (`DEPENDENCY`), or the limit of its array (`ARRAY_LIMIT`). A job that waits for the success of another is
+cancelled, by nobody's wish, once that one has ended otherwise; a suspended job too.
+
 ## An attempt: one run of a job
 
 {attempt}
