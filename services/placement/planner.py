@@ -43,6 +43,7 @@ class Decision:
     sizings: dict[str, str]  # by job
     stops: tuple[Live, ...]
     moves: tuple[Live, ...]  # those that stop to go on elsewhere
+    reclaimed: tuple[Live, ...]  # those that give back what was lent to them
     loans: tuple[lending.Loan, ...]  # cores to be asked back
     refusals: dict[str, Refusal]
 
@@ -138,18 +139,23 @@ def decide(
         raise
     stops = tuple(cluster.attempts[job_id] for job_id in outcome.stops)
     moves = tuple(cluster.attempts[move.gang.job_id] for move in outcome.moves)
+    reclaimed = tuple(cluster.attempts[job_id] for job_id in outcome.reclaimed)
     for start in ready:
         promises.drop(start.gang.job_id)
     told = {start.gang.job_id for start in outcome.starts}
     older = (kept for promise in promises if (kept := promise.start_in(cluster)))
     waiting = [*(kept for kept in older if kept.gang.job_id not in told), *_waiting(outcome)]
-    loans, cluster.claimed = lending.ask_back(cluster, waiting, (*stops, *moves))
+    loans, cluster.claimed = lending.ask_back(cluster, waiting, (*stops, *moves, *reclaimed))
     _promise(cluster, request, outcome, promises, now)
     for start in outcome.starts:
         if start.needs_room:
-            refusals[start.gang.job_id] = making_room(len(stops), len(loans), len(start.moves))
+            refusals[start.gang.job_id] = making_room(len(stops), len(loans), len(start.moves), len(start.reclaims))
     sizings = {start.gang.job_id: start.gang.sizing for start in ready}
-    return Decision(tuple(starts), sizings, stops, moves, loans, refusals)
+    return Decision(tuple(starts), sizings, stops, moves, reclaimed, loans, refusals)
+
+
+def _going(outcome: cycle.Plan) -> list[str]:
+    return [*outcome.stops, *outcome.reclaimed, *(move.gang.job_id for move in outcome.moves)]
 
 
 def _waiting(outcome: cycle.Plan) -> list[cycle.Start]:
@@ -164,17 +170,22 @@ def _promise(
     now: float,
 ) -> None:
     """Keep the places of those who move, and of those for whom they do, until all have stopped who are there."""
-    if not outcome.moves:
+    if not (outcome.moves or outcome.reclaimed):
         return
     numbers = {candidate.job_id: candidate.number for candidate in request.candidates}
     numbers |= {move.gang.job_id: cluster.attempts[move.gang.job_id].key[1] + 1 for move in outcome.moves}
-    for_whom = [start for start in outcome.starts if start.moves and start.needs_room]
+    for_whom = [start for start in outcome.starts if (start.moves or start.reclaims) and start.needs_room]
     leaving = {live.key for live in cluster.attempts.values() if live.state is AttemptState.STOPPING}
-    leaving |= {cluster.attempts[job_id].key for job_id in (*outcome.stops, *(m.gang.job_id for m in outcome.moves))}
+    leaving |= {cluster.attempts[job_id].key for job_id in _going(outcome)}
     graces = [translate.seconds(cluster.attempts[job_id].record.spec.grace) for job_id, _ in leaving]
     for start in (*for_whom, *outcome.moves):
         promises.make(cluster, start, numbers[start.gang.job_id], now + max(graces) + KEPT_SECONDS)
         _tell(cluster, start, outcome)
+    for start in for_whom:
+        for job_id in start.reclaims:
+            cluster.attempts[
+                job_id
+            ].attempt.stop_detail = f"ran on what is reserved for others; {start.gang.job_id} came"
 
 
 def _tell(cluster: Cluster, start: cycle.Start, outcome: cycle.Plan) -> None:
@@ -192,11 +203,13 @@ def rehearse(cluster: Cluster, outcome: cycle.Plan) -> placement_pb2.PlanPlaceme
     response = placement_pb2.PlanPlacementResponse()
     refusals = dict(outcome.refusals)
     named: list[tuple[cycle.Start, list[NodeAllocation]]] = []
-    leaving = [cluster.attempts[job_id] for job_id in (*outcome.stops, *(move.gang.job_id for move in outcome.moves))]
+    leaving = [cluster.attempts[job_id] for job_id in _going(outcome)]
     loans, _ = lending.ask_back(cluster, _waiting(outcome), leaving)
     for start in outcome.starts:
         if start.needs_room:
-            refusals[start.gang.job_id] = making_room(len(outcome.stops), len(loans), len(start.moves))
+            refusals[start.gang.job_id] = making_room(
+                len(outcome.stops), len(loans), len(start.moves), len(start.reclaims)
+            )
             continue
         allocation = name_tasks(cluster, start)
         named.append((start, allocation))
@@ -206,17 +219,20 @@ def rehearse(cluster: Cluster, outcome: cycle.Plan) -> placement_pb2.PlanPlaceme
     for _, allocation in named:
         for part in allocation:
             cluster.nodes[part.node_id].book.release(part)
-    for live in (cluster.attempts[job_id] for job_id in outcome.stops):
+    for live in (cluster.attempts[job_id] for job_id in (*outcome.stops, *outcome.reclaimed)):
         response.preempted.add(job_id=live.key[0], number=live.key[1])
     _refuse(response, refusals)
     response.capacity.CopyFrom(capacity(cluster))
     return response
 
 
-def making_room(stops: int, loans: int = 0, moves: int = 0) -> Refusal:
+def making_room(stops: int, loans: int = 0, moves: int = 0, reclaims: int = 0) -> Refusal:
     """Its place is known, but whoever is there has to leave first, or give cores back that were lent to it."""
     if moves:
         told, remedy = f"{plural(moves, 'job')} to move elsewhere", "they stop there, within their grace"
+    elif reclaims:
+        told = f"{plural(reclaims, 'job')} to give back what is reserved for it"
+        remedy = "they stop, within their grace"
     elif stops:
         told, remedy = f"{plural(stops, 'job')} with a lower rank now to stop", "they stop, within their grace"
     elif loans:
@@ -262,6 +278,8 @@ def name_tasks(cluster: Cluster, start: cycle.Start) -> list[NodeAllocation]:
         tasks += [Task(part.role, ranks[share.part].pop(0), part.demand) for _ in range(share.replicas)]
         shares.setdefault(share.node, []).extend(holding.shares)
     named = [cluster.node_at(number).book.assign(tasks, shares[number]) for number, tasks in by_node.items()]
+    if start.reclaimable:
+        named = [replace(part, tasks=tuple(replace(task, reclaimable=True) for task in part.tasks)) for part in named]
     return sorted(named, key=lambda allocation: min(task.rank for task in allocation.tasks))
 
 
@@ -280,7 +298,7 @@ def answer(cluster: Cluster, decision: Decision, started: Sequence[Live]) -> pla
     response = placement_pb2.PlanPlacementResponse()
     for live in started:
         response.placed.add(attempt=live.attempt, sizing=decision.sizings[live.key[0]])
-    for live in decision.stops:
+    for live in (*decision.stops, *decision.reclaimed):
         response.preempted.add(job_id=live.key[0], number=live.key[1])
     _refuse(response, decision.refusals)
     response.capacity.CopyFrom(capacity(cluster))

@@ -26,6 +26,7 @@ from cotenant.v1 import placement_service_pb2 as placement_pb2
 SECONDS = telemetry.histogram("cotenant.placement.plan", "s", "Time to decide and commit one plan.")
 PLACED = telemetry.counter("cotenant.placement.placed", "{attempt}", "Attempts that were committed.")
 MOVED = telemetry.counter("cotenant.placement.moved", "{attempt}", "Attempts that were told to go on elsewhere.")
+RECLAIMED = telemetry.counter("cotenant.placement.reclaimed", "{attempt}", "Attempts that gave back what was lent.")
 REFUSED = telemetry.counter("cotenant.placement.refused", "{job}", "Jobs that were refused a place, by reason.")
 
 LAPSE_LATE_SECONDS = 0.1  # so that no promise is looked at just before its time is over
@@ -71,7 +72,8 @@ class Planning:
             placed = time.time()
             started = await self._start_all(decision, begin, placed)
             self._attempts.order_stops(decision.stops, StopReason.PREEMPTED)
-            self._move(decision.moves)
+            self._send_away(decision.moves, StopReason.MIGRATED)
+            self._send_away(decision.reclaimed, StopReason.RECLAIMED)
             for loan in decision.loans:
                 self._resizes.begin(loan.live, loan.cores, loan.reason)
             response = planner.answer(self._cluster, decision, started)
@@ -89,12 +91,12 @@ class Planning:
             self._attempts.feed.publish_capacity()
         return kept
 
-    def _move(self, lives: Sequence[Live]) -> None:
-        """Let attempts stop to go on elsewhere; others hear of it when their places are kept no longer."""
+    def _send_away(self, lives: Sequence[Live], reason: StopReason) -> None:
+        """Let attempts stop whose places are promised; others hear of it when they are kept no longer."""
         if not lives:
             return
-        MOVED.add(len(lives))
-        self._attempts.order_stops(lives, StopReason.MIGRATED)
+        (MOVED if reason is StopReason.MIGRATED else RECLAIMED).add(len(lives))
+        self._attempts.order_stops(lives, reason)
         seconds = max(promise.until_seconds for promise in self._promises) - time.monotonic()
         self._background.start(self._lapse(seconds))
 

@@ -81,6 +81,7 @@ class Moment:
             since,
             preemptible=not live.record.spec.not_preemptible and self._cluster.can_resize(live),
             stop_cost_seconds=self._costs.of(self.now - since),
+            reclaimable=any(task.reclaimable for part in live.allocation for task in part.tasks),
         )
 
 

@@ -314,8 +314,8 @@ def _requeued(stored: records_pb2.StoredJob, state: AttemptState) -> None:
     reason = job.attempt.message if state is AttemptState.LOST else _reason(job.attempt)
     moved = state is AttemptState.STOPPED and job.attempt.stop_reason == job_pb2.STOP_REASON_MIGRATED
     job.migrations += moved
-    if job.attempt.stop_reason == job_pb2.STOP_REASON_PREEMPTED:
-        job.preemptions += 1
+    taken = (job_pb2.STOP_REASON_PREEMPTED, job_pb2.STOP_REASON_RECLAIMED)
+    job.preemptions += job.attempt.stop_reason in taken
     job.phase_reason = reason
     note(stored, "migrated" if moved else "requeued", job.attempt.stop_detail if moved else reason)
 

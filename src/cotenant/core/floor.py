@@ -35,8 +35,8 @@ HOPELESS = frozenset({Code.NEVER_FITS, Code.NO_NODES, Code.POLICY_FAILED})  # no
 class Start:
     """A gang, its places, and what it will hold; `needs_room` where a stop has to come first.
 
-    `moves` are running jobs that go elsewhere for its sake. What is `reclaimable` is lent, until those want it for whom
-    it is reserved.
+    `moves` are running jobs that go elsewhere for its sake, `reclaims` those that give back what was lent to them. What
+    is `reclaimable` is lent, until those want it for whom it is reserved.
     """
 
     gang: Gang
@@ -44,6 +44,7 @@ class Start:
     holdings: tuple[Holding, ...]
     needs_room: bool
     moves: tuple[str, ...] = ()
+    reclaims: tuple[str, ...] = ()
     reclaimable: bool = False
 
 
@@ -239,7 +240,7 @@ class Floor:
             self._settled.add(resident.gang.job_id)
         for resident in stops:
             self._headroom.take(resident.gang.tenant, -gpu_milli_of(resident.holdings), -cores_of(resident.holdings))
-            self.reclaimed.append(resident.gang.job_id)
+        self.reclaimed += [resident.gang.job_id for resident in stops]
         start = self._start(gang, offer)
         for resident, there in moves:
             lent = self._lends is not None and self._lends(resident.gang, there, self._ledger)
@@ -248,7 +249,8 @@ class Floor:
             self._scene.come(resident.gang, holdings)
         self._meet()
         self._victims = [victim for victim in self._victims if victim.job_id not in self._settled]
-        return replace(start, moves=tuple(resident.gang.job_id for resident, _ in moves))
+        names = tuple(resident.gang.job_id for resident in stops)
+        return replace(start, moves=tuple(resident.gang.job_id for resident, _ in moves), reclaims=names)
 
     def _try_without(self, gang: Gang, count: int, *, kept: Sequence[Reservation] | None = None) -> Offer | Refusal:
         """Ask for places as if the last `count` victims were gone."""

@@ -144,6 +144,7 @@ class StopReason(StrEnum):
     GANG_BROKEN = "gang_broken"
     SUPERSEDED = "superseded"
     MIGRATED = "migrated"
+    RECLAIMED = "reclaimed"
 
 
 class InvalidTransition(Exception):
