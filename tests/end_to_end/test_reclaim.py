@@ -1,0 +1,57 @@
+"""CPU jobs fill a node with cores that are reserved for its GPU; the newest makes room when a job with a GPU comes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.end_to_end.meshes import Mesh, end_all
+
+from cotenant.core.lifecycle import Phase
+from cotenant.v1.job_pb2 import Job
+
+CONFIG = """
+gpus = "fake:1"
+placement = "multi-array"
+"""
+
+
+@pytest.fixture
+def mesh(tmp_path: Path) -> Iterator[Mesh]:
+    config = tmp_path / "config.toml"
+    config.write_text(CONFIG)
+    mesh = Mesh(tmp_path, "--config", str(config))
+    mesh.start()
+    yield mesh
+    end_all(mesh.client)
+    mesh.close()
+
+
+def borrows(job: Job) -> bool:
+    return any(task.reclaimable for part in job.attempt.allocations for task in part.tasks)
+
+
+def test_the_newest_borrower_makes_room_for_a_gpu_job_and_runs_again_after_it(mesh: Mesh) -> None:
+    cores = len(os.sched_getaffinity(0))
+    if cores < 2:
+        pytest.skip("two borrowers take two cores")
+    older, newest = (
+        mesh.cli.submit("--gpus", "0", "--cpus", str(count), "--grace", "5s", "--", "sleep", "1000")
+        for count in (cores - 1, 1)
+    )
+    for job_id in (older, newest):
+        assert borrows(mesh.client.wait_for(job_id, Phase.RUNNING))
+    assert "reclaimable" in mesh.cli("show", newest).out
+
+    trainer = mesh.cli.submit("--gpus", "1", "--cpus", "1", "--", "sleep", "1000")
+    assert not borrows(mesh.client.wait_for(trainer, Phase.RUNNING))
+    gone = mesh.client.wait_for(newest, Phase.QUEUED)
+    assert (gone.preemptions, gone.failures) == (1, 0)
+    assert f"{trainer} came" in mesh.cli("explain", newest).out
+    assert mesh.client.job(older).attempt.number == 1
+
+    mesh.client.cancel(trainer)
+    again = mesh.client.wait_for(newest, Phase.RUNNING)
+    assert (again.attempt.number, borrows(again)) == (2, True)
