@@ -4,9 +4,10 @@ Nodes are every 50th of each kind of Alibaba's cluster (openb, ATC 2023); jobs w
 ran for 1 minute to 1 day, with the cores that their users asked for, and get one of Synergy's models each; CPU jobs are
 those of the overlay `cpu-jobs`, of which those that openb calls latency sensitive may not be stopped. Work comes at
 uniform times over four hours to an empty cluster: with GPUs 1.2 times as much as the GPUs could do, and CPU jobs that
-ask for 40, 80 or 120 % of the cores. Speeds depend on cores and on memory bandwidth. Arms with `coda-adaptive` leave the
-cores of GPU jobs open. Figures are taken at the end of the four hours, so that no tail of long jobs decides: the share
-of GPUs that was held (active), and what jobs made of them (utilisation). A stop costs what saving and loading a model costs. All options are defaults.
+ask for 40, 80 or 120 % of the cores. Speeds depend on cores and on memory bandwidth. Arms with `coda-adaptive` leave
+the cores of GPU jobs open. Figures are taken at the end of the four hours, so that no tail of long jobs decides: the
+share of GPUs that was held (active), and what jobs made of them (utilisation). A stop costs what saving and loading a
+model costs. All options are defaults.
 
 CODA (Zhao et al., ICDCS 2020) reports a GPU utilisation 20.8 % above the schedulers before it, on its own trace, with
 the queueing of CPU jobs no longer than before.
@@ -164,7 +165,7 @@ def run(arm: str, cpu_share: float, seed: int) -> Figures:
 
 
 def compare(cpu_share: float, seeds: Sequence[int]) -> Iterator[harness.Row]:
-    """Compare all arms beside so many CPU jobs: means over the seeds, and our gain over each reference with its spread."""
+    """Compare all arms beside so many CPU jobs: means over the seeds, and gains over each reference with spread."""
     runs = {arm: [run(arm, cpu_share, seed) for seed in seeds] for arm in ARMS}
     units = dict.fromkeys(Figures._fields, "%")
     units |= {"cpu_queue_seconds": "s", "gpu_queue_seconds": "s", "finished": "jobs", "stops": "1", "wall_seconds": "s"}
