@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 import grpc
 import structlog
@@ -28,6 +30,7 @@ log = structlog.get_logger()
 
 BUDGET_SECONDS = 1.0  # for playing the future through
 NAMED_MAX = 5
+SLICE = 64  # jobs that are written down at a time
 LATER_SECONDS_MIN = 1.0  # a start that is later by less is not
 
 Forecasts = Mapping[str, job_pb2.StartForecast]
@@ -49,7 +52,7 @@ async def foretell(
     question: Question,
 ) -> Forecasts:
     """Ask placement; nothing is told of jobs behind the first `WAITING_MAX`, nor of any while placement is away."""
-    request = _request(state, config, question)
+    request = await _request(state, config, question)
     if question.wanted is not None and not request.wanted_job_ids:
         return {}
     try:
@@ -61,12 +64,12 @@ async def foretell(
 
 
 def in_order(state: State) -> list[Record]:
-    """The jobs that wait, in the last cycle's order."""
+    """The jobs that wait, in the last cycle's order: the first `WAITING_MAX`."""
     known = (state.records.get(job_id) for job_id in state.ranked)
-    return [record for record in known if record and record.phase is Phase.QUEUED]
+    return list(islice((record for record in known if record and record.phase is Phase.QUEUED), WAITING_MAX))
 
 
-def _request(state: State, config: SchedulerConfig, question: Question) -> placement_pb2.ForecastStartsRequest:
+async def _request(state: State, config: SchedulerConfig, question: Question) -> placement_pb2.ForecastStartsRequest:
     now = time.time()
     waiting = question.waiting[:WAITING_MAX]
     names = {record.id for record in waiting}
@@ -79,10 +82,12 @@ def _request(state: State, config: SchedulerConfig, question: Question) -> place
         wanted_job_ids=[job_id for job_id in question.wanted or () if job_id in names],
     )
     usual = _usual_seconds([*state.held.values(), *waiting], now)
-    for record in waiting:
+    for number, record in enumerate(waiting):
+        if number % SLICE == SLICE - 1:
+            await asyncio.sleep(0)  # others have their turn
         request.candidates.append(candidate_of(record, now))
         _write(request.runs.add(job_id=record.id), _rest(record, now, usual))
-    for record in state.held.values():
+    for record in list(state.held.values()):
         _write(request.runs.add(job_id=record.id, number=record.attempt_number), _rest(record, now, usual))
     return request
 
@@ -122,10 +127,9 @@ async def explained(
     answer: pb.ExplainJobResponse,
 ) -> None:
     """Add to an explanation when the job will probably start, and whom it waits for."""
-    waiting = in_order(state)
-    if record not in waiting:
+    if not answer.position:
         return
-    place = waiting.index(record)
+    waiting, place = in_order(state), answer.position - 1
     answer.ahead_count = place
     answer.ahead.extend(ahead(state, one.id) for one in waiting[: min(place, NAMED_MAX)])
     told = (await foretell(state, config, placement, Question(waiting, [record.id]))).get(record.id)

@@ -138,7 +138,7 @@ async def test_whom_a_job_would_stop_is_told_and_nobody_is_stopped() -> None:
         await mesh.agent("a", gpus=1)
         long = await running_job(mesh, **lasting(36_000))
         answer = await mesh.jobs.SimulateJob(pb.SimulateJobRequest(spec=spec(**lasting(1))))
-        if answer.refusal.code == "MAKING_ROOM":
-            assert list(answer.preempted_job_ids) == [long]
-            assert answer.outlook.startswith("starts as soon as room was made for it")
+        assert answer.refusal.code == "MAKING_ROOM"
+        assert list(answer.preempted_job_ids) == [long]
+        assert answer.outlook.startswith("starts as soon as room was made for it")
         assert (await mesh.job(long)).attempt.number == 1
