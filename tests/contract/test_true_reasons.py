@@ -15,11 +15,14 @@ from tests.worlds import World, emptied, gangs, rng, worlds
 
 from cotenant import plugins
 from cotenant.core.cycle import Plan, place
-from cotenant.core.gangs import Gang
+from cotenant.core.gangs import Demand, Gang, Part
 from cotenant.core.jobs import Locality
+from cotenant.core.ledger import Ledger
 from cotenant.core.meanings import MEANINGS
-from cotenant.core.refusals import Code
+from cotenant.core.nodes import NodeShape
+from cotenant.core.refusals import Code, Refusal
 from cotenant.core.tenancy import Headroom, Tenant
+from cotenant.policies.locality import WaitsForLocality
 from cotenant.rpc.translate import duration
 from cotenant.services.queue.server import QueueConfig
 from cotenant.v1 import job_service_pb2 as pb
@@ -110,6 +113,26 @@ def _starts_once_empty(plugin: plugins.Plugin, world: World, gang: Gang, node: i
         for held in [holding for holdings in world.taken for holding in holdings if holding.node == node]:
             world.ledger.release(held)
         return empty.open[node] and not planned(plugin, world, [gang]).refusals
+
+
+@given(st.integers(0, 700), st.lists(st.integers(0, 4), min_size=4, max_size=4), st.integers(2, 8))
+def test_a_gang_relaxes_at_the_time_that_is_named_and_not_before(waited: int, taken: list[int], replicas: int) -> None:
+    ledger = Ledger([NodeShape(4, 8)] * 4, ["a", "a", "b", "b"])
+    for node, count in enumerate(taken):
+        ledger.take(node, Demand(1000), count)
+    gang = Gang("g", (Part("worker", replicas, Demand(1000)),), fragmented_seconds=waited)
+
+    def refusal(after: float) -> Refusal | None:
+        older = replace(gang, fragmented_seconds=waited + after)
+        return place([older], ledger, WaitsForLocality(), rng()).refusals.get("g")
+
+    told = refusal(0)
+    if told is None or math.isinf(told.holds_seconds):
+        return
+    before, then = refusal(told.holds_seconds - 0.5), refusal(told.holds_seconds)
+    assert before is not None
+    assert (before.code, before.locality) == (told.code, told.locality)
+    assert then is None or then.locality is told.relaxes_to
 
 
 # Live ---------------------------------------------------------------------------------------------------------
