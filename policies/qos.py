@@ -16,7 +16,7 @@ from cotenant.core.keeping import ALL, Found, Heeded, Search, fewest_nodes
 from cotenant.core.ledger import Counts, Ledger, Offer
 from cotenant.core.neighbours import Neighbours
 from cotenant.core.obstacles import no_place
-from cotenant.core.outlook import ROUNDING, outlook, promises
+from cotenant.core.outlook import NOTHING, ROUNDING, outlook, promises
 from cotenant.core.policy import needs
 from cotenant.core.refusals import Code, Refusal, plural
 from cotenant.core.scenes import NOBODY, Scene
@@ -112,6 +112,7 @@ room for 2 of 4 replicas
     def __init__(self, options: Options | None = None) -> None:
         self.options = options or self.Options()
         self._crowds = self.options.interference != "none"
+        self._packed = self.options.prefer == "packed"
         self._scene: Scene = NOBODY
         self._neighbours: Neighbours | None = None
         self._roomless: dict[Hashable, _Roomless] = {}  # by what gangs need
@@ -137,10 +138,11 @@ room for 2 of 4 replicas
         needed = needs(gang)
         if (known := self._roomless.get(needed)) and known.holds(ledger):
             return known.refusal
-        view = outlook(gang, self._scene.now)
+        judged = not self._packed or promises(gang.spec)  # else how fast it would be decides nothing
+        view = outlook(gang, self._scene.now) if judged else NOTHING
         if view.bound and view.hopeless(fewest_nodes(gang, ledger)):
             view = replace(view, promises=False)
-        search = Search(gang, view, ledger, near, crowds=self._crowds, packed=self.options.prefer == "packed")
+        search = Search(gang, view, ledger, near, crowds=self._crowds, packed=self._packed)
         if found := search.best(ALL):
             return found.offer
         if not (anywhere := search.best(Heeded(own=False, kind=False))):

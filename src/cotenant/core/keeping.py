@@ -143,7 +143,7 @@ class Search:
         """Give racks that have room, the fullest first, then all nodes."""
         numbers = self.ledger.rack_numbers
         count = int(numbers.max(initial=0)) + 1
-        if count > 1 and (self._judged or self.gang.locality is Locality.RACK):
+        if count > 1:
             roomy = np.ones(count, dtype=np.bool_)
             for part in self.gang.parts:
                 room = np.minimum(self.ledger.room(part.demand), part.replicas)
