@@ -153,5 +153,5 @@ class History:
             waited = [self.waited[one.id][kind] for kind in kinds]
             assert all(abs(a - b) < 1e-6 for a, b in zip(waited, one.waits_seconds, strict=True)), (one.id, waited, one)
         stopped = sum(self.runs.values()) - len(self.running) - len(self.finished)
-        assert stopped == result.preemptions + result.migrations + self.failed_attempts
+        assert stopped == result.preemptions + result.migrations + result.reclaims + self.failed_attempts
         assert result.crashes <= self.failed_attempts
