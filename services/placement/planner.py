@@ -29,6 +29,7 @@ from cotenant.services.placement import lending
 from cotenant.services.placement.cluster import Cluster
 from cotenant.services.placement.promises import KEPT_SECONDS, Promises
 from cotenant.services.placement.records import SCHEMA_VERSION, Live
+from cotenant.services.placement.scene import STOP_COSTS, since_seconds
 from cotenant.v1 import placement_service_pb2 as placement_pb2
 from cotenant.v1 import records_pb2
 
@@ -88,6 +89,7 @@ def plan(
         victim.job_id: victim.ahead - due_before[min(victim.ahead, len(specs))] if victim.HasField("ahead") else None
         for victim in request.victims
     }
+    told = {victim.job_id: victim for victim in request.victims}
     victims = cluster.victims([(victim.job_id, victim.number) for victim in request.victims])
     with ledger.undone():
         due = [
@@ -101,7 +103,7 @@ def plan(
             ledger,
             policy,
             np.random.default_rng(request.seed),
-            victims=[cycle.Victim(live.key[0], cluster.firm(live), ahead[live.key[0]]) for live in victims],
+            victims=[victim_of(cluster, live, told[live.key[0]], ahead[live.key[0]]) for live in victims],
             leaving=cluster.leaving(),
             promised=[one for job_id, start in promised.items() if job_id not in now for one in start.holdings],
             strict=request.strict,
@@ -110,6 +112,17 @@ def plan(
             on_broken=broken,
         )
     return replace(outcome, starts=(*due, *outcome.starts))
+
+
+def victim_of(cluster: Cluster, live: Live, told: placement_pb2.Victim, ahead: int | None) -> cycle.Victim:
+    """Say what a running attempt would give back, and what its stop would cost where that matters."""
+    return cycle.Victim(
+        live.key[0],
+        cluster.firm(live),
+        ahead,
+        standing=told.standing if told.HasField("standing") else None,
+        stop_cost_seconds=STOP_COSTS.of(time.time() - since_seconds(live)) if told.HasField("standing") else 0.0,
+    )
 
 
 def reserving_of(request: placement_pb2.PlanPlacementRequest) -> Reserving:

@@ -71,8 +71,7 @@ class Moment:
     def _made(self, live: Live) -> Resident:
         if live.gang is None:
             live.gang = _gang(live)
-        attempt, gang = live.attempt, live.gang
-        since = translate.seconds(attempt.start_time if attempt.HasField("start_time") else attempt.assign_time)
+        gang, since = live.gang, since_seconds(live)
         if gang.estimate.predictable:
             gang = replace(gang, estimate=_by_now(gang.estimate, self.now - max(since, live.told_seconds)))
         return Resident(
@@ -89,6 +88,12 @@ def _gang(live: Live) -> Gang:
     spec = translate.spec_from_wire(live.record.spec)
     estimate = estimates.estimate_from_wire(live.record.estimate)
     return cycle.gang_with(live.key[0], spec, estimate, own_cores_of(live, spec), live.attempt.sizing)
+
+
+def since_seconds(live: Live) -> float:
+    """When an attempt began to run, or else was given its places, in unix seconds."""
+    attempt = live.attempt
+    return translate.seconds(attempt.start_time if attempt.HasField("start_time") else attempt.assign_time)
 
 
 def _by_now(estimate: Estimate, passed_seconds: float) -> Estimate:

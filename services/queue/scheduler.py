@@ -73,7 +73,7 @@ class Ranking:
 
     waiting: list[str]
     starts: list[str]
-    victims: list[tuple[str, int]]  # each with how many of the starts come before it
+    victims: list[tuple[str, int, int | None]]  # each with how many of the starts come before it, and its standing
     outranked: list[str]
     over_limit: list[str]
     beyond: frozenset[str]  # waiting jobs beyond their tenant's share
@@ -181,13 +181,17 @@ class Scheduler:
         waits, selected = ~jobs.running, choice.selected
         stops = rules.enforces(policy) or rules.claims(policy, tenancy)
 
+        standings: list[int | None] = [None] * len(choice.victims)
+        if choice.standings is not None:
+            standings = choice.standings.tolist()
+
         def named(rows: Ints) -> list[str]:
             return [ids[row] for row in rows.tolist()]
 
         return Ranking(
             waiting=named(choice.ranked[waits[choice.ranked]]),
             starts=named(choice.starts),
-            victims=list(zip(named(choice.victims), choice.ahead().tolist(), strict=True)),
+            victims=list(zip(named(choice.victims), choice.ahead().tolist(), standings, strict=True)),
             outranked=named(choice.outranked),
             first=() if selected is None else tuple(named(choice.ranked[selected[choice.ranked]][:FIRST_NAMED])),
             left=None if policy.strict else choice.left,
@@ -231,8 +235,8 @@ class Scheduler:
         record.expect(response.estimates[0])
 
     async def _place(self, ranking: Ranking, reasons: Reasons, times: _Times) -> None:
-        victims = [(self.state.records[job_id], ahead) for job_id, ahead in ranking.victims]
-        size = max(PAGE_MIN, max((ahead for _, ahead in victims), default=0))  # those who may have victims' room
+        victims = [(self.state.records[job_id], ahead, standing) for job_id, ahead, standing in ranking.victims]
+        size = max(PAGE_MIN, max((ahead for _, ahead, _ in victims), default=0))  # those who may have victims' room
         left = self._entries(ranking.starts)
         room = headroom_of(self.state)
         self._refuse_over_limit(ranking.over_limit, room, reasons)
@@ -248,7 +252,7 @@ class Scheduler:
             self._take(asked, response, room, reasons, times)
             reserved = [entry for entry in asked if reasons.reserved(entry.record)]
             preempted, next_place = {victim.job_id for victim in response.preempted}, page[-1].place + 1
-            victims = [(one, ahead) for one, ahead in victims if one.id not in preempted and ahead > next_place]
+            victims = [one for one in victims if one[0].id not in preempted and one[1] > next_place]
             size = min(PAGE_MAX, size * 2)
 
     def _entries(self, starts: Iterable[str]) -> Iterator[_Entry]:
@@ -301,17 +305,14 @@ class Scheduler:
         return page, postponed
 
     async def _plan(
-        self, page: Sequence[_Entry], victims: Sequence[tuple[Record, int]], now: float
+        self, page: Sequence[_Entry], victims: Sequence[tuple[Record, int, int | None]], now: float
     ) -> placement_pb2.PlanPlacementResponse:
-        request = placement_pb2.PlanPlacementRequest(strict=self.config.policy.strict, seed=self.config.seed)
-        if reserving := self.config.rules.reserving:
-            request.reserve_after.CopyFrom(translate.duration(reserving.after_seconds))
-            request.reservations = reserving.most
+        request = new_request(self.config)
         for entry in page:
             request.candidates.append(candidate_of(entry.record, now))
-        for victim, ahead in victims:
+        for victim, ahead, standing in victims:
             before = sum(entry.place < ahead for entry in page)
-            request.victims.add(job_id=victim.id, number=victim.attempt_number, ahead=before)
+            request.victims.add(job_id=victim.id, number=victim.attempt_number, ahead=before, standing=standing)
         response: placement_pb2.PlanPlacementResponse = await self.placement.PlanPlacement(
             request, timeout=PLAN_DEADLINE_SECONDS
         )
@@ -353,6 +354,15 @@ class Scheduler:
         if self.config.policy.strict and reasons.head is None and refusal.code not in (Code.NEVER_FITS, Code.QUOTA):
             reasons.refuse(record, refusal, before)
             reasons.stop_at(record, refusal, before)
+
+
+def new_request(config: SchedulerConfig) -> placement_pb2.PlanPlacementRequest:
+    """A question to placement that names nobody yet."""
+    request = placement_pb2.PlanPlacementRequest(strict=config.policy.strict, seed=config.seed)
+    if reserving := config.rules.reserving:
+        request.reserve_after.CopyFrom(translate.duration(reserving.after_seconds))
+        request.reservations = reserving.most
+    return request
 
 
 def candidate_of(record: Record, now: float) -> placement_pb2.Candidate:

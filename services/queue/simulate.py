@@ -11,7 +11,7 @@ from cotenant.rpc import refusals, translate
 from cotenant.services.queue import outlook
 from cotenant.services.queue.quotas import asked_by, headroom_of
 from cotenant.services.queue.records import Record
-from cotenant.services.queue.scheduler import Ranking, Scheduler, candidate_of
+from cotenant.services.queue.scheduler import Ranking, Scheduler, candidate_of, new_request
 from cotenant.services.queue.state import State
 from cotenant.v1 import job_pb2
 from cotenant.v1 import job_service_pb2 as pb
@@ -64,7 +64,8 @@ def _plan(
 ) -> placement_pb2.PlanPlacementRequest:
     """Write down what a cycle would ask placement; who would not be asked about is answered here."""
     now, config = time.time(), scheduler.config
-    plan = placement_pb2.PlanPlacementRequest(validate_only=True, strict=config.policy.strict, seed=config.seed)
+    plan = new_request(config)
+    plan.validate_only = True
     before = 0
     ahead_of: list[int] = []  # by place among the starts, candidates before it
     for one in _up_to_the_last(state, ranking, asked, answers):
@@ -72,9 +73,10 @@ def _plan(
         if one is not None:
             plan.candidates.append(candidate_of(one, now))
             before += 1
-    for job_id, ahead in ranking.victims:
+    for job_id, ahead, standing in ranking.victims:
         first = ahead_of[ahead] if ahead < len(ahead_of) else before
-        plan.victims.add(job_id=job_id, number=state.records[job_id].attempt_number, ahead=first)
+        number = state.records[job_id].attempt_number
+        plan.victims.add(job_id=job_id, number=number, ahead=first, standing=standing)
     starts = set(ranking.starts)
     for record in asked:
         position = answers[record.id].position - 1

@@ -134,6 +134,26 @@ def test_jobs_that_hold_more_than_there_is_cost_cpu_jobs_nothing() -> None:
     assert choose(jobs, Ranked(), order, Capacity(4000, 8, 0), now=NOW).victims.tolist() == []
 
 
+@given(st.data(), tables(), st.sampled_from([0.0, 900.0]))
+def test_gangs_that_starve_go_before_their_equals_who_came_later(
+    data: st.DataObject, table: JobTable, after_seconds: float
+) -> None:
+    jobs = table.jobs(NOW)
+    order, capacity = data.draw(orders(len(jobs))), Capacity(16_000, 40, 20)
+    policy, rules = Ranked(preemptive=False), Rules(reserve_after_seconds=after_seconds)
+    plain = choose(jobs, policy, order, capacity, now=NOW).starts.tolist()
+    starts = choose(jobs, policy, order, capacity, now=NOW, rules=rules).starts.tolist()
+    assert sorted(starts) == sorted(plain)
+    assert jobs.priority[starts].tolist() == jobs.priority[plain].tolist()
+    gangs = [row for row in plain if jobs.replicas[row] > 1 or jobs.gpu_milli[row] > 1000]
+    starving = [row for row in gangs if NOW - jobs.waiting_since[row] >= after_seconds]
+    chosen = sorted(starving, key=lambda row: (jobs.waiting_since[row], jobs.sequence[row]))[: rules.reserving.tries]
+    assert [row for row in starts if row not in chosen] == [row for row in plain if row not in chosen]
+    for at in chosen:
+        passed = [row for row in starts[: starts.index(at)] if jobs.priority[row] == jobs.priority[at]]
+        assert all(jobs.waiting_since[row] <= jobs.waiting_since[at] for row in passed)
+
+
 @dataclass
 class Scene:
     """A cluster on which some jobs run that may have to go, some leave, and some gangs want in."""

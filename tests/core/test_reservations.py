@@ -83,10 +83,11 @@ def busy(draw: st.DrawFn) -> Busy:
         held = tuple(ledger.take(node, demand, 1) for node in nodes if ledger.room(demand)[node] > 1)
         if held:
             scene.add(f"runs{number}", held, estimate, draw(st.sampled_from([1.0, 50.0])))
-    wanted = st.builds(Part, st.just("worker"), st.sampled_from([1, 2, 2, 3, 5]), demands)
-    waits = [150.0, *draw(st.lists(st.sampled_from([0.0, 150.0, 250.0]), min_size=1, max_size=5))]
+    large = st.builds(Part, st.just("worker"), st.sampled_from([3, 4, 5, 6]), demands)
+    small = st.builds(Part, st.just("worker"), st.sampled_from([1, 1, 2, 3]), demands)
+    waits = [150.0, *draw(st.lists(st.sampled_from([0.0, 0.0, 150.0, 250.0]), min_size=2, max_size=6))]
     gangs = [
-        Gang(f"job{number}", (draw(wanted),), waited_seconds=waited, estimate=draw(estimates))
+        Gang(f"job{number}", (draw(small if number else large),), waited_seconds=waited, estimate=draw(estimates))
         for number, waited in enumerate(waits)
     ]
     return Busy(ledger, scene, gangs)

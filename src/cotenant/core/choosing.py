@@ -24,7 +24,6 @@ from cotenant.core.validate import Violation
 
 IN_THE_WAY_MAX = 1_000  # victims that the count would let run; more make plans slow and large, and help little
 RESERVATIONS_MAX = 100
-STARVING_MAX = 4  # gangs that come first for having waited, for each reservation: some may be refused for good
 CLAIMS_MAX = 1_000  # waiting jobs for which a queue that stops nobody by itself makes room in one cycle
 
 
@@ -114,7 +113,8 @@ class Choice:
     within their tenant's guarantee; None where nobody has one. `turns` says for each victim how many of the starts,
     the first ones, may have its room; None: those that come before it in the order. `ranked` holds all rows in order;
     the waiting ones alone where nobody is stopped for others. Where the order is enforced, `selected` marks those that
-    should run, and `left` are the GPUs, in thousandths, and cores that they leave.
+    should run, and `left` are the GPUs, in thousandths, and cores that they leave. `standings` number groups of victims that stand alike,
+    so that it is for their cost to say who goes; None: the order says so.
     """
 
     ranked: Ints
@@ -126,6 +126,7 @@ class Choice:
     entitled: Flags | None = None
     selected: Flags | None = None
     left: tuple[int, int] | None = None
+    standings: Ints | None = None
 
     def ahead(self) -> Ints:
         """Count for each victim the starts that may have its room, always the first ones."""
@@ -177,7 +178,8 @@ def choose(
     if not claims:
         return Choice(ranked, starts, nobody, nobody, over, entitled=entitled)
     victims, turns = _claims(jobs, ranked, starts, protected, entitled, rules)
-    return Choice(ranked, starts, victims, nobody, over, turns, entitled)
+    standings = _standings(jobs, victims, entitled)
+    return Choice(ranked, starts, victims, nobody, over, turns, entitled, standings=standings)
 
 
 def beyond_share(
@@ -220,24 +222,26 @@ def _admit(jobs: Jobs, ranked: Ints, tenancy: Tenancy, *, static: bool) -> tuple
 
 
 def _starving_first(jobs: Jobs, starts: Ints, entitled: Flags | None, now: float, rules: Rules) -> Ints:
-    """Let the gangs that have waited longest come first among their equals, once they have waited for long enough.
+    """Let the gangs that have waited longest, and for long enough, go before their equals who came later.
 
     Equals have the same priority, and are within their tenants' guarantees or beyond. A gang has several replicas, or
     more than one GPU: one that has not is passed over by the order alone, for whatever is free will do.
     """
-    waited = now - jobs.waiting_since[starts]
+    since = jobs.waiting_since[starts]
     gangs = (jobs.replicas[starts] > 1) | (jobs.gpu_milli[starts] > WHOLE_GPU_MILLI)
-    starving = np.flatnonzero(gangs & (waited >= rules.reserving.after_seconds))
+    starving = np.flatnonzero(gangs & (now - since >= rules.reserving.after_seconds))
     if not len(starving):
         return starts
-    longest = np.lexsort((jobs.sequence[starts[starving]], jobs.waiting_since[starts[starving]]))
-    turn = np.full(len(starts), len(starts), dtype=np.int64)
-    chosen = starving[longest[: STARVING_MAX * rules.reservations]]
-    turn[chosen] = np.arange(len(chosen))
+    chosen = starving[np.lexsort((jobs.sequence[starts[starving]], since[starving]))][: rules.reserving.tries]
     apart = jobs.priority[starts[1:]] != jobs.priority[starts[:-1]]
     if entitled is not None:
         apart |= entitled[starts[1:]] != entitled[starts[:-1]]
-    rows: Ints = starts[np.lexsort((turn, np.concatenate([[0], np.cumsum(apart)])))]
+    equals = np.concatenate([[0], np.cumsum(apart)])
+    place, turn = np.arange(len(starts), dtype=np.float64), np.full(len(starts), len(starts), dtype=np.int64)
+    for number, at in enumerate(chosen.tolist()):
+        first_later = int(np.argmax((equals == equals[at]) & ((since > since[at]) | (place == at))))
+        place[at], turn[at] = min(place[at], first_later - 0.5), number
+    rows: Ints = starts[np.lexsort((turn, place))]
     return rows
 
 
@@ -261,6 +265,14 @@ def _claims(
     ahead = np.where(outrank < len(guaranteed), outrank, len(guaranteed) + more)
     ahead = np.minimum(ahead, CLAIMS_MAX)
     return rows[ahead > 0][:IN_THE_WAY_MAX], ahead[ahead > 0][:IN_THE_WAY_MAX]
+
+
+def _standings(jobs: Jobs, victims: Ints, entitled: Flags | None) -> Ints:
+    """Number the groups of one priority that all borrow, or all do not, the first to go first."""
+    apart = jobs.priority[victims[1:]] != jobs.priority[victims[:-1]]
+    if entitled is not None:
+        apart |= entitled[victims[1:]] != entitled[victims[:-1]]
+    return np.concatenate([np.zeros(min(1, len(victims)), dtype=np.int64), np.cumsum(apart)])
 
 
 def _enforce(

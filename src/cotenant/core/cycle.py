@@ -137,8 +137,9 @@ def place(
     2. Each gang gets its places or a refusal. A refusal ends nothing, unless the queue is strict. Gangs that are alike
        are refused for the same reason, once. One that would take its tenant over a limit is refused for that, which
        holds nobody else back, unless victims of the same tenant make it room; `headroom` is counted as gangs start.
-    3. Where free room does not do, as few victims as suffice make room, the first to go first. Those whose room is
-       not used after all keep it, and none makes room for a gang that it outranks.
+    3. Where free room does not do, as few victims as suffice make room, the first to go first; of those that stand
+       alike, those whose stop costs least (`core.victims`). Those whose room is not used after all keep it, and none
+       makes room for a gang that it outranks.
        Before that, a policy that moves jobs (`scenes.Rearranges`) is asked whether that would do;
        then one that lends (`scenes.Reclaims`), whether those would who borrow what is reserved for the gang.
     4. A gang that is refused although it has waited for long gets a reservation, as `reserving` says; those after it

@@ -16,18 +16,18 @@ from cotenant.core.policy import Discerns, PlacementPolicy, needs
 from cotenant.core.refusals import Code, Refusal, plural
 from cotenant.core.reservations import (
     NO_RESERVING,
-    RELAXATIONS_MAX,
     Reservation,
     Reserving,
     groups,
     held_back,
+    relaxations,
     reserve,
 )
 from cotenant.core.scenes import NOBODY, Heeds, Rearranges, Reclaims, Resident, Scene, Sees, Unfolding
 from cotenant.core.taking import Victim, cores_of, gpu_milli_of, hold_all, release_all, take
 from cotenant.core.tenancy import Headroom
+from cotenant.core.victims import cheapest
 
-TRIES = 4  # gangs that may starve without finding anything to reserve, for each reservation there may be
 HOPELESS = frozenset({Code.NEVER_FITS, Code.NO_NODES, Code.POLICY_FAILED})  # nobody's leaving would help
 
 
@@ -80,7 +80,7 @@ class Floor:
         self.moves: list[Start] = []  # of running jobs, to their new places
         self._reserving, self._at_first = reserving, scene
         self.reservations: list[Reservation] = []
-        self._tries_left = TRIES * reserving.most  # to find places to reserve
+        self._tries_left = reserving.tries  # to find places to reserve
         self._begun: list[Start] = []  # in this cycle
         self._lifted: set[str] = set()  # ids of running jobs that do not hold their room at present
         self.reclaimed: list[str] = []  # ids of borrowers that have to stop
@@ -192,7 +192,18 @@ class Floor:
                 too_few = middle
             else:
                 enough, offer = middle, tried
-        return self._make_room(gang, offer, enough)
+        going = self._victims[-enough:]
+        if (standing := going[0].standing) is not None:
+            pool = [one for one in reversed(self._victims) if one.standing is not None and one.standing <= standing]
+
+            def suffices(some: Sequence[Victim]) -> bool:
+                return not isinstance(self._try_without(gang, some), Refusal)
+
+            chosen = {one.job_id for one in cheapest(gang, pool, going, self._ledger, suffices)}
+            going = [one for one in self._victims if one.job_id in chosen]
+            offer = self._try_without(gang, going)
+            assert not isinstance(offer, Refusal), "who was chosen suffices"
+        return self._make_room(gang, offer, going)
 
     def _rearranged(self, gang: Gang, refusal: Refusal) -> Start | Refusal | None:
         """Place a gang where running jobs make it room that have room elsewhere, if the policy finds it worth that."""
@@ -252,9 +263,11 @@ class Floor:
         names = tuple(resident.gang.job_id for resident in stops)
         return replace(start, moves=tuple(resident.gang.job_id for resident, _ in moves), reclaims=names)
 
-    def _try_without(self, gang: Gang, count: int, *, kept: Sequence[Reservation] | None = None) -> Offer | Refusal:
-        """Ask for places as if the last `count` victims were gone."""
-        victims = self._victims[-count:]
+    def _try_without(
+        self, gang: Gang, going: int | Sequence[Victim], *, kept: Sequence[Reservation] | None = None
+    ) -> Offer | Refusal:
+        """Ask for places as if some victims were gone, or so many of the last."""
+        victims = self._victims[-going:] if isinstance(going, int) else going
         with self._ledger.undone():
             release_all(self._ledger, (holding for victim in victims for holding in victim.holdings))
             return self._ask(gang, {victim.job_id for victim in victims}, kept=kept)
@@ -281,8 +294,11 @@ class Floor:
     @contextmanager
     def _kept(self, reservations: Sequence[Reservation], gone: Collection[str] = ()) -> Iterator[None]:
         """Hold what has to stay free for some reservations."""
+        if not reservations:
+            yield
+            return
         held: list[Holding] = []
-        away = self._lifted.union(gone) if reservations else ()
+        away = self._lifted.union(gone)
         for reservation in reservations:
             for holding in reservation.kept(self._ledger, away):
                 self._ledger.hold(holding)
@@ -316,7 +332,7 @@ class Floor:
             offer = self._ask(gang, gone, kept=self.reservations)
             return None if isinstance(offer, Refusal) else offer
 
-        ages = self._relaxes_in(gang) if refusal.code is Code.FRAGMENTED else ()
+        ages = relaxations(gang, self._policy) if refusal.code is Code.FRAGMENTED else ()
         found = reserve(gang, self._ledger, ask, self._expected(), rule, ages)
         if found is None:
             return refusal
@@ -329,27 +345,15 @@ class Floor:
         begun = [*self._begun, *self.moves]
         return staying + [departure_of(one.gang.job_id, one.holdings, one.gang.estimate, 0.0) for one in begun]
 
-    def _relaxes_in(self, gang: Gang) -> list[float]:
-        """Say after which times the policy would answer otherwise for the gang's wait alone."""
-        times: list[float] = []
-        if isinstance(self._policy, Discerns):
-            while len(times) < RELAXATIONS_MAX:
-                sofar = times[-1] if times else 0.0
-                older = replace(gang, fragmented_seconds=gang.fragmented_seconds + sofar)
-                if not 0 < (seconds := self._policy.alike_seconds(older)) < math.inf:
-                    break
-                times.append(sofar + seconds)
-        return times
-
-    def _make_room(self, gang: Gang, offer: Offer, count: int) -> Start:
-        """Start a gang in place of victims; those among the last `count` whose room it did not use keep it."""
-        staying, lifted = self._victims[:-count], self._victims[-count:]
+    def _make_room(self, gang: Gang, offer: Offer, lifted: Sequence[Victim]) -> Start:
+        """Start a gang in place of victims; those whose room it did not use keep it."""
         for victim in lifted:
             self._lift(victim)
         start = self._start(gang, offer)
-        back = [self._return(victim) for victim in lifted]
-        self._victims = staying + [victim for victim, stays in zip(lifted, back, strict=True) if stays]
-        self._leave([victim for victim, stays in zip(lifted, back, strict=True) if not stays])
+        leave = [victim for victim in lifted if not self._return(victim)]
+        gone = {victim.job_id for victim in leave}
+        self._victims = [victim for victim in self._victims if victim.job_id not in gone]
+        self._leave(leave)
         return start
 
     def _lift(self, victim: Victim) -> None:

@@ -23,8 +23,10 @@ from dataclasses import dataclass, field, replace
 from cotenant.core.earliest import Ask, Departure, earliest, ends_within_seconds, in_the_end, span
 from cotenant.core.gangs import Gang
 from cotenant.core.ledger import Holding, Ledger
+from cotenant.core.policy import Discerns, PlacementPolicy
 from cotenant.core.refusals import Code, Refusal, plural, span_in_words
 
+TRIES = 4  # for each reservation there may be
 TOLD_ANEW_SECONDS = 60.0  # an estimated start is told anew after that
 RELAXATIONS_MAX = 8  # of a gang while it waits, that are looked ahead to
 
@@ -38,6 +40,11 @@ class Reserving:
 
     def __bool__(self) -> bool:
         return self.after_seconds < math.inf and self.most > 0
+
+    @property
+    def tries(self) -> int:
+        """Of so many gangs that starve it is looked whether they can be reserved anything: the first in the order."""
+        return TRIES * self.most
 
     def starves(self, gang: Gang) -> bool:
         """Whether a gang has waited for long enough."""
@@ -241,3 +248,16 @@ def reserve(
     if not keeps or (found := in_the_end(gang, ledger, ask, departures)) is None:
         return None
     return Reservation(gang, found.holdings, math.inf, math.inf, math.inf, holds_seconds)
+
+
+def relaxations(gang: Gang, policy: PlacementPolicy) -> list[float]:
+    """Say after which times a policy would answer otherwise for the gang's wait alone."""
+    times: list[float] = []
+    if isinstance(policy, Discerns):
+        while len(times) < RELAXATIONS_MAX:
+            sofar = times[-1] if times else 0.0
+            older = replace(gang, fragmented_seconds=gang.fragmented_seconds + sofar)
+            if not 0 < (seconds := policy.alike_seconds(older)) < math.inf:
+                break
+            times.append(sofar + seconds)
+    return times

@@ -19,12 +19,16 @@ class Victim:
     """A running job that the order does not protect, and what it holds.
 
     Only the first `ahead` gangs may have its room, for those after it in the order do not outrank it; None: all may.
+    Among jobs of one `standing` those are stopped whose `stop_cost_seconds` cost least, those of a lower one before;
+    None: the order alone decides.
     """
 
     job_id: str
     holdings: tuple[Holding, ...]
     ahead: int | None = None
     tenant: str = ""
+    standing: int | None = None
+    stop_cost_seconds: float = 0.0
 
 
 def take(ledger: Ledger, gang: Gang, offer: Offer) -> tuple[Holding, ...]:

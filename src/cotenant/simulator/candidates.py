@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -77,21 +77,37 @@ class Candidates:
             unrefused[code] = shape.refusal is None
 
     def able_or_starving(self, sequences: Ints, codes: Ints, rule: Reserving) -> Iterator[Gang]:
-        """Leave out those that need more than is free, unless they have waited for so long that they may reserve."""
+        """Leave out those that need more than is free, but for the first that starve: they may reserve something."""
         lacks = np.array([self._free.lacks(shape) for shape in self._shapes])
+        tries = rule.tries
         for sequence, lacking in zip(sequences.tolist(), lacks[codes].tolist(), strict=True):
             life = self._lives[sequence]
-            if not lacking or self._now - life.waiting_since >= rule.after_seconds:
-                yield life.gang(self._now)
+            if lacking and (not tries or self._now - life.waiting_since < rule.after_seconds):
+                continue
+            tries -= lacking
+            yield life.gang(self._now)
 
     def _over_limit(self, shape: Shape) -> Refusal | None:
         """Say how one more gang of a shape would take its tenant over a limit."""
         return self._headroom.refuse(shape.tenant, shape.gpu_milli, shape.cores) if shape.tenant else None
 
 
-def victims_of(lives: Mapping[int, Life], jobs: Jobs, choice: cycle.Choice) -> Iterator[cycle.Victim]:
-    """Name those who may be stopped for others, and what they hold."""
+def victims_of(
+    lives: Mapping[int, Life],
+    jobs: Jobs,
+    choice: cycle.Choice,
+    stop_cost_seconds: Callable[[Life, float], float],
+    now: float,
+) -> Iterator[cycle.Victim]:
+    """Name those who may be stopped for others, what they hold, and what a stop would cost where that matters."""
     ahead = choice.ahead().tolist()
-    for sequence, first in zip(jobs.sequence[choice.victims].tolist(), ahead, strict=True):
+    if choice.standings is None:
+        for sequence, first in zip(jobs.sequence[choice.victims].tolist(), ahead, strict=True):
+            life = lives[sequence]
+            yield cycle.Victim(life.job.id, life.holdings, first, life.shape.tenant)
+        return
+    standings = choice.standings.tolist()
+    for sequence, first, standing in zip(jobs.sequence[choice.victims].tolist(), ahead, standings, strict=True):
         life = lives[sequence]
-        yield cycle.Victim(life.job.id, life.holdings, first, life.shape.tenant)
+        cost = stop_cost_seconds(life, now)
+        yield cycle.Victim(life.job.id, life.holdings, first, life.shape.tenant, standing, cost)

@@ -280,7 +280,7 @@ class Scheduler:
                 self._ledger,
                 self._placement,
                 self.rng,
-                victims=victims_of(self._lives, jobs, choice),
+                victims=victims_of(self._lives, jobs, choice, self._world.stop_cost_seconds, now),
                 strict=self._queue.strict,
                 headroom=self._headroom,
                 scene=Moment(self._lives, jobs, self._table.row, self._world.stop_cost_seconds, now),
