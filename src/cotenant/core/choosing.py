@@ -113,8 +113,8 @@ class Choice:
     within their tenant's guarantee; None where nobody has one. `turns` says for each victim how many of the starts,
     the first ones, may have its room; None: those that come before it in the order. `ranked` holds all rows in order;
     the waiting ones alone where nobody is stopped for others. Where the order is enforced, `selected` marks those that
-    should run, and `left` are the GPUs, in thousandths, and cores that they leave. `standings` number groups of victims that stand alike,
-    so that it is for their cost to say who goes; None: the order says so.
+    should run, and `left` are the GPUs, in thousandths, and cores that they leave. `standings` number groups of victims
+    that stand alike, so that it is for their cost to say who goes; None: the order says so.
     """
 
     ranked: Ints
