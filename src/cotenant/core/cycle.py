@@ -169,6 +169,7 @@ def _place_all(gangs: Iterable[Gang], floor: Floor, *, strict: bool) -> tuple[li
     starts: list[Start] = []
     refusals: dict[str, Refusal] = {}
     refused: dict[Hashable, tuple[Refusal, float]] = {}  # with for how long places had been in fragments
+    held_back: dict[Hashable, tuple[Refusal, float]] = {}  # those for whom there would be room that is reserved
     alike = floor.alike
     blocked: Refusal | None = None
     for number, gang in enumerate(gangs):
@@ -177,15 +178,19 @@ def _place_all(gangs: Iterable[Gang], floor: Floor, *, strict: bool) -> tuple[li
             continue
         floor.turn(number)
         like, bound = alike(gang), floor.bound(gang)
-        known = _known(refused.get((like, ())) or refused.get((like, bound)), gang)
+        known = _known(refused.get(like) or held_back.get((like, bound)), gang)
         answer = floor.over_limit(gang) or (floor.again(gang, known) if known else floor.place(gang))
         if isinstance(answer, Start):
             starts.append(answer)
+            held_back.clear()  # the room that they would have had may be taken now
             continue
         refusals[gang.job_id] = answer
         if answer.code is Code.QUOTA:
             continue
-        refused[like, bound if answer.code is Code.RESERVED else ()] = answer, gang.fragmented_seconds
+        if answer.code is Code.RESERVED:
+            held_back[like, bound] = answer, gang.fragmented_seconds
+        else:
+            refused[like] = answer, gang.fragmented_seconds
         refusals[gang.job_id] = told = floor.reserve(gang, answer)
         if strict and answer.code is not Code.NEVER_FITS:
             blocked = behind(gang.job_id, told.detail)
