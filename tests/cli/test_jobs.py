@@ -230,7 +230,8 @@ KEYS = {
     "exit": "code signal out_of_memory rank node",
     "allocation": "node tasks",
     "task": "role rank cores gpus memory_bytes reclaimable lent_cores target_cores",
-    "explained": "job summary position waiting queue_policy level score sizing estimate wait events",
+    "explained": "job summary position waiting queue_policy level score sizing estimate wait"
+    " forecast outlook ahead ahead_count ending events",
     "node": (
         "id state state_reason state_owner gpus gpus_used gpu_models gpus_declared gpus_unhealthy cores cores_used "
         "memory_bytes memory_used_bytes rack address attempts not_enforced agent_version create_time seen_seconds"
