@@ -12,6 +12,8 @@ export GRPC_VERBOSITY ?= ERROR
 unexport VIRTUAL_ENV PYTHONPATH PYTHONHOME
 
 ARGS ?=
+# Tests that leave each other alone run on all cores; those with real processes and control groups one after another.
+APART := tests/core tests/policies tests/contract tests/simulation tests/services tests/rpc tests/store tests/cli src
 
 .PHONY: help setup test tests lint bench docs demo clean
 
@@ -28,7 +30,12 @@ test: lint tests ## lint, then all tests (ARGS="-k store" for some)
 
 tests: $(STAMP)
 	@printf '\n── tests\n'
+ifeq ($(strip $(ARGS)),)
+	@pytest -q -n auto --dist worksteal $(APART)
+	@pytest -q $(addprefix --ignore=,$(APART)) tests
+else
 	@pytest -q $(ARGS)
+endif
 
 lint: $(STAMP) ## style, types, layers and the wire contract
 	@printf '── lint\n'

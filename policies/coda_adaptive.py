@@ -28,6 +28,7 @@ class CodaAdaptive:
     beyond that is lent to it while nobody else holds it. Jobs whose cores the user gave keep them.
 
     >>> from cotenant.core.curves import Point
+    >>> from cotenant.core.estimates import UNKNOWN
     >>> from cotenant.core.jobs import Request
     >>> spec = JobSpec(roles=(Role("worker", request=Request(gpu_milli=1000)),), model="bert")
     >>> CodaAdaptive().size(spec, UNKNOWN, [NodeShape(gpus=8, cores=24)]).cores

@@ -147,6 +147,7 @@ def service_config(health_service: str | None = None) -> Mapping[str, Any]:
 def _options(health_service: str | None) -> list[tuple[str, Any]]:
     return [
         ("grpc.service_config", json.dumps(service_config(health_service))),
+        ("grpc.use_local_subchannel_pool", 1),  # else a channel to where nobody listened yet makes others wait with it
         ("grpc.enable_http_proxy", 0),  # services are near; a proxy of the environment's is for the web
         ("grpc.max_receive_message_length", ANSWER_BYTES_MAX),
         ("grpc.keepalive_time_ms", 20_000),
