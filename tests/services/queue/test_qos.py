@@ -22,7 +22,7 @@ async def test_a_gang_waits_for_a_neighbour_whose_deadline_it_would_break() -> N
     async with running(placement_config=replace(QUICK, placement="qos")) as mesh:
         await mesh.agent("n1", gpus=8, cores=24)
         tight = await mesh.submit(
-            gpus=1, replicas=2, expected_duration=Duration(seconds=100), deadline=moment(time.time() + 110)
+            gpus=1, replicas=2, expected_duration=Duration(seconds=1000), deadline=moment(time.time() + 1100)
         )
         job = await mesh.reach(tight, "RUNNING")
         assert job.attempt.allocations[0].node_id == "n1"
@@ -39,7 +39,7 @@ async def test_promises_are_heeded_after_a_restart() -> None:
     async with running(placement_config=replace(QUICK, placement="qos")) as mesh:
         await mesh.agent("n1", gpus=8, cores=24)
         tight = await mesh.submit(
-            gpus=1, replicas=2, expected_duration=Duration(seconds=100), deadline=moment(time.time() + 110)
+            gpus=1, replicas=2, expected_duration=Duration(seconds=1000), deadline=moment(time.time() + 1100)
         )
         await mesh.reach(tight, "RUNNING")
         await mesh.restart("placement")
