@@ -31,8 +31,8 @@ test: lint tests ## lint, then all tests (ARGS="-k store" for some)
 tests: $(STAMP)
 	@printf '\n── tests\n'
 ifeq ($(strip $(ARGS)),)
-	@pytest -q -n auto --dist worksteal $(APART)
-	@pytest -q $(addprefix --ignore=,$(APART)) tests
+	@pytest -q -r fER -n auto --dist worksteal $(APART)
+	@pytest -q -r fER $(addprefix --ignore=,$(APART)) tests
 else
 	@pytest -q $(ARGS)
 endif

@@ -22,10 +22,10 @@ from benchmarks import harness  # noqa: E402 - the root of the checkout has to b
 
 from cotenant import plugins  # noqa: E402 - likewise
 from cotenant.core.arrays import read_array  # noqa: E402 - likewise
-from cotenant.core.choosing import RULES, choose  # noqa: E402 - likewise
 from cotenant.core.dependencies import Dependency  # noqa: E402 - likewise
 from cotenant.core.jobs import JobKind, JobSpec, Request, Role  # noqa: E402 - likewise
 from cotenant.core.lifecycle import Phase  # noqa: E402 - likewise
+from cotenant.core.queueing.choosing import RULES, choose  # noqa: E402 - likewise
 from cotenant.core.table import Capacity  # noqa: E402 - likewise
 from cotenant.rpc import translate  # noqa: E402 - likewise
 from cotenant.services.queue.arrays import Arrays  # noqa: E402 - likewise

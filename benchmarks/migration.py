@@ -16,10 +16,10 @@ from benchmarks import harness
 from benchmarks.agents import inventory
 
 from cotenant import plugins
-from cotenant.core import cycle
 from cotenant.core.allocations import NodeAllocation
 from cotenant.core.estimates import Estimate
 from cotenant.core.jobs import JobSpec
+from cotenant.core.queueing import cycle
 from cotenant.core.scenes import NOBODY, Scene
 from cotenant.policies.locality import WaitsForLocality
 from cotenant.rpc import translate

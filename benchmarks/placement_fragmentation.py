@@ -22,11 +22,11 @@ sys.path.insert(0, str(ROOT))
 from benchmarks import harness  # noqa: E402 - the root of the checkout has to be on the path first
 
 from cotenant import plugins, simulator  # noqa: E402 - likewise
-from cotenant.core import cycle  # noqa: E402 - likewise
 from cotenant.core.estimates import UNKNOWN  # noqa: E402 - likewise
 from cotenant.core.gangs import Gang  # noqa: E402 - likewise
 from cotenant.core.jobs import JobSpec  # noqa: E402 - likewise
 from cotenant.core.ledger import Ledger  # noqa: E402 - likewise
+from cotenant.core.queueing import cycle  # noqa: E402 - likewise
 from cotenant.core.refusals import Refusal  # noqa: E402 - likewise
 
 DATA = ROOT.parent / "shared" / "data" / "openb"

@@ -24,11 +24,11 @@ sys.path.insert(0, str(ROOT))
 from benchmarks import harness  # noqa: E402 - the root of the checkout has to be on the path first
 
 from cotenant import plugins, simulator  # noqa: E402 - likewise
-from cotenant.core import cycle  # noqa: E402 - likewise
 from cotenant.core.gangs import Demand, Gang, Part  # noqa: E402 - likewise
 from cotenant.core.jobs import Request  # noqa: E402 - likewise
 from cotenant.core.ledger import Holding, Ledger  # noqa: E402 - likewise
 from cotenant.core.nodes import NodeShape  # noqa: E402 - likewise
+from cotenant.core.queueing import cycle  # noqa: E402 - likewise
 from cotenant.simulator.scheduler import Scheduler  # noqa: E402 - likewise
 from cotenant.simulator.traces import TraceJob  # noqa: E402 - likewise
 from cotenant.simulator.traces.jobs import replicas  # noqa: E402 - likewise

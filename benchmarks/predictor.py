@@ -24,7 +24,7 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks import harness  # noqa: E402 - the root of the checkout has to be on the path first
 
-from cotenant.core.chain import Chain  # noqa: E402 - likewise
+from cotenant.core.predicting.chain import Chain  # noqa: E402 - likewise
 from cotenant.policies.history import History  # noqa: E402 - likewise
 from cotenant.policies.lightgbm_duration import LightgbmDuration  # noqa: E402 - likewise
 from cotenant.policies.loss_curve import LossCurve  # noqa: E402 - likewise

@@ -27,9 +27,9 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks import harness  # noqa: E402 - the root of the checkout has to be on the path first
 
-from cotenant.core import design  # noqa: E402 - likewise
-from cotenant.core.curves import Point, fit  # noqa: E402 - likewise
 from cotenant.core.estimates import Candidate, Observation, Query  # noqa: E402 - likewise
+from cotenant.core.predicting import design  # noqa: E402 - likewise
+from cotenant.core.predicting.curves import Point, fit  # noqa: E402 - likewise
 from cotenant.policies.parameter_server import ParameterServer  # noqa: E402 - likewise
 from cotenant.policies.scaling import Scaling  # noqa: E402 - likewise
 from cotenant.policies.xiao_piecewise import XiaoPiecewise  # noqa: E402 - likewise

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 
 import structlog
 
-from cotenant.core.cores import choose_cores, seats
 from cotenant.core.nodes import Core
+from cotenant.core.placing.cores import choose_cores, seats
 from cotenant.node_agent import affinity
 from cotenant.node_agent.cgroups import Group, GroupError
 from cotenant.v1 import resources_pb2

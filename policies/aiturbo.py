@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from cotenant.core.climbing import expected
 from cotenant.core.estimates import Candidate, Estimate
 from cotenant.core.jobs import JobSpec
 from cotenant.core.nodes import NodeShape
 from cotenant.core.policy import Sizing
 from cotenant.core.refusals import plural
-from cotenant.core.resizing import Running
-from cotenant.core.sizing import shares_of
-from cotenant.core.unified import RIGID, Weights, best_step, neighbours, service
+from cotenant.core.sizing.climbing import expected
+from cotenant.core.sizing.resizing import Running
+from cotenant.core.sizing.shares import shares_of
+from cotenant.core.sizing.unified import RIGID, Weights, best_step, neighbours, service
 from cotenant.core.validate import Violation
 
 
@@ -27,7 +27,7 @@ class AITurbo:
     speed a job of one GPU up by about a twentieth. Spare cores go where they save most: a gain counts by the remaining
     service. Unpredictable jobs have the share of their GPUs.
 
-    >>> from cotenant.core.curves import Point
+    >>> from cotenant.core.predicting.curves import Point
     >>> from cotenant.core.estimates import UNKNOWN
     >>> from cotenant.core.jobs import Request, Role
     >>> spec = JobSpec(roles=(Role("worker", request=Request(gpu_milli=1000)),))

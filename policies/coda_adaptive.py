@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from cotenant.core.climbing import Climb, climb
 from cotenant.core.estimates import Estimate
 from cotenant.core.jobs import WHOLE_GPU_MILLI, JobSpec, Role
 from cotenant.core.models import model_of
 from cotenant.core.nodes import NodeShape
 from cotenant.core.policy import Sizing
 from cotenant.core.refusals import plural
-from cotenant.core.resizing import Running, leading_role, resizable
-from cotenant.core.sizing import shares_of
+from cotenant.core.sizing.climbing import Climb, climb
+from cotenant.core.sizing.resizing import Running, leading_role, resizable
+from cotenant.core.sizing.shares import shares_of
 from cotenant.core.validate import Violation
 
 
@@ -27,7 +27,7 @@ class CodaAdaptive:
     gap is halved. It starts with no more than its GPUs' share, so that no GPU is left without cores; what it could use
     beyond that is lent to it while nobody else holds it. Jobs whose cores the user gave keep them.
 
-    >>> from cotenant.core.curves import Point
+    >>> from cotenant.core.predicting.curves import Point
     >>> from cotenant.core.estimates import UNKNOWN
     >>> from cotenant.core.jobs import Request
     >>> spec = JobSpec(roles=(Role("worker", request=Request(gpu_milli=1000)),), model="bert")

@@ -7,8 +7,8 @@ import numpy as np
 from cotenant.core.gangs import Gang
 from cotenant.core.jobs import Locality
 from cotenant.core.ledger import Ledger, Offer
-from cotenant.core.obstacles import no_place
-from cotenant.core.packing import best_fit, could_hold_all, on_fewest, on_one, room_for_all
+from cotenant.core.placing.obstacles import no_place
+from cotenant.core.placing.packing import best_fit, could_hold_all, on_fewest, on_one, room_for_all
 from cotenant.core.refusals import Refusal
 
 

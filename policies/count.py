@@ -6,8 +6,8 @@ import numpy as np
 
 from cotenant.core.gangs import Gang
 from cotenant.core.ledger import Ledger, Offer
-from cotenant.core.obstacles import no_place
-from cotenant.core.packing import in_node_order, on_many
+from cotenant.core.placing.obstacles import no_place
+from cotenant.core.placing.packing import in_node_order, on_many
 from cotenant.core.refusals import Refusal
 
 

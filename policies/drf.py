@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 
 from cotenant.core.policy import Order
-from cotenant.core.ranking import SMALL_MAX
+from cotenant.core.queueing.ranking import SMALL_MAX
 from cotenant.core.table import Flags, Floats, Ints, Jobs
 
 WEIGHT_MIN = 1e-9

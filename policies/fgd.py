@@ -8,12 +8,12 @@ from typing import Literal
 
 import numpy as np
 
-from cotenant.core.fragmentation import IMPOSSIBLE, Increases, Measure
 from cotenant.core.gangs import Demand, Gang, Part
 from cotenant.core.jobs import WHOLE_GPU_MILLI, Locality
 from cotenant.core.ledger import Attempt, Ledger, Offer, Share
-from cotenant.core.obstacles import no_place
-from cotenant.core.packing import Nodes, hardest_first, room_for_all
+from cotenant.core.placing.fragmentation import IMPOSSIBLE, Increases, Measure
+from cotenant.core.placing.obstacles import no_place
+from cotenant.core.placing.packing import Nodes, hardest_first, room_for_all
 from cotenant.core.refusals import Refusal
 from cotenant.core.validate import Violation
 
@@ -47,8 +47,8 @@ class FragmentationGradientDescent:
     """Put each replica on the node, and on the GPU, where the least of what is free is lost to the tasks to come.
 
     Fragmentation gradient descent (Weng et al., ATC 2023, section 4 [P]): F_n(M), the part of a node's free GPUs that
-    the workload M is expected to be unable to use, grows least there; `cotenant.core.fragmentation` has the measure.
-    Equal growth is decided by best fit: the fewest GPUs left, then the fewest cores, then the first node [R].
+    the workload M is expected to be unable to use, grows least there; `cotenant.core.placing.fragmentation` has the
+    measure. Equal growth is decided by best fit: the fewest GPUs left, then the fewest cores, then the first node [R].
 
     Who says what M is: the option `workload`, else the gangs that were asked about, each once; M is taken anew whenever
     twice as many are known [R]. The paper takes it from a trace, each task by its popularity; here every kind of task

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from cotenant.core.policy import Ended, Order
-from cotenant.core.service import CROSSING_SECONDS, gpus_charged, soonest
+from cotenant.core.queueing.service import CROSSING_SECONDS, gpus_charged, soonest
 from cotenant.core.table import Floats, Ints, Jobs
 from cotenant.core.validate import Violation
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from cotenant.core.estimates import TRAINING, Candidate, CandidateEstimate, Estimate, Observation, Query
+from cotenant.core.predicting.remembered import Key, Remembered, kind_of
 from cotenant.core.refusals import plural
-from cotenant.core.remembered import Key, Remembered, kind_of
 from cotenant.core.validate import Violation
 
 UNJUDGED = CandidateEstimate()

@@ -10,7 +10,7 @@ import numpy as np
 
 from cotenant.core.options import written
 from cotenant.core.policy import Order
-from cotenant.core.service import CROSSING_SECONDS, gpus_charged, soonest
+from cotenant.core.queueing.service import CROSSING_SECONDS, gpus_charged, soonest
 from cotenant.core.table import Flags, Floats, Ints, Jobs
 from cotenant.core.validate import Violation
 

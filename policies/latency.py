@@ -8,12 +8,12 @@ from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from cotenant.core.batch_fit import BatchFit, fit
 from cotenant.core.estimates import Candidate, CandidateEstimate, Estimate, Latency, Observation, Query, rate_of
 from cotenant.core.jobs import Qos
-from cotenant.core.latency import answer, replicas_needed
+from cotenant.core.predicting.batch_fit import BatchFit, fit
+from cotenant.core.predicting.latency import answer, replicas_needed
+from cotenant.core.predicting.remembered import Key, Remembered
 from cotenant.core.refusals import plural
-from cotenant.core.remembered import Key, Remembered
 from cotenant.core.validate import Violation
 
 PERCENTS = (95.0, 99.0)
@@ -36,10 +36,10 @@ class LatencyModel:
 
     A batch of b requests takes αb + τ₀, of which α and τ₀ are fitted to what was seen; requests come at random and wait
     for the batch before (GENIE, Chen et al., TPDS 2020; the bound of the mean: Inoue, arXiv 1912.06322 [C]). How the
-    percentiles follow is told in `core/latency.py` [R]. Requests are taken to be spread over the replicas at random.
-    A service does not end by itself, so nothing is said of remaining time. Services are alike that share their user
-    and their model (else their name); a candidate is judged by batches that were seen under an allocation like it, with
-    its own number of replicas where it names one, as `workers`.
+    percentiles follow is told in `core/predicting/latency.py` [R]. Requests are taken to be spread over the replicas at
+    random. A service does not end by itself, so nothing is said of remaining time. Services are alike that share their
+    user and their model (else their name); a candidate is judged by batches that were seen under an allocation like it,
+    with its own number of replicas where it names one, as `workers`.
 
     >>> from cotenant.core.jobs import Qos
     >>> latency, held = LatencyModel(), Candidate(cores=4, gpu_milli=1000)

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cotenant.core.blending import Blend, remaining
 from cotenant.core.estimates import Estimate, Observation, Query
-from cotenant.core.finished import BLOCK_ENDS, End, Facts, facts_of, pack, submitted_seconds, unpack
-from cotenant.core.recurrence import LONGER, SHORT, Memories
+from cotenant.core.predicting.blending import Blend, remaining
+from cotenant.core.predicting.finished import BLOCK_ENDS, End, Facts, facts_of, pack, submitted_seconds, unpack
+from cotenant.core.predicting.recurrence import LONGER, SHORT, Memories
+from cotenant.core.predicting.runtimes import Model, group_quantiles, read_model, train
 from cotenant.core.refusals import plural
-from cotenant.core.runtimes import Model, group_quantiles, read_model, train
 from cotenant.core.table import Floats
 from cotenant.core.validate import Violation
 from cotenant.policies.history import History
@@ -45,11 +45,11 @@ class LightgbmDuration:
     """Expect of a job what trees make of all that its submission tells, and say how sure that is.
 
     Quantiles (10th, 50th, 90th percentile) of the run time from gradient-boosted trees (Ke et al., LightGBM, NIPS
-    2017 [P]) over the job's request and what became of its like (`core.runtimes`), blended with plain quantiles of its
-    like by how well each has done of late, and kept honest by adaptive conformal inference (`core.blending`).
-    71 % of jobs are resubmissions, and 95.7 % of those predictable (AITurbo: Zhao et al., HPDC 2021 [C]): how probable
-    a surprise is, from the recurrence of the job's like and the trees, says whether the job is predictable; from a
-    confidence of 0.5 on it is [D].
+    2017 [P]) over the job's request and what became of its like (`core.predicting.runtimes`), blended with plain
+    quantiles of its like by how well each has done of late, and kept honest by adaptive conformal inference
+    (`core.predicting.blending`). 71 % of jobs are resubmissions, and 95.7 % of those predictable (AITurbo: Zhao et al.,
+    HPDC 2021 [C]): how probable a surprise is, from the recurrence of the job's like and the trees, says whether the
+    job is predictable; from a confidence of 0.5 on it is [D].
 
     Training is not done here: `lesson` gives what is to be learnt, whoever has time for it trains, `adopt` takes the
     model. Until there is one, and for all that is known of a job's rate, `history` speaks.

@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 from cotenant.core.gangs import Gang
 from cotenant.core.jobs import WHOLE_GPU_MILLI, JobKind, Locality
 from cotenant.core.ledger import Ledger, Offer
-from cotenant.core.obstacles import fits, no_place
-from cotenant.core.packing import best_fit, could_hold_all, on_fewest, on_one, room_for_all
+from cotenant.core.placing.obstacles import fits, no_place
+from cotenant.core.placing.packing import best_fit, could_hold_all, on_fewest, on_one, room_for_all
+from cotenant.core.placing.taking import take
 from cotenant.core.refusals import Code, Refusal
 from cotenant.core.scenes import NOBODY, Rearrangement, Resident, Scene
-from cotenant.core.taking import take
 from cotenant.core.validate import Violation
 
 MOVES_MAX = 4  # of one gang

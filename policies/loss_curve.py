@@ -9,11 +9,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from cotenant.core.estimates import TRAINING, Candidate, CandidateEstimate, Estimate, Observation, Query, rate_of
-from cotenant.core.loss_curve import Forecast, forecast
 from cotenant.core.loss_goal import LossGoal
-from cotenant.core.loss_points import CELLS_MAX, LossPoints
+from cotenant.core.predicting.loss_curve import Forecast, forecast
+from cotenant.core.predicting.loss_points import CELLS_MAX, LossPoints
+from cotenant.core.predicting.remembered import Key, Remembered, kind_of
 from cotenant.core.refusals import plural
-from cotenant.core.remembered import Key, Remembered, kind_of
 from cotenant.core.validate import Violation
 from cotenant.policies.history import Summary, summarise
 
@@ -44,8 +44,8 @@ class LossCurve:
 
     The curve is ℓ(k) = 1/(β₀k + β₁) + β₂ (Optimus, Peng et al., EuroSys 2018), fitted on line; a job is predictable
     from a confidence of 0.5 on (AITurbo, Zhao et al., HPDC 2021 [D]) and unpredictable again when the fit breaks. How
-    the confidence is found is our own [R]: see `core/loss_curve.py`. A job that says how many steps it takes needs no
-    curve: the steps that are left decide. Otherwise it says at which loss it is done, or at which fall of it.
+    the confidence is found is our own [R]: see `core/predicting/loss_curve.py`. A job that says how many steps it takes
+    needs no curve: the steps that are left decide. Otherwise it says at which loss it is done, or at which fall of it.
 
     >>> from cotenant.core.loss_goal import LossGoal
     >>> curve, goal = LossCurve(), LossGoal(target=1.0)  # reached at step 3,000 by the curve below

@@ -10,18 +10,18 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from cotenant.core.borrowing import Residence, counting, room_by
 from cotenant.core.gangs import Gang
 from cotenant.core.jobs import Locality
 from cotenant.core.ledger import Counts, Ledger, Offer
-from cotenant.core.obstacles import no_place
-from cotenant.core.packing import best_fit, could_hold_all, on_fewest, on_one, room_for_all
+from cotenant.core.placing.borrowing import Residence, counting, room_by
+from cotenant.core.placing.obstacles import no_place
+from cotenant.core.placing.packing import best_fit, could_hold_all, on_fewest, on_one, room_for_all
+from cotenant.core.placing.splitting import Array, Demand, Held, array_of, split
+from cotenant.core.placing.taking import release_all, take
+from cotenant.core.queueing.waits import Waits
 from cotenant.core.refusals import Code, Refusal, plural, span_in_words
 from cotenant.core.scenes import NOBODY, Reclaim, Resident, Scene
-from cotenant.core.splitting import Array, Demand, Held, array_of, split
-from cotenant.core.taking import release_all, take
 from cotenant.core.validate import Violation
-from cotenant.core.waits import Waits
 
 
 class MultiArray:

@@ -8,12 +8,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 
-from cotenant.core.curves import Windows, confidence_of
 from cotenant.core.estimates import Candidate, CandidateEstimate, Estimate, Observation, Query, rate_of
 from cotenant.core.jobs import WHOLE_GPU_MILLI
+from cotenant.core.predicting.curves import Windows, confidence_of
+from cotenant.core.predicting.remembered import Key, Remembered
+from cotenant.core.predicting.steptimes import Terms, fit_terms
 from cotenant.core.refusals import plural
-from cotenant.core.remembered import Key, Remembered
-from cotenant.core.steptimes import Terms, fit_terms
 from cotenant.core.validate import Violation
 
 POINTS_MIN = 5  # allocations without which a job is unpredictable [D]

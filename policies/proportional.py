@@ -8,7 +8,7 @@ from cotenant.core.estimates import Estimate
 from cotenant.core.jobs import JobSpec
 from cotenant.core.nodes import NodeShape
 from cotenant.core.policy import Sizing
-from cotenant.core.sizing import share_of, shares_of
+from cotenant.core.sizing.shares import share_of, shares_of
 
 
 class Proportional:

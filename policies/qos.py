@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 
 from cotenant.core.gangs import Gang
 from cotenant.core.jobs import Locality
-from cotenant.core.keeping import ALL, Found, Heeded, Search, fewest_nodes
 from cotenant.core.ledger import Counts, Ledger, Offer
-from cotenant.core.neighbours import Neighbours
-from cotenant.core.obstacles import no_place
-from cotenant.core.outlook import NOTHING, ROUNDING, outlook, promises
+from cotenant.core.placing.keeping import ALL, Found, Heeded, Search, fewest_nodes
+from cotenant.core.placing.neighbours import Neighbours
+from cotenant.core.placing.obstacles import no_place
+from cotenant.core.placing.outlook import NOTHING, ROUNDING, outlook, promises
 from cotenant.core.policy import needs
 from cotenant.core.refusals import Code, Refusal, plural
 from cotenant.core.scenes import NOBODY, Scene
@@ -65,15 +65,15 @@ class KeepsPromises:
     one that leaves the least in fragments, by best fit: more jobs keep their promises that way [R], for the quiet
     servers stay free for those who need them.
 
-    Rates and times are those that a predictor told by candidate allocations (`core.outlook`); what neighbours leave of
-    them follows Philly's measurements (`core.interference`, `core.neighbours`). A job that promises nothing goes where
-    nobody's promise breaks. So does one whose promise no placement could keep, even on an empty cluster, for lost
-    causes should hold up nobody [R]. Where nothing is known of a job, nothing can be judged, and it is placed as close
-    together as there is room for.
+    Rates and times are those that a predictor told by candidate allocations (`core.placing.outlook`); what neighbours
+    leave of them follows Philly's measurements (`core.placing.interference`, `core.placing.neighbours`). A job that
+    promises nothing goes where nobody's promise breaks. So does one whose promise no placement could keep, even on an
+    empty cluster, for lost causes should hold up nobody [R]. Where nothing is known of a job, nothing can be judged,
+    and it is placed as close together as there is room for.
 
     Two servers would halve the speed, and the job promises more:
 
-    >>> from cotenant.core.candidates import Candidate
+    >>> from cotenant.core.placing.candidates import Candidate
     >>> from cotenant.core.estimates import CandidateEstimate, Estimate
     >>> from cotenant.core.gangs import Demand, Part
     >>> from cotenant.core.jobs import JobSpec, Qos, Request, Role

@@ -7,8 +7,8 @@ import numpy as np
 from cotenant.core.gangs import Gang, Part
 from cotenant.core.jobs import Locality
 from cotenant.core.ledger import Counts, Ledger, Offer
-from cotenant.core.obstacles import no_place
-from cotenant.core.packing import on_many, on_one, room_for_all
+from cotenant.core.placing.obstacles import no_place
+from cotenant.core.placing.packing import on_many, on_one, room_for_all
 from cotenant.core.refusals import Refusal
 
 

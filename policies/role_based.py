@@ -9,7 +9,7 @@ from cotenant.core.estimates import Estimate
 from cotenant.core.jobs import WHOLE_GPU_MILLI, JobSpec, Role
 from cotenant.core.nodes import NodeShape
 from cotenant.core.policy import Sizing
-from cotenant.core.sizing import most_on_a_node, trimmed
+from cotenant.core.sizing.shares import most_on_a_node, trimmed
 from cotenant.core.validate import Violation
 
 

@@ -10,8 +10,8 @@ from typing import Literal
 import numpy as np
 
 from cotenant.core.policy import Order
-from cotenant.core.service import as_much_again, unpredictable
-from cotenant.core.shortest import Unknown, bad_quantum, scored
+from cotenant.core.queueing.service import as_much_again, unpredictable
+from cotenant.core.queueing.shortest import Unknown, bad_quantum, scored
 from cotenant.core.table import Jobs
 from cotenant.core.validate import Violation
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from cotenant.core.policy import Order
-from cotenant.core.service import gpus_charged
-from cotenant.core.shortest import Unknown, bad_quantum, shortest_first
+from cotenant.core.queueing.service import gpus_charged
+from cotenant.core.queueing.shortest import Unknown, bad_quantum, shortest_first
 from cotenant.core.table import Jobs
 from cotenant.core.validate import Violation
 

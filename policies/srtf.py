@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from cotenant.core.policy import Order
-from cotenant.core.shortest import Unknown, bad_quantum, shortest_first
+from cotenant.core.queueing.shortest import Unknown, bad_quantum, shortest_first
 from cotenant.core.table import Jobs
 from cotenant.core.validate import Violation
 

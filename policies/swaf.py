@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 
 from cotenant.core.policy import Order
-from cotenant.core.service import soonest, unpredictable
+from cotenant.core.queueing.service import soonest, unpredictable
 from cotenant.core.table import Jobs
 
 LATE_SECONDS = 0.001  # an allowance is used up when it is overdrawn by this, so that no wake-up comes after 0 s

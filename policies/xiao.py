@@ -6,15 +6,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from cotenant.core.curves import Curve, Point, fit, ladder
-from cotenant.core.design import plan
 from cotenant.core.estimates import Estimate
 from cotenant.core.jobs import JobSpec
 from cotenant.core.nodes import NodeShape
 from cotenant.core.policy import Sizing
+from cotenant.core.predicting.curves import Curve, Point, fit, ladder
+from cotenant.core.predicting.design import plan
 from cotenant.core.refusals import plural
-from cotenant.core.resizing import Running, leading_role, resizable
-from cotenant.core.sizing import shares_of
+from cotenant.core.sizing.resizing import Running, leading_role, resizable
+from cotenant.core.sizing.shares import shares_of
 from cotenant.core.validate import Violation
 
 

@@ -6,10 +6,10 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from cotenant.core.curves import DEFAULTS, Beliefs, Curve, Windows, fit
 from cotenant.core.estimates import Candidate, CandidateEstimate, Estimate, Observation, Query, rate_of
+from cotenant.core.predicting.curves import DEFAULTS, Beliefs, Curve, Windows, fit
+from cotenant.core.predicting.remembered import Key, Remembered, kind_of
 from cotenant.core.refusals import plural
-from cotenant.core.remembered import Key, Remembered, kind_of
 from cotenant.core.validate import Violation
 
 SETTINGS_MAX = 16  # phases, GPU types and spreads of one kind; the oldest makes room
@@ -87,8 +87,8 @@ class XiaoPiecewise:
 
     The form is from Xiao et al., "Scheduling CPU for GPU-based Deep Learning Jobs" (SoCC 2018) [P]; θ is the sweet
     point: with more cores nothing is gained. How the curve is found from a few noisy windows, and how sure it is,
-    stands in `cotenant.core.curves` [R]. The confidence in a rate is the chance that it is within 15 % of the truth,
-    the deviation from which on a job would be measured again [R].
+    stands in `cotenant.core.predicting.curves` [R]. The confidence in a rate is the chance that it is within 15 % of
+    the truth, the deviation from which on a job would be measured again [R].
 
     Each phase (training, validation) has a curve of its own [P], and so has each GPU type and number of nodes. Jobs
     are alike that share user, model (else name), GPUs and replicas; where such a one was never seen, the same model of

@@ -1,4 +1,4 @@
-"""A server that takes all that wait as its next batch, event by event: the slow twin of `cotenant.core.latency`.
+"""A server that takes all that wait as its next batch, event by event: the slow twin of `predicting.latency`.
 
 It knows nothing of Markov chains: it has a clock, a queue, and requests that are stamped when they come.
 """

@@ -13,10 +13,10 @@ from dataclasses import replace
 import structlog
 
 from cotenant.core.allocations import NodeAllocation
-from cotenant.core.books import Book
 from cotenant.core.ledger import Holding, Ledger, Overcommitted
 from cotenant.core.lifecycle import AttemptEvent, AttemptState, StopReason
 from cotenant.core.nodes import Inventory, NodeShape, shape_of
+from cotenant.core.placing.books import Book
 from cotenant.rpc import translate
 from cotenant.services.placement.records import Live, Node, State, healthy, within
 from cotenant.v1 import node_service_pb2, records_pb2

@@ -15,9 +15,9 @@ from collections.abc import Mapping, Sequence
 
 import structlog
 
-from cotenant.core.dealing import Hand, Party, deal, room
 from cotenant.core.policy import CpuAllocator
-from cotenant.core.resizing import BadSizing, Resizes, Running, agreed, later_seconds
+from cotenant.core.sizing.dealing import Hand, Party, deal, room
+from cotenant.core.sizing.resizing import BadSizing, Resizes, Running, agreed, later_seconds
 from cotenant.rpc import estimates, translate
 from cotenant.services.placement import resizes as orders
 from cotenant.services.placement.cluster import Cluster

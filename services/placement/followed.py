@@ -11,9 +11,9 @@ from cotenant.core.allocations import TaskAllocation
 from cotenant.core.estimates import Estimate
 from cotenant.core.jobs import JobSpec
 from cotenant.core.ledger import Share
-from cotenant.core.remembered import Key
-from cotenant.core.resizing import leading_role, node_share_of, resizable
-from cotenant.core.tracks import Track, kind_of
+from cotenant.core.predicting.remembered import Key
+from cotenant.core.sizing.resizing import leading_role, node_share_of, resizable
+from cotenant.core.sizing.tracks import Track, kind_of
 from cotenant.rpc import translate
 from cotenant.services.placement.cluster import Cluster
 from cotenant.services.placement.records import Live

@@ -10,8 +10,8 @@ import structlog
 
 from cotenant.core.lifecycle import AttemptState
 from cotenant.core.policy import CpuAllocator
-from cotenant.core.resizing import Resizes
-from cotenant.core.windows import RateWindows
+from cotenant.core.predicting.windows import RateWindows
+from cotenant.core.sizing.resizing import Resizes
 from cotenant.rpc import translate
 from cotenant.rpc.estimates import about_cores
 from cotenant.services.placement import agents

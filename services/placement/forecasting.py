@@ -10,9 +10,14 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from cotenant import telemetry
-from cotenant.core import cycle
 from cotenant.core.estimates import UNKNOWN
-from cotenant.core.forecast import (
+from cotenant.core.ledger import Ledger
+from cotenant.core.lifecycle import AttemptState
+from cotenant.core.nodes import NodeShape
+from cotenant.core.policy import CpuAllocator, PlacementPolicy
+from cotenant.core.predicting.rests import Rest, exactly, rest_of
+from cotenant.core.queueing import cycle
+from cotenant.core.queueing.forecast import (
     Expected,
     Forecast,
     Holder,
@@ -21,11 +26,6 @@ from cotenant.core.forecast import (
     forecast,
     held,
 )
-from cotenant.core.ledger import Ledger
-from cotenant.core.lifecycle import AttemptState
-from cotenant.core.nodes import NodeShape
-from cotenant.core.policy import CpuAllocator, PlacementPolicy
-from cotenant.core.rests import Rest, exactly, rest_of
 from cotenant.core.tenancy import Headroom
 from cotenant.rpc import estimates, translate
 from cotenant.rpc.tenants import tenant_of

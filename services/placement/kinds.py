@@ -14,8 +14,8 @@ import structlog
 from cotenant.core.estimates import Estimate
 from cotenant.core.jobs import JobSpec
 from cotenant.core.policy import CpuAllocator
-from cotenant.core.resizing import Resizes, resizable
-from cotenant.core.tracks import Tracks
+from cotenant.core.sizing.resizing import Resizes, resizable
+from cotenant.core.sizing.tracks import Tracks
 from cotenant.services.placement.attempts import NOT_COMMITTED
 from cotenant.services.placement.cluster import Cluster
 from cotenant.services.placement.committer import OPERATIONS_MAX, Committer, TooLarge, Write

@@ -10,8 +10,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from cotenant.core import cycle
 from cotenant.core.lifecycle import AttemptState
+from cotenant.core.queueing import cycle
 from cotenant.core.refusals import plural
 from cotenant.services.placement.cluster import Cluster
 from cotenant.services.placement.followed import least

@@ -11,18 +11,18 @@ from types import MappingProxyType
 import numpy as np
 import structlog
 
-from cotenant.core import cycle
 from cotenant.core.allocations import NodeAllocation
-from cotenant.core.books import Task
 from cotenant.core.estimates import Estimate
 from cotenant.core.gangs import Gang
 from cotenant.core.jobs import WHOLE_GPU_MILLI, JobSpec
 from cotenant.core.lifecycle import AttemptState
+from cotenant.core.placing.books import Task
+from cotenant.core.placing.taking import hold_all
 from cotenant.core.policy import CpuAllocator, PlacementPolicy
+from cotenant.core.queueing import cycle
+from cotenant.core.queueing.reservations import NO_RESERVING, Reserving
 from cotenant.core.refusals import Code, Refusal, plural, policy_failed
-from cotenant.core.reservations import NO_RESERVING, Reserving
 from cotenant.core.scenes import NOBODY, Scene
-from cotenant.core.taking import hold_all
 from cotenant.rpc import estimates, translate
 from cotenant.rpc import refusals as refusals_on_the_wire
 from cotenant.services.placement import lending

@@ -7,9 +7,9 @@ import time
 from collections.abc import Callable, Sequence
 
 from cotenant import telemetry
-from cotenant.core import cycle
 from cotenant.core.lifecycle import StopReason
 from cotenant.core.policy import CpuAllocator, PlacementPolicy
+from cotenant.core.queueing import cycle
 from cotenant.core.refusals import Code, Refusal
 from cotenant.rpc.background import Background
 from cotenant.services.placement import planner

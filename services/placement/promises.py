@@ -13,9 +13,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from cotenant.core.cycle import Start
 from cotenant.core.lifecycle import AttemptState
-from cotenant.core.taking import hold_all
+from cotenant.core.placing.taking import hold_all
+from cotenant.core.queueing.cycle import Start
 from cotenant.services.placement.cluster import Cluster
 
 KEPT_SECONDS = 15.0  # after the longest grace of those who stop

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from cotenant.core.allocations import NodeAllocation, both
-from cotenant.core.books import Book
 from cotenant.core.gangs import Gang
 from cotenant.core.ledger import Holding
 from cotenant.core.lifecycle import AttemptEvent, AttemptState, StopReason, next_state
 from cotenant.core.nodes import Inventory, NodeShape, shape_of
+from cotenant.core.placing.books import Book
 from cotenant.rpc import translate
 from cotenant.services.placement.committer import Write
 from cotenant.v1 import job_pb2, node_service_pb2, records_pb2

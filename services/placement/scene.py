@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from cotenant.core import cycle
 from cotenant.core.estimates import Estimate
 from cotenant.core.gangs import Gang
 from cotenant.core.lifecycle import AttemptState
+from cotenant.core.queueing import cycle
 from cotenant.core.scenes import Resident
 from cotenant.rpc import estimates, translate
 from cotenant.services.placement.cluster import Cluster

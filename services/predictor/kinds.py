@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from cotenant.core.remembered import Key, Remembered
+from cotenant.core.predicting.remembered import Key, Remembered
 from cotenant.services.predictor.words import Kind
 
 KINDS_MAX = 10_000

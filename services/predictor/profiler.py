@@ -12,10 +12,10 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from cotenant.core import design
-from cotenant.core.curves import Point
 from cotenant.core.estimates import TRAINING, Observation
 from cotenant.core.jobs import JobKind
+from cotenant.core.predicting import design
+from cotenant.core.predicting.curves import Point
 from cotenant.services.predictor.profiling import Measured, key_of
 from cotenant.services.predictor.words import Kind, kind_of
 from cotenant.v1 import job_pb2

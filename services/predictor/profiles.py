@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 
-from cotenant.core import curves
-from cotenant.core.chain import Chain, Failed
 from cotenant.core.estimates import Query
+from cotenant.core.predicting import curves
+from cotenant.core.predicting.chain import Chain, Failed
 from cotenant.rpc.translate import timestamp
 from cotenant.services.predictor.profiling import Measured
 from cotenant.services.predictor.words import Kind

@@ -8,9 +8,9 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from cotenant.core.curves import Point
 from cotenant.core.estimates import TRAINING, Observation
-from cotenant.core.monitoring import BOUNDS, Bounds, Profile, Seen
+from cotenant.core.predicting.curves import Point
+from cotenant.core.predicting.monitoring import BOUNDS, Bounds, Profile, Seen
 from cotenant.services.predictor.words import Kind
 
 KINDS_MAX = 10_000

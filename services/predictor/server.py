@@ -10,9 +10,9 @@ from typing import Any, TypeVar
 
 from cotenant import plugins, telemetry
 from cotenant.core import estimates
-from cotenant.core.chain import Chain
-from cotenant.core.monitoring import BOUNDS, Bounds
 from cotenant.core.policy import Forgets
+from cotenant.core.predicting.chain import Chain
+from cotenant.core.predicting.monitoring import BOUNDS, Bounds
 from cotenant.core.validate import CORES_MAX, bad_name
 from cotenant.rpc import errors
 from cotenant.rpc.errors import Violation

@@ -15,7 +15,6 @@ from typing import Any
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from cotenant.core.candidates import SERVER_ROLE
 from cotenant.core.estimates import (
     NO_QOS,
     TRAINING,
@@ -26,6 +25,7 @@ from cotenant.core.estimates import (
 )
 from cotenant.core.jobs import TENANT_DEFAULT, WHOLE_GPU_MILLI, JobKind, Qos, Request, Role
 from cotenant.core.loss_goal import NO_GOAL, LossGoal
+from cotenant.core.placing.candidates import SERVER_ROLE
 from cotenant.core.validate import (
     CORES_MAX,
     GPU_MILLI_MAX,

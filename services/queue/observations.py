@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterable, Sequence
 import grpc
 import structlog
 
-from cotenant.core import candidates
 from cotenant.core.nodes import NodeShape
-from cotenant.core.windows import RateWindows, Window
+from cotenant.core.placing import candidates
+from cotenant.core.predicting.windows import RateWindows, Window
 from cotenant.rpc import errors, promises, translate
 from cotenant.services.queue.records import Record
 from cotenant.v1 import job_pb2, predictor_service_pb2_grpc, resources_pb2

@@ -12,11 +12,11 @@ import grpc
 import structlog
 
 from cotenant.core.estimates import UNKNOWN
-from cotenant.core.forecast import DRAWS, WAITING_MAX
 from cotenant.core.lifecycle import Phase
-from cotenant.core.obstacles import request_in_words
+from cotenant.core.placing.obstacles import request_in_words
+from cotenant.core.predicting.rests import RUN_SECONDS_UNKNOWN, Rest, rest_of
+from cotenant.core.queueing.forecast import DRAWS, WAITING_MAX
 from cotenant.core.refusals import about, plural, range_in_words
-from cotenant.core.rests import RUN_SECONDS_UNKNOWN, Rest, rest_of
 from cotenant.rpc import errors, estimates, translate
 from cotenant.services.queue.explain import estimate_now, ran_seconds
 from cotenant.services.queue.records import Record

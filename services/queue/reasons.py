@@ -6,10 +6,10 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from cotenant.core.earliest import ends_within_seconds
 from cotenant.core.lifecycle import Phase
+from cotenant.core.queueing.earliest import ends_within_seconds
+from cotenant.core.queueing.reservations import has_reservation
 from cotenant.core.refusals import Code, Refusal, behind, outranked
-from cotenant.core.reservations import has_reservation
 from cotenant.rpc import estimates
 from cotenant.services.queue.records import Record, ShapeKey
 

@@ -22,11 +22,11 @@ import numpy as np
 import structlog
 
 from cotenant import telemetry
-from cotenant.core.choosing import RULES, Rules, beyond_share, choose
 from cotenant.core.lifecycle import Phase
 from cotenant.core.policy import Order, QueuePolicy
+from cotenant.core.queueing.choosing import RULES, Rules, beyond_share, choose
+from cotenant.core.queueing.reservations import has_reservation
 from cotenant.core.refusals import Code, Refusal
-from cotenant.core.reservations import has_reservation
 from cotenant.core.table import Capacity, Ints
 from cotenant.core.tenancy import Headroom
 from cotenant.rpc import errors, refusals, translate

@@ -12,11 +12,11 @@ import grpc
 import structlog
 
 from cotenant import plugins, telemetry
-from cotenant.core import obstacles
-from cotenant.core.choosing import RULES, Rules
 from cotenant.core.jobs import QUEUE_DEFAULT, JobSpec
 from cotenant.core.options import did_you_mean
+from cotenant.core.placing import obstacles
 from cotenant.core.policy import QueuePolicy
+from cotenant.core.queueing.choosing import RULES, Rules
 from cotenant.core.validate import Violation, shown
 from cotenant.rpc import errors, translate
 from cotenant.rpc.background import Background

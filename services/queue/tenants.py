@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from cotenant.core.choosing import Rules
 from cotenant.core.jobs import QUEUE_DEFAULT, TENANT_DEFAULT
 from cotenant.core.lifecycle import Phase
 from cotenant.core.options import written
+from cotenant.core.queueing.choosing import Rules
 from cotenant.core.tenancy import ancestors, check_family
 from cotenant.core.validate import Violation, shown
 from cotenant.rpc import errors

@@ -17,7 +17,7 @@ from tests.cli.conftest import Shell
 from cotenant.cli.outcome import ExitCode
 from cotenant.cli.predicting.chart import Chart, draw
 from cotenant.cli.predicting.measurements import KINDS, BadMeasurements, read_measurements
-from cotenant.core import curves
+from cotenant.core.predicting import curves
 
 RATES = "cores,rate\n1,10\n2,20\n4,39\n16,60\n"
 SCALING = "gpus,nodes,rate\n1,1,1.0\n2,1,0.909\n2,2,0.769\n"

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from tests.worlds import World, emptied, gangs, rng, worlds
 
 from cotenant import plugins
-from cotenant.core.cycle import Plan, place
 from cotenant.core.gangs import Gang
 from cotenant.core.ledger import Holding, Ledger
 from cotenant.core.policy import PlacementPolicy
+from cotenant.core.queueing.cycle import Plan, place
 from cotenant.core.refusals import Code, Refusal
 from cotenant.core.scenes import Sees, Still
 

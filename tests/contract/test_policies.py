@@ -18,14 +18,12 @@ from tests.worlds import World, emptied, gangs, picture, replicas_of, rng, shape
 
 from cotenant import plugins
 from cotenant.core import options as declared_options
-from cotenant.core.curves import Point
-from cotenant.core.cycle import take
 from cotenant.core.estimates import UNKNOWN, Candidate, Estimate, Observation, Query
 from cotenant.core.gangs import Gang
 from cotenant.core.jobs import JobSpec, Qos, Request, Role
 from cotenant.core.loss_goal import LossGoal
 from cotenant.core.nodes import NodeShape
-from cotenant.core.obstacles import never_fits, room_on
+from cotenant.core.placing.obstacles import never_fits, room_on
 from cotenant.core.policy import (
     AttemptWindow,
     ContentionPolicy,
@@ -38,9 +36,11 @@ from cotenant.core.policy import (
     Predictor,
     QueuePolicy,
 )
-from cotenant.core.ranking import rank
+from cotenant.core.predicting.curves import Point
+from cotenant.core.queueing.cycle import take
+from cotenant.core.queueing.ranking import rank
 from cotenant.core.refusals import Code, Refusal
-from cotenant.core.resizing import Resizes, Running, leading_role, resizable
+from cotenant.core.sizing.resizing import Resizes, Running, leading_role, resizable
 from cotenant.core.table import Jobs, JobTable
 
 DECIDING = tuple(group for group in plugins.GROUPS if group != "cotenant.runtimes")

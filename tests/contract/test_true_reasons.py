@@ -14,12 +14,12 @@ from tests.services.mesh import BACKFILL, LAS, Mesh, eventually, running
 from tests.worlds import World, emptied, gangs, rng, worlds
 
 from cotenant import plugins
-from cotenant.core.cycle import Plan, place
 from cotenant.core.gangs import Demand, Gang, Part
 from cotenant.core.jobs import Locality
 from cotenant.core.ledger import Ledger
 from cotenant.core.meanings import MEANINGS
 from cotenant.core.nodes import NodeShape
+from cotenant.core.queueing.cycle import Plan, place
 from cotenant.core.refusals import Code, Refusal
 from cotenant.core.tenancy import Headroom, Tenant
 from cotenant.policies.locality import WaitsForLocality

@@ -8,16 +8,16 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.core.test_cycle import NOW, Ranked, capacities, orders, policies
+from tests.core.queueing.test_cycle import NOW, Ranked, capacities, orders, policies
 from tests.worlds import rng, tables, take_one
 
-from cotenant.core.choosing import Preemption, Rules, beyond_share, choose
-from cotenant.core.cycle import Plan, Victim, place
 from cotenant.core.gangs import Demand, Gang, Part
 from cotenant.core.ledger import Ledger
 from cotenant.core.nodes import NodeShape
 from cotenant.core.policy import Order
-from cotenant.core.ranking import rank
+from cotenant.core.queueing.choosing import Preemption, Rules, beyond_share, choose
+from cotenant.core.queueing.cycle import Plan, Victim, place
+from cotenant.core.queueing.ranking import rank
 from cotenant.core.refusals import Code, Refusal, Wait
 from cotenant.core.table import JobRow, Jobs, JobTable
 from cotenant.core.tenancy import Headroom, Tenancy, Tenant, check_family, check_tenant

@@ -4,11 +4,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.worlds import shapes, specs
 
-from cotenant.core.curves import Point
 from cotenant.core.estimates import UNKNOWN, Estimate
 from cotenant.core.jobs import JobSpec, Request, Role
 from cotenant.core.nodes import NodeShape
-from cotenant.core.resizing import Resizes, Running
+from cotenant.core.predicting.curves import Point
+from cotenant.core.sizing.resizing import Resizes, Running
 from cotenant.policies.aiturbo import AITurbo
 from cotenant.policies.coda_adaptive import CodaAdaptive
 from cotenant.policies.proportional import Proportional

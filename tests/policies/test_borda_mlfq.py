@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.worlds import tables
 
 from cotenant.core.options import BadOption, parse
-from cotenant.core.ranking import rank
+from cotenant.core.queueing.ranking import rank
 from cotenant.core.table import JobRow, Jobs, JobTable
 from cotenant.policies.borda_mlfq import BordaMlfq
 

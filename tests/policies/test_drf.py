@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cotenant.core.ranking import rank
+from cotenant.core.queueing.ranking import rank
 from cotenant.core.table import Capacity, JobRow, JobTable
 from cotenant.policies.drf import Drf
 

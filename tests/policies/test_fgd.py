@@ -6,11 +6,11 @@ from hypothesis import strategies as st
 from tests.worlds import World, emptied, gangs, rng, worlds
 
 from cotenant import plugins
-from cotenant.core.cycle import take
 from cotenant.core.gangs import Demand, Gang, Part
 from cotenant.core.jobs import Locality
 from cotenant.core.ledger import Ledger, Share
 from cotenant.core.nodes import NodeShape
+from cotenant.core.queueing.cycle import take
 from cotenant.core.refusals import Code, Refusal
 from cotenant.policies import fgd
 from cotenant.policies.fgd import FragmentationGradientDescent as Fgd

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from cotenant.core.options import BadOption, parse
-from cotenant.core.ranking import rank
+from cotenant.core.queueing.ranking import rank
 from cotenant.core.table import JobRow, JobTable
 from cotenant.policies.fifo import Fifo
 

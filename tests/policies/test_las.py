@@ -10,7 +10,7 @@ from tests.worlds import tables
 
 from cotenant.core.options import BadOption, parse
 from cotenant.core.policy import Order
-from cotenant.core.ranking import rank
+from cotenant.core.queueing.ranking import rank
 from cotenant.core.table import JobRow, JobTable
 from cotenant.policies.las import Las
 

@@ -8,7 +8,7 @@ import pytest
 
 from cotenant.core.estimates import Candidate, Estimate, Observation, Query, Submission
 from cotenant.core.options import parse
-from cotenant.core.runtimes import read_model
+from cotenant.core.predicting.runtimes import read_model
 from cotenant.policies.lightgbm_duration import LightgbmDuration
 
 OPTIONS = LightgbmDuration.Options(train_min=150, train_every=150)

@@ -11,12 +11,12 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from tests.worlds import World, emptied, gangs, rng, worlds
 
-from cotenant.core import cycle
 from cotenant.core.gangs import Demand, Gang, Part
 from cotenant.core.jobs import Locality
 from cotenant.core.ledger import Ledger, Offer
 from cotenant.core.nodes import NodeShape
 from cotenant.core.options import BadOption, parse
+from cotenant.core.queueing import cycle
 from cotenant.core.refusals import Code, Refusal
 from cotenant.policies.locality import WaitsForLocality
 

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from tests.simulation.histories import Tape
 from tests.worlds import picture, rng
 
-from cotenant.core import cycle
 from cotenant.core.estimates import Estimate
 from cotenant.core.gangs import Demand, Gang, Part
 from cotenant.core.jobs import JobKind, Locality
 from cotenant.core.ledger import Ledger
 from cotenant.core.nodes import NodeShape
+from cotenant.core.queueing import cycle
 from cotenant.core.refusals import Code, Refusal
 from cotenant.core.scenes import NOBODY, Resident
 from cotenant.policies.locality import WaitsForLocality

@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.worlds import picture, rng
 
-from cotenant.core import cycle
 from cotenant.core.gangs import Demand, Gang, Part
 from cotenant.core.jobs import JobKind, JobSpec
 from cotenant.core.ledger import Ledger
 from cotenant.core.nodes import NodeShape
+from cotenant.core.queueing import cycle
 from cotenant.core.scenes import Resident
 from cotenant.policies.multi_array import MultiArray
 

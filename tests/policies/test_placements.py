@@ -10,7 +10,7 @@ from cotenant.core.gangs import Demand, Gang, Part
 from cotenant.core.jobs import Locality
 from cotenant.core.ledger import Ledger, Offer
 from cotenant.core.nodes import NodeShape
-from cotenant.core.packing import could_hold_all
+from cotenant.core.placing.packing import could_hold_all
 from cotenant.core.policy import PlacementPolicy
 from cotenant.core.refusals import Code, Refusal
 from cotenant.policies.consolidate import Consolidate

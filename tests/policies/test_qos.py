@@ -9,12 +9,13 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from tests.worlds import rng
 
-from cotenant.core import cycle, interference
 from cotenant.core.estimates import Candidate, CandidateEstimate, Estimate, Latency
 from cotenant.core.gangs import Demand, Gang, Part
 from cotenant.core.jobs import JobKind, JobSpec, Locality, Qos, Request, Role
 from cotenant.core.ledger import Ledger, Offer
 from cotenant.core.nodes import NodeShape
+from cotenant.core.placing import interference
+from cotenant.core.queueing import cycle
 from cotenant.core.refusals import Code, Refusal, Wait
 from cotenant.core.scenes import Resident
 from cotenant.policies.consolidate import Consolidate

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from cotenant.core.options import BadOption, parse
-from cotenant.core.ranking import rank
+from cotenant.core.queueing.ranking import rank
 from cotenant.core.table import JobRow, JobTable
 from cotenant.policies.sjf import Sjf
 from cotenant.policies.srsf import Srsf

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from cotenant.core.ranking import rank
+from cotenant.core.queueing.ranking import rank
 from cotenant.core.table import JobRow, JobTable
 from cotenant.policies.swaf import Swaf
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from cotenant import plugins
-from cotenant.core import resizing
 from cotenant.core.policy import Sizing
-from cotenant.core.resizing import Running
+from cotenant.core.sizing import resizing
+from cotenant.core.sizing.resizing import Running
 from cotenant.policies.proportional import Proportional
 from cotenant.services.placement.server import ALLOCATORS
 

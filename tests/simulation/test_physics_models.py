@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cotenant.core import interference
 from cotenant.core.models import FAMILIES, Model, model_of
 from cotenant.core.nodes import NodeShape
+from cotenant.core.placing import interference
 from cotenant.simulator.physics import bandwidth, cores, costs, failures, gpus, locality, utilisation
 from cotenant.simulator.traces import TraceJob, workers
 from cotenant.simulator.traces.jobs import Ended

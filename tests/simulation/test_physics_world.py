@@ -9,12 +9,12 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cotenant.core import interference
 from cotenant.core.jobs import WHOLE_GPU_MILLI, JobKind, Request, Role
 from cotenant.core.ledger import Holding
 from cotenant.core.models import model_of
 from cotenant.core.nodes import NodeShape
 from cotenant.core.options import parse
+from cotenant.core.placing import interference
 from cotenant.policies.consolidate import Consolidate
 from cotenant.policies.fifo import Fifo
 from cotenant.policies.first_fit import FirstFit

@@ -16,7 +16,7 @@ from cotenant.core.estimates import Query
 from cotenant.core.jobs import JobKind, Request, Role
 from cotenant.core.nodes import NodeShape
 from cotenant.core.policy import Predictor, Sizing
-from cotenant.core.resizing import Running
+from cotenant.core.sizing.resizing import Running
 from cotenant.simulator import Result, Trace, TraceJob, parse_cluster, simulate
 from cotenant.simulator.arms import Learner
 from cotenant.simulator.eventfile import Recording, writing

@@ -14,8 +14,8 @@ import pytest
 from tests.simulation.test_shortcuts import Thorough, workload
 
 from cotenant import plugins
-from cotenant.core.choosing import Preemption, Rules
 from cotenant.core.jobs import Request, Role
+from cotenant.core.queueing.choosing import Preemption, Rules
 from cotenant.core.refusals import Refusal
 from cotenant.core.tenancy import Tenancy, Tenant
 from cotenant.policies.count import Count

@@ -20,13 +20,13 @@ from typing import Any
 import numpy as np
 
 from cotenant import plugins
-from cotenant.core import cycle
 from cotenant.core.estimates import UNKNOWN
 from cotenant.core.gangs import Gang
 from cotenant.core.jobs import JobSpec, Locality, Request, Role
 from cotenant.core.ledger import Holding, Ledger
 from cotenant.core.nodes import NodeShape
-from cotenant.core.obstacles import shapes_of
+from cotenant.core.placing.obstacles import shapes_of
+from cotenant.core.queueing import cycle
 from cotenant.core.refusals import outranked
 from cotenant.core.table import Capacity, JobRow, JobTable
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, cast
 
 import structlog
 
-from cotenant.core.choosing import RULES, Rules
 from cotenant.core.options import by_owner
+from cotenant.core.queueing.choosing import RULES, Rules
 from cotenant.node_agent.agent import Agent, AgentConfig
 from cotenant.rpc import access
 from cotenant.rpc.channel import Channel, connect

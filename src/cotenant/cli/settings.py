@@ -16,7 +16,7 @@ from cotenant.cli.outcome import usage
 from cotenant.core.options import BadOption, did_you_mean, names_of, parse, written
 
 if TYPE_CHECKING:
-    from cotenant.core.choosing import Rules
+    from cotenant.core.queueing.choosing import Rules
 
 GROUPS = ("queue", "placement", "allocator", "predictor", "contention")
 
@@ -96,7 +96,7 @@ def rules_of(settings: Settings) -> Rules:
     Raises:
         CommandError: naming every setting that makes no sense.
     """
-    from cotenant.core.choosing import Rules  # numpy, which --help need not wait for
+    from cotenant.core.queueing.choosing import Rules  # numpy, which --help need not wait for
 
     names = ("preemption", "run_seconds_min", "reclaim", "reserve_after_seconds", "reservations")
     given = {name: getattr(settings, name) for name in names}

@@ -10,12 +10,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from cotenant.core.cycle import gang_of
 from cotenant.core.estimates import Estimate
 from cotenant.core.gangs import Gang
 from cotenant.core.jobs import JobSpec
 from cotenant.core.jobs import Shape as SpecShape
-from cotenant.core.obstacles import never_fits, shapes_of
+from cotenant.core.placing.obstacles import never_fits, shapes_of
+from cotenant.core.queueing.cycle import gang_of
 from cotenant.core.refusals import Code, Refusal
 from cotenant.core.tenancy import NO_TENANTS, Headroom, Tenancy
 from cotenant.simulator.clusters import Cluster

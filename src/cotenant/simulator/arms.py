@@ -13,11 +13,11 @@ from typing import Protocol
 
 import numpy as np
 
-from cotenant.core.candidates import standard
-from cotenant.core.chain import Chain
 from cotenant.core.estimates import UNKNOWN, Candidate, CandidateEstimate, Estimate, Observation, Query, Submission
 from cotenant.core.nodes import NodeShape
+from cotenant.core.placing.candidates import standard
 from cotenant.core.policy import Predictor, Trains
+from cotenant.core.predicting.chain import Chain
 from cotenant.core.table import Floats, Jobs
 from cotenant.core.validate import Violation
 from cotenant.simulator.physics.rounding import steady

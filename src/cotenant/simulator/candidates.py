@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from cotenant.core import cycle
 from cotenant.core.gangs import Gang
+from cotenant.core.queueing import cycle
+from cotenant.core.queueing.reservations import Reserving
 from cotenant.core.refusals import Refusal
-from cotenant.core.reservations import Reserving
 from cotenant.core.table import Ints, Jobs
 from cotenant.core.tenancy import Headroom
 from cotenant.simulator.free import Free

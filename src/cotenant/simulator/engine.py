@@ -11,7 +11,7 @@ import heapq
 import math
 from collections.abc import Iterator
 
-from cotenant.core.choosing import RULES, Rules
+from cotenant.core.queueing.choosing import RULES, Rules
 from cotenant.core.refusals import Refusal
 from cotenant.core.tenancy import NO_TENANTS, Tenancy
 from cotenant.simulator.admission import Admission

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from cotenant.core.ledger import Ledger
-from cotenant.core.obstacles import no_place
+from cotenant.core.placing.obstacles import no_place
 from cotenant.core.policy import QueuePolicy
 from cotenant.core.refusals import Code, Refusal, behind, outranked
 from cotenant.core.table import Ints

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from typing import Any, Protocol
 
-from cotenant.core.cycle import Plan, Start
 from cotenant.core.jobs import WHOLE_GPU_MILLI
+from cotenant.core.queueing.cycle import Plan, Start
 from cotenant.core.refusals import Code, Refusal, plural
 from cotenant.simulator.lives import Life, Shape
 from cotenant.simulator.traces import TraceJob

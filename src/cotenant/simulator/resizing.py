@@ -1,8 +1,9 @@
 """Cores of running jobs that change: asked of the allocator, handed out, and given.
 
-What an allocator decides and who gets the spare cores is decided by `core.resizing` and `core.dealing`, as in the live
-mesh; here is when they are asked, what was measured meanwhile, and what comes of it. The ledger knows what jobs hold
-for good. What is lent beyond that is free for it, so that whoever starts takes it back in the same instant.
+What an allocator decides and who gets the spare cores is decided by `core.sizing.resizing` and `core.sizing.dealing`,
+as in the live mesh; here is when they are asked, what was measured meanwhile, and what comes of it. The ledger knows
+what jobs hold for good. What is lent beyond that is free for it, so that whoever starts takes it back in the same
+instant.
 """
 
 from __future__ import annotations
@@ -12,13 +13,13 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
-from cotenant.core.cycle import Start
-from cotenant.core.dealing import Hand, Party, deal, room
 from cotenant.core.estimates import UNKNOWN, Candidate, Estimate
 from cotenant.core.jobs import JobSpec
 from cotenant.core.ledger import Ledger, Offer
-from cotenant.core.remembered import Key
-from cotenant.core.resizing import (
+from cotenant.core.predicting.remembered import Key
+from cotenant.core.queueing.cycle import Start
+from cotenant.core.sizing.dealing import Hand, Party, deal, room
+from cotenant.core.sizing.resizing import (
     Resizes,
     Running,
     agreed,
@@ -28,7 +29,7 @@ from cotenant.core.resizing import (
     resizable,
     resized,
 )
-from cotenant.core.tracks import Track, Tracks, kind_of
+from cotenant.core.sizing.tracks import Track, Tracks, kind_of
 from cotenant.simulator.arms import Arm
 from cotenant.simulator.lives import Life
 from cotenant.simulator.physics.world import World

@@ -1,7 +1,7 @@
 """What decides in a simulation: the jobs, the free resources, and the very cycle that the live mesh runs.
 
-Decisions come from `core.cycle` and the policies and from nothing else. What is added here saves questions whose
-answers are known:
+Decisions come from `core.queueing.cycle` and the policies and from nothing else. What is added here saves questions
+whose answers are known:
 - while nobody waits there is nothing to decide;
 - what was refused stays refused, for all gangs of its shape, until something is freed, and so does what needs more
   than is free in sum. Where nobody may be stopped for others, such gangs are not asked about, and where there is no
@@ -18,14 +18,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from cotenant.core import cycle
-from cotenant.core.choosing import RULES, Rules
 from cotenant.core.gangs import Gang
 from cotenant.core.ledger import Holding, Overcommitted
 from cotenant.core.nodes import NodeShape
 from cotenant.core.policy import Order
+from cotenant.core.queueing import cycle
+from cotenant.core.queueing.choosing import RULES, Rules
 from cotenant.core.refusals import Refusal, Wait, given_up
-from cotenant.core.resizing import Resizes
+from cotenant.core.sizing.resizing import Resizes
 from cotenant.core.table import Capacity, Ints, Jobs, JobTable
 from cotenant.core.tenancy import NO_TENANTS, Headroom, Tenancy
 from cotenant.simulator.arms import Arm

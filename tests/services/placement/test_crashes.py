@@ -14,7 +14,7 @@ from tests.services.allocators import Obedient
 from tests.services.histories import History
 from tests.services.mesh import BACKFILL, QUICK, Mesh, eventually, running, spec, without
 
-from cotenant.core.resizing import changeable
+from cotenant.core.sizing.resizing import changeable
 from cotenant.services.placement import resizes
 from cotenant.store.keyspace import HistoryLimit
 from cotenant.store.memory import MemoryStore
@@ -24,6 +24,7 @@ from cotenant.v1 import job_service_pb2 as pb
 from cotenant.v1 import node_service_pb2 as node_pb2
 
 NODES, JOBS, CALLERS = 10, 240, 8
+ROUNDS_MAX = 5
 AWAY = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
 WHOLE = HistoryLimit(revisions=1_000_000)
 Disturb = Callable[[Mesh, Random], Awaitable[None]]
@@ -222,8 +223,13 @@ async def test_services_and_agents_may_die_while_jobs_move(disturb: Disturb) -> 
     options = {"locality": {"settled_seconds": "0", "gain_min": "0", "moves_max": "4"}}
     config = without(QUICK, placement="locality", options=options, lost_after_seconds=60)
     strict = replace(BACKFILL, options={"fifo": {"mode": "strict"}})
-    async with running(
-        MemoryStore(limit=WHOLE), queue_config=strict, placement_config=config, rng=rng, failing=0.01
-    ) as mesh:
-        history = await load(mesh, rng, disturb, tell=close_together, gpus=4, slower=5)
-    assert len(history.moved) > 3, "too little moved to prove anything"
+    moved = 0
+    for _ in range(ROUNDS_MAX):  # how much moves between two kills depends on how quick the machine is
+        async with running(
+            MemoryStore(limit=WHOLE), queue_config=strict, placement_config=config, rng=rng, failing=0.01
+        ) as mesh:
+            history = await load(mesh, rng, disturb, tell=close_together, gpus=4, slower=5)
+        moved += len(history.moved)
+        if moved > 3:
+            return
+    pytest.fail(f"only {moved} moved: too little to prove anything")

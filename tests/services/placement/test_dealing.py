@@ -9,7 +9,7 @@ from benchmarks.agents import SimulatedAgent
 from tests.services.allocators import Obedient
 from tests.services.mesh import Mesh, eventually, running, until
 
-from cotenant.core.resizing import Running
+from cotenant.core.sizing.resizing import Running
 from cotenant.services.placement import kinds
 from cotenant.services.placement.server import PlacementConfig
 from cotenant.v1 import job_pb2

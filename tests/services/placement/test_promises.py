@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from tests.services.mesh import spec
 
 from cotenant import plugins
-from cotenant.core import cycle
 from cotenant.core.estimates import Estimate
 from cotenant.core.jobs import JobSpec
 from cotenant.core.lifecycle import AttemptState, StopReason
 from cotenant.core.policy import CpuAllocator, PlacementPolicy
+from cotenant.core.queueing import cycle
 from cotenant.policies.locality import WaitsForLocality
 from cotenant.rpc import translate
 from cotenant.services.placement import planner

@@ -10,7 +10,7 @@ from tests.services.allocators import Obedient
 from tests.services.histories import History
 from tests.services.mesh import Mesh, eventually, running, until
 
-from cotenant.core.resizing import Running
+from cotenant.core.sizing.resizing import Running
 from cotenant.services.placement import resizes
 from cotenant.store.keyspace import HistoryLimit
 from cotenant.store.memory import MemoryStore

@@ -11,10 +11,10 @@ import pytest
 from google.protobuf.duration_pb2 import Duration
 from tests.services.predictor.conftest import query, run, serving, spec, window
 
-from cotenant.core.chain import Chain
 from cotenant.core.estimates import Candidate, CandidateEstimate, Estimate, Latency, Observation, Query
 from cotenant.core.jobs import Qos
-from cotenant.core.sound import unsound
+from cotenant.core.predicting.chain import Chain
+from cotenant.core.predicting.sound import unsound
 from cotenant.services.predictor import words
 from cotenant.services.predictor.server import Config
 from cotenant.store.memory import MemoryStore

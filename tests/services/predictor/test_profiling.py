@@ -1,8 +1,8 @@
 from __future__ import annotations
 
-from cotenant.core.curves import Point
 from cotenant.core.estimates import Candidate, Observation
-from cotenant.core.monitoring import RATES_MAX
+from cotenant.core.predicting.curves import Point
+from cotenant.core.predicting.monitoring import RATES_MAX
 from cotenant.services.predictor.profiling import SETTINGS_MAX, Measured
 
 Kind = tuple[str, str, str, int, int]

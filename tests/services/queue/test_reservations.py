@@ -6,7 +6,7 @@ import asyncio
 
 from tests.services.mesh import WAIT_SECONDS, Mesh, running
 
-from cotenant.core.choosing import Rules
+from cotenant.core.queueing.choosing import Rules
 from cotenant.rpc.translate import duration
 from cotenant.services.queue.server import QueueConfig
 from cotenant.v1 import job_pb2

@@ -15,8 +15,8 @@ from tests.services.queue.test_tenants import made
 
 from cotenant import plugins
 from cotenant.cli import views
-from cotenant.core.choosing import Preemption, Rules
 from cotenant.core.policy import Ended, Order
+from cotenant.core.queueing.choosing import Preemption, Rules
 from cotenant.core.table import Jobs
 from cotenant.policies.fifo import Fifo
 from cotenant.services.queue import server

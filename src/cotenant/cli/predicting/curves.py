@@ -14,9 +14,9 @@ from cotenant.cli.predicting.fitting import P10, Asked, Fitted, around, figure, 
 from cotenant.cli.predicting.measurements import Row
 from cotenant.cli.render import Column
 from cotenant.cli.views import View
-from cotenant.core import batch_fit, curves, design, latency
-from cotenant.core.loss_curve import Forecast, forecast
-from cotenant.core.loss_points import LossPoints
+from cotenant.core.predicting import batch_fit, curves, design, latency
+from cotenant.core.predicting.loss_curve import Forecast, forecast
+from cotenant.core.predicting.loss_points import LossPoints
 from cotenant.core.refusals import plural
 
 CONFIDENT = 0.5  # from which on predictors take a figure to be known
@@ -35,7 +35,7 @@ BATCHES = (Column("BATCH", right=True), Column("SECONDS", right=True), Column("M
 
 
 def fit_cores(rows: Sequence[Row], title: str, asked: Asked) -> Fitted:
-    """Fit S(C) = P₀·log C + P₁·C below θ, P₂ above (`core.curves`), and plan what to measure next (`core.design`)."""
+    """Fit S(C) = P₀·log C + P₁·C below θ, P₂ above (`predicting.curves`), and plan what to measure (`design`)."""
     points = [curves.Point(int(row["cores"]), float(row["rate"])) for row in rows]
     cores_max = max(asked.cores_max, *(point.cores for point in points))
     curve = curves.fit(points, cores_max)
@@ -117,7 +117,7 @@ def _rows(rates: Sequence[View], curve: curves.Curve, planned: design.Plan) -> I
 
 
 def fit_loss(rows: Sequence[Row], title: str, asked: Asked) -> Fitted:
-    """Fit ℓ(k) = 1/(β₀k + β₁) + β₂ (`core.loss_curve`), and say when a goal is reached."""
+    """Fit ℓ(k) = 1/(β₀k + β₁) + β₂ (`core.predicting.loss_curve`), and say when a goal is reached."""
     points = LossPoints()
     for row in rows:
         points.add(int(row["step"]), float(row["loss"]))
@@ -190,7 +190,7 @@ def _loss_chart(points: LossPoints, told: Forecast, title: str, predictable: boo
 
 
 def fit_latency(rows: Sequence[Row], title: str, asked: Asked) -> Fitted:
-    """Fit τ(b) = αb + τ₀ (`core.batch_fit`), and tell what follows for requests (`core.latency`)."""
+    """Fit τ(b) = αb + τ₀ (`batch_fit`), and tell what follows for requests (`latency`)."""
     points = [(int(row["batch"]), float(row["seconds"])) for row in rows]
     found = batch_fit.fit(points)
     sizes = sorted({size for size, _ in points})

@@ -11,7 +11,7 @@ from cotenant.cli.predicting.fitting import Asked, Fitted, around, figure, span
 from cotenant.cli.predicting.measurements import Row
 from cotenant.cli.render import Column
 from cotenant.cli.views import View
-from cotenant.core.curves import Windows, confidence_of
+from cotenant.core.predicting.curves import Windows, confidence_of
 from cotenant.core.refusals import plural
 from cotenant.policies import parameter_server, scaling
 from cotenant.policies.parameter_server import Team

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from cotenant.core.choosing import Preemption, Rules
 from cotenant.core.models import FAMILIES, Model, model_of
+from cotenant.core.queueing.choosing import Preemption, Rules
 from cotenant.core.validate import Violation
 from cotenant.simulator.physics import bandwidth
 from cotenant.simulator.physics.failures import FAILED_PERCENT, KILLED_PERCENT

@@ -15,13 +15,13 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from cotenant.core import interference
-from cotenant.core.candidates import chief
 from cotenant.core.estimates import Candidate
-from cotenant.core.interference import GANG_MILLI_MIN
 from cotenant.core.jobs import WHOLE_GPU_MILLI
 from cotenant.core.ledger import Holding
 from cotenant.core.models import Model, model_of
+from cotenant.core.placing import interference
+from cotenant.core.placing.candidates import chief
+from cotenant.core.placing.interference import GANG_MILLI_MIN
 from cotenant.core.policy import AttemptWindow, Directive, NodeWindow
 from cotenant.simulator.clusters import Cluster
 from cotenant.simulator.lives import Life

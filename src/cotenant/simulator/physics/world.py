@@ -8,11 +8,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from cotenant.core.candidates import standard
 from cotenant.core.estimates import Candidate, CandidateEstimate
 from cotenant.core.jobs import WHOLE_GPU_MILLI
 from cotenant.core.ledger import Holding
-from cotenant.core.obstacles import shapes_of
+from cotenant.core.placing.candidates import standard
+from cotenant.core.placing.obstacles import shapes_of
 from cotenant.core.policy import ContentionPolicy, NodeWindow
 from cotenant.simulator.clusters import Cluster
 from cotenant.simulator.lives import Life

@@ -1,0 +1,1 @@
+"""Who runs next and who has to wait: the cycle, orders, victims, reservations and forecasts. Pure."""

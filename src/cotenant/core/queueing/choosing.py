@@ -1,0 +1,339 @@
+"""Who should run: the order, the guarantees of tenants, and who may be stopped for whom. By counting alone.
+
+1. The queue policy's order, by priority first. Jobs that their tenants' guarantees hold come before all that borrow.
+2. Whether running jobs may be stopped for waiting ones: as the policy says, as priorities say, for borrowed room.
+3. Which waiting jobs may start, and which running ones may have to go for them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+import numpy as np
+
+from cotenant.core.jobs import WHOLE_GPU_MILLI
+from cotenant.core.policy import Order, QueuePolicy
+from cotenant.core.queueing.ranking import rank, select
+from cotenant.core.queueing.reservations import NO_RESERVING, Reserving
+from cotenant.core.table import Capacity, Flags, Ints, Jobs
+from cotenant.core.tenancy import NO_TENANTS, Tenancy
+from cotenant.core.validate import Violation
+
+IN_THE_WAY_MAX = 1_000  # victims that the count would let run; more make plans slow and large, and help little
+RESERVATIONS_MAX = 100
+CLAIMS_MAX = 1_000  # waiting jobs for which a queue that stops nobody by itself makes room in one cycle
+
+
+class Preemption(StrEnum):
+    """Who may be stopped for whom, beside borrowers for those whom they borrow from."""
+
+    POLICY = "policy"  # as the queue policy says
+    PRIORITY = "priority"  # also jobs of lower priority for jobs of a higher one, where the policy itself stops nobody
+    NEVER = "never"  # nobody, for anybody
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """How far the order is enforced against jobs that run.
+
+    preemption: who may be stopped for whom.
+    run_seconds_min: a job that has run for less, in its present run, is not stopped for others.
+    reclaim: whether a queue that stops nobody by itself stops borrowers for jobs within their tenant's guarantee.
+    reserve_after_seconds: a gang that has waited for so long gets a reservation; None: nobody does.
+    reservations: so many at a time.
+    """
+
+    preemption: Preemption = Preemption.POLICY
+    run_seconds_min: float = 0.0
+    reclaim: bool = True
+    reserve_after_seconds: float | None = None
+    reservations: int = 1
+
+    def check(self) -> Iterator[Violation]:
+        """Name what the types cannot say."""
+        if not 0 <= self.run_seconds_min < math.inf:
+            yield Violation("run_seconds_min", f"must be 0 or more, not {self.run_seconds_min:g}")
+        after = self.reserve_after_seconds
+        if after is not None and not 0 <= after < math.inf:
+            yield Violation("reserve_after_seconds", f"must be 0 or more, or none, not {after:g}")
+        if not 1 <= self.reservations <= RESERVATIONS_MAX:
+            yield Violation("reservations", f"must be from 1 to {RESERVATIONS_MAX}, not {self.reservations}")
+
+    @property
+    def reserving(self) -> Reserving:
+        """Who gets a reservation."""
+        after = self.reserve_after_seconds
+        return NO_RESERVING if after is None else Reserving(after, self.reservations)
+
+    @property
+    def stopping_nobody(self) -> Rules:
+        """The same for a cycle in which nobody is stopped for others."""
+        return replace(self, preemption=Preemption.NEVER)
+
+    def enforces(self, policy: QueuePolicy) -> bool:
+        """Whether running jobs that fall in the policy's order make room."""
+        return policy.preemptive and self.preemption is not Preemption.NEVER
+
+    def claims(self, policy: QueuePolicy, tenancy: Tenancy) -> bool:
+        """Whether some may be stopped for others although the policy's order is not enforced."""
+        if policy.preemptive or self.preemption is Preemption.NEVER:
+            return False
+        return self.preemption is Preemption.PRIORITY or (self.reclaim and tenancy.guarantees)
+
+    def protects(self, jobs: Jobs, now: float) -> Flags:
+        """Mark running jobs that nobody may stop."""
+        return jobs.running & (~jobs.preemptible | (now - jobs.running_since < self.run_seconds_min))
+
+    def valid_seconds(self, jobs: Jobs, order: Order, now: float) -> float:
+        """Say how long a decision holds if nothing happens: the order's word, or until somebody's protection ends."""
+        if not self.run_seconds_min or self.preemption is Preemption.NEVER:
+            return order.valid_seconds
+        ran = now - jobs.running_since[jobs.running & jobs.preemptible]
+        ends = (self.run_seconds_min - ran)[ran < self.run_seconds_min]
+        return min(order.valid_seconds, float(ends.min(initial=math.inf)))
+
+    def starves_in(self, jobs: Jobs, now: float) -> float:
+        """Say in how long the next waiting job gets a reservation if it still waits then."""
+        waited = now - jobs.waiting_since[~jobs.running]
+        left = self.reserving.after_seconds - waited
+        return float(left[left > 0].min(initial=math.inf))
+
+
+RULES = Rules()
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What the order says: rows that should start, in order; rows that may have to make room, the first to go first.
+
+    `outranked` wait for the order's sake, `over_limit` for their tenant's limit. `entitled` marks rows
+    within their tenant's guarantee; None where nobody has one. `turns` says for each victim how many of the starts,
+    the first ones, may have its room; None: those that come before it in the order. `ranked` holds all rows in order;
+    the waiting ones alone where nobody is stopped for others. Where the order is enforced, `selected` marks those that
+    should run, and `left` are the GPUs, in thousandths, and cores that they leave. `standings` number groups of victims
+    that stand alike, so that it is for their cost to say who goes; None: the order says so.
+    """
+
+    ranked: Ints
+    starts: Ints
+    victims: Ints
+    outranked: Ints
+    over_limit: Ints
+    turns: Ints | None = None
+    entitled: Flags | None = None
+    selected: Flags | None = None
+    left: tuple[int, int] | None = None
+    standings: Ints | None = None
+
+    def ahead(self) -> Ints:
+        """Count for each victim the starts that may have its room, always the first ones."""
+        if self.turns is not None or not len(self.victims):
+            return self.victims if self.turns is None else self.turns
+        place_of = np.empty_like(self.ranked)
+        place_of[self.ranked] = np.arange(len(self.ranked))
+        return np.searchsorted(place_of[self.starts], place_of[self.victims])
+
+
+def choose(
+    jobs: Jobs,
+    policy: QueuePolicy,
+    order: Order,
+    capacity: Capacity,
+    *,
+    now: float,
+    rules: Rules = RULES,
+    tenancy: Tenancy = NO_TENANTS,
+) -> Choice:
+    """Say who should run, by counting alone.
+
+    Where the order is not enforced that is every waiting job, in order, as long as there is room and its tenant's
+    limit allows; running jobs stay, but for those that the rules let others claim the room of. Where it is enforced,
+    the first jobs of the order that fit together into the whole capacity should run. Victims are running jobs that
+    may be preempted and have run for `run_seconds_min`: first those that should not run, the last in the order first;
+    then those that should, but come after one that starts, for a gang may find the room that it was counted in
+    fragments.
+    """
+    enforced, claims = rules.enforces(policy), rules.claims(policy, tenancy)
+    everybody = enforced or claims or tenancy.guarantees
+    ranked = rank(
+        jobs,
+        order,
+        running_first=policy.running_first and everybody,
+        among=None if everybody else ~jobs.running,
+    )
+    protected = rules.protects(jobs, now) if everybody else jobs.running
+    entitled = None
+    if tenancy.guarantees:
+        entitled = _entitled(jobs, ranked, policy, protected, rules, tenancy)
+        ranked = np.concatenate([ranked[entitled[ranked]], ranked[~entitled[ranked]]])
+    if enforced:
+        return _enforce(jobs, ranked, protected, capacity, tenancy, entitled, strict=policy.strict)
+    starts, over = _admit(jobs, ranked, tenancy, static=not claims)
+    if rules.reserving and not policy.strict:
+        starts = _starving_first(jobs, starts, entitled, now, rules)
+    nobody = ranked[:0]
+    if not claims:
+        return Choice(ranked, starts, nobody, nobody, over, entitled=entitled)
+    victims, turns = _claims(jobs, ranked, starts, protected, entitled, rules)
+    standings = _standings(jobs, victims, entitled)
+    return Choice(ranked, starts, victims, nobody, over, turns, entitled, standings=standings)
+
+
+def beyond_share(
+    jobs: Jobs,
+    policy: QueuePolicy,
+    order: Order,
+    *,
+    now: float,
+    rules: Rules = RULES,
+    tenancy: Tenancy = NO_TENANTS,
+) -> Flags | None:
+    """Mark jobs whose tenant has what it is due already, or may have no more: if they wait, that is why.
+
+    None where neither the order nor the tenants know of shares.
+    """
+    beyond = order.over_share
+    if tenancy.guarantees:
+        ranked = rank(jobs, order, running_first=policy.running_first)
+        entitled = _entitled(jobs, ranked, policy, rules.protects(jobs, now), rules, tenancy)
+        over = tenancy.over_quota(jobs, entitled)
+        beyond = over if beyond is None else beyond | over
+    if tenancy.limits:
+        over = tenancy.over_limit(jobs, jobs.running)
+        beyond = over if beyond is None else beyond | over
+    return beyond
+
+
+def _entitled(jobs: Jobs, ranked: Ints, policy: QueuePolicy, protected: Flags, rules: Rules, tenancy: Tenancy) -> Flags:
+    """Mark jobs within their tenant's guarantee: those that nobody will stop come first, whatever the order says."""
+    return tenancy.entitled(jobs, ranked, first=protected if rules.enforces(policy) else jobs.running)
+
+
+def _admit(jobs: Jobs, ranked: Ints, tenancy: Tenancy, *, static: bool) -> tuple[Ints, Ints]:
+    """Let all that wait in, but for those over a limit, unless jobs of the same tenant may be stopped for them."""
+    waiting = ranked[~jobs.running[ranked]]
+    if not tenancy.limits or not static:
+        return waiting, ranked[:0]
+    over = tenancy.over_limit(jobs, jobs.running)[waiting]
+    return waiting[~over], waiting[over]
+
+
+def _starving_first(jobs: Jobs, starts: Ints, entitled: Flags | None, now: float, rules: Rules) -> Ints:
+    """Let the gangs that have waited longest, and for long enough, go before their equals who came later.
+
+    Equals have the same priority, and are within their tenants' guarantees or beyond. A gang has several replicas, or
+    more than one GPU: one that has not is passed over by the order alone, for whatever is free will do.
+    """
+    since = jobs.waiting_since[starts]
+    gangs = (jobs.replicas[starts] > 1) | (jobs.gpu_milli[starts] > WHOLE_GPU_MILLI)
+    starving = np.flatnonzero(gangs & (now - since >= rules.reserving.after_seconds))
+    if not len(starving):
+        return starts
+    chosen = starving[np.lexsort((jobs.sequence[starts[starving]], since[starving]))][: rules.reserving.tries]
+    apart = jobs.priority[starts[1:]] != jobs.priority[starts[:-1]]
+    if entitled is not None:
+        apart |= entitled[starts[1:]] != entitled[starts[:-1]]
+    equals = np.concatenate([[0], np.cumsum(apart)])
+    place, turn = np.arange(len(starts), dtype=np.float64), np.full(len(starts), len(starts), dtype=np.int64)
+    for number, at in enumerate(chosen.tolist()):
+        first_later = int(np.argmax((equals == equals[at]) & ((since > since[at]) | (place == at))))
+        place[at], turn[at] = min(place[at], first_later - 0.5), number
+    rows: Ints = starts[np.lexsort((turn, place))]
+    return rows
+
+
+def _claims(
+    jobs: Jobs, ranked: Ints, starts: Ints, protected: Flags, entitled: Flags | None, rules: Rules
+) -> tuple[Ints, Ints]:
+    """Find running jobs whose room a waiting job may claim, and how many of the starts may: always the first ones.
+
+    A job within its guarantee may have the room of one that borrows; with `Preemption.PRIORITY`, one of a higher
+    priority that of one of a lower, unless that is within its guarantee and the other is not. Both orders are strict,
+    so two jobs can never claim each other's room.
+    """
+    rows = ranked[(jobs.running & ~protected)[ranked]][::-1]
+    borrows = np.zeros(len(jobs), dtype=np.bool_) if entitled is None else ~entitled
+    by_priority = rules.preemption is Preemption.PRIORITY
+    guaranteed, others = starts[~borrows[starts]], starts[borrows[starts]]
+    outrank = np.where(by_priority, np.searchsorted(-jobs.priority[guaranteed], -jobs.priority[rows]), 0)
+    if rules.reclaim:
+        outrank = np.where(borrows[rows], len(guaranteed), outrank)
+    more = np.where(by_priority & borrows[rows], np.searchsorted(-jobs.priority[others], -jobs.priority[rows]), 0)
+    ahead = np.where(outrank < len(guaranteed), outrank, len(guaranteed) + more)
+    ahead = np.minimum(ahead, CLAIMS_MAX)
+    return rows[ahead > 0][:IN_THE_WAY_MAX], ahead[ahead > 0][:IN_THE_WAY_MAX]
+
+
+def _standings(jobs: Jobs, victims: Ints, entitled: Flags | None) -> Ints:
+    """Number the groups of one priority that all borrow, or all do not, the first to go first."""
+    apart = jobs.priority[victims[1:]] != jobs.priority[victims[:-1]]
+    if entitled is not None:
+        apart |= entitled[victims[1:]] != entitled[victims[:-1]]
+    return np.concatenate([np.zeros(min(1, len(victims)), dtype=np.int64), np.cumsum(apart)])
+
+
+def _enforce(
+    jobs: Jobs,
+    ranked: Ints,
+    protected: Flags,
+    capacity: Capacity,
+    tenancy: Tenancy,
+    entitled: Flags | None,
+    *,
+    strict: bool,
+) -> Choice:
+    """Split the order into starts, victims, those that it leaves out, and those over a limit."""
+    waiting = ranked[~jobs.running[ranked]]
+    selected = _fill(jobs, ranked, protected, capacity, tenancy, strict=strict)
+    starts, left_out = waiting[selected[waiting]], waiting[~selected[waiting]]
+    over = left_out[:0]
+    if tenancy.limits:
+        beyond = tenancy.over_limit(jobs, selected)[left_out]
+        left_out, over = left_out[~beyond], left_out[beyond]
+    left = _left(jobs, selected, capacity)
+    if not len(starts):
+        return Choice(ranked, starts, starts, left_out, over, entitled=entitled, selected=selected, left=left)
+    unwanted = ranked[(jobs.running & ~selected)[ranked]][::-1]
+    after = ranked[int(np.argmax(ranked == starts[0])) :]
+    in_the_way = after[(jobs.running & selected & ~protected)[after]][::-1]
+    victims = np.concatenate([unwanted, in_the_way[:IN_THE_WAY_MAX]])
+    return Choice(ranked, starts, victims, left_out, over, entitled=entitled, selected=selected, left=left)
+
+
+def _left(jobs: Jobs, selected: Flags, capacity: Capacity) -> tuple[int, int]:
+    """Count the GPUs, in thousandths, and cores that those leave who should run."""
+    pairs = ((capacity.gpu_milli, jobs.gpu_milli), (capacity.cores, jobs.cores))
+    milli, cores = (max(0, have - int(need[selected].sum())) for have, need in pairs)
+    return milli, cores
+
+
+def _fill(jobs: Jobs, ranked: Ints, protected: Flags, capacity: Capacity, tenancy: Tenancy, *, strict: bool) -> Flags:
+    """Walk the order and take what fits into what is left; what may not be preempted is taken beforehand.
+
+    Where tenants have limits the walk goes job by job, which no array operation does.
+    """
+    if not tenancy.limits:
+        return select(jobs, ranked, protected, capacity, strict=strict)
+    selected = protected.copy()
+    columns = (jobs.gpu_milli, jobs.cores, jobs.memory_bytes)
+    totals = (capacity.gpu_milli, capacity.cores, capacity.memory_bytes)
+    gpus, cores, memory = (
+        max(0, have - int(need[protected].sum())) for need, have in zip(columns, totals, strict=True)
+    )
+    limits = tenancy.walk(jobs, protected)
+    rows = ranked[~protected[ranked]]
+    for row, need_gpus, need_cores, need_memory in zip(
+        rows.tolist(), *(column[rows].tolist() for column in columns), strict=True
+    ):
+        if not limits.allows(row, need_gpus, need_cores):
+            continue  # its own tenant holds it back; that is no reason to hold others back
+        if need_gpus <= gpus and need_cores <= cores and need_memory <= memory:
+            selected[row] = True
+            gpus, cores, memory = gpus - need_gpus, cores - need_cores, memory - need_memory
+            limits.take(row, need_gpus, need_cores)
+        elif strict:
+            break
+    return selected

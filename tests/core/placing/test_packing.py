@@ -1,0 +1,118 @@
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.worlds import World, emptied, gangs, picture, replicas_of, worlds
+
+from cotenant.core.gangs import Demand, Gang, Part
+from cotenant.core.ledger import Ledger, Overcommitted
+from cotenant.core.nodes import NodeShape
+from cotenant.core.placing.packing import (
+    could_hold_all,
+    fill,
+    hardest_first,
+    in_node_order,
+    on_many,
+    on_one,
+    room_for_all,
+)
+from cotenant.core.queueing.cycle import take
+
+
+def slow_fill(room: list[int], nodes: list[int], replicas: int) -> list[tuple[int, int]] | None:
+    placed: dict[int, int] = {}
+    for node in nodes:
+        for _ in range(room[node]):
+            if sum(placed.values()) < replicas:
+                placed[node] = placed.get(node, 0) + 1
+    return list(placed.items()) if sum(placed.values()) == replicas else None
+
+
+@given(st.lists(st.integers(0, 4), min_size=1, max_size=6), st.integers(0, 12), st.randoms(use_true_random=False))
+def test_filling_agrees_with_putting_replicas_one_by_one(room: list[int], replicas: int, chance: object) -> None:
+    nodes = list(range(len(room)))
+    chance.shuffle(nodes)  # type: ignore[attr-defined]  # hypothesis gives a Random
+    assert fill(np.array(room), nodes, replicas) == slow_fill(room, nodes, replicas)
+
+
+@given(worlds(), gangs(shares=False))
+def test_a_node_has_room_for_all_exactly_where_all_can_be_taken(world: World, gang: Gang) -> None:
+    ledger = world.ledger
+    able = set(room_for_all(gang, ledger).tolist())
+    for node in np.flatnonzero(ledger.open).tolist():
+        typed = all(ledger.of_type(part.demand.gpu_type)[node] for part in gang.parts if part.demand.gpu_milli)
+        assert (node in able) == (typed and can_take_all(gang, ledger, node))
+
+
+def can_take_all(gang: Gang, ledger: Ledger, node: int) -> bool:
+    try:
+        with ledger.attempt() as attempt:
+            for part in gang.parts:
+                attempt.take(node, part.demand, part.replicas)
+            return True
+    except Overcommitted:
+        return False
+
+
+@given(worlds(), gangs())
+def test_all_on_one_node_is_whole_and_free(world: World, gang: Gang) -> None:
+    before = picture(world.ledger)
+    for node in room_for_all(gang, world.ledger).tolist():
+        offer = on_one(gang, world.ledger, node)
+        assert picture(world.ledger) == before
+        if offer is not None:
+            assert {share.node for share in offer} == {node}
+            assert replicas_of(offer, gang) == [part.replicas for part in gang.parts]
+            with world.ledger.undone():
+                take(world.ledger, gang, offer)
+
+
+@given(worlds(), gangs())
+def test_a_node_could_hold_all_where_it_does_when_empty(world: World, gang: Gang) -> None:
+    empty = emptied(world.ledger)
+    holds = any(on_one(gang, empty, node) is not None for node in room_for_all(gang, empty).tolist())
+    assert could_hold_all(gang, world.ledger) == holds
+
+
+@given(worlds(), gangs(roles_max=1))
+def test_replicas_of_one_kind_find_places_on_many_nodes_where_there_are_enough(world: World, gang: Gang) -> None:
+    (part,) = gang.parts
+    offer = on_many(gang, world.ledger, lambda part, room: in_node_order(room, part.replicas))
+    enough = int(np.minimum(world.ledger.room(part.demand), part.replicas).sum()) >= part.replicas
+    assert (offer is not None) == enough
+
+
+@given(worlds(), gangs())
+def test_parts_on_many_nodes_do_not_get_in_each_others_way(world: World, gang: Gang) -> None:
+    before = picture(world.ledger)
+    offer = on_many(gang, world.ledger, lambda part, room: in_node_order(room, part.replicas))
+    assert picture(world.ledger) == before
+    with world.ledger.undone():
+        assert offer is None or take(world.ledger, gang, offer)
+
+
+def test_parts_that_fit_alone_need_room_for_all_of_them_together() -> None:
+    ledger = Ledger([NodeShape(3, 4), NodeShape(3, 3)])
+    gang = Gang("job", (Part("worker", 2, Demand(1000, 1)), Part("ps", 1, Demand(1000, 2))))
+    assert room_for_all(gang, ledger).tolist() == [0]
+    ledger.take(0, Demand(1000))
+    assert room_for_all(gang, ledger).tolist() == []
+
+
+def test_the_hardest_part_is_placed_first() -> None:
+    parts = (
+        Part("ps", 1, Demand(cores=9)),
+        Part("any", 1, Demand(1000, 1)),
+        Part("typed", 1, Demand(1000, 1, gpu_type="a100")),
+        Part("big", 1, Demand(4000, 1)),
+    )
+    assert hardest_first(Gang("job", parts)) == [3, 2, 1, 0]
+
+
+def test_a_part_that_may_go_anywhere_leaves_the_rare_gpus_to_those_who_need_them() -> None:
+    ledger = Ledger([NodeShape(1, 4, gpu_type="A100"), NodeShape(1, 4, gpu_type="T4")])
+    gang = Gang("job", (Part("any", 1, Demand(1000)), Part("typed", 1, Demand(1000, gpu_type="a100"))))
+    offer = on_many(gang, ledger, lambda part, room: in_node_order(room, part.replicas))
+    assert offer is not None
+    assert {(share.part, share.node) for share in offer} == {(1, 0), (0, 1)}

@@ -1,0 +1,233 @@
+"""When waiting jobs will start: stories, laws, and the simulator as the oracle."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.worlds import rng
+
+from cotenant import plugins
+from cotenant.core.estimates import Estimate
+from cotenant.core.gangs import Demand, Gang
+from cotenant.core.gangs import Part as GangPart
+from cotenant.core.ledger import Holding, Ledger
+from cotenant.core.nodes import NodeShape
+from cotenant.core.policy import PlacementPolicy
+from cotenant.core.predicting.rests import Rest, exactly, rest_of
+from cotenant.core.queueing.forecast import (
+    Expected,
+    Forecast,
+    Holder,
+    Picture,
+    Waiter,
+    forecast,
+)
+from cotenant.core.tenancy import Headroom, Tenant
+from cotenant.policies.consolidate import Consolidate
+from cotenant.policies.first_fit import FirstFit
+from cotenant.policies.locality import WaitsForLocality
+from cotenant.simulator.scenario import Scenario
+from cotenant.simulator.snapshots import Held, Job, Node, Part, Snapshot
+
+
+def gang(job_id: str, gpus: int, replicas: int = 1, tenant: str = "") -> Gang:
+    return Gang(job_id, (GangPart("worker", replicas, Demand(1000 * gpus)),), tenant=tenant)
+
+
+def picture(ledger: Ledger, holders: list[Holder], waiters: list[Waiter], **more: Any) -> Picture:
+    for holder in holders:
+        for holding in holder.holdings:
+            ledger.hold(holding)
+    return Picture(ledger, holders, waiters, **more)
+
+
+def on(job_id: str, node: int, gpus: int, seconds: float, tenant: str = "") -> Holder:
+    return Holder(job_id, (Holding(node, gpus),), exactly(seconds), tenant)
+
+
+def starts(told: Forecast) -> dict[str, float]:
+    return {job_id: one.seconds for job_id, one in told.expected.items()}
+
+
+def two_servers() -> Ledger:
+    return Ledger([NodeShape(4, 8), NodeShape(4, 8)])
+
+
+def test_a_job_starts_when_those_end_that_are_where_it_will_be() -> None:
+    held = [on("a", 0, 4, 60), on("b", 1, 2, 600), on("c", 1, 2, 700)]
+    told = forecast(picture(two_servers(), held, [Waiter(gang("w", 4), exactly(10))]), FirstFit(), rng())
+    assert told.expected == {"w": Expected(60, 60, 60, ("a",), 1, 70)}
+    assert told.draws == 1, "there is nothing to draw"
+
+
+def test_a_strict_queue_lets_nobody_pass_and_a_filling_one_does() -> None:
+    held = [on("a", 0, 4, 60), on("b", 1, 2, 600)]
+    waiters = [Waiter(gang("large", 4), exactly(10)), Waiter(gang("small", 2), exactly(5))]
+    assert starts(forecast(picture(two_servers(), held, waiters), FirstFit(), rng())) == {"large": 60, "small": 0}
+    strict = picture(two_servers(), held, waiters, strict=True)
+    assert starts(forecast(strict, FirstFit(), rng())) == {"large": 60, "small": 60}
+
+
+def test_whoever_starts_first_is_waited_for_as_those_who_run() -> None:
+    waiters = [Waiter(gang("first", 4, 2), exactly(30)), Waiter(gang("second", 4, 2), exactly(1))]
+    told = forecast(picture(two_servers(), [], waiters), FirstFit(), rng())
+    assert told.expected["second"] == Expected(30, 30, 30, ("first",), 1, 31)
+
+
+def test_a_limit_of_its_tenant_holds_a_job_back_until_a_job_of_that_tenant_ends() -> None:
+    room = Headroom([Tenant("vision", limit_gpu_milli=4000)], {"vision": (4000, 0)})
+    held = [on("a", 0, 4, 90, "vision"), on("b", 1, 1, 5)]
+    waiters = [Waiter(gang("w", 2, tenant="vision"), exactly(10)), Waiter(gang("v", 2), exactly(1))]
+    told = forecast(picture(two_servers(), held, waiters, headroom=room, strict=True), FirstFit(), rng())
+    assert starts(told) == {"w": 90, "v": 0}
+    assert room.held("vision") == (4000, 0)
+
+
+def test_a_gang_that_relaxes_starts_when_it_does() -> None:
+    ledger = Ledger([NodeShape(4, 8)] * 2, ["a", "b"])
+    held = [on("a", 0, 2, 9000), on("b", 1, 2, 9000)]
+    policy = WaitsForLocality(WaitsForLocality.Options(server_seconds=100, rack_seconds=50))
+    told = forecast(picture(ledger, held, [Waiter(gang("w", 1, 4), exactly(10))]), policy, rng())
+    assert starts(told)["w"] == pytest.approx(150)
+    assert told.expected["w"].ends == ()
+
+
+def test_what_never_fits_never_starts_and_holds_nobody_back() -> None:
+    waiters = [Waiter(gang("huge", 5), exactly(1)), Waiter(gang("w", 1), exactly(1))]
+    told = forecast(picture(two_servers(), [], waiters, strict=True), FirstFit(), rng())
+    assert starts(told) == {"huge": math.inf, "w": 0}
+
+
+def test_the_interval_is_as_wide_as_what_is_known_of_those_it_waits_for() -> None:
+    held = [Holder("a", (Holding(0, 4), Holding(1, 4)), Rest(720, 480, 1800))]
+    told = forecast(picture(two_servers(), held, [Waiter(gang("w", 1), exactly(1))]), FirstFit(), rng(), draws=200)
+    one = told.expected["w"]
+    assert (one.p10_seconds, one.seconds, one.p90_seconds) == pytest.approx((480, 720, 1800), rel=0.35)
+    assert told.draws == 201
+
+
+def test_once_the_time_is_spent_the_rest_is_unknown_and_it_is_told_how_far_it_went() -> None:
+    held = [on(f"j{number}", number % 2, 1, 10.0 * (number + 1)) for number in range(8)]
+    turns = itertools.count()
+    told = forecast(
+        picture(two_servers(), held, [Waiter(gang("w", 4), exactly(1)), Waiter(gang("v", 1), exactly(999))]),
+        FirstFit(),
+        rng(),
+        spent=lambda: next(turns) > 2,
+    )
+    assert (told.expected["w"].seconds, told.reached_seconds, told.draws) == (math.inf, 30, 1)
+    assert told.expected["v"].seconds == 10
+
+
+def test_beyond_the_horizon_nothing_is_told() -> None:
+    told = forecast(
+        picture(two_servers(), [on("a", 0, 4, 100), on("b", 1, 4, 100)], [Waiter(gang("w", 1), exactly(1))]),
+        FirstFit(),
+        rng(),
+        horizon_seconds=50,
+    )
+    assert (starts(told)["w"], told.reached_seconds) == (math.inf, 50)
+
+
+def test_what_is_left_is_what_the_predictor_says_then_the_user_then_as_much_again() -> None:
+    known = Estimate(predictable=True, remaining_seconds=50, remaining_p10_seconds=40, remaining_p90_seconds=90)
+    assert rest_of(known, 10, expected_seconds=1000) == Rest(50, 40, 90)
+    assert rest_of(Estimate(predictable=True, remaining_seconds=0.0), 10).seconds == 10, "it outlived its prediction"
+    assert rest_of(Estimate(), 10, expected_seconds=9).seconds == 10, "it outlived what its user expected"
+    assert rest_of(Estimate(), 0, usual_seconds=300).seconds == 300
+
+
+# The simulator as the oracle ----------------------------------------------------------------------------------
+
+
+@st.composite
+def taken(draw: st.DrawFn) -> Snapshot:
+    """A cluster on which some jobs run, each on one node, and some wait; all times are whole seconds."""
+    racks = draw(st.sampled_from([("",), ("a", "b")]))
+    nodes = [Node(f"n{number}", 4, 12, rack=racks[number % len(racks)]) for number in range(draw(st.integers(1, 4)))]
+    free = {node.id: 4 for node in nodes}
+    jobs = []
+    for number, (where, gpus, rest) in enumerate(
+        draw(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 4), st.integers(1, 60)), max_size=8))
+    ):
+        node = nodes[where % len(nodes)].id
+        if free[node] >= gpus:
+            free[node] -= gpus
+            part = Part(replicas=gpus, gpu_milli=1000, cores=1)
+            jobs.append(
+                Job(f"r{number}", 900.0, (part,), expected_seconds=100.0 + rest, running_since_seconds=900.0,
+                    held=(Held(node, gpus=gpus, cores=gpus),), cores=(1,))
+            )  # fmt: skip
+    for number, (replicas, gpus, run) in enumerate(
+        draw(st.lists(st.tuples(st.integers(1, 5), st.integers(1, 3), st.integers(1, 60)), min_size=1, max_size=8))
+    ):
+        part = Part(replicas=replicas, gpu_milli=1000 * gpus, cores=1)
+        jobs.append(Job(f"w{number}", 950.0 + number, (part,), expected_seconds=float(run)))
+    return Snapshot(1000.0, tuple(nodes), tuple(jobs))
+
+
+def pictured(snapshot: Snapshot, *, strict: bool) -> Picture:
+    """The same as a picture. A waiting job begins to wait when the simulation sets in."""
+    held = snapshot.holdings()
+    holders = [
+        Holder(job.id, held[job.id], exactly(job.expected_seconds - 100.0))
+        for job in snapshot.jobs
+        if job.running_since_seconds is not None and job.expected_seconds
+    ]
+    waiters = []
+    for job in snapshot.jobs:
+        if job.running_since_seconds is None and job.expected_seconds:
+            parts = tuple(
+                GangPart(part.name, part.replicas, Demand(part.gpu_milli, part.cores or 0)) for part in job.roles
+            )
+            waiters.append(Waiter(Gang(job.id, parts), exactly(job.expected_seconds)))
+    ledger = Ledger([node.shape for node in snapshot.nodes], [node.rack for node in snapshot.nodes])
+    return picture(ledger, holders, waiters, strict=strict)
+
+
+@pytest.mark.parametrize("name", ["first-fit", "consolidate", "locality"])  # fgd remembers whom it was asked about
+@pytest.mark.parametrize("mode", ["strict", "backfill"])
+@settings(max_examples=8)
+@given(snapshot=taken())
+def test_with_certain_run_times_it_says_what_a_simulation_of_the_same_snapshot_says(
+    tmp_path_factory: pytest.TempPathFactory, name: str, mode: str, snapshot: Snapshot
+) -> None:
+    path = tmp_path_factory.mktemp("taken") / "snapshot.json"
+    Path(path).write_text(snapshot.dump())
+    result = Scenario.of_snapshot(path).choosing({"queue": "fifo", "placement": name}, {"queue": {"mode": mode}}).run()
+    first = min(job.submitted_seconds for job in snapshot.jobs)
+    simulated = {
+        one.id: one.finished_seconds + first - snapshot.taken_seconds - one.work_seconds
+        for one in result.outcomes
+        if one.id.startswith("w") and one.finished_seconds is not None
+    }
+    policy: PlacementPolicy = plugins.load("cotenant.placement_policies", name, {})
+    told = starts(forecast(pictured(snapshot, strict=mode == "strict"), policy, rng()))
+    assert {job_id: at for job_id, at in told.items() if at < math.inf} == pytest.approx(simulated)
+
+
+@given(taken(), st.booleans(), st.integers(0, 99))
+def test_the_ledger_is_left_as_it_was_and_the_same_is_told_again(snapshot: Snapshot, strict: bool, seed: int) -> None:
+    shown = pictured(snapshot, strict=strict)
+    vague = Picture(
+        shown.ledger,
+        [Holder(one.job_id, one.holdings, rest_of(Estimate(), one.rest.seconds)) for one in shown.holders],
+        shown.waiters,
+        strict,
+    )
+    before = [array.copy() for array in (shown.ledger.free_gpus, shown.ledger.free_cores)]
+    told = [forecast(vague, Consolidate(), np.random.default_rng(seed), draws=5) for _ in range(2)]
+    assert told[0] == told[1]
+    assert all(
+        (array == was).all()
+        for array, was in zip((shown.ledger.free_gpus, shown.ledger.free_cores), before, strict=True)
+    )
+    for one in told[0].expected.values():
+        assert one.p10_seconds <= one.seconds <= one.p90_seconds

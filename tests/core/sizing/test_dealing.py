@@ -1,0 +1,82 @@
+"""What is dealt to the jobs of some nodes: their own up to their share, the rest lent, nothing twice."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cotenant.core.estimates import UNKNOWN
+from cotenant.core.jobs import JobSpec, Request, Role
+from cotenant.core.predicting.curves import Point
+from cotenant.core.sizing.dealing import Hand, Party, deal, room
+from cotenant.core.sizing.resizing import Running
+
+GPU, SERVER = Role("worker", request=Request(gpu_milli=1000)), Role("ps", request=Request(cores=2))
+NODES = st.dictionaries(st.integers(0, 2), st.integers(1, 3), min_size=1, max_size=3)
+
+
+def running(job_id: str, own: int, lent: int, share: int, points: tuple[Point, ...] = ()) -> Running:
+    """A job with a server that comes first, and has cores that its user gave."""
+    spec = JobSpec(roles=(SERVER, GPU))
+    return Running(job_id, spec, UNKNOWN, (2, own + lent), (0, 99), points, node_share=(0, share), lent=(0, lent))
+
+
+@st.composite
+def parties(draw: st.DrawFn) -> list[Party]:
+    count = draw(st.integers(0, 5))
+    some = []
+    for number in range(count):
+        share = draw(st.integers(1, 4))
+        own, lent = draw(st.integers(1, share)), draw(st.integers(0, 3))
+        points = tuple(Point(cores, float(draw(st.integers(1, 9)))) for cores in draw(st.sets(st.integers(1, 8))))
+        some.append(Party(running(str(number), own, lent, share, points), draw(st.integers(1, 9)), draw(NODES)))
+    return some
+
+
+@given(parties(), st.lists(st.integers(0, 9), min_size=3, max_size=3))
+def test_no_core_is_dealt_twice_and_nobody_gets_more_than_the_wish(some: list[Party], unheld: list[int]) -> None:
+    free = dict(enumerate(unheld))
+    for party in some:
+        for node, count in party.replicas.items():
+            free[node] += (party.running.cores[1] - party.running.own) * count
+    hands = deal(some, free, lambda one: 1.0)
+    for node in free:
+        more = (
+            (hand.cores - party.running.own) * party.replicas.get(node, 0)
+            for party, hand in zip(some, hands, strict=True)
+        )
+        assert sum(more) <= free[node]
+    for party, hand in zip(some, hands, strict=True):
+        assert 1 <= hand.firm <= max(party.running.own, min(party.wish, party.running.share))
+        assert hand.cores <= max(party.wish, hand.firm)
+        assert hand.lent == 0 or hand.firm == party.running.share or room_left(some, hands, free, party) == 0
+
+
+def room_left(some: list[Party], hands: list[Hand], free: dict[int, int], of: Party) -> int:
+    """How many own cores each replica could have had beside what was dealt as own."""
+    left = dict(free)
+    for party, hand in zip(some, hands, strict=True):
+        for node, count in party.replicas.items():
+            left[node] -= (hand.firm - party.running.own) * count
+            if party is of:
+                break
+    return room(left, of.replicas)
+
+
+def test_what_is_spare_goes_to_whoever_gains_most_not_to_whoever_came_first() -> None:
+    level = running("a", 3, 0, 3, (Point(3, 10.0), Point(5, 10.1)))
+    steep = running("b", 3, 0, 3, (Point(3, 10.0), Point(5, 15.0)))
+    hands = deal([Party(level, 5, {0: 1}), Party(steep, 5, {0: 1})], {0: 2}, lambda one: 1.0)
+    assert hands == [Hand(3, 0), Hand(3, 2)]
+    weighty = deal([Party(level, 5, {0: 1}), Party(steep, 5, {0: 1})], {0: 2}, lambda one: 99.0 ** (one is level))
+    assert weighty == [Hand(3, 2), Hand(3, 0)]
+
+
+def test_a_share_that_was_slimmed_comes_back_from_those_it_was_lent_to() -> None:
+    slim, greedy = running("a", 1, 0, 3), running("b", 3, 2, 3)
+    assert deal([Party(slim, 3, {0: 1}), Party(greedy, 5, {0: 1})], {0: 2}, lambda one: 1.0) == [Hand(3), Hand(3)]
+
+
+def test_a_gang_is_dealt_the_same_on_all_its_nodes() -> None:
+    gang = Party(running("a", 1, 0, 3), 3, {0: 2, 1: 1})
+    assert deal([gang], {0: 3, 1: 9}, lambda one: 1.0) == [Hand(2)]

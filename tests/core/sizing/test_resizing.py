@@ -1,0 +1,37 @@
+"""What can be spared for a running job, and what an allocator may answer."""
+
+from __future__ import annotations
+
+import pytest
+
+from cotenant.core.estimates import UNKNOWN
+from cotenant.core.jobs import JobSpec, Request, Role
+from cotenant.core.ledger import Holding, Share
+from cotenant.core.policy import Sizing
+from cotenant.core.sizing.resizing import BadSizing, Running, agreed, resized
+
+
+def running(cores: tuple[int, ...] = (4, 1), spare: tuple[int, ...] = (2, 0)) -> Running:
+    roles = (Role("worker", request=Request(gpu_milli=1000)), Role("ps", request=Request(cores=1)))
+    return Running("a", JobSpec(roles=roles), UNKNOWN, cores, spare)
+
+
+def test_an_allocator_may_take_what_is_spare_and_give_back_all_but_one_core() -> None:
+    assert agreed(running(), Sizing((6, 1), "")) == (6, 1)
+    assert agreed(running(), Sizing((1, 1), "")) == (1, 1)
+    assert agreed(running(), Sizing((4, 1), "")) is None
+    assert agreed(running(), None) is None
+
+
+@pytest.mark.parametrize(
+    ("cores", "why"),
+    [((7, 1), "spare"), ((0, 1), "needs a core"), ((4, 2), "user asked"), ((4,), "not its roles")],
+)
+def test_an_allocator_that_wants_what_it_may_not_is_told_so(cores: tuple[int, ...], why: str) -> None:
+    with pytest.raises(BadSizing, match=why):
+        agreed(running(), Sizing(cores, ""))
+
+
+def test_only_cores_change_in_what_is_held() -> None:
+    places, held = [Share(3, 1, 2), Share(1, 0, 1)], [Holding(3, 2, 8, 5), Holding(1, cores=1, shares=((0, 500),))]
+    assert resized(places, held, (7, 3)) == (Holding(3, 2, 6, 5), Holding(1, cores=7, shares=((0, 500),)))

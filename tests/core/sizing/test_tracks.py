@@ -1,0 +1,82 @@
+"""What is remembered of rates by cores."""
+
+from __future__ import annotations
+
+import pytest
+
+from cotenant.core.estimates import UNKNOWN, Estimate
+from cotenant.core.jobs import JobSpec, Request, Role
+from cotenant.core.sizing.tracks import Track, Tracks, kind_of
+
+
+def spec(model: str, gpu_milli: int = 1000, tenant: str = "ann") -> JobSpec:
+    return JobSpec(tenant=tenant, roles=(Role("worker", 1, Request(gpu_milli)),), model=model)
+
+
+def seen(tracks: Tracks, job: JobSpec, rates: dict[int, float]) -> None:
+    for cores, rate in rates.items():
+        tracks.add(kind_of(job), cores, rate)
+
+
+def test_what_is_enough_is_known_once_more_gained_nothing() -> None:
+    tracks, job = Tracks(), spec("bert")
+    seen(tracks, job, {4: 10.0})
+    assert tracks.enough(kind_of(job)) is None, "one count tells nothing"
+    seen(tracks, job, {2: 5.0})
+    seen(tracks, job, {3: 7.5})
+    assert tracks.enough(kind_of(job)) is None, "it may still rise"
+    seen(tracks, job, {5: 10.0})
+    assert tracks.enough(kind_of(job)) == 4
+
+
+def test_an_estimate_that_tells_no_cores_gets_those_of_its_kind_else_the_median_of_its_category() -> None:
+    tracks = Tracks()
+    for model, enough in (("resnet18", 9), ("alexnet", 6), ("vgg16", 4)):
+        seen(tracks, spec(model), {cores: min(cores, enough) * 1.0 for cores in range(1, 13)})
+    assert tracks.informed(spec("alexnet"), UNKNOWN).cores_useful == 6
+    other = tracks.informed(spec("mobilenet"), UNKNOWN)
+    assert (other.cores_useful, other.cores_useful_confidence) == (6, 0.5)
+    assert tracks.informed(spec("mobilenet", gpu_milli=2000), UNKNOWN) == UNKNOWN
+    assert tracks.informed(spec("bert"), UNKNOWN) == UNKNOWN
+    told = Estimate(cores_useful=3, cores_useful_confidence=0.8)
+    assert tracks.informed(spec("alexnet"), told) == told
+
+
+def test_it_survives_a_restart_and_names_what_cannot_be_read() -> None:
+    tracks, job = Tracks(), spec("a/b %")
+    seen(tracks, job, {1: 9.9, 2: 10.0, 3: 10.0})
+    again = Tracks()
+    assert again.restore({**tracks.dump(), "bad": b"{"}) == ["bad"]
+    assert again.points(kind_of(job)) == tracks.points(kind_of(job))
+    assert again.enough(kind_of(job)) == tracks.enough(kind_of(job)) == 1
+    assert tracks.dump() == {}
+
+
+def test_the_kind_unused_for_longest_is_forgotten() -> None:
+    tracks = Tracks(kinds_max=2)
+    for model in ("a", "b", "c"):
+        seen(tracks, spec(model), {1: 1.0})
+    assert [bool(tracks.points(kind_of(spec(model)))) for model in ("a", "b", "c")] == [False, True, True]
+
+
+def test_a_drop_counts_once_it_has_lasted_and_undisturbed() -> None:
+    track = Track()
+    assert track.add(3, 10.0, 60.0)
+    assert not track.add(3, 5.0, 600.0, contended=True)
+    assert not any(track.add(3, 8.0, 60.0) for _ in range(4))
+    assert not track.drifted
+    assert track.add(3, 8.0, 60.0)
+    assert track.drifted
+    assert [(point.cores, point.rate) for point in track.points()] == [(3, 8.0)]
+
+
+def test_a_drop_that_ends_soon_changes_nothing() -> None:
+    track = Track()
+    for rate in (10.0, 8.0, 8.0, 10.0, 8.0, 8.0, 10.0, 8.0, 8.0):
+        track.add(3, rate, 120.0)
+    assert not track.drifted
+
+
+@pytest.mark.parametrize("rate", [0.0, -1.0])
+def test_a_window_without_progress_says_nothing(rate: float) -> None:
+    assert not Track().add(3, rate, 60.0)
