@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from cotenant.core.policy import AttemptWindow, NodeWindow
+from cotenant.core.policy import AttemptWindow, NodeWindow, Throttle
 from cotenant.core.validate import CORES_MAX, NAME_LENGTH_MAX, shown
 from cotenant.v1 import contention_service_pb2 as pb
 
@@ -43,6 +43,11 @@ def window_of(sample: pb.NodeSample, now: float) -> NodeWindow:
         memory_bandwidth_bytes_per_second=_maybe(
             "memory_bandwidth_bytes_per_second", sample.memory_bandwidth_bytes_per_second
         ),
+        memory_bandwidth_peak_bytes_per_second=_number(
+            "memory_bandwidth_peak_bytes_per_second", sample.memory_bandwidth_peak_bytes_per_second
+        )
+        or None,
+        bandwidth_enforced=sample.bandwidth_enforced,
     )
 
 
@@ -61,6 +66,23 @@ def _attempt(sample: pb.AttemptSample) -> AttemptWindow:
         memory_bandwidth_bytes_per_second=_maybe(
             f"memory_bandwidth_bytes_per_second {job}", sample.memory_bandwidth_bytes_per_second
         ),
+        cores=int(_number(f"cores {job}", sample.cores, CORES_MAX)),
+        tasks=int(_number(f"tasks {job}", sample.tasks)) or 1,
+        cache_bytes=_maybe(f"cache_bytes {job}", sample.cache_bytes) or None,
+        throttle=_throttle(sample.throttle, job),
+        best_effort=sample.best_effort,
+        expected_rate_per_second=_number(f"expected_rate_per_second {job}", sample.expected_rate_per_second) or None,
+        phase=sample.phase,
+        unsteady=sample.unsteady,
+    )
+
+
+def _throttle(throttle: pb.Throttle, job: str) -> Throttle:
+    return Throttle(
+        int(_number(f"throttle.bandwidth_percent {job}", throttle.bandwidth_percent, 100)) or 100,
+        int(_number(f"throttle.cores {job}", throttle.cores, CORES_MAX)),
+        throttle.idle,
+        throttle.suspended,
     )
 
 

@@ -17,7 +17,7 @@ from cotenant.core.allocations import GpuShare, NodeAllocation, TaskAllocation
 from cotenant.core.estimates import Candidate, CandidateEstimate, Estimate, Latency
 from cotenant.core.jobs import JobKind, JobSpec, Locality, Qos, Request, Role
 from cotenant.core.loss_goal import LossGoal
-from cotenant.core.nodes import Core, Gpu, Inventory, NodeShape
+from cotenant.core.nodes import Core, Gpu, HealthAction, HealthProblem, Inventory, NodeShape
 from cotenant.core.refusals import Code, Refusal
 from cotenant.rpc import estimates as estimates_on_the_wire
 from cotenant.rpc import refusals as refusals_on_the_wire
@@ -76,6 +76,10 @@ inventories = st.builds(
     address=texts,
     not_enforced=words,
     agent_version=texts,
+    problems=st.lists(
+        st.builds(HealthProblem, texts, st.sampled_from(HealthAction), texts, texts, st.none() | times, texts),
+        max_size=2,
+    ).map(tuple),
 )
 tasks = st.builds(
     TaskAllocation,
@@ -177,6 +181,7 @@ def test_a_duration_comes_back_to_the_microsecond(interval: float) -> None:
         (translate.STOP_REASONS, job_pb2.StopReason),
         (translate.KINDS, job_pb2.JobKind),
         (translate.LOCALITIES, job_pb2.Locality),
+        (translate.HEALTH_ACTIONS, resources_pb2.HealthAction),
     ],
 )
 def test_every_number_of_a_wire_enum_is_a_word_of_the_core(map: translate.EnumMap[Any], wire: Any) -> None:

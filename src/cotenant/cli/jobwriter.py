@@ -75,7 +75,7 @@ def _document(spec: JobSpec) -> dict[str, Any]:
         "priority": spec.priority,
         "model": spec.model,
         "steps": spec.steps_total,
-        "expected": None if spec.expected_seconds is None else units.write_seconds(spec.expected_seconds),
+        "expected": _seconds(spec.expected_seconds),
         "deadline": None if spec.deadline_seconds is None else _time(spec.deadline_seconds),
         "grace": _unless(units.write_seconds(spec.grace_seconds), units.write_seconds(DEFAULT.grace_seconds)),
         "signal": _unless(spec.warning_signal, DEFAULT.warning_signal),
@@ -83,6 +83,10 @@ def _document(spec: JobSpec) -> dict[str, Any]:
         "preemptible": None if spec.preemptible else False,
         "locality": spec.locality.value if spec.locality else None,
         "profile": None if spec.profiled else "never",
+        "best_effort": True if spec.best_effort else None,
+        "stop_after_disconnected": _seconds(spec.stop_after_disconnected_seconds),
+        "pre_run": _seconds(spec.pre_run_seconds),
+        "pids": spec.pids_max,
         "progress": {"regex": spec.progress_regex} if spec.progress_regex else None,
         "goal": _goal(spec.loss_goal),
         "qos": _qos(spec.qos),
@@ -98,6 +102,10 @@ def _document(spec: JobSpec) -> dict[str, Any]:
     if not single:
         fields["roles"] = [_given(_role(role) | {"command": _command(role.command)}) for role in spec.roles]
     return _given(fields)
+
+
+def _seconds(seconds: float | None) -> str | None:
+    return None if seconds is None else units.write_seconds(seconds)
 
 
 def _after(spec: JobSpec, condition: Condition) -> list[str]:

@@ -44,6 +44,7 @@ class Gang:
     fragmented_seconds: float = field(default=0.0, compare=False)  # of these, those in which places were in fragments
     spec: JobSpec | None = field(default=None, compare=False)  # None where nobody knows more than the parts say
     estimate: Estimate = field(default=UNKNOWN, compare=False)
+    avoided: frozenset[str] = frozenset()  # ids of nodes on which it is not to be placed
 
     @property
     def gpu_milli(self) -> int:

@@ -91,6 +91,10 @@ class JobSpec:
     dependencies: tuple[Dependency, ...] = ()
     array: ArraySpec | None = None  # only where it is submitted
     array_task: ArrayTask | None = None
+    best_effort: bool = False  # takes what CPU time is left: it may be held back by time, not only by cores
+    stop_after_disconnected_seconds: float | None = None  # None: it runs on without the control plane
+    pre_run_seconds: float | None = None  # rank 0 first runs alone on one GPU, for at most so long; None: it does not
+    pids_max: int = 0  # of each task; 0: the node's own limit
 
     @property
     def gpu_milli(self) -> int:

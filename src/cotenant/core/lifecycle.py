@@ -145,6 +145,9 @@ class StopReason(StrEnum):
     SUPERSEDED = "superseded"
     MIGRATED = "migrated"
     RECLAIMED = "reclaimed"
+    CONTENTION = "contention"
+    UNHEALTHY = "unhealthy"
+    DISCONNECTED = "disconnected"
 
 
 class InvalidTransition(Exception):

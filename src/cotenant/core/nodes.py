@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +34,28 @@ class Gpu:
     island: int = 0
 
 
+class HealthAction(StrEnum):
+    """What follows from something that is not well, the mildest first."""
+
+    IGNORE = "ignore"  # it is told, and nothing else
+    HOLD = "hold"  # no new work until it is known again how things stand; what runs, runs on
+    RESTART = "restart"  # attempts that use it are to be started anew
+    QUARANTINE = "quarantine"  # no new work for this GPU; attempts that use it are to be started anew elsewhere
+    DRAIN = "drain"  # the whole node takes no new work and is emptied
+
+
+@dataclass(frozen=True, slots=True)
+class HealthProblem:
+    """Something on a node that is not well. Without a `gpu_uuid` it concerns the whole node."""
+
+    check: str
+    action: HealthAction
+    reason: str
+    gpu_uuid: str = ""
+    since: float | None = None  # unix time
+    remedy: str = ""
+
+
 @dataclass(frozen=True, slots=True)
 class Inventory:
     """All that jobs may use of a node."""
@@ -44,6 +67,7 @@ class Inventory:
     address: str = ""
     not_enforced: tuple[str, ...] = ()
     agent_version: str = ""
+    problems: tuple[HealthProblem, ...] = ()
 
     @property
     def gpu_type(self) -> str:

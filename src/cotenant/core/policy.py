@@ -207,6 +207,24 @@ class Trains(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class Throttle:
+    """How an attempt is held back. Each way stands for itself; all of them together are what holds."""
+
+    bandwidth_percent: int = 100  # of the node's memory bandwidth
+    cores: int = 0  # that each of its tasks may use of those that it holds; 0: all
+    idle: bool = False  # it gets only CPU time that nobody else wants; best-effort jobs only
+    suspended: bool = False  # its processes stand still
+
+    @property
+    def free(self) -> bool:
+        """Whether it is not held back at all."""
+        return self == Throttle()
+
+
+FREE = Throttle()
+
+
+@dataclass(frozen=True, slots=True)
 class AttemptWindow:
     """What one attempt did in a window; None where the hardware or the job does not tell."""
 
@@ -217,6 +235,14 @@ class AttemptWindow:
     rate_per_second: float | None = None
     gpu_utilisation_percent: float | None = None
     memory_bandwidth_bytes_per_second: float | None = None
+    cores: int = 0  # that it holds on the node; 0 where it is not told
+    tasks: int = 1  # that it has on the node
+    cache_bytes: float | None = None  # of the last-level cache
+    throttle: Throttle = FREE  # how it is held back now
+    best_effort: bool = False
+    expected_rate_per_second: float | None = None  # what the predictor expects of it on what it holds
+    phase: str = ""  # phases have rates of their own; "" is training
+    unsteady: bool = False  # its rate may not be judged: it is being profiled, resized or has just begun
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,16 +257,27 @@ class NodeWindow:
     memory_some_percent: float = 0.0
     io_some_percent: float = 0.0
     memory_bandwidth_bytes_per_second: float | None = None
+    memory_bandwidth_peak_bytes_per_second: float | None = None
+    bandwidth_enforced: bool = False  # the hardware can hold an attempt to a share of the memory bandwidth
 
 
 @dataclass(frozen=True, slots=True)
 class Directive:
-    """The share of its full speed that an attempt may have: 0 suspends it, 1 frees it."""
+    """The share of its full speed that an attempt may have: 0 suspends it, 1 frees it.
+
+    With a `throttle` it says how, and the share is only told to people; without one, whoever carries it out finds a
+    way to that share. `move` asks that the attempt goes on elsewhere. The victim is whom it is for, and its slowdown
+    how far that is below its baseline, from 0 to 1.
+    """
 
     job_id: str
     number: int
     share: float
     reason: str
+    throttle: Throttle | None = None
+    move: bool = False
+    victim_job_id: str = ""
+    victim_slowdown: float = 0.0
 
 
 class ContentionPolicy(Protocol):

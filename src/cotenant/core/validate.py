@@ -18,6 +18,9 @@ REPLICAS_MAX = 4096
 CORES_MAX = 4096
 GPU_MILLI_MAX = 64 * WHOLE_GPU_MILLI
 MEMORY_BYTES_MIN, MEMORY_BYTES_MAX = 4 * 2**20, 2**50
+DISCONNECTED_SECONDS_MIN = 10.0  # less would stop jobs for a restart of the control plane
+PRE_RUN_SECONDS_MAX = 86_400.0
+PIDS_MIN, PIDS_MAX = 16, 4_194_304  # the most that Linux has
 GRACE_SECONDS_MAX = 24 * 3600.0
 RETRIES_MAX = 1000
 PRIORITY_MAX = 1_000_000
@@ -117,6 +120,10 @@ def _contradictions(spec: JobSpec) -> Found:
         yield "kind", f"a cpu job asks for no GPUs, this one asks for {spec.gpu_milli / 1000:g}"
     if spec.kind is not JobKind.CPU and not spec.gpu_milli:
         yield "kind", f"a job of kind {spec.kind} asks for GPUs, this one for none; say cpu, or ask for some"
+    if spec.best_effort and spec.kind is not JobKind.CPU:
+        yield "best_effort", f"only a cpu job can take what CPU time is left, not one of kind {spec.kind}"
+    if spec.pre_run_seconds is not None and spec.gpu_milli <= WHOLE_GPU_MILLI:
+        yield "pre_run", "is for jobs of more than one GPU: it would run the whole job as it is"
     if spec.qos.latency_seconds and not spec.qos.latency_percentile:
         yield "qos.latency_percentile", "a latency target needs the percentile at which it holds"
     if spec.qos.latency_percentile and not spec.qos.latency_seconds:
@@ -128,6 +135,15 @@ def _numbers(spec: JobSpec) -> Found:
         yield "grace", f"must be from 0 to {GRACE_SECONDS_MAX:g} seconds, not {spec.grace_seconds:g}"
     if not 0 <= spec.retries_max <= RETRIES_MAX:
         yield "retries_max", f"must be from 0 to {RETRIES_MAX}, not {spec.retries_max}"
+    if spec.stop_after_disconnected_seconds is not None and not (
+        DISCONNECTED_SECONDS_MIN <= spec.stop_after_disconnected_seconds < math.inf
+    ):
+        least, given = DISCONNECTED_SECONDS_MIN, spec.stop_after_disconnected_seconds
+        yield "stop_after_disconnected", f"must be at least {least:g} seconds, not {given:g}"
+    if spec.pre_run_seconds is not None and not 1 <= spec.pre_run_seconds <= PRE_RUN_SECONDS_MAX:
+        yield "pre_run", f"must be from 1 to {PRE_RUN_SECONDS_MAX:g} seconds, not {spec.pre_run_seconds:g}"
+    if spec.pids_max and not PIDS_MIN <= spec.pids_max <= PIDS_MAX:
+        yield "pids_max", f"must be 0, or from {PIDS_MIN} to {PIDS_MAX}, not {spec.pids_max}"
     if abs(spec.priority) > PRIORITY_MAX:
         yield "priority", f"must be from -{PRIORITY_MAX} to {PRIORITY_MAX}, not {spec.priority}"
     if spec.steps_total < 0:

@@ -11,6 +11,7 @@ from enum import StrEnum
 from typing import Any, Generic, TypeVar
 
 from google.protobuf.duration_pb2 import Duration
+from google.protobuf.message import Message
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from cotenant.core import validate
@@ -28,7 +29,7 @@ from cotenant.core.jobs import (
 )
 from cotenant.core.lifecycle import AttemptState, Phase, StopReason
 from cotenant.core.loss_goal import NO_GOAL
-from cotenant.core.nodes import Core, Gpu, Inventory, NodeShape
+from cotenant.core.nodes import Core, Gpu, HealthAction, HealthProblem, Inventory, NodeShape
 from cotenant.rpc import errors, promises, sequence
 from cotenant.v1 import job_pb2, placement_service_pb2, resources_pb2
 
@@ -65,6 +66,7 @@ ATTEMPT_STATES = EnumMap(AttemptState, job_pb2.AttemptState, "ATTEMPT_STATE")
 STOP_REASONS = EnumMap(StopReason, job_pb2.StopReason, "STOP_REASON")
 KINDS = EnumMap(JobKind, job_pb2.JobKind, "JOB_KIND")
 LOCALITIES = EnumMap(Locality, job_pb2.Locality, "LOCALITY")
+HEALTH_ACTIONS = EnumMap(HealthAction, resources_pb2.HealthAction, "HEALTH_ACTION")
 
 
 def timestamp(seconds: float) -> Timestamp:
@@ -87,6 +89,11 @@ def _split(seconds: float) -> dict[str, int]:
 def seconds(message: Timestamp | Duration) -> float:
     """Unix seconds of a time, or seconds of a duration."""
     return (message.seconds * NANOS + message.nanos) / NANOS  # whole numbers, so that nothing is rounded twice
+
+
+def optional_seconds(message: Message, field: str) -> float | None:
+    """Seconds of a duration of a message, None where it has none."""
+    return seconds(getattr(message, field)) if message.HasField(field) else None
 
 
 def accept_spec(message: job_pb2.JobSpec, *, now: float) -> JobSpec:
@@ -117,6 +124,8 @@ def _wire_violations(message: job_pb2.JobSpec) -> list[validate.Violation]:
         ("deadline", message.deadline, TIMESTAMP_SECONDS_MAX),
         ("grace", message.grace, DURATION_SECONDS_MAX),
         ("expected_duration", message.expected_duration, DURATION_SECONDS_MAX),
+        ("stop_after_disconnected", message.stop_after_disconnected, DURATION_SECONDS_MAX),
+        ("pre_run", message.pre_run, DURATION_SECONDS_MAX),
     ):
         if not (0 <= time.seconds <= seconds_max and 0 <= time.nanos < NANOS):
             wrong = f"{time.seconds} s and {time.nanos} ns are no time that can be written down"
@@ -146,7 +155,7 @@ def spec_from_wire(message: job_pb2.JobSpec) -> JobSpec:
         working_directory=message.working_directory,
         model=message.model,
         steps_total=message.steps_total,
-        deadline_seconds=seconds(message.deadline) if message.HasField("deadline") else None,
+        deadline_seconds=optional_seconds(message, "deadline"),
         qos=Qos(qos.rate_min_per_second, qos.latency_seconds, qos.latency_percentile, qos.arrivals_per_second),
         priority=message.priority,
         preemptible=not message.not_preemptible,
@@ -156,9 +165,13 @@ def spec_from_wire(message: job_pb2.JobSpec) -> JobSpec:
         locality=LOCALITIES.from_wire(message.locality) if message.locality in LOCALITIES.names else None,
         progress_regex=message.progress.regex,
         labels=tuple(sorted(message.labels.items())),
-        expected_seconds=seconds(message.expected_duration) if message.HasField("expected_duration") else None,
+        expected_seconds=optional_seconds(message, "expected_duration"),
         loss_goal=promises.goal_from_wire(message.loss_goal) if message.HasField("loss_goal") else NO_GOAL,
         profiled=not message.not_profiled,
+        best_effort=message.best_effort,
+        stop_after_disconnected_seconds=optional_seconds(message, "stop_after_disconnected"),
+        pre_run_seconds=optional_seconds(message, "pre_run"),
+        pids_max=message.pids_max,
         dependencies=sequence.dependencies_from_wire(message),
         array=sequence.array_from_wire(message),
         array_task=sequence.task_from_wire(message),
@@ -194,7 +207,13 @@ def spec_to_wire(spec: JobSpec) -> job_pb2.JobSpec:
         retries_max=spec.retries_max,
         labels=dict(spec.labels),
         not_profiled=not spec.profiled,
+        best_effort=spec.best_effort,
+        pids_max=spec.pids_max,
     )
+    if spec.stop_after_disconnected_seconds is not None:
+        message.stop_after_disconnected.CopyFrom(duration(spec.stop_after_disconnected_seconds))
+    if spec.pre_run_seconds is not None:
+        message.pre_run.CopyFrom(duration(spec.pre_run_seconds))
     sequence.write_sequence(spec, message)
     if spec.deadline_seconds is not None:
         message.deadline.CopyFrom(timestamp(spec.deadline_seconds))
@@ -248,6 +267,31 @@ def inventory_from_wire(message: resources_pb2.Inventory) -> Inventory:
         address=message.address,
         not_enforced=tuple(message.not_enforced),
         agent_version=message.agent_version,
+        problems=tuple(map(_problem_from_wire, message.problems)),
+    )
+
+
+def _problem_from_wire(message: resources_pb2.HealthProblem) -> HealthProblem:
+    return HealthProblem(
+        check=message.check,
+        action=HEALTH_ACTIONS.from_wire(message.action)
+        if message.action in HEALTH_ACTIONS.names
+        else HealthAction.IGNORE,  # a newer agent's, whose meaning nobody here knows
+        reason=message.reason,
+        gpu_uuid=message.gpu_uuid,
+        since=optional_seconds(message, "since"),
+        remedy=message.remedy,
+    )
+
+
+def _problem_to_wire(problem: HealthProblem) -> resources_pb2.HealthProblem:
+    return resources_pb2.HealthProblem(
+        check=problem.check,
+        action=HEALTH_ACTIONS.to_wire(problem.action),
+        reason=problem.reason,
+        gpu_uuid=problem.gpu_uuid,
+        since=None if problem.since is None else timestamp(problem.since),
+        remedy=problem.remedy,
     )
 
 
@@ -277,6 +321,7 @@ def inventory_to_wire(inventory: Inventory) -> resources_pb2.Inventory:
         address=inventory.address,
         not_enforced=inventory.not_enforced,
         agent_version=inventory.agent_version,
+        problems=map(_problem_to_wire, inventory.problems),
     )
 
 
