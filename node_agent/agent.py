@@ -53,7 +53,8 @@ class AgentConfig:
     the memory. `address` is the host name under which other nodes reach this one, by default `node_id`.
     `shareable_gpus` lets several jobs have shares of a GPU; `split_siblings` makes each logical CPU a core.
     An empty `contention_endpoint` means that no samples are sent. `kept_max` and `kept_seconds_max` bound for how
-    many acknowledged attempts, and for how long, output stays readable.
+    many acknowledged attempts, and for how long, output stays readable. `pids_max` is how many processes and threads
+    each task of a job that names none may have; 0 means no limit but that of the whole attempt, half of the node's.
     """
 
     node_id: str
@@ -72,6 +73,7 @@ class AgentConfig:
     sample_interval_seconds: float = 5.0
     kept_max: int = 200
     kept_seconds_max: float = 30 * DAY_SECONDS
+    pids_max: int = 32_768
     runtime: str = "process"
 
 
@@ -160,6 +162,7 @@ class Agent:
             output_bytes_max=self._config.output_bytes_max,
             kept_max=self._config.kept_max,
             kept_seconds_max=self._config.kept_seconds_max,
+            pids_max=self._config.pids_max,
         )
 
     def _contention(self, runtime: Runtime, progress: ProgressReader, nvml: NvmlGpus) -> ContentionLink:

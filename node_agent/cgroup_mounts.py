@@ -26,6 +26,7 @@ from cotenant.node_agent.cgroups import (
     CONTROLLERS,
     UNIFIED,
     UNLIMITED_BYTES,
+    WEIGHT_DEFAULT,
     Group,
     GroupError,
     parse_cpu_list,
@@ -38,7 +39,11 @@ log = structlog.get_logger()
 NOT_ENFORCED = {
     "cpuset": "cores are only suggested to jobs (CPU affinity): no cpuset control group can be written",
     "memory": "memory limits are not enforced: no memory control group can be written",
+    "cpu": "CPU time on shared cores is not weighted, nor can best-effort jobs be held to what is left: no cpu control "
+    "group can be written",
+    "pids": "the number of a job's processes is not limited: no pids control group can be written",
 }
+NO_FREEZER = "jobs cannot be suspended where they run: no freezer control group can be written"
 NO_GROUPS = "processes that escape from a job are found by ancestry only: no control group can be written"
 
 
@@ -91,8 +96,9 @@ def open_node_group(node_id: str, mounts: list[Mount] | None = None) -> tuple[Gr
     mounts = find_mounts() if mounts is None else mounts
     group = _open_version_2(node_id, mounts) or _open_version_1(node_id, mounts)
     if group is None:
-        return None, [*NOT_ENFORCED.values(), NO_GROUPS]
-    return group, [text for controller, text in NOT_ENFORCED.items() if controller not in group.enforces]
+        return None, [*NOT_ENFORCED.values(), NO_FREEZER, NO_GROUPS]
+    missing = [text for controller, text in NOT_ENFORCED.items() if controller not in group.enforces]
+    return group, missing if group.can_freeze() else [*missing, NO_FREEZER]
 
 
 def _places(mount: Mount) -> list[str]:
@@ -138,14 +144,23 @@ def _make_version_2(base: Group, node_id: str) -> Group:
     is_root = not os.path.exists(os.path.join(path, "cgroup.type"))  # the root of all may have both
     if not is_root and read_text(os.path.join(path, "cgroup.procs")):
         _step_aside(path)
-    base.open_to_children()
+    base.open_to_children()  # which drops the controllers that are not to be had
     top = base.child("cotenant")
-    top.create()
-    top.open_to_children()
     node = top.child(node_id)
-    node.create()
-    node.open_to_children()
+    for group in (top, node):
+        group.create()
+        _weigh(group)
+        group.open_to_children()
+        node.enforces = group.enforces
     return node
+
+
+def _weigh(group: Group) -> None:
+    """Give all jobs together the weight of all CPUs, so that each counts on its cores as a process outside does."""
+    try:
+        group.set_weight(WEIGHT_DEFAULT * len(os.sched_getaffinity(0)))
+    except GroupError as error:
+        log.info("cgroup_weight_refused", place=group.paths()[0], error=str(error))
 
 
 def _step_aside(path: str) -> None:
@@ -177,6 +192,8 @@ def _make_version_1(mount: Mount, controller: str, node_id: str) -> str:
             top.create()
             node = top.child(node_id)
             node.create()
+            for group in (top, node):
+                _weigh(group)
         except GroupError as error:
             log.info("cgroup_place_refused", place=place, error=str(error))
         else:

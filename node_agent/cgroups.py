@@ -3,7 +3,8 @@
 A `Group` is a directory in each hierarchy that we use: in version 2 there is one hierarchy, in version 1 one per
 controller. The supervisor loads this file beside it without the package around it, so it imports next to nothing.
 
-No CPU quota is ever set: processes that have their cores to themselves must not be throttled on them.
+What is set is read back, and what the kernel did not take is an error. Whether CPU time may be limited, which processes
+that have their cores to themselves must never suffer, is for `holding` to say.
 """
 
 from __future__ import annotations
@@ -16,73 +17,41 @@ import time
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
+if TYPE_CHECKING or __package__:
+    from cotenant.node_agent.kernel_files import (
+        GroupError,
+        format_cpu_list,
+        number_in,
+        parse_cpu_list,
+        put,
+        read_text,
+        write_text,
+    )
+else:
+    from kernel_files import GroupError, format_cpu_list, number_in, parse_cpu_list, put, read_text, write_text
+
+__all__ = [
+    "CONTROLLERS",
+    "UNIFIED",
+    "UNLIMITED_BYTES",
+    "Group",
+    "GroupError",
+    "format_cpu_list",
+    "number_in",
+    "parse_cpu_list",
+    "put",
+    "read_text",
+    "write_text",
+]
 
 UNIFIED = "unified"
-CONTROLLERS = ("cpuset", "memory", "cpuacct", "pids")
+CONTROLLERS = ("cpuset", "cpu", "memory", "cpuacct", "pids", "freezer", "devices")
 UNLIMITED_BYTES = 1 << 60  # version 1 writes "no limit" as the largest page-aligned number; nothing real is as large
-
-
-class GroupError(Exception):
-    """The kernel did not take what was written; the text says what and why."""
-
-
-def read_text(path: str) -> str:
-    """Read a small kernel file, stripped; empty where it is absent or refuses."""
-    try:
-        with open(path, encoding="ascii", errors="replace") as file:
-            return file.read().strip()
-    except OSError:
-        return ""
-
-
-def write_text(path: str, text: str) -> None:
-    """Write one value in a single call, as the kernel wants it. Raises `GroupError`."""
-    try:
-        descriptor = os.open(path, os.O_WRONLY)
-        try:
-            os.write(descriptor, text.encode())
-        finally:
-            os.close(descriptor)
-    except OSError as error:
-        raise GroupError(f"cannot write {text!r} to {path}: {error.strerror}") from error
-
-
-def parse_cpu_list(text: str) -> list[int]:
-    """Read the kernel's list format, leaving out what is not a number.
-
-    >>> parse_cpu_list("0-2,5,8-9")
-    [0, 1, 2, 5, 8, 9]
-    >>> parse_cpu_list("")
-    []
-    """
-    numbers: set[int] = set()
-    for part in text.replace("\n", "").split(","):
-        first, dash, last = part.strip().partition("-")
-        if first.isdigit() and (not dash or last.isdigit()):
-            numbers.update(range(int(first), int(last if dash else first) + 1))
-    return sorted(numbers)
-
-
-def format_cpu_list(cpus: Iterable[int]) -> str:
-    """Write the kernel's list format, one number at a time.
-
-    >>> format_cpu_list([5, 1, 0])
-    '0,1,5'
-    """
-    return ",".join(str(cpu) for cpu in sorted(set(cpus)))
-
-
-def number_in(text: str, key: str) -> int:
-    """Find `key` in a file of "key number" lines; 0 where it is not.
-
-    >>> number_in("low 0\\noom_kill 3", "oom_kill")
-    3
-    """
-    for line in text.splitlines():
-        name, _, value = line.partition(" ")
-        if name == key and value.strip().isdigit():
-            return int(value)
-    return 0
+WEIGHT_MIN, WEIGHT_DEFAULT, WEIGHT_MAX = 1, 100, 10_000  # as version 2 counts
+SHARES_DEFAULT = 1024  # what version 1 has for the default weight
+PERIOD_MICROSECONDS = 100_000
+FREEZE_SECONDS_MAX = 2.0
+FREEZE_WORDS = {1: ("THAWED", "FROZEN"), 2: ("0", "1")}
 
 
 class Group:
@@ -140,10 +109,26 @@ class Group:
                 write_text(self._file("cpuset", name), read_text(os.path.join(above, name)))
 
     def open_to_children(self) -> None:
-        """Let children have the controllers; in version 1 they always do."""
-        if self.version == 2:
-            wanted = " ".join(f"+{controller}" for controller in self.enforces)
-            write_text(self._file(UNIFIED, "cgroup.subtree_control"), wanted)
+        """Let children have the controllers, or those of them that the kernel takes; in version 1 they always do.
+
+        Version 2 refuses all of several for the sake of one, such as `cpu` while a real-time process runs.
+        """
+        if self.version != 2:
+            return
+        path = self._file(UNIFIED, "cgroup.subtree_control")
+        try:
+            write_text(path, " ".join(f"+{controller}" for controller in self.enforces))
+        except GroupError:
+            taken = []
+            for controller in self.enforces:
+                try:
+                    write_text(path, f"+{controller}")
+                    taken.append(controller)
+                except GroupError:
+                    continue
+            if not taken:
+                raise
+            self.enforces = tuple(taken)
 
     def set_cpus(self, cpus: Iterable[int], memory_nodes: Iterable[int] = ()) -> None:
         """Bind to CPUs and, unless empty, memory nodes; read back what the kernel made of it.
@@ -203,9 +188,103 @@ class Group:
             write_text(self._file("memory", "memory.oom.group"), "1")
 
     def limit_processes(self, count: int) -> None:
-        """Limit how many processes and threads there may be at once."""
+        """Limit how many processes and threads there may be at once; 0 means no limit."""
         if "pids" in self.enforces:
-            write_text(self._file("pids", "pids.max"), str(count))
+            put(self._file("pids", "pids.max"), str(count) if count > 0 else "max")
+
+    # CPU time among those that want the same CPUs. Each stands for itself; see `holding` for who may be held back.
+
+    def set_weight(self, weight: int) -> None:
+        """Give it a weight from 1 to 10,000 among its siblings, as version 2 counts: 100 is that of a lone group.
+
+        A group that is idle has none, so that nothing is written.
+        """
+        if "cpu" not in self.enforces or self.is_idle():
+            return
+        weight = min(max(weight, WEIGHT_MIN), WEIGHT_MAX)
+        if self.version == 2:
+            put(self._file("cpu", "cpu.weight"), str(weight))
+        else:
+            put(self._file("cpu", "cpu.shares"), str(max(2, weight * SHARES_DEFAULT // WEIGHT_DEFAULT)))
+
+    def set_idle(self, idle: bool) -> None:
+        """Let it have only CPU time that no sibling wants, or no longer; its weight is then the default one.
+
+        Raises:
+            GroupError: the kernel does not take it, or has no such thing (before 5.15).
+        """
+        path = self._file("cpu", "cpu.idle") if "cpu" in self.enforces else ""
+        if not path or not os.path.exists(path):
+            if idle:
+                raise GroupError(
+                    "the kernel cannot give it idle CPU time only: there is no cpu.idle that can be written"
+                )
+            return
+        put(path, str(int(idle)))
+
+    def is_idle(self) -> bool:
+        """Whether it has only CPU time that no sibling wants."""
+        return "cpu" in self.enforces and read_text(self._file("cpu", "cpu.idle")) == "1"
+
+    def limit_cpu(self, cores: float) -> None:
+        """Limit its CPU time to that of so many cores; 0 means no limit. Raises `GroupError`."""
+        if "cpu" not in self.enforces:
+            if cores > 0:
+                raise GroupError("its CPU time cannot be limited: no cpu control group can be written")
+            return
+        quota = max(1000, round(cores * PERIOD_MICROSECONDS)) if cores > 0 else 0
+        if self.version == 2:
+            put(self._file("cpu", "cpu.max"), f"{quota or 'max'} {PERIOD_MICROSECONDS}")
+            return
+        put(self._file("cpu", "cpu.cfs_period_us"), str(PERIOD_MICROSECONDS))
+        put(self._file("cpu", "cpu.cfs_quota_us"), str(quota or -1))
+
+    def cpu_limit(self) -> float:
+        """The cores whose CPU time is its limit; 0 where there is none."""
+        if "cpu" not in self.enforces:
+            return 0.0
+        if self.version == 2:
+            words = read_text(self._file("cpu", "cpu.max")).split()
+        else:
+            words = [read_text(self._file("cpu", f"cpu.cfs_{name}_us")) for name in ("quota", "period")]
+        return int(words[0]) / int(words[1]) if len(words) == 2 and words[0].isdigit() else 0.0
+
+    def _freezer(self) -> str:
+        if self.version == 2:
+            return self._file(UNIFIED, "cgroup.freeze")
+        return self._file("freezer", "freezer.state") if "freezer" in self.enforces else ""
+
+    def can_freeze(self) -> bool:
+        """Whether its processes can be made to stand still."""
+        return os.path.exists(self._freezer())
+
+    def freeze(self, frozen: bool, patience_seconds: float = FREEZE_SECONDS_MAX) -> None:
+        """Let all its processes stand still, or go on. Blocks until they do.
+
+        Raises:
+            GroupError: there is no freezer, or some process does not stand still in time; then all go on.
+        """
+        path = self._freezer()
+        if not path or not os.path.exists(path):
+            if frozen:
+                raise GroupError("its processes cannot be suspended: no freezer control group can be written")
+            return
+        words = FREEZE_WORDS[self.version]
+        write_text(path, words[frozen])
+        deadline = time.monotonic() + patience_seconds
+        while self.is_frozen() is not frozen:
+            if time.monotonic() >= deadline:
+                write_text(path, words[False])
+                raise GroupError(
+                    f"asked for {words[frozen]} in {path}, and it did not come about in {patience_seconds} s"
+                )
+            time.sleep(0.001)
+
+    def is_frozen(self) -> bool:
+        """Whether all its processes stand still."""
+        if self.version == 2:
+            return number_in(read_text(self._file(UNIFIED, "cgroup.events")), "frozen") == 1
+        return "freezer" in self.enforces and read_text(self._file("freezer", "freezer.state")) == "FROZEN"
 
     def attach(self, pid: int = 0) -> None:
         """Move a process in; 0 is the caller."""
@@ -228,20 +307,34 @@ class Group:
         }
 
     def kill(self) -> None:
-        """Send SIGKILL to everything in it. Nothing can fork afterwards, so that repeating this comes to an end."""
+        """Send SIGKILL to everything in it. Nothing can fork afterwards, so that repeating this comes to an end.
+
+        In version 1 the freezer holds what is there while it is signalled: none of it can fork meanwhile, and what
+        was frozen before dies too.
+        """
         killer = self._file(UNIFIED, "cgroup.kill") if self.version == 2 else ""
         if killer and os.path.exists(killer):
             write_text(killer, "1")
             return
+        self._order_freeze(True)
         for pid in self.pids():
             try:
                 os.kill(pid, signal.SIGKILL)
             except ProcessLookupError:
                 continue
+        self._order_freeze(False)
         if "pids" in self.enforces and os.path.exists(self._file("pids", "pids.max")):
-            write_text(
-                self._file("pids", "pids.max"), "0"
-            )  # after the first round, lest a failed fork look like the end
+            # after the first round, lest a failed fork look like the end
+            write_text(self._file("pids", "pids.max"), "0")
+
+    def _order_freeze(self, frozen: bool) -> None:
+        """Ask for it and wait for nothing; a freezer that is not there or refuses is done without."""
+        path = self._freezer()
+        try:
+            if path and os.path.exists(path):
+                write_text(path, FREEZE_WORDS[self.version][frozen])
+        except GroupError:
+            return
 
     def exists(self) -> bool:
         """Whether any of its directories is there."""

@@ -16,6 +16,7 @@ from cotenant.core.nodes import Core
 from cotenant.core.placing.cores import choose_cores, seats
 from cotenant.node_agent import affinity
 from cotenant.node_agent.cgroups import Group, GroupError
+from cotenant.node_agent.holding import weight_of
 from cotenant.v1 import resources_pb2
 
 log = structlog.get_logger()
@@ -116,15 +117,22 @@ def change(attempt: Confined, first: Cores, before: Cores, after: Cores) -> None
 
 
 def bind(group: Group | None, cores: Cores) -> None:
-    """Write the cpusets of an attempt and its tasks, in an order that the kernel takes. Raises `GroupError`."""
+    """Write the cpusets and weights of an attempt and its tasks, in an order that the kernel takes.
+
+    Raises:
+        GroupError: it does not take one of them.
+    """
     if group is None:
         return
     if cores.whole:
         group.set_cpus(cores.whole | set(group.cpus()))
     for rank, task in sorted(cores.tasks.items()):
-        task_group(group, rank).set_cpus(task.cpus, task.memory_nodes or group.memory_nodes())
+        child = task_group(group, rank)
+        child.set_cpus(task.cpus, task.memory_nodes or group.memory_nodes())
+        child.set_weight(weight_of(len(task.cpus)))
     if cores.whole:
         group.set_cpus(cores.whole)
+        group.set_weight(weight_of(len(cores.whole)))
 
 
 def settle(attempt: Confined, first: Cores, before: Cores, after: Cores) -> None:

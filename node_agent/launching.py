@@ -14,6 +14,7 @@ from cotenant.node_agent.cgroups import Group, GroupError, read_text
 from cotenant.node_agent.checks import command_of, warning_signal_of
 from cotenant.node_agent.core_changes import task_group
 from cotenant.node_agent.environment import task_environment
+from cotenant.node_agent.holding import attempt_weight, weight_of
 from cotenant.v1 import node_service_pb2, resources_pb2
 
 SUPERVISOR = Path(__file__).with_name("supervisor.py")
@@ -27,13 +28,14 @@ class CannotLaunch(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What all attempts of a node share."""
+    """What all attempts of a node share. `pids_max` is for each task of a job that names none; 0 means no limit."""
 
     node_group: Group | None
     all_cpus: tuple[int, ...]
     notify_path: str
     output_bytes_max: int
     base_environment: Mapping[str, str]
+    pids_max: int = 0
 
 
 def grace_seconds_of(assignment: node_service_pb2.Assignment) -> float:
@@ -59,7 +61,7 @@ def launch(
         check_working_directory(assignment.spec.working_directory)
         directory.create(assignment)
         if group is not None:
-            make_groups(group, assignment)
+            make_groups(group, assignment, surroundings.pids_max)
         directory.write_spec(supervisor_spec(surroundings, directory, assignment, group, progress_path))
         return start_supervisor(directory)
     except (OSError, GroupError) as error:
@@ -75,21 +77,24 @@ def check_working_directory(path: str) -> None:
         raise CannotLaunch(f"the working directory {path} {problem}")
 
 
-def make_groups(group: Group, assignment: node_service_pb2.Assignment) -> None:
-    """Make the attempt's group, and one per task in it with the task's CPUs and memory limit."""
+def make_groups(group: Group, assignment: node_service_pb2.Assignment, pids_max: int) -> None:
+    """Make the attempt's group, and one per task in it with the task's CPUs and limits, each read back."""
     tasks = assignment.allocation.tasks
     if group.pids():
         raise CannotLaunch(f"the control group {group.paths()[0]} is in use: does a second agent bear our node's id?")
     group.create()
     if all(task.cpu_ids for task in tasks):
         group.set_cpus(cpu for task in tasks for cpu in task.cpu_ids)
+    group.set_weight(attempt_weight(assignment.allocation))
     group.limit_processes(processes_max())
     group.open_to_children()
     for task in tasks:
         child = task_group(group, task.rank)
         child.create()
         child.set_cpus(task.cpu_ids, task.memory_nodes)
+        child.set_weight(weight_of(len(task.cpu_ids)))
         child.limit_memory(task.memory_bytes)
+        child.limit_processes(assignment.spec.pids_max or pids_max)
 
 
 def processes_max() -> int:

@@ -16,7 +16,8 @@ class RuntimeContext:
     """What a runtime is told when it opens.
 
     `output_bytes_max` is what is kept of each task's output; `kept_max` and `kept_seconds_max` bound how many
-    acknowledged attempts' output is kept, and for how long.
+    acknowledged attempts' output is kept, and for how long. `pids_max` is how many processes and threads each task of a
+    job that names none may have; 0 means no limit.
     """
 
     node_id: str
@@ -25,6 +26,7 @@ class RuntimeContext:
     output_bytes_max: int
     kept_max: int
     kept_seconds_max: float
+    pids_max: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -94,6 +94,7 @@ class ProcessRuntime:
             notify_path=str(self._sockets / NOTIFY),
             output_bytes_max=context.output_bytes_max,
             base_environment=environment.inherited(os.environ),
+            pids_max=context.pids_max,
         )
         self._listen()
         found = [await self._find(directory) for directory in attempt_directory.find_directories(self._attempts_root)]

@@ -279,10 +279,19 @@ class Supervisor:
     def warn_then_kill(self, grace_seconds: float) -> None:
         """Send the warning signal once, and kill when grace is over."""
         moment = time.monotonic() + max(0.0, grace_seconds)
+        self._let_go_on()
         if self.kill_at is None:
             for task in self.tasks:
                 task.signal_group(number(self.spec["warning_signal"]))
         self.kill_at = moment if self.kill_at is None else min(self.kill_at, moment)
+
+    def _let_go_on(self) -> None:
+        """Thaw what was suspended: it is to hear its warning."""
+        try:
+            if self.group is not None and self.group.is_frozen():
+                self.group.freeze(False)
+        except GroupError as error:  # then it is killed without having heard
+            print(error, file=sys.stderr, flush=True)
 
     def act_on_time(self) -> None:
         """Do what is due: the next round of killing, a datagram or a save that failed before."""

@@ -33,6 +33,8 @@ def version_2(root: Path, *, controllers: str = "cpuset cpu memory pids", own: s
         write(path / "cgroup.subtree_control", "")
         write(path / "cpuset.cpus.effective", "0-7")
         write(path / "cgroup.procs", "")
+        write(path / "cgroup.freeze", "0")
+        write(path / "cpu.weight", "100")
     return Mount(2, (), str(root), str((root / own).resolve()))
 
 
@@ -53,7 +55,7 @@ def test_mounts_are_read_with_our_own_place_in_each(tmp_path: Path) -> None:
     )
     assert find_mounts(tmp_path) == [
         Mount(2, (), "/cg/unified", "/cg/unified/user/me"),
-        Mount(1, ("cpuacct",), "/cg/cpu", "/cg/cpu/a"),
+        Mount(1, ("cpu", "cpuacct"), "/cg/cpu", "/cg/cpu/a"),
         Mount(1, ("cpuset",), "/cg/cpuset", "/cg/cpuset"),
         Mount(1, ("memory",), "/cg/memory", "/cg/memory/me"),
     ]
@@ -63,7 +65,7 @@ def test_version_2_opens_below_the_root_where_nothing_bounds_us(tmp_path: Path) 
     group, notes = open_node_group("n", [version_2(tmp_path, own="user/me")])
     assert group is not None
     assert group.paths() == [str(tmp_path / "cotenant/n")]
-    assert (group.version, group.enforces, notes) == (2, ("cpuset", "memory", "pids"), [])
+    assert (group.version, group.enforces, notes) == (2, ("cpuset", "cpu", "memory", "pids"), [])
     assert (tmp_path / "cgroup.subtree_control").read_text().startswith("+")
 
 
@@ -88,15 +90,15 @@ def test_processes_step_aside_where_the_children_are_to_be(tmp_path: Path) -> No
 
 
 def test_what_is_missing_is_told(tmp_path: Path) -> None:
-    group, notes = open_node_group("n", [version_2(tmp_path, controllers="memory pids")])
+    group, notes = open_node_group("n", [version_2(tmp_path, controllers="cpu memory pids")])
     assert group is not None
     assert len(notes) == 1
     assert "cores are only suggested" in notes[0]
 
 
-def test_without_any_right_there_is_no_group_and_three_notes(tmp_path: Path) -> None:
+def test_without_any_right_there_is_no_group_and_a_note_for_each(tmp_path: Path) -> None:
     assert open_node_group("n", []) == (None, open_node_group("n", [])[1])
-    assert len(open_node_group("n", [])[1]) == 3
+    assert len(open_node_group("n", [])[1]) == 6
     unwritable = Mount(1, ("memory",), str(tmp_path / "absent"), str(tmp_path / "absent"))
     assert open_node_group("n", [unwritable])[0] is None
 
@@ -109,7 +111,9 @@ def test_a_unified_hierarchy_without_controllers_is_passed_over_for_version_1(tm
     group, notes = open_node_group("n", [empty, memory])
     assert group is not None
     assert (group.version, group.directories) == (1, {"memory": str(tmp_path / "memory/cotenant/n")})
-    assert len(notes) == 1
+    assert [note.rpartition("no ")[2] for note in notes] == [
+        f"{name} control group can be written" for name in ("cpuset", "cpu", "pids", "freezer")
+    ]
 
 
 def test_version_2_writes_limits_in_its_own_words(tmp_path: Path) -> None:

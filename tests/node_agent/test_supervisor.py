@@ -21,7 +21,7 @@ from cotenant.node_agent.cgroup_mounts import open_node_group
 from cotenant.node_agent.cgroups import Group
 from cotenant.node_agent.launching import Surroundings, launch
 from cotenant.node_agent.records import AttemptKey
-from cotenant.v1 import node_service_pb2
+from cotenant.v1 import job_pb2, node_service_pb2
 
 MEBIBYTE = 1 << 20
 NODE_GROUP = "test-supervisor"
@@ -70,6 +70,7 @@ def start(root: Path) -> Iterator[Launch]:
         groups: bool = False,
         output_bytes_max: int = MEBIBYTE,
         notify: str = "/nowhere",
+        pids_max: int = 0,
     ) -> Attempt:
         node_group = open_node_group(NODE_GROUP)[0] if groups else None
         directory = AttemptDirectory(root, AttemptKey(job.job_id, job.number))
@@ -79,6 +80,7 @@ def start(root: Path) -> Iterator[Launch]:
             notify_path=notify,
             output_bytes_max=output_bytes_max,
             base_environment={"PATH": os.environ["PATH"]},
+            pids_max=pids_max,
         )
         pid = launch(surroundings, directory, job, "/nowhere")
         attempt = Attempt(directory, pid, node_group.child(directory.path.name) if node_group else None)
@@ -357,3 +359,35 @@ async def test_a_fork_bomb_is_put_out(start: Launch, tmp_path: Path) -> None:
     os.kill(attempt.pid, signal.SIGTERM)
     assert (await attempt.end())["state"] == "STOPPED"
     assert not attempt.group.exists()
+
+
+@pytest.mark.root
+@pytest.mark.parametrize(("own", "default", "expected"), [(0, 40, 40), (20, 40, 20), (0, 0, "max")])
+async def test_each_task_has_so_many_processes_and_no_more(
+    start: Launch, own: int, default: int, expected: int | str
+) -> None:
+    need_groups("pids")
+    count = (
+        "import os\nmade = 0\nheld, hold = os.pipe()\ntry:\n    while made < 60:\n"
+        "        if os.fork() == 0: os.close(hold); os.read(held, 1); os._exit(0)\n        made += 1\n"
+        "except OSError: pass\nprint(made + 1)"
+    )
+    job = assignment("forks", [*PYTHON, count], spec=job_pb2.JobSpec(pids_max=own))
+    attempt = start(job, groups=True, pids_max=default)
+    await attempt.end()
+    assert attempt.output() == f"{61 if expected == 'max' else expected}\n"
+
+
+@pytest.mark.root
+async def test_a_suspended_job_hears_its_warning(start: Launch, tmp_path: Path) -> None:
+    need_groups("freezer")
+    script = f"trap 'touch {tmp_path}/saved; exit 0' TERM; echo $$ > {tmp_path}/pid; while :; do sleep 0.01; done"
+    attempt = start(shell("still", script, grace_seconds=30), groups=True)
+    await until(lambda: written_number(tmp_path / "pid"))
+    await attempt.running()
+    assert attempt.group is not None
+    attempt.group.freeze(True)
+    attempt.directory.write_stop_order(30)
+    os.kill(attempt.pid, signal.SIGTERM)
+    assert (await attempt.end())["state"] == "STOPPED"
+    assert (tmp_path / "saved").exists()

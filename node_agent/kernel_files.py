@@ -1,0 +1,82 @@
+"""The kernel's small files, each of one value: reading them, and writing them so that it is known what was taken.
+
+The supervisor loads this file beside it without the package around it, so it imports next to nothing.
+"""
+
+from __future__ import annotations
+
+import os
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+
+class GroupError(Exception):
+    """The kernel did not take what was written; the text says what and why."""
+
+
+def read_text(path: str) -> str:
+    """Read a small kernel file, stripped; empty where it is absent or refuses."""
+    try:
+        with open(path, encoding="ascii", errors="replace") as file:
+            return file.read().strip()
+    except OSError:
+        return ""
+
+
+def write_text(path: str, text: str) -> None:
+    """Write one value in a single call, as the kernel wants it. Raises `GroupError`."""
+    try:
+        descriptor = os.open(path, os.O_WRONLY)
+        try:
+            os.write(descriptor, text.encode())
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        raise GroupError(f"cannot write {text!r} to {path}: {error.strerror}") from error
+
+
+def put(path: str, text: str) -> None:
+    """Write one value and read it back. Raises `GroupError`."""
+    write_text(path, text)
+    if (taken := read_text(path)) != text:
+        raise GroupError(f"asked for {text} in {path}, the kernel gives {taken!r}")
+
+
+def parse_cpu_list(text: str) -> list[int]:
+    """Read the kernel's list format, leaving out what is not a number.
+
+    >>> parse_cpu_list("0-2,5,8-9")
+    [0, 1, 2, 5, 8, 9]
+    >>> parse_cpu_list("")
+    []
+    """
+    numbers: set[int] = set()
+    for part in text.replace("\n", "").split(","):
+        first, dash, last = part.strip().partition("-")
+        if first.isdigit() and (not dash or last.isdigit()):
+            numbers.update(range(int(first), int(last if dash else first) + 1))
+    return sorted(numbers)
+
+
+def format_cpu_list(cpus: Iterable[int]) -> str:
+    """Write the kernel's list format, one number at a time.
+
+    >>> format_cpu_list([5, 1, 0])
+    '0,1,5'
+    """
+    return ",".join(str(cpu) for cpu in sorted(set(cpus)))
+
+
+def number_in(text: str, key: str) -> int:
+    """Find `key` in a file of "key number" lines; 0 where it is not.
+
+    >>> number_in("low 0\\noom_kill 3", "oom_kill")
+    3
+    """
+    for line in text.splitlines():
+        name, _, value = line.partition(" ")
+        if name == key and value.strip().isdigit():
+            return int(value)
+    return 0
