@@ -24,11 +24,13 @@ settings.register_profile(
 settings.load_profile("cotenant")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Give tests with real processes and real time a second try: a machine may stand still for longer than they wait.
 
-    What passes only then is named in the summary (`-r R`), and is to be made steady.
+    What passes only then is named in the summary (`-r R`), and is to be made steady. Without the plug-in none is.
     """
+    if not config.pluginmanager.hasplugin("rerunfailures"):
+        return
     for item in items:
         if any(folder in item.path.parents for folder in REAL_TIME):
             item.add_marker(pytest.mark.flaky(reruns=1))
