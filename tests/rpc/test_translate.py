@@ -32,6 +32,7 @@ counts = st.integers(0, 2**31 - 1)
 sizes = st.integers(0, 2**50)
 figures = st.floats(0, 1e12)
 times = st.floats(0, 1e11)
+moments = st.integers(0, 2**40).map(float)
 intervals = st.integers(0, 10**15).map(lambda micros: micros / 1e6)
 pairs = st.dictionaries(texts, texts, max_size=3).map(lambda found: tuple(sorted(found.items())))
 words = st.lists(texts, max_size=3).map(tuple)
@@ -77,7 +78,7 @@ inventories = st.builds(
     not_enforced=words,
     agent_version=texts,
     problems=st.lists(
-        st.builds(HealthProblem, texts, st.sampled_from(HealthAction), texts, texts, st.none() | times, texts),
+        st.builds(HealthProblem, texts, st.sampled_from(HealthAction), texts, texts, st.none() | moments, texts),
         max_size=2,
     ).map(tuple),
 )

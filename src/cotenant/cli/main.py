@@ -40,6 +40,7 @@ _ENTRIES = (
     ("simulate", "simulate", "Replay a trace on a simulated cluster.", RESEARCH),
     ("trace", "trace", "Sum up a trace, or write it in our own format.", RESEARCH),
     ("compare", "compare", "Compare policies on the same trace and cluster.", RESEARCH),
+    ("reproduce", "reproduce", "Measure again what five papers report, ours beside theirs.", RESEARCH),
     ("replay", "replay", "Show what happened in a recorded simulation, or check it.", RESEARCH),
 )
 ENTRIES = tuple(Entry(name, f"cotenant.cli.{module}", summary, panel) for name, module, summary, panel in _ENTRIES)

@@ -36,6 +36,11 @@ STYLES = {
     "draining": "magenta",
     "away": "red",
     "lost": "bold red",
+    # verdicts on claims
+    "exceeded": "bold green",
+    "reached": "green",
+    "missed": "bold red",
+    "open": "dim",
     # health of policies
     "yes": "green",
     "no": "bold red",

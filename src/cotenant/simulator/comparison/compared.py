@@ -12,10 +12,11 @@ from typing import Any
 from cotenant.simulator.clusters import parse_cluster
 from cotenant.simulator.comparison.arms import ComparedArm
 from cotenant.simulator.comparison.bounds import Work, avg_jct_seconds_min, gpus_only, pooled
-from cotenant.simulator.comparison.running import Progress, Ran, Runs, Stopped, run_arms, trace_of
+from cotenant.simulator.comparison.running import Progress, Ran, Runs, run_arms, trace_of
 from cotenant.simulator.eventfile import versions
 from cotenant.simulator.overlays import parse_overlays
 from cotenant.simulator.physics.settings import Settings
+from cotenant.simulator.pool import Stopped
 from cotenant.simulator.results import ABOUT
 from cotenant.simulator.run import settings_of, simulate
 from cotenant.simulator.scenario import Scenario

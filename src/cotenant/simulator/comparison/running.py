@@ -6,16 +6,10 @@ Each process reads the trace once. Results come in the arms' order, however long
 
 from __future__ import annotations
 
-import multiprocessing
-import signal
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from multiprocessing.synchronize import Event as Flag
 
 import numpy as np
 
@@ -26,14 +20,13 @@ from cotenant.simulator.clusters import BadCluster
 from cotenant.simulator.comparison.arms import ComparedArm
 from cotenant.simulator.comparison.series import Course, Sampler
 from cotenant.simulator.policies import PolicyFailed
+from cotenant.simulator.pool import Broken, Stopped, workers
 from cotenant.simulator.results import Result
 from cotenant.simulator.scenario import Scenario
 from cotenant.simulator.traces import BadTrace, Trace, load
 
-POLL_SECONDS = 0.1
 DRAWN_JOBS_MAX = 300  # with more, a chart of who ran where shows nothing
 
-Stopped = Callable[[], bool]
 Progress = Callable[[int, int], None]
 
 
@@ -89,9 +82,6 @@ class _Task:
     drawn: bool
 
 
-_Answer = tuple[_Task, Ran | _Failure | None]
-
-
 def run_arms(
     arms: Sequence[ComparedArm],
     *,
@@ -108,9 +98,11 @@ def run_arms(
     """
     tasks = deque(_Task(number, arm.scenario, True, drawn) for number, arm in enumerate(arms))
     ran: dict[tuple[int, int], Ran] = {}
-    with _workers(processes, stopped) as answers:
+    with workers(_run, processes, stopped) as answers:
         of = len(tasks)
         for task, answer in answers(tasks):
+            if isinstance(answer, Broken):
+                raise ArmFailed(arms[task.arm].label, answer.why, input_at_fault=False)
             if isinstance(answer, _Failure):
                 raise ArmFailed(arms[task.arm].label, answer.why, input_at_fault=answer.input_at_fault)
             if answer is None:
@@ -129,72 +121,6 @@ def _more(task: _Task, seeds: int) -> Iterator[_Task]:
     first = task.scenario.seed
     for extra in range(1, seeds):
         yield replace(task, scenario=replace(task.scenario, seed=first + extra), first=False, drawn=False)
-
-
-Answers = Callable[[deque[_Task]], Iterator[_Answer]]
-
-
-@contextmanager
-def _workers(processes: int, stopped: Stopped) -> Iterator[Answers]:
-    """Give what answers tasks, those that are added meanwhile too: this process, or others."""
-    if processes == 1:
-        yield lambda tasks: _answer_here(tasks, stopped)
-        return
-    context = multiprocessing.get_context("spawn")  # a fork would copy the threads' locks, whoever holds them
-    flag = context.Event()
-    pool = ProcessPoolExecutor(processes, mp_context=context, initializer=_begin, initargs=(flag,))
-    try:
-        yield lambda tasks: _answer_there(pool, processes, tasks, flag, stopped)
-    finally:
-        flag.set()
-        pool.shutdown(wait=True, cancel_futures=True)
-
-
-def _answer_here(tasks: deque[_Task], stopped: Stopped) -> Iterator[_Answer]:
-    while tasks and not stopped():
-        task = tasks.popleft()
-        yield task, _run(task, stopped)
-
-
-def _answer_there(
-    pool: ProcessPoolExecutor, processes: int, tasks: deque[_Task], flag: Flag, stopped: Stopped
-) -> Iterator[_Answer]:
-    waiting: dict[Future[Ran | _Failure | None], _Task] = {}
-    while (tasks and not stopped()) or waiting:
-        while tasks and len(waiting) < processes and not stopped():
-            task = tasks.popleft()
-            waiting[_submitted(pool, task)] = task
-        done, _ = wait(waiting, timeout=POLL_SECONDS, return_when=FIRST_COMPLETED)
-        if stopped():
-            flag.set()
-        for future in sorted(done, key=lambda future: (waiting[future].arm, waiting[future].scenario.seed)):
-            task = waiting.pop(future)
-            try:
-                yield task, future.result()
-            except BrokenProcessPool:
-                yield task, _Failure("the process that ran it ended; perhaps memory was short", input_at_fault=False)
-
-
-def _submitted(pool: ProcessPoolExecutor, task: _Task) -> Future[Ran | _Failure | None]:
-    """Submit a task, which may start processes: Ctrl-C, which a terminal sends to all, is for this one alone."""
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        return pool.submit(_run_there, task)
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
-_flag: Flag | None = None  # in a process that answers: raised when it is to stop
-
-
-def _begin(flag: Flag) -> None:
-    global _flag
-    _flag = flag
-
-
-def _run_there(task: _Task) -> Ran | _Failure | None:
-    assert _flag is not None
-    return _run(task, _flag.is_set)
 
 
 def _run(task: _Task, stopped: Stopped) -> Ran | _Failure | None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import io
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
     from cotenant.simulator.comparison.compared import Comparison
@@ -29,6 +29,30 @@ def writer(report: Path | None, png: Path | None) -> Callable[[Comparison], None
     Raises:
         BadReport: a package is missing, or it cannot be written there; also while it is being written.
     """
+
+    def page_of(comparison: Comparison, drawn: Drawn) -> str:
+        from cotenant.simulator.report.page import page
+
+        return page(comparison, drawn)
+
+    return writer_of(plots_of, page_of, report, png)
+
+
+Subject = TypeVar("Subject")
+Drawn = Sequence[tuple["Plot", str]]  # with its SVG
+
+
+def writer_of(
+    plots_of: Callable[[Subject], Sequence[Plot]],
+    page_of: Callable[[Subject, Drawn], str],
+    report: Path | None,
+    png: Path | None,
+) -> Callable[[Subject], None]:
+    """Make what draws and writes any report of ours.
+
+    Raises:
+        BadReport: a package is missing, or it cannot be written there; also while it is being written.
+    """
     try:
         import jinja2  # noqa: F401 - only whether it is there
         import matplotlib as mpl  # noqa: F401 - only whether it is there
@@ -40,17 +64,15 @@ def writer(report: Path | None, png: Path | None) -> Callable[[Comparison], None
         with _told(png):
             png.mkdir(parents=True, exist_ok=True)
 
-    def write(comparison: Comparison) -> None:
-        plots = plots_of(comparison)
+    def write(subject: Subject) -> None:
+        plots = plots_of(subject)
         if png is not None:
             with _told(png):
                 for plot in plots:
                     _write(png / f"{plot.name}.png", _png(plot))
         if report is not None:
-            from cotenant.simulator.report.page import page
-
             with _told(report):
-                _write(report, page(comparison, [(plot, svg_of(plot)) for plot in plots]).encode())
+                _write(report, page_of(subject, [(plot, svg_of(plot)) for plot in plots]).encode())
 
     return write
 

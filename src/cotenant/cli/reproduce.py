@@ -1,0 +1,197 @@
+"""`cotenant reproduce`: what five papers report, measured again."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from cotenant.cli.outcome import CommandError, ExitCode, note, usage
+from cotenant.cli.render import Column, print_table
+from cotenant.cli.simulation import Bar, stop_on_interrupt
+
+if TYPE_CHECKING:  # numpy and the core load only when something is simulated
+    from collections.abc import Iterator
+
+    from cotenant.reproduction.running import Reproduced
+    from cotenant.reproduction.words import Paper
+
+SEEDS = 5
+SEEDS_MAX = 100
+ALL = "all"
+CLAIM = (
+    Column("CLAIM", elastic=True),
+    Column("WORKLOAD"),
+    Column("OURS"),
+    Column("AGAINST"),
+    Column("PUBLISHED", right=True),
+    Column("HERE", right=True),
+    Column("SPREAD"),
+    Column("VERDICT", styled=True),
+    Column("PREDICTIONS"),
+)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the command line."""
+    app.command("reproduce")(reproduce)
+
+
+def _offer(incomplete: str) -> list[str]:
+    from cotenant.reproduction.papers import NAMES
+
+    return [name for name in (*NAMES, ALL) if name.startswith(incomplete)]
+
+
+def reproduce(
+    paper: Annotated[
+        str, typer.Argument(metavar="PAPER", help="coda, genie, aiturbo, philly, xiao, or all.", autocompletion=_offer)
+    ],
+    quick: Annotated[
+        bool, typer.Option("--quick", help="A minute's version: smaller workloads, fewer settings.")
+    ] = False,
+    seeds: Annotated[int, typer.Option(metavar="N", min=1, max=SEEDS_MAX, help="How many seeds.")] = SEEDS,
+    seed: Annotated[int, typer.Option(metavar="N", min=0, help="The first of them.")] = 0,
+    data: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Public traces, as docs/reproduction.md names them; else bundled ones alone."),
+    ] = None,
+    jobs: Annotated[
+        int, typer.Option(metavar="N", min=0, max=1024, help="Processes; 0: one for each core that may be used.")
+    ] = 0,
+    report: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write a report, one HTML file that needs nothing else.")
+    ] = None,
+    png: Annotated[Path | None, typer.Option(metavar="DIR", help="Write the report's plots as PNG files too.")] = None,
+    as_markdown: Annotated[bool, typer.Option("--markdown", help="Print the tables as Markdown.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object, or for all a list of them.")] = False,
+) -> None:
+    """Run a paper's comparison on public workloads, and set our figures beside the published ones.
+
+    Each claim gets a verdict: exceeded, reached (within 2 % or one standard deviation), missed, or open where it was
+    not measured. Ctrl-C keeps what is done. docs/reproduction.md tells the method and every assumption.
+
+    \b
+    Examples:
+      cotenant reproduce coda --quick
+      cotenant reproduce philly --report philly.html
+      cotenant reproduce all --quick --json > figures.json
+    """
+    from cotenant.reproduction.papers import NAMES
+    from cotenant.reproduction.papers import paper as load
+
+    if paper not in (*NAMES, ALL):
+        raise usage(f"no paper is called {paper!r}", hint=f"there are {', '.join(NAMES)}, and all")
+    if report is not None and paper == ALL:
+        raise usage("a report is of one paper", hint="run it once for each: cotenant reproduce coda --report coda.html")
+    write = _writer(report, png)
+    found: list[Reproduced] = []
+    with _told(), stop_on_interrupt() as stop:
+        for name in NAMES if paper == ALL else (paper,):
+            found.append(_run(load(name), quick, range(seed, seed + seeds), data, jobs, lambda: stop.asked))
+            if not (as_json or as_markdown):
+                _tell(found[-1])
+            if stop.asked:
+                break
+    if as_json:
+        _print_json(found, many=paper == ALL)
+    elif as_markdown:
+        _print_markdown(found)
+    if write:
+        for one in found:
+            write(one)
+    if not all(one.complete for one in found):
+        raise typer.Exit(ExitCode.INTERRUPTED)
+
+
+def _run(
+    paper: Paper, quick: bool, seeds: range, data: Path | None, jobs: int, stopped: Callable[[], bool]
+) -> Reproduced:
+    from cotenant.reproduction.running import processes_for, reproduce
+    from cotenant.reproduction.words import Asked, Data
+
+    processes, why = processes_for(jobs or len(os.sched_getaffinity(0)))
+    if why:
+        note(f"note: {why}")
+    with Bar(f"{paper.name}: runs") as bar:
+        asked = Asked(quick, tuple(seeds), Data(data))
+        return reproduce(paper, asked, processes=processes, stopped=stopped, progress=bar.show)
+
+
+@contextmanager
+def _told() -> Iterator[None]:
+    """Put what a reproduction raises into the one error that a user is shown."""
+    from cotenant.reproduction.running import CaseFailed
+    from cotenant.reproduction.words import BadData
+    from cotenant.simulator.traces import BadTrace
+
+    try:
+        yield
+    except (BadData, BadTrace) as error:
+        raise usage(str(error)) from error
+    except CaseFailed as error:
+        raise CommandError(str(error)) from error
+
+
+def _writer(report: Path | None, png: Path | None) -> Callable[[Reproduced], None] | None:
+    if report is None and png is None:
+        return None
+    from cotenant.simulator.report.writing import BadReport, writer_of
+
+    def plots_of(found: Reproduced) -> Sequence[object]:
+        from cotenant.reproduction.charts import draw
+        from cotenant.simulator.report.style import look
+
+        with look():
+            return [draw(chart) for chart in found.findings.charts]
+
+    def page_of(found: Reproduced, drawn: Sequence[tuple[object, str]]) -> str:
+        from cotenant.reproduction.telling import page
+
+        return page(found, drawn)
+
+    try:
+        return writer_of(plots_of, page_of, report, png)  # type: ignore[arg-type]  # plots, which load slowly
+    except BadReport as error:
+        raise usage(str(error)) from error
+
+
+def _tell(found: Reproduced) -> None:
+    from cotenant.reproduction.telling import claim_rows, table_rows
+
+    print(f"{found.paper.title}\n{found.paper.reference}\n")
+    print_table(CLAIM, list(claim_rows(found.findings.measured)), nothing="nothing was measured")
+    for one in found.findings.measured:
+        if one.why:
+            print(f"{one.claim.name}, {one.workload}: {one.why}")
+    for table in found.findings.tables:
+        print(f"\n{table.title}")
+        columns = [
+            Column(title.upper(), right=bool(form)) for title, form in zip(table.columns, table.formats, strict=True)
+        ]
+        print_table(columns, table_rows(table))
+        if table.note:
+            print(table.note)
+    cut = "" if found.complete else f"; cut short: {found.done} of {found.of} runs were done, and only they count"
+    print(
+        f"\n{found.done} runs with seeds {', '.join(map(str, found.asked.seeds))} in {found.wall_seconds:.0f} s{cut}\n"
+    )
+
+
+def _print_json(found: Sequence[Reproduced], *, many: bool) -> None:
+    from cotenant.reproduction.telling import as_json
+
+    objects = [as_json(one) for one in found]
+    print(json.dumps(objects if many else objects[0], indent=2, ensure_ascii=False, allow_nan=False))
+
+
+def _print_markdown(found: Sequence[Reproduced]) -> None:
+    from cotenant.reproduction.telling import markdown
+
+    for one in found:
+        print(f"## {one.paper.title}\n\n{one.paper.reference}\n\n{markdown(one)}")

@@ -1,0 +1,1 @@
+"""What five papers report, measured again: a command for each, our figures beside the published ones."""
