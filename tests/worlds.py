@@ -70,7 +70,7 @@ def worlds(
 ) -> World:
     made_of = draw(st.lists(shapes(shares=shares), min_size=1, max_size=nodes_max))
     several = st.lists(st.sampled_from(["r0", "r1", "r2"][:racks_max]), min_size=len(made_of), max_size=len(made_of))
-    ledger = Ledger(made_of, draw(several) if racks_max > 1 else ())
+    ledger = Ledger(made_of, draw(several) if racks_max > 1 else (), [f"n{number}" for number in range(len(made_of))])
     taken: list[tuple[Holding, ...]] = []
     spots = st.lists(st.integers(0, nodes_max - 1), min_size=1, max_size=3)
     for demand, nodes in draw(st.lists(st.tuples(demands(shares=shares), spots))):

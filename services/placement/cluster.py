@@ -87,6 +87,7 @@ class Cluster:
         ledger = Ledger(
             [shape_of(node.book.inventory) for node in self._order],
             [node.inventory.rack for node in self._order],
+            [node.id for node in self._order],
         )
         for live in self.attempts.values():
             if not live.state.ended:
@@ -234,11 +235,16 @@ class Cluster:
 
     def stop(self, live: Live, reason: StopReason) -> bool:
         """Order an attempt to stop; False where it has ended, or stops already."""
-        if live.state.ended or live.state is AttemptState.STOPPING:
+        if not self.can_stop(live):
             return False
         live.move(AttemptEvent.STOP_ORDERED)
         live.attempt.stop_reason = translate.STOP_REASONS.to_wire(reason)
         return True
+
+    @staticmethod
+    def can_stop(live: Live) -> bool:
+        """Whether an attempt has neither ended nor been told to stop."""
+        return not live.state.ended and live.state is not AttemptState.STOPPING
 
     def report(self, live: Live, node_id: str, told: node_service_pb2.AttemptReport) -> bool:
         """Take in what an agent says of its part of an attempt; False where that changes nothing."""

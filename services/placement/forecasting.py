@@ -16,7 +16,6 @@ from cotenant.core.lifecycle import AttemptState
 from cotenant.core.nodes import NodeShape
 from cotenant.core.policy import CpuAllocator, PlacementPolicy
 from cotenant.core.predicting.rests import Rest, exactly, rest_of
-from cotenant.core.queueing import cycle
 from cotenant.core.queueing.forecast import (
     Expected,
     Forecast,
@@ -27,8 +26,9 @@ from cotenant.core.queueing.forecast import (
     held,
 )
 from cotenant.core.tenancy import Headroom
-from cotenant.rpc import estimates, translate
+from cotenant.rpc import translate
 from cotenant.rpc.tenants import tenant_of
+from cotenant.services.placement.asking import gang_of
 from cotenant.services.placement.cluster import Cluster
 from cotenant.services.placement.records import Live
 from cotenant.v1 import job_pb2
@@ -122,15 +122,7 @@ def _waiters(
     """Make gangs of the candidates, but for those that have a place already."""
     return [
         Waiter(
-            cycle.gang_of(
-                candidate.job_id,
-                translate.spec_from_wire(candidate.spec),
-                estimates.estimate_from_wire(candidate.estimate),
-                allocator,
-                shapes,
-                translate.seconds(candidate.waited),
-                translate.seconds(candidate.fragmented),
-            ),
+            gang_of(candidate, allocator, shapes),
             lefts.get((candidate.job_id, 0)) or exactly(0.0),
         )
         for candidate in request.candidates

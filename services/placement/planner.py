@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from types import MappingProxyType
@@ -12,9 +12,8 @@ import numpy as np
 import structlog
 
 from cotenant.core.allocations import NodeAllocation
-from cotenant.core.estimates import Estimate
 from cotenant.core.gangs import Gang
-from cotenant.core.jobs import WHOLE_GPU_MILLI, JobSpec
+from cotenant.core.jobs import WHOLE_GPU_MILLI
 from cotenant.core.lifecycle import AttemptState
 from cotenant.core.placing.books import Task
 from cotenant.core.placing.taking import hold_all
@@ -23,9 +22,10 @@ from cotenant.core.queueing import cycle
 from cotenant.core.queueing.reservations import NO_RESERVING, Reserving
 from cotenant.core.refusals import Code, Refusal, plural, policy_failed
 from cotenant.core.scenes import NOBODY, Scene
-from cotenant.rpc import estimates, translate
 from cotenant.rpc import refusals as refusals_on_the_wire
+from cotenant.rpc import translate
 from cotenant.services.placement import lending
+from cotenant.services.placement.asking import Informed, gang_of, heeding
 from cotenant.services.placement.cluster import Cluster
 from cotenant.services.placement.promises import KEPT_SECONDS, Promises
 from cotenant.services.placement.records import SCHEMA_VERSION, Live
@@ -54,7 +54,7 @@ def plan(
     request: placement_pb2.PlanPlacementRequest,
     policy: PlacementPolicy,
     allocator: CpuAllocator,
-    informed: Callable[[JobSpec, Estimate], Estimate],
+    informed: Informed,
     scene: Scene = NOBODY,
     promised: Mapping[str, cycle.Start] = MappingProxyType({}),
 ) -> cycle.Plan:
@@ -69,24 +69,17 @@ def plan(
         return policy_failed(policy.name, error)
 
     ledger = cluster.ledger  # first of all: making it anew says which nodes are open
+    promised = heeding(promised, request.candidates, cluster)
     shapes = cluster.open_shapes()
-    specs = [translate.spec_from_wire(candidate.spec) for candidate in request.candidates]
     gangs = [
-        cycle.gang_of(
-            candidate.job_id,
-            spec,
-            informed(spec, estimates.estimate_from_wire(candidate.estimate)),
-            allocator,
-            shapes,
-            translate.seconds(candidate.waited),
-            translate.seconds(candidate.fragmented),
-        )
-        for spec, candidate in zip(specs, request.candidates, strict=True)
+        gang_of(candidate, allocator, shapes, informed)
+        for candidate in request.candidates
         if candidate.job_id not in promised
     ]
+    asking = len(request.candidates)
     due_before = [0, *accumulate(candidate.job_id in promised for candidate in request.candidates)]
     ahead = {
-        victim.job_id: victim.ahead - due_before[min(victim.ahead, len(specs))] if victim.HasField("ahead") else None
+        victim.job_id: victim.ahead - due_before[min(victim.ahead, asking)] if victim.HasField("ahead") else None
         for victim in request.victims
     }
     told = {victim.job_id: victim for victim in request.victims}

@@ -18,7 +18,7 @@ from cotenant.rpc.server import Server
 from cotenant.services.placement import planner
 from cotenant.services.placement.agents import Sessions
 from cotenant.services.placement.attempts import Attempts
-from cotenant.services.placement.cluster import Cluster
+from cotenant.services.placement.cluster import MESSAGE_LENGTH_MAX, Cluster
 from cotenant.services.placement.committer import Committer, Fenced, Halted, TooLarge
 from cotenant.services.placement.dealing import Dealing
 from cotenant.services.placement.feed import Feed
@@ -196,6 +196,9 @@ class Placement(placement_grpc.PlacementServiceServicer, node_grpc.NodeServiceSe
         lives = [
             live for live, victim in zip(found, request.attempts, strict=True) if live and live.key[1] == victim.number
         ]
+        for live in lives:
+            if request.detail and self.cluster.can_stop(live):
+                live.attempt.stop_detail = request.detail[:MESSAGE_LENGTH_MAX]
         self.attempts.order_stops(lives, translate.STOP_REASONS.from_wire(request.reason))
         return placement_pb2.StopAttemptsResponse(attempts=[live.attempt for live in lives])
 

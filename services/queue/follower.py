@@ -169,14 +169,23 @@ class Follower:
 
     async def stop(self, record: Record, number: int, reason: StopReason) -> None:
         """Ask placement to stop a job's attempt; the answer comes as any news of attempts."""
+        try:
+            await self.order_stop(record, number, reason)
+        except grpc.aio.AioRpcError as error:
+            log.info("stop_delayed", job=record.id, error=errors.from_error(error).message)
+
+    async def order_stop(self, record: Record, number: int, reason: StopReason, detail: str = "") -> None:
+        """Have a job's attempt stopped; one that is over is passed over.
+
+        Raises:
+            AioRpcError: placement is away.
+        """
         request = placement_pb2.StopAttemptsRequest(
             attempts=[placement_pb2.Victim(job_id=record.id, number=number)],
             reason=translate.STOP_REASONS.to_wire(reason),
+            detail=detail,
         )
-        try:
-            await self.placement.StopAttempts(request)
-        except grpc.aio.AioRpcError as error:
-            log.info("stop_delayed", job=record.id, error=errors.from_error(error).message)
+        await self.placement.StopAttempts(request)
 
     def _take_progress(self, told: placement_pb2.JobProgress) -> None:
         record = self.state.records.get(told.job_id)

@@ -86,7 +86,11 @@ class Reasons:
 
     def hold(self, refusal: Refusal) -> None:
         """Note when a job's reason will change with time alone."""
-        self.holds_seconds = min(self.holds_seconds, refusal.holds_seconds)
+        self.hold_for(refusal.holds_seconds)
+
+    def hold_for(self, seconds: float) -> None:
+        """Note that the next cycle is to come by then."""
+        self.holds_seconds = min(self.holds_seconds, seconds)
 
     def _of_shape(self, record: Record) -> Since | None:
         for said in self.shapes.get(record.shape, ()):

@@ -10,6 +10,8 @@ from cotenant.core.jobs import JobSpec
 from cotenant.core.lifecycle import AttemptState, JobEvent, Phase, next_phase
 from cotenant.core.refusals import plural
 from cotenant.rpc import translate
+from cotenant.services.queue import avoiding
+from cotenant.services.queue.avoiding import nodes_of
 from cotenant.v1 import job_pb2, predictor_service_pb2, records_pb2
 
 SCHEMA_VERSION = 1
@@ -19,6 +21,8 @@ PAST_BYTES_MAX = 256 * 1024  # of past attempts: large gangs are large records
 BACK_OFF_SECONDS, BACK_OFF_SECONDS_MAX = 1.0, 300.0
 
 PHASES, STATES = translate.PHASES, translate.ATTEMPT_STATES
+
+MOVED = (job_pb2.STOP_REASON_MIGRATED, job_pb2.STOP_REASON_CONTENTION)  # it goes on elsewhere, for others' sake
 
 _AGE = {AttemptState.ASSIGNED: 0, AttemptState.RUNNING: 1, AttemptState.STOPPING: 2}  # news that is older is stale
 _AGE_ENDED = 3
@@ -246,8 +250,10 @@ def _archive(job: job_pb2.Job) -> None:
 def _assigned(stored: records_pb2.StoredJob) -> None:
     attempt = stored.job.attempt
     move(stored, JobEvent.ASSIGNED)
-    nodes = ", ".join(allocation.node_id for allocation in attempt.allocations)
-    note(stored, "assigned", f"attempt {attempt.number} on {nodes}", translate.seconds(attempt.assign_time))
+    nodes, at = nodes_of(attempt), translate.seconds(attempt.assign_time)
+    back = [one.node_id for one in avoiding.live(stored.job, at) if one.node_id in nodes]
+    told = f"; nothing else could hold it, so it no longer keeps away from {', '.join(back)}" if back else ""
+    note(stored, "assigned", f"attempt {attempt.number} on {', '.join(nodes)}{told}", at)
 
 
 def _started(stored: records_pb2.StoredJob) -> None:
@@ -312,12 +318,12 @@ def _requeued(stored: records_pb2.StoredJob, state: AttemptState) -> None:
     job = stored.job
     move(stored, JobEvent.REQUEUED)
     reason = job.attempt.message if state is AttemptState.LOST else _reason(job.attempt)
-    moved = state is AttemptState.STOPPED and job.attempt.stop_reason == job_pb2.STOP_REASON_MIGRATED
+    moved = state is AttemptState.STOPPED and job.attempt.stop_reason in MOVED
     job.migrations += moved
     taken = (job_pb2.STOP_REASON_PREEMPTED, job_pb2.STOP_REASON_RECLAIMED)
     job.preemptions += job.attempt.stop_reason in taken
     job.phase_reason = reason
-    note(stored, "migrated" if moved else "requeued", job.attempt.stop_detail if moved else reason)
+    note(stored, "migrated" if moved else "requeued", (job.attempt.stop_detail if moved else "") or reason)
 
 
 def _credit(job: job_pb2.Job) -> None:

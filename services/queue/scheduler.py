@@ -30,6 +30,7 @@ from cotenant.core.refusals import Code, Refusal
 from cotenant.core.table import Capacity, Ints
 from cotenant.core.tenancy import Headroom
 from cotenant.rpc import errors, refusals, translate
+from cotenant.services.queue import avoiding
 from cotenant.services.queue.endings import Endings
 from cotenant.services.queue.follower import Follower
 from cotenant.services.queue.observations import query_of
@@ -289,7 +290,8 @@ class Scheduler:
             if record.phase is not Phase.QUEUED:
                 continue
             self.state.reasons.age(record, reasons.now)
-            if entry.place != MOVED and reasons.known(record):
+            avoids = avoiding.live(record.job, reasons.now)  # which its reason counts, and no other job's
+            if entry.place != MOVED and not avoids and reasons.known(record):
                 continue
             tenant, asked = record.spec.tenant, asked_by(record)
             if refusal := room.refuse(tenant, asked.gpu_milli, asked.cores):
@@ -347,7 +349,9 @@ class Scheduler:
             del self.state.moving[record.id]
             self.wake()  # nothing is kept for it any more, and it takes its turn
         REFUSED.add(code=refusal.code.value)
-        if refusal.code in SHARED and not has_reservation(refusal):
+        reasons.hold_for(avoiding.expires_seconds(record.job, reasons.now))
+        avoids = avoiding.live(record.job, reasons.now)
+        if refusal.code in SHARED and not has_reservation(refusal) and not avoids:
             reasons.refuse_shape(record, refusal, before)
         else:
             reasons.refuse(record, refusal, before)
@@ -375,6 +379,7 @@ def candidate_of(record: Record, now: float) -> placement_pb2.Candidate:
     )
     if record.estimate:
         candidate.estimate.CopyFrom(record.estimate)
+    candidate.avoided_nodes.extend(one.node_id for one in avoiding.live(record.job, now))
     candidate.fragmented.CopyFrom(translate.duration(record.fragmented_seconds))
     candidate.waited.CopyFrom(translate.duration(max(0.0, now - record.waiting_since)))
     return candidate

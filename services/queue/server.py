@@ -24,7 +24,7 @@ from cotenant.rpc.identity import caller
 from cotenant.rpc.pages import page_of
 from cotenant.rpc.policies import PolicyServicer
 from cotenant.rpc.server import Server
-from cotenant.services.queue import explain, outlook
+from cotenant.services.queue import explain, moving, outlook
 from cotenant.services.queue.arrays import Arrays
 from cotenant.services.queue.endings import Endings
 from cotenant.services.queue.filters import Filter, folded
@@ -337,6 +337,12 @@ class JobQueue(job_service_pb2_grpc.JobServiceServicer):
         """Have what runs against its owner's wish stopped; its end comes as any news of attempts."""
         if record.phase.holds_resources and record.stored.wish:
             self.background.start(self.follower.stop(record, record.attempt_number, wished(record)))
+
+    async def MoveJob(self, request: pb.MoveJobRequest, context: Any) -> pb.MoveJobResponse:
+        """Let a job go on elsewhere."""
+        record, once = self._record(request.id), _request("MoveJob", request.request_id, request)
+        await moving.move(self.keeper, self.follower, record, request, once)
+        return pb.MoveJobResponse(job=self.state.message(record))
 
     async def UpdateJob(self, request: pb.UpdateJobRequest, context: Any) -> pb.UpdateJobResponse:
         """Change what may be changed of a job that has not ended."""

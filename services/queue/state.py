@@ -16,6 +16,7 @@ from cotenant.core.policy import Order
 from cotenant.core.refusals import Code, Refusal
 from cotenant.core.table import Capacity, JobRow, JobTable
 from cotenant.rpc import refusals, translate
+from cotenant.services.queue import avoiding
 from cotenant.services.queue.gates import Gates
 from cotenant.services.queue.reasons import NOT_YET, Reasons
 from cotenant.services.queue.records import Record, ShapeKey, held_by
@@ -249,6 +250,10 @@ class State:
         job = job_pb2.Job()
         job.CopyFrom(record.job)
         job.etag = str(record.revision)
+        if job.avoided_nodes:
+            kept = avoiding.live(job, time.time())
+            del job.avoided_nodes[:]
+            job.avoided_nodes.extend(kept)
         if record.phase is Phase.QUEUED:
             refusal, since = self.refusal(record)
             job.refusal.CopyFrom(refusals.to_people(refusal))

@@ -126,6 +126,13 @@ class Jobs(jobs_grpc.JobServiceServicer):
         self.move(job.id, Phase.QUEUED)
         return pb.ResumeJobResponse(job=self.jobs[job.id])
 
+    async def MoveJob(self, request: pb.MoveJobRequest, context: Any) -> pb.MoveJobResponse:
+        self.asked.append(request)
+        job = self._known(request.id)
+        if PHASES.from_wire(job.phase) not in HOLDING or request.number != job.attempt.number:
+            raise errors.failed_precondition("ATTEMPT_OVER", f"attempt {request.number} of job {job.id} is over")
+        return pb.MoveJobResponse(job=job)
+
     async def UpdateJob(self, request: pb.UpdateJobRequest, context: Any) -> pb.UpdateJobResponse:
         self.asked.append(request)
         job = self._known(request.job.id)

@@ -85,3 +85,18 @@ def test_an_update_can_take_a_deadline_and_a_label_away(shell: Shell, standin: S
 @pytest.mark.parametrize("arguments", [(), ("--deadline", "soon"), ("--priority", "99999999")])
 def test_an_update_of_nothing_or_to_nonsense_is_bad_usage(shell: Shell, job: str, arguments: tuple[str, ...]) -> None:
     assert shell("update", job, *arguments).code == ExitCode.USAGE
+
+
+def test_a_running_job_is_moved_by_its_attempt(shell: Shell, standin: Standin, job: str) -> None:
+    standin.call(standin.jobs.run, job)
+    ended = shell("move", job, "--reason", "node 7 smells", "--avoid", "90m")
+    assert (ended.code, ended.out) == (ExitCode.DONE, f"{job} will move: running on gpu-1\n")
+    asked = standin.jobs.asked[-1]
+    assert (asked.number, asked.reason, seconds(asked.avoid)) == (1, "node 7 smells", 5400.0)
+
+
+def test_what_does_not_run_is_not_moved(shell: Shell, standin: Standin, job: str) -> None:
+    ended = shell("move", job)
+    assert ended.code == ExitCode.FAILED
+    assert "attempt 1" in ended.err
+    assert shell("move", job, "--avoid", "soon").code == ExitCode.USAGE

@@ -1,4 +1,4 @@
-"""Commands that change jobs: cancel, suspend, resume, update."""
+"""Commands that change jobs: cancel, suspend, resume, move, update."""
 
 from __future__ import annotations
 
@@ -22,9 +22,15 @@ from cotenant.core.lifecycle import HOLDING, Phase
 from cotenant.core.priorities import parse_priority
 from cotenant.core.validate import PRIORITY_MAX, RETRIES_MAX
 from cotenant.rpc.errors import from_error
-from cotenant.rpc.translate import timestamp
+from cotenant.rpc.translate import duration, timestamp
 from cotenant.v1.job_pb2 import Job
-from cotenant.v1.job_service_pb2 import CancelJobRequest, ResumeJobRequest, SuspendJobRequest, UpdateJobRequest
+from cotenant.v1.job_service_pb2 import (
+    CancelJobRequest,
+    MoveJobRequest,
+    ResumeJobRequest,
+    SuspendJobRequest,
+    UpdateJobRequest,
+)
 
 NO_DEADLINE = "none"
 
@@ -36,6 +42,7 @@ def register(app: typer.Typer) -> None:
     app.command("cancel")(cancel)
     app.command("suspend")(suspend)
     app.command("resume")(resume)
+    app.command("move")(move)
     app.command("update")(update)
 
 
@@ -79,6 +86,34 @@ def resume(context: typer.Context, job_ids: options.JobIds, as_json: options.AsJ
       cotenant resume ID
     """
     _change(context, job_ids, as_json, lambda mesh, job: mesh.jobs.ResumeJob(ResumeJobRequest(id=job.id)))
+
+
+def move(
+    context: typer.Context,
+    job_id: options.JobId,
+    reason: Annotated[str, typer.Option(help="Why, for those who look at the job.", show_default=False)] = "",
+    avoid: Annotated[
+        str, typer.Option(metavar="TIME", help="For so long it keeps away from the nodes where it is; 0s: not at all.")
+    ] = "1h",
+    as_json: options.AsJson = False,
+) -> None:
+    """Stop a running job, with its grace, and queue it again at once, to go on elsewhere.
+
+    That counts as a migration, not as a failure. Where no other node could ever hold it, it comes back.
+
+    \b
+    Example:
+      cotenant move ID --reason "node 7 is to be looked at" --avoid 2h
+    """
+    try:
+        seconds = units.parse_seconds(avoid)
+    except ValueError as error:
+        raise usage(f"--avoid {error}") from None
+
+    def moved(job: Job) -> MoveJobRequest:
+        return MoveJobRequest(id=job.id, number=max(1, job.attempt.number), reason=reason, avoid=duration(seconds))
+
+    _change(context, [job_id], as_json, lambda mesh, job: mesh.jobs.MoveJob(moved(job)), sent="will move")
 
 
 def update(
@@ -163,7 +198,14 @@ def _relabelled(job: Job, pairs: Sequence[str]) -> dict[str, str]:
     return {key: value for key, value in labels.items() if value}
 
 
-def _change(context: typer.Context, texts: Sequence[str], as_json: bool, act: Act, goal: Phase | None = None) -> None:
+def _change(
+    context: typer.Context,
+    texts: Sequence[str],
+    as_json: bool,
+    act: Act,
+    goal: Phase | None = None,
+    sent: str = "",
+) -> None:
     """Do something to each of the jobs, once it is clear which ones are meant; print how they stand then.
 
     Raises:
@@ -185,7 +227,7 @@ def _change(context: typer.Context, texts: Sequence[str], as_json: bool, act: Ac
     try:
         reach(Flags.of(context), work)
     finally:
-        _print(changed, as_json, goal)
+        _print(changed, as_json, sent or (f"will be {goal}" if goal else ""))
     if len(refusals) == 1:
         raise refusals[0][1]
     if refusals:
@@ -194,12 +236,12 @@ def _change(context: typer.Context, texts: Sequence[str], as_json: bool, act: Ac
         raise CommandError(f"{len(refusals)} jobs were left as they are", details=lines, code=worst)
 
 
-def _print(jobs: Sequence[Job], as_json: bool, goal: Phase | None) -> None:
+def _print(jobs: Sequence[Job], as_json: bool, sent: str) -> None:
     """Print how jobs stand; one that has to stop first is not yet where it was sent."""
     if as_json:
         now = time.time()
         views.print_json([views.job_view(job, now) for job in jobs])
         return
     for job in jobs:
-        sent = f"will be {goal}: " if goal and phase_of(job) in HOLDING else ""
-        print(f"{job.id} {array_standing(job) if is_array(job) else sent + standing(job)}")
+        first = f"{sent}: " if sent and phase_of(job) in HOLDING else ""
+        print(f"{job.id} {array_standing(job) if is_array(job) else first + standing(job)}")

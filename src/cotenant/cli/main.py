@@ -22,6 +22,7 @@ _ENTRIES = (
     ("cancel", "change", "End jobs.", JOBS),
     ("suspend", "change", "Stop jobs and hold them back until they are resumed.", JOBS),
     ("resume", "change", "Let suspended jobs queue again.", JOBS),
+    ("move", "change", "Let a running job go on elsewhere.", JOBS),
     ("update", "change", "Change a job that has not ended.", JOBS),
     ("explain", "explain", "Tell why a job stands where it stands, and what would change it.", JOBS),
     ("predict", "predict", "Tell how fast and how long jobs run, and how sure that is.", JOBS),

@@ -44,7 +44,8 @@ class Gang:
     fragmented_seconds: float = field(default=0.0, compare=False)  # of these, those in which places were in fragments
     spec: JobSpec | None = field(default=None, compare=False)  # None where nobody knows more than the parts say
     estimate: Estimate = field(default=UNKNOWN, compare=False)
-    avoided: frozenset[str] = frozenset()  # ids of nodes on which it is not to be placed
+    avoided: tuple[str, ...] = ()  # ids of nodes on which it is not to be placed, the longest avoided first
+    yielded: tuple[str, ...] = field(default=(), compare=False)  # that it would avoid, if others could hold it
 
     @property
     def gpu_milli(self) -> int:

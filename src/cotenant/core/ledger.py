@@ -11,7 +11,7 @@ Placing is speculative: `with ledger.attempt() as attempt` undoes whatever was t
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy as shallow_copy
 from dataclasses import dataclass, field
@@ -83,11 +83,12 @@ class Attempt:
 class Ledger:
     """Free resources by node. Nodes are numbered from 0 in the order given; `open` says which take new work.
 
-    `rack_numbers` says in which rack each node is, racks being numbered from 0 as they first appear.
+    `rack_numbers` says in which rack each node is, racks being numbered as they first appear; `numbers` are by node id.
     """
 
-    def __init__(self, shapes: Sequence[NodeShape], racks: Sequence[str] = ()) -> None:
+    def __init__(self, shapes: Sequence[NodeShape], racks: Sequence[str] = (), ids: Iterable[str] = ()) -> None:
         self.shapes = tuple(shapes)
+        self.numbers = {node_id: number for number, node_id in enumerate(ids)}
         count = len(self.shapes)
         self._total: Counts = (
             np.array([(shape.gpus, shape.cores, shape.memory_bytes) for shape in shapes], dtype=np.int64)

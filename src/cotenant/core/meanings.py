@@ -18,6 +18,11 @@ class Meaning:
     numbers: Mapping[str, str] = field(default_factory=dict)
 
 
+_AVOIDED = {
+    "avoided_nodes": "nodes that it keeps away from for a while, which the other numbers do not count",
+    "yielded_nodes": "nodes that it would keep away from too, if others could ever hold it",
+}
+
 MEANINGS: Mapping[Code, Meaning] = MappingProxyType(
     {
         Code.CAPACITY: Meaning(
@@ -27,6 +32,7 @@ MEANINGS: Mapping[Code, Meaning] = MappingProxyType(
                 "wanted_": "what the job needs of each resource that is short: `gpu_milli` (thousandths), `cores`, "
                 "`memory_bytes`",
                 "free_": "what is free of it",
+                **_AVOIDED,
             },
         ),
         Code.FRAGMENTED: Meaning(
@@ -40,6 +46,7 @@ MEANINGS: Mapping[Code, Meaning] = MappingProxyType(
                 "nodes_with_room": "nodes with room for one or more",
                 "racks_with_room": "racks with room for one or more",
                 "fits_without_": "1 where the job would fit if it needed no `cores`, or no `memory_bytes`",
+                **_AVOIDED,
             },
         ),
         Code.NEVER_FITS: Meaning(
@@ -69,6 +76,7 @@ MEANINGS: Mapping[Code, Meaning] = MappingProxyType(
         Code.QOS: Meaning(
             "Where there is room, a service beside it, or the job itself, would be slowed beyond what was promised.",
             "The neighbours end; looser promises.",
+            _AVOIDED,
         ),
         Code.QUOTA: Meaning(
             "Its tenant, or one that this belongs to, would hold more than its limit.",
@@ -82,7 +90,7 @@ MEANINGS: Mapping[Code, Meaning] = MappingProxyType(
         Code.NO_NODES: Meaning(
             "No node takes new work, or none of those that could hold the job does.",
             "A node joins, or is uncordoned (`cotenant nodes`).",
-            {"closed_nodes": "nodes that take no work"},
+            {"closed_nodes": "nodes that take no work", **_AVOIDED},
         ),
         Code.SUSPENDED: Meaning("Its owner holds it back.", "`cotenant resume ID`."),
         Code.BACK_OFF: Meaning("Its last attempt failed; the next one waits a little.", "The time passes."),
@@ -111,6 +119,7 @@ MEANINGS: Mapping[Code, Meaning] = MappingProxyType(
             "There is room, but it is kept for a gang that has waited for very long, and the job would not be done in "
             "time.",
             "That gang starts, or a run time that is known to be short enough.",
+            _AVOIDED,
         ),
         Code.POLICY_FAILED: Meaning(
             "The placement policy has a bug: it failed on the job, or offered what it may not.",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -121,6 +121,17 @@ class Discerns(Protocol):
 def needs(gang: Gang) -> Hashable:
     """Tell what gangs are alike in to a policy that does not discern."""
     return gang.parts, gang.locality
+
+
+def alike_by(policy: PlacementPolicy) -> Callable[[Gang], Hashable]:
+    """Tell by what whoever asks a policy knows gangs that get the same answer; what they avoid always matters."""
+    discerned = policy.alike if isinstance(policy, Discerns) else needs
+
+    def alike(gang: Gang) -> Hashable:
+        like = discerned(gang)
+        return (like, gang.avoided) if gang.avoided else like
+
+    return alike
 
 
 class Predictor(Protocol):

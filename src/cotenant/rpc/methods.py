@@ -37,6 +37,7 @@ _BY_SERVICE = {
         "SuspendJob": WRITE,
         "ResumeJob": WRITE,
         "UpdateJob": WRITE,
+        "MoveJob": WRITE,
         "ExplainJob": READ,
         "SimulateJob": Method(retried=True, deadline_seconds=30),  # a whole scheduling cycle
     },

@@ -30,7 +30,8 @@ def no_place(gang: Gang, ledger: Ledger, *, within: Locality = Locality.ANYWHERE
     that take work could not; what is free does not suffice in sum; it suffices but lies in fragments.
     """
     if not bool(ledger.open.any()):
-        return Refusal(Code.NO_NODES, "no node takes work", "a node joins, or is uncordoned")
+        told = "no other node takes work" if gang.avoided else "no node takes work"
+        return Refusal(Code.NO_NODES, told, _UNCORDONED)
     if not fits(gang, ledger, within=within, empty=True):
         if fits(gang, ledger, within=within, empty=True, everywhere=True):
             return _closed(gang, ledger, within=within)
@@ -60,16 +61,17 @@ def _lacking(gang: Gang, ledger: Ledger, able: NDArray[np.bool_], *, empty: bool
     return [name for name, have in zip(RESOURCES, there, strict=True) if getattr(gang, name) > have]
 
 
+_UNCORDONED = "a node joins, or is uncordoned"
 _HOLDERS = {Locality.SERVER: "any one server", Locality.RACK: "any one rack"}
 
 
 def _closed(gang: Gang, ledger: Ledger, *, within: Locality) -> Refusal:
     holder = _HOLDERS.get(within, "the servers")
-    closed = int((~ledger.open).sum())
+    closed = int((~ledger.open).sum()) - sum(node_id in ledger.numbers for node_id in gang.avoided)
+    told = f"; {plural(closed, 'server')} {'takes' if closed == 1 else 'take'} no work" if closed else ""
     return Refusal(
         Code.NO_NODES,
-        f"needs {_gang_in_words(gang)}, more than {holder} now taking work could hold even if empty; "
-        f"{plural(closed, 'server')} {'takes' if closed == 1 else 'take'} no work",
+        f"needs {_gang_in_words(gang)}, more than {holder} now taking work could hold even if empty{told}",
         "a node that is large enough joins, or is uncordoned",
         {"closed_nodes": float(closed)},
     )

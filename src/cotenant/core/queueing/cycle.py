@@ -17,6 +17,7 @@ from cotenant.core.gangs import Demand, Gang, Part
 from cotenant.core.jobs import JobSpec
 from cotenant.core.ledger import Holding, Ledger
 from cotenant.core.nodes import NodeShape
+from cotenant.core.placing.avoiding import yielding
 from cotenant.core.placing.taking import BrokenGang, Victim, hold_all, take
 from cotenant.core.policy import CpuAllocator, PlacementPolicy
 from cotenant.core.queueing.choosing import RULES, Choice, Preemption, Rules, beyond_share, choose
@@ -76,10 +77,12 @@ def gang_of(
     shapes: Sequence[NodeShape],
     waited_seconds: float = 0.0,
     fragmented_seconds: float = 0.0,
+    avoided: Iterable[str] = (),
 ) -> Gang:
     """Decide a job's cores and so make a gang of it."""
     sizing = allocator.size(spec, estimate, shapes)
-    return gang_with(job_id, spec, estimate, sizing.cores, sizing.reason, waited_seconds, fragmented_seconds)
+    gang = gang_with(job_id, spec, estimate, sizing.cores, sizing.reason, waited_seconds, fragmented_seconds)
+    return replace(gang, avoided=tuple(avoided))
 
 
 def gang_with(
@@ -158,7 +161,8 @@ def place(
         for holding in promised:
             ledger.hold(holding)
         floor = Floor(ledger, policy, rng, victims, room, on_broken, scene, reserving)
-        starts, refusals, blocked = _place_all(gangs, floor, strict=strict)
+        heeding = (yielding(gang, ledger) for gang in gangs)
+        starts, refusals, blocked = _place_all(heeding, floor, strict=strict)
         stops = tuple(floor.stops())
     with ledger.undone():
         marked = tuple(_mark(starts, ledger, before))

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import numpy as np
 
 from cotenant.core.gangs import Gang
 from cotenant.core.ledger import Holding, Ledger, Offer
+from cotenant.core.placing.avoiding import kept_away, with_avoidance
 from cotenant.core.placing.taking import Victim, cores_of, gpu_milli_of, hold_all, release_all, take
-from cotenant.core.policy import Discerns, PlacementPolicy, needs
+from cotenant.core.policy import PlacementPolicy, alike_by
 from cotenant.core.queueing.earliest import Departure, departure_of, departures_of
 from cotenant.core.queueing.reservations import (
     NO_RESERVING,
@@ -25,9 +27,10 @@ from cotenant.core.queueing.reservations import (
 )
 from cotenant.core.queueing.victims import cheapest
 from cotenant.core.refusals import Code, Refusal, plural
-from cotenant.core.scenes import NOBODY, Heeds, Rearranges, Reclaims, Resident, Scene, Sees, Unfolding
+from cotenant.core.scenes import NOBODY, Heeds, Rearrangement, Rearranges, Reclaim, Reclaims, Scene, Sees, Unfolding
 from cotenant.core.tenancy import Headroom
 
+Answer = TypeVar("Answer")
 HOPELESS = frozenset({Code.NEVER_FITS, Code.NO_NODES, Code.POLICY_FAILED})  # nobody's leaving would help
 
 
@@ -68,7 +71,7 @@ class Floor:
         self._heeds = policy if isinstance(policy, Heeds) else None
         self._on_broken = on_broken
         self._ledger, self._policy, self._rng, self._headroom = ledger, policy, rng, headroom
-        self.alike: Callable[[Gang], Hashable] = policy.alike if isinstance(policy, Discerns) else needs
+        self.alike = alike_by(policy)
         self._not_met: Iterable[Victim] | None = victims
         self._number: float = 0
         self._victims: list[Victim] = []
@@ -209,41 +212,27 @@ class Floor:
         """Place a gang where running jobs make it room that have room elsewhere, if the policy finds it worth that."""
         if refusal.code is not Code.FRAGMENTED or not isinstance(self._policy, Rearranges) or self.reservations:
             return None
-        fixed = self._elsewhere()
-        try:
-            found = self._policy.rearrange(gang, refusal, self._ledger, self._rng, fixed)
-        except Exception as error:
-            if self._on_broken is None:
-                raise
-            return self._on_broken(gang, error)
-        if found is None:
-            return None
-        return self._resettle(gang, found.offer, found.moves)
+        policy, fixed = self._policy, self._elsewhere()
+        return self._resettle(
+            gang, self._asked(gang, lambda: policy.rearrange(gang, refusal, self._ledger, self._rng, fixed))
+        )
 
     def _reclaimed(self, gang: Gang) -> Start | Refusal | None:
         """Place a gang on what was lent to others and is reserved for it, whatever the order says of them."""
         if not isinstance(self._policy, Reclaims) or self._binding(gang):
             return None
-        try:
-            found = self._policy.reclaim(gang, self._ledger, self._rng, self._elsewhere())
-        except Exception as error:
-            if self._on_broken is None:
-                raise
-            return self._on_broken(gang, error)
-        return self._resettle(gang, found.offer, found.moves, found.stops) if found else None
+        policy, fixed = self._policy, self._elsewhere()
+        return self._resettle(gang, self._asked(gang, lambda: policy.reclaim(gang, self._ledger, self._rng, fixed)))
 
     def _elsewhere(self) -> set[str]:
         """Name those who are not where the scene shows them any more."""
         return self._settled.union(self._lifted, (victim.job_id for victim in self._gone))
 
-    def _resettle(
-        self,
-        gang: Gang,
-        offer: Offer,
-        moves: Sequence[tuple[Resident, Offer]],
-        stops: Sequence[Resident] = (),
-    ) -> Start:
+    def _resettle(self, gang: Gang, found: Rearrangement | Reclaim | Refusal | None) -> Start | Refusal | None:
         """Start a gang where others make it room: some go elsewhere, some stop."""
+        if found is None or isinstance(found, Refusal):
+            return found
+        offer, moves, stops = found.offer, found.moves, found.stops if isinstance(found, Reclaim) else ()
         for resident in (*stops, *(resident for resident, _ in moves)):
             release_all(self._ledger, resident.holdings)
             self._scene.leave(resident.gang.job_id)
@@ -280,16 +269,26 @@ class Floor:
         With `on_broken`, what it offers is tried before anybody relies on it.
         """
         with self._scene.without(gone), self._kept(self._binding(gang) if kept is None else kept, gone):
+            answer = self._asked(gang, lambda: self._offer(gang))
+        return with_avoidance(answer, gang) if isinstance(answer, Refusal) else answer
+
+    def _offer(self, gang: Gang) -> Offer | Refusal:
+        if self._on_broken is None:
+            return self._policy.place(gang, self._ledger, self._rng)
+        with self._ledger.undone():
+            if not isinstance(offer := self._policy.place(gang, self._ledger, self._rng), Refusal):
+                take(self._ledger, gang, offer)
+            return offer
+
+    def _asked(self, gang: Gang, ask: Callable[[], Answer]) -> Answer | Refusal:
+        """Ask the policy something about a gang, while the nodes that this one avoids take no work."""
+        try:
+            with kept_away(gang, self._ledger):
+                return ask()
+        except Exception as error:
             if self._on_broken is None:
-                return self._policy.place(gang, self._ledger, self._rng)
-            try:
-                with self._ledger.undone():
-                    offer = self._policy.place(gang, self._ledger, self._rng)
-                    if not isinstance(offer, Refusal):
-                        take(self._ledger, gang, offer)
-                    return offer
-            except Exception as error:
-                return self._on_broken(gang, error)
+                raise
+            return self._on_broken(gang, error)
 
     @contextmanager
     def _kept(self, reservations: Sequence[Reservation], gone: Collection[str] = ()) -> Iterator[None]:

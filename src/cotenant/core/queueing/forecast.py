@@ -25,7 +25,7 @@ from cotenant.core.gangs import Demand, Gang
 from cotenant.core.jobs import WHOLE_GPU_MILLI, Locality
 from cotenant.core.ledger import Holding, Ledger, Offer
 from cotenant.core.placing.obstacles import fits, is_short
-from cotenant.core.policy import Discerns, PlacementPolicy, needs
+from cotenant.core.policy import Discerns, PlacementPolicy, alike_by
 from cotenant.core.predicting.rests import Rest, drawn, exactly
 from cotenant.core.queueing.cycle import Start, place
 from cotenant.core.queueing.floor import HOPELESS
@@ -147,6 +147,7 @@ class _Asked:
         self.refusal: Refusal | None = None
         self._policy = policy
         self._discerns = policy if isinstance(policy, Discerns) else None
+        self.alike = alike_by(policy)
         self.discerns = self._discerns is not None
 
     def place(self, gang: Gang, ledger: Ledger, rng: np.random.Generator) -> Offer | Refusal:
@@ -154,9 +155,6 @@ class _Asked:
         answer = self._policy.place(gang, ledger, rng)
         self.refusal = answer if isinstance(answer, Refusal) else None
         return answer
-
-    def alike(self, gang: Gang) -> Hashable:
-        return self._discerns.alike(gang) if self._discerns else needs(gang)
 
     def alike_seconds(self, gang: Gang) -> float:
         return self._discerns.alike_seconds(gang) if self._discerns else math.inf

@@ -1,0 +1,49 @@
+"""What the queue asks for, in the core's words: a candidate as a gang."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from cotenant.core.estimates import Estimate
+from cotenant.core.gangs import Gang
+from cotenant.core.jobs import JobSpec
+from cotenant.core.nodes import NodeShape
+from cotenant.core.policy import CpuAllocator
+from cotenant.core.queueing import cycle
+from cotenant.rpc import estimates, translate
+from cotenant.services.placement.cluster import Cluster
+from cotenant.v1 import placement_service_pb2 as placement_pb2
+
+Informed = Callable[[JobSpec, Estimate], Estimate]
+
+
+def gang_of(
+    candidate: placement_pb2.Candidate,
+    allocator: CpuAllocator,
+    shapes: Sequence[NodeShape],
+    informed: Informed = lambda _, estimate: estimate,
+) -> Gang:
+    """Decide a candidate's cores; `informed` adds to its estimate what is remembered of jobs like it."""
+    spec = translate.spec_from_wire(candidate.spec)
+    return cycle.gang_of(
+        candidate.job_id,
+        spec,
+        informed(spec, estimates.estimate_from_wire(candidate.estimate)),
+        allocator,
+        shapes,
+        translate.seconds(candidate.waited),
+        translate.seconds(candidate.fragmented),
+        candidate.avoided_nodes,
+    )
+
+
+def heeding(
+    promised: Mapping[str, cycle.Start], candidates: Sequence[placement_pb2.Candidate], cluster: Cluster
+) -> Mapping[str, cycle.Start]:
+    """Leave out promised places on nodes that their gangs avoid by now: those gangs ask like any other."""
+    avoided = {one.job_id: set(one.avoided_nodes) for one in candidates if one.avoided_nodes}
+    return {
+        job_id: start
+        for job_id, start in promised.items()
+        if not any(cluster.node_at(share.node).id in avoided.get(job_id, ()) for share in start.offer)
+    }
