@@ -5,16 +5,18 @@ Placement is trusted no further than needed: what a user wrote comes through it 
 
 from __future__ import annotations
 
+import itertools
 import re
 import signal
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 from cotenant.v1 import node_service_pb2, resources_pb2
 
 JOB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 VARIABLE_NAME = re.compile(r"[^=\0]+")
 WHOLE_GPU_MILLI = 1000
+MEBIBYTE = 1 << 20
 ARGUMENT_BYTES_MAX = 128 * 1024  # the kernel's own limit for one string
 WARNING_SIGNALS = frozenset(signal.Signals.__members__) - {"SIGKILL", "SIGSTOP", "SIGCHLD"}
 
@@ -70,7 +72,7 @@ def _faults(assignment: node_service_pb2.Assignment, inventory: resources_pb2.In
     for task in allocation.tasks:
         yield from _task_faults(assignment, task)
     yield from _unknown_resources(allocation, inventory)
-    if within := overlap(allocation, ()):
+    if within := overlap(allocation, (), inventory):
         yield within
 
 
@@ -108,37 +110,106 @@ def _unknown_resources(allocation: resources_pb2.NodeAllocation, inventory: reso
             yield f"rank {task.rank} was given CPUs that this node does not have: {strange}"
         if strange := sorted(set(task.core_ids) - {core.id for core in inventory.cores}):
             yield f"rank {task.rank} was given cores that this node does not have: {strange}"
+        own = {cpu for core in inventory.cores if core.id in task.core_ids for cpu in core.cpus}
+        if strange := sorted(set(task.cpu_ids) - own):
+            yield f"rank {task.rank} was given CPUs that are not of its cores: {strange}"
         for share in task.gpus:
-            if share.uuid not in gpus:
+            if not 0 <= share.milli <= WHOLE_GPU_MILLI:
+                yield f"rank {task.rank} was given {share.milli} thousandths of GPU {share.uuid}"
+            elif share.uuid not in gpus:
                 yield f"rank {task.rank} was given GPU {share.uuid}, which this node does not have"
             elif gpus[share.uuid].unhealthy_reason:
                 yield f"GPU {share.uuid} is not healthy: {gpus[share.uuid].unhealthy_reason}"
 
 
 def overlap(
-    allocation: resources_pb2.NodeAllocation, live: Iterable[tuple[str, resources_pb2.NodeAllocation]]
+    allocation: resources_pb2.NodeAllocation,
+    live: Iterable[tuple[str, resources_pb2.NodeAllocation]],
+    inventory: resources_pb2.Inventory,
 ) -> str | None:
-    """The first core or GPU of an allocation that is held already: by a live attempt, or twice by itself.
+    """The first of what an allocation holds that is held already, by a live attempt or twice by itself.
 
-    A GPU may be shared as long as no more than the whole of it is given away.
+    Cores belong to one task, with all their CPUs. A GPU that is shareable may be held by several as long as no more
+    than the whole of it is given away, another one by one alone; memory by all together up to what the node has. An
+    attempt that is named twice in `live`, while its cores change, holds the cores of both and the rest once.
     """
-    cpu_holder: dict[int, str] = {}
-    gpu_holder: dict[str, str] = {}
-    gpu_milli: Counter[str] = Counter()
-    parts = [(f"attempt {name}", task) for name, other in live for task in other.tasks]
-    own = [("another task of the same attempt", task) for task in allocation.tasks]
-    for holder, task in [*parts, *own]:
-        checked = holder.startswith("another")
-        for cpu in task.cpu_ids:
-            if checked and cpu in cpu_holder:
-                return f"CPU {cpu} is held by {cpu_holder[cpu]}"
-            cpu_holder[cpu] = holder
+    held = [(f"attempt {name}", other) for name, other in live]
+    return next(
+        itertools.chain(
+            _core_overlaps(allocation, held),
+            _gpu_overlaps(allocation, held, {gpu.uuid for gpu in inventory.gpus if gpu.shareable}),
+            _memory_overlaps(allocation, held, inventory.memory_bytes),
+        ),
+        None,
+    )
+
+
+OWN = "another task of the same attempt"
+Held = list[tuple[str, resources_pb2.NodeAllocation]]
+
+
+def _core_overlaps(allocation: resources_pb2.NodeAllocation, held: Held) -> Iterator[str]:
+    cores: dict[int, str] = {}
+    cpus: dict[int, str] = {}
+    for holder, other in held:
+        for task in other.tasks:
+            cores.update(dict.fromkeys(task.core_ids, holder))
+            cpus.update(dict.fromkeys(task.cpu_ids, holder))
+    for task in allocation.tasks:
+        yield from (f"CPU {cpu} is held by {cpus[cpu]}" for cpu in task.cpu_ids if cpu in cpus)
+        yield from (f"core {core} is held by {cores[core]}" for core in task.core_ids if core in cores)
+        cores.update(dict.fromkeys(task.core_ids, OWN))
+        cpus.update(dict.fromkeys(task.cpu_ids, OWN))
+
+
+def _gpu_overlaps(allocation: resources_pb2.NodeAllocation, held: Held, shareable: Collection[str]) -> Iterator[str]:
+    milli: dict[str, dict[str, int]] = {}  # of each GPU, by holder
+    for holder, other in held:
+        for uuid, wanted in _gpu_milli(other.tasks).items():
+            holders = milli.setdefault(uuid, {})
+            holders[holder] = max(holders.get(holder, 0), wanted)
+    for task in allocation.tasks:
+        for uuid, wanted in _gpu_milli([task]).items():
+            holders = milli.setdefault(uuid, {})
+            left = WHOLE_GPU_MILLI - sum(holders.values())
+            if holders and uuid not in shareable:
+                yield f"GPU {uuid} is held by {list(holders)[-1]}"
+            elif wanted > left:
+                words = f"is held by {list(holders)[-1]}" if holders else "is asked for more than once"
+                yield f"GPU {uuid} {words}: {max(0, left)} thousandths of it are left, not {wanted}"
+            holders[OWN] = holders.get(OWN, 0) + wanted
+
+
+def _gpu_milli(tasks: Iterable[resources_pb2.TaskAllocation]) -> Counter[str]:
+    milli: Counter[str] = Counter()
+    for task in tasks:
         for share in task.gpus:
-            gpu_milli[share.uuid] += share.milli or WHOLE_GPU_MILLI
-            if checked and gpu_milli[share.uuid] > WHOLE_GPU_MILLI:
-                return f"GPU {share.uuid} is held by {gpu_holder.get(share.uuid, 'nobody, but asked for twice')}"
-            gpu_holder[share.uuid] = holder
-    return None
+            milli[share.uuid] += share.milli or WHOLE_GPU_MILLI
+    return milli
+
+
+def _memory_overlaps(allocation: resources_pb2.NodeAllocation, held: Held, node_bytes: int) -> Iterator[str]:
+    by_holder: dict[str, int] = {}
+    for holder, other in held:
+        by_holder[holder] = max(by_holder.get(holder, 0), _memory_bytes(other))
+    wanted, left = _memory_bytes(allocation), node_bytes - sum(by_holder.values())
+    if wanted > 0 and node_bytes > 0 and wanted > left:
+        asked, free, whole = (round(count / MEBIBYTE) for count in (wanted, max(0, left), node_bytes))
+        others = f"{len(by_holder)} live attempts hold the rest" if by_holder else "that is all it has"
+        yield f"{asked} MiB of memory are asked for, {free} MiB of the node's {whole} MiB are left: {others}"
+
+
+def _memory_bytes(allocation: resources_pb2.NodeAllocation) -> int:
+    return sum(task.memory_bytes for task in allocation.tasks)
+
+
+def offline(allocation: resources_pb2.NodeAllocation, online: Collection[int]) -> str | None:
+    """Why CPUs that the node had when it was looked at cannot be used now: they are off line. None where all are on.
+
+    `online` is empty where the kernel does not tell.
+    """
+    gone = {cpu for task in allocation.tasks for cpu in task.cpu_ids} - set(online)
+    return f"CPUs {sorted(gone)} are off line" if online and gone else None
 
 
 def cannot_become(old: node_service_pb2.Assignment, new: node_service_pb2.Assignment) -> str | None:

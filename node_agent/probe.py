@@ -31,9 +31,14 @@ class Cpu:
     socket: int
 
 
+def online_cpus(sysfs: Path) -> list[int]:
+    """The CPUs that are on line now; none where the kernel does not tell."""
+    return parse_cpu_list(read_text(str(sysfs / "devices/system/cpu/online")))
+
+
 def usable_cpus(sysfs: Path, allowed: Iterable[int]) -> list[int]:
     """The CPUs that are on line and that this process may use: `allowed` is its affinity, which cpusets bound."""
-    online = parse_cpu_list(read_text(str(sysfs / "devices/system/cpu/online")))
+    online = online_cpus(sysfs)
     return sorted(set(online) & set(allowed)) if online else sorted(set(allowed))
 
 

@@ -26,6 +26,7 @@ from cotenant.node_agent.attempt_cores import AttemptCores
 from cotenant.node_agent.attempt_directory import AttemptDirectory
 from cotenant.node_agent.cgroups import Group
 from cotenant.node_agent.core_changes import CoresRefused
+from cotenant.node_agent.probe import SYSFS, online_cpus
 from cotenant.node_agent.process_table import open_process
 from cotenant.node_agent.records import AttemptKey, Status, parse_status
 from cotenant.node_agent.runtime import Found, RuntimeContext, Usage
@@ -272,14 +273,13 @@ class ProcessRuntime:
             self._tell(attempt, status)
 
     def _fault(self, assignment: node_service_pb2.Assignment, changing: Supervised | None = None) -> str | None:
-        live = [
-            (str(key), held)
-            for key, other in self._attempts.items()
-            if other.live and other is not changing
-            for held in other.held
-        ]
-        return checks.first_fault(assignment, self._context.inventory, self._context.node_id) or checks.overlap(
-            assignment.allocation, live
+        others = [other for other in self._attempts.values() if other.live and other is not changing]
+        live = [(str(other.key), held) for other in others for held in other.held]
+        inventory, allocation = self._context.inventory, assignment.allocation
+        return (
+            checks.first_fault(assignment, inventory, self._context.node_id)
+            or checks.offline(allocation, online_cpus(SYSFS))
+            or checks.overlap(allocation, live, inventory)
         )
 
     async def _launch(self, attempt: Supervised) -> str | None:
