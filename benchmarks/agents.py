@@ -210,12 +210,19 @@ class SimulatedAgent:
             state = job_pb2.ATTEMPT_STATE_FAILED if code else job_pb2.ATTEMPT_STATE_SUCCEEDED
             self.end(key, state, code)
 
-    def report(self, key: tuple[str, int], state: job_pb2.AttemptState.ValueType, code: int = 0) -> None:
+    def report(
+        self,
+        key: tuple[str, int],
+        state: job_pb2.AttemptState.ValueType,
+        code: int = 0,
+        stop_reason: job_pb2.StopReason.ValueType = job_pb2.STOP_REASON_UNSPECIFIED,
+    ) -> None:
         """Say where an attempt stands."""
         assignment = self.assignments.get(key)
         report = node_pb2.AttemptReport(
             job_id=key[0], number=key[1], epoch=assignment.epoch if assignment else 0, state=state
         )
+        report.stop_reason = stop_reason
         report.time.GetCurrentTime()
         report.exit.code = code
         self.attempts[key] = report

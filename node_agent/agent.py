@@ -7,7 +7,6 @@ on a control plane that is away, and never acts without it.
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import os
 import time as clock
 import uuid
@@ -21,6 +20,7 @@ from cotenant import plugins
 from cotenant.node_agent.contention_link import ContentionLink
 from cotenant.node_agent.fence import Fence
 from cotenant.node_agent.gpus import NvmlGpus
+from cotenant.node_agent.lease import LEASE, Lease
 from cotenant.node_agent.orders import Orders
 from cotenant.node_agent.output_upload import OutputUploads
 from cotenant.node_agent.placement_link import PlacementLink
@@ -31,7 +31,8 @@ from cotenant.node_agent.progress_reader import ProgressReader
 from cotenant.node_agent.records import AttemptKey, timestamp
 from cotenant.node_agent.runtime import Runtime, RuntimeContext
 from cotenant.node_agent.samples import Sampler
-from cotenant.node_agent.sockets import socket_directory
+from cotenant.node_agent.sockets import remove_socket_directory, socket_directory
+from cotenant.node_agent.state_directory import open_state_directory
 from cotenant.rpc.background import Background
 from cotenant.v1 import job_pb2, node_service_pb2, resources_pb2
 
@@ -39,10 +40,6 @@ log = structlog.get_logger()
 
 MEBIBYTE = 1 << 20
 DAY_SECONDS = 86_400.0
-
-
-class AnotherAgent(Exception):
-    """A second agent was started on the same state directory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,10 +89,10 @@ class Agent:
 
         Raises:
             AnotherAgent: the state directory is in use.
+            AnotherNode: it is another node's.
         """
         state_dir = self._config.state_dir
-        state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-        lock = lock_state_directory(state_dir)
+        lock = open_state_directory(state_dir, self._config.node_id)
         log.info("agent_starting", node=self._config.node_id, incarnation=self._incarnation)
         try:
             inventory, nvml = await asyncio.to_thread(probe, self._wishes())
@@ -131,12 +128,15 @@ class Agent:
             lambda report: self._link.report(report), lambda report: self._link.report_resize(report),
         )  # fmt: skip
         self._fence, self._orders, self._inventory = fence, orders, inventory
+        self._lease = Lease(str(config.state_dir / LEASE))
         self._link = PlacementLink(
             config.placement_endpoint,
             config.token,
             hello=self._hello,
             welcome=self._welcome,
             obey=self._obey,
+            heard=self._heard,
+            patience_seconds=orders.patience_seconds,
             rng=self._rng,
         )
         self._uploads = OutputUploads(self._link.upload, runtime.output_directory, self._is_running)
@@ -153,6 +153,9 @@ class Agent:
             await self._link.say_last()
             for part in (self._background, self._uploads, orders, progress, runtime):
                 await part.close()
+            self._lease.close()
+            if all(attempt.status.ended for attempt in orders.attempts.values()):
+                remove_socket_directory(config.state_dir)
 
     def _context(self, inventory: resources_pb2.Inventory) -> RuntimeContext:
         return RuntimeContext(
@@ -200,6 +203,13 @@ class Agent:
         log.warning("old_term_refused", term=welcome.term, seen=self._fence.term)
         return False
 
+    def _heard(self, sent_seconds: float) -> None:
+        """Placement has answered what was sent at that time, in seconds since boot."""
+        try:
+            self._lease.renew(sent_seconds)
+        except OSError as error:
+            log.error("lease_not_renewed", error=str(error))
+
     async def _persist_term(self) -> None:
         try:
             await self._fence.flush()
@@ -241,14 +251,3 @@ class Agent:
             told.batch_time.FromNanoseconds(round(seconds * 1e9))
             track.batch = None
         self._link.report_progress(node_service_pb2.ProgressReport(job_id=key.job_id, number=key.number, progress=told))
-
-
-def lock_state_directory(state_dir: Path) -> int:
-    """Hold the state directory against a second agent; returns what to close. Raises `AnotherAgent`."""
-    descriptor = os.open(state_dir / "agent.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(descriptor)
-        raise AnotherAgent(f"another agent is running on {state_dir}") from None
-    return descriptor

@@ -2,7 +2,9 @@
 
 attempts/<job id>-<number>/   assignment   the Assignment as it came, and with other cores after each change of them
                               narrowed     while a profile narrows its cores: to which CPUs
+                              boot         in which boot of the machine it was made
                               spec         what the supervisor is to run
+                              supervisor.log  what the supervisor says, which is nothing; there once it was started
                               lock         held by the supervisor for as long as it lives
                               state.json   what the supervisor knows
                               stop.json    the last stop order
@@ -25,6 +27,7 @@ from pathlib import Path
 import structlog
 from google.protobuf.message import DecodeError
 
+from cotenant.node_agent.lease import boot_id
 from cotenant.node_agent.records import AttemptKey, Status, parse_status
 from cotenant.node_agent.state_file import StateFile, sync_directory
 from cotenant.v1 import node_service_pb2
@@ -32,6 +35,7 @@ from cotenant.v1 import node_service_pb2
 log = structlog.get_logger()
 
 STOP_ORDER_BYTES = 64
+SUPERVISOR_LOG = "supervisor.log"
 
 
 class AttemptDirectory:
@@ -47,6 +51,7 @@ class AttemptDirectory:
             shutil.rmtree(self.path)
         (self.path / "work").mkdir(parents=True, mode=0o700)
         (self.path / "assignment").write_bytes(assignment.SerializeToString())
+        (self.path / "boot").write_text(boot_id())
         self.write_stop_order(None)
 
     def replace_assignment(self, assignment: node_service_pb2.Assignment) -> None:
@@ -126,6 +131,18 @@ class AttemptDirectory:
             os.close(descriptor)
         return descriptor is None
 
+    def of_earlier_boot(self) -> bool:
+        """Whether the machine was booted since it was made."""
+        try:
+            made = (self.path / "boot").read_text().strip()
+        except OSError:
+            return False
+        return bool(made) and made != boot_id()
+
+    def was_begun(self) -> bool:
+        """Whether a supervisor was ever started here."""
+        return (self.path / SUPERVISOR_LOG).exists()
+
     def status(self) -> Status | None:
         """What the supervisor has recorded; None where there is nothing, or nothing legible."""
         try:
@@ -147,7 +164,7 @@ class AttemptDirectory:
     def last_words(self) -> str:
         """The last line that the supervisor itself wrote, which is where its own failure would stand."""
         try:
-            lines = (self.path / "supervisor.log").read_text(errors="replace").strip().splitlines()
+            lines = (self.path / SUPERVISOR_LOG).read_text(errors="replace").strip().splitlines()
         except OSError:
             return ""
         return lines[-1] if lines else ""

@@ -9,12 +9,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from cotenant.node_agent.attempt_directory import AttemptDirectory
+from cotenant.node_agent.attempt_directory import SUPERVISOR_LOG, AttemptDirectory
 from cotenant.node_agent.cgroups import Group, GroupError, read_text
 from cotenant.node_agent.checks import command_of, warning_signal_of
 from cotenant.node_agent.core_changes import task_group
 from cotenant.node_agent.environment import task_environment
 from cotenant.node_agent.holding import attempt_weight, weight_of
+from cotenant.node_agent.lease import boot_seconds, read_lease
 from cotenant.v1 import node_service_pb2, resources_pb2
 
 SUPERVISOR = Path(__file__).with_name("supervisor.py")
@@ -33,6 +34,7 @@ class Surroundings:
     node_group: Group | None
     all_cpus: tuple[int, ...]
     notify_path: str
+    lease_path: str
     output_bytes_max: int
     base_environment: Mapping[str, str]
     pids_max: int = 0
@@ -42,6 +44,19 @@ def grace_seconds_of(assignment: node_service_pb2.Assignment) -> float:
     """How long a job may take to end after its warning, unless the order says otherwise."""
     spec = assignment.spec
     return spec.grace.ToMicroseconds() / 1e6 if spec.HasField("grace") else GRACE_SECONDS_DEFAULT
+
+
+def leash_of(assignment: node_service_pb2.Assignment, lease_path: str) -> dict[str, object] | None:
+    """How long the attempt may run on without the control plane; None where it always may."""
+    if not assignment.spec.HasField("stop_after_disconnected"):
+        return None
+    allowed_seconds = assignment.spec.stop_after_disconnected.ToMicroseconds() / 1e6
+    half_ago = boot_seconds() - allowed_seconds / 2  # the assignment itself has been heard
+    return {
+        "path": lease_path,
+        "allowed_seconds": allowed_seconds,
+        "heard_seconds": max(read_lease(lease_path), half_ago),
+    }
 
 
 def attempt_group(surroundings: Surroundings, directory: AttemptDirectory) -> Group | None:
@@ -120,6 +135,7 @@ def supervisor_spec(
         "warning_signal": int(warning_signal_of(assignment)),
         "grace_seconds": grace_seconds_of(assignment),
         "output_bytes_max": surroundings.output_bytes_max,
+        "leash": leash_of(assignment, surroundings.lease_path),
         "group": group.to_json() if group else None,
         "tasks": [
             {
@@ -157,7 +173,7 @@ def start_supervisor(directory: AttemptDirectory) -> int:
     if lock is None:
         raise CannotLaunch("another supervisor still runs this attempt")
     inherited_lock = 3 if lock != 3 else 4
-    log_path = str(directory.path / "supervisor.log")
+    log_path = str(directory.path / SUPERVISOR_LOG)
     try:
         return os.posix_spawn(
             sys.executable,

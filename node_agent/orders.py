@@ -6,6 +6,7 @@ An attempt is kept until placement has acknowledged its end. Nothing is stopped 
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -79,6 +80,12 @@ class Orders:
     def reports(self) -> list[node_service_pb2.AttemptReport]:
         """All that is known, for a Hello."""
         return [report(attempt.status, self._node_id) for _, attempt in sorted(self.attempts.items())]
+
+    def patience_seconds(self) -> float:
+        """How long the most impatient job that is here runs on without the control plane; infinite without any."""
+        specs = [each.assignment.spec for each in self.attempts.values() if not each.status.ended]
+        leashes = [spec.stop_after_disconnected for spec in specs if spec.HasField("stop_after_disconnected")]
+        return min((leash.ToMicroseconds() / 1e6 for leash in leashes), default=math.inf)
 
     def _tell(self, status: Status) -> None:
         self._tell_placement(report(status, self._node_id))

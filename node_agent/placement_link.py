@@ -13,6 +13,7 @@ import grpc.aio
 import structlog
 
 from cotenant.node_agent.backoff import Backoff
+from cotenant.node_agent.lease import boot_seconds
 from cotenant.node_agent.records import AttemptKey
 from cotenant.rpc import channel
 from cotenant.v1 import node_service_pb2, node_service_pb2_grpc, resources_pb2
@@ -23,6 +24,7 @@ WELCOME_SECONDS_MAX = 15.0
 HEARTBEAT_SECONDS_DEFAULT = 5.0
 HEARTBEAT_SECONDS_MIN = 0.05
 KEPT_REPORTS_MAX = 1000
+BEATS_WITHIN_PATIENCE = 4
 LAST_WORDS_SECONDS_MAX = 1.0
 
 Upload = Callable[[AsyncIterator[node_service_pb2.UploadOutputRequest]], Any]
@@ -35,7 +37,8 @@ class Unwelcome(Exception):
 class PlacementLink:
     """One stream at a time. What is told while there is none is not kept: the next hello tells all.
 
-    Answers to resizes and profiles alone are kept, for a hello does not have them.
+    Answers to resizes and profiles alone are kept, for a hello does not have them. A beat goes out at least as often
+    as placement wants, and several times within `patience_seconds`.
     """
 
     def __init__(
@@ -46,10 +49,14 @@ class PlacementLink:
         hello: Callable[[], node_service_pb2.Hello],
         welcome: Callable[[node_service_pb2.Welcome], bool],
         obey: Callable[[node_service_pb2.ConnectResponse], None],
+        heard: Callable[[float], None],
+        patience_seconds: Callable[[], float],
         rng: Random,
     ) -> None:
         self._endpoint, self._token = endpoint, token
-        self._hello, self._welcome, self._obey = hello, welcome, obey
+        self._hello, self._welcome, self._obey, self._heard = hello, welcome, obey, heard
+        self._patience_seconds = patience_seconds
+        self._beat_seconds = 0.0
         self._backoff = Backoff(first_seconds=0.2, longest_seconds=5.0, rng=rng)
         self._outbox = node_service_pb2.ConnectRequest()
         self._progress: dict[AttemptKey, node_service_pb2.ProgressReport] = {}
@@ -136,7 +143,8 @@ class PlacementLink:
         self._progress.clear()
         try:
             async with asyncio.timeout(WELCOME_SECONDS_MAX):
-                await call.write(node_service_pb2.ConnectRequest(hello=self._hello()))
+                sent = self._beat()
+                await call.write(node_service_pb2.ConnectRequest(hello=self._hello(), beat=sent))
                 response = await call.read()
         except TimeoutError:
             raise Unwelcome(f"no welcome within {WELCOME_SECONDS_MAX:.0f} s") from None
@@ -147,6 +155,7 @@ class PlacementLink:
         if not self._welcome(response.welcome):
             raise Unwelcome(f"term {response.welcome.term} is older than one that was seen")
         self._backoff.reset()
+        self._heard(sent / 1000)
         log.info("placement_joined", endpoint=self._endpoint, term=response.welcome.term)
         self._obey(response)
         told = response.welcome.heartbeat_interval.ToMicroseconds() / 1e6
@@ -156,30 +165,40 @@ class PlacementLink:
         while (response := await call.read()) is not grpc.aio.EOF:
             if response.HasField("welcome") and not self._welcome(response.welcome):
                 raise Unwelcome(f"term {response.welcome.term} is older than one that was seen")
+            if response.heard:
+                self._heard(response.heard / 1000)
             self._obey(response)
         if await call.code() is not grpc.StatusCode.OK:
             raise Unwelcome(f"{(await call.code()).name}: {await call.details()}")
 
     async def _send(self, call: Any, heartbeat_seconds: float) -> None:
-        """Send what there is, in one message; after a silent interval, an empty one."""
+        """Send what there is, in one message; after a silent interval, a beat alone."""
         try:
             while True:
+                beat_seconds = min(heartbeat_seconds, self._patience_seconds() / BEATS_WITHIN_PATIENCE)
                 try:
-                    async with asyncio.timeout(heartbeat_seconds):
+                    async with asyncio.timeout(beat_seconds):
                         await self._wake.wait()
                 except TimeoutError:
-                    pass  # nothing to say is said by an empty message
+                    pass  # nothing to say is said by a beat
                 self._wake.clear()
                 self._writing = True
-                await call.write(self._take_outbox())
+                await call.write(self._take_outbox(beat_seconds))
                 self._writing = False
                 self._said.set()
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
             log.info("placement_stream_broken", error=type(error).__name__)
             call.cancel()
 
-    def _take_outbox(self) -> node_service_pb2.ConnectRequest:
+    def _beat(self) -> int:
+        """What placement is to say that it has heard: when this was sent, in milliseconds since boot."""
+        self._beat_seconds = boot_seconds()
+        return int(self._beat_seconds * 1000)
+
+    def _take_outbox(self, beat_seconds: float) -> node_service_pb2.ConnectRequest:
         message, self._outbox = self._outbox, node_service_pb2.ConnectRequest()
         message.progress.extend(self._progress.values())
         self._progress.clear()
+        if boot_seconds() - self._beat_seconds >= beat_seconds / 2 or not message.ByteSize():
+            message.beat = self._beat()
         return message

@@ -58,6 +58,7 @@ class Status:
     memory_peak_bytes: int = 0
     pid: int = 0
     pid_start_ticks: int = 0
+    stop_reason: str = ""  # why it stopped without an order, as `StopReason` has it: "DISCONNECTED"
 
     @property
     def ended(self) -> bool:
@@ -80,6 +81,7 @@ class Status:
             "memory_peak_bytes": self.memory_peak_bytes,
             "pid": self.pid,
             "pid_start_ticks": self.pid_start_ticks,
+            "stop_reason": self.stop_reason,
             "exit": told
             and {
                 "rank": told.rank,
@@ -112,9 +114,16 @@ def parse_status(text: str | bytes) -> Status:
             memory_peak_bytes=int(raw["memory_peak_bytes"]),
             pid=int(raw["pid"]),
             pid_start_ticks=int(raw["pid_start_ticks"]),
+            stop_reason=_stop_reason(raw.get("stop_reason", "")),
         )
     except (KeyError, TypeError, UnicodeDecodeError) as error:
         raise ValueError(f"not a supervisor's state: {error!r}") from error
+
+
+def _stop_reason(name: str) -> str:
+    if name and f"STOP_REASON_{name}" not in job_pb2.StopReason.keys():  # noqa: SIM118  # no mapping
+        raise ValueError(f"no such reason to stop: {name!r}")
+    return name
 
 
 def timestamp(seconds: float) -> Timestamp:
@@ -141,6 +150,7 @@ def report(status: Status, node_id: str) -> node_service_pb2.AttemptReport:
         message=status.message,
         cpu_time=duration(status.cpu_seconds),
         memory_peak_bytes=status.memory_peak_bytes,
+        stop_reason=job_pb2.StopReason.Value(f"STOP_REASON_{status.stop_reason or 'UNSPECIFIED'}"),
         exit=None
         if told is None
         else job_pb2.ExitStatus(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import tempfile
@@ -23,16 +24,31 @@ def socket_directory(state_dir: Path) -> Path:
 
     The same state directory gives the same one at every start, so that running jobs find a new agent.
     """
-    directory = state_dir / "sockets"
-    if len(os.fsencode(directory)) + 1 + DIGEST_CHARACTERS > SOCKET_PATH_BYTES_MAX:
-        digest = hashlib.sha256(os.fsencode(state_dir)).hexdigest()[:16]
-        directory = Path(tempfile.gettempdir()) / f"cotenant-{os.getuid()}-{digest}"
+    directory = _place(state_dir)
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     found = directory.lstat()
     if directory.is_symlink() or found.st_uid != os.getuid():
         raise UnsafeDirectory(f"{directory} belongs to user {found.st_uid}, the agent runs as {os.getuid()}")
     directory.chmod(0o700)
     return directory
+
+
+def _place(state_dir: Path) -> Path:
+    directory = state_dir / "sockets"
+    if len(os.fsencode(directory)) + 1 + DIGEST_CHARACTERS <= SOCKET_PATH_BYTES_MAX:
+        return directory
+    digest = hashlib.sha256(os.fsencode(state_dir)).hexdigest()[:16]
+    return Path(tempfile.gettempdir()) / f"cotenant-{os.getuid()}-{digest}"
+
+
+def remove_socket_directory(state_dir: Path) -> None:
+    """Leave nothing in the temporary directory. Where jobs run it stays: nobody else may take its name."""
+    directory = _place(state_dir)
+    with contextlib.suppress(OSError):
+        (directory / NOTIFY).unlink()
+    if directory.parent != state_dir:
+        with contextlib.suppress(OSError):  # something is in it that is not ours to judge
+            directory.rmdir()
 
 
 def progress_socket(directory: Path, key: AttemptKey) -> Path:

@@ -15,7 +15,6 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import ClassVar
 
@@ -24,47 +23,21 @@ import structlog
 from cotenant.node_agent import attempt_directory, cgroup_mounts, checks, environment, launching, remains
 from cotenant.node_agent.attempt_cores import AttemptCores
 from cotenant.node_agent.attempt_directory import AttemptDirectory
-from cotenant.node_agent.cgroups import Group
 from cotenant.node_agent.core_changes import CoresRefused
+from cotenant.node_agent.lease import LEASE
 from cotenant.node_agent.probe import SYSFS, online_cpus
 from cotenant.node_agent.process_table import open_process
 from cotenant.node_agent.records import AttemptKey, Status, parse_status
 from cotenant.node_agent.runtime import Found, RuntimeContext, Usage
 from cotenant.node_agent.sockets import NOTIFY, progress_socket, socket_directory
+from cotenant.node_agent.supervised import Supervised
 from cotenant.rpc.background import Background
-from cotenant.v1 import node_service_pb2, resources_pb2
+from cotenant.v1 import node_service_pb2
 
 log = structlog.get_logger()
 
 DATAGRAM_BYTES_MAX = 1 << 18
 FIRST_STATE_SECONDS_MAX = 10.0
-REMAINS_SECONDS_MAX = 30.0
-
-
-@dataclass(slots=True)
-class Supervised:
-    """An attempt as the runtime holds it. `directory` is None where its id cannot name one."""
-
-    key: AttemptKey
-    assignment: node_service_pb2.Assignment
-    directory: AttemptDirectory | None
-    group: Group | None = None
-    status: Status | None = None
-    pidfd: int = -1
-    gone: asyncio.Event = field(default_factory=asyncio.Event)
-    stop_grace_seconds: float | None = None
-    cores: AttemptCores | None = None
-    promised: resources_pb2.NodeAllocation | None = None
-
-    @property
-    def held(self) -> list[resources_pb2.NodeAllocation]:
-        """What nobody else may have: while its cores change, those of before and of after."""
-        return [self.assignment.allocation, *([self.promised] if self.promised else [])]
-
-    @property
-    def live(self) -> bool:
-        """Whether it holds cores and GPUs."""
-        return self.status is None or not self.status.ended
 
 
 class ProcessRuntime:
@@ -93,6 +66,7 @@ class ProcessRuntime:
             node_group=node_group,
             all_cpus=tuple(sorted(cpu for core in context.inventory.cores for cpu in core.cpus)),
             notify_path=str(self._sockets / NOTIFY),
+            lease_path=str(context.state_dir / LEASE),
             output_bytes_max=context.output_bytes_max,
             base_environment=environment.inherited(os.environ),
             pids_max=context.pids_max,
@@ -157,43 +131,11 @@ class ProcessRuntime:
         assert attempt.directory is not None
         status = attempt.directory.status()
         if status is None or not status.ended:
-            status = attempt.status if not attempt.live else await self._end_orphans(attempt)
+            status = attempt.status if not attempt.live else await attempt.end_orphans(self._marker(attempt.key))
         if attempt.group is not None and attempt.group.exists():
             await asyncio.to_thread(attempt.group.remove)
         assert status is not None
         self._tell(attempt, status)
-
-    async def _end_orphans(self, attempt: Supervised) -> Status:
-        """Kill what a dead supervisor left, and record the failure in its place."""
-        assert attempt.directory is not None
-        log.warning("supervisor_lost", attempt=str(attempt.key))
-        while not await asyncio.to_thread(
-            remains.end_remains, attempt.group, self._marker(attempt.key), patience_seconds=REMAINS_SECONDS_MAX
-        ):
-            log.error("processes_not_killed", attempt=str(attempt.key), seconds=REMAINS_SECONDS_MAX)
-        words = attempt.directory.last_words()
-        status = replace(
-            attempt.status or self._new_status(attempt, "FAILED"),
-            state="FAILED",
-            time=time.time(),
-            end_time=time.time(),
-            message="its supervisor died; what was left of the job was killed" + (f" ({words})" if words else ""),
-            cpu_seconds=attempt.group.cpu_seconds() if attempt.group else 0.0,
-            memory_peak_bytes=attempt.group.memory_peak_bytes() if attempt.group else 0,
-        )
-        await self._record_end(attempt, status)
-        return status
-
-    async def _record_end(self, attempt: Supervised, status: Status) -> None:
-        if attempt.directory is None:
-            return
-        try:
-            await asyncio.to_thread(attempt.directory.write_end, status)
-        except OSError as error:
-            log.error("end_not_recorded", attempt=str(attempt.key), error=str(error))
-
-    def _new_status(self, attempt: Supervised, state: str, message: str = "") -> Status:
-        return Status(attempt.key, attempt.assignment.epoch, state, time.time(), message)
 
     # What was there before.
 
@@ -201,7 +143,7 @@ class ProcessRuntime:
         """Take one attempt up again; None where it never began."""
         status = await self._first_status(directory)
         supervised = directory.supervised()
-        if status is None and not supervised:
+        if status is None and not supervised and not directory.was_begun():
             await self._forget_stillborn(directory)
             return None
         key = directory.key
@@ -210,7 +152,7 @@ class ProcessRuntime:
         )
         attempt = Supervised(key, assignment, directory)
         self._confine(attempt, directory)
-        attempt.status = status or self._new_status(attempt, "STARTING")
+        attempt.status = status or attempt.new_status("STARTING")
         self._attempts[key] = attempt
         if attempt.live:
             pidfd = open_process(attempt.status.pid, attempt.status.pid_start_ticks) if supervised else None
@@ -231,7 +173,7 @@ class ProcessRuntime:
             log.error("cores_not_restored", attempt=str(attempt.key), error=str(error))
 
     async def _forget_stillborn(self, directory: AttemptDirectory) -> None:
-        """A supervisor that told nothing never was, or died at once: see to it that nothing of it runs."""
+        """No supervisor was ever started: see to it that nothing of it is left."""
         log.info("attempt_never_began", attempt=str(directory.key))
         group = launching.attempt_group(self._surroundings, directory)
         await asyncio.to_thread(remains.end_remains, group, self._marker(directory.key), patience_seconds=1.0)
@@ -268,8 +210,8 @@ class ProcessRuntime:
         elif attempt.directory is not None:
             await asyncio.to_thread(attempt.directory.create, assignment)
         if fault is not None:
-            status = self._new_status(attempt, "FAILED", fault)
-            await self._record_end(attempt, status)
+            status = attempt.new_status("FAILED", fault)
+            await attempt.record_end(status)
             self._tell(attempt, status)
 
     def _fault(self, assignment: node_service_pb2.Assignment, changing: Supervised | None = None) -> str | None:

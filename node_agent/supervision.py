@@ -17,22 +17,23 @@ if TYPE_CHECKING:
     import socket
 
     from cotenant.node_agent.cgroups import Group, GroupError
+    from cotenant.node_agent.lease import Leash
     from cotenant.node_agent.output_file import OutputFile
     from cotenant.node_agent.process_table import children, start_ticks
     from cotenant.node_agent.state_file import StateFile
-    from cotenant.node_agent.task_process import TaskProcess, adopt_orphans, number, sequence
+    from cotenant.node_agent.task_process import TaskProcess, adopt_orphans, how_it_ended, number, sequence
 else:
     from cgroups import Group, GroupError
+    from lease import Leash
     from output_file import OutputFile
     from process_table import children, start_ticks
     from state_file import StateFile
-    from task_process import TaskProcess, adopt_orphans, number, sequence
+    from task_process import TaskProcess, adopt_orphans, how_it_ended, number, sequence
 
 KILL_ROUND_SECONDS = 0.02
 NOTIFY_RETRY_SECONDS = 0.05
 SAVE_RETRY_SECONDS = 1.0
 STATE_BYTES_PER_TASK = 256
-MEBIBYTE = 1 << 20
 
 
 class Supervisor:
@@ -50,12 +51,15 @@ class Supervisor:
         self.decider_out_of_memory = False
         self.failed = False
         self.stop_asked = False
+        self.stop_reason = ""  # why it stops without an order
         self.pid_start_ticks = start_ticks(os.getpid())
         self.start_time = self.end_time = 0.0
         self.kill_rounds = 0
         self.kill_at: float | None = None  # on the monotonic clock, as are the other times to act
         self.notify_at: float | None = None
         self.save_at: float | None = None
+        self.leash = self._leash()
+        self.look_at = time.monotonic() if self.leash else None
         self.childless = False
         self.reaped_cpu_seconds = 0.0
         self.reaped_peak_bytes = 0
@@ -64,6 +68,12 @@ class Supervisor:
         self.poll = select.poll()
         self.notifier: socket.socket | None = None
         self.wakeup = self._catch_signals()
+
+    def _leash(self) -> Leash | None:
+        leash = self.spec.get("leash")
+        if not isinstance(leash, dict):
+            return None
+        return Leash(str(leash["path"]), float_of(leash["allowed_seconds"]), float_of(leash["heard_seconds"]))
 
     def _task(self, task: object) -> TaskProcess:
         assert isinstance(task, dict)
@@ -125,6 +135,7 @@ class Supervisor:
             "start_time": self.start_time,
             "end_time": self.end_time,
             "message": self.message,
+            "stop_reason": self.stop_reason,
             "exit": self._describe_exit(),
             "cpu_seconds": self.cpu_seconds,
             "memory_peak_bytes": self.memory_peak_bytes,
@@ -183,7 +194,9 @@ class Supervisor:
         self.act_on_time()
 
     def _timeout_milliseconds(self) -> int | None:
-        moments = [moment for moment in (self.kill_at, self.notify_at, self.save_at) if moment is not None]
+        moments = [
+            moment for moment in (self.kill_at, self.notify_at, self.save_at, self.look_at) if moment is not None
+        ]
         return max(0, int((min(moments) - time.monotonic()) * 1000) + 1) if moments else None
 
     def _pending_execs(self) -> bool:
@@ -300,10 +313,29 @@ class Supervisor:
             self.kill_round()
             self.kill_rounds += 1
             self.kill_at = now + min(1.0, KILL_ROUND_SECONDS * self.kill_rounds)
+        if self.look_at is not None and now >= self.look_at:
+            self.look_at = self.look_after_placement()
         if self.save_at is not None and now >= self.save_at:
             self.publish()
         elif self.notify_at is not None and now >= self.notify_at:
             self.notify(self.describe())
+
+    def look_after_placement(self) -> float | None:
+        """Stop a job that is not to run on without the control plane; returns when to look again."""
+        assert self.leash is not None
+        if self.end_time or self.stop_asked or self.failed:
+            return None
+        if not self.leash.over():
+            return time.monotonic() + self.leash.look_again_seconds()
+        if not any(task.running for task in self.tasks):
+            return None  # it has ended by itself
+        allowed_seconds = self.spec["leash"]["allowed_seconds"]  # type: ignore[index]  # it is what the leash is of
+        self.stop_asked, self.stop_reason = True, "DISCONNECTED"
+        self.message = f"its node had been without the control plane for {allowed_seconds:g} s"
+        self.warn_then_kill(float_of(self.spec["grace_seconds"]))
+        self.phase = "STOPPING"
+        self.publish()
+        return None
 
     def kill_round(self) -> None:
         """Kill everything there is once; what is forked meanwhile falls to the next round."""
@@ -348,19 +380,6 @@ class Supervisor:
             count = sum(output.dropped_bytes for output in dropping)
             note = f"{count} bytes of output were dropped: {dropping[0].drop_reason}"
             self.message = f"{self.message}; {note}" if self.message else note
-
-
-def how_it_ended(task: TaskProcess, out_of_memory: bool) -> str:
-    """Say in one sentence how a task failed."""
-    assert task.status is not None
-    if out_of_memory:
-        limit = task.memory_limit_bytes
-        bound = f"its limit is {limit / MEBIBYTE:.0f} MiB" if limit else "the node had no more"
-        return f"rank {task.rank} ran out of memory: {bound}"
-    if os.WIFSIGNALED(task.status):
-        which = os.WTERMSIG(task.status)
-        return f"rank {task.rank} was ended by signal {which} ({signal.strsignal(which)})"
-    return f"rank {task.rank} ended with status {os.waitstatus_to_exitcode(task.status)}"
 
 
 def float_of(value: object) -> float:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 UNSETTABLE_SIGNALS = (signal.SIGKILL, signal.SIGSTOP)
+MEBIBYTE = 1 << 20
 LIBC = ctypes.CDLL(None, use_errno=True)
 
 
@@ -163,6 +164,19 @@ class TaskProcess:
                 os.killpg(self.pid, number)
             except (ProcessLookupError, PermissionError):
                 return  # it has just ended, or runs as somebody else: then it must do without a warning
+
+
+def how_it_ended(task: TaskProcess, out_of_memory: bool) -> str:
+    """Say in one sentence how a task failed."""
+    assert task.status is not None
+    if out_of_memory:
+        limit = task.memory_limit_bytes
+        bound = f"its limit is {limit / MEBIBYTE:.0f} MiB" if limit else "the node had no more"
+        return f"rank {task.rank} ran out of memory: {bound}"
+    if os.WIFSIGNALED(task.status):
+        which = os.WTERMSIG(task.status)
+        return f"rank {task.rank} was ended by signal {which} ({signal.strsignal(which)})"
+    return f"rank {task.rank} ended with status {os.waitstatus_to_exitcode(task.status)}"
 
 
 def number(value: object) -> int:

@@ -161,6 +161,11 @@ def stop_order(live: Live) -> node_pb2.ConnectResponse:
     return message
 
 
+def heard(beat: int) -> node_pb2.ConnectResponse:
+    """Tell an agent which of its messages has come."""
+    return node_pb2.ConnectResponse(heard=beat)
+
+
 def supersede(report: node_pb2.AttemptReport) -> node_pb2.ConnectResponse:
     """An order to stop what placement does not believe in."""
     message = node_pb2.ConnectResponse()

@@ -19,11 +19,12 @@ from cotenant.core.nodes import Inventory, NodeShape, shape_of
 from cotenant.core.placing.books import Book
 from cotenant.rpc import translate
 from cotenant.services.placement.records import Live, Node, State, healthy, within
-from cotenant.v1 import node_service_pb2, records_pb2
+from cotenant.v1 import job_pb2, node_service_pb2, records_pb2
 
 log = structlog.get_logger()
 
 MASTER_PORTS = range(29500, 30000)
+UNEXPLAINED = (job_pb2.STOP_REASON_UNSPECIFIED, job_pb2.STOP_REASON_GANG_BROKEN, job_pb2.STOP_REASON_DISCONNECTED)
 MESSAGE_LENGTH_MAX = 1_000  # of what an agent says went wrong
 
 
@@ -262,6 +263,8 @@ class Cluster:
             live.attempt.message = told.message[:MESSAGE_LENGTH_MAX]
         elif not live.attempt.message:  # what a user should know of a good end too, such as output that was dropped
             live.attempt.message = told.message[:MESSAGE_LENGTH_MAX]
+        if told.stop_reason == job_pb2.STOP_REASON_DISCONNECTED:
+            live.disconnected = told.message[:MESSAGE_LENGTH_MAX] or "it stopped by itself"
         return self._part_ended(live, node_id, told)
 
     def _launched(self, live: Live, told: node_service_pb2.AttemptReport) -> bool:
@@ -289,14 +292,19 @@ class Cluster:
             self._ended(live, told)
             return True
         if live.parts[node_id] is not AttemptState.SUCCEEDED:
-            return self.stop(live, StopReason.GANG_BROKEN)
+            return self.stop(live, StopReason.DISCONNECTED if live.disconnected else StopReason.GANG_BROKEN)
         return False
 
     def _ended(self, live: Live, told: node_service_pb2.AttemptReport) -> None:
-        """End an attempt of which all parts have ended. A lost part explains why others failed, not the reverse."""
+        """End an attempt of which all parts have ended.
+
+        A part that was lost, or stopped without us, explains why others failed, not the reverse.
+        """
         ends = set(live.parts.values())
         if AttemptState.LOST in ends:
             event = AttemptEvent.LOST
+        elif live.disconnected:
+            event = AttemptEvent.STOPPED
         elif AttemptState.FAILED in ends:
             event = AttemptEvent.FAILED
         elif ends == {AttemptState.SUCCEEDED}:
@@ -307,8 +315,10 @@ class Cluster:
         if event in (AttemptEvent.SUCCEEDED, AttemptEvent.STOPPED):
             live.attempt.exit.CopyFrom(told.exit)
         live.attempt.end_time.CopyFrom(told.time)
-        if live.state is AttemptState.STOPPED and not live.attempt.stop_reason:
-            live.attempt.stop_reason = translate.STOP_REASONS.to_wire(StopReason.GANG_BROKEN)
+        if live.state is AttemptState.STOPPED and live.attempt.stop_reason in UNEXPLAINED:
+            reason = StopReason.DISCONNECTED if live.disconnected else StopReason.GANG_BROKEN
+            live.attempt.stop_reason = translate.STOP_REASONS.to_wire(reason)
+            live.attempt.stop_detail = live.disconnected
         self.release(live)
         if live.target:
             live.target = ()

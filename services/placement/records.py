@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from cotenant.core.allocations import NodeAllocation, both
 from cotenant.core.gangs import Gang
+from cotenant.core.jobs import GRACE_SECONDS_DEFAULT
 from cotenant.core.ledger import Holding
 from cotenant.core.lifecycle import AttemptEvent, AttemptState, StopReason, next_state
 from cotenant.core.nodes import Inventory, NodeShape, shape_of
@@ -18,6 +19,8 @@ from cotenant.v1 import job_pb2, node_service_pb2, records_pb2
 SCHEMA_VERSION = 1
 ATTEMPTS, NODES, GUARDS = "placement/attempts/", "placement/nodes/", "placement/guards/"
 KINDS = "placement/kinds/"
+KILL_SECONDS_MAX = 10.0  # for the kernel to end what was killed
+HEARTBEATS_MISSED_MAX = 3  # before the agent of a node is taken as away
 
 NodeState = node_service_pb2.NodeState
 State = translate.ATTEMPT_STATES
@@ -80,6 +83,7 @@ class Live:
     stop_wanted: StopReason | None = None  # as soon as its start has been committed
     target: tuple[NodeAllocation, ...] = ()  # what it holds once all of its nodes have applied a resize
     applied: dict[str, str] = field(default_factory=dict)  # what nodes said of it: "" where they did it, else why not
+    disconnected: str = ""  # what the agent says of a part that stopped because its node was without us
     turned_back: bool = False  # the resize takes it back to what it held before one that could not be applied
     ordering: bool = False  # the resize is being committed: its revision will be the epoch
     gang: Gang | None = None  # as policies see it, once one has looked, until its cores or its estimate change
@@ -140,6 +144,21 @@ class Live:
         for part, then in zip(self.attempt.allocations, self.record.resizing, strict=False):
             for task, wanted in zip(part.tasks, then.tasks, strict=True):
                 task.target_cores = len(wanted.core_ids)
+
+
+def may_run_on_seconds(live: Live, lost_after_seconds: float, heartbeat_seconds: float) -> float:
+    """For how long after its agent was last heard an attempt may still run.
+
+    One that stops by itself without us is not given up before it must have: so it never runs twice. Others may run on
+    for as long as they like, and are stopped when their node is back.
+    """
+    spec = live.record.spec
+    if not spec.HasField("stop_after_disconnected"):
+        return lost_after_seconds
+    grace_seconds = translate.seconds(spec.grace) if spec.HasField("grace") else GRACE_SECONDS_DEFAULT
+    stops_seconds = translate.seconds(spec.stop_after_disconnected) + grace_seconds
+    stops_seconds += KILL_SECONDS_MAX + HEARTBEATS_MISSED_MAX * heartbeat_seconds
+    return max(lost_after_seconds, stops_seconds)
 
 
 def healthy(inventory: Inventory) -> Inventory:

@@ -15,7 +15,15 @@ from cotenant.services.placement.attempts import Attempts
 from cotenant.services.placement.cluster import Cluster
 from cotenant.services.placement.committer import Committer, Write
 from cotenant.services.placement.following import Following
-from cotenant.services.placement.records import NODES, SCHEMA_VERSION, Node, NodeState, used
+from cotenant.services.placement.records import (
+    HEARTBEATS_MISSED_MAX,
+    NODES,
+    SCHEMA_VERSION,
+    Node,
+    NodeState,
+    may_run_on_seconds,
+    used,
+)
 from cotenant.services.placement.resizes import Resizes
 from cotenant.v1 import node_service_pb2 as node_pb2
 from cotenant.v1 import records_pb2, resources_pb2
@@ -174,6 +182,8 @@ class Registry:
     async def _take(self, session: agents.Session, request: node_pb2.ConnectRequest) -> None:
         node = self.cluster.nodes[session.node_id]
         node.seen_seconds = time.monotonic()
+        if request.beat:
+            session.put(agents.heard(request.beat))
         for report in request.reports:
             self._take_report(node, session, report)
         for progress in request.progress:
@@ -223,12 +233,19 @@ class Registry:
         now = time.monotonic()
         for node in list(self.cluster.nodes.values()):
             silent = now - node.seen_seconds
-            if node.connected and silent > 3 * self.heartbeat_seconds and (session := self.sessions.get(node.id)):
+            if (
+                node.connected
+                and silent > HEARTBEATS_MISSED_MAX * self.heartbeat_seconds
+                and (session := self.sessions.get(node.id))
+            ):
                 self._gone(session)
-            if not node.connected and not node.lost and silent > self.lost_after_seconds:
-                node.lost = True
-                self.attempts.feed.publish_capacity()
+            if not node.connected and silent > self.lost_after_seconds:
+                if not node.lost:
+                    node.lost = True
+                    self.attempts.feed.publish_capacity()
                 for live in self.cluster.on_node(node.id):
+                    if silent <= may_run_on_seconds(live, self.lost_after_seconds, self.heartbeat_seconds):
+                        continue  # it stops by itself, and must have before it is started elsewhere
                     self.attempts.give_up(
                         live, node.id, AttemptState.LOST, f"{node.id} has been away for {silent:.0f} s"
                     )

@@ -33,6 +33,7 @@ class Placement(node_service_pb2_grpc.AgentServiceServicer, contention_service_p
         self.profiled: list[node_service_pb2.ProfileReport] = []
         self.inventories: list[Any] = []
         self.beats = 0
+        self.deaf = False  # it hears, but does not say so
         self.uploads: dict[str, list[node_service_pb2.UploadOutputRequest]] = {}
         self.finished_uploads: set[str] = set()
         self.samples: list[contention_service_pb2.NodeSample] = []
@@ -139,7 +140,9 @@ class Placement(node_service_pb2_grpc.AgentServiceServicer, contention_service_p
 
     async def _read(self, requests: Any, stream: asyncio.Queue[node_service_pb2.ConnectResponse | None]) -> None:
         async for request in requests:
-            self.beats += not request.ByteSize()
+            self.beats += request == node_service_pb2.ConnectRequest(beat=request.beat)
+            if request.beat and not self.deaf:
+                stream.put_nowait(node_service_pb2.ConnectResponse(heard=request.beat))
             self.reports.extend(request.reports)
             self.progress.extend(request.progress)
             self.resized.extend(request.resized)

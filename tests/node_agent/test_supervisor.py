@@ -78,6 +78,7 @@ def start(root: Path) -> Iterator[Launch]:
             node_group=node_group,
             all_cpus=tuple(CPUS),
             notify_path=notify,
+            lease_path="/nowhere",
             output_bytes_max=output_bytes_max,
             base_environment={"PATH": os.environ["PATH"]},
             pids_max=pids_max,

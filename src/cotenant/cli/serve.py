@@ -205,8 +205,8 @@ def _endpoints(told: Told) -> Endpoints:
 async def _until_signal(work: Coroutine[Any, Any, None]) -> None:
     """Run a service until SIGINT or SIGTERM; what keeps it from starting is told in a user's words."""
     from cotenant import plugins
-    from cotenant.node_agent.agent import AnotherAgent
     from cotenant.node_agent.sockets import UnsafeDirectory
+    from cotenant.node_agent.state_directory import AnotherAgent, AnotherNode
     from cotenant.rpc.server import CannotListen
     from cotenant.store.port import StoreInUse, StoreUnavailable
 
@@ -220,7 +220,7 @@ async def _until_signal(work: Coroutine[Any, Any, None]) -> None:
         raise usage(str(error)) from None
     except StoreUnavailable as error:
         raise CommandError(str(error), code=ExitCode.UNREACHABLE) from None
-    except (StoreInUse, CannotListen, AnotherAgent, UnsafeDirectory, OSError) as error:
+    except (StoreInUse, CannotListen, AnotherAgent, AnotherNode, UnsafeDirectory, OSError) as error:
         raise CommandError(str(error)) from None
 
 

@@ -178,8 +178,8 @@ async def opened(config: MeshConfig) -> AsyncIterator[EmbeddedMesh]:
     """Run the mesh inside; what keeps it from starting is told in a user's words."""
     from cotenant import plugins
     from cotenant.cli.embedded import EmbeddedMesh
-    from cotenant.node_agent.agent import AnotherAgent
     from cotenant.node_agent.sockets import UnsafeDirectory
+    from cotenant.node_agent.state_directory import AnotherAgent, AnotherNode
     from cotenant.rpc.access import NoAccess
     from cotenant.rpc.server import CannotListen
     from cotenant.store.port import StoreInUse, StoreUnavailable
@@ -196,7 +196,7 @@ async def opened(config: MeshConfig) -> AsyncIterator[EmbeddedMesh]:
             raise CommandError(str(error), hint=hint) from None
         except StoreUnavailable as error:
             raise CommandError(str(error), code=ExitCode.UNREACHABLE) from None
-        except (CannotListen, NoAccess, AnotherAgent, UnsafeDirectory, OSError) as error:
+        except (CannotListen, NoAccess, AnotherAgent, AnotherNode, UnsafeDirectory, OSError) as error:
             raise CommandError(str(error)) from None
         yield mesh
     finally:

@@ -1,0 +1,83 @@
+"""One attempt as the runtime holds it, and what is to be done where its supervisor died before it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass, field, replace
+
+import structlog
+
+from cotenant.node_agent import remains
+from cotenant.node_agent.attempt_cores import AttemptCores
+from cotenant.node_agent.attempt_directory import AttemptDirectory
+from cotenant.node_agent.cgroups import Group
+from cotenant.node_agent.records import AttemptKey, Status
+from cotenant.v1 import node_service_pb2, resources_pb2
+
+log = structlog.get_logger()
+
+REMAINS_SECONDS_MAX = 30.0
+REBOOTED = "the node was rebooted"
+SUPERVISOR_DIED = "its supervisor died; what was left of the job was killed"
+
+
+@dataclass(slots=True)
+class Supervised:
+    """An attempt as the runtime holds it. `directory` is None where its id cannot name one."""
+
+    key: AttemptKey
+    assignment: node_service_pb2.Assignment
+    directory: AttemptDirectory | None
+    group: Group | None = None
+    status: Status | None = None
+    pidfd: int = -1
+    gone: asyncio.Event = field(default_factory=asyncio.Event)
+    stop_grace_seconds: float | None = None
+    cores: AttemptCores | None = None
+    promised: resources_pb2.NodeAllocation | None = None
+
+    @property
+    def held(self) -> list[resources_pb2.NodeAllocation]:
+        """What nobody else may have: while its cores change, those of before and of after."""
+        return [self.assignment.allocation, *([self.promised] if self.promised else [])]
+
+    @property
+    def live(self) -> bool:
+        """Whether it holds cores and GPUs."""
+        return self.status is None or not self.status.ended
+
+    def new_status(self, state: str, message: str = "") -> Status:
+        """What is known of it where no supervisor has told anything."""
+        return Status(self.key, self.assignment.epoch, state, time.time(), message)
+
+    async def end_orphans(self, marker: str) -> Status:
+        """Kill what a dead supervisor left, known by `marker`, and record the failure in its place."""
+        assert self.directory is not None
+        rebooted = self.directory.of_earlier_boot()
+        log.warning("supervisor_lost", attempt=str(self.key), rebooted=rebooted)
+        while not await asyncio.to_thread(
+            remains.end_remains, self.group, marker, patience_seconds=REMAINS_SECONDS_MAX
+        ):
+            log.error("processes_not_killed", attempt=str(self.key), seconds=REMAINS_SECONDS_MAX)
+        words = "" if rebooted else self.directory.last_words()
+        status = replace(
+            self.status or self.new_status("FAILED"),
+            state="FAILED",
+            time=time.time(),
+            end_time=time.time(),
+            message=REBOOTED if rebooted else SUPERVISOR_DIED + (f" ({words})" if words else ""),
+            cpu_seconds=self.group.cpu_seconds() if self.group else 0.0,
+            memory_peak_bytes=self.group.memory_peak_bytes() if self.group else 0,
+        )
+        await self.record_end(status)
+        return status
+
+    async def record_end(self, status: Status) -> None:
+        """Keep an end that no supervisor will keep, where the disk takes it."""
+        if self.directory is None:
+            return
+        try:
+            await asyncio.to_thread(self.directory.write_end, status)
+        except OSError as error:
+            log.error("end_not_recorded", attempt=str(self.key), error=str(error))

@@ -1,0 +1,148 @@
+"""What an agent finds at its start that does not fit together, and what it makes of it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import tempfile
+from pathlib import Path
+
+import pytest
+from tests.node_agent.conditions import alive, until, written_number
+from tests.node_agent.conftest import RunningAgent
+from tests.node_agent.jobs import shell, stop_order
+from tests.node_agent.placement import Placement
+from tests.node_agent.test_restarts import supervisor_pid
+
+from cotenant.node_agent.state_directory import AnotherNode
+from cotenant.v1 import job_pb2
+
+FAILED, RUNNING = job_pb2.ATTEMPT_STATE_FAILED, job_pb2.ATTEMPT_STATE_RUNNING
+
+
+def attempt_path(agent: RunningAgent, job_id: str) -> Path:
+    return agent.config.state_dir / "attempts" / f"{job_id}-1"
+
+
+async def test_after_a_reboot_attempts_have_failed_for_that_reason_and_are_not_run_again(
+    placement: Placement, agent: RunningAgent, tmp_path: Path
+) -> None:
+    job = shell("before", f"echo $$ >> {tmp_path}/lives; exec sleep 60")
+    placement.assign(job)
+    await placement.running("before")
+    await agent.stop()
+    os.kill(supervisor_pid(agent.config.state_dir, "before"), signal.SIGKILL)
+    (attempt_path(agent, "before") / "boot").write_text("00000000-0000-0000-0000-000000000000")
+    await agent.start()
+    await placement.connected(2)
+    end = await placement.ended("before")
+    assert (end.state, end.message) == (FAILED, "the node was rebooted")
+    placement.reports.clear()
+    placement.assign(job)
+    assert (await placement.ended("before")).message == "the node was rebooted"
+    assert len((tmp_path / "lives").read_text().split()) == 1
+
+
+async def test_a_supervisor_that_recorded_nothing_may_have_run_the_job(
+    placement: Placement, agent: RunningAgent
+) -> None:
+    """It is not started once more as if nothing had been."""
+    job = shell("silent", "exec sleep 60")
+    placement.assign(job)
+    await placement.running("silent")
+    await agent.stop()
+    os.kill(supervisor_pid(agent.config.state_dir, "silent"), signal.SIGKILL)
+    for name in ("state.json", "state.json.spare"):
+        (attempt_path(agent, "silent") / name).unlink(missing_ok=True)
+    await agent.start()
+    await placement.connected(2)
+    end = await placement.ended("silent")
+    assert (end.state, end.message) == (FAILED, "its supervisor died; what was left of the job was killed")
+
+
+async def test_a_launch_that_was_cut_short_is_forgotten_and_can_be_had_anew(
+    placement: Placement, agent: RunningAgent
+) -> None:
+    await agent.stop()
+    half = attempt_path(agent, "half")
+    half.mkdir()
+    (half / "assignment").write_bytes(b"\x0a\x04ha")
+    (half / "spec").write_bytes(b"")
+    await agent.start()
+    assert not (await placement.connected(2)).attempts
+    placement.assign(shell("half", "exit 3"))
+    assert (await placement.ended("half")).exit.code == 3
+
+
+@pytest.mark.parametrize("text", [b"", b"\0" * 4096, b"{", b'{"state": "RUNNING"}', b"\xff\xfe"])
+async def test_a_state_file_that_cannot_be_read_costs_its_attempt_and_nothing_else(
+    placement: Placement, agent: RunningAgent, text: bytes
+) -> None:
+    for job_id in ("torn", "well"):
+        placement.assign(shell(job_id, "exec sleep 60"))
+        await placement.running(job_id)
+    await agent.stop()
+    os.kill(supervisor_pid(agent.config.state_dir, "torn"), signal.SIGKILL)
+    (attempt_path(agent, "torn") / "state.json").write_bytes(text)
+    await agent.start()
+    await placement.connected(2)
+    assert (await placement.ended("torn")).state == FAILED
+    assert placement.end("well") is None
+    placement.send(stops=[stop_order("well", grace_seconds=0)])
+    await placement.ended("well")
+
+
+async def test_a_recycled_pid_is_nobodys_supervisor(placement: Placement, agent: RunningAgent, tmp_path: Path) -> None:
+    """The state names a process that lives, but was started at another time: it is left alone."""
+    placement.assign(shell("first", "exec sleep 60"), shell("other", f"echo $$ > {tmp_path}/pid; exec sleep 60"))
+    await placement.running("first")
+    other = await until(lambda: written_number(tmp_path / "pid"))
+    await placement.running("other")
+    await agent.stop()
+    supervisor = supervisor_pid(agent.config.state_dir, "first")
+    os.kill(supervisor, signal.SIGKILL)
+    state = attempt_path(agent, "first") / "state.json"
+    state.write_text(state.read_text().replace(f'"pid": {supervisor},', f'"pid": {other},'))
+    await agent.start()
+    await placement.connected(2)
+    assert (await placement.ended("first")).state == FAILED
+    assert alive(other)
+
+
+async def test_the_state_of_another_node_is_not_taken_over(placement: Placement, agent: RunningAgent) -> None:
+    placement.assign(shell("long", "exec sleep 60"))
+    await placement.running("long")
+    await agent.stop()
+    await agent.start(node_id="renamed")
+    with pytest.raises(AnotherNode, match=r"is the state of node 'test-node' with 1 attempts of it, such as long-1"):
+        await agent.stop()
+    await agent.start(node_id="test-node")
+    assert [report.state for report in (await placement.connected(2)).attempts] == [RUNNING]
+
+
+async def test_a_node_may_be_renamed_while_nothing_is_there(placement: Placement, agent: RunningAgent) -> None:
+    await agent.stop()
+    await agent.start(node_id="renamed")
+    assert (await placement.connected(2)).node_id == "renamed"
+
+
+async def test_a_deep_state_directory_leaves_no_sockets_in_the_temporary_one(
+    placement: Placement, agent: RunningAgent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    temporary = Path(tempfile.mkdtemp(prefix="t", dir="/tmp"))
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    await agent.stop()
+    await agent.start(state_dir=tmp_path / ("deep" * 30))
+    await placement.connected(2)
+    placement.assign(shell("long", "exec sleep 60"))
+    await placement.running("long")
+    assert os.listdir(temporary)
+    await agent.stop()
+    assert os.listdir(temporary), "where jobs run, nobody else may take its name"
+    await agent.start()
+    await placement.connected(3)
+    placement.send(stops=[stop_order("long", grace_seconds=0)])
+    await placement.ended("long")
+    await agent.stop()
+    assert not os.listdir(temporary)
+    os.rmdir(temporary)
