@@ -37,15 +37,14 @@ async def test_a_job_stops_with_its_grace_when_its_agent_is_dead_for_too_long(
     placement.assign(leashed("leashed", tmp_path), shell("free", f"echo $$ > {tmp_path}/free.pid; exec sleep 60"))
     await placement.running("leashed")
     await placement.running("free")
-    pids = {
-        name: await until(lambda name=name: written_number(tmp_path / f"{name}.pid")) for name in ("leashed", "free")
-    }  # type: ignore[misc]  # binds the loop's own
+    leashed_pid = await until(lambda: written_number(tmp_path / "leashed.pid"))
+    free_pid = await until(lambda: written_number(tmp_path / "free.pid"))
     await agent_process.end(signal.SIGKILL)
     heard = read_lease(str(tmp_path / "state" / "lease"))
-    await until(lambda: not alive(pids["leashed"]))
+    await until(lambda: not alive(leashed_pid))
     assert heard + ALLOWED_SECONDS <= boot_seconds() < heard + ALLOWED_SECONDS + 5
     assert (tmp_path / "leashed.saved").exists()
-    assert alive(pids["free"])
+    assert alive(free_pid)
     state = tmp_path / "state" / "attempts" / "leashed-1" / "state.json"
     await until(lambda: json.loads(state.read_text())["state"] == "STOPPED")
     await agent_process.start()
