@@ -113,6 +113,10 @@ class Serving:
 
         return until(found, f"{words!r} in {self.log}")
 
+    def ended(self) -> bool:
+        """Whether it has ended, by itself or not."""
+        return self._process.poll() is not None
+
     def kill(self) -> None:
         """End it as a power cut would."""
         self._process.kill()

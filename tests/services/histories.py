@@ -49,10 +49,14 @@ class History:
             if not isinstance(changes, Changes):
                 self.wrong.append("history was compacted before it was looked at")
                 return
-            self.revisions += 1
-            for change in changes.changes:
-                self._take(change.key.removeprefix(ATTEMPTS), change.value)
-            self._check(changes.revision)
+            self.look(changes)
+
+    def look(self, changes: Changes) -> None:
+        """Take in one commit."""
+        self.revisions += 1
+        for change in changes.changes:
+            self._take(change.key.removeprefix(ATTEMPTS), change.value)
+        self._check(changes.revision)
 
     def _take(self, job_id: str, value: bytes | None) -> None:
         stored = records_pb2.StoredAttempt.FromString(value) if value else records_pb2.StoredAttempt()

@@ -1,0 +1,322 @@
+"""A mesh of real processes that may be killed at any moment, the jobs that it runs, and what is recorded of them.
+
+Each job takes a lock on each core and GPU that it was given and on its own place in its gang, and leaves a daemon
+behind that inherits the locks: the kernel itself then says if anything was owned twice, or outlived its attempt.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import sqlite3
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import groupby
+from pathlib import Path
+from random import Random
+
+import grpc
+from tests.end_to_end import remains
+from tests.end_to_end.clients import Client
+from tests.end_to_end.commands import TRACEBACK, Cli, Serving, environment_of
+from tests.end_to_end.waiting import lines_of
+from tests.etcd_server import free_ports
+from tests.services.histories import ATTEMPTS, History
+
+from cotenant.core.jobs import JobKind, JobSpec, Request, Role
+from cotenant.core.lifecycle import Phase
+from cotenant.store.port import Change, Changes
+
+SERVICES = ("predictor", "placement", "queue")
+UP = {"agent": "placement_joined"}
+RETRIES_MAX = 100
+GPUS_PER_NODE = 2
+JOB = """
+import fcntl, os, subprocess, sys, time
+directory, seconds, daemon = sys.argv[1], float(sys.argv[2]), sys.argv[3] == "daemon"
+job, attempt, rank = (os.environ[name] for name in ("COTENANT_JOB_ID", "COTENANT_ATTEMPT", "RANK"))
+def say(*words):
+    journal = os.open(directory + "/journal", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    os.write(journal, (" ".join([*words, job, attempt, rank]) + "\\n").encode())
+    os.close(journal)
+cores = ["core-" + core for core in os.environ["COTENANT_CORES"].split(",") if core]
+gpus = [gpu for gpu in os.environ["CUDA_VISIBLE_DEVICES"].split(",") if gpu]
+for what in [*cores, *gpus, "job-" + job + "-" + rank]:
+    lock = os.open(directory + "/held/" + what, os.O_RDWR | os.O_CREAT, 0o600)
+    os.set_inheritable(lock, True)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        say("twice:" + what)
+say("start")
+if daemon:
+    subprocess.Popen(["sleep", "600"], start_new_session=True, close_fds=False)
+time.sleep(seconds)
+say("end")
+"""
+BROKEN = {
+    "": "",
+    "leaves orphans": (
+        "from cotenant.node_agent import remains, cgroups\n"
+        "remains.end_remains = lambda *_, **__: True\n"
+        "cgroups.Group.remove = lambda *_, **__: True\n"
+    ),
+    "forgets attempts": (
+        "from cotenant.node_agent import attempt_directory\n"
+        "attempt_directory.find_directories = lambda root: iter(())\n"
+    ),
+}
+MAIN = "import sys; from cotenant.cli.main import main; sys.argv[0] = 'cotenant'; main()"
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A process of an attempt, held so that no other can be mistaken for it."""
+
+    pidfd: int
+    pid: int
+
+    def kill(self) -> bool:
+        """End it as a power cut would; False where it has ended already."""
+        try:
+            signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
+        except ProcessLookupError:
+            return False
+        finally:
+            os.close(self.pidfd)
+        return True
+
+
+class KillMesh:
+    """Queue, placement and predictor on SQLite files, and an agent for each set of CPUs. `broken` names a fault."""
+
+    def __init__(self, directory: Path, nodes: Mapping[str, str], broken: str = "") -> None:
+        self.directory, self.state_dir, self.nodes = directory, directory / "state", dict(nodes)
+        self.history, self.last_revision = History(), 0
+        self.processes: dict[str, Serving] = {}
+        self.kills: Counter[str] = Counter()
+        self.wrong: list[str] = []
+        self._broken = BROKEN[broken]
+        (directory / "held").mkdir(parents=True)
+        (directory / "job.py").write_text(JOB)
+        config = directory / "config.toml"
+        config.write_text("heartbeat_seconds = 0.5\nlost_after_seconds = 120\n")
+        ports = dict(zip((*SERVICES, "contention"), free_ports(4), strict=True))
+        self._addresses = {name: f"127.0.0.1:{port}" for name, port in ports.items()}
+        self._endpoints = ",".join(f"{name}={address}" for name, address in self._addresses.items())
+        variables = {"COTENANT_STATE_DIR": str(self.state_dir), "COTENANT_CONFIG": str(config)}
+        self._config = str(config)
+        self._cli = Cli(environment_of(directory, **variables))
+        self.client = Client(lambda: (self._addresses["queue"], (self.state_dir / "token").read_text().strip()))
+
+    # Processes -----------------------------------------------------------------------------------------------
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """All that can be killed beside jobs and supervisors."""
+        return (*SERVICES, *self.nodes)
+
+    def start(self, part: str) -> None:
+        """Start a part; it may take a second or two until it serves."""
+        words = [
+            "serve",
+            part if part in SERVICES else "agent",
+            "--endpoints",
+            self._endpoints,
+            "--config",
+            self._config,
+        ]
+        if part in SERVICES:
+            words += ["--listen", self._addresses[part], "--store", "sqlite"]
+        else:
+            words += ["--node", part, "--cpus", self.nodes[part], "--gpus", f"fake:{GPUS_PER_NODE}"]
+        code = (self._broken if part in self.nodes else "") + MAIN
+        self.processes[part] = Serving(
+            [sys.executable, "-c", code, *words], self._cli.environment, self.directory / f"{part}.log"
+        )
+
+    def is_up(self, part: str) -> bool:
+        """Whether a part serves, or has joined placement."""
+        return UP["agent"] in (said := self.processes[part].said) or f"{part} serves at" in said
+
+    def look_after(self) -> None:
+        """Start what has ended by itself; that is allowed only to one whose port was still taken."""
+        for part, process in self.processes.items():
+            if process.ended():
+                if "cannot listen" not in process.said and "in use" not in process.said:
+                    self.wrong.append(f"{part} ended by itself: {process.said[-300:]}")
+                self.start(part)
+
+    def kill(self, part: str) -> None:
+        """Kill a part, and start it again at once."""
+        self.processes[part].kill()
+        self.kills["agent" if part in self.nodes else part] += 1
+        if part == "placement":
+            self.read_history()
+        self.start(part)
+
+    def stop(self) -> None:
+        """End everything as an operator does."""
+        for part in reversed(self.parts):
+            if part in self.processes and (code := self.processes.pop(part).terminate()):
+                self.wrong.append(f"{part} ended with {code}")
+
+    # Attempts ------------------------------------------------------------------------------------------------
+
+    def states(self) -> Iterator[dict[str, object]]:
+        """What supervisors have recorded of attempts that run."""
+        for path in sorted(self.state_dir.glob("nodes/*/attempts/*/state.json")):
+            with contextlib.suppress(OSError, ValueError):
+                state = json.loads(path.read_bytes())
+                if state["state"] == "RUNNING":
+                    yield state
+
+    def target(self, kind: str, rng: Random) -> Target | None:
+        """A supervisor, or a process of a job, that lives; None where there is none."""
+        states = list(self.states())
+        if not states:
+            return None
+        state = rng.choice(states)
+        tasks = state["tasks"]
+        assert isinstance(tasks, list)
+        pid = state["pid"] if kind == "supervisor" else rng.choice(tasks)["pid"]
+        assert isinstance(pid, int)
+        with contextlib.suppress(OSError):
+            pidfd = os.pidfd_open(pid)
+            if os.fsencode(self.directory) in Path(f"/proc/{pid}/cmdline").read_bytes():
+                return Target(pidfd, pid)
+            os.close(pidfd)
+        return None
+
+    # What was recorded ---------------------------------------------------------------------------------------
+
+    def read_history(self) -> None:
+        """Take in what placement committed since the last time. Nobody may have its file open meanwhile."""
+        path = self.state_dir / "placement.sqlite"
+        if not path.exists():
+            return
+        with contextlib.closing(sqlite3.connect(path)) as connection:
+            rows = connection.execute(
+                "SELECT revision, key, value FROM history WHERE revision > ? ORDER BY revision, ordinal",
+                (self.last_revision,),
+            ).fetchall()
+        if rows and self.last_revision and rows[0][0] != self.last_revision + 1:
+            self.wrong.append(f"the history from {self.last_revision} to {rows[0][0]} was compacted before it was read")
+        for revision, group in groupby(rows, key=lambda row: int(row[0])):
+            changes = tuple(Change(key, value, revision) for _, key, value in group if key.startswith(ATTEMPTS))
+            self.history.look(Changes(revision, changes))
+            self.last_revision = revision
+
+    def journal(self) -> list[list[str]]:
+        """What jobs wrote: start, end, or twice:THING, then the job, the attempt's number and the rank."""
+        return [line.split() for line in lines_of(self.directory / "journal")]
+
+
+@dataclass
+class Submitter:
+    """Keeps so many jobs unfinished until it is told to end, whoever is dead."""
+
+    mesh: KillMesh
+    rng: Random
+    unfinished: int
+    seconds: tuple[float, float]
+    acknowledged: dict[str, int] = field(default_factory=dict)  # replicas by job id
+    _done: threading.Event = field(default_factory=threading.Event)
+    _thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread = threading.Thread(target=self._submit_all, daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Submit no more."""
+        self._done.set()
+        assert self._thread
+        self._thread.join()
+
+    def _submit_all(self) -> None:
+        while not self._done.is_set():
+            ended = {words[1] for words in self.mesh.journal() if words[0] == "end"}
+            if len(self.acknowledged) - len(ended) >= self.unfinished:
+                self._done.wait(0.1)
+                continue
+            replicas, gpus = self.rng.choice([(1, 1), (1, 1), (1, 0), (2, 1)])
+            job_id = self._submit(replicas, gpus)
+            if job_id in self.acknowledged:
+                self.mesh.wrong.append(f"two requests made one job: {job_id}")
+            self.acknowledged[job_id] = replicas
+
+    def _submit(self, replicas: int, gpus: int) -> str:
+        role = Role(replicas=replicas, request=Request(gpu_milli=1000 * gpus, cores=1))
+        seconds, daemon = self.rng.uniform(*self.seconds), self.rng.choice(["daemon", "alone"])
+        script = str(self.mesh.directory / "job.py")
+        spec = JobSpec(
+            name="victim",
+            kind=JobKind.TRAINING if gpus else JobKind.CPU,
+            roles=(role,),
+            command=(sys.executable, "-I", "-S", script, str(self.mesh.directory), f"{seconds:.3f}", daemon),
+            grace_seconds=2.0,
+            retries_max=RETRIES_MAX,
+        )
+        while True:
+            with contextlib.suppress(grpc.RpcError, AssertionError, OSError):
+                return self.mesh.client.submit(spec, f"request {len(self.acknowledged)}")
+
+
+# What must be true at the end ----------------------------------------------------------------------------------
+
+
+def wait_until_done(mesh: KillMesh, jobs: Mapping[str, int], seconds: float) -> None:
+    """Wait until all jobs have ended; those that have not, or did not succeed, are wrong."""
+    deadline, left = time.monotonic() + seconds, dict.fromkeys(jobs, "never seen")
+    while left and time.monotonic() < deadline:
+        mesh.look_after()
+        for job_id in list(left):
+            try:
+                job = mesh.client.job(job_id)
+            except grpc.RpcError as error:
+                left[job_id] = str(error.code())
+                continue
+            left[job_id] = f"{job.phase}: {job.phase_reason}"
+            if mesh.client.phase(job_id) is Phase.SUCCEEDED:
+                del left[job_id]
+        time.sleep(0.2)
+    mesh.wrong += [f"{job_id} is lost or has not succeeded: {why}" for job_id, why in left.items()]
+
+
+def judge(mesh: KillMesh, jobs: Mapping[str, int]) -> list[str]:
+    """All that was ever wrong, once everything has been stopped; what is left is ended."""
+    mesh.read_history()
+    wrong = [*mesh.wrong, *mesh.history.wrong, *judge_journal(mesh.journal(), jobs)]
+    if left := remains.processes_of(mesh.directory):
+        wrong += [f"process {pid} was left: {command}" for pid, command in left.items()]
+        remains.end(left)
+    if groups := remains.groups_of(jobs):
+        wrong += [f"the control group {group} was left" for group in groups]
+        remains.remove(groups)
+    if mesh.history.live:
+        wrong.append(f"placement still holds {sorted(mesh.history.live)}")
+    wrong += [f"{path} was left" for path in mesh.state_dir.glob("nodes/*/attempts/*")]
+    logs = [path for path in mesh.directory.glob("*.log") if TRACEBACK in path.read_text(errors="replace")]
+    return wrong + [f"{path.name} has a traceback" for path in logs]
+
+
+def judge_journal(journal: list[list[str]], jobs: Mapping[str, int]) -> list[str]:
+    """What jobs themselves saw: nothing held twice, no part of an attempt started twice, none that never ran."""
+    wrong = [f"{words[0]} when {'/'.join(words[1:])} started" for words in journal if words[0].startswith("twice:")]
+    starts = Counter(tuple(words[1:]) for words in journal if words[0] == "start")
+    wrong += [f"{'/'.join(key)} was started {times} times" for key, times in starts.items() if times > 1]
+    ended = {tuple(words[1:]) for words in journal if words[0] == "end"}
+    for job_id, replicas in jobs.items():
+        numbers = {number for job, number, _ in ended if job == job_id}
+        whole = any(all((job_id, number, str(rank)) in ended for rank in range(replicas)) for number in numbers)
+        if not whole:
+            wrong.append(f"{job_id} never ran to its end")
+    return wrong + [f"{key[0]} ran, and nobody submitted it" for key in starts if key[0] not in jobs]

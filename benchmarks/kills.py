@@ -1,0 +1,143 @@
+"""Random kills of agents, supervisors, jobs and the control plane, each followed by a restart, under a load of jobs.
+
+Every process is real: queue, placement and predictor on SQLite files, two agents, and jobs in control groups. What is
+killed, when, and which job is drawn from a seed, which is printed; how that meets the processes is up to the kernel.
+From what is recorded it is checked that no job was lost, that no core and no GPU was ever owned twice, by placement's
+own history as by locks that the jobs hold, and that no process, control group or directory is left.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from random import Random
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from benchmarks import harness  # noqa: E402 - the root of the checkout has to be on the path first
+from benchmarks.kill_mesh import (  # noqa: E402 - likewise
+    SERVICES,
+    KillMesh,
+    Submitter,
+    Target,
+    judge,
+    wait_until_done,
+)
+
+KILLS, KILLS_QUICK = 1_000, 40
+MIXES = (  # what is killed at once, and how often
+    (("job",), 34),
+    (("supervisor",), 30),
+    (("agent",), 12),
+    (("placement",), 5),
+    (("queue",), 5),
+    (("predictor",), 1),
+    (("agent", "supervisor"), 5),
+    (("agent", "job"), 3),
+    (("agent", "placement"), 2),
+    (("placement", "queue", "supervisor"), 2),
+    (("agent", "agent", "placement", "queue", "predictor"), 1),
+)
+UNFINISHED = 8
+JOB_SECONDS = (0.2, 1.0)
+PAUSE_SECONDS_MAX = 0.3
+WHILE_STARTING = 0.15  # how often a part is killed that does not serve yet
+TARGET_SECONDS_MAX = 3.0
+LAST_SECONDS_MAX = 420.0
+
+
+def run(
+    kills: int, seed: str, directory: Path, *, broken: str = "", patience_seconds: float = LAST_SECONDS_MAX
+) -> tuple[KillMesh, Submitter, list[str]]:
+    """Kill so many processes; returns the mesh, its jobs, and all that was wrong."""
+    rng = Random(seed)
+    cpus = sorted(os.sched_getaffinity(0))
+    half = max(1, len(cpus) // 2)
+    nodes = {"n1": cpus[:half], "n2": cpus[half:]}
+    mesh = KillMesh(directory, {name: ",".join(map(str, some)) for name, some in nodes.items() if some}, broken)
+    submitter = Submitter(mesh, Random(f"{seed} jobs"), UNFINISHED, JOB_SECONDS)
+    for part in mesh.parts:
+        mesh.start(part)
+    submitter.start()
+    try:
+        while mesh.kills.total() < kills:
+            time.sleep(rng.uniform(0, PAUSE_SECONDS_MAX))
+            mesh.look_after()
+            (mix,) = rng.choices([mix for mix, _ in MIXES], [weight for _, weight in MIXES])
+            for what in mix:
+                kill(mesh, what, rng)
+    finally:
+        submitter.stop()
+        wait_until_done(mesh, submitter.acknowledged, patience_seconds)
+        wait_until_forgotten(mesh)
+        mesh.stop()
+    return mesh, submitter, judge(mesh, submitter.acknowledged)
+
+
+def kill(mesh: KillMesh, what: str, rng: Random) -> None:
+    """Kill one process of a kind, if there is one."""
+    if what in ("job", "supervisor"):
+        if (target := wait_for_target(mesh, what, rng)) and target.kill():
+            mesh.kills[what] += 1
+        return
+    part = what if what in SERVICES else rng.choice(sorted(mesh.nodes))
+    if mesh.is_up(part) or rng.random() < WHILE_STARTING:
+        mesh.kill(part)
+
+
+def wait_for_target(mesh: KillMesh, what: str, rng: Random) -> Target | None:
+    """A process of an attempt, as soon as there is one: parts that are just coming back need that moment too."""
+    deadline = time.monotonic() + TARGET_SECONDS_MAX
+    while not (target := mesh.target(what, rng)) and time.monotonic() < deadline:
+        mesh.look_after()
+        time.sleep(0.02)
+    return target
+
+
+def wait_until_forgotten(mesh: KillMesh, seconds: float = 20.0) -> None:
+    """Let agents hear that all ends have been committed."""
+    deadline = time.monotonic() + seconds
+    while any(mesh.state_dir.glob("nodes/*/attempts/*")) and time.monotonic() < deadline:
+        mesh.look_after()
+        time.sleep(0.05)
+
+
+def measure(quick: bool) -> Sequence[harness.Row]:
+    """Kill, wait until all jobs have ended, and look at what was recorded."""
+    seed, kills = os.environ.get("COTENANT_SEED", "kills"), KILLS_QUICK if quick else KILLS
+    kills = int(os.environ.get("COTENANT_KILLS", kills))
+    print(f"seed {seed!r}, {kills} kills", file=sys.stderr)
+    with tempfile.TemporaryDirectory(prefix="kills-") as place:
+        begin = time.monotonic()
+        mesh, submitter, wrong = run(kills, seed, Path(place) / "mesh")
+        took_seconds = time.monotonic() - begin
+        journal = mesh.journal()
+    for line in wrong[:50]:
+        print(line, file=sys.stderr)
+    lost = [line for line in wrong if "is lost or" in line or "never ran" in line]
+    twice = [line for line in wrong if "twice:" in line or "is owned" in line or "times" in line]
+    left = [line for line in wrong if "left" in line]
+    jobs, attempts = len(submitter.acknowledged), len({tuple(words[1:3]) for words in journal})
+    return [
+        harness.Row("kills", mesh.kills.total(), "", bar=f">= {kills}", holds=mesh.kills.total() >= kills),
+        *(harness.Row(f"kills of {what}", count, "") for what, count in sorted(mesh.kills.items())),
+        harness.Row("jobs that were acknowledged", jobs, ""),
+        harness.Row("attempts that began", attempts, "", jobs, "jobs"),
+        harness.Row("commits of placement that were checked", mesh.history.revisions, ""),
+        harness.Row("jobs lost", len(lost), "", bar="0", holds=not lost),
+        harness.Row("owned or started twice", len(twice), "", bar="0", holds=not twice),
+        harness.Row("processes, groups and files left", len(left), "", bar="0", holds=not left),
+        harness.Row("all that was wrong", len(wrong), "", bar="0", holds=not wrong),
+        harness.Row(
+            "time", took_seconds, "s", bar="<= 60" if quick else "", holds=took_seconds <= 60 if quick else None
+        ),
+    ]
+
+
+if __name__ == "__main__":
+    harness.main(measure, __doc__ or "")
