@@ -2,8 +2,11 @@
 
 Cycles are the simulator's: the order, the choice by counting, the placement of each gang and a label for each that
 waits, by the code that runs live too. Ten thousand synthetic gangs of 1 to 64 GPUs wait, under a queue that backfills.
-In the first cycle all nodes are empty; in later ones the cluster is full, and one job arrives or one finishes. Beside
-each figure stands what as many look-ups in a dictionary took in the same minutes. Seconds are those of the processor.
+In the first cycle all nodes are empty; in later ones the cluster is full, and one job arrives or one finishes. Then
+two fifths of the gangs are without GPUs: where cores are lent to them, as many again come when the cluster is full,
+and those with GPUs take back what was lent. The simulator does not ask about gangs whose answer it knows; the live mesh
+does, so at last all are put to the cycle itself, each of a shape of its own. Beside each figure stands what as many
+look-ups in a dictionary took in the same minutes. Seconds are those of the processor.
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ from __future__ import annotations
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from unittest import mock
@@ -25,10 +28,11 @@ from benchmarks import harness  # noqa: E402 - the root of the checkout has to b
 
 from cotenant import plugins, simulator  # noqa: E402 - likewise
 from cotenant.core.gangs import Demand, Gang, Part  # noqa: E402 - likewise
-from cotenant.core.jobs import Request  # noqa: E402 - likewise
+from cotenant.core.jobs import Request, Role  # noqa: E402 - likewise
 from cotenant.core.ledger import Holding, Ledger  # noqa: E402 - likewise
 from cotenant.core.nodes import NodeShape  # noqa: E402 - likewise
 from cotenant.core.queueing import cycle  # noqa: E402 - likewise
+from cotenant.core.scenes import Resident  # noqa: E402 - likewise
 from cotenant.simulator.scheduler import Scheduler  # noqa: E402 - likewise
 from cotenant.simulator.traces import TraceJob  # noqa: E402 - likewise
 from cotenant.simulator.traces.jobs import replicas  # noqa: E402 - likewise
@@ -43,6 +47,7 @@ CYCLE_10K_MS, STEP_MS, GANG_MS = 2_000.0, 10.0, 100.0
 PLACEMENTS_PER_SECOND = 1_000.0
 STEPS = 100  # arrivals that are measured, and ends
 GANG_GPUS = 512
+CPU_SHARE = 0.4  # of the gangs, where some are without GPUs
 
 
 class _Enough(Exception):
@@ -58,6 +63,25 @@ class Cycle:
     starts: int
 
 
+class _There:
+    """A scene of those who hold something."""
+
+    now = 0.0
+
+    def __init__(self, residents: Mapping[str, Resident]) -> None:
+        self._residents = residents
+        self._on: dict[int, list[Resident]] = {}
+        for one in residents.values():
+            for node in {holding.node for holding in one.holdings}:
+                self._on.setdefault(node, []).append(one)
+
+    def residents(self) -> Mapping[str, Resident]:
+        return self._residents
+
+    def on(self, node: int) -> Sequence[Resident]:
+        return self._on.get(node, ())
+
+
 def jobs(count: int, *, alike: bool, seed: int = 0) -> list[TraceJob]:
     """Make jobs that all come at once. `alike`: of 84 shapes; else each asks for memory as no other does."""
     rng = np.random.default_rng(seed)
@@ -68,6 +92,19 @@ def jobs(count: int, *, alike: bool, seed: int = 0) -> list[TraceJob]:
         TraceJob(f"job-{number}", 0.0, float(lasts), replicas(int(gpus), Request(1000, int(each), int(bytes_))))
         for number, (gpus, each, bytes_, lasts) in enumerate(zip(sizes, cores, memory, seconds, strict=True))
     ]
+
+
+def mixed(count: int, *, seed: int, submitted_seconds: float, name: str) -> list[TraceJob]:
+    """Make jobs of which two fifths have no GPUs, and 1 to 4 replicas of 1 to 12 cores instead."""
+    rng = np.random.default_rng(seed)
+    made: list[TraceJob] = []
+    for job in jobs(count, alike=True, seed=seed):
+        roles = job.roles
+        if rng.random() < CPU_SHARE:
+            memory = int(rng.choice([4, 8, 16]) * 2**30)
+            roles = (Role("worker", int(rng.integers(1, 5)), Request(0, int(rng.integers(1, 13)), memory)),)
+        made.append(TraceJob(f"{name}-{job.id}", submitted_seconds, job.work_seconds, roles))
+    return made
 
 
 def late(some: Sequence[TraceJob]) -> list[TraceJob]:
@@ -130,6 +167,51 @@ def whole_cycles(policy: str, rounds: int) -> Iterator[harness.Row]:
     yield _judged(f"{policy}: a cycle of {WAITING:,} gangs, each of a shape of its own, on 1,000 nodes", own, None)
 
 
+def lent_cycles(policy: str, rounds: int) -> Iterator[harness.Row]:
+    """Place gangs with and without GPUs on empty nodes, and as many again when those are full."""
+    by_nodes: dict[int, float] = {}
+    for nodes in NODES:
+        first = mixed(WAITING, seed=0, submitted_seconds=0.0, name="first")
+        second = mixed(WAITING, seed=1, submitted_seconds=1.0, name="second")
+        done = [cycles([*first, *second], nodes, policy, 2) for _ in range(rounds)]
+        most = {1_000: CYCLE_MS.get(policy), 10_000: CYCLE_10K_MS}.get(nodes)
+        for number, what in enumerate(("empty", "full")):
+            took = by_nodes[nodes] = min(one[number].milliseconds for one in done)
+            name = f"{policy}: a cycle of {WAITING:,} gangs with and without GPUs on {nodes:,} {what} nodes"
+            yield _judged(f"{name}, {done[0][number].starts:,} started", took, most)
+    growth = by_nodes[NODES[-1]] / by_nodes[NODES[0]]
+    yield harness.Row(f"{policy}: growth of that from {NODES[0]:,} to {NODES[-1]:,} full nodes", growth, "")
+
+
+def all_asked(policy_name: str, rounds: int) -> Iterator[harness.Row]:
+    """Ask about 10,000 gangs, each of a shape of its own, on empty nodes, and about as many on full ones."""
+    first, second = (
+        [_gang(job, name) for job in jobs(WAITING, alike=False, seed=seed)] for seed, name in ((0, "a"), (1, "b"))
+    )
+    took: dict[str, list[float]] = {"empty": [], "full": []}
+    for _ in range(rounds):
+        policy, rng = plugins.load(GROUP, policy_name), np.random.default_rng(0)
+        ledger = Ledger([NodeShape(GPUS, CORES, MEMORY_BYTES)] * 1_000)
+        residents: dict[str, Resident] = {}
+        for what, gangs in (("empty", first), ("full", second)):
+            began = time.process_time()
+            plan = cycle.place(gangs, ledger, policy, rng, scene=_There(residents))
+            took[what].append(1e3 * (time.process_time() - began))
+            for start in plan.starts:
+                residents[start.gang.job_id] = Resident(start.gang, start.holdings, 0.0, reclaimable=start.reclaimable)
+                for holding in start.holdings:
+                    ledger.hold(holding)
+    for what, each in took.items():
+        name = f"{policy_name}: {WAITING:,} gangs, each of a shape of its own, all asked about, on 1,000 {what} nodes"
+        yield _judged(name, min(each), CYCLE_MS.get(policy_name))
+
+
+def _gang(job: TraceJob, prefix: str) -> Gang:
+    role = job.roles[0]
+    demand = Demand(1000, role.request.cores or 0, role.request.memory_bytes)
+    return Gang(f"{prefix}-{job.id}", (Part(role.name, role.replicas, demand),))
+
+
 def _judged(name: str, milliseconds: float, most: float | None) -> harness.Row:
     bar = "" if most is None else f"≤ {most:g} ms"
     holds = None if most is None else milliseconds <= most
@@ -182,9 +264,7 @@ def steady(policy_name: str, seconds: float) -> Iterator[harness.Row]:
         while began is None or time.process_time() - began < seconds:
             page = []
             for _ in range(20):
-                role = source[number % len(source)].roles[0]
-                demand = Demand(1000, role.request.cores or 0, role.request.memory_bytes)
-                page.append(Gang(f"gang-{number}", (Part(role.name, role.replicas, demand),)))
+                page.append(_gang(source[number % len(source)], f"gang-{number}"))
                 number += 1
             plan = cycle.place(page, ledger, policy, rng)
             for start in plan.starts:
@@ -212,6 +292,10 @@ def measure(quick: bool) -> Iterator[harness.Row]:
     for policy in (*CYCLE_MS, "fgd"):
         if policy in known:
             yield from whole_cycles(policy, 1 if quick else 3)
+            if policy in CYCLE_MS:
+                yield from all_asked(policy, 1 if quick else 3)
+            if policy == "multi-array":
+                yield from lent_cycles(policy, 1 if quick else 3)
             yield from steps(policy)
             yield from one_huge_gang(policy)
             yield from steady(policy, 0.5 if quick else 2.0)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Hashable, Iterator, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,7 +17,7 @@ from cotenant.core.placing.borrowing import Residence, counting, room_by
 from cotenant.core.placing.obstacles import no_place
 from cotenant.core.placing.packing import best_fit, could_hold_all, on_fewest, on_one, room_for_all
 from cotenant.core.placing.splitting import Array, Demand, Held, array_of, split
-from cotenant.core.placing.taking import release_all, take
+from cotenant.core.placing.taking import take
 from cotenant.core.queueing.waits import Waits
 from cotenant.core.refusals import Code, Refusal, plural, span_in_words
 from cotenant.core.scenes import NOBODY, Reclaim, Resident, Scene
@@ -146,11 +146,11 @@ class MultiArray:
                 self._waits.refused(gang.job_id, self._scene.now, gang.waited_seconds)
             return self._no_cores(gang, ledger) if offer is None else offer
         kept = self._kept(ledger, there)
-        with counting(ledger, -kept):
+        with nullcontext() if kept is None else counting(ledger, -kept):
             offer = self._for_gpus(gang, ledger)
         if offer is not None:
             return offer
-        if kept.any() and self._for_gpus(gang, ledger) is not None:
+        if kept is not None and kept.any() and self._for_gpus(gang, ledger) is not None:
             return self._guarded()
         return no_place(gang, ledger, within=_within(gang, ledger))
 
@@ -194,48 +194,59 @@ class MultiArray:
     def _for_gpus(self, gang: Gang, ledger: Ledger, within: NDArray[np.bool_] | None = None) -> Offer | None:
         """Put a gang on one node of its array, else of another; on several of them where none could hold it."""
         large = array_of(gang, self.options.large_gpus) is Array.LARGE
-        home = self._split.large if large else ~self._split.large
-        allowed = np.ones(len(ledger), dtype=np.bool_) if within is None else within
+        home = self._split.large if large else self._split.small
+        allowed = within
         if not (large or self.options.lend_gpus):
-            allowed = allowed & home
+            allowed = home if within is None else within & home
         nodes = room_for_all(gang, ledger)
-        nodes = nodes[allowed[nodes]]
-        for some in (nodes[home[nodes]], nodes[~home[nodes]]):
-            while len(some):
-                best = best_fit(ledger, some)
-                if (offer := on_one(gang, ledger, best)) is not None:
-                    return offer
-                some = some[some != best]
+        if allowed is not None:
+            nodes = nodes[allowed[nodes]]
+        if len(nodes):
+            at_home = home[nodes]
+            for here in (at_home, ~at_home):
+                some = nodes[here]
+                while len(some):
+                    best = best_fit(ledger, some)
+                    if (offer := on_one(gang, ledger, best)) is not None:
+                        return offer
+                    some = some[some != best]
         if _within(gang, ledger) is Locality.SERVER:
             return None
-        return on_fewest(gang, ledger, home & allowed) or on_fewest(gang, ledger, allowed)
+        return on_fewest(gang, ledger, home if allowed is None else home & allowed) or on_fewest(gang, ledger, allowed)
 
     def lends(self, gang: Gang, offer: Offer, ledger: Ledger) -> bool:
         """Tell whether a gang has more there than its array's own, and count it among those that are there."""
         there = self._look(ledger)
         array = array_of(gang, self.options.large_gpus)
-        nodes = [share.node for share in offer]
-        if array is Array.CPU:
-            if gang.job_id not in there.ids:
-                self._waits.started(gang.job_id, self._scene.now, gang.waited_seconds)
-            cores = np.bincount(
-                nodes, [gang.parts[share.part].demand.cores * share.replicas for share in offer], len(ledger)
-            ).astype(np.int64)
-            beyond = there.firm + cores > ledger.total_cores - self._split.reserved
-            if _preemptible(gang) and bool((beyond & (cores > 0)).any()):
+        if array is not Array.CPU:
+            borrows = array is Array.SMALL and _preemptible(gang)
+            return borrows and any(bool(self._split.large[share.node]) for share in offer)
+        if gang.job_id not in there.ids:
+            self._waits.started(gang.job_id, self._scene.now, gang.waited_seconds)
+        cores: dict[int, int] = {}
+        for share in offer:
+            cores[share.node] = cores.get(share.node, 0) + gang.parts[share.part].demand.cores * share.replicas
+        if _preemptible(gang):
+            own = {node: int(ledger.total_cores[node] - self._split.reserved[node]) for node in cores}
+            if any(count and there.firm[node] + count > own[node] for node, count in cores.items()):
                 return True
-            there.firm += cores
-            return False
-        return array is Array.SMALL and _preemptible(gang) and bool(self._split.large[nodes].any())
+        for node, count in cores.items():
+            there.firm[node] += count
+        return False
 
     # The guard ---------------------------------------------------------------------------------------------------
 
-    def _kept(self, ledger: Ledger, there: Residence, lent: Counts | int = 0) -> Counts:
-        """Count the free cores of each node that gangs with GPUs may not take, `lent` ones being free too."""
+    def _kept(self, ledger: Ledger, there: Residence, lent: Counts | int = 0) -> Counts | None:
+        """Count the free cores of each node that gangs with GPUs may not take, `lent` ones being free too.
+
+        None: they may take all.
+        """
+        if self._waits.mean(self._scene.now) <= self.options.cpu_wait_seconds:
+            return None
         free = ledger.free_cores + lent
         held = ledger.total_cores - ledger.free_cores
-        if self._waits.mean(self._scene.now) <= self.options.cpu_wait_seconds or not held.any():
-            return np.zeros(len(ledger), dtype=np.int64)
+        if not held.any():
+            return None
         by_gpus = np.maximum(held - there.firm - there.lent_cores, 0)
         kept: Counts = free - np.clip(self._split.reserved - by_gpus, 0, free)
         return kept
@@ -256,23 +267,23 @@ class MultiArray:
     def reclaim(self, gang: Gang, ledger: Ledger, rng: np.random.Generator, fixed: Collection[str]) -> Reclaim | None:
         """Take back cores that were lent for a gang with GPUs, and GPUs for a large one."""
         there = self._look(ledger)
-        large = array_of(gang, self.options.large_gpus) is Array.LARGE
-        able = there.borrowers(gpus=large, but=fixed) if gang.gpu_milli else ()
-        if not able:
+        if not gang.gpu_milli:
             return None
-        cores, memory = there.lent(fixed)
-        with ledger.undone(), ExitStack() as counted:
-            for one in able:
-                if one.gang.gpu_milli:
-                    release_all(ledger, one.holdings)
-            counted.enter_context(counting(ledger, cores - self._kept(ledger, there, cores), memory))
-            offer = self._for_gpus(gang, ledger)
+        large = array_of(gang, self.options.large_gpus) is Array.LARGE
+        able = there.borrowers
+        able.leave(fixed)
+        if not able.any(gpus=large):
+            return None
+        with able.without_gpus(ledger) if large else nullcontext():
+            kept = self._kept(ledger, there, able.cores)
+            with counting(ledger, able.cores if kept is None else able.cores - kept, able.memory):
+                offer = self._for_gpus(gang, ledger)
         if offer is None:
             return None
-        return self._make_room(gang, offer, able, ledger, there)
+        return self._make_room(gang, offer, lambda node: able.on(node, gpus=large), ledger, there)
 
     def _make_room(
-        self, gang: Gang, offer: Offer, able: Sequence[Resident], ledger: Ledger, there: Residence
+        self, gang: Gang, offer: Offer, able: Callable[[int], Iterable[Resident]], ledger: Ledger, there: Residence
     ) -> Reclaim | None:
         moves: list[tuple[Resident, Offer]] = []
         stops: list[Resident] = []
@@ -282,7 +293,7 @@ class MultiArray:
                 return None
             for resident in gone:
                 if resident.gang.gpu_milli:
-                    there_is = self._for_gpus(resident.gang, ledger, ~self._split.large)
+                    there_is = self._for_gpus(resident.gang, ledger, self._split.small)
                 else:
                     there_is = self._for_cpus(resident.gang, ledger, there)
                 if there_is is None:

@@ -9,12 +9,14 @@ from itertools import count
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.policies.slow_multi_array import SlowMultiArray
 from tests.worlds import picture, rng
 
 from cotenant.core.gangs import Demand, Gang, Part
 from cotenant.core.jobs import JobKind, JobSpec
 from cotenant.core.ledger import Ledger
 from cotenant.core.nodes import NodeShape
+from cotenant.core.placing.taking import Victim
 from cotenant.core.queueing import cycle
 from cotenant.core.scenes import Resident
 from cotenant.policies.multi_array import MultiArray
@@ -43,10 +45,10 @@ class Floor:
     def on(self, node: int) -> Sequence[Resident]:
         return [one for one in self.there.values() if any(holding.node == node for holding in one.holdings)]
 
-    def ask(self, *gangs: Gang) -> cycle.Plan:
+    def ask(self, *gangs: Gang, victims: Sequence[Victim] = ()) -> cycle.Plan:
         before = picture(self.ledger)
         self.now += 1.0
-        plan = cycle.place(gangs, self.ledger, self.policy, rng(), scene=self)
+        plan = cycle.place(gangs, self.ledger, self.policy, rng(), scene=self, victims=victims)
         assert picture(self.ledger) == before
         for job_id in (*plan.stops, *plan.reclaimed, *(move.gang.job_id for move in plan.moves)):
             self.end(job_id)
@@ -197,3 +199,55 @@ def test_what_is_reserved_can_be_had_and_what_is_ones_own_is_kept(
     if able and not mine:
         answer = place.ask(gang_of("reserved", 1, 1))
         assert answer.starts, answer.refusals
+
+
+SHAPES = [NodeShape(4, 12, 40), NodeShape(2, 6, 20), NodeShape(0, 12, 40), NodeShape(4, 12, 40, shareable=True)]
+
+
+def some_gang(job_id: str, chance: np.random.Generator) -> Gang:
+    """Make a gang without GPUs, as most of them are, or with some; a few have two roles."""
+    cpus = chance.random() < 0.6
+    parts = tuple(
+        Part(
+            "worker",
+            int(chance.integers(1, 4)),
+            Demand(
+                0 if cpus else int(chance.choice([500, 1000, 1000, 2000, 4000])),
+                int(chance.integers(1, 6)),
+                int(chance.choice([0, 0, 10])),
+            ),
+        )
+        for _ in range(1 + (chance.random() < 0.2))
+    )
+    kind = JobKind.CPU if cpus else JobKind.TRAINING
+    spec = JobSpec(kind=kind, preemptible=chance.random() < 0.95)
+    return Gang(job_id, parts, kind=kind, spec=spec, waited_seconds=float(chance.choice([0.0, 0.0, 2000.0])))
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 2**32))
+def test_what_is_kept_up_by_steps_decides_as_what_is_worked_out_anew(seed: int) -> None:
+    chance = np.random.default_rng(seed)
+    shapes = [SHAPES[kind] for kind in chance.integers(0, len(SHAPES), size=int(chance.integers(2, 9)))]
+    options = MultiArray.Options(
+        warm_up_seconds=100.0, trial_seconds=500.0, lend_gpus=chance.random() < 0.8, cpu_wait_seconds=900.0
+    )
+    quick, slow = (Floor(Ledger(shapes), policy(options)) for policy in (MultiArray, SlowMultiArray))
+    if options.lend_gpus and chance.random() < 0.7:
+        split_by(quick, 2)
+        split_by(slow, 2)
+    for turn in range(10):
+        gangs = [some_gang(f"job-{turn}-{number}", chance) for number in range(int(chance.integers(2, 9)))]
+        names = sorted(quick.there)
+        for job_id in names:
+            if chance.random() < 0.15:
+                quick.end(job_id)
+                slow.end(job_id)
+        victims = [Victim(name, quick.there[name].holdings) for name in sorted(quick.there) if chance.random() < 0.1]
+        seconds, shut = float(chance.choice([0.0, 30.0, 600.0])), chance.random(len(shapes)) < 0.1
+        for place in (quick, slow):
+            place.now += seconds
+            place.ledger.open[:] = ~shut
+        assert quick.ask(*gangs, victims=victims) == slow.ask(*gangs, victims=victims)
+    assert picture(quick.ledger) == picture(slow.ledger)
+    assert quick.there == slow.there

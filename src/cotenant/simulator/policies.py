@@ -103,6 +103,10 @@ class AskedPlacement:
         self.refusal: Refusal | None = None
         self._policy = policy
         self._discerning = policy if isinstance(policy, Discerns) else None  # to ask for a protocol takes its time
+        self._sees = policy if isinstance(policy, Sees) else None
+        self._heeds = policy if isinstance(policy, Heeds) else None
+        self._rearranges = policy if isinstance(policy, Rearranges) else None
+        self._reclaims = policy if isinstance(policy, Reclaims) else None
         self.discerns = self._discerning is not None
 
     def alike(self, gang: Gang) -> Hashable:
@@ -115,12 +119,12 @@ class AskedPlacement:
 
     def see(self, scene: Scene) -> None:
         """Show how things stand, to a policy that looks."""
-        if isinstance(self._policy, Sees):
-            self._policy.see(scene)
+        if self._sees:
+            self._sees.see(scene)
 
     def bears(self, nodes: Sequence[int], ledger: Ledger) -> bool:
         """Ask whether all on some nodes can be beside each other; a policy to which that does not matter is content."""
-        return not isinstance(self._policy, Heeds) or self._policy.bears(nodes, ledger)
+        return self._heeds is None or self._heeds.bears(nodes, ledger)
 
     def rearrange(
         self, gang: Gang, refusal: Refusal, ledger: Ledger, rng: np.random.Generator, fixed: Collection[str]
@@ -130,10 +134,10 @@ class AskedPlacement:
         Raises:
             PolicyFailed: it raised an error.
         """
-        if not isinstance(self._policy, Rearranges):
+        if not self._rearranges:
             return None
         try:
-            found = self._policy.rearrange(gang, refusal, ledger, rng, fixed)
+            found = self._rearranges.rearrange(gang, refusal, ledger, rng, fixed)
         except Exception as error:  # whatever a stranger's code does
             raise PolicyFailed("placement", self, gang.job_id, f"{type(error).__name__}: {error}") from error
         if found:
@@ -146,10 +150,10 @@ class AskedPlacement:
         Raises:
             PolicyFailed: it raised an error.
         """
-        if not isinstance(self._policy, Reclaims):
+        if not self._reclaims:
             return False
         try:
-            return bool(self._policy.lends(gang, offer, ledger))
+            return bool(self._reclaims.lends(gang, offer, ledger))
         except Exception as error:  # whatever a stranger's code does
             raise PolicyFailed("placement", self, gang.job_id, f"{type(error).__name__}: {error}") from error
 
@@ -159,10 +163,10 @@ class AskedPlacement:
         Raises:
             PolicyFailed: it raised an error.
         """
-        if not isinstance(self._policy, Reclaims):
+        if not self._reclaims:
             return None
         try:
-            found = self._policy.reclaim(gang, ledger, rng, fixed)
+            found = self._reclaims.reclaim(gang, ledger, rng, fixed)
         except Exception as error:  # whatever a stranger's code does
             raise PolicyFailed("placement", self, gang.job_id, f"{type(error).__name__}: {error}") from error
         if found:

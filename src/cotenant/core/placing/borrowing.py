@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 
 import numpy as np
 
@@ -23,11 +24,11 @@ class Residence:
     """
 
     def __init__(self, residents: Iterable[Resident], ledger: Ledger, large_gpus: int) -> None:
-        self._ledger = ledger
+        self._count = len(ledger)
         firm: list[Holding] = []
         lent: list[Holding] = []
         busy: list[tuple[int, float, float]] = []  # node, GPUs, since when
-        self._borrowers: list[Resident] = []
+        self._borrowing: list[Resident] = []
         gpus: dict[Array, float] = {}
         by_type: dict[str, tuple[float, float]] = {}
         self.ids: set[str] = set()
@@ -35,7 +36,7 @@ class Residence:
             self.ids.add(resident.gang.job_id)
             array = array_of(resident.gang, large_gpus)
             if resident.reclaimable:
-                self._borrowers.append(resident)
+                self._borrowing.append(resident)
             if array is Array.CPU:
                 (lent if resident.reclaimable else firm).extend(resident.holdings)
                 continue
@@ -46,44 +47,135 @@ class Residence:
                 by_type[kind] = cores + holding.cores, wide + here
                 gpus[array] = gpus.get(array, 0.0) + here
                 busy.append((holding.node, here, resident.since_seconds))
-        self._borrowers.sort(key=lambda one: (-one.since_seconds, one.gang.job_id))
-        self.firm = self._sum(firm, "cores")
-        self.lent_cores = self._sum(lent, "cores")
-        self._lent_memory = self._sum(lent, "memory_bytes")
+        self.firm = _sum(firm, self._count)[1]
+        self.lent_cores = _sum(lent, self._count)[1]
         self.held = Held(gpus, by_type, min(1.0, sum(gpus.values()) / max(1, int(ledger.total_gpus.sum()))))
         self._busy = np.array(busy, dtype=np.float64).reshape(-1, 3)
-
-    def _sum(self, holdings: Sequence[Holding], what: str) -> Counts:
-        sums = np.zeros(len(self._ledger), dtype=np.int64)
-        np.add.at(sums, [one.node for one in holdings], [getattr(one, what) for one in holdings])
-        return sums
+        self._young: tuple[float, Counts] | None = None
 
     def young_gpus(self, since: float) -> Counts:
         """Count on each node the GPUs of jobs that started after a time, rounded up."""
-        young = self._busy[self._busy[:, 2] > since]
-        return np.ceil(np.bincount(young[:, 0].astype(np.int64), young[:, 1], len(self._ledger))).astype(np.int64)
+        if self._young is None or self._young[0] != since:
+            young = self._busy[self._busy[:, 2] > since]
+            sums = np.bincount(young[:, 0].astype(np.int64), young[:, 1], self._count)
+            self._young = since, np.ceil(sums).astype(np.int64)
+        return self._young[1]
 
-    def borrowers(self, *, gpus: bool, but: Collection[str]) -> list[Resident]:
-        """Name those who borrow cores, and with `gpus` GPUs too, the newest first, without some."""
-        return [one for one in self._borrowers if (gpus or not one.gang.gpu_milli) and one.gang.job_id not in but]
+    @cached_property
+    def borrowers(self) -> Borrowers:
+        """Those who borrow, in the order in which they give back."""
+        return Borrowers(self._borrowing, self._count)
 
-    def lent(self, but: Collection[str]) -> tuple[Counts, Counts]:
-        """Count the cores and the memory on each node that CPU jobs borrow, without some of them."""
-        gone = [one for one in self._borrowers if one.gang.job_id in but and not one.gang.gpu_milli] if but else []
-        back = [holding for one in gone for holding in one.holdings]
-        return self.lent_cores - self._sum(back, "cores"), self._lent_memory - self._sum(back, "memory_bytes")
+
+class Borrowers:
+    """Those who borrow, the newest first, and by node what their leaving would give back.
+
+    Of those who are sent away it is told by `leave`: a cycle asks for one gang after the other, and sums over all who
+    borrow, or walks over them, would cost it more than all else.
+    """
+
+    def __init__(self, residents: Iterable[Resident], nodes: int) -> None:
+        order = sorted(residents, key=lambda one: (-one.since_seconds, one.gang.job_id))
+        self._there = {one.gang.job_id: one for one in order}
+        self._gone: set[str] = set()
+        self._on: dict[int, list[Resident]] = {}
+        self._cores = _Lent(nodes)  # of jobs without GPUs
+        self._gpus = _Lent(nodes)
+        for one in order:
+            self._lent(one).add(one, +1)
+            for node in {holding.node for holding in one.holdings}:
+                self._on.setdefault(node, []).append(one)
+
+    def _lent(self, one: Resident) -> _Lent:
+        return self._gpus if one.gang.gpu_milli else self._cores
+
+    def leave(self, gone: Collection[str]) -> None:
+        """Leave those out who are gone, and nobody else."""
+        if len(gone) == len(self._gone) and self._gone.issuperset(gone):
+            return
+        now = set(gone)
+        for sign, some in ((-1, now - self._gone), (+1, self._gone - now)):
+            for job_id in some:
+                if one := self._there.get(job_id):
+                    self._lent(one).add(one, sign)
+        self._gone = now
+
+    def any(self, *, gpus: bool) -> bool:
+        """Tell whether anybody borrows cores, or with `gpus` GPUs."""
+        return self._cores.jobs > 0 or (gpus and self._gpus.jobs > 0)
+
+    def on(self, node: int, *, gpus: bool) -> Iterator[Resident]:
+        """Name those who borrow cores on a node, and with `gpus` those who borrow GPUs, the newest first."""
+        for one in self._on.get(node, ()):
+            if one.gang.job_id not in self._gone and (gpus or not one.gang.gpu_milli):
+                yield one
+
+    @property
+    def cores(self) -> Counts:
+        """Cores on each node that jobs without GPUs borrow."""
+        cores: Counts = self._cores.sums[1]
+        return cores
+
+    @property
+    def memory(self) -> Counts:
+        """Memory on each node that they hold."""
+        memory: Counts = self._cores.sums[2]
+        return memory
+
+    @contextmanager
+    def without_gpus(self, ledger: Ledger) -> Iterator[None]:
+        """Count inside as if those were gone who borrow GPUs."""
+        lent = self._gpus
+        if not lent.jobs:
+            yield
+            return
+        gpus, cores, memory = lent.sums
+        with counting(ledger, cores, memory, gpus), ledger.undone():
+            release_all(ledger, (holding for one in lent.sharing.values() for holding in one.holdings))
+            yield
+
+
+class _Lent:
+    """What some hold, by node: GPUs, cores and memory. Those who share GPUs are kept by name: a count is no share."""
+
+    def __init__(self, nodes: int) -> None:
+        self.jobs = 0
+        self.sums: Counts = np.zeros((3, nodes), dtype=np.int64)
+        self.sharing: dict[str, Resident] = {}
+
+    def add(self, one: Resident, sign: int) -> None:
+        """Count one in, or out."""
+        self.jobs += sign
+        if any(holding.shares for holding in one.holdings):
+            if sign > 0:
+                self.sharing[one.gang.job_id] = one
+            else:
+                del self.sharing[one.gang.job_id]
+            return
+        for holding in one.holdings:
+            self.sums[:, holding.node] += sign * np.array((holding.gpus, holding.cores, holding.memory_bytes))
+
+
+def _sum(holdings: Sequence[Holding], nodes: int) -> Counts:
+    """Sum up GPUs, cores and memory by node."""
+    sums = np.zeros((3, nodes), dtype=np.int64)
+    what = np.array([(one.gpus, one.cores, one.memory_bytes) for one in holdings], dtype=np.int64).reshape(-1, 3)
+    np.add.at(sums.T, np.array([one.node for one in holdings], dtype=np.int64), what)
+    return sums
 
 
 @contextmanager
-def counting(ledger: Ledger, cores: Counts, memory_bytes: Counts | int = 0) -> Iterator[None]:
+def counting(ledger: Ledger, cores: Counts, memory_bytes: Counts | int = 0, gpus: Counts | int = 0) -> Iterator[None]:
     """Count inside as if so much more were free on each node of a ledger, or less where that is negative."""
-    ledger.free_cores += cores
-    ledger.free_memory += memory_bytes
+    columns = ((ledger.free_cores, cores), (ledger.free_memory, memory_bytes), (ledger.free_gpus, gpus))
+    counted = [(free, more) for free, more in columns if not isinstance(more, int)]
+    for free, more in counted:
+        free += more
     try:
         yield
     finally:
-        ledger.free_cores -= cores
-        ledger.free_memory -= memory_bytes
+        for free, more in counted:
+            free -= more
 
 
 def gpus_of(holding: Holding) -> float:
@@ -91,32 +183,30 @@ def gpus_of(holding: Holding) -> float:
     return sum(milli for _, milli in holding.shares) / WHOLE_GPU_MILLI if holding.shares else holding.gpus
 
 
-def room_by(gang: Gang, offer: Offer, able: Sequence[Resident], ledger: Ledger) -> list[Resident] | None:
-    """Take a gang's places, at the cost of as few of those who are `able` to go as come first and suffice.
+def room_by(
+    gang: Gang, offer: Offer, able: Callable[[int], Iterable[Resident]], ledger: Ledger
+) -> list[Resident] | None:
+    """Take a gang's places, at the cost of as few of those who are `able` to go, by node, as come first and suffice.
 
     On each node they go one by one until the gang fits; in the end those stay whose room it does not need, the last
     first. What they held is released, what the gang will hold is taken. None where all of them are too few.
     """
-    gone: list[Resident] = []
+    gone: dict[str, Resident] = {}
     by_node: dict[int, list[Share]] = {}
     for share in offer:
         by_node.setdefault(share.node, []).append(share)
-    on: dict[int, list[Resident]] = {node: [] for node in by_node}
-    for resident in able:
-        for node in {holding.node for holding in resident.holdings} & by_node.keys():
-            on[node].append(resident)
     for node, shares in by_node.items():
-        others = (resident for resident in on[node] if resident not in gone)
+        others = (resident for resident in able(node) if resident.gang.job_id not in gone)
         while not _fits(gang, shares, ledger):
             if (other := next(others, None)) is None:
                 return None
             release_all(ledger, other.holdings)
-            gone.append(other)
+            gone[other.gang.job_id] = other
     try:
         take(ledger, gang, offer)
     except Overcommitted:
         return None
-    return [resident for resident in reversed(gone) if not hold_all(ledger, resident.holdings)]
+    return [resident for resident in reversed(gone.values()) if not hold_all(ledger, resident.holdings)]
 
 
 def _fits(gang: Gang, shares: Sequence[Share], ledger: Ledger) -> bool:

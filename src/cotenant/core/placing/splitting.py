@@ -102,10 +102,14 @@ class Demand:
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """By node: cores that are reserved for its GPUs, and whether its GPUs belong to the array of large gangs."""
+    """By node: cores that are reserved for its GPUs, and whether those belong to the array of large gangs, or not."""
 
     reserved: Counts
     large: NDArray[np.bool_]
+    small: NDArray[np.bool_] = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "small", ~self.large)
 
 
 def split(ledger: Ledger, demand: Demand, large_gpus: int) -> Split:

@@ -79,7 +79,8 @@ class Floor:
         self._gone: list[Victim] = []
         self._next_turn = math.inf
         self._settled: set[str] = set()  # ids of those who have a new place, or stop for it was lent to them
-        self._lends = policy.lends if isinstance(policy, Reclaims) else None
+        self._rearranges = policy if isinstance(policy, Rearranges) else None  # to ask for a protocol takes its time
+        self._reclaims = policy if isinstance(policy, Reclaims) else None
         self.moves: list[Start] = []  # of running jobs, to their new places
         self._reserving, self._at_first = reserving, scene
         self.reservations: list[Reservation] = []
@@ -210,18 +211,18 @@ class Floor:
 
     def _rearranged(self, gang: Gang, refusal: Refusal) -> Start | Refusal | None:
         """Place a gang where running jobs make it room that have room elsewhere, if the policy finds it worth that."""
-        if refusal.code is not Code.FRAGMENTED or not isinstance(self._policy, Rearranges) or self.reservations:
+        if refusal.code is not Code.FRAGMENTED or not self._rearranges or self.reservations:
             return None
-        policy, fixed = self._policy, self._elsewhere()
+        policy, fixed = self._rearranges, self._elsewhere()
         return self._resettle(
             gang, self._asked(gang, lambda: policy.rearrange(gang, refusal, self._ledger, self._rng, fixed))
         )
 
     def _reclaimed(self, gang: Gang) -> Start | Refusal | None:
         """Place a gang on what was lent to others and is reserved for it, whatever the order says of them."""
-        if not isinstance(self._policy, Reclaims) or self._binding(gang):
+        if not self._reclaims or self._binding(gang):
             return None
-        policy, fixed = self._policy, self._elsewhere()
+        policy, fixed = self._reclaims, self._elsewhere()
         return self._resettle(gang, self._asked(gang, lambda: policy.reclaim(gang, self._ledger, self._rng, fixed)))
 
     def _elsewhere(self) -> set[str]:
@@ -243,7 +244,7 @@ class Floor:
         self.reclaimed += [resident.gang.job_id for resident in stops]
         start = self._start(gang, offer)
         for resident, there in moves:
-            lent = self._lends is not None and self._lends(resident.gang, there, self._ledger)
+            lent = self._reclaims is not None and self._reclaims.lends(resident.gang, there, self._ledger)
             holdings = take(self._ledger, resident.gang, there)
             self.moves.append(Start(resident.gang, there, holdings, needs_room=True, reclaimable=lent))
             self._scene.come(resident.gang, holdings)
@@ -381,7 +382,7 @@ class Floor:
 
     def _start(self, gang: Gang, offer: Offer) -> Start:
         self._headroom.take(gang.tenant, gang.gpu_milli, gang.cores)
-        lent = self._lends is not None and self._lends(gang, offer, self._ledger)
+        lent = self._reclaims is not None and self._reclaims.lends(gang, offer, self._ledger)
         binding = self._binding(gang)
         with self._kept(binding):
             start = Start(gang, offer, take(self._ledger, gang, offer), needs_room=False, reclaimable=lent)
