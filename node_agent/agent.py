@@ -17,6 +17,7 @@ from random import Random
 import structlog
 
 from cotenant import plugins
+from cotenant.node_agent.bandwidth import NodeBandwidth
 from cotenant.node_agent.contention_link import ContentionLink
 from cotenant.node_agent.fence import Fence
 from cotenant.node_agent.gpus import NvmlGpus
@@ -30,9 +31,10 @@ from cotenant.node_agent.progress import Track
 from cotenant.node_agent.progress_reader import ProgressReader
 from cotenant.node_agent.records import AttemptKey, timestamp
 from cotenant.node_agent.runtime import Runtime, RuntimeContext
-from cotenant.node_agent.samples import Sampler
+from cotenant.node_agent.samples import Sampler, Sight
 from cotenant.node_agent.sockets import remove_socket_directory, socket_directory
 from cotenant.node_agent.state_directory import open_state_directory
+from cotenant.node_agent.throttling import Throttling
 from cotenant.rpc.background import Background
 from cotenant.v1 import job_pb2, node_service_pb2, resources_pb2
 
@@ -49,7 +51,8 @@ class AgentConfig:
     `gpus` is "auto" or "fake:N". `cpus` restricts jobs to a subset of the logical CPUs, `memory_bytes` to a part of
     the memory. `address` is the host name under which other nodes reach this one, by default `node_id`.
     `shareable_gpus` lets several jobs have shares of a GPU; `split_siblings` makes each logical CPU a core.
-    An empty `contention_endpoint` means that no samples are sent. `kept_max` and `kept_seconds_max` bound for how
+    An empty `contention_endpoint` means that no samples are sent. `memory_bandwidth_peak` is the most memory bandwidth
+    that the node has, in bytes per second; 0: the most that was seen. `kept_max` and `kept_seconds_max` bound for how
     many acknowledged attempts, and for how long, output stays readable. `pids_max` is how many processes and threads
     each task of a job that names none may have; 0 means no limit but that of the whole attempt, half of the node's.
     """
@@ -68,6 +71,7 @@ class AgentConfig:
     split_siblings: bool = False
     output_bytes_max: int = 64 * MEBIBYTE
     sample_interval_seconds: float = 5.0
+    memory_bandwidth_peak: float = 0.0
     kept_max: int = 200
     kept_seconds_max: float = 30 * DAY_SECONDS
     pids_max: int = 32_768
@@ -123,9 +127,15 @@ class Agent:
         fence = Fence(config.state_dir / "fence.jsonl")
         progress = ProgressReader(socket_directory(config.state_dir), self._tell_progress)
         profiles = Profiles(runtime, progress, lambda report: self._link.report_profile(report))
+        bandwidth = NodeBandwidth.open(config.memory_bandwidth_peak)
+        throttling = self._throttling = Throttling(
+            runtime, profiles, lambda: self._orders.attempts, progress.tell,
+            window_seconds=config.sample_interval_seconds, bandwidth_enforced=bandwidth.enforced,
+        )  # fmt: skip
         orders = Orders(
             config.node_id, runtime, fence, progress, profiles,
             lambda report: self._link.report(report), lambda report: self._link.report_resize(report),
+            throttling.held_back,
         )  # fmt: skip
         self._fence, self._orders, self._inventory = fence, orders, inventory
         self._lease = Lease(str(config.state_dir / LEASE))
@@ -143,12 +153,19 @@ class Agent:
         try:
             for found in await runtime.open(self._context(inventory), orders.changed):
                 orders.take_up(found)
+            throttling.take_up()
             inventory.not_enforced.extend(runtime.not_enforced())
             self._background.start(self._link.run())
             if config.contention_endpoint:
-                self._background.start(self._contention(runtime, progress, nvml).run())
+                sight = Sight(
+                    lambda: orders.attempts, progress.rate_over, profiles.under_way,
+                    lambda key: throttling.held(key).throttle, nvml.utilisation_percent,
+                )  # fmt: skip
+                self._background.start(self._contention(runtime, bandwidth, sight).run())
             await stop.wait()
         finally:
+            await throttling.close()
+            bandwidth.close()
             await profiles.close()
             await self._link.say_last()
             for part in (self._background, self._uploads, orders, progress, runtime):
@@ -168,20 +185,17 @@ class Agent:
             pids_max=self._config.pids_max,
         )
 
-    def _contention(self, runtime: Runtime, progress: ProgressReader, nvml: NvmlGpus) -> ContentionLink:
-        sampler = Sampler(
-            self._config.node_id,
-            runtime,
-            lambda: self._orders.attempts,
-            progress.rate_per_second,
-            nvml.utilisation_percent,
-        )
+    def _contention(self, runtime: Runtime, bandwidth: NodeBandwidth, sight: Sight) -> ContentionLink:
+        config = self._config
+        sampler = Sampler(config.node_id, runtime, bandwidth, sight, window_seconds=config.sample_interval_seconds)
         return ContentionLink(
-            self._config.contention_endpoint,
-            self._config.token,
-            self._config.node_id,
+            config.contention_endpoint,
+            config.token,
+            config.node_id,
             sample=sampler.sample,
-            interval_seconds=self._config.sample_interval_seconds,
+            obey=self._throttling.obey,
+            away=self._throttling.away,
+            interval_seconds=config.sample_interval_seconds,
             rng=self._rng,
         )
 
@@ -241,6 +255,7 @@ class Agent:
             update_time=timestamp(time),
             phase=track.phase,
             phase_step=track.phase_step if track.phase else 0,
+            throttle=self._throttling.told(key),
         )
         if (age_seconds := track.seconds_since_step(clock.monotonic())) is not None:
             told.step_time.CopyFrom(timestamp(time - age_seconds))

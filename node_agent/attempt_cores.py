@@ -32,11 +32,11 @@ class AttemptCores:
 
     def __init__(self, group: Group | None, directory: AttemptDirectory) -> None:
         self._directory = directory
-        self._confined = Confined(group, self._pids)
+        self._confined = Confined(group, self.pids)
         self._narrowed: Cores | None = None
         self._turn = threading.Lock()
 
-    def _pids(self, rank: int) -> Iterable[int]:
+    def pids(self, rank: int) -> Iterable[int]:
         """The processes of a task; without a group, as far as they descend from its first."""
         if self._confined.group is not None:
             return task_group(self._confined.group, rank).pids()
@@ -61,9 +61,16 @@ class AttemptCores:
                 raise CoresRefused(f"the change of its cores cannot be recorded: {error.strerror}") from error
 
     def narrow(
-        self, allocation: resources_pb2.NodeAllocation, inventory: resources_pb2.Inventory, count: int | None
+        self,
+        allocation: resources_pb2.NodeAllocation,
+        inventory: resources_pb2.Inventory,
+        count: int | None,
+        *,
+        at_most: bool = False,
     ) -> None:
         """Let each task use `count` of the cores that it holds, or with None all of them.
+
+        With `at_most`, a task that holds fewer keeps them.
 
         Raises:
             CoresRefused: a task holds fewer, or the kernel or the disk does not take it.
@@ -72,7 +79,7 @@ class AttemptCores:
             if count is None:
                 self._widen(allocation)
                 return
-            full, less = cores_of(allocation), narrowed(allocation, inventory, count)
+            full, less = cores_of(allocation), narrowed(allocation, inventory, count, at_most=at_most)
             if self._narrowed is None:
                 self._confined.look(full)
             try:
@@ -83,7 +90,7 @@ class AttemptCores:
             self._narrowed = less
 
     def _widen(self, allocation: resources_pb2.NodeAllocation) -> None:
-        """Give back what a profile had taken."""
+        """Give back what a profile or a throttle had taken."""
         if self._narrowed is not None:
             full = cores_of(allocation)
             change(self._confined, full, self._narrowed, full)

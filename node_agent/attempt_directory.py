@@ -1,7 +1,8 @@
 """Where an attempt's files lie: under `attempts/` until placement has acknowledged its end, then under `kept/`.
 
 attempts/<job id>-<number>/   assignment   the Assignment as it came, and with other cores after each change of them
-                              narrowed     while a profile narrows its cores: to which CPUs
+                              narrowed     while a profile or a throttle narrows its cores: to which CPUs
+                              throttle     while it is held back: how
                               boot         in which boot of the machine it was made
                               spec         what the supervisor is to run
                               supervisor.log  what the supervisor says, which is nothing; there once it was started
@@ -22,11 +23,13 @@ import marshal
 import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict
 from pathlib import Path
 
 import structlog
 from google.protobuf.message import DecodeError
 
+from cotenant.core.policy import FREE, Throttle
 from cotenant.node_agent.lease import boot_id
 from cotenant.node_agent.records import AttemptKey, Status, parse_status
 from cotenant.node_agent.state_file import StateFile, sync_directory
@@ -82,6 +85,32 @@ class AttemptDirectory:
             return {int(rank): [int(cpu) for cpu in cpus] for rank, cpus in marked.items()}
         except (OSError, ValueError, AttributeError, TypeError):
             return {}
+
+    def mark_throttled(self, throttle: Throttle) -> None:
+        """Note how it is held back, for an agent after us. Raises `OSError`."""
+        path = self.path / "throttle"
+        if throttle.free:
+            path.unlink(missing_ok=True)
+            return
+        fresh = self.path / "throttle.new"
+        fresh.write_text(json.dumps(asdict(throttle)))
+        fresh.rename(path)
+
+    def throttled(self) -> Throttle | None:
+        """How an agent before us held it back, or was about to; None where it did not.
+
+        What cannot be read tells nothing of how, so that whoever looks frees it in every way.
+        """
+        try:
+            marked = json.loads((self.path / "throttle").read_text())
+            return Throttle(
+                int(marked["bandwidth_percent"]), int(marked["cores"]), bool(marked["idle"]), bool(marked["suspended"])
+            )
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            log.warning("throttle_unreadable", attempt=str(self.key), error=str(error))
+            return FREE
 
     def task_pids(self) -> dict[int, int]:
         """The first process of each task by rank, as the supervisor has recorded them."""

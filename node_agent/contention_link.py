@@ -1,4 +1,4 @@
-"""The agent's stream to contention: samples go up, directives come down."""
+"""The agent's stream to contention: samples go up, directives come down, and others see to both."""
 
 from __future__ import annotations
 
@@ -28,11 +28,14 @@ class ContentionLink:
         node_id: str,
         *,
         sample: Callable[[], Awaitable[contention_service_pb2.NodeSample]],
+        obey: Callable[[contention_service_pb2.Directive], None],
+        away: Callable[[], None],
         interval_seconds: float,
         rng: Random,
     ) -> None:
         self._endpoint, self._token, self._node_id = endpoint, token, node_id
-        self._sample, self._interval_seconds = sample, interval_seconds
+        self._sample, self._obey, self._away = sample, obey, away
+        self._interval_seconds = interval_seconds
         self._backoff = Backoff(first_seconds=0.5, longest_seconds=10.0, rng=rng)
 
     async def run(self) -> None:
@@ -43,6 +46,7 @@ class ContentionLink:
                 reason = "contention ended the stream"
             except grpc.aio.AioRpcError as error:
                 reason = f"{error.code().name}: {error.details()}"
+            self._away()
             wait_seconds = self._backoff.next_seconds()
             log.info("contention_away", endpoint=self._endpoint, why=reason, retry_seconds=round(wait_seconds, 2))
             await asyncio.sleep(wait_seconds)
@@ -54,7 +58,8 @@ class ContentionLink:
             sender = asyncio.create_task(self._send(call))
             try:
                 while (response := await call.read()) is not grpc.aio.EOF:
-                    self._note(response)
+                    for directive in response.directives:
+                        self._obey(directive)
                 if await call.code() is not grpc.StatusCode.OK:
                     log.info("contention_refuses", code=(await call.code()).name, details=await call.details())
             finally:
@@ -73,15 +78,3 @@ class ContentionLink:
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
             log.info("contention_stream_broken", error=type(error).__name__)
             call.cancel()
-
-    def _note(self, response: contention_service_pb2.StreamSamplesResponse) -> None:
-        """Directives are not carried out by this agent: it says so, and nothing is throttled."""
-        for directive in response.directives:
-            if directive.share < 1:
-                log.warning(
-                    "directive_ignored",
-                    directive=directive.id,
-                    attempt=f"{directive.job_id}/{directive.number}",
-                    share=directive.share,
-                    reason=directive.reason,
-                )

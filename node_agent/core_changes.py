@@ -69,8 +69,12 @@ def cores_of(allocation: resources_pb2.NodeAllocation) -> Cores:
     return Cores(tasks, frozenset(cpu for task in tasks.values() for cpu in task.cpus if bounded))
 
 
-def narrowed(allocation: resources_pb2.NodeAllocation, inventory: resources_pb2.Inventory, count: int) -> Cores:
+def narrowed(
+    allocation: resources_pb2.NodeAllocation, inventory: resources_pb2.Inventory, count: int, *, at_most: bool = False
+) -> Cores:
     """The same with `count` of its cores for each task: near to its GPUs and to each other, siblings together.
+
+    With `at_most`, a task that has fewer keeps them.
 
     Raises:
         CoresRefused: a task has fewer.
@@ -81,10 +85,11 @@ def narrowed(allocation: resources_pb2.NodeAllocation, inventory: resources_pb2.
     tasks = {}
     for task in allocation.tasks:
         held = [known[core] for core in task.core_ids if core in known]
-        if not 0 < count <= len(held):
+        chosen = min(count, len(held)) if at_most else count
+        if not 0 < chosen <= len(held):
             raise CoresRefused(f"rank {task.rank} holds {len(held)} cores, not {count}")
         near = sorted({nodes[share.uuid] for share in task.gpus if share.uuid in nodes})
-        cpus = {cpu for core in choose_cores(held, count, near, seat_of) for cpu in core.cpus} & set(task.cpu_ids)
+        cpus = {cpu for core in choose_cores(held, chosen, near, seat_of) for cpu in core.cpus} & set(task.cpu_ids)
         tasks[task.rank] = TaskCores(frozenset(cpus), frozenset(task.memory_nodes))
     return Cores(tasks, cores_of(allocation).whole)
 

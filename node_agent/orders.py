@@ -39,6 +39,8 @@ class Attempt:
     started: asyncio.Event = field(default_factory=asyncio.Event)
     resizes_waiting: int = 0
     resized: node_service_pb2.ResizeReport | None = None  # the last answer
+    began: float = field(default_factory=time.monotonic)  # it, or its taking up by this agent; a monotonic clock
+    changed: float = field(default_factory=time.monotonic)  # what it holds, on the same clock
 
 
 class Orders:
@@ -53,6 +55,7 @@ class Orders:
         profiles: Profiles,
         tell: Callable[[node_service_pb2.AttemptReport], None],
         tell_resized: Callable[[node_service_pb2.ResizeReport], None],
+        held_back: Callable[[AttemptKey], bool] = lambda key: False,
     ) -> None:
         self.attempts: dict[AttemptKey, Attempt] = {}
         self._node_id = node_id
@@ -62,6 +65,7 @@ class Orders:
         self._profiles = profiles
         self._tell_placement = tell
         self._tell_resized = tell_resized
+        self._held_back = held_back
         self._background = Background()
 
     def take_up(self, found: Found) -> None:
@@ -157,6 +161,7 @@ class Orders:
         if reason is None:
             known.assignment = assignment
             known.status = replace(known.status, epoch=assignment.epoch)
+            known.changed = time.monotonic()
             self._progress.forget_rate(key)
         return reason
 
@@ -211,6 +216,7 @@ class Orders:
         assignment.CopyFrom(known.assignment)
         assignment.allocation.CopyFrom(order.allocation)
         assignment.epoch = order.epoch
+        assignment.expected_rate_per_second = order.expected_rate_per_second
         try:
             await self._fence.flush()
             return await self._change(known, assignment) or ""
@@ -241,6 +247,8 @@ class Orders:
             return "it is not running"
         if known.resizes_waiting:
             return "its cores are being changed"
+        if self._held_back(known.status.key):
+            return "it is held back"
         if len(known.assignment.allocation.tasks) != known.assignment.world_size:
             return "its replicas are on several nodes"
         return ""
@@ -310,6 +318,7 @@ class Orders:
         attempt.started.set()
         if status.state == "RUNNING" and before.state == "STARTING":
             log.info("attempt_running", attempt=str(status.key), epoch=status.epoch)
+            attempt.began = time.monotonic()
             self._record_launch(attempt, status)
         self._tell(status)
 

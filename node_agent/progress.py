@@ -149,3 +149,22 @@ class Track:
             return 0.0
         (first_time, first_step), (last_time, last_step) = self._points[0], self._points[-1]
         return (last_step - first_step) / (last_time - first_time) if last_time > first_time else 0.0
+
+    def rate_over(self, now: float, seconds: float) -> float:
+        """Steps per second over about so many last seconds, longer where it told nothing at their beginning.
+
+        0 while unknown. Once the next step is overdue, the rate falls with every moment in which it does not come.
+        """
+        points = self._points
+        if len(points) < 2:
+            return 0.0
+        last_time, last_step = points[-1]
+        since = now - max(seconds, 1e-9)
+        first_time, first_step = next(
+            (point for point in reversed(points) if point[0] <= since and point[0] < last_time), points[0]
+        )
+        if last_time <= first_time:
+            return 0.0
+        rate = (last_step - first_step) / (last_time - first_time)
+        stride = last_step - points[-2][1]
+        return min(rate, stride / (now - last_time)) if now > last_time else rate

@@ -150,6 +150,18 @@ class ProgressReader:
         listener = self._listeners.get(key)
         return listener.track.rate_per_second(time.monotonic()) if listener else 0.0
 
+    def rate_over(self, key: AttemptKey, seconds: float) -> tuple[float, str]:
+        """The attempt's rate over about so many last seconds, 0 where it is not known, and in which phase that is."""
+        listener = self._listeners.get(key)
+        if listener is None:
+            return 0.0, ""
+        return listener.track.rate_over(time.monotonic(), seconds), listener.track.phase
+
+    def tell(self, key: AttemptKey) -> None:
+        """Tell of an attempt soon, also where it has told nothing itself."""
+        if listener := self._listeners.get(key):
+            self._changed(listener)
+
     async def finish(self, key: AttemptKey) -> None:
         """The attempt has ended: take in and tell the last that it told, and stop listening."""
         listener = self._listeners.get(key)

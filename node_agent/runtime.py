@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
+from cotenant.core.policy import FREE, Throttle
 from cotenant.node_agent.records import AttemptKey, Status
 from cotenant.v1 import node_service_pb2, resources_pb2
 
@@ -31,10 +32,24 @@ class RuntimeContext:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What an attempt has used of the CPUs since it began, and holds of memory now."""
+    """What an attempt has used of the CPUs since it began, and holds of memory now.
+
+    Of the memory bandwidth it tells the bytes that were moved since somebody began to look, and what it holds of the
+    last-level cache; None where the hardware does not tell.
+    """
 
     cpu_seconds: float
     memory_bytes: int
+    moved_bytes: int | None = None
+    cache_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """How an attempt is held back, and why not in all the ways that were asked for, in a sentence each."""
+
+    throttle: Throttle = FREE
+    refused: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,3 +105,18 @@ class Runtime(Protocol):
 
     async def close(self) -> None:
         """Let go. What runs, runs on."""
+
+
+@runtime_checkable
+class Throttles(Protocol):
+    """A runtime that can hold attempts back."""
+
+    async def throttle(self, key: AttemptKey, throttle: Throttle) -> Held:
+        """Hold an attempt back so and not otherwise; what holds then.
+
+        It stays so, also over a restart and under other cores, until this is called again or the attempt is stopped:
+        what stands still goes on before it is warned.
+        """
+
+    def held(self, key: AttemptKey) -> Held:
+        """How an attempt is held back; after a restart, as far as it is known."""

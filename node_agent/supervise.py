@@ -20,15 +20,18 @@ from typing import ClassVar
 
 import structlog
 
+from cotenant.core.policy import Throttle
 from cotenant.node_agent import attempt_directory, cgroup_mounts, checks, environment, launching, remains
 from cotenant.node_agent.attempt_cores import AttemptCores
 from cotenant.node_agent.attempt_directory import AttemptDirectory
+from cotenant.node_agent.attempt_throttle import AttemptThrottle
 from cotenant.node_agent.core_changes import CoresRefused
 from cotenant.node_agent.lease import LEASE
 from cotenant.node_agent.probe import SYSFS, online_cpus
 from cotenant.node_agent.process_table import open_process
 from cotenant.node_agent.records import AttemptKey, Status, parse_status
-from cotenant.node_agent.runtime import Found, RuntimeContext, Usage
+from cotenant.node_agent.resctrl import Resctrl
+from cotenant.node_agent.runtime import Found, Held, RuntimeContext, Usage
 from cotenant.node_agent.sockets import NOTIFY, progress_socket, socket_directory
 from cotenant.node_agent.supervised import Supervised
 from cotenant.rpc.background import Background
@@ -61,6 +64,7 @@ class ProcessRuntime:
         for root in (self._attempts_root, self._kept_root):
             root.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._sockets = socket_directory(context.state_dir)
+        self._resctrl = Resctrl.open()
         node_group, self._not_enforced = cgroup_mounts.open_node_group(context.node_id)
         self._surroundings = launching.Surroundings(
             node_group=node_group,
@@ -82,6 +86,7 @@ class ProcessRuntime:
     def _confine(self, attempt: Supervised, directory: AttemptDirectory) -> None:
         attempt.group = launching.attempt_group(self._surroundings, directory)
         attempt.cores = AttemptCores(attempt.group, directory)
+        attempt.throttle = AttemptThrottle(attempt.group, directory, attempt.cores, self._resctrl)
 
     def _listen(self) -> None:
         path = self._surroundings.notify_path
@@ -134,6 +139,8 @@ class ProcessRuntime:
             status = attempt.status if not attempt.live else await attempt.end_orphans(self._marker(attempt.key))
         if attempt.group is not None and attempt.group.exists():
             await asyncio.to_thread(attempt.group.remove)
+        if attempt.throttle is not None:
+            attempt.throttle.close()
         assert status is not None
         self._tell(attempt, status)
 
@@ -246,14 +253,10 @@ class ProcessRuntime:
             self._order_stop(attempt)
 
     def _order_stop(self, attempt: Supervised) -> None:
-        if attempt.pidfd < 0 or attempt.directory is None or attempt.stop_grace_seconds is None:
-            return
-        try:
-            attempt.directory.write_stop_order(attempt.stop_grace_seconds)
-        except OSError as error:  # then the supervisor takes the job's own grace
-            log.warning("stop_order_not_written", attempt=str(attempt.key), error=str(error))
-        with contextlib.suppress(ProcessLookupError):
-            signal.pidfd_send_signal(attempt.pidfd, signal.SIGTERM)
+        if attempt.throttle is not None and attempt.throttle.may_stand_still:
+            self._background.start(attempt.wake_and_order_stop())
+        else:
+            attempt.order_stop()
 
     async def adopt(self, assignment: node_service_pb2.Assignment) -> str | None:
         """Take a newer assignment of a running attempt: its cores may differ, and are changed at once.
@@ -268,6 +271,8 @@ class ProcessRuntime:
         try:
             await asyncio.to_thread(attempt.cores.resize, attempt.assignment, assignment)
             attempt.assignment = assignment
+            if attempt.throttle is not None:
+                await asyncio.to_thread(attempt.throttle.hold_again, assignment, self._context.inventory)
         except CoresRefused as error:
             return str(error)
         finally:
@@ -285,14 +290,22 @@ class ProcessRuntime:
             return str(error)
         return None
 
+    async def throttle(self, key: AttemptKey, throttle: Throttle) -> Held:
+        """Hold an attempt back so and not otherwise."""
+        attempt = self._attempts.get(key)
+        if attempt is None or attempt.throttle is None or not attempt.live:
+            return Held(refused=() if throttle.free else ("it is not running",))
+        return await asyncio.to_thread(attempt.throttle.hold, attempt.assignment, self._context.inventory, throttle)
+
+    def held(self, key: AttemptKey) -> Held:
+        """How an attempt is held back."""
+        attempt = self._attempts.get(key)
+        return attempt.throttle.held if attempt is not None and attempt.throttle is not None else Held()
+
     async def usage(self, key: AttemptKey) -> Usage | None:
         """Read the account of the control group, or without one of the processes."""
         attempt = self._attempts.get(key)
-        if attempt is None or not attempt.live:
-            return None
-        if attempt.group is not None:
-            return Usage(attempt.group.cpu_seconds(), attempt.group.memory_bytes())
-        return await asyncio.to_thread(remains.usage_of_descendants, attempt.status.pid if attempt.status else 0)
+        return await attempt.usage() if attempt is not None and attempt.live else None
 
     def output_directory(self, key: AttemptKey) -> Path | None:
         """Where the output lies, wherever the attempt is in its life."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import signal
 import time
 from dataclasses import dataclass, field, replace
 
@@ -11,8 +13,10 @@ import structlog
 from cotenant.node_agent import remains
 from cotenant.node_agent.attempt_cores import AttemptCores
 from cotenant.node_agent.attempt_directory import AttemptDirectory
-from cotenant.node_agent.cgroups import Group
+from cotenant.node_agent.attempt_throttle import AttemptThrottle
+from cotenant.node_agent.cgroups import Group, GroupError
 from cotenant.node_agent.records import AttemptKey, Status
+from cotenant.node_agent.runtime import Usage
 from cotenant.v1 import node_service_pb2, resources_pb2
 
 log = structlog.get_logger()
@@ -35,6 +39,7 @@ class Supervised:
     gone: asyncio.Event = field(default_factory=asyncio.Event)
     stop_grace_seconds: float | None = None
     cores: AttemptCores | None = None
+    throttle: AttemptThrottle | None = None
     promised: resources_pb2.NodeAllocation | None = None
 
     @property
@@ -81,3 +86,34 @@ class Supervised:
             await asyncio.to_thread(self.directory.write_end, status)
         except OSError as error:
             log.error("end_not_recorded", attempt=str(self.key), error=str(error))
+
+    def order_stop(self) -> None:
+        """Have the supervisor end it with the grace that is set; while it is being started, nothing happens yet."""
+        if self.pidfd < 0 or self.directory is None or self.stop_grace_seconds is None:
+            return
+        try:
+            self.directory.write_stop_order(self.stop_grace_seconds)
+        except OSError as error:  # then the supervisor takes the job's own grace
+            log.warning("stop_order_not_written", attempt=str(self.key), error=str(error))
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self.pidfd, signal.SIGTERM)
+
+    async def wake_and_order_stop(self) -> None:
+        """The same for one that may stand still, which would hear no warning."""
+        assert self.throttle is not None
+        try:
+            await asyncio.to_thread(self.throttle.let_go_on)
+        except GroupError as error:
+            log.error("attempt_stands_still", attempt=str(self.key), error=str(error))
+        self.order_stop()
+
+    async def usage(self) -> Usage | None:
+        """Read the account of the control group, or without one of the processes; and what the hardware tells."""
+        if self.group is not None:
+            usage: Usage | None = Usage(self.group.cpu_seconds(), self.group.memory_bytes())
+        else:
+            pid = self.status.pid if self.status else 0
+            usage = await asyncio.to_thread(remains.usage_of_descendants, pid)
+        if usage is None or self.throttle is None or not self.throttle.counts:
+            return usage
+        return await asyncio.to_thread(self.throttle.counted, usage)
