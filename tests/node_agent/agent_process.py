@@ -7,6 +7,7 @@ import json
 import signal
 import sys
 from pathlib import Path
+from typing import Any
 
 from tests.node_agent.jobs import NODE
 from tests.node_agent.placement import Placement
@@ -36,12 +37,13 @@ asyncio.run(serve(AgentConfig(**fields)))
 class AgentProcess:
     """It can be started again on the same state, and be made to die at a moment of a resize."""
 
-    def __init__(self, placement: Placement, state_dir: Path) -> None:
-        self._fields = {
+    def __init__(self, placement: Placement, state_dir: Path, **more: Any) -> None:
+        self._fields: dict[str, Any] = {
             "node_id": NODE,
             "state_dir": str(state_dir),
             "placement_endpoint": placement.endpoint,
             "gpus": "fake:1",
+            **more,
         }
         self.process: asyncio.subprocess.Process | None = None
 

@@ -169,6 +169,31 @@ def waiting_datagrams(receiver: socket.socket) -> list[bytes]:
             return datagrams
 
 
+def test_the_rate_of_a_window_follows_at_once_and_falls_while_a_step_is_overdue() -> None:
+    track = Track()
+    assert track.rate_over(0.0, 5.0) == 0
+    for step in range(101):  # ten a second, then two
+        track.take(Told(step), step / 10)
+    for step in range(101, 113):
+        track.take(Told(step), 10 + (step - 100) / 2)
+    assert track.rate_over(16.0, 5.0) == pytest.approx(2.0)
+    assert track.rate_over(16.0, 1000.0) == pytest.approx(track.rate_per_second(16.0))
+    assert track.rate_over(16.4, 5.0) == pytest.approx(2.0)  # the next is not late yet
+    assert track.rate_over(20.0, 5.0) == pytest.approx(1 / 4)
+
+
+@given(st.lists(st.tuples(st.floats(0.001, 20), st.integers(1, 50)), max_size=60), st.floats(0, 100), st.floats(0, 60))
+def test_the_rate_of_a_window_is_never_above_the_quickest_steps(
+    steps: list[tuple[float, int]], silence: float, seconds: float
+) -> None:
+    track, now, step, quickest = Track(), 0.0, 0, 0.0
+    track.take(Told(0), 0.0)
+    for pause, more in steps:
+        now, step, quickest = now + pause, step + more, max(quickest, more / pause)
+        track.take(Told(step), now)
+    assert 0 <= track.rate_over(now + silence, seconds) <= quickest * 1.001
+
+
 def test_the_helper_does_nothing_outside_of_cotenant() -> None:
     assert run_helper("progress.step(); progress.step(loss=1); print('on')") == "on\n"
 

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
 from structlog.testing import capture_logs
 from tests.node_agent.conditions import need_groups
 from tests.node_agent.conftest import RunningAgent
-from tests.node_agent.jobs import CPUS, PYTHON, assignment, shell, stop_order, task
+from tests.node_agent.jobs import CPUS, PYTHON, assignment, resize_order, shell, stop_order, task
 from tests.node_agent.placement import Placement
 
 from cotenant.node_agent import cgroup_mounts
 from cotenant.node_agent.samples import parse_pressure, read_pressure
 from cotenant.v1 import contention_service_pb2, job_pb2
+
+STEPS = "import time; from cotenant import progress\nwhile True: time.sleep(0.05); progress.step(phase='validation')"
 
 
 def test_pressure_is_read_and_odd_content_is_none(tmp_path: Path) -> None:
@@ -62,14 +65,40 @@ async def test_each_attempt_is_sampled(
         await placement.ended(job_id)
 
 
-async def test_a_directive_is_told_of_and_not_carried_out(placement: Placement, agent: RunningAgent) -> None:
+async def test_a_directive_for_nobody_here_is_told_of(placement: Placement, agent: RunningAgent) -> None:
     placement.directives.append(contention_service_pb2.Directive(id="d1", job_id="x", number=1, share=0.5))
-    placement.directives.append(contention_service_pb2.Directive(id="d2", job_id="x", number=1, share=1))
     await agent.stop()
     with capture_logs() as logs:
         await agent.start(contention_endpoint=placement.endpoint, sample_interval_seconds=0.05)
         await placement.until(lambda: len(placement.samples) >= 3)
-    assert [entry["directive"] for entry in logs if entry["event"] == "directive_ignored"] == ["d1"]
+    assert [entry["why"] for entry in logs if entry["event"] == "directive_too_late"] == [
+        "it is not known on this node"
+    ]
+
+
+async def test_what_is_held_and_expected_is_told(placement: Placement, agent: RunningAgent) -> None:
+    await agent.stop()
+    await agent.start(contention_endpoint=placement.endpoint, sample_interval_seconds=0.1, memory_bandwidth_peak=25e9)
+    await placement.connected(2)
+    spec = job_pb2.JobSpec(kind=job_pb2.JOB_KIND_TRAINING, best_effort=True)
+    told = assignment("job", [sys.executable, "-c", STEPS], tasks=[task(cpus=CPUS[:1])], spec=spec)
+    told.expected_rate_per_second = 20.0
+    placement.assign(told)
+    await placement.running("job")
+    await placement.until(
+        lambda: placement.samples and any(one.rate_per_second for one in placement.samples[-1].attempts)
+    )
+    node, sample = placement.samples[-1], placement.samples[-1].attempts[0]
+    assert (sample.cores, sample.tasks, sample.phase, sample.expected_rate_per_second) == (1, 1, "validation", 20.0)
+    assert (sample.cpu_job, sample.best_effort, sample.unsteady) == (False, True, True)
+    assert 5 < sample.rate_per_second < 21
+    assert (node.memory_bandwidth_peak_bytes_per_second, node.bandwidth_enforced) == (25e9, False)
+    await placement.until(lambda: not placement.samples[-1].attempts[0].unsteady)
+    placement.send(resizes=[resize_order("job", task(cpus=CPUS[-1:]), epoch=11)])
+    await placement.answered(11)
+    await placement.until(lambda: placement.samples[-1].attempts[0].unsteady)
+    await placement.until(lambda: not placement.samples[-1].attempts[0].unsteady)
+    assert placement.samples[-1].attempts[0].expected_rate_per_second == 0  # the order tells none
 
 
 async def test_samples_come_again_after_contention_was_away(placement: Placement, agent: RunningAgent) -> None:
