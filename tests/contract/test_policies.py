@@ -25,12 +25,9 @@ from cotenant.core.loss_goal import LossGoal
 from cotenant.core.nodes import NodeShape
 from cotenant.core.placing.obstacles import never_fits, room_on
 from cotenant.core.policy import (
-    AttemptWindow,
-    ContentionPolicy,
     CpuAllocator,
     Ended,
     Learns,
-    NodeWindow,
     Order,
     PlacementPolicy,
     Predictor,
@@ -446,41 +443,6 @@ def test_a_figure_that_cannot_be_is_rejected_whole(plugin: plugins.Plugin, field
 @given(st.dictionaries(st.text(max_size=5), st.binary(min_size=1, max_size=30), max_size=3))
 def test_records_that_cannot_be_read_are_named(plugin: plugins.Plugin, records: dict[str, bytes]) -> None:
     assert set(plugin.make().restore(records)) == set(records)
-
-
-attempts = st.builds(
-    AttemptWindow,
-    job_id=st.sampled_from(["a", "b", "c"]),
-    number=st.integers(1, 3),
-    cpu_job=st.booleans(),
-    cores_used=st.floats(0, 64),
-    rate_per_second=st.none() | st.floats(0, 1e4),
-    gpu_utilisation_percent=st.none() | st.floats(0, 100),
-    memory_bandwidth_bytes_per_second=st.none() | st.floats(0, 1e12),
-)
-nodes_seen = st.builds(
-    NodeWindow,
-    node_id=st.just("n1"),
-    now=st.just(NOW),
-    seconds=st.just(5.0),
-    attempts=st.lists(attempts, max_size=4).map(tuple),
-    cpu_some_percent=st.floats(0, 100),
-    memory_bandwidth_bytes_per_second=st.none() | st.floats(0, 1e12),
-)
-
-
-@installed("cotenant.contention_policies")
-@given(st.lists(nodes_seen, max_size=5))
-def test_directives_are_about_jobs_that_were_seen(plugin: plugins.Plugin, seen: list[NodeWindow]) -> None:
-    policy: ContentionPolicy = plugin.make()
-    again: ContentionPolicy = plugin.make()
-    for window in seen:
-        directives = policy.judge(window)
-        assert list(again.judge(window)) == list(directives)
-        for directive in directives:
-            assert 0 <= directive.share <= 1
-            assert directive.reason
-            assert (directive.job_id, directive.number) in {(seen.job_id, seen.number) for seen in window.attempts}
 
 
 def test_an_explicit_number_of_cores_is_honoured_by_all() -> None:

@@ -92,7 +92,7 @@ def test_a_contention_policy_can_judge_what_each_node_sees() -> None:
         job("dnn", 0, 90),
         job("cpu", 0, 60, roles=cpu, kind=JobKind.CPU, memory_bandwidth_bytes_per_second=200e9),
     )
-    settings = Settings(speed=("bandwidth",), bandwidth_sensitivity=0.5, utilisation="philly")
+    settings = Settings(speed=("bandwidth",), bandwidth_sensitivity=0.5, utilisation="philly", sample_noise=0.0)
     simulation = Simulation(Trace("t", "none", jobs), cluster, POLICIES, Nothing(), world=World(cluster, settings))
     simulation.step()
     (window,) = simulation.world.windows(simulation.now, 5.0)
@@ -100,6 +100,9 @@ def test_a_contention_policy_can_judge_what_each_node_sees() -> None:
     assert (window.node_id, window.seconds, window.memory_bandwidth_bytes_per_second) == ("node-0", 5.0, 100e9)
     assert (other.job_id, other.cpu_job, other.cores_used, other.rate_per_second) == ("cpu", True, 4.0, 0.5)
     assert other.memory_bandwidth_bytes_per_second == 100e9
+    assert (window.memory_bandwidth_peak_bytes_per_second, window.bandwidth_enforced) == (100e9, True)
+    assert (other.cores, other.tasks, other.throttle.free, other.expected_rate_per_second) == (4, 1, True, None)
+    assert (dnn.expected_rate_per_second, dnn.unsteady) == (1.0, True)
     assert dnn.rate_per_second == pytest.approx(2 / 3)
     assert dnn.gpu_utilisation_percent == pytest.approx(53.51 * 2 / 3)
     policy = plugins.load("cotenant.contention_policies", "none")
@@ -150,7 +153,7 @@ def test_a_contention_policy_is_asked_at_each_multiple_of_its_interval() -> None
     jobs = (job("dnn", 0, 10), job("cpu", 0.25, 5, roles=cpu, kind=JobKind.CPU), job("late", 1.7, 1))
     options = {"simulator": {"speed": "bandwidth", "contention_interval_seconds": "0.3"}}
     simulate(Trace("t", "none", jobs), "1x2x8", contention=Listens(), options=options)
-    assert asked == pytest.approx([0.3 * number for number in range(1, 18)])
+    assert asked == pytest.approx([0.3 * number for number in range(1, 34)])
 
 
 def test_a_contention_policy_is_of_no_use_where_jobs_do_not_slow_each_other_down() -> None:

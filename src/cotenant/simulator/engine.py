@@ -11,6 +11,7 @@ import heapq
 import math
 from collections.abc import Iterator
 
+from cotenant.core.jobs import JobKind
 from cotenant.core.queueing.choosing import RULES, Rules
 from cotenant.core.refusals import Refusal
 from cotenant.core.tenancy import NO_TENANTS, Tenancy
@@ -20,7 +21,7 @@ from cotenant.simulator.clusters import Cluster
 from cotenant.simulator.lives import Life, Shape
 from cotenant.simulator.physics.world import World
 from cotenant.simulator.policies import Policies
-from cotenant.simulator.recording import Recorder, Story
+from cotenant.simulator.recording import Kind, Recorder, Story
 from cotenant.simulator.resizing import Figures
 from cotenant.simulator.scheduler import Scheduler
 from cotenant.simulator.snapshots import Present
@@ -70,6 +71,7 @@ class Simulation:
         self._resizing = self._scheduler.resizing
         self._idle = False  # nothing runs, and nobody comes
         self._undrawn = self._scheduler.rng.bit_generator.state
+        self.world.eliminating.wanted = any(job.kind is JobKind.CPU for job in trace.jobs)
         self._finishes: list[tuple[float, int, int]] = []  # when, whose, and as it was foretold at which time
         self._retries: list[tuple[float, int]] = []  # when, and whose
         if trace.present:
@@ -149,7 +151,9 @@ class Simulation:
 
     def _disturb(self, now: float) -> None:
         """Let neighbours that came and went, and the contention policy, change how fast jobs run."""
-        self.world.eliminating.judge(now)
+        for life in self.world.eliminating.judge(now):
+            self._scheduler.preempt(life.job.id, (), now, Kind.MIGRATED)
+            self._scheduler.order_expires = now
         for life, rate in self.world.changed():
             self._expect(life, life.retime(now, rate))
             self._arm.takes(life.sequence, life.total_seconds(now))

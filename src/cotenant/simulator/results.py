@@ -40,7 +40,7 @@ ABOUT: Mapping[str, str] = MappingProxyType(
         "held, and its share of that of all tenants",
         "qos_guarantee_percent": "jobs that were done by their deadline, of those that have one; failed and unfinished "
         "ones count as missed, those that their users killed are left out; null where no job has one",
-        "migrations": "runs that were stopped to go on elsewhere at once, so that a gang could start",
+        "migrations": "runs that were stopped to go on elsewhere, so that a gang could start or a job is hurt no more",
         "reclaims": "runs that were stopped because they were on resources that were reserved for another job",
         "outcomes": "finished jobs by what became of them",
         "outcomes_gpu_time": "shares of the GPU time held by finished jobs, by what became of them; null for none",

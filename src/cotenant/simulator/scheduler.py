@@ -235,7 +235,7 @@ class Scheduler:
             self._story.planned(plan, int((~jobs.running).sum()), now)
         stops = [*((one, Kind.PREEMPTED) for one in plan.stops), *((one, Kind.RECLAIMED) for one in plan.reclaimed)]
         for job_id, kind in (*stops, *((move.gang.job_id, Kind.MIGRATED) for move in plan.moves)):
-            self._preempt(job_id, plan.starts, now, kind)
+            self.preempt(job_id, plan.starts, now, kind)
         return [self._start(start, now) for start in (*plan.starts, *plan.moves)]
 
     def _may_start(self) -> bool:
@@ -328,8 +328,8 @@ class Scheduler:
             self._arm.takes(life.sequence, life.total_seconds(since))
         return finish
 
-    def _preempt(self, job_id: str, starts: Sequence[cycle.Start], now: float, kind: Kind) -> None:
-        """Stop a job for others, which waits again; one that migrates starts again elsewhere at this instant."""
+    def preempt(self, job_id: str, starts: Sequence[cycle.Start], now: float, kind: Kind) -> None:
+        """Stop a job for others, which waits again; one that migrates starts again at this instant if it can."""
         life = self._life(job_id)
         if self._story:
             self._story.preempted(life, starts, now, kind)

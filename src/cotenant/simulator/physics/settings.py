@@ -28,6 +28,9 @@ class Settings:
     memory_bandwidth_bytes_per_second: of nodes whose cluster file does not tell.
     bandwidth_sensitivity: share of a training step that waits for memory where memory is the bottleneck, 0 to 1.
     contention_interval_seconds: time between two questions to the contention policy.
+    contention_hardware: what nodes can do: `enforced`, they tell each job's memory bandwidth and hold it to a share;
+      `told`, they tell it only; `none`.
+    sample_noise: standard deviation of the rates that a contention policy sees, relative to them.
     rate_noise: standard deviation of a measured rate, relative to it, where the allocator changes cores as jobs run.
     utilisation: what GPU utilisation jobs report: `none`, or `philly`.
     preemption_cost_seconds: work that a job repeats each time it starts again after a preemption, or `model`.
@@ -55,6 +58,8 @@ class Settings:
     memory_bandwidth_bytes_per_second: float = bandwidth.PEAK_BYTES_PER_SECOND
     bandwidth_sensitivity: float = bandwidth.SENSITIVITY
     contention_interval_seconds: float = 5.0
+    contention_hardware: Literal["enforced", "told", "none"] = "enforced"
+    sample_noise: float = 0.05
     rate_noise: float = 0.02
     utilisation: Literal["none", "philly"] = "none"
     preemption_cost_seconds: float | Literal["model"] = 0.0
@@ -84,6 +89,7 @@ class Settings:
             ("bandwidth_sensitivity", 0.0, 1.0),
             ("contention_interval_seconds", 0.1, SECONDS_MAX),
             ("rate_noise", 0.0, 1.0),
+            ("sample_noise", 0.0, 1.0),
             ("checkpoint_interval_seconds", 0.001, SECONDS_MAX),
             ("failed_percent", 0.0, 100.0),
             ("killed_percent", 0.0, 100.0),

@@ -12,7 +12,7 @@ the jobs on touched nodes, and no others, are given new rates.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from cotenant.core.estimates import Candidate
@@ -30,6 +30,7 @@ from cotenant.simulator.physics.locality import Distances
 from cotenant.simulator.physics.rates import Rate
 from cotenant.simulator.physics.rounding import steady
 from cotenant.simulator.physics.settings import Settings
+from cotenant.simulator.physics.throttling import UNHELD, Held, Noise, held_by
 from cotenant.simulator.traces import TraceJob
 
 NEIGHBOURLY = frozenset({"colocation", "bandwidth"})  # the models in which neighbours count
@@ -45,6 +46,7 @@ class Place:
     shared: tuple[int, ...]  # GPUs of which it has only a part
     own: float
     demand: float
+    tasks: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +69,7 @@ class Run:
 class Speeds:
     """The rates of all running jobs under the speed models that are on."""
 
-    def __init__(self, cluster: Cluster, settings: Settings) -> None:
+    def __init__(self, cluster: Cluster, settings: Settings, seed: int = 0) -> None:
         self._on = settings.speeds
         self._settings = settings
         self._shapes = cluster.shapes
@@ -77,8 +79,8 @@ class Speeds:
         self._runs: dict[int, Run] = {}  # by the job's sequence
         self._on_node: dict[int, dict[int, Place]] = {}  # by node and sequence
         self._touched: set[int] = set()
-        self._shares: dict[tuple[int, int], float] = {}  # what throttled runs may have, by node and sequence
-        self.cpu_runs = 0
+        self._held: dict[int, dict[int, Held]] = {}  # who is held back, by node and sequence
+        self._noise = Noise(seed, settings.sample_noise)
 
     def model(self, job: TraceJob) -> Model | None:
         """Recognise a job's model, or take the default."""
@@ -89,7 +91,6 @@ class Speeds:
         run = self._run(life, holdings)
         if self._neighbourly:
             self._runs[life.sequence] = run
-            self.cpu_runs += not run.gpu_milli
             for place in run.places:
                 self._on_node.setdefault(place.node, {})[life.sequence] = place
                 self._touched.add(place.node)
@@ -122,14 +123,13 @@ class Speeds:
     def disturbed(self, life: Life) -> bool:
         """Tell whether neighbours slow a run down."""
         run = self._runs.get(life.sequence)
-        return run is not None and life.rate < _rate(run, [place.own for place in run.places]).work
+        return run is not None and life.rate < self._alone(run)
 
     def released(self, life: Life) -> None:
         """Let a run go."""
         if run := self._runs.pop(life.sequence, None):
-            self.cpu_runs -= not run.gpu_milli
             for place in run.places:
-                self._shares.pop((place.node, life.sequence), None)
+                self._held.get(place.node, {}).pop(life.sequence, None)
                 del self._on_node[place.node][life.sequence]
                 self._touched.add(place.node)
 
@@ -146,52 +146,77 @@ class Speeds:
             if rate.work != run.life.rate:
                 yield run.life, rate
 
-    def throttle(self, node: int, directive: Directive) -> bool:
-        """Give a run on a node its share of its full speed; False where it has that already, or has gone."""
-        for sequence in self._on_node.get(node, ()):
+    @property
+    def touched(self) -> Iterable[int]:
+        """The nodes on which anything changed since rates were last told."""
+        return self._touched
+
+    def throttle(self, node: int, directive: Directive) -> Life | None:
+        """Hold a run on a node back as is said, or let it go; None where it is so already, or has gone."""
+        for sequence, place in self._on_node.get(node, {}).items():
             life = self._runs[sequence].life
             if (life.job.id, life.runs) == (directive.job_id, directive.number):
-                before = self._shares.get((node, sequence), 1.0)
-                self._shares[node, sequence] = steady(directive.share)
+                held = self._held.setdefault(node, {})
+                before = held.get(sequence, UNHELD)
+                held[sequence] = now_held = held_by(
+                    directive, place.cores, place.tasks, place.demand, self._peaks[node]
+                )
+                if now_held == UNHELD:
+                    del held[sequence]
                 self._touched.add(node)
-                return before != directive.share
-        return False
+                return life if before != now_held or directive.move else None
+        return None
 
-    def crowded_windows(self, now: float, seconds: float) -> Iterator[tuple[int, NodeWindow]]:
-        """Give the windows of the nodes on which jobs without GPUs run beside others."""
-        for node in sorted(self._on_node):
-            places = self._on_node[node].values()
-            if len(places) > 1 and not all(place.gpu_milli for place in places):
-                yield node, self._window(node, now, seconds)
+    def uneasy(self, node: int) -> bool:
+        """Tell whether anybody on a node is held back, or a run with GPUs is disturbed."""
+        if self._held.get(node):
+            return True
+        runs = (self._runs[sequence] for sequence, place in self._on_node.get(node, {}).items() if place.gpu_milli)
+        return any(run.life.rate < self._alone(run) for run in runs)
 
-    def windows(self, now: float, seconds: float) -> Iterator[NodeWindow]:
-        """Tell what the agent of each node on which anything runs would see, had it been so for some seconds."""
-        return (self._window(node, now, seconds) for node in sorted(self._on_node) if self._on_node[node])
-
-    def _window(self, node: int, now: float, seconds: float) -> NodeWindow:
-        here = [(self._runs[sequence], place) for sequence, place in sorted(self._on_node.get(node, {}).items())]
-        total = self._demand(node)
-        peak = self._peaks[node]
+    def window(self, node: int, now: float, seconds: float) -> NodeWindow | None:
+        """Tell what the agent of a node would see, had it been so for some seconds; None where nothing runs."""
+        here = sorted(self._on_node.get(node, {}).items())
+        if not here:
+            return None
+        total, peak = self._demand(node), self._peaks[node]
+        told = self._settings.contention_hardware != "none"
         return NodeWindow(
             f"node-{node}",
             now,
             seconds,
-            tuple(
-                AttemptWindow(
-                    job_id=run.life.job.id,
-                    number=run.life.runs,
-                    cpu_job=not run.gpu_milli,
-                    cores_used=float(place.cores),
-                    rate_per_second=run.life.rate,
-                    gpu_utilisation_percent=100 * run.life.busy if run.gpu_milli else None,
-                    memory_bandwidth_bytes_per_second=bandwidth.granted(
-                        place.demand * self._shares.get((node, run.life.sequence), 1.0), total, peak
-                    ),
-                )
-                for run, place in here
-            ),
-            memory_bandwidth_bytes_per_second=min(total, peak),
+            tuple([self._attempt(node, self._runs[sequence], place, total, now, seconds) for sequence, place in here]),
+            memory_bandwidth_bytes_per_second=min(total, peak) if told else None,
+            memory_bandwidth_peak_bytes_per_second=peak if told else None,
+            bandwidth_enforced=self._settings.contention_hardware == "enforced",
         )
+
+    def windows(self, now: float, seconds: float) -> Iterator[NodeWindow]:
+        """Tell what the agent of each node on which anything runs would see."""
+        return (window for node in sorted(self._on_node) if (window := self.window(node, now, seconds)))
+
+    def _attempt(self, node: int, run: Run, place: Place, total: float, now: float, seconds: float) -> AttemptWindow:
+        life, held = run.life, self._held.get(node, {}).get(run.life.sequence, UNHELD)
+        measured = self._noise.factor(life.sequence, life.runs, now)
+        told = self._settings.contention_hardware != "none"
+        drawn = bandwidth.granted(place.demand * held.part, total, self._peaks[node])
+        return AttemptWindow(
+            job_id=life.job.id,
+            number=life.runs,
+            cpu_job=not run.gpu_milli,
+            cores_used=held.cores_used(place.cores, place.tasks),
+            rate_per_second=life.rate * measured,
+            gpu_utilisation_percent=min(100.0, 100 * life.busy * measured) if run.gpu_milli else None,
+            memory_bandwidth_bytes_per_second=drawn if told else None,
+            cores=place.cores,
+            tasks=place.tasks,
+            throttle=held.throttle,
+            expected_rate_per_second=self._alone(run) if run.gpu_milli else None,
+            unsteady=now - life.running_since < seconds,
+        )
+
+    def _alone(self, run: Run) -> float:
+        return _rate(run, [place.own for place in run.places]).work
 
     def _run(self, life: Life, holdings: Sequence[Holding]) -> Run:
         job, model = life.job, self.model(life.job)
@@ -228,6 +253,7 @@ class Speeds:
             shared=tuple(gpu for holding in held for gpu, part in holding.shares if part < WHOLE_GPU_MILLI),
             own=own * type_speed,
             demand=life.job.memory_bandwidth_bytes_per_second * of_all,
+            tasks=max(1, round(of_all * life.shape.replicas)),
         )
 
     def _core_speed(self, model: Model | None, gang_gpus: float, holding: Holding) -> float:
@@ -246,7 +272,7 @@ class Speeds:
 
     def _left(self, run: Run, place: Place, demands: dict[int, float]) -> float:
         """Tell what its neighbours leave of a run's speed on a node; `demands` remembers sums by node."""
-        left = self._shares.get((place.node, run.life.sequence), 1.0)
+        left = self._part(place.node, run.life.sequence)
         if "colocation" in self._on and place.gpu_milli:
             left *= self._sharing(run, place)
             if self._settings.interference == "philly" and run.gang:
@@ -282,9 +308,13 @@ class Speeds:
 
     def _demand(self, node: int) -> float:
         return math.fsum(
-            place.demand * self._shares.get((node, sequence), 1.0)
-            for sequence, place in self._on_node.get(node, {}).items()
+            place.demand * self._part(node, sequence) for sequence, place in self._on_node.get(node, {}).items()
         )
+
+    def _part(self, node: int, sequence: int) -> float:
+        """Tell what part of its speed and of its traffic a run may have on a node."""
+        held = self._held.get(node)
+        return held[sequence].part if held and sequence in held else 1.0
 
 
 def _rate(run: Run, by_place: Sequence[float]) -> Rate:

@@ -46,7 +46,7 @@ class World:
         self.outages = Outages(len(cluster.shapes), seed, settings.node_mtbf_hours, settings.node_repair_hours)
         self.usage_is_modelled = settings.utilisation != "none"
         self._fates = Fates(seed, settings.failed_percent, settings.killed_percent, settings.retries)
-        self._models = Speeds(cluster, settings)
+        self._models = Speeds(cluster, settings, seed)
         self.shapes = shapes_of(cluster.ledger())
         self._judged: dict[Hashable, list[tuple[Candidate, float]]] = {}
         self._speeds = self._models if settings.speeds else None
@@ -56,8 +56,9 @@ class World:
 
     @property
     def by_chance(self) -> bool:
-        """Whether failures of jobs or nodes are drawn at random."""
-        return self.settings.failures != "none" or self.settings.node_mtbf_hours is not None
+        """Whether failures of jobs or nodes, or what a contention policy sees, are drawn at random."""
+        noisy = self.eliminating.asked and self.settings.sample_noise > 0
+        return noisy or self.settings.failures != "none" or self.settings.node_mtbf_hours is not None
 
     def fate(self, job: TraceJob, number: int) -> Fate:
         """Decide what becomes of the job with this number in the trace."""

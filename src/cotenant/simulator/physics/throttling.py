@@ -1,0 +1,81 @@
+"""What becomes of a run that a contention policy holds back, and how well its rate can be seen.
+
+Assumed [R]: a job without GPUs works as fast as the scarcest of what it is left with lets it: its cores, or its
+bandwidth. Holding it to half of its cores halves its speed and its traffic; holding it to a share of the node's
+bandwidth matters only where it would draw more. Its cores are its own, so to be left only the CPU time that nobody else
+wants costs it nothing. Whoever is suspended does nothing and keeps what it holds.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from cotenant.core.policy import FREE, Directive, Throttle
+from cotenant.simulator.physics.rounding import steady
+
+NOISE_STREAM = 6  # of its own
+_MASK = (1 << 64) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """How a run is held back, and what part of its speed and its memory traffic that leaves, 0 to 1."""
+
+    throttle: Throttle
+    part: float
+
+    def cores_used(self, cores: int, tasks: int) -> float:
+        """Tell how many of its cores on a node it uses."""
+        if self.throttle.suspended:
+            return 0.0
+        return float(min(cores, self.throttle.cores * tasks) if self.throttle.cores else cores)
+
+
+UNHELD = Held(FREE, 1.0)
+
+
+def held_by(directive: Directive, cores: int, tasks: int, demand: float, peak: float) -> Held:
+    """Tell what a directive does to a run with so many cores and tasks on a node; traffic and peak in bytes/s.
+
+    Without a throttle its share counts, as it stands.
+
+    >>> held_by(Directive("cpu", 1, 0.3, ""), 8, 1, 0.0, 100e9).part
+    0.3
+    >>> held_by(Directive("cpu", 1, 0.5, "", Throttle(bandwidth_percent=20, cores=4)), 8, 1, 50e9, 100e9).part
+    0.4
+    """
+    if directive.throttle is None:
+        return Held(Throttle(suspended=directive.share <= 0), steady(directive.share))
+    throttle = directive.throttle
+    if throttle.suspended:
+        return Held(throttle, 0.0)
+    of_cores = throttle.cores * tasks / cores if throttle.cores and cores else 1.0
+    limited = throttle.bandwidth_percent < 100 and demand > 0
+    of_bandwidth = throttle.bandwidth_percent / 100 * peak / demand if limited else 1.0
+    return Held(throttle, steady(min(1.0, of_cores, of_bandwidth)))
+
+
+@dataclass(frozen=True, slots=True)
+class Noise:
+    """Noise of measured rates: a normal factor for each run and time, the same in whatever order they are asked for."""
+
+    seed: int
+    spread: float  # standard deviation, relative to the rate
+
+    def factor(self, sequence: int, run: int, now: float) -> float:
+        """Tell what a rate is multiplied with where it is measured; never below 0."""
+        if not self.spread:
+            return 1.0
+        state = _mixed(_mixed(_mixed(_mixed(self.seed ^ NOISE_STREAM << 56) ^ sequence) ^ run) ^ round(now * 1000))
+        first, second = (state >> 32) + 1, _mixed(state) >> 32
+        normal = math.sqrt(-2 * math.log(first / 2**32)) * math.cos(2 * math.pi * second / 2**32)
+        return max(0.0, steady(1 + self.spread * normal))
+
+
+def _mixed(state: int) -> int:
+    """Scramble 64 bits (the finaliser of SplitMix64, Steele et al., OOPSLA 2014 [P])."""
+    state = (state + 0x9E3779B97F4A7C15) & _MASK
+    state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & _MASK
+    return state ^ (state >> 31)
