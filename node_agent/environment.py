@@ -41,13 +41,15 @@ def task_environment(
 def _held(
     assignment: node_service_pb2.Assignment, task: resources_pb2.TaskAllocation, progress_path: str
 ) -> dict[str, str]:
+    gpus = ",".join(share.uuid for share in task.gpus)
     return {
         "COTENANT_JOB_ID": assignment.job_id,
         "COTENANT_ATTEMPT": str(assignment.number),
         "COTENANT_CORES": ",".join(str(core) for core in task.core_ids),
         "COTENANT_PROGRESS": progress_path,
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
-        "CUDA_VISIBLE_DEVICES": ",".join(share.uuid for share in task.gpus),  # empty hides all of them
+        "CUDA_VISIBLE_DEVICES": gpus,  # empty hides all of them
+        "NVIDIA_VISIBLE_DEVICES": gpus or "void",  # what a container's runtime reads; void is its word for none
     }
 
 

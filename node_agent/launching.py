@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from cotenant.node_agent.attempt_directory import SUPERVISOR_LOG, AttemptDirectory
@@ -14,6 +14,7 @@ from cotenant.node_agent.cgroups import Group, GroupError, read_text
 from cotenant.node_agent.checks import command_of, warning_signal_of
 from cotenant.node_agent.core_changes import task_group
 from cotenant.node_agent.environment import task_environment
+from cotenant.node_agent.gpu_devices import GpuDevices, denied_to, deny_devices
 from cotenant.node_agent.holding import attempt_weight, weight_of
 from cotenant.node_agent.lease import boot_seconds, read_lease
 from cotenant.v1 import node_service_pb2, resources_pb2
@@ -29,7 +30,10 @@ class CannotLaunch(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What all attempts of a node share. `pids_max` is for each task of a job that names none; 0 means no limit."""
+    """What all attempts of a node share. `pids_max` is for each task of a job that names none; 0 means no limit.
+
+    `gpu_devices` are the device files of each GPU, where the kernel can keep tasks from those that they do not hold.
+    """
 
     node_group: Group | None
     all_cpus: tuple[int, ...]
@@ -38,6 +42,7 @@ class Surroundings:
     output_bytes_max: int
     base_environment: Mapping[str, str]
     pids_max: int = 0
+    gpu_devices: GpuDevices = field(default_factory=dict)
 
 
 def grace_seconds_of(assignment: node_service_pb2.Assignment) -> float:
@@ -76,7 +81,7 @@ def launch(
         check_working_directory(assignment.spec.working_directory)
         directory.create(assignment)
         if group is not None:
-            make_groups(group, assignment, surroundings.pids_max)
+            make_groups(group, assignment, surroundings)
         directory.write_spec(supervisor_spec(surroundings, directory, assignment, group, progress_path))
         return start_supervisor(directory)
     except (OSError, GroupError) as error:
@@ -92,7 +97,7 @@ def check_working_directory(path: str) -> None:
         raise CannotLaunch(f"the working directory {path} {problem}")
 
 
-def make_groups(group: Group, assignment: node_service_pb2.Assignment, pids_max: int) -> None:
+def make_groups(group: Group, assignment: node_service_pb2.Assignment, surroundings: Surroundings) -> None:
     """Make the attempt's group, and one per task in it with the task's CPUs and limits, each read back."""
     tasks = assignment.allocation.tasks
     if group.pids():
@@ -109,7 +114,8 @@ def make_groups(group: Group, assignment: node_service_pb2.Assignment, pids_max:
         child.set_cpus(task.cpu_ids, task.memory_nodes)
         child.set_weight(weight_of(len(task.cpu_ids)))
         child.limit_memory(task.memory_bytes)
-        child.limit_processes(assignment.spec.pids_max or pids_max)
+        child.limit_processes(assignment.spec.pids_max or surroundings.pids_max)
+        deny_devices(child, denied_to(task, surroundings.gpu_devices))
 
 
 def processes_max() -> int:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
@@ -18,7 +18,8 @@ class RuntimeContext:
 
     `output_bytes_max` is what is kept of each task's output; `kept_max` and `kept_seconds_max` bound how many
     acknowledged attempts' output is kept, and for how long. `pids_max` is how many processes and threads each task of a
-    job that names none may have; 0 means no limit.
+    job that names none may have; 0 means no limit. `gpu_minors` are the numbers N of /dev/nvidiaN by UUID, as far
+    as NVML tells.
     """
 
     node_id: str
@@ -28,6 +29,7 @@ class RuntimeContext:
     kept_max: int
     kept_seconds_max: float
     pids_max: int = 0
+    gpu_minors: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from typing import ClassVar
 import structlog
 
 from cotenant.core.policy import Throttle
-from cotenant.node_agent import attempt_directory, cgroup_mounts, checks, environment, launching, remains
+from cotenant.node_agent import attempt_directory, cgroup_mounts, checks, environment, gpu_devices, launching, remains
 from cotenant.node_agent.attempt_cores import AttemptCores
 from cotenant.node_agent.attempt_directory import AttemptDirectory
 from cotenant.node_agent.attempt_throttle import AttemptThrottle
@@ -66,6 +66,10 @@ class ProcessRuntime:
         self._sockets = socket_directory(context.state_dir)
         self._resctrl = Resctrl.open()
         node_group, self._not_enforced = cgroup_mounts.open_node_group(context.node_id)
+        gpus = context.inventory.gpus
+        devices = gpu_devices.gpu_devices(gpus, context.gpu_minors)
+        if advisory := await asyncio.to_thread(gpu_devices.why_advisory, node_group, gpus, devices):
+            self._not_enforced = [*self._not_enforced, advisory]
         self._surroundings = launching.Surroundings(
             node_group=node_group,
             all_cpus=tuple(sorted(cpu for core in context.inventory.cores for cpu in core.cpus)),
@@ -74,6 +78,7 @@ class ProcessRuntime:
             output_bytes_max=context.output_bytes_max,
             base_environment=environment.inherited(os.environ),
             pids_max=context.pids_max,
+            gpu_devices={} if advisory else devices,
         )
         self._listen()
         found = [await self._find(directory) for directory in attempt_directory.find_directories(self._attempts_root)]

@@ -32,7 +32,9 @@ def test_a_gang_member_knows_its_place() -> None:
 def test_gpus_are_named_by_uuid_and_hidden_where_none_is_held() -> None:
     assert variables(gang(), rank=5)["CUDA_VISIBLE_DEVICES"] == "GPU-b"
     assert variables(gang(), rank=5)["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
+    assert variables(gang(), rank=5)["NVIDIA_VISIBLE_DEVICES"] == "GPU-b"
     assert variables(assignment("cpu", ["x"]))["CUDA_VISIBLE_DEVICES"] == ""
+    assert variables(assignment("cpu", ["x"]))["NVIDIA_VISIBLE_DEVICES"] == "void"
 
 
 def test_threads_match_cores_unless_the_user_says_otherwise() -> None:
