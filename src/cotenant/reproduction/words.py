@@ -237,6 +237,11 @@ class Done:
         """Give a figure of an arm over the seeds; None where no case was done."""
         return spread_of(figures.values[name] for figures in self.of(workload, arm).values())
 
+    def mean(self, workload: str, arm: str, name: str) -> float:
+        """Give the mean of a figure over the seeds; nan where no case was done."""
+        spread = self.spread(workload, arm, name)
+        return spread.mean if spread else math.nan
+
     def versus(
         self, workload: str, arm: str, base: str, name: str, how: Callable[[float, float], float]
     ) -> Spread | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -54,6 +55,7 @@ def simulate(
     overlay: Overlays | str = "",
     format_name: str | None = None,
     skip_bad_rows: bool = False,
+    until_seconds: float = math.inf,
     watch: Watch | None = None,
     recorder: Recorder | None = None,
 ) -> Result:
@@ -61,9 +63,10 @@ def simulate(
 
     `overlay` adds what the trace does not tell, such as `models=synergy,tenants=8`. `tenants` have guarantees, limits
     and weights; those of the trace that are not among them have neither guarantee nor limit, and weigh 1. `options`
-    are texts by group (queue, placement, allocator, predictor, simulator) and name. `watch` is called every tenth of a
-    second or so; the simulation stops early where it returns False. `recorder` is told every event. The same arguments
-    give the same result, but for `wall_seconds`.
+    are texts by group (queue, placement, allocator, predictor, simulator) and name. It is over at the first event from
+    `until_seconds` on, with jobs still running; `watch` is called every tenth of a second or so, and where it returns
+    False it is over too. `recorder` is told every event. The same arguments give the same result, but for
+    `wall_seconds`.
 
     Raises:
         BadTrace, BadCluster, UnknownPolicy, BadOption: the input cannot be taken; the message says what is wrong.
@@ -94,7 +97,7 @@ def simulate(
         tenancy=Tenancy(tenants),
         recorder=recorder,
     )
-    complete = _run(simulation, watch)
+    complete = _run(simulation, until_seconds, watch)
     return result_of(
         simulation,
         complete=complete,
@@ -111,18 +114,16 @@ def simulate(
     )
 
 
-def _run(simulation: Simulation, watch: Watch | None) -> bool:
-    if watch is None:
-        while simulation.step():
-            pass
-        return True
+def _run(simulation: Simulation, until_seconds: float, watch: Watch | None) -> bool:
     looked = time.perf_counter()
-    while simulation.step():
-        if simulation.steps % WATCH_EVENTS == 0 and (now := time.perf_counter()) - looked >= WATCH_SECONDS:
+    while simulation.now < until_seconds:
+        if not simulation.step():
+            return True
+        if watch and simulation.steps % WATCH_EVENTS == 0 and (now := time.perf_counter()) - looked >= WATCH_SECONDS:
             looked = now
             if not watch(simulation):
                 return False
-    return True
+    return False
 
 
 def settings_of(options: Options) -> Settings:

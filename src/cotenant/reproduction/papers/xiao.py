@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -29,6 +29,7 @@ BEST_CORES = MappingProxyType(  # for the best speed on one P100 [P]
     }
 )
 EIGHT = "the poster's eight models"
+FOUND = ("cores", "speed_percent", "points", "error_percent")
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,16 +91,15 @@ class Xiao:
 
     def findings(self, asked: Asked, done: Done) -> Findings:
         """Set the cores that were found beside the poster's."""
-        rows = tuple((model, float(cores), *_found(done, model)) for model, cores in BEST_CORES.items())
+        rows: list[tuple[Cell, ...]] = [
+            (model, float(cores), *(done.mean(EIGHT, model, name) for name in FOUND))
+            for model, cores in BEST_CORES.items()
+        ]
         columns = ("model", "cores, published", "cores, found", "speed (% of the best)", "points", "curve's error (%)")
         formats = ("", ".0f", ".1f", ".1f", ".1f", ".1f")
-        return Findings((), (Table("eight", "Cores for the best speed of eight models", columns, formats, rows),))
-
-
-def _found(done: Done, model: str) -> Iterator[Cell]:
-    for name in ("cores", "speed_percent", "points", "error_percent"):
-        spread = done.spread(EIGHT, model, name)
-        yield spread.mean if spread else math.nan
+        return Findings(
+            (), (Table("eight", "Cores for the best speed of eight models", columns, formats, tuple(rows)),)
+        )
 
 
 PAPER = Xiao()
