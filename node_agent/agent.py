@@ -20,12 +20,14 @@ from cotenant import plugins
 from cotenant.node_agent.bandwidth import NodeBandwidth
 from cotenant.node_agent.contention_link import ContentionLink
 from cotenant.node_agent.fence import Fence
-from cotenant.node_agent.gpus import NvmlGpus
+from cotenant.node_agent.gpus import AUTO
+from cotenant.node_agent.health import Health
 from cotenant.node_agent.lease import LEASE, Lease
+from cotenant.node_agent.nvml_link import NvmlLink
 from cotenant.node_agent.orders import Orders
 from cotenant.node_agent.output_upload import OutputUploads
 from cotenant.node_agent.placement_link import PlacementLink
-from cotenant.node_agent.probe import ProbeWishes, probe
+from cotenant.node_agent.probe import SYSFS, ProbeWishes, probe
 from cotenant.node_agent.profiles import Profiles
 from cotenant.node_agent.progress import Track
 from cotenant.node_agent.progress_reader import ProgressReader
@@ -72,6 +74,7 @@ class AgentConfig:
     output_bytes_max: int = 64 * MEBIBYTE
     sample_interval_seconds: float = 5.0
     memory_bandwidth_peak: float = 0.0
+    health_interval_seconds: float = 5.0
     kept_max: int = 200
     kept_seconds_max: float = 30 * DAY_SECONDS
     pids_max: int = 32_768
@@ -99,11 +102,7 @@ class Agent:
         lock = open_state_directory(state_dir, self._config.node_id)
         log.info("agent_starting", node=self._config.node_id, incarnation=self._incarnation)
         try:
-            inventory, nvml = await asyncio.to_thread(probe, self._wishes())
-            try:
-                await self._serve(inventory, nvml, stop)
-            finally:
-                nvml.close()
+            await self._serve(await asyncio.to_thread(probe, self._wishes()), stop)
         finally:
             os.close(lock)
         log.info("agent_stopped", node=self._config.node_id)
@@ -121,7 +120,7 @@ class Agent:
             split_siblings=config.split_siblings,
         )
 
-    async def _serve(self, inventory: resources_pb2.Inventory, nvml: NvmlGpus, stop: asyncio.Event) -> None:
+    async def _serve(self, inventory: resources_pb2.Inventory, stop: asyncio.Event) -> None:
         config = self._config
         runtime: Runtime = self._runtime or plugins.load("cotenant.runtimes", config.runtime)
         fence = Fence(config.state_dir / "fence.jsonl")
@@ -135,10 +134,11 @@ class Agent:
         orders = Orders(
             config.node_id, runtime, fence, progress, profiles,
             lambda report: self._link.report(report), lambda report: self._link.report_resize(report),
-            throttling.held_back,
+            lambda: self._health, throttling.held_back,
         )  # fmt: skip
         self._fence, self._orders, self._inventory = fence, orders, inventory
         self._lease = Lease(str(config.state_dir / LEASE))
+        health = self._health = self._watch(inventory)
         self._link = PlacementLink(
             config.placement_endpoint,
             config.token,
@@ -151,15 +151,17 @@ class Agent:
         )
         self._uploads = OutputUploads(self._link.upload, runtime.output_directory, self._is_running)
         try:
+            await health.open()
             for found in await runtime.open(self._context(inventory), orders.changed):
                 orders.take_up(found)
             throttling.take_up()
             inventory.not_enforced.extend(runtime.not_enforced())
+            self._background.start(health.run())
             self._background.start(self._link.run())
             if config.contention_endpoint:
                 sight = Sight(
                     lambda: orders.attempts, progress.rate_over, profiles.under_way,
-                    lambda key: throttling.held(key).throttle, nvml.utilisation_percent,
+                    lambda key: throttling.held(key).throttle, health.utilisation_percent,
                 )  # fmt: skip
                 self._background.start(self._contention(runtime, bandwidth, sight).run())
             await stop.wait()
@@ -168,7 +170,7 @@ class Agent:
             bandwidth.close()
             await profiles.close()
             await self._link.say_last()
-            for part in (self._background, self._uploads, orders, progress, runtime):
+            for part in (self._background, self._uploads, orders, progress, runtime, health):
                 await part.close()
             self._lease.close()
             if all(attempt.status.ended for attempt in orders.attempts.values()):
@@ -183,6 +185,19 @@ class Agent:
             kept_max=self._config.kept_max,
             kept_seconds_max=self._config.kept_seconds_max,
             pids_max=self._config.pids_max,
+        )
+
+    def _watch(self, inventory: resources_pb2.Inventory) -> Health:
+        config = self._config
+        return Health(
+            inventory,
+            config.state_dir,
+            link=NvmlLink(SYSFS) if config.gpus == AUTO else None,
+            attempts=lambda: self._orders.attempts,
+            changed=lambda: self._link.report_inventory(inventory),
+            interval_seconds=config.health_interval_seconds,
+            sysfs=SYSFS,
+            shareable=config.shareable_gpus,
         )
 
     def _contention(self, runtime: Runtime, bandwidth: NodeBandwidth, sight: Sight) -> ContentionLink:
@@ -241,6 +256,8 @@ class Agent:
             self._orders.stop(stop)
         for ack in response.acks:
             self._orders.acknowledge(ack)
+        if response.released_gpus:
+            self._health.release(response.released_gpus)
         for read in response.reads:
             self._uploads.order(read)
 

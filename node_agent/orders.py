@@ -10,6 +10,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 import structlog
 
@@ -43,6 +44,16 @@ class Attempt:
     changed: float = field(default_factory=time.monotonic)  # what it holds, on the same clock
 
 
+class GpuGuard(Protocol):
+    """Says of GPUs whether they are free."""
+
+    async def busy(self, assignment: node_service_pb2.Assignment) -> str:
+        """Why the GPUs of an attempt that is to be started are not free; nothing where they are."""
+
+    async def settle(self, assignment: node_service_pb2.Assignment) -> None:
+        """Wait until nothing of an attempt that has ended holds its GPUs, or they are held from new work."""
+
+
 class Orders:
     """All attempts that are known here, and what becomes of them."""
 
@@ -55,6 +66,7 @@ class Orders:
         profiles: Profiles,
         tell: Callable[[node_service_pb2.AttemptReport], None],
         tell_resized: Callable[[node_service_pb2.ResizeReport], None],
+        guard: Callable[[], GpuGuard],
         held_back: Callable[[AttemptKey], bool] = lambda key: False,
     ) -> None:
         self.attempts: dict[AttemptKey, Attempt] = {}
@@ -65,6 +77,7 @@ class Orders:
         self._profiles = profiles
         self._tell_placement = tell
         self._tell_resized = tell_resized
+        self._guard = guard
         self._held_back = held_back
         self._background = Background()
 
@@ -124,8 +137,12 @@ class Orders:
         except OSError as error:
             self.changed(self._status(key, "FAILED", f"its epoch cannot be recorded: {error.strerror}"))
             return
+        busy = await self._guard().busy(attempt.assignment)
         if attempt.stop_grace_seconds is not None:
             self.changed(self._status(key, "STOPPED", "stopped before it was started"))
+            return
+        if busy:
+            self.changed(self._status(key, "FAILED", busy))
             return
         attempt.launched = True
         self._watch_progress(attempt.assignment)
@@ -327,6 +344,8 @@ class Orders:
         attempt.started.set()
         await self._profiles.end(status.key, "the attempt has ended")
         await self._progress.finish(status.key)
+        if attempt.launched:
+            await self._guard().settle(attempt.assignment)
         before, attempt.status = attempt.status, status
         log.info("attempt_ended", attempt=str(status.key), state=status.state, message=status.message)
         if before.state == "STARTING" and status.start_time:

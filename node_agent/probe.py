@@ -125,10 +125,8 @@ class ProbeWishes:
     split_siblings: bool = False
 
 
-def probe(
-    wishes: ProbeWishes, *, sysfs: Path = SYSFS, allowed: Iterable[int] | None = None
-) -> tuple[resources_pb2.Inventory, gpu_probe.NvmlGpus]:
-    """Look at everything. Also returns the connection to NVML, which the caller closes. Blocks for a moment."""
+def probe(wishes: ProbeWishes, *, sysfs: Path = SYSFS, allowed: Iterable[int] | None = None) -> resources_pb2.Inventory:
+    """Look at everything but the GPUs that NVML knows, which `health` asks for. Blocks for a moment."""
     usable = usable_cpus(sysfs, os.sched_getaffinity(0) if allowed is None else allowed)
     troubles = []
     if wishes.cpus is not None:
@@ -137,23 +135,19 @@ def probe(
             troubles.append(f"CPUs {absent} are configured but cannot be used here")
         usable = [cpu for cpu in usable if cpu in wishes.cpus]
     cores = schedulable_cores(read_cpus(sysfs, usable), split_siblings=wishes.split_siblings)
-    if wishes.gpus == "auto":
-        nvml = gpu_probe.nvml_gpus(sysfs, shareable=wishes.shareable_gpus)
-        gpus = nvml.gpus
-    else:
+    gpus = []
+    if wishes.gpus != gpu_probe.AUTO:
         numa_nodes = sorted({core.numa_node for core in cores})
         gpus = gpu_probe.declared_gpus(wishes.node_id, wishes.gpus, numa_nodes, shareable=wishes.shareable_gpus)
-        nvml = gpu_probe.NvmlGpus()
-    inventory = resources_pb2.Inventory(
+    return resources_pb2.Inventory(
         cores=cores,
         gpus=gpus,
         memory_bytes=usable_memory_bytes(psutil.virtual_memory().total, find_mounts(), wishes.memory_bytes),
         rack=wishes.rack,
         address=wishes.address,
-        not_enforced=[*troubles, *nvml.troubles],
+        not_enforced=troubles,
         agent_version=_own_version(),
     )
-    return inventory, nvml
 
 
 def _own_version() -> str:

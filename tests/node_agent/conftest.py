@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from tests.node_agent.agent_process import AgentProcess
 from tests.node_agent.conditions import until
+from tests.node_agent.fake_driver import FakeDriver, compiled
 from tests.node_agent.jobs import NODE
 from tests.node_agent.placement import Placement
 
@@ -25,6 +26,20 @@ async def placement() -> AsyncIterator[Placement]:
     await standing.start()
     yield standing
     await standing.stop()
+
+
+@pytest.fixture(scope="session")
+def nvml_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return compiled(tmp_path_factory.mktemp("nvml"))
+
+
+@pytest.fixture
+def driver(nvml_library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeDriver:
+    """A driver that this process's children find; the agent's own process never loads it."""
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(nvml_library))
+    monkeypatch.setenv("FAKE_NVML_STATE", str(tmp_path / "driver"))
+    monkeypatch.delenv("FAKE_NVML", raising=False)
+    return FakeDriver(tmp_path / "driver")
 
 
 class RunningAgent:

@@ -93,24 +93,23 @@ def test_no_limit_in_version_1_is_no_bound(tmp_path: Path) -> None:
 
 def test_the_operator_restricts_cpus_and_hears_of_absent_ones(tmp_path: Path) -> None:
     wishes = ProbeWishes("n", gpus="fake:0", cpus=(1, 9, 99))
-    inventory, _ = probe(wishes, sysfs=two_sockets(tmp_path), allowed=range(16))
+    inventory = probe(wishes, sysfs=two_sockets(tmp_path), allowed=range(16))
     assert [list(core.cpus) for core in inventory.cores] == [[1, 9]]
     assert inventory.not_enforced == ["CPUs [99] are configured but cannot be used here"]
 
 
 def test_fake_gpus_are_declared_named_for_the_node_and_spread(tmp_path: Path) -> None:
-    inventory, _ = probe(ProbeWishes("n", gpus="fake:4"), sysfs=two_sockets(tmp_path), allowed=range(16))
+    inventory = probe(ProbeWishes("n", gpus="fake:4"), sysfs=two_sockets(tmp_path), allowed=range(16))
     assert [gpu.numa_node for gpu in inventory.gpus] == [0, 0, 1, 1]
     assert all(gpu.declared for gpu in inventory.gpus)
-    again, _ = probe(ProbeWishes("n", gpus="fake:4"), sysfs=tmp_path, allowed=range(16))
-    other, _ = probe(ProbeWishes("m", gpus="fake:4"), sysfs=tmp_path, allowed=range(16))
+    again = probe(ProbeWishes("n", gpus="fake:4"), sysfs=tmp_path, allowed=range(16))
+    other = probe(ProbeWishes("m", gpus="fake:4"), sysfs=tmp_path, allowed=range(16))
     uuids = {gpu.uuid for gpu in inventory.gpus}
     assert uuids == {gpu.uuid for gpu in again.gpus}
     assert len(uuids | {gpu.uuid for gpu in other.gpus}) == 8
 
 
 def test_this_machine_is_told_as_it_is() -> None:
-    inventory, nvml = probe(ProbeWishes("here", gpus="fake:0"))
-    nvml.close()
+    inventory = probe(ProbeWishes("here", gpus="fake:0"))
     assert sorted(cpu for core in inventory.cores for cpu in core.cpus) == sorted(os.sched_getaffinity(0))
     assert inventory.memory_bytes > 0

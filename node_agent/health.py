@@ -1,0 +1,323 @@
+"""Watches over the node's health: looks, judges by the core's table, keeps what it found, and tells placement.
+
+While the process that asks NVML does not answer, the GPUs that were last known stay in the inventory, and are held.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from cotenant.core import health as core
+from cotenant.core.health import Finding, GpuReading, Sign
+from cotenant.core.health_rules import RULES
+from cotenant.core.nodes import HealthProblem
+from cotenant.node_agent.gpu_owners import GpuOwners, sees_all_processes
+from cotenant.node_agent.gpus import nvml_gpus
+from cotenant.node_agent.health_file import HealthFile, Remembered
+from cotenant.node_agent.node_reading import read_era, read_node
+from cotenant.node_agent.nvml_link import Event, NvmlAbsent, NvmlLink, NvmlSilent
+from cotenant.node_agent.orders import Attempt
+from cotenant.node_agent.records import AttemptKey, timestamp
+from cotenant.v1 import node_service_pb2, resources_pb2
+
+log = structlog.get_logger()
+
+UNKNOWN = -1.0
+DISK_SECONDS_MAX = 5.0
+FIRST_LOOK_SECONDS_MAX = 15.0  # then the agent begins without NVML, which may come later
+PATIENCE_SECONDS = 5.0  # until a GPU that should be free is taken to be held by somebody
+PAUSE_SECONDS = 0.25
+BLIND_TO_PROCESSES = (
+    "who uses the GPUs is not checked: the agent runs in a PID namespace of its own and does not know NVML's pids"
+)
+FACTS = (*core.FACTS, "lost", "error", "temperature_celsius", "recovery")
+
+
+class Health:
+    """The health of one node, written into its inventory. Without a `link` there are no GPUs to ask about."""
+
+    def __init__(
+        self,
+        inventory: resources_pb2.Inventory,
+        state_dir: Path,
+        *,
+        link: NvmlLink | None,
+        attempts: Callable[[], Mapping[AttemptKey, Attempt]],
+        changed: Callable[[], None],
+        interval_seconds: float,
+        sysfs: Path,
+        shareable: bool = False,
+        knows_pids: bool | None = None,
+        patience_seconds: float = PATIENCE_SECONDS,
+    ) -> None:
+        self._inventory, self._state_dir, self._link, self._changed = inventory, state_dir, link, changed
+        self._interval_seconds, self._sysfs, self._shareable = interval_seconds, sysfs, shareable
+        self._patience_seconds = patience_seconds
+        self._knows_pids = sees_all_processes() if knows_pids is None else knows_pids
+        self._owners = GpuOwners(attempts)
+        self._file = HealthFile(state_dir)
+        self._findings: tuple[Finding, ...] = ()
+        self._gpus: dict[str, dict[str, Any]] = {}  # as NVML told of them
+        self._utilisation: dict[str, float] = {}
+        self._answering: frozenset[str] = frozenset()  # of which NVML told at the last look
+        self._events: list[Sign] = []
+        self._written: Remembered | None = None
+        self._looked_seconds = time.monotonic()
+        self._wake = asyncio.Event()
+        self._looking = asyncio.Lock()
+        self._disk: asyncio.Task[core.NodeReading] | None = None
+        self._starting: asyncio.Task[list[dict[str, Any]]] | None = None
+        self._note = ""  # why there are no GPUs, as long as there are none
+        self._era = core.Era()
+        if link is not None:
+            link.on_event = self._take_event
+
+    # Looking --------------------------------------------------------------------------------------------------
+
+    async def open(self) -> None:
+        """Remember what was known and find the GPUs: the inventory has them, and their problems, then."""
+        remembered = self._file.read()
+        self._findings, self._gpus = remembered.findings, {str(gpu["uuid"]): gpu for gpu in remembered.gpus}
+        signs = await self._find_gpus(self._link, remembered.era) if self._link is not None else []
+        if self._link is None:
+            self._gpus = {}
+            self._findings = tuple(finding for finding in self._findings if not finding.gpu_uuid)
+        if self._gpus and not self._knows_pids:
+            self._inventory.not_enforced.append(BLIND_TO_PROCESSES)
+        self._judge(signs, blind=True)
+
+    async def _find_gpus(self, link: NvmlLink, then: core.Era) -> list[Sign]:
+        """Look which GPUs there are. Those that were there since this boot and are not told of are lost."""
+        try:
+            async with asyncio.timeout(FIRST_LOOK_SECONDS_MAX):
+                found = await asyncio.shield(self._start(link))
+        except NvmlAbsent:
+            log.info("nvml_absent")
+            self._link = None
+        except (TimeoutError, NvmlSilent) as error:
+            self._note = f"GPUs are not used: NVML failed: {error or 'it does not answer'}"
+            self._inventory.not_enforced.append(self._note)
+            return core.silent_signs(self._gpus, str(error) or "it does not answer")
+        else:
+            if then.boot != read_era(self._sysfs).boot:
+                self._gpus = {}  # what a reboot does not bring back is gone
+            self._gpus |= {gpu["uuid"]: gpu for gpu in found}
+            self._inventory.not_enforced.extend(link.troubles)
+        return []
+
+    def _start(self, link: NvmlLink) -> asyncio.Task[list[dict[str, Any]]]:
+        """Ask for all GPUs in a task that nobody has to wait for."""
+        self._starting = asyncio.create_task(link.gpus())
+        self._starting.add_done_callback(lambda task: task.cancelled() or task.exception())
+        return self._starting
+
+    async def run(self) -> None:
+        """Look again and again, and at once after an event; until cancelled."""
+        while True:
+            self._wake.clear()
+            try:
+                await self.look()
+            except Exception:  # whatever it was, the next look may see more
+                log.exception("health_look_failed")
+            with contextlib.suppress(TimeoutError):  # the next look is due
+                async with asyncio.timeout(self._interval_seconds):
+                    await self._wake.wait()
+
+    async def look(self) -> None:
+        """Look at everything once, and tell what has changed."""
+        async with self._looking:
+            node = await self._read_node()
+            readings, why = await self._readings()
+            standing = [finding.rule for finding in self._findings if not finding.gpu_uuid]
+            signs = core.node_signs(node, standing)
+            if why:
+                signs += core.silent_signs(self._gpus, why)
+            signs += [sign for reading in readings for sign in core.gpu_signs(reading)]
+            self._judge(signs, blind=bool(why))
+
+    async def _read_node(self) -> core.NodeReading:
+        """Look at the node; a disk that does not answer is asked no second time meanwhile."""
+        if self._disk is None:
+            self._disk = asyncio.create_task(asyncio.to_thread(read_node, self._state_dir))
+        try:
+            reading = await asyncio.wait_for(asyncio.shield(self._disk), DISK_SECONDS_MAX)
+        except TimeoutError:
+            return core.NodeReading(disk_error=f"no answer within {DISK_SECONDS_MAX:g} s")
+        except OSError as error:
+            reading = core.NodeReading(disk_error=str(error))
+        self._disk = None
+        return reading
+
+    async def _readings(self, without: AttemptKey | None = None) -> tuple[list[GpuReading], str]:
+        """How the GPUs are, to an attempt's processes as to strangers'; or why NVML does not answer."""
+        if self._link is None:
+            return [], ""
+        try:
+            told = {str(raw["uuid"]): raw for raw in await self._link.readings()}
+        except NvmlAbsent:
+            self._utilisation = {}
+            return [], "the driver is gone"
+        except NvmlSilent as error:
+            self._utilisation = {}
+            return [], str(error)
+        if told.keys() - self._gpus.keys():
+            await self._take_newcomers(self._link)
+        self._utilisation = {
+            uuid: float(raw["utilisation_percent"])
+            for uuid, raw in told.items()
+            if raw.get("utilisation_percent") is not None
+        }
+        self._answering = frozenset(told)
+        return [self._reading(uuid, told.get(uuid), without) for uuid in self._gpus], ""
+
+    async def _take_newcomers(self, link: NvmlLink) -> None:
+        try:
+            self._gpus |= {gpu["uuid"]: gpu for gpu in await link.gpus()}
+            if self._note in self._inventory.not_enforced:
+                self._inventory.not_enforced.remove(self._note)
+        except (NvmlSilent, NvmlAbsent) as error:  # the next look asks again
+            log.warning("gpus_not_told", error=str(error))
+
+    def _reading(self, uuid: str, raw: Mapping[str, Any] | None, without: AttemptKey | None) -> GpuReading:
+        if raw is None:  # NVML has it no more
+            return GpuReading(uuid, lost=True)
+        facts = {name: raw[name] for name in FACTS if name in raw}
+        processes = [(int(pid), int(held)) for pid, held in raw.get("processes", ())] if self._knows_pids else []
+        return GpuReading(uuid, processes=self._owners.tell(uuid, processes, without), **facts)
+
+    def _take_event(self, event: Event) -> None:
+        double_bit = RULES["ecc_double_bit"]
+        self._events.append(
+            Sign(double_bit.name, double_bit.meaning, event.gpu_uuid)
+            if event.xid is None
+            else core.xid_sign(event.gpu_uuid, event.xid)
+        )
+        self._wake.set()
+
+    # What follows ---------------------------------------------------------------------------------------------
+
+    def _judge(self, signs: Sequence[Sign], *, blind: bool = False) -> None:
+        now, self._events, events = time.monotonic(), [], self._events
+        elapsed_seconds, self._looked_seconds = now - self._looked_seconds, now
+        self._era = read_era(self._sysfs)
+        self._findings = core.judge(
+            self._findings, [*signs, *events], time.time(), elapsed_seconds, self._era, blind=blind
+        )
+        self._tell()
+
+    def _tell(self) -> None:
+        """Put what stands into the inventory, keep it, and tell placement where that changes anything."""
+        before = resources_pb2.Inventory()
+        before.CopyFrom(self._inventory)
+        found = core.problems(self._findings)
+        ill = core.ill_gpus(found)
+        if self._gpus or self._link is not None:
+            gpus = nvml_gpus(self._gpus.values(), shareable=self._shareable)
+            del self._inventory.gpus[:]
+            self._inventory.gpus.extend(gpus)
+        for gpu in self._inventory.gpus:
+            gpu.unhealthy_reason = ill.get(gpu.uuid, "")
+        del self._inventory.problems[:]
+        self._inventory.problems.extend(map(_to_wire, found))
+        self._keep()
+        if self._inventory != before:
+            for problem in found:
+                log.warning("unwell", check=problem.check, gpu=problem.gpu_uuid, action=problem.action.value,
+                            reason=problem.reason)  # fmt: skip
+            self._changed()
+
+    def _keep(self) -> None:
+        """Write down what is new; how time passes over what stands is not worth a write at each look."""
+        remembered = Remembered(self._findings, tuple(self._gpus.values()), self._era)
+        still = replace(remembered, findings=tuple(map(_timeless, self._findings)))
+        if still != self._written:
+            self._file.write(remembered)
+            self._written = still
+
+    def release(self, gpu_uuids: Sequence[str]) -> None:
+        """Forget what was found of some GPUs, and look anew: what is still so is found again."""
+        log.warning("gpus_released", gpus=list(gpu_uuids))
+        self._findings = core.released(self._findings, gpu_uuids)
+        for uuid in set(gpu_uuids) & self._gpus.keys() - self._answering:
+            if self._answering:  # NVML has it no more, and the operator knows
+                del self._gpus[uuid]
+        self._tell()
+        self._wake.set()
+
+    # GPUs that are given and given back -----------------------------------------------------------------------
+
+    async def busy(self, assignment: node_service_pb2.Assignment) -> str:
+        """Why the GPUs of an attempt that is to be started are not free, or may not be; nothing where they are."""
+        return await self._settle(assignment, "cannot start")
+
+    async def settle(self, assignment: node_service_pb2.Assignment) -> None:
+        """Wait until NVML says that nothing of an attempt that has ended holds its GPUs; else they are held."""
+        await self._settle(assignment, "has ended")
+
+    async def _settle(self, assignment: node_service_pb2.Assignment, what: str) -> str:
+        uuids = {share.uuid for task in assignment.allocation.tasks for share in task.gpus} & self._gpus.keys()
+        if not uuids or not self._knows_pids:
+            return ""
+        deadline = time.monotonic() + self._patience_seconds
+        key = AttemptKey(assignment.job_id, assignment.number)
+        while True:
+            async with self._looking:
+                readings, why = await self._readings(key)
+            if why:
+                return f"gpu_busy: NVML does not say whether its GPUs are free: {why}"
+            signs = [sign for reading in readings if reading.uuid in uuids for sign in core.busy_signs(reading)]
+            if not signs:
+                return ""
+            if time.monotonic() >= deadline:
+                break
+            await asyncio.sleep(PAUSE_SECONDS)
+        log.error("gpu_busy", attempt=str(key), what=what, why=signs[0].detail)
+        self._hold_at_once(signs)
+        return f"gpu_busy: {signs[0].gpu_uuid} is {signs[0].detail}"
+
+    def _hold_at_once(self, signs: Sequence[Sign]) -> None:
+        """Take signs as having lasted long enough: they were waited for."""
+        stands = {finding.key: finding for finding in self._findings}
+        for sign in signs:
+            finding = stands.get((sign.gpu_uuid, sign.rule)) or Finding(
+                sign.rule, sign.detail, sign.gpu_uuid, sign.mark, time.time(), era=self._era
+            )
+            stands[finding.key] = replace(
+                finding, lasted_seconds=max(finding.lasted_seconds, RULES[sign.rule].after_seconds)
+            )
+        self._findings = tuple(stands[key] for key in sorted(stands))
+        self._tell()
+
+    def utilisation_percent(self, gpu_uuids: Sequence[str]) -> float:
+        """The mean utilisation of some GPUs at the last look, from 0 to 100; -1 where it is not known of all."""
+        if not gpu_uuids or any(uuid not in self._utilisation for uuid in gpu_uuids):
+            return UNKNOWN
+        return sum(self._utilisation[uuid] for uuid in gpu_uuids) / len(gpu_uuids)
+
+    async def close(self) -> None:
+        """End the process that asks NVML."""
+        if self._link is not None:
+            await self._link.close()
+
+
+def _timeless(finding: Finding) -> Finding:
+    return replace(finding, lasted_seconds=float(finding.told), calm_seconds=0.0)
+
+
+def _to_wire(problem: HealthProblem) -> resources_pb2.HealthProblem:
+    return resources_pb2.HealthProblem(
+        check=problem.check,
+        gpu_uuid=problem.gpu_uuid,
+        action=resources_pb2.HealthAction.Value(f"HEALTH_ACTION_{problem.action.name}"),
+        reason=problem.reason,
+        since=timestamp(problem.since or 0.0),
+        remedy=problem.remedy,
+    )

@@ -1,0 +1,53 @@
+"""A stand-in for NVIDIA's driver that a test drives while the agent runs."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+XID, DOUBLE_BIT = 8, 2
+LIBRARY = "libnvidia-ml.so.1"
+
+
+def compiled(directory: Path) -> Path:
+    """The folder in which the stand-in library lies."""
+    if shutil.which("gcc") is None:
+        pytest.skip("needs gcc")
+    source = Path(__file__).with_name("fake_nvml.c")
+    subprocess.run(["gcc", "-shared", "-fPIC", "-o", str(directory / LIBRARY), str(source)], check=True)
+    return directory
+
+
+def uuid(gpu: int) -> str:
+    return f"GPU-00000000-0000-0000-0000-00000000000{gpu}"
+
+
+class FakeDriver:
+    """What the stand-in is to say; see fake_nvml.c."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._events: list[str] = []
+        self._lines: list[str] = []
+        self._write()
+
+    def say(self, *lines: str) -> None:
+        """Say this from now on, in place of what was said before."""
+        self._lines = list(lines)
+        self._write()
+
+    def xid(self, gpu: int, number: int) -> None:
+        self._events.append(f"event {gpu} {XID} {number}")
+        self._write()
+
+    def double_bit(self, gpu: int) -> None:
+        self._events.append(f"event {gpu} {DOUBLE_BIT} 0")
+        self._write()
+
+    def _write(self) -> None:
+        new = self.path.with_suffix(".new")
+        new.write_text("".join(f"{line}\n" for line in [*self._events, *self._lines]))
+        new.rename(self.path)
