@@ -56,6 +56,7 @@ class SimulatedAgent:
         self.assignments: dict[tuple[str, int], node_pb2.Assignment] = {}
         self.stops: list[node_pb2.StopOrder] = []
         self.acked: list[tuple[str, int]] = []
+        self.released: list[str] = []
         self.welcomes: list[node_pb2.Welcome] = []
         self.resizes: list[node_pb2.ResizeOrder] = []
         self.profiles: list[node_pb2.ProfileOrder] = []
@@ -135,6 +136,7 @@ class SimulatedAgent:
             if self.answers_resizes:
                 self.answer_resize(resize)
         self.profiles += message.profiles
+        self.released += message.released_gpus
         for order in message.stops:
             self.stops.append(order)
             if not self.refuses_to_stop:

@@ -178,6 +178,11 @@ def supersede(report: node_pb2.AttemptReport) -> node_pb2.ConnectResponse:
     return message
 
 
+def release(gpu_uuid: str) -> node_pb2.ConnectResponse:
+    """An operator has ended what holds a GPU back from work."""
+    return node_pb2.ConnectResponse(released_gpus=[gpu_uuid])
+
+
 def ack(job_id: str, number: int) -> node_pb2.ConnectResponse:
     """The end of an attempt has been committed, or concerns nobody any more."""
     message = node_pb2.ConnectResponse()

@@ -8,13 +8,15 @@ from collections.abc import Iterable, Sequence
 
 import structlog
 
+from cotenant.core import health
 from cotenant.core.lifecycle import AttemptState, StopReason
+from cotenant.core.nodes import HealthAction, Inventory
 from cotenant.rpc.background import Background
 from cotenant.services.placement import agents
 from cotenant.services.placement.cluster import Cluster
 from cotenant.services.placement.committer import OPERATIONS_MAX, Committer, Fenced, Halted, Write
 from cotenant.services.placement.feed import Feed
-from cotenant.services.placement.records import ATTEMPTS, GUARDS, Live
+from cotenant.services.placement.records import ATTEMPTS, GUARDS, Live, Node
 from cotenant.store.port import StoreUnavailable
 from cotenant.v1 import job_pb2
 from cotenant.v1 import node_service_pb2 as node_pb2
@@ -89,6 +91,29 @@ class Attempts:
         self.keep(stopped)
         for live in stopped:
             self.sessions.stop(live, [node_id for node_id in live.nodes if not live.ended_on(node_id)])
+
+    def order_healing(self, node: Node, before: Inventory | None) -> None:
+        """Stop what is to be started anew for its node's health; `before` is what was known of the node until now."""
+        bad = health.to_stop(before, node.inventory)
+        drain = node.ailment if node.ailment and node.ailment.action is HealthAction.DRAIN else None
+        if not bad and not drain:
+            return
+        why = {problem.gpu_uuid: problem.reason for problem in node.inventory.problems if problem.gpu_uuid in bad}
+        hit = []
+        for live in self.cluster.on_node(node.id):
+            held = bad & {
+                share.uuid
+                for part in live.held
+                if part.node_id == node.id
+                for task in part.tasks
+                for share in task.gpus
+            }
+            if (held or drain) and self.cluster.can_stop(live):
+                words = [f"{uuid} of {node.id}: {why[uuid]}" for uuid in sorted(held)]
+                words += [f"{node.id}: {drain.reason}"] if drain else []
+                live.attempt.stop_detail = f"was on {words[0]}"
+                hit.append(live)
+        self.order_stops(hit, StopReason.UNHEALTHY)
 
     def keep(self, lives: Sequence[Live]) -> None:
         """Commit changed attempts in the background, in order; then tell the queue, and agents of ends.

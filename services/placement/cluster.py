@@ -90,6 +90,7 @@ class Cluster:
             [node.inventory.rack for node in self._order],
             [node.id for node in self._order],
         )
+        ledger.know_health([node.shape for node in self._order], sum(node.ailment is not None for node in self._order))
         for live in self.attempts.values():
             if not live.state.ended:
                 live.holdings = tuple(self._hold(ledger, live))

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from cotenant.core import health
 from cotenant.core.allocations import NodeAllocation, both
 from cotenant.core.gangs import Gang
 from cotenant.core.jobs import GRACE_SECONDS_DEFAULT
 from cotenant.core.ledger import Holding
 from cotenant.core.lifecycle import AttemptEvent, AttemptState, StopReason, next_state
-from cotenant.core.nodes import Inventory, NodeShape, shape_of
+from cotenant.core.nodes import HealthAction, HealthProblem, Inventory, NodeShape, shape_of
 from cotenant.core.placing.books import Book
 from cotenant.rpc import translate
 from cotenant.services.placement.committer import Write
@@ -22,7 +23,10 @@ KINDS = "placement/kinds/"
 KILL_SECONDS_MAX = 10.0  # for the kernel to end what was killed
 HEARTBEATS_MISSED_MAX = 3  # before the agent of a node is taken as away
 
+HEALTH = "health"  # who cordons or drains a node that is not well
+
 NodeState = node_service_pb2.NodeState
+AILING = {HealthAction.HOLD: NodeState.NODE_STATE_CORDONED, HealthAction.DRAIN: NodeState.NODE_STATE_DRAINING}
 State = translate.ATTEMPT_STATES
 
 
@@ -40,10 +44,12 @@ class Node:
     was_open: bool = False  # when that was last looked at
     seen_seconds: float = 0.0
     shape: NodeShape = field(init=False)  # with GPUs that are ill
+    ailment: HealthProblem | None = field(init=False)  # for which it gets no new work
     superseded: set[tuple[str, int]] = field(default_factory=set)  # stopping there, unknown to us: it still holds
 
     def __post_init__(self) -> None:
         self.shape = shape_of(self.inventory)
+        self.ailment = health.on_node(self.inventory)
 
     @property
     def id(self) -> str:
@@ -54,17 +60,26 @@ class Node:
     def open(self) -> bool:
         """Whether the node takes new work."""
         kept = self.record.node.state
-        clear = not self.superseded and not self.strained
+        clear = not self.superseded and not self.strained and self.ailment is None
         return self.connected and clear and kept == NodeState.NODE_STATE_READY
 
     @property
     def state(self) -> NodeState.ValueType:
-        """The state for people: the operator's word, unless the agent is away."""
+        """The state for people: the operator's word, else its health's, unless the agent is away."""
         if self.lost:
             return NodeState.NODE_STATE_LOST
         if not self.connected:
             return NodeState.NODE_STATE_AWAY
+        if self.record.node.state == NodeState.NODE_STATE_READY and self.ailment:
+            return AILING[self.ailment.action]
         return self.record.node.state
+
+    @property
+    def why(self) -> tuple[str, str]:
+        """Who gives it no new work, and why; the machine never speaks over an operator."""
+        if self.record.node.state == NodeState.NODE_STATE_READY and self.ailment:
+            return HEALTH, self.ailment.reason
+        return self.record.node.state_owner, self.record.node.state_reason
 
 
 @dataclass(slots=True)

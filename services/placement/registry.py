@@ -112,6 +112,7 @@ class Registry:
         async with self._lock(node_id):
             node = self.cluster.nodes.get(node_id)
             if node and node.inventory == inventory:
+                self.attempts.order_healing(node, node.inventory)
                 return node
             record = records_pb2.StoredNode(schema_version=SCHEMA_VERSION)
             if node:
@@ -123,7 +124,9 @@ class Registry:
                 record.node.create_time.GetCurrentTime()
             record.node.inventory.CopyFrom(made_of)
             await self.committer.commit([Write(NODES + node_id, record.SerializeToString())])
-            return self.cluster.put_node(node_id, inventory, record)
+            fresh = self.cluster.put_node(node_id, inventory, record)
+        self.attempts.order_healing(fresh, node.inventory if node else None)
+        return fresh
 
     def _reconcile(self, node: Node, session: agents.Session, hello: node_pb2.Hello) -> None:
         """Compare what the agent knows with what we believe; tell it what to start, to stop and to forget."""
@@ -184,6 +187,10 @@ class Registry:
         node.seen_seconds = time.monotonic()
         if request.beat:
             session.put(agents.heard(request.beat))
+        if request.HasField("inventory"):  # first: what an end gives back may not be well
+            node = await self._register(node.id, request.inventory)
+            self.cluster.reopen(node)
+            self.attempts.feed.publish_capacity()
         for report in request.reports:
             self._take_report(node, session, report)
         for progress in request.progress:
@@ -194,9 +201,6 @@ class Registry:
             self.following.take_profiled(profiled)
         for resized in request.resized:
             self.resizes.take_report(node.id, resized)
-        if request.HasField("inventory"):
-            await self._register(node.id, request.inventory)
-            self.attempts.feed.publish_capacity()
 
     # Reports -------------------------------------------------------------------------------------------------
 
@@ -265,12 +269,20 @@ class Registry:
             self.attempts.order_stops(self.cluster.on_node(node_id), StopReason.DRAINED)
         return node
 
+    def release_gpu(self, node: Node, gpu_uuid: str) -> None:
+        """Have a node's agent end what holds a GPU back from work, and look at it anew."""
+        if not self.sessions.send(node.id, agents.release(gpu_uuid)):
+            raise errors.failed_precondition(
+                "NODE_AWAY", f"the agent of {node.id} is away, and it is the agent that releases a GPU"
+            )
+        log.info("gpu_released", node=node.id, gpu=gpu_uuid)
+
     def describe(self, node: Node) -> node_pb2.Node:
         """A node as callers see it."""
         message = node_pb2.Node()
         message.CopyFrom(node.record.node)
         lives = self.cluster.on_node(node.id)
-        message.state = node.state
+        message.state, (message.state_owner, message.state_reason) = node.state, node.why
         message.used_gpu_milli, message.used_cores, message.used_memory_bytes = used(node, lives)
         message.attempts.extend(f"{job_id}/{number}" for job_id, number in sorted(live.key for live in lives))
         message.seen_time.FromNanoseconds(int((time.time() - (time.monotonic() - node.seen_seconds)) * 1e9))

@@ -297,6 +297,15 @@ class Placement(placement_grpc.PlacementServiceServicer, node_grpc.NodeServiceSe
         """Let a node take work again."""
         return node_pb2.UncordonNodeResponse(node=await self._mark(request.id, NodeState.NODE_STATE_READY, ""))
 
+    async def ReleaseGpu(self, request: node_pb2.ReleaseGpuRequest, context: object) -> node_pb2.ReleaseGpuResponse:
+        """Have a GPU looked at anew."""
+        node = self._node(request.id)
+        uuids = [gpu.uuid for gpu in node.inventory.gpus]
+        if request.gpu_uuid not in uuids:
+            raise errors.not_found("GPU", request.gpu_uuid, near=uuids)
+        self.registry.release_gpu(node, request.gpu_uuid)
+        return node_pb2.ReleaseGpuResponse(node=self.registry.describe(node))
+
     async def _mark(self, node_id: str, state: NodeState.ValueType, reason: str) -> node_pb2.Node:
         self._node(node_id)
         owner = OPERATOR if state != NodeState.NODE_STATE_READY else ""

@@ -346,6 +346,13 @@ class Nodes(nodes_grpc.NodeServiceServicer):
     async def UncordonNode(self, request: nodes_pb.UncordonNodeRequest, context: Any) -> nodes_pb.UncordonNodeResponse:
         return nodes_pb.UncordonNodeResponse(node=self._put(request, nodes_pb.NODE_STATE_READY))
 
+    async def ReleaseGpu(self, request: nodes_pb.ReleaseGpuRequest, context: Any) -> nodes_pb.ReleaseGpuResponse:
+        found = self._known(request.id)
+        problems = [one for one in found.inventory.problems if one.gpu_uuid != request.gpu_uuid]
+        del found.inventory.problems[:]
+        found.inventory.problems.extend(problems)
+        return nodes_pb.ReleaseGpuResponse(node=found)
+
     def _put(self, request: Any, state: nodes_pb.NodeState.ValueType) -> nodes_pb.Node:
         found = self._known(request.id)
         found.state, found.state_reason = state, getattr(request, "reason", "")

@@ -31,12 +31,12 @@ class FakeDriver:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._events: list[str] = []
-        self._lines: list[str] = []
+        self.lines: list[str] = []
         self._write()
 
     def say(self, *lines: str) -> None:
         """Say this from now on, in place of what was said before."""
-        self._lines = list(lines)
+        self.lines = list(lines)
         self._write()
 
     def xid(self, gpu: int, number: int) -> None:
@@ -49,5 +49,5 @@ class FakeDriver:
 
     def _write(self) -> None:
         new = self.path.with_suffix(".new")
-        new.write_text("".join(f"{line}\n" for line in [*self._events, *self._lines]))
+        new.write_text("".join(f"{line}\n" for line in [*self._events, *self.lines]))
         new.rename(self.path)

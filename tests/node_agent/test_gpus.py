@@ -15,8 +15,6 @@ from cotenant.node_agent.gpus import BadGpus, declared_gpus, nvml_gpus
 from cotenant.node_agent.nvml_link import Event, NvmlAbsent, NvmlLink, NvmlSilent
 
 
-
-
 async def shown(sysfs: Path, monkeypatch: pytest.MonkeyPatch, trouble: str = "") -> tuple[list[Any], list[str]]:
     monkeypatch.setenv("FAKE_NVML", trouble)
     link = NvmlLink(sysfs)
@@ -87,7 +85,8 @@ async def test_a_driver_that_does_not_start_is_silent_and_asked_again(
 
 
 async def test_readings_tell_what_the_driver_says(driver: FakeDriver, tmp_path: Path) -> None:
-    driver.say("process 1 77 1024", "process 1 78 2048", "slow 2 8", "slow 3 32", "rows 4 1 0", "recovery 5 2", "lost 6")
+    driver.say("process 1 77 1024", "process 1 78 2048", "slow 2 8", "slow 3 32")
+    driver.say(*driver.lines, "rows 4 1 0", "recovery 5 2", "lost 6")
     link = NvmlLink(two_sockets(tmp_path))
     there = {uuid(gpu) for gpu in range(8)} - {uuid(6)}
     told = {each["uuid"]: each for each in (await link.gpus() and await link.readings())}

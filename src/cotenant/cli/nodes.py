@@ -1,4 +1,4 @@
-"""Commands for nodes: list, drain, cordon, uncordon."""
+"""Commands for nodes: list, drain, cordon, uncordon, release."""
 
 from __future__ import annotations
 
@@ -12,9 +12,15 @@ from cotenant.cli import options, units, views
 from cotenant.cli.flags import Flags
 from cotenant.cli.mesh import Mesh, reach
 from cotenant.cli.names import all_nodes, find_node
-from cotenant.cli.outcome import note
+from cotenant.cli.outcome import note, usage
 from cotenant.cli.render import Column, print_table
-from cotenant.v1.node_service_pb2 import CordonNodeRequest, DrainNodeRequest, Node, UncordonNodeRequest
+from cotenant.v1.node_service_pb2 import (
+    CordonNodeRequest,
+    DrainNodeRequest,
+    Node,
+    ReleaseGpuRequest,
+    UncordonNodeRequest,
+)
 
 COLUMNS = (
     Column("NODE"),
@@ -35,6 +41,7 @@ def register(app: typer.Typer) -> None:
     app.command("drain")(drain)
     app.command("cordon")(cordon)
     app.command("uncordon")(uncordon)
+    app.command("release")(release)
 
 
 def nodes(context: typer.Context, as_json: options.AsJson = False) -> None:
@@ -58,6 +65,9 @@ def nodes(context: typer.Context, as_json: options.AsJson = False) -> None:
     for view in rows:
         for sentence in view["not_enforced"]:
             note(f"{view['id']}: not enforced: {sentence}")
+        for problem in view["problems"]:
+            where = f" {problem['gpu_uuid']}" if problem["gpu_uuid"] else ""
+            note(f"{view['id']}{where}: {problem['action']}: {problem['reason']}; {problem['remedy']}")
 
 
 def drain(
@@ -94,6 +104,37 @@ def uncordon(context: typer.Context, node_id: options.NodeId, as_json: options.A
       cotenant uncordon gpu-7
     """
     _act(context, node_id, as_json, lambda mesh, node: mesh.nodes.UncordonNode(UncordonNodeRequest(id=node.id)))
+
+
+def release(
+    context: typer.Context,
+    node_id: options.NodeId,
+    gpu: Annotated[str, typer.Argument(help="Its UUID, or the beginning or the end of it.", metavar="GPU")],
+    as_json: options.AsJson = False,
+) -> None:
+    """End what holds a GPU back from work, once it has been seen to; what is still wrong with it is found again.
+
+    \b
+    Example:
+      cotenant release gpu-7 GPU-5c2b
+    """
+
+    async def act(mesh: Mesh, node: Node) -> Any:
+        return await mesh.nodes.ReleaseGpu(ReleaseGpuRequest(id=node.id, gpu_uuid=_gpu_of(node, gpu)))
+
+    _act(context, node_id, as_json, act)
+
+
+def _gpu_of(node: Node, text: str) -> str:
+    """Find the GPU that is meant. Raises `CommandError` where none is, or more than one."""
+    uuids = [one.uuid for one in node.inventory.gpus]
+    meant = [uuid for uuid in uuids if text and (uuid.startswith(text) or uuid.endswith(text))]
+    if text in uuids or len(meant) == 1:
+        return text if text in uuids else meant[0]
+    has = ", ".join(uuids) or "none"
+    raise usage(
+        f"{text!r} may be any of {len(meant)} GPUs" if meant else f"{node.id} has no GPU {text!r}; it has {has}"
+    )
 
 
 def _to(request: Any, node: Node) -> Any:

@@ -19,7 +19,7 @@ from cotenant.core.priorities import class_of
 from cotenant.core.refusals import Refusal as Reason
 from cotenant.core.refusals import Wait
 from cotenant.rpc import refusals
-from cotenant.rpc.translate import ATTEMPT_STATES, KINDS, LOCALITIES, seconds
+from cotenant.rpc.translate import ATTEMPT_STATES, HEALTH_ACTIONS, KINDS, LOCALITIES, seconds
 from cotenant.v1.job_pb2 import (
     Attempt,
     Dependency,
@@ -32,7 +32,7 @@ from cotenant.v1.job_pb2 import (
 )
 from cotenant.v1.job_service_pb2 import JobAhead
 from cotenant.v1.node_service_pb2 import Node, NodeState
-from cotenant.v1.resources_pb2 import NodeAllocation
+from cotenant.v1.resources_pb2 import HealthProblem, NodeAllocation
 
 View = dict[str, Any]
 LIVE = frozenset({AttemptState.ASSIGNED, AttemptState.RUNNING, AttemptState.STOPPING})
@@ -196,6 +196,7 @@ def node_view(node: Node, now: float) -> View:
         "gpu_models": sorted({gpu.model for gpu in inventory.gpus}),
         "gpus_declared": sum(gpu.declared for gpu in inventory.gpus),
         "gpus_unhealthy": {gpu.uuid: gpu.unhealthy_reason for gpu in inventory.gpus if gpu.unhealthy_reason},
+        "problems": [problem_view(problem) for problem in inventory.problems],
         "cores": len(inventory.cores),
         "cores_used": node.used_cores,
         "memory_bytes": inventory.memory_bytes,
@@ -207,6 +208,19 @@ def node_view(node: Node, now: float) -> View:
         "agent_version": inventory.agent_version,
         "create_time": time_of(node, "create_time"),
         "seen_seconds": max(0.0, now - seconds(node.seen_time)) if node.HasField("seen_time") else None,
+    }
+
+
+def problem_view(problem: HealthProblem) -> View:
+    """Tell what is not well; a newer server's action keeps its number."""
+    known = problem.action in HEALTH_ACTIONS.names
+    return {
+        "check": problem.check,
+        "gpu_uuid": problem.gpu_uuid or None,
+        "action": HEALTH_ACTIONS.from_wire(problem.action).value if known else f"action {problem.action}",
+        "reason": problem.reason,
+        "since": time_of(problem, "since"),
+        "remedy": problem.remedy,
     }
 
 

@@ -32,6 +32,7 @@ MEANINGS: Mapping[Code, Meaning] = MappingProxyType(
                 "wanted_": "what the job needs of each resource that is short: `gpu_milli` (thousandths), `cores`, "
                 "`memory_bytes`",
                 "free_": "what is free of it",
+                "unhealthy_gpus": "GPUs that are not well, and not counted as free",
                 **_AVOIDED,
             },
         ),
@@ -90,7 +91,12 @@ MEANINGS: Mapping[Code, Meaning] = MappingProxyType(
         Code.NO_NODES: Meaning(
             "No node takes new work, or none of those that could hold the job does.",
             "A node joins, or is uncordoned (`cotenant nodes`).",
-            {"closed_nodes": "nodes that take no work", **_AVOIDED},
+            {
+                "closed_nodes": "nodes that take no work",
+                "unhealthy_nodes": "those of them that are not well (`cotenant nodes`)",
+                "unhealthy_gpus": "GPUs that are not well, without which it does not fit",
+                **_AVOIDED,
+            },
         ),
         Code.SUSPENDED: Meaning("Its owner holds it back.", "`cotenant resume ID`."),
         Code.BACK_OFF: Meaning("Its last attempt failed; the next one waits a little.", "The time passes."),

@@ -55,6 +55,7 @@ _BY_SERVICE = {
         "DrainNode": WRITE,
         "CordonNode": WRITE,
         "UncordonNode": WRITE,
+        "ReleaseGpu": WRITE,
     },
     "PlacementService": {
         # Not retried: the next cycle plans anew, from what is free then.

@@ -65,6 +65,152 @@ async def test_a_drain_outlives_placement_and_reaches_an_agent_that_was_away(mes
     await mesh.refused(job_id, "NO_NODES")
 
 
+# Health ------------------------------------------------------------------------------------------------------
+
+HOLD, RESTART = resources_pb2.HEALTH_ACTION_HOLD, resources_pb2.HEALTH_ACTION_RESTART
+QUARANTINE, DRAIN = resources_pb2.HEALTH_ACTION_QUARANTINE, resources_pb2.HEALTH_ACTION_DRAIN
+
+
+def unwell(
+    agent: SimulatedAgent, action: resources_pb2.HealthAction.ValueType, gpu: int | None = None, since: int = 1
+) -> None:
+    """Let an agent tell of one problem, and no others."""
+    gpus = agent.inventory.gpus
+    uuid = "" if gpu is None else gpus[gpu].uuid
+    for each in gpus:
+        each.unhealthy_reason = "XID 79" if each.uuid == uuid and action in (HOLD, QUARANTINE) else ""
+    del agent.inventory.problems[:]
+    problem = agent.inventory.problems.add(check="trial", gpu_uuid=uuid, action=action, reason="XID 79")
+    problem.since.FromSeconds(since)
+    agent.tell(inventory=agent.inventory)
+
+
+def well(agent: SimulatedAgent) -> None:
+    """Let an agent tell that there are no problems any more."""
+    for gpu in agent.inventory.gpus:
+        gpu.unhealthy_reason = ""
+    del agent.inventory.problems[:]
+    agent.tell(inventory=agent.inventory)
+
+
+async def test_a_gpu_in_quarantine_gives_its_job_to_another_and_no_failure_is_counted(mesh: Mesh) -> None:
+    agent = await mesh.agent("n1", gpus=2)
+    job_id = await mesh.submit()
+    first = await mesh.reach(job_id, "RUNNING")
+    uuid = first.attempt.allocations[0].tasks[0].gpus[0].uuid
+    unwell(agent, QUARANTINE, [gpu.uuid for gpu in agent.inventory.gpus].index(uuid))
+    job = await mesh.reach(job_id, "RUNNING", lambda job: job.attempt.number == 2)
+    assert job.attempt.allocations[0].tasks[0].gpus[0].uuid != uuid
+    assert (job.failures, job.preemptions) == (0, 0)
+    assert agent.stops[0].reason == job_pb2.STOP_REASON_UNHEALTHY
+    assert job.past_attempts[-1].stop_detail == f"was on {uuid} of n1: XID 79"
+    other = await mesh.submit()
+    refusal = (await mesh.refused(other, "CAPACITY")).refusal
+    assert refusal.numbers["unhealthy_gpus"] == 1
+    assert "1 GPU is not well and not counted" in refusal.detail
+    whole = await mesh.submit(gpus=2)
+    refusal = (await mesh.refused(whole, "NO_NODES")).refusal
+    assert "could hold even if empty while 1 GPU is not well" in refusal.detail
+    well(agent)
+    await mesh.reach(other, "RUNNING")
+
+
+async def test_what_runs_on_a_gpu_that_is_held_runs_on_and_nobody_comes_beside_it(mesh: Mesh) -> None:
+    agent = await mesh.agent("n1", gpus=1)
+    job_id = await mesh.submit()
+    await mesh.reach(job_id, "RUNNING")
+    unwell(agent, HOLD, 0)
+    waiting = await mesh.submit()
+    await mesh.refused(waiting, "NO_NODES")
+    assert not agent.stops
+    agent.finish((job_id, 1))
+    await mesh.reach(job_id, "SUCCEEDED")
+    await mesh.refused(waiting, "NO_NODES")
+    well(agent)
+    await mesh.reach(waiting, "RUNNING")
+
+
+async def test_a_restart_hits_what_ran_then_and_not_what_comes_after_it(mesh: Mesh) -> None:
+    agent = await mesh.agent("n1", gpus=1)
+    job_id = await mesh.submit()
+    await mesh.reach(job_id, "RUNNING")
+    unwell(agent, RESTART, 0)
+    await mesh.reach(job_id, "RUNNING", lambda job: job.attempt.number == 2)
+    unwell(agent, RESTART, 0, since=2)
+    job = await mesh.reach(job_id, "RUNNING", lambda job: job.attempt.number == 3)
+    assert len(agent.stops) == 2
+    assert job.failures == 0
+
+
+async def test_a_node_that_is_held_takes_no_work_and_says_why(mesh: Mesh) -> None:
+    agent = await mesh.agent("n1", gpus=2)
+    unwell(agent, HOLD)
+    await in_state(mesh, "n1", CORDONED)
+    node = await mesh.node("n1")
+    assert (node.state_owner, node.state_reason) == ("health", "XID 79")
+    job_id = await mesh.submit()
+    refusal = (await mesh.refused(job_id, "NO_NODES")).refusal
+    assert (refusal.numbers["unhealthy_nodes"], "1 server is not well" in refusal.detail) == (1, True)
+    well(agent)
+    await mesh.reach(job_id, "RUNNING")
+
+
+async def test_neither_an_operator_nor_the_nodes_health_undoes_what_the_other_did(mesh: Mesh) -> None:
+    agent = await mesh.agent("n1", gpus=2)
+    job_id = await mesh.submit()
+    await mesh.reach(job_id, "RUNNING")
+    unwell(agent, DRAIN)
+    await mesh.reach(job_id, "QUEUED")
+    assert agent.stops[0].reason == job_pb2.STOP_REASON_UNHEALTHY
+    await in_state(mesh, "n1", DRAINING)
+    await mesh.nodes.UncordonNode(node_pb2.UncordonNodeRequest(id="n1"))
+    await in_state(mesh, "n1", DRAINING)
+    assert (await mesh.node("n1")).state_owner == "health"
+    await mesh.nodes.CordonNode(node_pb2.CordonNodeRequest(id="n1", reason="a visit"))
+    well(agent)
+    await eventually(lambda: is_well(mesh))
+    node = await mesh.node("n1")
+    assert (node.state, node.state_owner, node.state_reason) == (CORDONED, "operator", "a visit")
+    await mesh.nodes.UncordonNode(node_pb2.UncordonNodeRequest(id="n1"))
+    await mesh.reach(job_id, "RUNNING")
+
+
+async def is_well(mesh: Mesh) -> bool:
+    return not (await mesh.node("n1")).inventory.problems
+
+
+async def test_quarantine_outlives_placement(mesh: Mesh) -> None:
+    agent = await mesh.agent("n1", gpus=1)
+    unwell(agent, QUARANTINE, 0)
+    await eventually(lambda: is_unwell(mesh))
+    await agent.stop()
+    await mesh.restart("placement")
+    job_id = await mesh.submit()
+    await mesh.refused(job_id, "NO_NODES")
+    agent.start()
+    await in_state(mesh, "n1", READY)
+    await mesh.refused(job_id, "NO_NODES")
+
+
+async def is_unwell(mesh: Mesh) -> bool:
+    return not await is_well(mesh)
+
+
+async def test_a_release_reaches_the_agent_or_is_refused(mesh: Mesh) -> None:
+    agent = await mesh.agent("n1", gpus=1)
+    uuid = agent.inventory.gpus[0].uuid
+    await mesh.nodes.ReleaseGpu(node_pb2.ReleaseGpuRequest(id="n1", gpu_uuid=uuid))
+    await until(lambda: agent.released == [uuid])
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await mesh.nodes.ReleaseGpu(node_pb2.ReleaseGpuRequest(id="n1", gpu_uuid="GPU-none"))
+    assert caught.value.code() == grpc.StatusCode.NOT_FOUND
+    await agent.stop()
+    await in_state(mesh, "n1", AWAY)
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await mesh.nodes.ReleaseGpu(node_pb2.ReleaseGpuRequest(id="n1", gpu_uuid=uuid))
+    assert reason(caught.value) == "NODE_AWAY"
+
+
 async def test_life_goes_on_on_a_cordoned_node(mesh: Mesh) -> None:
     agent = await mesh.agent("n1", gpus=2)
     first, second = await mesh.submit(), await mesh.submit()

@@ -21,20 +21,24 @@ from cotenant.core.placing.packing import room_for_all
 from cotenant.core.refusals import Code, Refusal, gpus, plural
 
 RESOURCES = ("gpu_milli", "cores", "memory_bytes")
+_WELL_AGAIN = "GPUs get well or are released (`cotenant nodes`)"
 
 
 def no_place(gang: Gang, ledger: Ledger, *, within: Locality = Locality.ANYWHERE) -> Refusal:
     """Say why a gang has no place now, where the policy wants all of it `within` one server, or one rack.
 
-    The reason is the first that holds: no node takes work; all of the cluster, empty, could not hold it; those nodes
-    that take work could not; what is free does not suffice in sum; it suffices but lies in fragments.
+    The reason is the first that holds: no node takes work; all of the cluster, empty, could not hold it, or only with
+    GPUs that are not well; those nodes that take work could not; what is free does not suffice in sum; it suffices but
+    lies in fragments.
     """
     if not bool(ledger.open.any()):
         told = "no other node takes work" if gang.avoided else "no node takes work"
-        return Refusal(Code.NO_NODES, told, _UNCORDONED)
+        return Refusal(Code.NO_NODES, told + _ill_nodes_in_words(ledger), _UNCORDONED, _ill_numbers(ledger))
     if not fits(gang, ledger, within=within, empty=True):
         if fits(gang, ledger, within=within, empty=True, everywhere=True):
             return _closed(gang, ledger, within=within)
+        if ledger.ill_gpus and fits(gang, ledger.when_well(), within=within, empty=True):
+            return _ill(gang, ledger, within=within)
         return _never(gang, ledger, within=within)
     return _short(gang, ledger) or _fragmented(gang, ledger, within=within)
 
@@ -75,6 +79,30 @@ def _closed(gang: Gang, ledger: Ledger, *, within: Locality) -> Refusal:
         "a node that is large enough joins, or is uncordoned",
         {"closed_nodes": float(closed)},
     )
+
+
+def _ill(gang: Gang, ledger: Ledger, *, within: Locality) -> Refusal:
+    holder = _HOLDERS.get(within, "the servers")
+    return Refusal(
+        Code.NO_NODES,
+        f"needs {_gang_in_words(gang)}, more than {holder} could hold even if empty while "
+        f"{_ill_in_words(ledger.ill_gpus)}",
+        f"{_WELL_AGAIN}, or a node that is large enough joins",
+        {"unhealthy_gpus": float(ledger.ill_gpus)},
+    )
+
+
+def _ill_nodes_in_words(ledger: Ledger) -> str:
+    count = ledger.ill_nodes
+    return f"; {plural(count, 'server')} {'is' if count == 1 else 'are'} not well" if count else ""
+
+
+def _ill_numbers(ledger: Ledger) -> dict[str, float]:
+    return {"unhealthy_nodes": float(ledger.ill_nodes)} if ledger.ill_nodes else {}
+
+
+def _ill_in_words(count: int) -> str:
+    return f"{plural(count, 'GPU')} {'is' if count == 1 else 'are'} not well"
 
 
 def _never(gang: Gang, ledger: Ledger, *, within: Locality) -> Refusal:
@@ -125,6 +153,14 @@ def _too_little(gang: Gang, ledger: Ledger, able: NDArray[np.bool_], lacking: Se
     numbers = {f"wanted_{name}": float(getattr(gang, name)) for name in lacking}
     numbers |= {f"free_{name}": float(free[name]) for name in lacking}
     told = "; ".join(f"needs {words[name]} free" for name in lacking)
+    if "gpu_milli" in lacking and (ill := ledger.ill_gpus):
+        numbers["unhealthy_gpus"] = float(ill)
+        return Refusal(
+            Code.CAPACITY,
+            f"{told}; {_ill_in_words(ill)} and not counted",
+            f"running jobs finish, nodes join, or {_WELL_AGAIN}",
+            numbers,
+        )
     return Refusal(Code.CAPACITY, told, "running jobs finish, or nodes join", numbers)
 
 
