@@ -15,7 +15,7 @@ import structlog
 from cotenant.core.allocations import NodeAllocation
 from cotenant.core.ledger import Holding, Ledger, Overcommitted
 from cotenant.core.lifecycle import AttemptEvent, AttemptState, StopReason
-from cotenant.core.nodes import Inventory, NodeShape, shape_of
+from cotenant.core.nodes import Illness, Inventory, NodeShape, shape_of
 from cotenant.core.placing.books import Book
 from cotenant.rpc import translate
 from cotenant.services.placement.records import Live, Node, State, healthy, within
@@ -90,7 +90,11 @@ class Cluster:
             [node.inventory.rack for node in self._order],
             [node.id for node in self._order],
         )
-        ledger.know_health([node.shape for node in self._order], sum(node.ailment is not None for node in self._order))
+        ledger.illness = Illness(
+            gpus=sum(node.shape.gpus - len(node.book.inventory.gpus) for node in self._order),
+            nodes=sum(node.ailment is not None for node in self._order),
+            shapes_when_well=tuple(node.shape for node in self._order),
+        )
         for live in self.attempts.values():
             if not live.state.ended:
                 live.holdings = tuple(self._hold(ledger, live))

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from cotenant.core.gangs import Demand
 from cotenant.core.jobs import WHOLE_GPU_MILLI
-from cotenant.core.nodes import NodeShape, is_of_type
+from cotenant.core.nodes import Illness, NodeShape, is_of_type
 
 Counts = NDArray[np.int64]
 UNLIMITED = np.int64(2**40)
@@ -87,9 +87,7 @@ class Ledger:
     """
 
     def __init__(self, shapes: Sequence[NodeShape], racks: Sequence[str] = (), ids: Iterable[str] = ()) -> None:
-        self.shapes = tuple(shapes)
-        self.shapes_when_well = self.shapes  # with GPUs that are not well, which nobody is given
-        self.ill_gpus = self.ill_nodes = 0  # those, and nodes that take no work for their health
+        self.shapes, self.illness = tuple(shapes), Illness()
         self.numbers = {node_id: number for number, node_id in enumerate(ids)}
         count = len(self.shapes)
         self._total: Counts = (
@@ -128,15 +126,6 @@ class Ledger:
 
     def __len__(self) -> int:
         return len(self.shapes)
-
-    def know_health(self, shapes_when_well: Sequence[NodeShape], ill_nodes: int) -> None:
-        """Take in what the nodes would have if all their GPUs were well, and how many take no work for their health."""
-        self.shapes_when_well, self.ill_nodes = tuple(shapes_when_well), ill_nodes
-        self.ill_gpus = sum(shape.gpus for shape in shapes_when_well) - int(self.total_gpus.sum())
-
-    def when_well(self) -> Ledger:
-        """An empty ledger of the same nodes, all of whose GPUs are well."""
-        return Ledger(self.shapes_when_well, self.racks)
 
     def copy(self) -> Ledger:
         """Make one that is taken from apart; the shapes, which never change, are shared."""

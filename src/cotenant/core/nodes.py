@@ -81,6 +81,15 @@ class Inventory:
 
 
 @dataclass(frozen=True, slots=True)
+class Illness:
+    """How many GPUs get no new work, and how many nodes, for their health; and what all nodes had if they were well."""
+
+    gpus: int = 0
+    nodes: int = 0
+    shapes_when_well: tuple[NodeShape, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class NodeShape:
     """What a node has in all, for those who only count. `count` 0: such a node could join but has not."""
 

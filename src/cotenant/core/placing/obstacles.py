@@ -37,7 +37,7 @@ def no_place(gang: Gang, ledger: Ledger, *, within: Locality = Locality.ANYWHERE
     if not fits(gang, ledger, within=within, empty=True):
         if fits(gang, ledger, within=within, empty=True, everywhere=True):
             return _closed(gang, ledger, within=within)
-        if ledger.ill_gpus and fits(gang, ledger.when_well(), within=within, empty=True):
+        if ledger.illness.gpus and fits(gang, _when_well(ledger), within=within, empty=True):
             return _ill(gang, ledger, within=within)
         return _never(gang, ledger, within=within)
     return _short(gang, ledger) or _fragmented(gang, ledger, within=within)
@@ -81,24 +81,28 @@ def _closed(gang: Gang, ledger: Ledger, *, within: Locality) -> Refusal:
     )
 
 
+def _when_well(ledger: Ledger) -> Ledger:
+    return Ledger(ledger.illness.shapes_when_well, ledger.racks)
+
+
 def _ill(gang: Gang, ledger: Ledger, *, within: Locality) -> Refusal:
     holder = _HOLDERS.get(within, "the servers")
     return Refusal(
         Code.NO_NODES,
         f"needs {_gang_in_words(gang)}, more than {holder} could hold even if empty while "
-        f"{_ill_in_words(ledger.ill_gpus)}",
+        f"{_ill_in_words(ledger.illness.gpus)}",
         f"{_WELL_AGAIN}, or a node that is large enough joins",
-        {"unhealthy_gpus": float(ledger.ill_gpus)},
+        {"unhealthy_gpus": float(ledger.illness.gpus)},
     )
 
 
 def _ill_nodes_in_words(ledger: Ledger) -> str:
-    count = ledger.ill_nodes
+    count = ledger.illness.nodes
     return f"; {plural(count, 'server')} {'is' if count == 1 else 'are'} not well" if count else ""
 
 
 def _ill_numbers(ledger: Ledger) -> dict[str, float]:
-    return {"unhealthy_nodes": float(ledger.ill_nodes)} if ledger.ill_nodes else {}
+    return {"unhealthy_nodes": float(ledger.illness.nodes)} if ledger.illness.nodes else {}
 
 
 def _ill_in_words(count: int) -> str:
@@ -153,7 +157,7 @@ def _too_little(gang: Gang, ledger: Ledger, able: NDArray[np.bool_], lacking: Se
     numbers = {f"wanted_{name}": float(getattr(gang, name)) for name in lacking}
     numbers |= {f"free_{name}": float(free[name]) for name in lacking}
     told = "; ".join(f"needs {words[name]} free" for name in lacking)
-    if "gpu_milli" in lacking and (ill := ledger.ill_gpus):
+    if "gpu_milli" in lacking and (ill := ledger.illness.gpus):
         numbers["unhealthy_gpus"] = float(ill)
         return Refusal(
             Code.CAPACITY,
