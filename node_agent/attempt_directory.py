@@ -30,6 +30,7 @@ import structlog
 from google.protobuf.message import DecodeError
 
 from cotenant.core.policy import FREE, Throttle
+from cotenant.node_agent.cgroups import Group
 from cotenant.node_agent.lease import boot_id
 from cotenant.node_agent.records import AttemptKey, Status, parse_status
 from cotenant.node_agent.state_file import StateFile, sync_directory
@@ -125,6 +126,14 @@ class AttemptDirectory:
         descriptor = os.open(self.path / "spec", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with open(descriptor, "wb") as file:
             marshal.dump(spec, file)
+
+    def recorded_group(self) -> Group | None:
+        """The control group that the supervisor was told of; None where there is none, or nothing is recorded."""
+        try:
+            group = marshal.loads((self.path / "spec").read_bytes())["group"]
+            return Group.from_json(group) if group else None
+        except (OSError, ValueError, EOFError, TypeError, KeyError, AssertionError):
+            return None
 
     def write_stop_order(self, grace_seconds: float | None) -> None:
         """Write what the supervisor reads when SIGTERM comes; None is no order.

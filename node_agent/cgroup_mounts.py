@@ -36,6 +36,7 @@ from cotenant.node_agent.cgroups import (
 
 log = structlog.get_logger()
 
+ASIDE = "cotenant-agent"
 NOT_ENFORCED = {
     "cpuset": "cores are only suggested to jobs (CPU affinity): no cpuset control group can be written",
     "memory": "memory limits are not enforced: no memory control group can be written",
@@ -103,11 +104,11 @@ def open_node_group(node_id: str, mounts: list[Mount] | None = None) -> tuple[Gr
 
 def _places(mount: Mount) -> list[str]:
     """Where to try, in order: see the rule above."""
-    places = [mount.own, mount.root] if _bounded(mount) else [mount.root, mount.own]
+    places = [mount.own, mount.root] if is_bounded(mount) else [mount.root, mount.own]
     return list(dict.fromkeys(places))
 
 
-def _bounded(mount: Mount) -> bool:
+def is_bounded(mount: Mount) -> bool:
     """Whether our own group, or one above it, holds less than the root does."""
     cpus = "cpuset.cpus.effective" if mount.version == 2 else "cpuset.effective_cpus"
     everywhere, here = (parse_cpu_list(read_text(os.path.join(path, cpus))) for path in (mount.root, mount.own))
@@ -165,7 +166,7 @@ def _weigh(group: Group) -> None:
 
 def _step_aside(path: str) -> None:
     """Move the processes of a group, ours among them, into a child: it may then have controlled children."""
-    aside = Group(2, {UNIFIED: os.path.join(path, "cotenant-agent")}, ())
+    aside = Group(2, {UNIFIED: os.path.join(path, ASIDE)}, ())
     aside.create()
     for pid in read_text(os.path.join(path, "cgroup.procs")).split():
         try:

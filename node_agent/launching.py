@@ -33,6 +33,7 @@ class Surroundings:
     """What all attempts of a node share. `pids_max` is for each task of a job that names none; 0 means no limit.
 
     `gpu_devices` are the device files of each GPU, where the kernel can keep tasks from those that they do not hold.
+    `home` is the group into which supervisors step, None where they stay in the agent's.
     """
 
     node_group: Group | None
@@ -43,6 +44,7 @@ class Surroundings:
     base_environment: Mapping[str, str]
     pids_max: int = 0
     gpu_devices: GpuDevices = field(default_factory=dict)
+    home: Group | None = None
 
 
 def grace_seconds_of(assignment: node_service_pb2.Assignment) -> float:
@@ -65,7 +67,12 @@ def leash_of(assignment: node_service_pb2.Assignment, lease_path: str) -> dict[s
 
 
 def attempt_group(surroundings: Surroundings, directory: AttemptDirectory) -> Group | None:
-    """The control group of an attempt, which may not be made yet."""
+    """The control group of an attempt, which may not be made yet.
+
+    One that was launched keeps the group it has, wherever new ones are made now.
+    """
+    if (recorded := directory.recorded_group()) is not None and recorded.exists():
+        return recorded
     return surroundings.node_group.child(directory.path.name) if surroundings.node_group else None
 
 
@@ -143,6 +150,7 @@ def supervisor_spec(
         "output_bytes_max": surroundings.output_bytes_max,
         "leash": leash_of(assignment, surroundings.lease_path),
         "group": group.to_json() if group else None,
+        "home": surroundings.home.to_json() if surroundings.home else None,
         "tasks": [
             {
                 "rank": task.rank,

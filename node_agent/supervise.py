@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import os
 import signal
 import socket
@@ -21,7 +22,7 @@ from typing import ClassVar
 import structlog
 
 from cotenant.core.policy import Throttle
-from cotenant.node_agent import attempt_directory, cgroup_mounts, checks, environment, gpu_devices, launching, remains
+from cotenant.node_agent import attempt_directory, checks, environment, gpu_devices, launching, node_place, remains
 from cotenant.node_agent.attempt_cores import AttemptCores
 from cotenant.node_agent.attempt_directory import AttemptDirectory
 from cotenant.node_agent.attempt_throttle import AttemptThrottle
@@ -34,6 +35,7 @@ from cotenant.node_agent.resctrl import Resctrl
 from cotenant.node_agent.runtime import Found, Held, RuntimeContext, Usage
 from cotenant.node_agent.sockets import NOTIFY, progress_socket, socket_directory
 from cotenant.node_agent.supervised import Supervised
+from cotenant.node_agent.systemd_scope import reach_systemd
 from cotenant.rpc.background import Background
 from cotenant.v1 import node_service_pb2
 
@@ -65,11 +67,12 @@ class ProcessRuntime:
             root.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._sockets = socket_directory(context.state_dir)
         self._resctrl = Resctrl.open()
-        node_group, self._not_enforced = cgroup_mounts.open_node_group(context.node_id)
+        place = await asyncio.to_thread(node_place.open_place, context.node_id, reach_systemd())
+        node_group, self._not_enforced = place.node_group, [*place.not_enforced]
         gpus = context.inventory.gpus
         devices = gpu_devices.gpu_devices(gpus, context.gpu_minors)
         if advisory := await asyncio.to_thread(gpu_devices.why_advisory, node_group, gpus, devices):
-            self._not_enforced = [*self._not_enforced, advisory]
+            self._not_enforced.append(advisory)
         self._surroundings = launching.Surroundings(
             node_group=node_group,
             all_cpus=tuple(sorted(cpu for core in context.inventory.cores for cpu in core.cpus)),
@@ -79,6 +82,7 @@ class ProcessRuntime:
             base_environment=environment.inherited(os.environ),
             pids_max=context.pids_max,
             gpu_devices={} if advisory else devices,
+            home=place.home,
         )
         self._listen()
         found = [await self._find(directory) for directory in attempt_directory.find_directories(self._attempts_root)]
@@ -236,8 +240,17 @@ class ProcessRuntime:
             or checks.overlap(allocation, live, inventory)
         )
 
+    async def _have_a_place(self) -> None:
+        """Make the group of all attempts anew where it is gone: systemd ends a scope that nothing is in."""
+        group = self._surroundings.node_group
+        if group is not None and not group.exists():
+            place = await asyncio.to_thread(node_place.open_place, self._context.node_id, reach_systemd())
+            log.warning("node_group_was_gone", group=group.paths()[0])
+            self._surroundings = dataclasses.replace(self._surroundings, node_group=place.node_group, home=place.home)
+
     async def _launch(self, attempt: Supervised) -> str | None:
         assert attempt.directory is not None
+        await self._have_a_place()
         self._confine(attempt, attempt.directory)
         progress_path = str(progress_socket(self._sockets, attempt.key))
         try:

@@ -158,6 +158,7 @@ class Supervisor:
 
     def run(self) -> None:
         """Start all tasks and stay until all that came of them is gone and recorded."""
+        self._step_into_home()
         adopt_orphans()
         for task in self.tasks:
             try:
@@ -175,6 +176,15 @@ class Supervisor:
         self.finish()
         while self.save_at is not None:
             self.step()
+
+    def _step_into_home(self) -> None:
+        """Leave the agent's group, which may be ended without us."""
+        home = self.spec.get("home")
+        try:
+            if isinstance(home, dict):
+                Group.from_json(home).attach()
+        except GroupError as error:  # the job can run all the same
+            print(error, file=sys.stderr, flush=True)
 
     def step(self) -> None:
         """Wait for something to happen and deal with it."""
