@@ -17,7 +17,7 @@ from tests.node_agent.conditions import alive, need_groups, private_kib, until, 
 from tests.node_agent.jobs import CPUS, PYTHON, assignment, shell, task
 
 from cotenant.node_agent.attempt_directory import AttemptDirectory
-from cotenant.node_agent.cgroup_mounts import open_node_group
+from cotenant.node_agent.cgroup_mounts import find_mounts, open_node_group
 from cotenant.node_agent.cgroups import Group
 from cotenant.node_agent.launching import Surroundings, launch
 from cotenant.node_agent.records import AttemptKey
@@ -392,3 +392,29 @@ async def test_a_suspended_job_hears_its_warning(start: Launch, tmp_path: Path) 
     os.kill(attempt.pid, signal.SIGTERM)
     assert (await attempt.end())["state"] == "STOPPED"
     assert (tmp_path / "saved").exists()
+
+
+ESCAPES = {
+    "daemon": "(setsid setsid sh -c '{stay}' &)",
+    "its own process group": "set -m; sh -c '{stay}' & set +m",
+    "stopped": "(setsid sh -c '{stay}' &); {wait}; kill -STOP $(cat {pid})",
+    "in no group": "(setsid sh -c 'for p in {roots}; do echo $$ > $p; done; {stay}' &)",
+}
+
+
+@BOTH
+@pytest.mark.parametrize("escape", ESCAPES)
+async def test_nothing_escapes_the_end_of_its_attempt(start: Launch, tmp_path: Path, groups: bool, escape: str) -> None:
+    skip_without(groups)
+    if escape == "in no group" and not groups:
+        pytest.skip("it is in no group anyway")
+    pid = tmp_path / "pid"
+    stay = f'trap "" TERM HUP INT; echo $$ > {pid}; while :; do sleep 0.05; done'
+    wait = f"while [ ! -s {pid} ]; do sleep 0.01; done"
+    roots = " ".join(f"{mount.root}/cgroup.procs" for mount in find_mounts() if mount.version == 1)
+    script = ESCAPES[escape].format(stay=stay, wait=wait, pid=pid, roots=roots)
+    attempt = start(shell("escape", f"{script}; {wait}"), groups=groups)
+    state = await attempt.end()
+    assert state["state"] == "SUCCEEDED", (state, attempt.output())
+    assert not alive(written_number(pid))
+    assert attempt.group is None or not attempt.group.exists()
