@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, cast
 
@@ -212,17 +212,22 @@ class SimulatedAgent:
             state = job_pb2.ATTEMPT_STATE_FAILED if code else job_pb2.ATTEMPT_STATE_SUCCEEDED
             self.end(key, state, code)
 
+    def fail(self, key: tuple[str, int], tail: str, code: int = 1, signs: Sequence[str] = ()) -> None:
+        """Let a process fail with some last words."""
+        self.report(key, job_pb2.ATTEMPT_STATE_FAILED, code, output_tail=tail, signs=signs)
+
     def report(
         self,
         key: tuple[str, int],
         state: job_pb2.AttemptState.ValueType,
         code: int = 0,
         stop_reason: job_pb2.StopReason.ValueType = job_pb2.STOP_REASON_UNSPECIFIED,
+        **said: Any,
     ) -> None:
         """Say where an attempt stands."""
         assignment = self.assignments.get(key)
         report = node_pb2.AttemptReport(
-            job_id=key[0], number=key[1], epoch=assignment.epoch if assignment else 0, state=state
+            job_id=key[0], number=key[1], epoch=assignment.epoch if assignment else 0, state=state, **said
         )
         report.stop_reason = stop_reason
         report.time.GetCurrentTime()

@@ -8,15 +8,17 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import structlog
 
 from cotenant import telemetry
+from cotenant.core.failing.classifying import SIGNS_MAX
 from cotenant.node_agent.fence import Fence
 from cotenant.node_agent.launching import grace_seconds_of
+from cotenant.node_agent.output_tail import tail_of
 from cotenant.node_agent.profiles import Profiles
 from cotenant.node_agent.progress_reader import ProgressReader
 from cotenant.node_agent.records import AttemptKey, Status, report
@@ -80,6 +82,7 @@ class Orders:
         self._guard = guard
         self._held_back = held_back
         self._background = Background()
+        self.signs_of: Callable[[AttemptKey], Sequence[str]] = lambda key: ()  # set by whoever watches the GPUs
 
     def take_up(self, found: Found) -> None:
         """Know an attempt that was there before us."""
@@ -96,7 +99,7 @@ class Orders:
 
     def reports(self) -> list[node_service_pb2.AttemptReport]:
         """All that is known, for a Hello."""
-        return [report(attempt.status, self._node_id) for _, attempt in sorted(self.attempts.items())]
+        return [self._report(attempt.status) for _, attempt in sorted(self.attempts.items())]
 
     def patience_seconds(self) -> float:
         """How long the most impatient job that is here runs on without the control plane; infinite without any."""
@@ -105,7 +108,16 @@ class Orders:
         return min((leash.ToMicroseconds() / 1e6 for leash in leashes), default=math.inf)
 
     def _tell(self, status: Status) -> None:
-        self._tell_placement(report(status, self._node_id))
+        self._tell_placement(self._report(status))
+
+    def _report(self, status: Status) -> node_service_pb2.AttemptReport:
+        told = report(status, self._node_id)
+        if status.state == "FAILED":  # why, as far as it can be told here
+            directory = self._runtime.output_directory(status.key)
+            if directory is not None and status.exit is not None:
+                told.output_tail = tail_of(directory, status.exit.rank)
+            told.signs.extend(self.signs_of(status.key)[:SIGNS_MAX])
+        return told
 
     # Assignments.
 

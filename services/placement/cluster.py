@@ -13,6 +13,7 @@ from dataclasses import replace
 import structlog
 
 from cotenant.core.allocations import NodeAllocation
+from cotenant.core.failing.classifying import SIGNS_MAX, TAIL_LENGTH_MAX
 from cotenant.core.ledger import Holding, Ledger, Overcommitted
 from cotenant.core.lifecycle import AttemptEvent, AttemptState, StopReason
 from cotenant.core.nodes import Illness, Inventory, NodeShape, shape_of
@@ -26,6 +27,7 @@ log = structlog.get_logger()
 MASTER_PORTS = range(29500, 30000)
 UNEXPLAINED = (job_pb2.STOP_REASON_UNSPECIFIED, job_pb2.STOP_REASON_GANG_BROKEN, job_pb2.STOP_REASON_DISCONNECTED)
 MESSAGE_LENGTH_MAX = 1_000  # of what an agent says went wrong
+SIGN_LENGTH_MAX = 200
 
 
 class Cluster:
@@ -265,6 +267,8 @@ class Cluster:
         if state is AttemptState.FAILED and not live.attempt.HasField("exit"):
             live.attempt.exit.CopyFrom(told.exit)
             live.attempt.exit.node_id = node_id
+            live.attempt.output_tail = told.output_tail[-TAIL_LENGTH_MAX:]
+            live.attempt.signs[:] = [sign[:SIGN_LENGTH_MAX] for sign in told.signs[:SIGNS_MAX]]
             live.attempt.message = told.message[:MESSAGE_LENGTH_MAX]
         elif not live.attempt.message:  # what a user should know of a good end too, such as output that was dropped
             live.attempt.message = told.message[:MESSAGE_LENGTH_MAX]

@@ -13,6 +13,7 @@ from cotenant.core.lifecycle import AttemptState, Phase, StopReason
 from cotenant.core.table import Capacity
 from cotenant.rpc import errors, translate
 from cotenant.rpc.background import Background
+from cotenant.services.queue.failing import Failing
 from cotenant.services.queue.keeper import Keeper
 from cotenant.services.queue.observations import Observations
 from cotenant.services.queue.profiles import Profiles
@@ -40,9 +41,10 @@ class Follower:
         placement: placement_service_pb2_grpc.PlacementServiceAsyncStub,
         observations: Observations,
         profiles: Profiles,
+        failing: Failing,
     ) -> None:
         self.state, self.keeper, self.placement = state, keeper, placement
-        self.observations, self.profiles = observations, profiles
+        self.observations, self.profiles, self.failing = observations, profiles, failing
         self.synced = asyncio.Event()  # set while placement can be heard
         self._revision = 0
         self._forget: dict[tuple[str, int], None] = {}
@@ -136,7 +138,10 @@ class Follower:
 
     async def _end(self, record: Record, attempt: job_pb2.Attempt) -> None:
         """Take in that an attempt has ended, durably; then let placement forget it."""
-        if await self.keeper.insist(record, lambda stored: take_attempt(stored, attempt)):
+        attempt = self.failing.classified(attempt)
+        retrying = self.failing.retrying
+        if await self.keeper.insist(record, lambda stored: take_attempt(stored, attempt, retrying)):
+            self.failing.note(attempt)
             log.info("attempt_ended", job=record.id, attempt=attempt.number, phase=record.phase.value)
             ENDED.add(state=translate.ATTEMPT_STATES.names[attempt.state], phase=record.phase.value)
             self.observations.ended(record, attempt)

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import time
 from dataclasses import dataclass, field
 
+from cotenant.core.failing.retrying import RetryRules, Tries, decide
 from cotenant.core.jobs import JobSpec
 from cotenant.core.lifecycle import AttemptState, JobEvent, Phase, next_phase
 from cotenant.core.refusals import plural
 from cotenant.rpc import translate
 from cotenant.services.queue import avoiding
 from cotenant.services.queue.avoiding import nodes_of
+from cotenant.services.queue.failing import broke, from_wire, in_words
 from cotenant.v1 import job_pb2, predictor_service_pb2, records_pb2
 
 SCHEMA_VERSION = 1
 EVENTS_MAX = 40
 PAST_ATTEMPTS_MAX = 8
 PAST_BYTES_MAX = 256 * 1024  # of past attempts: large gangs are large records
-BACK_OFF_SECONDS, BACK_OFF_SECONDS_MAX = 1.0, 300.0
+RETRYING = RetryRules()
 
 PHASES, STATES = translate.PHASES, translate.ATTEMPT_STATES
 
@@ -173,7 +176,7 @@ def move(stored: records_pb2.StoredJob, event: JobEvent) -> Phase:
     return phase
 
 
-def take_attempt(stored: records_pb2.StoredJob, attempt: job_pb2.Attempt) -> bool:
+def take_attempt(stored: records_pb2.StoredJob, attempt: job_pb2.Attempt, retrying: RetryRules = RETRYING) -> bool:
     """Let the job follow its attempt; False where it says nothing new. Repeats and stale news change nothing."""
     job = stored.job
     phase, state = PHASES.from_wire(job.phase), STATES.from_wire(attempt.state)
@@ -197,7 +200,7 @@ def take_attempt(stored: records_pb2.StoredJob, attempt: job_pb2.Attempt) -> boo
         move(stored, JobEvent.STOP_ORDERED)
         note(stored, "stopping", _reason(attempt))
     elif state.ended:
-        _ended(stored, state)
+        _ended(stored, state, retrying)
     return True
 
 
@@ -264,7 +267,7 @@ def _started(stored: records_pb2.StoredJob) -> None:
         job.start_time.CopyFrom(job.attempt.start_time)
 
 
-def _ended(stored: records_pb2.StoredJob, state: AttemptState) -> None:
+def _ended(stored: records_pb2.StoredJob, state: AttemptState, retrying: RetryRules) -> None:
     job = stored.job
     _credit(job)
     if state is AttemptState.SUCCEEDED:
@@ -279,8 +282,8 @@ def _ended(stored: records_pb2.StoredJob, state: AttemptState) -> None:
         move(stored, JobEvent.SUSPENDED)
         stored.wish = job_pb2.JOB_PHASE_UNSPECIFIED
         note(stored, "suspended")
-    elif state is AttemptState.FAILED or _broken(job.attempt):
-        _failed(stored)
+    elif broke(job.attempt):
+        _failed(stored, retrying)
     else:
         _requeued(stored, state)
 
@@ -290,28 +293,34 @@ def _stopping(stored: records_pb2.StoredJob) -> None:
         move(stored, JobEvent.STOP_ORDERED)
 
 
-def _broken(attempt: job_pb2.Attempt) -> bool:
-    """Whether an attempt stopped that nobody wanted stopped: the job's own doing, or its gang's."""
-    return attempt.state == job_pb2.ATTEMPT_STATE_STOPPED and attempt.stop_reason in (
-        job_pb2.STOP_REASON_UNSPECIFIED,
-        job_pb2.STOP_REASON_GANG_BROKEN,
-    )
-
-
-def _failed(stored: records_pb2.StoredJob) -> None:
-    job = stored.job
-    why = failure(job.attempt)
-    job.failures += 1
-    if job.failures > job.spec.retries_max:
+def _failed(stored: records_pb2.StoredJob, retrying: RetryRules) -> None:
+    job, attempt = stored.job, stored.job.attempt
+    told = from_wire(attempt.failure)
+    why = "; ".join(filter(None, (failure(attempt), in_words(told))))
+    tries = Tries(job.failures, job.spec.retries_max, stored.infrastructure_failures)
+    retry = decide(told, tries, retrying, _draw(job))
+    job.failures += retry.counts
+    stored.infrastructure_failures += not retry.counts
+    if not retry.again:
         move(stored, JobEvent.FAILED)
         job.phase_reason = why
         note(stored, "failed", why)
         return
+    if retry.avoid_node_seconds and attempt.exit.node_id:
+        reason = f"attempt {attempt.number} failed there: {in_words(told)}"
+        avoiding.avoid(job, [attempt.exit.node_id], retry.avoid_node_seconds, reason, time.time())
     move(stored, JobEvent.REQUEUED)
-    wait = min(BACK_OFF_SECONDS_MAX, BACK_OFF_SECONDS * 2 ** (job.failures - 1))
-    stored.not_before_time.FromNanoseconds(int((time.time() + wait) * 1e9))
-    job.phase_reason = f"{why}; tried again, {job.spec.retries_max - job.failures} tries left"
-    note(stored, "requeued", f"{why}; the next attempt starts in {wait:g} s at the earliest")
+    stored.not_before_time.FromNanoseconds(int((time.time() + retry.wait_seconds) * 1e9))
+    job.phase_reason = f"{why}; tried again, {retry.left} tries left" + (
+        "" if retry.counts else " for the machines' sake"
+    )
+    note(stored, "requeued", f"{why}; the next attempt starts in {retry.wait_seconds:.3g} s at the earliest")
+
+
+def _draw(job: job_pb2.Job) -> float:
+    """A number from 0 to 1 that is always the same for an attempt, so that jobs which fail together spread out."""
+    digest = hashlib.blake2b(f"{job.id}/{job.attempt.number}".encode(), digest_size=4).digest()
+    return int.from_bytes(digest) / 2**32
 
 
 def _requeued(stored: records_pb2.StoredJob, state: AttemptState) -> None:
@@ -323,7 +332,17 @@ def _requeued(stored: records_pb2.StoredJob, state: AttemptState) -> None:
     taken = (job_pb2.STOP_REASON_PREEMPTED, job_pb2.STOP_REASON_RECLAIMED)
     job.preemptions += job.attempt.stop_reason in taken
     job.phase_reason = reason
+    if state is AttemptState.STOPPED and job.attempt.stop_reason == job_pb2.STOP_REASON_UNHEALTHY:
+        _avoid_unhealthy(job)
     note(stored, "migrated" if moved else "requeued", (job.attempt.stop_detail if moved else "") or reason)
+
+
+def _avoid_unhealthy(job: job_pb2.Job) -> None:
+    """Keep away from the node that was not well; of several nobody knows here which one that was, unless it is said."""
+    where = [job.attempt.exit.node_id] if job.attempt.exit.node_id else nodes_of(job.attempt)
+    if len(where) == 1:
+        reason = job.attempt.stop_detail or "it was not well"
+        avoiding.avoid(job, where, RETRYING.avoid_seconds, reason, time.time())
 
 
 def _credit(job: job_pb2.Job) -> None:

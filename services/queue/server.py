@@ -12,6 +12,7 @@ import grpc
 import structlog
 
 from cotenant import plugins, telemetry
+from cotenant.core.failing.retrying import RetryRules
 from cotenant.core.jobs import QUEUE_DEFAULT, JobSpec
 from cotenant.core.options import did_you_mean
 from cotenant.core.placing import obstacles
@@ -27,6 +28,7 @@ from cotenant.rpc.server import Server
 from cotenant.services.queue import explain, moving, outlook
 from cotenant.services.queue.arrays import Arrays
 from cotenant.services.queue.endings import Endings
+from cotenant.services.queue.failing import Failing, read_rules
 from cotenant.services.queue.filters import Filter, folded
 from cotenant.services.queue.follower import Follower, wished
 from cotenant.services.queue.forgetting import Forgetting
@@ -34,7 +36,7 @@ from cotenant.services.queue.keeper import Keeper, Request
 from cotenant.services.queue.observations import WINDOW_SECONDS, Observations
 from cotenant.services.queue.output import Output
 from cotenant.services.queue.profiles import Profiles
-from cotenant.services.queue.records import Record, new_record
+from cotenant.services.queue.records import RETRYING, Record, new_record
 from cotenant.services.queue.renewals import Renewals
 from cotenant.services.queue.scheduler import Scheduler, SchedulerConfig
 from cotenant.services.queue.simulate import simulate
@@ -75,6 +77,8 @@ class QueueConfig:
     rules: Rules = RULES
     seed: int = 0
     ended_kept_max: int = ENDED_KEPT_MAX
+    retrying: RetryRules = RETRYING
+    failure_rules: str = ""  # a file of the operator's, whose rules come before those that are shipped
     window_seconds: float = WINDOW_SECONDS  # over which the rates of running jobs are seen
 
 
@@ -100,7 +104,8 @@ class JobQueue(job_service_pb2_grpc.JobServiceServicer):
         self.observations.on_seen = self.renewals.seen
         self.profiles = Profiles(self.state, self.placement, predictor_stub, self.observations, self.renewals)
         self.observations.on_profile_wanted = self.profiles.want
-        self.follower = Follower(self.state, self.keeper, self.placement, self.observations, self.profiles)
+        failing = Failing(read_rules(config.failure_rules), config.retrying)
+        self.follower = Follower(self.state, self.keeper, self.placement, self.observations, self.profiles, failing)
         self.policy: QueuePolicy = plugins.load(QUEUES, config.policy, config.options.get(config.policy, {}))
         cycle = SchedulerConfig(self.policy, config.debounce_seconds, config.rules, config.seed)
         self.background = Background()

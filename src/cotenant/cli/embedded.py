@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, cast
 
 import structlog
 
+from cotenant.core.failing.retrying import RetryRules
 from cotenant.core.options import by_owner
 from cotenant.core.queueing.choosing import RULES, Rules
 from cotenant.node_agent.agent import Agent, AgentConfig
@@ -25,6 +26,7 @@ from cotenant.services.predictor import server as predictor
 from cotenant.services.predictor.profiler import ProfileRules
 from cotenant.services.queue import server as queue
 from cotenant.services.queue.observations import WINDOW_SECONDS
+from cotenant.services.queue.records import RETRYING
 from cotenant.store.open import open_store
 from cotenant.v1 import node_service_pb2, node_service_pb2_grpc
 
@@ -54,6 +56,8 @@ class MeshConfig:
     lost_after_seconds: float = 300.0
     rules: Rules = RULES
     window_seconds: float = WINDOW_SECONDS  # over which the rates of running jobs are seen
+    failure_rules: str = ""  # a file of the operator's
+    retrying: RetryRules = RETRYING
     checkpoint_seconds: float = 300.0  # jobs are taken to save their work about that often
     profile_seconds: float = 300.0  # what a profile of a running job may take; 0: none is made
 
@@ -156,6 +160,8 @@ class EmbeddedMesh:
             options={config.queue: self._options("queue")},
             rules=config.rules,
             window_seconds=config.window_seconds,
+            failure_rules=config.failure_rules,
+            retrying=config.retrying,
         )
 
     def _start_agents(self) -> None:

@@ -14,7 +14,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cotenant.cli.outcome import CommandError, ExitCode, note, usage
-from cotenant.cli.settings import Settings, merged, node_name, read_options, read_settings, rules_of
+from cotenant.cli.settings import (
+    Settings,
+    check_failure_rules,
+    merged,
+    node_name,
+    read_options,
+    read_settings,
+    retrying_of,
+    rules_of,
+)
 from cotenant.cli.up import BACKFILL, state_dir_of
 from cotenant.core.options import did_you_mean
 
@@ -189,6 +198,8 @@ def _queue(told: Told, common: dict[str, Any]) -> Coroutine[Any, Any, None]:
         options={told.settings.queue: told.options.get("queue", {})},
         rules=rules_of(told.settings),
         window_seconds=told.settings.window_seconds,
+        failure_rules=check_failure_rules(told.settings),
+        retrying=retrying_of(told.settings),
     )
     return run(**common, endpoints=_endpoints(told), config=config)
 

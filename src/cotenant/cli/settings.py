@@ -16,6 +16,7 @@ from cotenant.cli.outcome import usage
 from cotenant.core.options import BadOption, did_you_mean, names_of, parse, written
 
 if TYPE_CHECKING:
+    from cotenant.core.failing.retrying import RetryRules
     from cotenant.core.queueing.choosing import Rules
 
 GROUPS = ("queue", "placement", "allocator", "predictor", "contention")
@@ -48,6 +49,9 @@ class Settings:
     window_seconds: float = 10.0
     profile_seconds: float = 300.0
     checkpoint_seconds: float = 300.0
+    failure_rules: str = ""
+    retry_seconds: float = 10.0
+    infrastructure_retries: int = 3
     options: Mapping[str, Mapping[str, str]] | None = None
 
     @property
@@ -106,6 +110,29 @@ def rules_of(settings: Settings) -> Rules:
         return parse(Rules, {name: written(value) for name, value in given.items()})
     except BadOption as error:
         raise usage(str(error)) from None
+
+
+def check_failure_rules(settings: Settings) -> str:
+    """Return the operator's file of failure rules, if there is one, once it is known to be sound.
+
+    Raises:
+        CommandError: naming the file, the line and the field that is wrong.
+    """
+    from cotenant.core.failing.rules import BadRules
+    from cotenant.services.queue.failing import read_rules
+
+    try:
+        read_rules(settings.failure_rules)
+    except BadRules as error:
+        raise usage(str(error)) from None
+    return settings.failure_rules
+
+
+def retrying_of(settings: Settings) -> RetryRules:
+    """Say how failures are retried."""
+    from cotenant.core.failing.retrying import RetryRules
+
+    return RetryRules(back_off_seconds=settings.retry_seconds, infrastructure_retries=settings.infrastructure_retries)
 
 
 def _unfit(key: str, value: Any) -> str:

@@ -14,7 +14,17 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cotenant.cli.outcome import CommandError, ExitCode, note, usage
-from cotenant.cli.settings import Settings, merged, node_name, read_options, read_settings, rules_of, split_cpus
+from cotenant.cli.settings import (
+    Settings,
+    check_failure_rules,
+    merged,
+    node_name,
+    read_options,
+    read_settings,
+    retrying_of,
+    rules_of,
+    split_cpus,
+)
 
 if TYPE_CHECKING:  # grpc and the services load only when the mesh is started
     from cotenant.cli.embedded import EmbeddedMesh, MeshConfig
@@ -141,6 +151,8 @@ def mesh_config(settings: Settings, state_dir: Path, options: dict[str, dict[str
         lost_after_seconds=settings.lost_after_seconds,
         rules=rules_of(settings),
         window_seconds=settings.window_seconds,
+        failure_rules=check_failure_rules(settings),
+        retrying=retrying_of(settings),
         checkpoint_seconds=settings.checkpoint_seconds,
         profile_seconds=settings.profile_seconds,
     )

@@ -80,7 +80,9 @@ def test_the_exception_decides_not_the_traceback_above_it() -> None:
     assert (failure.failure_class, failure.evidence) == ("import_error", "ModuleNotFoundError: No module named 'torhc'")
 
 
-EVIL = [text * (4096 // len(text)) for text in ("a", " ", "thread '", "DataLoader worker (pid 1", "0", "loss is ", "a\n")]
+EVIL = [
+    text * (4096 // len(text)) for text in ("a", " ", "thread '", "DataLoader worker (pid 1", "0", "loss is ", "a\n")
+]
 
 
 @pytest.mark.parametrize("tail", EVIL, ids=lambda text: repr(text[:8]))
@@ -98,7 +100,8 @@ def test_the_slowest_pattern_that_is_taken_is_quick_on_the_worst_line() -> None:
 
 
 @pytest.mark.parametrize(
-    "pattern", ["(a+)+b", "(a|aa)+b", "(a?a)+b",  "(a*)*", "a.*b.*c", r"(a)\1+", "((a{2,20}){3,9}){2,7}", "(", "", "x" * 401, "a*"]
+    "pattern",
+    ["(a+)+b", "(a|aa)+b", "(a?a)+b", "(a*)*", "a.*b.*c", r"(a)\1+", "((a{2,20}){3,9}){2,7}", "(", "", "x" * 401, "a*"],
 )
 def test_a_pattern_that_could_take_long_or_says_nothing_is_refused(pattern: str) -> None:
     with pytest.raises(ValueError, match=r"\w"):

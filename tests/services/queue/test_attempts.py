@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 from tests.services.mesh import LAS, Mesh, eventually, running, spec, until
 
+from cotenant.core.failing.retrying import RetryRules
 from cotenant.services.queue import records
 from cotenant.v1 import job_pb2, records_pb2
 from cotenant.v1 import job_service_pb2 as pb
@@ -102,8 +103,8 @@ async def test_a_gang_that_loses_a_part_keeps_the_rest_until_it_has_stopped(mesh
 # Failures ----------------------------------------------------------------------------------------------------
 
 
-async def test_failures_are_tried_again_with_growing_pauses(mesh: Mesh, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(records, "BACK_OFF_SECONDS", 0.05)
+async def test_failures_are_tried_again_with_growing_pauses(mesh: Mesh) -> None:
+    mesh.parts["queue"].service.follower.failing.retrying = RetryRules(untold_back_off_seconds=0.05)
     agent = await mesh.agent("n1")
     job_id = await mesh.submit(retries_max=2)
     for number in (1, 2, 3):

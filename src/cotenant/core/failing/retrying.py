@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from cotenant.core.failing.classifying import Failure
 from cotenant.core.failing.rules import Blame
 
-UNTOLD_BACK_OFF_SECONDS, UNTOLD_BACK_OFF_SECONDS_MAX = 1.0, 300.0  # where nothing says that waiting helps
-
 
 @dataclass(frozen=True, slots=True)
 class RetryRules:
@@ -23,12 +21,15 @@ class RetryRules:
     back_off_seconds_max: no wait is longer.
     infrastructure_retries: so many retries of a job's infrastructure failures do not count against its own.
     avoid_seconds: for so long a job keeps away from a node that was at fault.
+    untold_back_off_seconds, untold_back_off_seconds_max: the same waits where nothing says that waiting helps.
     """
 
     back_off_seconds: float = 10.0
     back_off_seconds_max: float = 600.0
     infrastructure_retries: int = 3
     avoid_seconds: float = 3600.0
+    untold_back_off_seconds: float = 1.0
+    untold_back_off_seconds_max: float = 300.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +43,7 @@ class Tries:
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """What follows from a failure. `counts` against the user's retries; `left` of those, or of the machines', remain."""
+    """What follows from a failure. `counts`: against the user's retries. `left` of those, or of the machines'."""
 
     again: bool
     counts: bool
@@ -70,7 +71,7 @@ def decide(failure: Failure, tries: Tries, rules: RetryRules, draw: float) -> Re
     if failure.transient or failure.node_at_fault:
         wait = _back_off(rules.back_off_seconds, rules.back_off_seconds_max, before, draw)
     else:
-        wait = _back_off(UNTOLD_BACK_OFF_SECONDS, UNTOLD_BACK_OFF_SECONDS_MAX, before, 1.0)
+        wait = _back_off(rules.untold_back_off_seconds, rules.untold_back_off_seconds_max, before, 1.0)
     if spared:
         left = rules.infrastructure_retries - tries.infrastructure_failures - 1
         return Retry(True, False, wait, avoid, left)

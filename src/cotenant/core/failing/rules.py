@@ -1,7 +1,7 @@
 """Rules that tell failures apart, as data: read from TOML, checked, and matched in bounded time.
 
-Theory of operation. A rule has conditions that must all hold: a regular expression over the lines of output or over what
-the node saw, the signal, the exit code, the kernel's word on memory. The first rule that holds decides. Python's
+Theory of operation. A rule has conditions that must all hold: a regular expression over the lines of output or over
+what the node saw, the signal, the exit code, the kernel's word on memory. The first rule that holds decides. Python's
 expressions backtrack, so that a careless one could take for ever on an evil line. Lines are cut and few, and a pattern
 may have at most one repeat that goes far, and neither a repeat nor a choice within a repeat: then the time is at most
 quadratic in the length of a line.
@@ -113,7 +113,9 @@ def merged(own: Sequence[Rule], shipped: Sequence[Rule]) -> tuple[Rule, ...]:
 def _rule(raw: Mapping[str, Any], source: str, at: int, lines: Sequence[str]) -> Rule:
     def wrong(key: str, told: str) -> BadRules:
         line = next((n for n in range(at, len(lines) + 1) if re.match(rf"\s*{re.escape(key)}\s*=", lines[n - 1])), at)
-        after = next((n for n in range(at + 1, len(lines) + 1) if lines[n - 1].strip().startswith("[[")), len(lines) + 1)
+        after = next(
+            (n for n in range(at + 1, len(lines) + 1) if lines[n - 1].strip().startswith("[[")), len(lines) + 1
+        )
         return BadRules(f"{source}:{line if line < after else at}: {key}: {told}")
 
     for key, value in raw.items():

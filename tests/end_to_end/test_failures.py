@@ -1,0 +1,96 @@
+"""Real jobs that fail in real ways: told apart by what they said and how they ended, and retried accordingly."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+from tests.end_to_end.meshes import Mesh
+
+from cotenant.core.lifecycle import Phase
+from cotenant.v1 import job_pb2
+
+NCCL = "[Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=7, OpType=ALLREDUCE) ran for 1800123 ms"
+OWN_RULES = """
+version = 1
+[[rule]]
+name = "licence"
+class = "licence_server"
+blame = "infrastructure"
+line = 'no licence left'
+transient = true
+"""
+
+
+@pytest.fixture(scope="module")
+def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mesh]:
+    """Two nodes; retries come quickly, and the operator has a rule of their own."""
+    directory = tmp_path_factory.mktemp("mesh")
+    if len(os.sched_getaffinity(0)) < 2:
+        pytest.skip("two nodes need two CPUs")
+    (directory / "own.toml").write_text(OWN_RULES)
+    config = directory / "config.toml"
+    config.write_text(f'retry_seconds = 0.2\nfailure_rules = "{directory / "own.toml"}"\n')
+    mesh = Mesh(directory, "--config", str(config), "--nodes", "2", "--gpus", "fake:1")
+    mesh.start()
+    yield mesh
+    mesh.close()
+
+
+def run(mesh: Mesh, script: str, *options: str, phase: Phase = Phase.FAILED) -> job_pb2.Job:
+    job_id = mesh.cli.submit("--gpus", "1", "--cpus", "1", "--retries", "4", *options, "--", "python3", "-c", script)
+    return mesh.client.wait_for(job_id, phase)
+
+
+def told(job: job_pb2.Job) -> tuple[str, int, int]:
+    failure = job.attempt.failure
+    return getattr(failure, "class"), failure.blame, job.attempt.number
+
+
+def test_a_module_that_is_missing_is_the_users_own_and_tried_once(mesh: Mesh) -> None:
+    job = run(mesh, "print('epoch 1'); import torhc")
+    assert told(job) == ("import_error", job_pb2.FAILURE_BLAME_USER, 1)
+    assert job.attempt.failure.evidence == "ModuleNotFoundError: No module named 'torhc'"
+    assert "No module named 'torhc'" in mesh.cli("show", job.id).out
+
+
+def test_an_illegal_access_on_the_gpu_is_told_by_its_line(mesh: Mesh) -> None:
+    job = run(mesh, "raise RuntimeError('CUDA error: an illegal memory access was encountered')")
+    assert told(job) == ("invalid_memory_access", job_pb2.FAILURE_BLAME_USER, 1)
+
+
+def test_a_process_that_the_kernel_killed_for_memory_is_told_by_that(mesh: Mesh) -> None:
+    job_id = mesh.cli.submit(
+        *("--gpus", "1", "--cpus", "1", "--memory", "48MiB", "--retries", "4"),
+        *("--", "python3", "-c", "b = bytearray(400 * 2**20); print('it was given')"),
+    )
+    job = mesh.client.wait_for(job_id, Phase.FAILED, Phase.SUCCEEDED)
+    if job.phase == job_pb2.JOB_PHASE_SUCCEEDED:
+        pytest.skip("memory limits are not enforced here")
+    assert told(job) == ("cpu_out_of_memory", job_pb2.FAILURE_BLAME_USER, 1)
+
+
+def test_a_collective_that_timed_out_goes_on_on_the_other_node(mesh: Mesh) -> None:
+    script = f"import os, sys\nif os.environ['COTENANT_ATTEMPT'] == '1': print({NCCL!r}); sys.exit(1)"
+    job = run(mesh, script, "--retries", "0", phase=Phase.SUCCEEDED)
+    (first,) = job.past_attempts
+    assert (first.failure.rule, job.failures) == ("nccl-timeout", 0)
+    assert first.allocations[0].node_id != job.attempt.allocations[0].node_id
+    assert [one.node_id for one in job.avoided_nodes] == [first.allocations[0].node_id]
+
+
+def test_an_operators_rule_is_heeded(mesh: Mesh) -> None:
+    script = "import os, sys\nif os.environ['COTENANT_ATTEMPT'] == '1': sys.exit('no licence left')"
+    job = run(mesh, script, phase=Phase.SUCCEEDED)
+    assert getattr(job.past_attempts[0].failure, "class") == "licence_server"
+    assert job.failures == 0
+
+
+def test_a_file_of_rules_that_is_wrong_is_one_error(mesh: Mesh) -> None:
+    wrong = mesh.directory / "wrong.toml"
+    wrong.write_text(OWN_RULES.replace("no licence left", "(no )+)"))
+    config = mesh.directory / "wrong-config.toml"
+    config.write_text(f'failure_rules = "{wrong}"\n')
+    ended = mesh.cli("up", "--config", str(config), "--state-dir", str(mesh.directory / "other"), code=2)
+    assert f"{wrong}:7: line: is no regular expression" in ended.error
