@@ -43,6 +43,7 @@ from cotenant.v1 import job_pb2, node_service_pb2, resources_pb2
 log = structlog.get_logger()
 
 MEBIBYTE = 1 << 20
+SAMPLE_SECONDS_MIN = 0.05
 DAY_SECONDS = 86_400.0
 
 
@@ -210,7 +211,7 @@ class Agent:
             sample=sampler.sample,
             obey=self._throttling.obey,
             away=self._throttling.away,
-            interval_seconds=config.sample_interval_seconds,
+            interval_seconds=max(SAMPLE_SECONDS_MIN, config.sample_interval_seconds),
             rng=self._rng,
         )
 

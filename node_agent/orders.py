@@ -355,6 +355,8 @@ class Orders:
         """Tell the last progress, then the end."""
         attempt.started.set()
         await self._profiles.end(status.key, "the attempt has ended")
+        if self._held_back(status.key):
+            self._progress.tell(status.key)  # that it is not any more
         await self._progress.finish(status.key)
         if attempt.launched:
             await self._guard().settle(attempt.assignment)

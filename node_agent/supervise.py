@@ -318,7 +318,9 @@ class ProcessRuntime:
     def held(self, key: AttemptKey) -> Held:
         """How an attempt is held back."""
         attempt = self._attempts.get(key)
-        return attempt.throttle.held if attempt is not None and attempt.throttle is not None else Held()
+        return (
+            attempt.throttle.held if attempt is not None and attempt.live and attempt.throttle is not None else Held()
+        )
 
     async def usage(self, key: AttemptKey) -> Usage | None:
         """Read the account of the control group, or without one of the processes."""

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import structlog
 
 from cotenant import telemetry
+from cotenant.rpc.channel import connect
 from cotenant.rpc.policies import serve_policies
 from cotenant.rpc.server import Server
 from cotenant.services.contention.server import DEFAULTS, Config, start
@@ -21,20 +22,27 @@ async def serve(
     store_url: str = "",
     token: str | None = None,
     config: Config = DEFAULTS,
+    queue: str = "",
     on_start: Callable[[int], None] = lambda port: None,
 ) -> None:
-    """Serve until cancelled. `on_start` is told the port; the store that all services are told of is not opened."""
+    """Serve until cancelled. `on_start` is told the port; the store that all services are told of is not opened.
+
+    `queue` is where jobs can be moved away; where it is empty nobody is moved.
+    """
     telemetry.setup("contention")
     server = Server(address, token)
-    contention = await start(server, serve_policies(server), config)
+    jobs = connect(queue, token or "") if queue else None
+    contention = await start(server, serve_policies(server), config, queue=jobs)
     try:
         port = await server.start()
         log.info("serving", port=port, policy=config.policy)
         on_start(port)
         await asyncio.Event().wait()  # until cancelled
     finally:
-        contention.close()
+        await contention.close()
         await server.stop()
+        if jobs is not None:
+            await jobs.close()
         telemetry.shutdown()
 
 

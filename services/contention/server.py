@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import grpc
+import grpc.aio
 import structlog
 
 from cotenant import plugins, telemetry
@@ -20,6 +21,7 @@ from cotenant.rpc.server import Server
 from cotenant.services.contention.incidents import Incidents
 from cotenant.services.contention.judge import Judge
 from cotenant.services.contention.mailbox import Mailbox
+from cotenant.services.contention.moves import Moves
 from cotenant.services.contention.rings import Rings, TooManyNodes
 from cotenant.services.contention.samples import window_of
 from cotenant.v1 import contention_service_pb2 as pb
@@ -62,8 +64,10 @@ class Stream:
 class ContentionServicer(pb_grpc.ContentionServiceServicer):
     """Watches nodes for contention and relieves it."""
 
-    def __init__(self, judge: Judge, rings: Rings, incidents: Incidents, now: Callable[[], float]) -> None:
-        self._judge, self._rings, self._incidents, self._now = judge, rings, incidents, now
+    def __init__(
+        self, judge: Judge, rings: Rings, incidents: Incidents, moves: Moves, now: Callable[[], float]
+    ) -> None:
+        self._judge, self._rings, self._incidents, self._moves, self._now = judge, rings, incidents, moves, now
         self._streams: dict[str, Stream] = {}
 
     async def StreamSamples(
@@ -85,12 +89,16 @@ class ContentionServicer(pb_grpc.ContentionServiceServicer):
 
     async def ListIncidents(self, request: pb.ListIncidentsRequest, context: Any) -> pb.ListIncidentsResponse:
         """List incidents, newest first, page by page."""
-        return self._incidents.page(request.node_id, request.page_size, request.page_token)
+        self._incidents.forget_silent(self._now())
+        return self._incidents.page(
+            request.node_id, request.page_size, request.page_token, request.job_id, open_only=request.open_only
+        )
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """End all streams; agents come back to whoever serves next."""
         for stream in self._streams.values():
             stream.mailbox.close(errors.unavailable("contention is shutting down; connect again"))
+        await self._moves.close()
 
     async def _read_until_end(self, requests: AsyncIterator[pb.StreamSamplesRequest], mailbox: Mailbox) -> None:
         """Take in what the agent sends; what goes wrong ends the stream through its mailbox."""
@@ -160,8 +168,11 @@ async def start(
     policies: PolicyServicer,
     config: Config = DEFAULTS,
     now: Callable[[], float] = time.time,
+    queue: grpc.aio.Channel | None = None,
 ) -> ContentionServicer:
     """Add contention to a server that has not started yet. Close it before the server stops, to end its streams.
+
+    It asks the `queue` to move jobs away; without one nobody is moved.
 
     Raises:
         UnknownPolicy: the policy is not installed, or broken.
@@ -171,7 +182,8 @@ async def start(
     policies.use(GROUP, config.policy, options={config.policy: config.options})
     incidents = Incidents()
     rings = Rings(config.samples_max, config.nodes_max, config.silent_seconds_max)
-    servicer = ContentionServicer(Judge(policy, incidents), rings, incidents, now)
+    moves = Moves(queue, lambda node_id, attempt, told: incidents.told(node_id, attempt, now(), told))
+    servicer = ContentionServicer(Judge(policy, incidents, moves), rings, incidents, moves, now)
     server.add(pb_grpc.add_ContentionServiceServicer_to_server, servicer, SERVICE)
     return servicer
 

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Iterable
 
 from cotenant.core.lifecycle import StopReason
 from cotenant.rpc import translate
+from cotenant.services.placement.expected import expected_rate_per_second
 from cotenant.services.placement.records import Live
 from cotenant.v1 import node_service_pb2 as node_pb2
 from cotenant.v1 import placement_service_pb2 as placement_pb2
@@ -114,6 +115,7 @@ def assignment(live: Live, node_rank: int) -> node_pb2.ConnectResponse:
         master_port=attempt.master_port,
         node_rank=node_rank,
         trace_parent=live.record.trace_parent,
+        expected_rate_per_second=expected_rate_per_second(live.record.estimate, attempt.allocations),
     )
     if len(by_rank) > 1:
         told.replica_roles.extend(role for _, role, _ in by_rank)
@@ -130,6 +132,7 @@ def resize_order(live: Live, node_id: str) -> node_pb2.ConnectResponse:
         number=live.attempt.number,
         epoch=live.epoch,
         allocation=live.record.resizing[live.nodes.index(node_id)],
+        expected_rate_per_second=expected_rate_per_second(live.record.estimate, live.record.resizing),
     )
     return message
 

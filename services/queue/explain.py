@@ -84,9 +84,10 @@ def _summary(state: State, record: Record, position: int, waiting: int) -> str:
             f"; {refusal.remedy}" if refusal.remedy else ""
         )
     if phase in (Phase.STARTING, Phase.RUNNING):
-        return f"{phase.value} on {nodes}, attempt {job.attempt.number}" + (
-            f"; {job.attempt.sizing}" if job.attempt.sizing else ""
-        )
+        told = [f"{phase.value} on {nodes}, attempt {job.attempt.number}", job.attempt.sizing]
+        if phase is Phase.RUNNING and job.progress.throttle:
+            told.insert(1, f"held back by its node: {job.progress.throttle}")
+        return "; ".join(filter(None, told))
     if phase is Phase.STOPPING:
         why = translate.STOP_REASONS.names.get(job.attempt.stop_reason, "").replace("_", " ")
         detail = f": it {job.attempt.stop_detail}" if job.attempt.stop_detail else ""

@@ -369,6 +369,18 @@ class Contention(contention_grpc.ContentionServiceServicer):
 
     def __init__(self) -> None:
         self.samples: list[contention_pb.NodeSample] = []
+        self.incidents: list[contention_pb.Incident] = []
+        self.asked: list[contention_pb.ListIncidentsRequest] = []
+
+    async def ListIncidents(self, request: contention_pb.ListIncidentsRequest, context: Any) -> Any:
+        """Page by page, one incident on each."""
+        asked = contention_pb.ListIncidentsRequest()
+        asked.CopyFrom(request)
+        self.asked.append(asked)
+        place = int(request.page_token or 0)
+        token = str(place + 1) if place + 1 < len(self.incidents) else ""
+        found = self.incidents[place : place + 1]
+        return contention_pb.ListIncidentsResponse(incidents=found, next_page_token=token)
 
     async def ListSamples(self, request: Any, context: Any) -> contention_pb.ListSamplesResponse:
         return contention_pb.ListSamplesResponse(samples=self.samples)

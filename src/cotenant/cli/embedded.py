@@ -113,7 +113,7 @@ class EmbeddedMesh:
         predicting = await predictor.start(server, store, policies, self._predictor())
         self._closing.append(Closing("predictor", predicting.close))
         self._closing.append(Closing("server", lambda: server.stop(grace_seconds=1.0)))
-        watching = await contention.start(server, policies, self._contention())
+        watching = await contention.start(server, policies, self._contention(), queue=channel)
         self._closing.append(Closing("contention", watching.close))
         places = await placement.start(server, store, policies, self._placement())
         self._closing.append(Closing("placement", places.close))

@@ -26,6 +26,7 @@ from cotenant.v1.job_service_pb2 import JobFilter, ListJobsRequest
 LIMIT_DEFAULT = 100
 PAGE_SIZE_MAX = 1000
 NODES_NAMED_MAX = 2
+HELD_BACK = "held back on "
 
 COLUMNS = (
     Column("ID"),
@@ -215,7 +216,8 @@ def cells(view: dict[str, Any]) -> list[str]:
 def where(view: dict[str, Any]) -> str:
     """Say where a job runs, or why it does not."""
     if view["nodes"]:
-        return joined(view["nodes"], NODES_NAMED_MAX, "nodes")
+        mark = HELD_BACK if views.throttle_of(view) else ""
+        return mark + joined(view["nodes"], NODES_NAMED_MAX, "nodes")
     if view["phase"] == Phase.QUEUED and view["reason"]:
         return str(view["reason"]["code"])
     return str(view["phase_reason"])

@@ -33,6 +33,7 @@ _ENTRIES = (
     ("uncordon", "nodes", "Take back a cordon or a drain.", NODES),
     ("snapshot", "snapshot", "Save the cluster and its jobs as they are, to be simulated from there.", NODES),
     ("tenants", "tenants", "List tenants, their guarantees and limits, and change them.", NODES),
+    ("incidents", "incidents", "List who slowed whom on a node, and what was done about it.", NODES),
     ("top", "top", "Watch nodes and jobs, with the cores that they use.", NODES),
     ("up", "up", "Run the whole mesh on this machine.", MESH),
     ("demo", "demo", "Run the whole mesh with a real mixed workload, and report on it.", MESH),

@@ -186,7 +186,7 @@ def _contention(told: Told, common: dict[str, Any]) -> Coroutine[Any, Any, None]
     from cotenant.services.contention.server import Config
 
     config = Config(policy=told.settings.contention, options=told.options.get("contention", {}))
-    return run(**common, config=config)
+    return run(**common, config=config, queue=_endpoints(told).queue)
 
 
 def _queue(told: Told, common: dict[str, Any]) -> Coroutine[Any, Any, None]:
@@ -256,6 +256,8 @@ async def _agent(told: Told, node: str, gpus: str, cpus: tuple[int, ...] | None,
                 address=address or node,
                 shareable_gpus=settings.shareable_gpus,
                 split_siblings=settings.split_siblings,
+                sample_interval_seconds=settings.sample_seconds,
+                memory_bandwidth_peak=settings.memory_bandwidth_peak,
             )
         )
     finally:

@@ -39,6 +39,8 @@ class Settings:
     predictor: str = "history"
     follow: str = ""
     contention: str = "none"
+    sample_seconds: float = 5.0
+    memory_bandwidth_peak: float = 0.0
     heartbeat_seconds: float = 5.0
     lost_after_seconds: float = 300.0
     preemption: str = "policy"

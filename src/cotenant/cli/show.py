@@ -169,7 +169,9 @@ def _times(view: views.View) -> Pairs:
 
 def _service(view: views.View) -> Pairs:
     """Tell how far the job has come, and at what cost."""
-    if told := view["progress"]:
+    yield "held back", views.throttle_of(view)
+    told = view["progress"]
+    if told and (told["step"] or told["rate_per_second"] or told["loss"] is not None or not told["throttle"]):
         of = f" of {told['steps']}" if told["steps"] else ""
         loss = "" if told["loss"] is None else f", loss {told['loss']:g}"
         yield "progress", f"step {told['step']}{of}, {told['rate_per_second']:g} a second{loss}"

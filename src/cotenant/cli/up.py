@@ -133,6 +133,8 @@ def mesh_config(settings: Settings, state_dir: Path, options: dict[str, dict[str
             address="127.0.0.1",
             shareable_gpus=settings.shareable_gpus,
             split_siblings=settings.split_siblings,
+            sample_interval_seconds=settings.sample_seconds,
+            memory_bandwidth_peak=settings.memory_bandwidth_peak,
         )
         for number, cpus in enumerate(parts, 1)
     ]

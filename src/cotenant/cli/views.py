@@ -310,7 +310,14 @@ def _progress(job: Job) -> Mapping[str, Any] | None:
         "rate_per_second": told.rate_per_second,
         "loss": told.loss if told.HasField("loss") else None,
         "update_time": time_of(told, "update_time"),
+        "throttle": told.throttle or None,
     }
+
+
+def throttle_of(view: View) -> str:
+    """How a job that runs is held back, from its view; "" where it is not."""
+    runs = view["phase"] in (Phase.RUNNING, Phase.STARTING)
+    return (view["progress"] or {}).get("throttle") or "" if runs else ""
 
 
 def forecast_view(message: StartForecast) -> View:

@@ -73,16 +73,18 @@ class Served:
 
 
 @asynccontextmanager
-async def serving(config: Config = DEFAULTS, now: Callable[[], float] = lambda: NOW) -> AsyncIterator[Served]:
+async def serving(
+    config: Config = DEFAULTS, now: Callable[[], float] = lambda: NOW, queue: Channel | None = None
+) -> AsyncIterator[Served]:
     """Serve contention over real gRPC, as `cotenant up` does."""
     server = Server()
-    servicer = await start(server, serve_policies(server), config, now)
+    servicer = await start(server, serve_policies(server), config, now, queue)
     port = await server.start()
     try:
         async with connect(f"127.0.0.1:{port}") as channel:
             yield Served(channel, servicer)
     finally:
-        servicer.close()
+        await servicer.close()
         await server.stop(0)
 
 

@@ -1,7 +1,11 @@
 from __future__ import annotations
 
-from cotenant.core.policy import AttemptWindow, Directive, NodeWindow
-from cotenant.services.contention.incidents import ACTIONS_MAX, Incidents
+from typing import Any
+
+import pytest
+
+from cotenant.core.policy import AttemptWindow, Directive, NodeWindow, Throttle
+from cotenant.services.contention.incidents import ACTIONS_MAX, SILENT_SECONDS_MAX, Incidents
 from cotenant.v1 import contention_service_pb2 as pb
 
 
@@ -29,10 +33,11 @@ def test_an_incident_lasts_from_the_first_throttling_until_the_attempt_is_free()
     assert (incident.node_id, incident.suspect_job_id) == ("n1", "a")
     assert (incident.start_time.seconds, incident.end_time.seconds) == (100, 115)
     assert list(incident.actions) == [
-        "held to 50% of its speed: too loud",
-        "suspended: still too loud",
-        "freed: quiet now",
+        "00:01:40Z held to 50% of its speed: too loud",
+        "00:01:50Z suspended: still too loud",
+        "00:01:55Z freed: quiet now",
     ]
+    assert incident.outcome == "it is free again after 15 s"
 
 
 def test_an_attempt_that_leaves_the_node_ends_its_incident_there_and_no_other() -> None:
@@ -71,3 +76,61 @@ def test_only_the_last_actions_of_a_long_incident_are_kept() -> None:
     (incident,) = listed(incidents)
     assert len(incident.actions) == ACTIONS_MAX
     assert incident.actions[-1].endswith(f"{ACTIONS_MAX + 4}")
+
+
+def hurt(now: float, rate: float | None, job: str = "a", **fields: Any) -> NodeWindow:
+    victim = AttemptWindow("gpu", 1, cpu_job=False, cores_used=1.0, rate_per_second=rate, **fields)
+    return NodeWindow("n1", now, 5.0, (AttemptWindow(job, 1, cpu_job=True, cores_used=1.0), victim))
+
+
+def for_gpu(throttle: Throttle, slowdown: float = 0.4, reason: str = "on trial") -> Directive:
+    return Directive("a", 1, 0.5, reason, throttle, victim_job_id="gpu", victim_slowdown=slowdown)
+
+
+def test_an_incident_tells_who_was_hurt_how_much_and_what_it_brought() -> None:
+    incidents = Incidents()
+    incidents.note(hurt(100, 6.0), [for_gpu(Throttle(cores=2))])
+    incidents.note(hurt(105, 8.0), [for_gpu(Throttle(cores=1, suspended=True), 0.2, "still too slow")])
+    (incident,) = listed(incidents)
+    assert (incident.victim_job_id, incident.slowdown, incident.recovered) == ("gpu", 0.4, 0.8)
+    for now, rate in ((110, 9.0), (115, None), (120, 10.0), (125, 10.0), (130, 10.0)):
+        incidents.note(hurt(now, rate), [])
+    incidents.note(hurt(135, 10.0), [Directive("a", 1, 1.0, "all is well", Throttle())])
+    (incident,) = listed(incidents)
+    assert list(incident.actions) == [
+        "00:01:40Z held to 2 of its cores: on trial (gpu at 60% of its baseline)",
+        "00:01:45Z suspended: still too slow (gpu at 80% of its baseline)",
+        "00:02:15Z freed: all is well (gpu at 100% of its baseline)",
+    ]
+    assert incident.recovered == pytest.approx(1.0)
+    assert incident.outcome == "it is free again after 35 s; gpu is at 100% of its baseline, from 60%"
+
+
+def test_a_rate_that_may_not_be_judged_is_not() -> None:
+    incidents = Incidents()
+    incidents.note(hurt(100, 6.0), [for_gpu(Throttle(cores=2))])
+    incidents.note(hurt(105, 1.0, unsteady=True), [])
+    assert listed(incidents)[0].recovered == 0
+
+
+def test_incidents_are_found_by_job_and_by_whether_they_are_over() -> None:
+    incidents = Incidents()
+    incidents.note(hurt(100, 6.0), [for_gpu(Throttle(cores=2))])
+    incidents.note(window(100, "b", node="n2"), [held(0.5, "b")])
+    incidents.note(window(105, "b", node="n2"), [held(1.0, "b")])
+
+    def found(**wanted: Any) -> list[str]:
+        return [one.suspect_job_id for one in incidents.page("", 0, "", **wanted).incidents]
+
+    assert (found(), found(job_id="gpu"), found(job_id="b"), found(job_id="c")) == (["b", "a"], ["a"], ["b"], [])
+    assert (found(open_only=True), found(open_only=True, job_id="b")) == (["a"], [])
+
+
+def test_the_incidents_of_a_node_that_fell_silent_are_over() -> None:
+    incidents = Incidents()
+    incidents.note(hurt(100, 6.0), [for_gpu(Throttle(cores=2))])
+    incidents.forget_silent(100 + SILENT_SECONDS_MAX)
+    assert not listed(incidents)[0].HasField("end_time")
+    incidents.forget_silent(101 + SILENT_SECONDS_MAX)
+    (incident,) = listed(incidents)
+    assert (incident.end_time.seconds, incident.outcome) == (100, "nothing was heard of the node any more after 0 s")

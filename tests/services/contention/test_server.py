@@ -255,7 +255,7 @@ async def test_an_old_stream_that_ends_takes_nothing_from_the_new_one() -> None:
         await until_known(contention, "n1")
         await new.write(sending("n1", sample(at=NOW + 1)))
         await refused(old.read())
-        contention.servicer.close()
+        await contention.servicer.close()
         assert (await refused(new.read())).reason == "UNAVAILABLE"
 
 
@@ -264,7 +264,7 @@ async def test_closing_contention_ends_its_streams_so_that_agents_look_for_anoth
         stream = contention.stub().StreamSamples()
         await stream.write(sending("n1", sample()))
         await until_known(contention, "n1")
-        contention.servicer.close()
+        await contention.servicer.close()
         assert (await refused(stream.read())).code is grpc.StatusCode.UNAVAILABLE
 
 

@@ -1,0 +1,35 @@
+from __future__ import annotations
+
+from typing import Any
+
+from cotenant.services.placement.expected import expected_rate_per_second
+from cotenant.v1.predictor_service_pb2 import CandidateAllocation, CandidateEstimate, Estimate
+from cotenant.v1.resources_pb2 import NodeAllocation, TaskAllocation
+
+
+def judged(cores: int, rate: float, confidence: float = 0.9, **more: Any) -> CandidateEstimate:
+    allocation = CandidateAllocation(cores=cores, **more)
+    return CandidateEstimate(rate_per_second=rate, confidence=confidence, allocation=allocation)
+
+
+def on(*nodes: tuple[int, ...]) -> list[NodeAllocation]:
+    """Nodes with tasks that hold so many cores."""
+    return [NodeAllocation(tasks=[TaskAllocation(core_ids=range(cores)) for cores in tasks]) for tasks in nodes]
+
+
+def test_the_rate_is_that_of_what_is_held_and_of_nothing_else() -> None:
+    estimate = Estimate(
+        candidates=[judged(2, 10.0), judged(4, 15.0), judged(4, 25.0, nodes=2), judged(8, 40.0, confidence=0.2)]
+    )
+    assert expected_rate_per_second(estimate, on((2,))) == 10
+    assert expected_rate_per_second(estimate, on((4, 4))) == 15
+    assert expected_rate_per_second(estimate, on((4,), (4,))) == 25
+    for unknown in (on((3,)), on((8,)), on((2,), (2,)), on((2, 4)), on()):
+        assert expected_rate_per_second(estimate, unknown) == 0
+
+
+def test_the_surest_word_counts_and_a_job_with_servers_is_another_one() -> None:
+    estimate = Estimate(candidates=[judged(2, 10.0, 0.6), judged(2, 12.0, 0.8), judged(2, 30.0, 0.9, servers=1)])
+    assert expected_rate_per_second(estimate, on((2,))) == 12
+    bare = CandidateEstimate(rate_per_second=9.0, confidence=1.0)
+    assert expected_rate_per_second(Estimate(candidates=[bare]), on((2,))) == 0
