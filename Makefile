@@ -47,10 +47,11 @@ bench: $(STAMP) ## the benchmarks, in their quick form (ARGS= for the long one)
 	  COTENANT_LOG=error python "$$benchmark" $(if $(filter file,$(origin ARGS)),--quick,$(ARGS)); \
 	done
 
-docs: $(STAMP) ## draw docs/lifecycle.md, docs/reasons.md and docs/health.md from the tables in the code
+docs: $(STAMP) ## draw docs/lifecycle.md, docs/reasons.md, docs/health.md and docs/failures.md from the tables in the code
 	@python tools/lifecycle.py
 	@python tools/reasons.py
 	@python tools/health.py
+	@python tools/failures.py
 
 demo: $(STAMP) ## the whole mesh on this machine, with a real mixed workload
 	@cotenant demo $(ARGS)

@@ -32,7 +32,7 @@ REPEATABLE = {
     "AgentService.UploadOutput": "a stream of one attempt's output, answered to one reader",
     "ContentionService.StreamSamples": "a stream; a sample that comes again is known by its time",
 }
-READING = ("Get", "List", "Watch", "Read", "Explain", "Forecast", "Simulate", "Estimate", "PlanProfile")
+READING = ("Get", "List", "Summarize", "Watch", "Read", "Explain", "Forecast", "Simulate", "Estimate", "PlanProfile")
 
 
 def _files(*endings: str) -> list[Path]:

@@ -8,8 +8,10 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 
 import structlog
+from google.protobuf.message import Message
 
 from cotenant.core.jobs import JobSpec
+from cotenant.core.validate import Violation
 from cotenant.rpc import errors
 from cotenant.services.queue.ids import Ids
 from cotenant.services.queue.records import SCHEMA_VERSION, STATES, Record, loaded, new_record, take_attempt, turn
@@ -23,6 +25,7 @@ JOBS, REQUESTS, TENANTS = "queue/jobs/", "queue/requests/", "queue/tenants/"
 ARRAYS = "queue/arrays/"
 REQUEST_IDS_MAX = 64
 SETTLE_SECONDS = 0.3
+REQUEST_ID_LENGTH_MAX = 128
 
 Change = Callable[[records_pb2.StoredJob], bool | None]
 Settle = Callable[[str], Awaitable[None]]
@@ -237,3 +240,16 @@ class Request:
         )
         stored.time.FromNanoseconds(time.time_ns())
         return Put(REQUESTS + self.id, stored.SerializeToString())
+
+
+def request_of(method: str, request_id: str, message: Message) -> Request:
+    """Read a call's request id.
+
+    Raises:
+        Problem: INVALID_ARGUMENT, where it can be none.
+    """
+    if len(request_id) > REQUEST_ID_LENGTH_MAX or not request_id.isprintable() or "/" in request_id:
+        raise errors.invalid(
+            [Violation("request_id", f"must be printable, without slashes and at most {REQUEST_ID_LENGTH_MAX} long")]
+        )
+    return Request(method, request_id, message.SerializeToString(deterministic=True))

@@ -25,14 +25,14 @@ from cotenant.rpc.identity import caller
 from cotenant.rpc.pages import page_of
 from cotenant.rpc.policies import PolicyServicer
 from cotenant.rpc.server import Server
-from cotenant.services.queue import explain, moving, outlook
+from cotenant.services.queue import explain, moving, outlook, summary
 from cotenant.services.queue.arrays import Arrays
 from cotenant.services.queue.endings import Endings
 from cotenant.services.queue.failing import Failing, read_rules
 from cotenant.services.queue.filters import Filter, folded
 from cotenant.services.queue.follower import Follower, wished
 from cotenant.services.queue.forgetting import Forgetting
-from cotenant.services.queue.keeper import Keeper, Request
+from cotenant.services.queue.keeper import Keeper, request_of
 from cotenant.services.queue.observations import WINDOW_SECONDS, Observations
 from cotenant.services.queue.output import Output
 from cotenant.services.queue.profiles import Profiles
@@ -62,7 +62,6 @@ JOB = "cotenant.v1.JobService"
 TENANT = "cotenant.v1.TenantService"
 SPEC_BYTES_MAX = 256 * 1024
 ARRAY_BYTES_MAX = 64 * 2**20  # over all jobs of an array
-REQUEST_ID_LENGTH_MAX = 128
 ENDED_KEPT_MAX = 20_000
 STORE_PROBE_SECONDS = 2.0
 
@@ -179,7 +178,7 @@ class JobQueue(job_service_pb2_grpc.JobServiceServicer):
     async def CreateJob(self, request: pb.CreateJobRequest, context: Any) -> pb.CreateJobResponse:
         """Check, commit, acknowledge."""
         with telemetry.span("submit", job_name=request.spec.name) as span:
-            once = _request("CreateJob", request.request_id, request.spec)
+            once = request_of("CreateJob", request.request_id, request.spec)
             if not request.validate_only and (made := await self.keeper.repeated(once)):
                 return pb.CreateJobResponse(job=self.state.message(made))
             spec = self._accept(request.spec)
@@ -297,6 +296,12 @@ class JobQueue(job_service_pb2_grpc.JobServiceServicer):
         async for response in self.output.read(self._record(request.id), request):
             yield response
 
+    async def SummarizeFailures(
+        self, request: pb.SummarizeFailuresRequest, context: Any
+    ) -> pb.SummarizeFailuresResponse:
+        """Sum up how attempts failed."""
+        return summary.summarize((record.job for record in self.state.records.values()), request)
+
     # Changes -------------------------------------------------------------------------------------------------
 
     async def CancelJob(self, request: pb.CancelJobRequest, context: Any) -> pb.CancelJobResponse:
@@ -311,7 +316,7 @@ class JobQueue(job_service_pb2_grpc.JobServiceServicer):
 
     async def ResumeJob(self, request: pb.ResumeJobRequest, context: Any) -> pb.ResumeJobResponse:
         """Let a suspended job queue again."""
-        once = _request("ResumeJob", request.request_id, request)
+        once = request_of("ResumeJob", request.request_id, request)
         if array := self.state.gates.arrays.get(request.id):
             check_array_alive(array, request.etag)
             return pb.ResumeJobResponse(job=self.state.message(await self.arrays.change(array, resume, once)))
@@ -322,7 +327,7 @@ class JobQueue(job_service_pb2_grpc.JobServiceServicer):
         return pb.ResumeJobResponse(job=self.state.message(record))
 
     async def _wish(self, request: Any, method: str, wish: job_pb2.JobPhase.ValueType) -> Record:
-        once = _request(method, request.request_id, request)
+        once = request_of(method, request.request_id, request)
         if array := self.state.gates.arrays.get(request.id):
             if wish == job_pb2.JOB_PHASE_SUSPENDED or request.etag:
                 check_array_alive(array, request.etag)
@@ -345,14 +350,14 @@ class JobQueue(job_service_pb2_grpc.JobServiceServicer):
 
     async def MoveJob(self, request: pb.MoveJobRequest, context: Any) -> pb.MoveJobResponse:
         """Let a job go on elsewhere."""
-        record, once = self._record(request.id), _request("MoveJob", request.request_id, request)
+        record, once = self._record(request.id), request_of("MoveJob", request.request_id, request)
         await moving.move(self.keeper, self.follower, record, request, once)
         return pb.MoveJobResponse(job=self.state.message(record))
 
     async def UpdateJob(self, request: pb.UpdateJobRequest, context: Any) -> pb.UpdateJobResponse:
         """Change what may be changed of a job that has not ended."""
         record = self._record(request.job.id)
-        once = _request("UpdateJob", request.request_id, request)
+        once = request_of("UpdateJob", request.request_id, request)
         if not await self.keeper.repeated(once):
             check_alive(record)
             changed = check_update(record, request)
@@ -367,14 +372,6 @@ class JobQueue(job_service_pb2_grpc.JobServiceServicer):
             record.spec = translate.spec_from_wire(record.job.spec)
             self.state.renew(record)
         return pb.UpdateJobResponse(job=self.state.message(record))
-
-
-def _request(method: str, request_id: str, message: Any) -> Request:
-    if len(request_id) > REQUEST_ID_LENGTH_MAX or not request_id.isprintable() or "/" in request_id:
-        raise errors.invalid(
-            [Violation("request_id", f"must be printable, without slashes and at most {REQUEST_ID_LENGTH_MAX} long")]
-        )
-    return Request(method, request_id, message.SerializeToString(deterministic=True))
 
 
 async def start(

@@ -43,6 +43,7 @@ class Jobs(jobs_grpc.JobServiceServicer):
         self.logs: dict[tuple[str, int], list[tuple[int, bytes]]] = {}
         self.estimates: dict[str, predictor_pb.Estimate] = {}
         self.asked: list[Any] = []
+        self.failures: list[pb.FailureCount] = []
         self.autopilot = False
         self.after_piece: Callable[[], Awaitable[None]] | None = None  # what happens once a reader has a piece
         self.before_watch: Callable[[], Awaitable[None]] | None = None  # what happens once somebody wants to watch
@@ -132,6 +133,12 @@ class Jobs(jobs_grpc.JobServiceServicer):
         if PHASES.from_wire(job.phase) not in HOLDING or request.number != job.attempt.number:
             raise errors.failed_precondition("ATTEMPT_OVER", f"attempt {request.number} of job {job.id} is over")
         return pb.MoveJobResponse(job=job)
+
+    async def SummarizeFailures(
+        self, request: pb.SummarizeFailuresRequest, context: Any
+    ) -> pb.SummarizeFailuresResponse:
+        self.asked.append(request)
+        return pb.SummarizeFailuresResponse(counts=self.failures, attempts=17)
 
     async def UpdateJob(self, request: pb.UpdateJobRequest, context: Any) -> pb.UpdateJobResponse:
         self.asked.append(request)

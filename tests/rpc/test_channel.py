@@ -43,7 +43,7 @@ def test_the_table_knows_which_methods_carry_a_request_id() -> None:
 
 
 def test_only_what_may_be_repeated_is_retried() -> None:
-    reads = ("Get", "List", "Explain", "Simulate", "Forecast", "Estimate", "PlanProfile")
+    reads = ("Get", "List", "Summarize", "Explain", "Simulate", "Forecast", "Estimate", "PlanProfile")
     harmless = ("StopAttempts", "ForgetAttempts", "AdviseAttempts")  # what is stopped, forgotten or so stays so
     for path, method in METHODS.items():
         is_read = path.rpartition("/")[2].startswith(reads)

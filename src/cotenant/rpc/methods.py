@@ -38,6 +38,7 @@ _BY_SERVICE = {
         "ResumeJob": WRITE,
         "UpdateJob": WRITE,
         "MoveJob": WRITE,
+        "SummarizeFailures": READ,
         "ExplainJob": READ,
         "SimulateJob": Method(retried=True, deadline_seconds=30),  # a whole scheduling cycle
     },

@@ -127,3 +127,30 @@ async def test_a_node_on_which_several_jobs_fail_for_its_sake_is_told(mesh: Mesh
             await mesh.reach(job_id, "CANCELLED")
     told = [line for line in logs if line["event"] == "node_fails_jobs"]
     assert [(line["node"], line["jobs"]) for line in told] == [("n1", 3)]
+
+
+async def test_failures_are_summed_up_by_class_and_group(mesh: Mesh) -> None:
+    await mesh.agent("n1")
+    for tail, model in ((IMPORT, "resnet"), (IMPORT, "bert"), ("giving up\n", "bert")):
+        job_id = await mesh.submit(model=model)
+        await fail(mesh, job_id, 1, tail)
+        await mesh.reach(job_id, "FAILED")
+    good = await mesh.submit()
+    await mesh.reach(good, "RUNNING")
+    mesh.agents["n1"].finish((good, 1))
+    await mesh.reach(good, "SUCCEEDED")
+    told = await mesh.jobs.SummarizeFailures(pb.SummarizeFailuresRequest())
+    assert [(getattr(one.failure, "class"), one.attempts, one.jobs) for one in told.counts] == [
+        ("import_error", 2, 2),
+        ("unclassified", 1, 1),
+    ]
+    assert told.attempts == 4
+    assert told.counts[0].gpu_seconds >= 0
+    by_model = await mesh.jobs.SummarizeFailures(pb.SummarizeFailuresRequest(by=pb.FAILURE_GROUP_MODEL))
+    assert [(one.group, one.attempts) for one in by_model.counts] == [("bert", 1), ("bert", 1), ("resnet", 1)]
+    by_node = await mesh.jobs.SummarizeFailures(pb.SummarizeFailuresRequest(by=pb.FAILURE_GROUP_NODE))
+    assert {one.group for one in by_node.counts} == {"n1"}
+    later = pb.SummarizeFailuresRequest()
+    later.since.FromSeconds(4_000_000_000)
+    assert not (await mesh.jobs.SummarizeFailures(later)).counts
+    assert not (await mesh.jobs.SummarizeFailures(pb.SummarizeFailuresRequest(tenant="other"))).counts

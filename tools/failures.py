@@ -1,0 +1,94 @@
+"""Draws docs/failures.md from the rules that are shipped: `make docs`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from cotenant.core.failing.retrying import RetryRules
+from cotenant.core.failing.rules import Rule
+from cotenant.services.queue.failing import SUSPECT_JOBS, read_rules
+
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "failures.md"
+
+TEXT = """\
+# How failures are told apart, and what follows
+
+An attempt that fails has a **class**, a **blame** (`user`, `infrastructure` or `unknown`) and a line that says so. They
+are read once: from the exit status, the kernel's word on memory, what the node saw meanwhile, and the last 4 KiB of
+output of the process that failed first, of which only that line is kept. `cotenant show ID` tells it, and `cotenant
+failures [--by tenant|node|user|model] [--since 7d]` sums it up as Philly's table does (Jeon et al., ATC 2019).
+
+## What follows
+
+| failure | tried again? |
+|---|---|
+| the user's own | never, whatever `retries` says: it would come again |
+| the machines', transient | {infrastructure} times without counting, then as `retries` says |
+| the machines', the node's fault | the same, and for {avoid:g} h not on that node |
+| unknown | as `retries` says |
+
+What may pass is tried again after {first:g} s, doubling to {most:g} s, spread so that jobs do not come back together;
+what nobody can tell after 1 s, doubling to 300 s.
+
+A node that a job keeps away from counts as closed to it alone; where nothing else could ever hold the job, it comes
+back, and its story says so. {suspects} jobs within an hour for whose failure one node was at fault make a warning in
+the queue's log (`node_fails_jobs`). `cotenant move ID` sends a job elsewhere by hand.
+
+In the configuration file: `retry_seconds` (the first pause), `infrastructure_retries`, and `failure_rules`, a file of
+your own whose rules come first, and replace shipped ones of the same name:
+
+```toml
+version = 1
+[[rule]]
+name = "licence"                # of a-z, 0-9, _ and -
+class = "licence_server"
+blame = "infrastructure"        # user, infrastructure or unknown
+line = 'no licence left'        # a regular expression; or sign, signals, exit_codes, out_of_memory: all must hold
+transient = true                # the same job may succeed when it is tried again
+node_at_fault = false           # it is tried elsewhere
+```
+
+Patterns are searched for in each line, the last line first; lines are cut to 500 characters. A pattern may have at most
+one repeat of more than 16, and nothing repeated or chosen within a repeat: so no output can make it run for ever.
+
+## The rules that are shipped
+
+In their order; the first that holds decides. *t*: transient, *n*: the node is at fault.
+
+| rule | class | blame | | for example |
+|---|---|---|---|---|
+{rules}"""
+
+
+def page() -> str:
+    """Write the whole page."""
+    retrying = RetryRules()
+    return TEXT.format(
+        infrastructure=retrying.infrastructure_retries,
+        first=retrying.back_off_seconds,
+        most=retrying.back_off_seconds_max,
+        avoid=retrying.avoid_seconds / 3600,
+        suspects=SUSPECT_JOBS,
+        rules="".join(map(row, read_rules())),
+    )
+
+
+def row(rule: Rule) -> str:
+    """Write one rule."""
+    flags = " ".join(["*t*"] * rule.transient + ["*n*"] * rule.node_at_fault)
+    example = rule.example.replace("|", "\\|").replace("`", "'")
+    shown = f"`{example[:90]}{'…' if len(example) > 90 else ''}`" if example else _how(rule)
+    return f"| {rule.name} | {rule.failure_class} | {rule.blame} | {flags} | {shown} |\n"
+
+
+def _how(rule: Rule) -> str:
+    if rule.out_of_memory:
+        return "the kernel killed it for memory"
+    if rule.signals:
+        return f"ended by signal {', '.join(map(str, rule.signals))}"
+    return f"ended with status {', '.join(map(str, rule.exit_codes))}"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())
+    print(f"   {PAGE.relative_to(PAGE.parent.parent)} is drawn")
