@@ -186,6 +186,7 @@ class Agent:
             kept_max=self._config.kept_max,
             kept_seconds_max=self._config.kept_seconds_max,
             pids_max=self._config.pids_max,
+            gpu_minors=self._health.gpu_minors,
         )
 
     def _watch(self, inventory: resources_pb2.Inventory) -> Health:

@@ -94,6 +94,10 @@ class Health:
             self._inventory.not_enforced.append(BLIND_TO_PROCESSES)
         self._judge(signs, blind=True)
 
+    def gpu_minors(self) -> Mapping[str, int]:
+        """The N of /dev/nvidiaN by UUID, as far as NVML tells."""
+        return self._link.minors if self._link is not None else {}
+
     async def _find_gpus(self, link: NvmlLink, then: core.Era) -> list[Sign]:
         """Look which GPUs there are. Those that were there since this boot and are not told of are lost."""
         try:

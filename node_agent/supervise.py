@@ -55,6 +55,7 @@ class ProcessRuntime:
         self._attempts: dict[AttemptKey, Supervised] = {}
         self._background = Background()
         self._not_enforced: list[str] = []
+        self._seen_gpus: set[str] = set()
         self._keeping = asyncio.Lock()
 
     async def open(self, context: RuntimeContext, changed: Callable[[Status], None]) -> Sequence[Found]:
@@ -69,10 +70,6 @@ class ProcessRuntime:
         self._resctrl = Resctrl.open()
         place = await asyncio.to_thread(node_place.open_place, context.node_id, reach_systemd())
         node_group, self._not_enforced = place.node_group, [*place.not_enforced]
-        gpus = context.inventory.gpus
-        devices = gpu_devices.gpu_devices(gpus, context.gpu_minors)
-        if advisory := await asyncio.to_thread(gpu_devices.why_advisory, node_group, gpus, devices):
-            self._not_enforced.append(advisory)
         self._surroundings = launching.Surroundings(
             node_group=node_group,
             all_cpus=tuple(sorted(cpu for core in context.inventory.cores for cpu in core.cpus)),
@@ -81,9 +78,9 @@ class ProcessRuntime:
             output_bytes_max=context.output_bytes_max,
             base_environment=environment.inherited(os.environ),
             pids_max=context.pids_max,
-            gpu_devices={} if advisory else devices,
             home=place.home,
         )
+        self._not_enforced += await self._look_at_gpus()
         self._listen()
         found = [await self._find(directory) for directory in attempt_directory.find_directories(self._attempts_root)]
         return [each for each in found if each]
@@ -241,12 +238,27 @@ class ProcessRuntime:
         )
 
     async def _have_a_place(self) -> None:
-        """Make the group of all attempts anew where it is gone: systemd ends a scope that nothing is in."""
+        """Make the group of all attempts anew where it is gone: systemd ends a scope that nothing is in.
+
+        And know the device files of GPUs that have come since: NVML may have been silent when we began.
+        """
         group = self._surroundings.node_group
         if group is not None and not group.exists():
             place = await asyncio.to_thread(node_place.open_place, self._context.node_id, reach_systemd())
             log.warning("node_group_was_gone", group=group.paths()[0])
             self._surroundings = dataclasses.replace(self._surroundings, node_group=place.node_group, home=place.home)
+
+        if {gpu.uuid for gpu in self._context.inventory.gpus} != self._seen_gpus:
+            self._context.inventory.not_enforced.extend(await self._look_at_gpus())
+
+    async def _look_at_gpus(self) -> list[str]:
+        """Find the device files by which tasks are kept apart; why they are not, where that is so."""
+        gpus, group = self._context.inventory.gpus, self._surroundings.node_group
+        self._seen_gpus = {gpu.uuid for gpu in gpus}
+        devices = gpu_devices.gpu_devices(gpus, self._context.gpu_minors())
+        advisory = await asyncio.to_thread(gpu_devices.why_advisory, group, gpus, devices)
+        self._surroundings = dataclasses.replace(self._surroundings, gpu_devices={} if advisory else devices)
+        return [advisory] if advisory else []
 
     async def _launch(self, attempt: Supervised) -> str | None:
         assert attempt.directory is not None

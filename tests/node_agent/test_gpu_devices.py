@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import struct
@@ -13,8 +14,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.node_agent.conditions import need_groups
-from tests.node_agent.jobs import assignment, task
+from tests.node_agent.conftest import RunningAgent
+from tests.node_agent.fake_driver import FakeDriver, uuid
+from tests.node_agent.jobs import PYTHON, assignment, task
 from tests.node_agent.machines import write
+from tests.node_agent.placement import Placement
 
 from cotenant.node_agent.bpf import attach_device_program
 from cotenant.node_agent.cgroup_mounts import find_mounts, open_node_group
@@ -199,3 +203,32 @@ def test_tasks_of_one_attempt_open_their_own_gpus_alone(
     finally:
         attempt.remove()
         assert node.remove()
+
+
+@pytest.mark.root
+async def test_a_job_cannot_open_the_gpu_of_another_whatever_it_does_to_its_environment(
+    driver: FakeDriver, placement: Placement, agent: RunningAgent, tmp_path: Path, files: dict[Device, Path]
+) -> None:
+    need_groups()
+    nodes = [tmp_path / f"nvidia{minor}" for minor in range(3)]
+    for minor, node in enumerate(nodes):
+        os.mknod(node, stat.S_IFCHR | 0o666, os.makedev(195, minor))
+    await agent.stop()
+    await agent.start(gpus="auto")
+    await placement.connected(2)
+    inventory = placement.hellos[-1].inventory
+    assert not any("not known" in text for text in inventory.not_enforced)
+    if advisory := [text for text in inventory.not_enforced if "CUDA_VISIBLE_DEVICES" in text]:
+        pytest.skip(advisory[0])
+    show = (
+        "import errno, os\nfor path in %r:\n    try: os.open(path, 0)\n    except OSError as error: print(error.errno)"
+    )
+    program = show % [str(node) for node in nodes]
+    placement.assign(assignment("one", [*PYTHON, program], tasks=[task(gpus=[uuid(1)])]))
+    placement.assign(assignment("none", [*PYTHON, program]))
+    seen = {}
+    for job_id in ("one", "none"):
+        await placement.ended(job_id)
+        seen[job_id] = (agent.config.state_dir / "attempts" / f"{job_id}-1" / "output-0.log").read_text().split()
+    denied, absent = str(errno.EPERM), str(errno.ENXIO)  # which the kernel says where there is no driver
+    assert seen == {"one": [denied, absent, denied], "none": [denied] * 3}

@@ -258,6 +258,7 @@ async def _agent(told: Told, node: str, gpus: str, cpus: tuple[int, ...] | None,
                 split_siblings=settings.split_siblings,
                 sample_interval_seconds=settings.sample_seconds,
                 memory_bandwidth_peak=settings.memory_bandwidth_peak,
+                pids_max=settings.pids_max,
             )
         )
     finally:

@@ -32,6 +32,7 @@ class Settings:
     nodes: int = 1
     shareable_gpus: bool = False
     split_siblings: bool = False
+    pids_max: int = 32_768
     rack: str = ""
     queue: str = "fifo"
     placement: str = "consolidate"

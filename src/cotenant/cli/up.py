@@ -135,6 +135,7 @@ def mesh_config(settings: Settings, state_dir: Path, options: dict[str, dict[str
             split_siblings=settings.split_siblings,
             sample_interval_seconds=settings.sample_seconds,
             memory_bandwidth_peak=settings.memory_bandwidth_peak,
+            pids_max=settings.pids_max,
         )
         for number, cpus in enumerate(parts, 1)
     ]
