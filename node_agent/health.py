@@ -152,7 +152,8 @@ class Health:
         if self._disk is None:
             self._disk = asyncio.create_task(asyncio.to_thread(read_node, self._state_dir))
         try:
-            reading = await asyncio.wait_for(asyncio.shield(self._disk), DISK_SECONDS_MAX)
+            async with asyncio.timeout(DISK_SECONDS_MAX):  # wait_for may lose a cancellation before Python 3.12
+                reading = await asyncio.shield(self._disk)
         except TimeoutError:
             return core.NodeReading(disk_error=f"no answer within {DISK_SECONDS_MAX:g} s")
         except OSError as error:

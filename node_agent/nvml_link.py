@@ -180,7 +180,8 @@ class NvmlLink:
         with contextlib.suppress(ProcessLookupError):
             process.kill()
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(process.wait(), END_SECONDS_MAX)
+            async with asyncio.timeout(END_SECONDS_MAX):
+                await process.wait()
             self._process = None
             if self._reader is not None:
                 self._reader.cancel()

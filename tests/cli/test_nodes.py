@@ -10,7 +10,7 @@ from cotenant.rpc.translate import timestamp
 from cotenant.v1 import contention_service_pb2 as contention_pb
 from cotenant.v1 import node_service_pb2 as nodes_pb
 from cotenant.v1.policy_service_pb2 import Policy
-from cotenant.v1.resources_pb2 import Gpu, Inventory
+from cotenant.v1.resources_pb2 import HEALTH_ACTION_QUARANTINE, Gpu, Inventory
 
 
 @pytest.fixture
@@ -50,6 +50,37 @@ def test_a_node_is_drained_cordoned_and_taken_back(shell: Shell, nodes: Standin)
     assert nodes.nodes.nodes["gpu-1"].state_reason == "new fan"
     assert shell("uncordon", "1").out == "gpu-1 ready\n"
     assert shell("cordon", "--json", "gpu-1").json["state"] == "cordoned"
+
+
+@pytest.fixture
+def ill(nodes: Standin) -> Standin:
+    nodes.nodes.nodes["gpu-1"].inventory.problems.add(
+        check="xid", gpu_uuid="GPU-a", action=HEALTH_ACTION_QUARANTINE, reason="XID 79: off the bus", remedy="reboot",
+        since=timestamp(1.0),
+    )  # fmt: skip
+    return nodes
+
+
+def test_what_is_not_well_is_told_with_its_remedy(shell: Shell, ill: Standin) -> None:
+    assert "gpu-1 GPU-a: quarantine: XID 79: off the bus; reboot" in shell("nodes").err
+    [problem] = shell("nodes", "--json").json[0]["problems"]
+    assert problem == {
+        "check": "xid",
+        "gpu_uuid": "GPU-a",
+        "action": "quarantine",
+        "reason": "XID 79: off the bus",
+        "since": "1970-01-01T00:00:01.000Z",
+        "remedy": "reboot",
+    }
+
+
+def test_a_gpu_is_released_by_a_part_of_its_uuid(shell: Shell, ill: Standin) -> None:
+    done = shell("release", "gpu-1", "U-a")
+    assert (done.err, done.out) == ("", "gpu-1 ready\n")
+    assert shell("nodes", "--json").json[0]["problems"] == []
+    unknown = shell("release", "gpu-1", "GPU-x")
+    assert (unknown.code, "has no GPU 'GPU-x'; it has GPU-a, GPU-b" in unknown.err) == (ExitCode.USAGE, True)
+    assert "may be any of 2 GPUs" in shell("release", "gpu-1", "GPU").err
 
 
 def test_a_node_that_is_not_there_is_bad_input(shell: Shell, nodes: Standin) -> None:
