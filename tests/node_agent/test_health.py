@@ -16,7 +16,7 @@ from tests.node_agent.fake_driver import FakeDriver, uuid
 from tests.node_agent.jobs import NODE, assignment, task
 from tests.node_agent.placement import Placement
 
-from cotenant.node_agent import agent, health, nvml_link
+from cotenant.node_agent import agent, health, node_reading, nvml_link
 from cotenant.node_agent.agent import AgentConfig
 from cotenant.v1 import resources_pb2
 
@@ -83,7 +83,7 @@ async def test_quarantine_is_remembered_by_the_next_agent_and_ended_by_a_reboot(
     hello = await placement.connected(2)
     assert [gpu.uuid for gpu in hello.inventory.gpus if gpu.unhealthy_reason] == [uuid(2)]
     await node.stop()
-    era = health.read_era
+    era = node_reading.read_era
     monkeypatch.setattr(health, "read_era", lambda sysfs: type(era(sysfs))("another boot", ""))
     await node.start()
     hello = await placement.connected(3)
