@@ -15,10 +15,10 @@ ARGS ?=
 # Tests that leave each other alone run on all cores; those with real processes and control groups one after another.
 APART := tests/core tests/policies tests/contract tests/simulation tests/services tests/rpc tests/store tests/cli src
 
-.PHONY: help setup test tests lint bench docs demo clean
+.PHONY: help setup test test-vm tests lint bench docs demo clean
 
 help: ## this list
-	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 16
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 16
 
 setup: $(STAMP) ## install Cotenant and its tools into .venv
 
@@ -36,6 +36,10 @@ ifeq ($(strip $(ARGS)),)
 else
 	@pytest -q $(ARGS)
 endif
+
+test-vm: $(STAMP) ## the node agent's tests on other machines, under QEMU (ARGS="-k numa" for some)
+	@printf '\n── machines\n'
+	@python -m tools.vm $(ARGS)
 
 lint: $(STAMP) ## style, types, layers and the wire contract
 	@printf '── lint\n'

@@ -6,6 +6,7 @@ import asyncio
 import json
 import signal
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,9 +36,13 @@ asyncio.run(serve(AgentConfig(**fields)))
 
 
 class AgentProcess:
-    """It can be started again on the same state, and be made to die at a moment of a resize."""
+    """It can be started again on the same state, and be made to die at a moment of a resize.
 
-    def __init__(self, placement: Placement, state_dir: Path, **more: Any) -> None:
+    `prefix` is a command that runs the one that follows it, as another user perhaps.
+    """
+
+    def __init__(self, placement: Placement, state_dir: Path, *, prefix: Sequence[str] = (), **more: Any) -> None:
+        self._prefix = prefix
         self._fields: dict[str, Any] = {
             "node_id": NODE,
             "state_dir": str(state_dir),
@@ -49,7 +54,7 @@ class AgentProcess:
 
     async def start(self, dies_at: str = "", *, without_groups: bool = False) -> None:
         words = [json.dumps(self._fields), dies_at, "without groups" if without_groups else ""]
-        self.process = await asyncio.create_subprocess_exec(sys.executable, "-c", AGENT, *words)
+        self.process = await asyncio.create_subprocess_exec(*self._prefix, sys.executable, "-c", AGENT, *words)
 
     async def restart(self, dies_at: str = "", *, without_groups: bool = False) -> None:
         await self.end(signal.SIGTERM)

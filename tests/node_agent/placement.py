@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import grpc.aio
+from tests.node_agent.conditions import PATIENCE_SECONDS
 
 from cotenant.v1 import (
     contention_service_pb2,
@@ -16,7 +17,6 @@ from cotenant.v1 import (
     node_service_pb2_grpc,
 )
 
-PATIENCE_SECONDS = 30.0
 ENDS = (job_pb2.ATTEMPT_STATE_SUCCEEDED, job_pb2.ATTEMPT_STATE_FAILED, job_pb2.ATTEMPT_STATE_STOPPED)
 
 

@@ -1,0 +1,192 @@
+"""Runs the node agent's tests on machines that this computer is not: `make test-vm`.
+
+Each machine is started under QEMU with a kernel of its own, control groups of version 2 and several NUMA nodes. Words
+that are not options of this program are given to pytest inside: `make test-vm ARGS="-k numa"`.
+
+    python -m tools.vm                                   all machines, all tests
+    python -m tools.vm --machine siblings -k resize      one machine, some tests
+    python -m tools.vm --machine one-socket --sh 'lscpu' a command instead of the tests
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import shlex
+import subprocess
+import sys
+import tempfile
+import time
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tools.vm import layers
+from tools.vm.host import EMULATOR, Unable, distribution, have
+from tools.vm.machine import Machine, Shape, new_disk, results
+
+REPORTS = layers.ROOT / "report" / "vm"
+PATIENCE = {"kvm": 2, "tcg": 10}  # how much longer than on bare metal things may take
+TEST_SECONDS_MAX = 120
+NONE_SELECTED = 5  # pytest's exit status
+INSIDE = """\
+export LANG=C.UTF-8 HOME=/root PATH=/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin GRPC_VERBOSITY=ERROR CI=1
+export COTENANT_MACHINE={machine} COTENANT_PATIENCE={patience} COTENANT_PERSISTENT=/persistent
+cd /opt/cotenant
+{{ {command}; }} >/dev/vport0p1 2>&1
+echo $? >/results/status
+tar -C /results -c . >/dev/vport0p2
+{afterwards}
+"""
+POWER_CUT = "sleep 1; echo b >/proc/sysrq-trigger; sleep 60"
+
+
+@dataclass(frozen=True, slots=True)
+class Visit:
+    """One start of a machine: what it is like, which tests run on it, and how it ends.
+
+    `goes_on` keeps the disk of the visit before; `cut` takes the power away while jobs run.
+    """
+
+    name: str
+    shape: Shape
+    tests: tuple[str, ...]
+    goes_on: bool = False
+    cut: bool = False
+
+
+# What of the agent's tests says the same on any kernel; all others, new ones too, are tried on another.
+ANYWHERE = ("bad_progress", "checks", "environment", "fence", "gpus", "link", "meter", "output", "progress", "runtime")
+AGENT_TESTS = ("tests/node_agent", *(f"--ignore=tests/node_agent/test_{name}.py" for name in ANYWHERE))
+
+VISITS = (
+    Visit("two-sockets", Shape(2, 4), (*AGENT_TESTS, "tests/vm")),
+    Visit("siblings", Shape(2, 2, threads=2), ("tests/vm/test_siblings.py", "tests/vm/reboot/before.py"), cut=True),
+    Visit("one-socket", Shape(1, 2), ("tests/vm/reboot/after.py",), goes_on=True),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came of a visit."""
+
+    visit: Visit
+    status: int
+    counts: dict[str, int]
+    seconds: float
+
+
+def main() -> int:
+    """Run what was asked for; 0 where every test passed."""
+    options, pytest_words = _parser().parse_known_args()
+    start = time.monotonic()
+    try:
+        if platform.machine() != "x86_64":
+            raise Unable("the machines are x86-64, and their packages are this computer's own: it takes an x86-64")
+        have(EMULATOR, "start machines")
+        cache = layers.Cache(options.cache, fresh=options.fresh)
+        system = distribution()
+        kernel, base = layers.kernel(cache, system), layers.base(cache, system)
+        installed = [base / "image", layers.project(cache, (base / "python").read_text()) / "image"]
+        print(f"   ready in {time.monotonic() - start:.0f} s, with {options.accelerator}", flush=True)
+        visits = [visit for visit in VISITS if options.machine in ("", visit.name)]
+        with tempfile.TemporaryDirectory(prefix="cotenant-vm-") as scratch:
+            return _visit_all(visits, kernel, installed, options, pytest_words, Path(scratch))
+    except (Unable, subprocess.CalledProcessError) as error:
+        print(f"test-vm: {error}", file=sys.stderr)
+        return 2
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser("tools.vm", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cotenant-vm"
+    names = [visit.name for visit in VISITS]
+    parser.add_argument("--machine", choices=names, default="", help="only this one")
+    parser.add_argument("--sh", metavar="COMMAND", default="", help="run this inside, not the tests")
+    parser.add_argument("--accelerator", choices=["kvm", "tcg"], default="tcg", help="how (%(default)s)")
+    parser.add_argument("--fresh", action="store_true", help="make everything anew, with the newest packages")
+    parser.add_argument("--cache", type=Path, default=cache, help="where what was made is kept (%(default)s)")
+    parser.add_argument("--seconds-max", type=float, default=1800, help="switch a machine off after this time")
+    return parser
+
+
+def _visit_all(
+    visits: Sequence[Visit],
+    kernel: Path,
+    installed: Sequence[Path],
+    options: argparse.Namespace,
+    pytest_words: Sequence[str],
+    scratch: Path,
+) -> int:
+    outcomes = []
+    disk = new_disk(scratch / "disk")
+    for visit in visits:
+        if not visit.goes_on:
+            disk = new_disk(scratch / "disk")
+        place = scratch / visit.name
+        place.mkdir()
+        script = _script(visit, options, pytest_words)
+        top = layers.session(place, script)
+        machine = Machine(visit.shape, kernel, [*installed, top], disk, options.accelerator)
+        outcomes.append(_visit(visit, machine, options.seconds_max))
+        top.unlink()
+    return _tell(outcomes)
+
+
+def _script(visit: Visit, options: argparse.Namespace, pytest_words: Sequence[str]) -> str:
+    patience = PATIENCE[options.accelerator]
+    words = [
+        "python3",
+        "-u",
+        "-m",
+        "pytest",
+        "-p",
+        "no:cacheprovider",
+        "-q",
+        "-r",
+        "fER",
+        "--durations=8",
+        "-m",
+        "not speed",
+    ]
+    words += ["-o", f"timeout={TEST_SECONDS_MAX * patience}", "--junitxml=/results/junit.xml"]
+    command = options.sh or shlex.join([*words, *pytest_words, *visit.tests])
+    afterwards = POWER_CUT if visit.cut and not options.sh else ""
+    return INSIDE.format(machine=visit.name, patience=patience, command=command, afterwards=afterwards)
+
+
+def _visit(visit: Visit, machine: Machine, seconds_max: float) -> Outcome:
+    shape = visit.shape
+    print(f"\n── {visit.name}: {shape.sockets} sockets × {shape.cores} cores × {shape.threads} threads", flush=True)
+    start, place = time.monotonic(), REPORTS / visit.name
+    for line in machine.run(place, seconds_max):
+        print(line, flush=True)
+    left = results(place)
+    return Outcome(visit, int((left / "status").read_text()), _counts(left / "junit.xml"), time.monotonic() - start)
+
+
+def _counts(junit: Path) -> dict[str, int]:
+    if not junit.exists():
+        return {}
+    suite = ElementTree.parse(junit).getroot().find("testsuite")
+    assert suite is not None
+    return {name: int(suite.get(name, "0")) for name in ("tests", "failures", "errors", "skipped")}
+
+
+def _tell(outcomes: Sequence[Outcome]) -> int:
+    """Sum up, and return the exit status: that of the first visit that failed."""
+    print()
+    for outcome in outcomes:
+        told = ", ".join(f"{count} {name}" for name, count in outcome.counts.items())
+        print(f"   {outcome.visit.name:<12}{outcome.seconds:6.0f} s  {told}", flush=True)
+    statuses = [outcome.status for outcome in outcomes]
+    failures = [status for status in statuses if status not in (0, NONE_SELECTED)]
+    if failures:
+        return failures[0]
+    return 0 if 0 in statuses else NONE_SELECTED
+
+
+if __name__ == "__main__":
+    sys.exit(main())
