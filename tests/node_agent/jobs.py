@@ -17,6 +17,7 @@ def task(
     rank: int = 0,
     *,
     cpus: Sequence[int] = (),
+    cores: Sequence[int] = (),
     gpus: Sequence[str] = (),
     memory_bytes: int = 0,
     role: str = "worker",
@@ -24,7 +25,7 @@ def task(
     return resources_pb2.TaskAllocation(
         role=role,
         rank=rank,
-        core_ids=cpus,
+        core_ids=cores or cpus,
         cpu_ids=cpus,
         gpus=[resources_pb2.GpuShare(uuid=uuid, milli=1000) for uuid in gpus],
         memory_bytes=memory_bytes,

@@ -89,6 +89,7 @@ def rates(reports: Iterable[node_service_pb2.ProfileReport]) -> dict[int, float]
     return {report.cores: report.rate_per_second for report in reports if not report.done}
 
 
+@pytest.mark.speed
 @pytest.mark.parametrize("groups", [pytest.param(True, marks=pytest.mark.root), False], ids=["groups", "no groups"])
 async def test_rates_are_those_of_the_cores(
     placement: Placement, agent: RunningAgent, groups: bool, monkeypatch: pytest.MonkeyPatch
@@ -113,6 +114,7 @@ async def test_rates_are_those_of_the_cores(
     assert (end.done, end.message, cpus_of(pid)) == (True, "", {frozenset(BOTH)})
 
 
+@pytest.mark.speed
 @pytest.mark.root
 async def test_work_on_real_cores_is_quicker_on_two(placement: Placement, agent: RunningAgent) -> None:
     need_groups("cpuset")
@@ -126,6 +128,7 @@ async def test_work_on_real_cores_is_quicker_on_two(placement: Placement, agent:
     assert gains[-1] >= 1.2, gains
 
 
+@pytest.mark.speed
 async def test_nobody_is_told_the_rate_of_a_profile_as_that_of_the_job(
     placement: Placement, agent: RunningAgent
 ) -> None:

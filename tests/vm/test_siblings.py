@@ -52,9 +52,7 @@ async def test_a_job_that_is_narrowed_keeps_the_threads_of_a_core_together(
     placement: Placement, agent: RunningAgent, tmp_path: Path
 ) -> None:
     two = inventory().cores[:2]
-    allocation = task(cpus=[cpu for core in two for cpu in core.cpus])
-    del allocation.core_ids[:]
-    allocation.core_ids.extend(core.id for core in two)
+    allocation = task(cpus=[cpu for core in two for cpu in core.cpus], cores=[core.id for core in two])
     command = [sys.executable, "-c", STEPPING, str(tmp_path / "pid")]
     placement.assign(assignment("job", command, tasks=[allocation], grace_seconds=0))
     pid = await until(lambda: written_number(tmp_path / "pid"))

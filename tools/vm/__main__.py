@@ -1,7 +1,8 @@
 """Runs the node agent's tests on machines that this computer is not: `make test-vm`.
 
 Each machine is started under QEMU with a kernel of its own, control groups of version 2 and several NUMA nodes. Words
-that are not options of this program are given to pytest inside: `make test-vm ARGS="-k numa"`.
+that are not options of this program are given to pytest inside: `make test-vm ARGS="-k numa"`. Paths of tests among
+them stand for the tests that the machine would run.
 
     python -m tools.vm                                   all machines, all tests
     python -m tools.vm --machine siblings -k resize      one machine, some tests
@@ -137,22 +138,10 @@ def _visit_all(
 
 def _script(visit: Visit, options: argparse.Namespace, pytest_words: Sequence[str]) -> str:
     patience = PATIENCE[options.accelerator]
-    words = [
-        "python3",
-        "-u",
-        "-m",
-        "pytest",
-        "-p",
-        "no:cacheprovider",
-        "-q",
-        "-r",
-        "fER",
-        "--durations=8",
-        "-m",
-        "not speed",
-    ]
-    words += ["-o", f"timeout={TEST_SECONDS_MAX * patience}", "--junitxml=/results/junit.xml"]
-    command = options.sh or shlex.join([*words, *pytest_words, *visit.tests])
+    words = ["python3", "-u", "-m", "pytest", "-p", "no:cacheprovider", "-v", "-r", "fER", "--durations=8"]
+    words += ["-m", "not speed", "-o", f"timeout={TEST_SECONDS_MAX * patience}", "--junitxml=/results/junit.xml"]
+    named = any(word.startswith("tests/") for word in pytest_words)
+    command = options.sh or shlex.join([*words, *pytest_words, *(() if named else visit.tests)])
     afterwards = POWER_CUT if visit.cut and not options.sh else ""
     return INSIDE.format(machine=visit.name, patience=patience, command=command, afterwards=afterwards)
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 from tests.node_agent.conditions import until, written_number
-from tests.node_agent.jobs import assignment, task
+from tests.node_agent.jobs import CPUS, assignment, task
 from tests.node_agent.placement import Placement
+from tests.vm.kernel import siblings_of
 from tests.vm.reboot.agents import ENDED, RUNNING, STARTS, agent_on_disk
 
 pytestmark = pytest.mark.root
@@ -17,12 +16,13 @@ async def test_the_power_is_cut_while_one_job_runs_and_another_has_ended(placeme
     agent = agent_on_disk(placement)
     await agent.start()
     await placement.connected()
-    cpus = sorted(os.sched_getaffinity(0))[-2:]
+    cores = sorted({min(siblings_of(cpu)) for cpu in CPUS})[-2:]
+    one, other = (task(cpus=sorted(siblings_of(core)), cores=[core]) for core in cores)
     begin = f"mkdir -p {STARTS}; echo x >> {STARTS}/$COTENANT_JOB_ID; sync; "
     forever = begin + f"echo $$ > {STARTS}/pid; exec sleep 6000"
     placement.assign(
-        assignment(ENDED, ["/bin/sh", "-c", begin + "exit 4"], tasks=[task(cpus=cpus[:1])]),
-        assignment(RUNNING, ["/bin/sh", "-c", forever], tasks=[task(cpus=cpus[1:])]),
+        assignment(ENDED, ["/bin/sh", "-c", begin + "exit 4"], tasks=[one]),
+        assignment(RUNNING, ["/bin/sh", "-c", forever], tasks=[other]),
     )
     assert (await placement.ended(ENDED)).exit.code == 4
     await placement.running(RUNNING)
