@@ -56,6 +56,18 @@ def masks(pids: Iterable[int]) -> Masks:
     return found
 
 
+def with_off_line(found: Masks, cpus: frozenset[int], online: frozenset[int]) -> Masks:
+    """Add those of a task's CPUs that are off line to the masks of threads that have all that are on line.
+
+    The kernel shows no thread a CPU that is off line: without this each would look as if it had chosen the others.
+
+    >>> with_off_line({1: frozenset({2}), 2: frozenset()}, frozenset({2, 3}), frozenset({0, 1, 2}))
+    {1: frozenset({2, 3}), 2: frozenset()}
+    """
+    visible = cpus & online if online else cpus
+    return {thread: mask | cpus if mask >= visible else mask for thread, mask in found.items()}
+
+
 def settle(pids: Callable[[], Iterable[int]], own: Mapping[int, frozenset[int]], *change: frozenset[int]) -> None:
     """Give each thread what it should have, until a look finds nothing to change: threads may come meanwhile. Blocks.
 

@@ -22,13 +22,23 @@ if TYPE_CHECKING or __package__:
         GroupError,
         format_cpu_list,
         number_in,
+        online_cpus,
         parse_cpu_list,
         put,
         read_text,
         write_text,
     )
 else:
-    from kernel_files import GroupError, format_cpu_list, number_in, parse_cpu_list, put, read_text, write_text
+    from kernel_files import (  # fmt: skip
+        GroupError,
+        format_cpu_list,
+        number_in,
+        online_cpus,
+        parse_cpu_list,
+        put,
+        read_text,
+        write_text,
+    )
 
 __all__ = [
     "CONTROLLERS",
@@ -153,23 +163,24 @@ class Group:
         if name == "cpuset.mems" and os.path.exists(migrate):  # version 2 always moves pages
             write_text(migrate, "1")
         write_text(path, format_cpu_list(wanted))
-        if self._bound(name) != sorted(wanted):
-            given = format_cpu_list(self._bound(name))
-            raise GroupError(f"asked for {format_cpu_list(wanted)} in {path}, the kernel gives {given!r}")
+        given = set(self._bound(name))  # without CPUs that are off line: version 2 gives those when they come back
+        if given != wanted and not (name == "cpuset.cpus" and given == wanted & set(online_cpus())):
+            asked, told = format_cpu_list(wanted), format_cpu_list(given)
+            raise GroupError(f"asked for {asked} in {path}, the kernel gives {told!r}")
 
-    def cpus(self) -> list[int]:
-        """The CPUs that the kernel gives it; none where cpusets are not enforced."""
-        return self._bound("cpuset.cpus")
+    def cpus(self, *, asked_for: bool = False) -> list[int]:
+        """The CPUs that the kernel gives it, or was last asked for; none where cpusets are not enforced."""
+        return self._bound("cpuset.cpus", asked_for)
 
     def memory_nodes(self) -> list[int]:
         """The memory nodes that the kernel gives it; none where cpusets are not enforced."""
         return self._bound("cpuset.mems")
 
-    def _bound(self, name: str) -> list[int]:
+    def _bound(self, name: str, asked_for: bool = False) -> list[int]:
         if "cpuset" not in self.enforces:
             return []
         path = self._file("cpuset", name)
-        return parse_cpu_list(read_text(f"{path}.effective" if self.version == 2 else path))
+        return parse_cpu_list(read_text(f"{path}.effective" if self.version == 2 and not asked_for else path))
 
     def limit_memory(self, limit_bytes: int) -> None:
         """Limit memory and leave no swap beyond it; 0 means no limit."""

@@ -17,6 +17,7 @@ from cotenant.core.placing.cores import choose_cores, seats
 from cotenant.node_agent import affinity
 from cotenant.node_agent.cgroups import Group, GroupError
 from cotenant.node_agent.holding import weight_of
+from cotenant.node_agent.kernel_files import online_cpus
 from cotenant.v1 import resources_pb2
 
 log = structlog.get_logger()
@@ -55,7 +56,10 @@ class Confined:
 
     def look(self, cores: Cores) -> None:
         """Note what the threads have now; see `affinity`."""
-        self.own = affinity.masks(pid for rank in cores.tasks for pid in self.pids(rank))
+        online = frozenset(online_cpus())
+        self.own = {}
+        for rank, task in cores.tasks.items():
+            self.own |= affinity.with_off_line(affinity.masks(self.pids(rank)), task.cpus, online)
 
 
 def cores_of(allocation: resources_pb2.NodeAllocation) -> Cores:
@@ -130,7 +134,7 @@ def bind(group: Group | None, cores: Cores) -> None:
     if group is None:
         return
     if cores.whole:
-        group.set_cpus(cores.whole | set(group.cpus()))
+        group.set_cpus(cores.whole | set(group.cpus(asked_for=True)))
     for rank, task in sorted(cores.tasks.items()):
         child = task_group(group, rank)
         child.set_cpus(task.cpus, task.memory_nodes or group.memory_nodes())
@@ -148,12 +152,18 @@ def settle(attempt: Confined, first: Cores, before: Cores, after: Cores) -> None
 
 
 def found_cores(group: Group | None, wanted: Cores) -> Cores | None:
-    """What the kernel says that an attempt runs on; None without cpusets."""
+    """What the kernel was told that an attempt runs on; None without cpusets.
+
+    Not what it gives: that lacks CPUs that are off line, and is all CPUs of the group above where no other is left.
+    """
     if group is None or "cpuset" not in group.enforces:
         return None
     there = {rank: task_group(group, rank) for rank in wanted.tasks}
-    tasks = {rank: TaskCores(frozenset(task.cpus()), frozenset(task.memory_nodes())) for rank, task in there.items()}
-    return Cores(tasks, frozenset(group.cpus()) if wanted.whole else frozenset())
+    tasks = {
+        rank: TaskCores(frozenset(task.cpus(asked_for=True)), frozenset(task.memory_nodes()))
+        for rank, task in there.items()
+    }
+    return Cores(tasks, frozenset(group.cpus(asked_for=True)) if wanted.whole else frozenset())
 
 
 def same_cpus(one: Cores, other: Cores) -> bool:

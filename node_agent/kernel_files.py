@@ -60,6 +60,11 @@ def parse_cpu_list(text: str) -> list[int]:
     return sorted(numbers)
 
 
+def online_cpus(sysfs: str = "/sys") -> list[int]:
+    """The CPUs that are on line now; none where the kernel does not tell."""
+    return parse_cpu_list(read_text(f"{sysfs}/devices/system/cpu/online"))
+
+
 def format_cpu_list(cpus: Iterable[int]) -> str:
     """Write the kernel's list format, one number at a time.
 

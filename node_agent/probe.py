@@ -14,6 +14,7 @@ import structlog
 from cotenant.node_agent import gpus as gpu_probe
 from cotenant.node_agent.cgroup_mounts import Mount, find_mounts
 from cotenant.node_agent.cgroups import UNLIMITED_BYTES, parse_cpu_list, read_text
+from cotenant.node_agent.kernel_files import online_cpus
 from cotenant.v1 import resources_pb2
 
 log = structlog.get_logger()
@@ -31,14 +32,9 @@ class Cpu:
     socket: int
 
 
-def online_cpus(sysfs: Path) -> list[int]:
-    """The CPUs that are on line now; none where the kernel does not tell."""
-    return parse_cpu_list(read_text(str(sysfs / "devices/system/cpu/online")))
-
-
 def usable_cpus(sysfs: Path, allowed: Iterable[int]) -> list[int]:
     """The CPUs that are on line and that this process may use: `allowed` is its affinity, which cpusets bound."""
-    online = online_cpus(sysfs)
+    online = online_cpus(str(sysfs))
     return sorted(set(online) & set(allowed)) if online else sorted(set(allowed))
 
 

@@ -27,8 +27,8 @@ from cotenant.node_agent.attempt_cores import AttemptCores
 from cotenant.node_agent.attempt_directory import AttemptDirectory
 from cotenant.node_agent.attempt_throttle import AttemptThrottle
 from cotenant.node_agent.core_changes import CoresRefused
+from cotenant.node_agent.kernel_files import online_cpus
 from cotenant.node_agent.lease import LEASE
-from cotenant.node_agent.probe import SYSFS, online_cpus
 from cotenant.node_agent.process_table import open_process
 from cotenant.node_agent.records import AttemptKey, Status, parse_status
 from cotenant.node_agent.resctrl import Resctrl
@@ -233,7 +233,7 @@ class ProcessRuntime:
         inventory, allocation = self._context.inventory, assignment.allocation
         return (
             checks.first_fault(assignment, inventory, self._context.node_id)
-            or checks.offline(allocation, online_cpus(SYSFS))
+            or checks.offline(allocation, online_cpus())
             or checks.overlap(allocation, live, inventory)
         )
 

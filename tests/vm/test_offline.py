@@ -108,6 +108,8 @@ async def test_a_job_that_loses_all_its_cpus_runs_on_and_survives_the_agent(
     hello = await placement.connected(2)
     assert [report.state for report in hello.attempts] == [job_pb2.ATTEMPT_STATE_RUNNING]
     assert alive(pid)
+    for group in (group_of(pid), group_of(pid).parent):  # no core of anybody else's is its own for good
+        assert parse_cpu_list(read(group / "cpuset.cpus")) == [one, other]
     switch(one, on=True)
     switch(other, on=True)
     await until(lambda: os.sched_getaffinity(pid) == {one, other})

@@ -30,9 +30,7 @@ def siblings() -> None:
 
 
 def inventory(*, split_siblings: bool = False) -> resources_pb2.Inventory:
-    found, nvml = probe(ProbeWishes("node", gpus="fake:2", split_siblings=split_siblings))
-    nvml.close()
-    return found
+    return probe(ProbeWishes("node", gpus="fake:2", split_siblings=split_siblings))
 
 
 def test_a_core_has_the_threads_that_the_kernel_calls_siblings() -> None:

@@ -29,7 +29,7 @@ from tools.vm.host import EMULATOR, Unable, distribution, have
 from tools.vm.machine import Machine, Shape, new_disk, results
 
 REPORTS = layers.ROOT / "report" / "vm"
-PATIENCE = {"kvm": 2, "tcg": 10}  # how much longer than on bare metal things may take
+PATIENCE = 10.0  # how much longer than on bare metal things may take
 TEST_SECONDS_MAX = 120
 NONE_SELECTED = 5  # pytest's exit status
 INSIDE = """\
@@ -107,6 +107,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--machine", choices=names, default="", help="only this one")
     parser.add_argument("--sh", metavar="COMMAND", default="", help="run this inside, not the tests")
     parser.add_argument("--accelerator", choices=["kvm", "tcg"], default="tcg", help="how (%(default)s)")
+    parser.add_argument("--patience", type=float, default=PATIENCE, help="how much longer to wait (%(default)s times)")
     parser.add_argument("--fresh", action="store_true", help="make everything anew, with the newest packages")
     parser.add_argument("--cache", type=Path, default=cache, help="where what was made is kept (%(default)s)")
     parser.add_argument("--seconds-max", type=float, default=1800, help="switch a machine off after this time")
@@ -137,13 +138,18 @@ def _visit_all(
 
 
 def _script(visit: Visit, options: argparse.Namespace, pytest_words: Sequence[str]) -> str:
-    patience = PATIENCE[options.accelerator]
     words = ["python3", "-u", "-m", "pytest", "-p", "no:cacheprovider", "-v", "-r", "fER", "--durations=8"]
-    words += ["-m", "not speed", "-o", f"timeout={TEST_SECONDS_MAX * patience}", "--junitxml=/results/junit.xml"]
+    words += [
+        "-m",
+        "not speed",
+        "-o",
+        f"timeout={TEST_SECONDS_MAX * options.patience}",
+        "--junitxml=/results/junit.xml",
+    ]
     named = any(word.startswith("tests/") for word in pytest_words)
     command = options.sh or shlex.join([*words, *pytest_words, *(() if named else visit.tests)])
     afterwards = POWER_CUT if visit.cut and not options.sh else ""
-    return INSIDE.format(machine=visit.name, patience=patience, command=command, afterwards=afterwards)
+    return INSIDE.format(machine=visit.name, patience=options.patience, command=command, afterwards=afterwards)
 
 
 def _visit(visit: Visit, machine: Machine, seconds_max: float) -> Outcome:
