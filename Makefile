@@ -51,11 +51,12 @@ bench: $(STAMP) ## the benchmarks, in their quick form (ARGS= for the long one)
 	  COTENANT_LOG=error python "$$benchmark" $(if $(filter file,$(origin ARGS)),--quick,$(ARGS)); \
 	done
 
-docs: $(STAMP) ## draw docs/lifecycle.md, docs/reasons.md, docs/health.md and docs/failures.md from the tables in the code
+docs: $(STAMP) ## draw the pages and pictures of docs/ that come from the code
 	@python tools/lifecycle.py
 	@python tools/reasons.py
 	@python tools/health.py
 	@python tools/failures.py
+	@python tools/eliminator.py
 
 demo: $(STAMP) ## the whole mesh on this machine, with a real mixed workload
 	@cotenant demo $(ARGS)

@@ -51,7 +51,7 @@ def test_who_came_then_rose_by_all_it_uses() -> None:
 
 def test_noise_may_hide_the_first_windows_of_a_fall() -> None:
     early = [(0.0, 0.0, 0.0)] * 7 + [(5.0, 0.0, 0.0)] * 4
-    assert order(seen(early=early, steady=[(8.0, 0.0, 0.0)] * 11)) == ["early", "steady"]
+    assert order(seen(early=early, steady=[(22.0, 0.0, 0.0)] * 11)) == ["early", "steady"]
 
 
 def test_who_uses_next_to_nothing_is_no_suspect_and_ties_go_by_name() -> None:

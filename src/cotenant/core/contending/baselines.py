@@ -114,7 +114,7 @@ class Baseline:
     @property
     def hurt(self) -> bool:
         """Whether the job has fallen, beyond what noise explains."""
-        return self.fallen.sum >= self._h and self.slowdown > self.limits.slowdown
+        return self.fallen.sum >= self._h
 
     @property
     def uneasy(self) -> bool:
@@ -147,8 +147,6 @@ class Baseline:
         """Take the fall for what the job is now: nobody's doing, so another rate of its own."""
         if self.fallen.windows:
             self._begin(self.fallen)
-        self.expected = None
-        self.fallen.clear()
 
     def _judge(self, rate: float, reference: float, windows_between_alarms: float) -> None:
         noise, allowance = self.noise, self.allowance
