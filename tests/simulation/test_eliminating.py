@@ -102,7 +102,7 @@ def test_who_is_asked_to_move_waits_for_another_place() -> None:
     two = Cluster("two", (NodeShape(1, 16), NodeShape(1, 16)), ("", ""), (100e9, 100e9))
     result = replay(dnn(), cpu(0, 100), policy=Says(Throttle(suspended=True), move=True), cluster=two)
     assert (result.migrations, result.preemptions) == (1, 0)
-    assert one(result, "cpu").finished_seconds is not None
+    assert one(result, "cpu").finished_seconds == pytest.approx(10 + 95 / min(1.0, 100e9 / DEMAND))
 
 
 def test_the_eliminator_gives_a_training_job_most_of_its_speed_and_a_cpu_job_some_of_it() -> None:
@@ -123,6 +123,9 @@ def test_nobody_is_asked_where_no_job_could_be_held_back_nor_where_nothing_chang
     assert policy.seen == []
     replay(dnn(), cpu(0, 1000, demand=1e9), policy=policy)
     assert [window.now for window in policy.seen] == [5.0 * number for number in range(1, 25)]
+    disturbed = Says(Throttle())
+    replay(dnn(), cpu(0, 200), policy=disturbed)
+    assert len(disturbed.seen) > 60, "for as long as anybody is disturbed, and two minutes more"
 
 
 def test_noise_in_windows_comes_from_the_seed_and_changes_nothing_else() -> None:

@@ -48,7 +48,7 @@ def test_a_throttle_is_given_back_as_far_as_nobody_is_hurt_and_no_further(told: 
         hurt += trainer.speed < 0.95
         speeds.append(cpu_job.speed)
     assert deepest != FREE
-    assert hurt <= 36, "relapses become rarer: at most a twentieth of an hour is hurt"
+    assert hurt <= 18, "relapses become rarer: at most a fortieth of an hour is hurt"
     assert max(speeds) > min(speeds)
 
 

@@ -81,8 +81,12 @@ def _bandwidth_share(attempt: AttemptWindow, window: NodeWindow, percent: int) -
 
 
 def first_rung(found: tuple[Rung, ...], slowdown: float) -> int:
-    """Choose where to begin: the more is lost the lower, but never with a suspension, unless there is nothing else."""
-    return min(START + (slowdown > LARGE), max(0, len(found) - 2))
+    """Choose where to begin: the more is lost the lower, but never with a suspension, unless there is nothing else.
+
+    To leave a job only the CPU time that nobody else wants tells nothing where its cores are its own.
+    """
+    telling = [number for number, rung in enumerate(found[:-1]) if not rung.throttle.idle]
+    return min(START + (slowdown > LARGE), telling[-1]) if telling else len(found) - 1
 
 
 def rung_of(found: tuple[Rung, ...], throttle: Throttle) -> int:

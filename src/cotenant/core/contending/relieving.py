@@ -329,7 +329,7 @@ class Relief:
                 continue
             well = window.now - max(self.well_since, since)
             calm = window.now - max(self.calm_since, self.well_since, since)
-            if calm >= hold.wait or well >= PATIENCE * hold.wait:
+            if calm >= hold.wait or (well > 0 and window.now - since >= PATIENCE * hold.wait):
                 why = f"nobody was hurt for {well:.0f} s"
                 self._return(id, hold, hold.rung - 1, window.now, why)
                 self.well_since = self.calm_since = window.now
