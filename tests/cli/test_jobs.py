@@ -222,19 +222,20 @@ KEYS = {
     "job": (
         "id name kind phase phase_reason tenant queue priority priority_class submitter labels replicas gpus cores "
         "memory_bytes nodes create_time start_time end_time wait_seconds run_seconds deadline dependencies array "
-        "reason attempt past_attempts progress failures retries preemptions migrations attained_gpu_seconds "
-        "attained_core_seconds estimate"
+        "reason attempt past_attempts progress failures avoided_nodes retries preemptions migrations "
+        "attained_gpu_seconds attained_core_seconds estimate"
     ),
     "reason": "code detail remedy numbers wait locality since holds_seconds",
-    "attempt": "number state assign_time start_time end_time message exit allocations",
+    "attempt": "number state assign_time start_time end_time message exit failure allocations",
     "exit": "code signal out_of_memory rank node",
     "allocation": "node tasks",
     "task": "role rank cores gpus memory_bytes reclaimable lent_cores target_cores",
     "explained": "job summary position waiting queue_policy level score sizing estimate wait"
     " forecast outlook ahead ahead_count ending events",
     "node": (
-        "id state state_reason state_owner gpus gpus_used gpu_models gpus_declared gpus_unhealthy cores cores_used "
-        "memory_bytes memory_used_bytes rack address attempts not_enforced agent_version create_time seen_seconds"
+        "id state state_reason state_owner gpus gpus_used gpu_models gpus_declared gpus_unhealthy problems cores "
+        "cores_used memory_bytes memory_used_bytes rack address attempts not_enforced agent_version create_time "
+        "seen_seconds"
     ),
 }
 

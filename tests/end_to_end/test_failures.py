@@ -52,7 +52,7 @@ def test_a_module_that_is_missing_is_the_users_own_and_tried_once(mesh: Mesh) ->
     job = run(mesh, "print('epoch 1'); import torhc")
     assert told(job) == ("import_error", job_pb2.FAILURE_BLAME_USER, 1)
     assert job.attempt.failure.evidence == "ModuleNotFoundError: No module named 'torhc'"
-    assert "No module named 'torhc'" in mesh.cli("show", job.id).out
+    assert "import_error (user): ModuleNotFoundError: No module named 'torhc'" in mesh.cli("show", job.id).out
 
 
 def test_an_illegal_access_on_the_gpu_is_told_by_its_line(mesh: Mesh) -> None:
@@ -78,6 +78,10 @@ def test_a_collective_that_timed_out_goes_on_on_the_other_node(mesh: Mesh) -> No
     assert (first.failure.rule, job.failures) == ("nccl-timeout", 0)
     assert first.allocations[0].node_id != job.attempt.allocations[0].node_id
     assert [one.node_id for one in job.avoided_nodes] == [first.allocations[0].node_id]
+    (told_of,) = mesh.cli.json("show", job.id)["avoided_nodes"]
+    assert told_of["node"] == first.allocations[0].node_id
+    told = mesh.cli.json("failures", "--by", "node")["failures"]
+    assert (told_of["node"], "nccl_error") in [(one["group"], one["class"]) for one in told]
 
 
 def test_an_operators_rule_is_heeded(mesh: Mesh) -> None:

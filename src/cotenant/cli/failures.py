@@ -14,7 +14,6 @@ from cotenant.cli.mesh import Mesh, reach
 from cotenant.cli.outcome import usage
 from cotenant.cli.render import Column, print_table
 from cotenant.rpc.translate import seconds, timestamp
-from cotenant.v1 import job_pb2
 from cotenant.v1 import job_service_pb2 as pb
 
 
@@ -32,11 +31,6 @@ _GROUPS = {
     By.NODE: pb.FAILURE_GROUP_NODE,
     By.USER: pb.FAILURE_GROUP_SUBMITTER,
     By.MODEL: pb.FAILURE_GROUP_MODEL,
-}
-_BLAMES = {
-    job_pb2.FAILURE_BLAME_UNSPECIFIED: "unknown",
-    job_pb2.FAILURE_BLAME_USER: "user",
-    job_pb2.FAILURE_BLAME_INFRASTRUCTURE: "infrastructure",
 }
 COLUMNS = (
     Column("CLASS"),
@@ -96,13 +90,9 @@ def failures(
 
 def view(count: pb.FailureCount) -> dict[str, Any]:
     """Write a count for programs."""
-    failure = count.failure
     return {
         "group": count.group,
-        "class": getattr(failure, "class"),
-        "blame": _BLAMES.get(failure.blame, "unknown"),
-        "rule": failure.rule,
-        "evidence": failure.evidence,
+        **views.failure_view(count.failure),
         "attempts": count.attempts,
         "jobs": count.jobs,
         "gpu_seconds": count.gpu_seconds,

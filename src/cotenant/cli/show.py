@@ -179,6 +179,8 @@ def _service(view: views.View) -> Pairs:
     yield "failures", f"{view['failures']} of at most {view['retries']} retried" if view["failures"] else ""
     yield "preemptions", str(view["preemptions"] or "")
     yield "migrations", str(view["migrations"] or "")
+    for one in view["avoided_nodes"]:
+        yield "keeps away from", f"{one['node']} until {one['until']}: {one['reason']}"
 
 
 def _attempt(view: views.View) -> Pairs:
@@ -191,6 +193,8 @@ def _attempt(view: views.View) -> Pairs:
         return
     yield "attempt", f"{attempt['number']}, {attempt['state']}"
     yield "message", attempt["message"]
+    if failure := attempt["failure"]:
+        yield "failure", ": ".join(filter(None, (f"{failure['class']} ({failure['blame']})", failure["evidence"])))
     if attempt["exit"]:
         yield "exit", exit_words(attempt["exit"])
     for allocation in attempt["allocations"]:

@@ -25,6 +25,8 @@ from cotenant.v1.job_pb2 import (
     Dependency,
     DependencyCondition,
     ExitStatus,
+    Failure,
+    FailureBlame,
     Job,
     JobSpec,
     Refusal,
@@ -82,6 +84,9 @@ def job_view(job: Job, now: float) -> View:
         "past_attempts": [attempt_view(attempt) for attempt in job.past_attempts],
         "progress": _progress(job),
         "failures": job.failures,
+        "avoided_nodes": [
+            {"node": one.node_id, "until": time_of(one, "until"), "reason": one.reason} for one in job.avoided_nodes
+        ],
         "retries": spec.retries_max,
         "preemptions": job.preemptions,
         "migrations": job.migrations,
@@ -117,7 +122,27 @@ def attempt_view(attempt: Attempt) -> View:
         "end_time": time_of(attempt, "end_time"),
         "message": attempt.message,
         "exit": exit_view(attempt.exit) if attempt.HasField("exit") else None,
+        "failure": failure_view(attempt.failure) if attempt.HasField("failure") else None,
         "allocations": [allocation_view(one) for one in attempt.allocations],
+    }
+
+
+BLAMES = {
+    FailureBlame.FAILURE_BLAME_UNSPECIFIED: "unknown",
+    FailureBlame.FAILURE_BLAME_USER: "user",
+    FailureBlame.FAILURE_BLAME_INFRASTRUCTURE: "infrastructure",
+}
+
+
+def failure_view(failure: Failure) -> View:
+    """Tell what kind of failure it was."""
+    return {
+        "class": getattr(failure, "class"),
+        "blame": BLAMES.get(failure.blame, "unknown"),
+        "rule": failure.rule,
+        "evidence": failure.evidence,
+        "transient": failure.transient,
+        "node_at_fault": failure.node_at_fault,
     }
 
 
