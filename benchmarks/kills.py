@@ -31,21 +31,23 @@ from benchmarks.kill_mesh import (  # noqa: E402 - likewise
 
 KILLS, KILLS_QUICK = 1_000, 40
 MIXES = (  # what is killed at once, and how often
-    (("job",), 34),
-    (("supervisor",), 30),
-    (("agent",), 12),
-    (("placement",), 5),
-    (("queue",), 5),
+    (("job",), 40),
+    (("supervisor",), 36),
+    (("agent",), 6),
+    (("placement",), 3),
+    (("queue",), 3),
     (("predictor",), 1),
-    (("agent", "supervisor"), 5),
+    (("agent", "supervisor"), 4),
     (("agent", "job"), 3),
     (("agent", "placement"), 2),
-    (("placement", "queue", "supervisor"), 2),
+    (("placement", "queue", "supervisor"), 1),
     (("agent", "agent", "placement", "queue", "predictor"), 1),
 )
-UNFINISHED = 8
-JOB_SECONDS = (0.2, 1.0)
+UNFINISHED = 24
+JOB_SECONDS = (0.05, 0.6)
 PAUSE_SECONDS_MAX = 0.3
+LIFE_SECONDS_MAX = 0.4
+TOLD_EVERY = 50
 WHILE_STARTING = 0.15  # how often a part is killed that does not serve yet
 TARGET_SECONDS_MAX = 3.0
 LAST_SECONDS_MAX = 420.0
@@ -64,13 +66,22 @@ def run(
     for part in mesh.parts:
         mesh.start(part)
     submitter.start()
+    begin, told = time.monotonic(), TOLD_EVERY
     try:
-        while mesh.kills.total() < kills:
+        while (done := mesh.kills.total()) < kills:
+            if done >= told:
+                print(
+                    f"{done} kills, {len(submitter.acknowledged)} jobs, {time.monotonic() - begin:.0f} s",
+                    file=sys.stderr,
+                )
+                told += TOLD_EVERY
             time.sleep(rng.uniform(0, PAUSE_SECONDS_MAX))
             mesh.look_after()
             (mix,) = rng.choices([mix for mix, _ in MIXES], [weight for _, weight in MIXES])
             for what in mix:
                 kill(mesh, what, rng)
+    except KeyboardInterrupt:
+        print("no more kills; what was recorded so far is judged", file=sys.stderr)
     finally:
         submitter.stop()
         wait_until_done(mesh, submitter.acknowledged, patience_seconds)
@@ -82,8 +93,9 @@ def run(
 def kill(mesh: KillMesh, what: str, rng: Random) -> None:
     """Kill one process of a kind, if there is one."""
     if what in ("job", "supervisor"):
-        if (target := wait_for_target(mesh, what, rng)) and target.kill():
-            mesh.kills[what] += 1
+        if target := wait_for_target(mesh, what, rng):
+            time.sleep(rng.uniform(0, LIFE_SECONDS_MAX))  # at any moment of its life, or too late
+            mesh.kills[what] += target.kill()
         return
     part = what if what in SERVICES else rng.choice(sorted(mesh.nodes))
     if mesh.is_up(part) or rng.random() < WHILE_STARTING:

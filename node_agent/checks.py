@@ -69,6 +69,9 @@ def _faults(assignment: node_service_pb2.Assignment, inventory: resources_pb2.In
     yield from _variable_faults(spec.environment.items())
     ranks = Counter(task.rank for task in allocation.tasks)
     yield from (f"rank {rank} is given {count} times" for rank, count in sorted(ranks.items()) if count > 1)
+    yield from _gang_faults(assignment)
+    if spec.HasField("stop_after_disconnected") and spec.stop_after_disconnected.ToMicroseconds() <= 0:
+        yield "the time after which it stops without the control plane is not above 0"
     for task in allocation.tasks:
         yield from _task_faults(assignment, task)
     yield from _unknown_resources(allocation, inventory)
@@ -84,6 +87,12 @@ def _variable_faults(variables: Iterable[tuple[str, str]]) -> Iterator[str]:
             yield f"the environment variable {name} has a NUL character"
         if len(value.encode()) >= ARGUMENT_BYTES_MAX:
             yield f"the environment variable {name} is longer than {ARGUMENT_BYTES_MAX} bytes"
+
+
+def _gang_faults(assignment: node_service_pb2.Assignment) -> Iterator[str]:
+    roles, addresses = len(assignment.replica_roles), len(assignment.replica_addresses)
+    if not (roles == addresses == 0 or roles == addresses == assignment.world_size):
+        yield f"{roles} replicas' roles and {addresses} addresses are told of a gang of {assignment.world_size}"
 
 
 def _task_faults(assignment: node_service_pb2.Assignment, task: resources_pb2.TaskAllocation) -> Iterator[str]:

@@ -175,7 +175,8 @@ class PlacementLink:
         """Send what there is, in one message; after a silent interval, a beat alone."""
         try:
             while True:
-                beat_seconds = min(heartbeat_seconds, self._patience_seconds() / BEATS_WITHIN_PATIENCE)
+                hasty = self._patience_seconds() / BEATS_WITHIN_PATIENCE
+                beat_seconds = max(HEARTBEAT_SECONDS_MIN, min(heartbeat_seconds, hasty))
                 try:
                     async with asyncio.timeout(beat_seconds):
                         await self._wake.wait()

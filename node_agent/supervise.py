@@ -216,7 +216,7 @@ class ProcessRuntime:
         attempt = Supervised(key, assignment, None)
         fault = self._fault(assignment)
         self._attempts[key] = attempt
-        if checks.job_id_is_safe(key.job_id):
+        if checks.job_id_is_safe(key.job_id) and key.number > 0:
             attempt.directory = AttemptDirectory(self._attempts_root, key)
         if fault is None:
             fault = await self._launch(attempt)

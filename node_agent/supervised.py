@@ -22,6 +22,7 @@ from cotenant.v1 import node_service_pb2, resources_pb2
 log = structlog.get_logger()
 
 REMAINS_SECONDS_MAX = 30.0
+MESSAGE_LENGTH_MAX = 1_000  # whatever a user wrote into what it tells of
 REBOOTED = "the node was rebooted"
 SUPERVISOR_DIED = "its supervisor died; what was left of the job was killed"
 
@@ -54,6 +55,8 @@ class Supervised:
 
     def new_status(self, state: str, message: str = "") -> Status:
         """What is known of it where no supervisor has told anything."""
+        if len(message) > MESSAGE_LENGTH_MAX:
+            message = message[: MESSAGE_LENGTH_MAX - 1] + "…"
         return Status(self.key, self.assignment.epoch, state, time.time(), message)
 
     async def end_orphans(self, marker: str) -> Status:

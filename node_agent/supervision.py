@@ -33,6 +33,7 @@ else:
 KILL_ROUND_SECONDS = 0.02
 NOTIFY_RETRY_SECONDS = 0.05
 SAVE_RETRY_SECONDS = 1.0
+WAIT_SECONDS_MAX = 86_400.0  # poll takes no more than 24 days
 STATE_BYTES_PER_TASK = 256
 
 
@@ -207,7 +208,7 @@ class Supervisor:
         moments = [
             moment for moment in (self.kill_at, self.notify_at, self.save_at, self.look_at) if moment is not None
         ]
-        return max(0, int((min(moments) - time.monotonic()) * 1000) + 1) if moments else None
+        return max(0, int(min(WAIT_SECONDS_MAX, min(moments) - time.monotonic()) * 1000) + 1) if moments else None
 
     def _pending_execs(self) -> bool:
         return any(task.exec_reader >= 0 for task in self.tasks)
