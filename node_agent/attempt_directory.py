@@ -228,9 +228,14 @@ class AttemptDirectory:
 def find_directories(root: Path) -> Iterator[AttemptDirectory]:
     """All attempt directories under `root`, by name; anything else that lies there is passed over."""
     for path in sorted(root.iterdir()):
-        job_id, dash, number = path.name.rpartition("-")
-        if dash and number.isdigit() and path.is_dir():
-            yield AttemptDirectory(root, AttemptKey(job_id, int(number)))
+        if (key := key_of(path)) and path.is_dir():
+            yield AttemptDirectory(root, key)
+
+
+def key_of(path: Path) -> AttemptKey | None:
+    """Whose directory, or control group, bears this name; None where it is no attempt's."""
+    job_id, dash, number = path.name.rpartition("-")
+    return AttemptKey(job_id, int(number)) if job_id and dash and number.isdecimal() else None
 
 
 def prune(root: Path, *, keep_max: int, younger_than: float) -> int:

@@ -43,17 +43,16 @@ def end_remains(group: Group | None, marker: str, *, patience_seconds: float) ->
 
 def marked_processes(marker: str) -> list[int]:
     """The living processes that have the variable `marker`, written NAME=value, in their environment."""
-    wanted = b"\0" + marker.encode() + b"\0"
-    found = []
-    for name in os.listdir("/proc"):
-        if name.isdigit():
-            try:
-                with open(f"/proc/{name}/environ", "rb") as file:
-                    if wanted in b"\0" + file.read():
-                        found.append(int(name))
-            except OSError:
-                continue  # gone meanwhile, or another user's
-    return found
+    return [int(name) for name in os.listdir("/proc") if name.isdigit() and has_marker(int(name), marker)]
+
+
+def has_marker(pid: int, marker: str) -> bool:
+    """Whether a process has the variable `marker`, written NAME=value, in its environment."""
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            return b"\0" + marker.encode() + b"\0" in b"\0" + file.read()
+    except OSError:
+        return False  # gone meanwhile, or another user's
 
 
 def descendants(pid: int) -> list[psutil.Process]:

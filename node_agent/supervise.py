@@ -22,7 +22,16 @@ from typing import ClassVar
 import structlog
 
 from cotenant.core.policy import Throttle
-from cotenant.node_agent import attempt_directory, checks, environment, gpu_devices, launching, node_place, remains
+from cotenant.node_agent import (
+    attempt_directory,
+    checks,
+    environment,
+    gpu_devices,
+    launching,
+    node_place,
+    remains,
+    strays,
+)
 from cotenant.node_agent.attempt_cores import AttemptCores
 from cotenant.node_agent.attempt_directory import AttemptDirectory
 from cotenant.node_agent.attempt_throttle import AttemptThrottle
@@ -83,7 +92,7 @@ class ProcessRuntime:
         self._not_enforced += await self._look_at_gpus()
         self._listen()
         found = [await self._find(directory) for directory in attempt_directory.find_directories(self._attempts_root)]
-        return [each for each in found if each]
+        return [each for each in found if each] + self._take_in_strays()
 
     def not_enforced(self) -> Sequence[str]:
         """What could not be had of control groups."""
@@ -175,6 +184,33 @@ class ProcessRuntime:
                 self._watch(attempt, pidfd)
                 await self._restore_cores(attempt)
         return Found(assignment, attempt.status)
+
+    def _take_in_strays(self) -> list[Found]:
+        if (node_group := self._surroundings.node_group) is None:
+            return []
+        known = {directory.path.name for directory in attempt_directory.find_directories(self._attempts_root)}
+        taken = []
+        for key, group in strays.find_strays(node_group, known, self._marker):
+            assignment = strays.assignment_of(key, group, self._context.inventory, self._context.node_id)
+            attempt = self._attempts[key] = Supervised(key, assignment, None, group)
+            attempt.status = attempt.new_status("RUNNING", strays.FOUND)
+            self._background.start(self._conclude_stray(attempt))
+            taken.append(Found(assignment, attempt.status))
+        return taken
+
+    async def _conclude_stray(self, attempt: Supervised) -> None:
+        assert attempt.group is not None
+        while await asyncio.to_thread(attempt.group.pids):
+            if attempt.stop_grace_seconds is None:
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(attempt.stop_asked.wait(), strays.LOOK_SECONDS)
+            else:
+                await asyncio.to_thread(
+                    remains.end_remains, attempt.group, self._marker(attempt.key), patience_seconds=strays.LOOK_SECONDS
+                )
+        await asyncio.to_thread(attempt.group.remove)
+        stopped = attempt.stop_grace_seconds is not None
+        self._tell(attempt, attempt.new_status("STOPPED" if stopped else "FAILED", strays.ENDED))
 
     async def _restore_cores(self, attempt: Supervised) -> None:
         """See to it that the kernel has what is recorded: an agent may have been killed while it changed cores."""
@@ -280,6 +316,7 @@ class ProcessRuntime:
         attempt = self._attempts.get(key)
         if attempt is not None and attempt.live:
             attempt.stop_grace_seconds = grace_seconds
+            attempt.stop_asked.set()
             self._order_stop(attempt)
 
     def _order_stop(self, attempt: Supervised) -> None:

@@ -39,6 +39,7 @@ class Supervised:
     pidfd: int = -1
     gone: asyncio.Event = field(default_factory=asyncio.Event)
     stop_grace_seconds: float | None = None
+    stop_asked: asyncio.Event = field(default_factory=asyncio.Event)
     cores: AttemptCores | None = None
     throttle: AttemptThrottle | None = None
     promised: resources_pb2.NodeAllocation | None = None

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import tempfile
 from pathlib import Path
 
 import pytest
-from tests.node_agent.conditions import alive, until, written_number
+from tests.node_agent.conditions import alive, need_groups, until, written_number
 from tests.node_agent.conftest import RunningAgent
-from tests.node_agent.jobs import shell, stop_order
+from tests.node_agent.jobs import CPUS, shell, stop_order, task
 from tests.node_agent.placement import Placement
 from tests.node_agent.test_restarts import supervisor_pid
 
@@ -107,6 +108,36 @@ async def test_a_recycled_pid_is_nobodys_supervisor(placement: Placement, agent:
     await placement.connected(2)
     assert (await placement.ended("first")).state == FAILED
     assert alive(other)
+
+
+@pytest.mark.root
+async def test_a_group_without_files_is_told_of_and_runs_until_placement_has_it_stopped(
+    placement: Placement, agent: RunningAgent, tmp_path: Path
+) -> None:
+    need_groups("cpuset")
+    placement.assign(
+        shell("stray", f"echo $$ > {tmp_path}/pid; exec sleep 60", tasks=[task(cpus=CPUS[:1])]),
+        shell("brief", f"while [ ! -e {tmp_path}/go ]; do sleep 0.02; done"),
+    )
+    pid = await until(lambda: written_number(tmp_path / "pid"))
+    for job_id in ("stray", "brief"):
+        await placement.running(job_id)
+    await agent.stop()
+    for job_id in ("stray", "brief"):
+        shutil.rmtree(attempt_path(agent, job_id))
+    await agent.start()
+    told = {report.job_id: report for report in (await placement.connected(2)).attempts}
+    assert {job_id: report.state for job_id, report in told.items()} == {"stray": RUNNING, "brief": RUNNING}
+    assert "known by its control group alone" in told["stray"].message
+    placement.assign(shell("thief", "true", tasks=[task(cpus=CPUS[:1])]))
+    assert "is held by attempt stray/1" in (await placement.ended("thief")).message
+    assert alive(pid)
+    placement.send(stops=[stop_order("stray", epoch=0, grace_seconds=0)])
+    assert (await placement.ended("stray")).state == job_pb2.ATTEMPT_STATE_STOPPED
+    assert not alive(pid)
+    (tmp_path / "go").touch()
+    end = await placement.ended("brief")
+    assert (end.state, "how it ended is not known" in end.message) == (FAILED, True)
 
 
 async def test_the_state_of_another_node_is_not_taken_over(placement: Placement, agent: RunningAgent) -> None:
