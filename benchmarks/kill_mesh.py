@@ -103,6 +103,7 @@ class KillMesh:
         self.kills: Counter[str] = Counter()
         self.wrong: list[str] = []
         self._broken = BROKEN[broken]
+        self._requests = 0
         (directory / "held").mkdir(parents=True)
         (directory / "job.py").write_text(JOB)
         config = directory / "config.toml"
@@ -185,7 +186,9 @@ class KillMesh:
         state = rng.choice(states)
         tasks = state["tasks"]
         assert isinstance(tasks, list)
-        pid = state["pid"] if kind == "supervisor" else rng.choice(tasks)["pid"]
+        return self._hold(state["pid"] if kind == "supervisor" else rng.choice(tasks)["pid"])
+
+    def _hold(self, pid: object) -> Target | None:
         assert isinstance(pid, int)
         with contextlib.suppress(OSError):
             pidfd = os.pidfd_open(pid)
@@ -193,6 +196,28 @@ class KillMesh:
                 return Target(pidfd, pid)
             os.close(pidfd)
         return None
+
+    def kill_supervisors(self) -> int:
+        """Kill all that run now; returns how many."""
+        targets = [target for state in self.states() if (target := self._hold(state["pid"]))]
+        return sum(target.kill() for target in targets)
+
+    def submit(self, replicas: int, gpus: int, *, seconds: float, daemon: bool) -> str:
+        """Submit a job until that is acknowledged, whoever is dead; returns its id."""
+        script = str(self.directory / "job.py")
+        words = (script, str(self.directory), f"{seconds:.3f}", "daemon" if daemon else "alone")
+        spec = JobSpec(
+            name="victim",
+            kind=JobKind.TRAINING if gpus else JobKind.CPU,
+            roles=(Role(replicas=replicas, request=Request(gpu_milli=1000 * gpus, cores=1)),),
+            command=(sys.executable, "-I", "-S", *words),
+            grace_seconds=2.0,
+            retries_max=RETRIES_MAX,
+        )
+        self._requests += 1
+        while True:
+            with contextlib.suppress(grpc.RpcError, AssertionError, OSError):
+                return self.client.submit(spec, f"request {self._requests}")
 
     # What was recorded ---------------------------------------------------------------------------------------
 
@@ -248,26 +273,11 @@ class Submitter:
                 self._done.wait(0.1)
                 continue
             replicas, gpus = self.rng.choice([(1, 1), (1, 1), (1, 0), (2, 1)])
-            job_id = self._submit(replicas, gpus)
+            seconds, daemon = self.rng.uniform(*self.seconds), self.rng.random() < 0.5
+            job_id = self.mesh.submit(replicas, gpus, seconds=seconds, daemon=daemon)
             if job_id in self.acknowledged:
                 self.mesh.wrong.append(f"two requests made one job: {job_id}")
             self.acknowledged[job_id] = replicas
-
-    def _submit(self, replicas: int, gpus: int) -> str:
-        role = Role(replicas=replicas, request=Request(gpu_milli=1000 * gpus, cores=1))
-        seconds, daemon = self.rng.uniform(*self.seconds), self.rng.choice(["daemon", "alone"])
-        script = str(self.mesh.directory / "job.py")
-        spec = JobSpec(
-            name="victim",
-            kind=JobKind.TRAINING if gpus else JobKind.CPU,
-            roles=(role,),
-            command=(sys.executable, "-I", "-S", script, str(self.mesh.directory), f"{seconds:.3f}", daemon),
-            grace_seconds=2.0,
-            retries_max=RETRIES_MAX,
-        )
-        while True:
-            with contextlib.suppress(grpc.RpcError, AssertionError, OSError):
-                return self.mesh.client.submit(spec, f"request {len(self.acknowledged)}")
 
 
 # What must be true at the end ----------------------------------------------------------------------------------

@@ -54,7 +54,13 @@ LAST_SECONDS_MAX = 420.0
 
 
 def run(
-    kills: int, seed: str, directory: Path, *, broken: str = "", patience_seconds: float = LAST_SECONDS_MAX
+    kills: int,
+    seed: str,
+    directory: Path,
+    *,
+    broken: str = "",
+    unfinished: int = UNFINISHED,
+    patience_seconds: float = LAST_SECONDS_MAX,
 ) -> tuple[KillMesh, Submitter, list[str]]:
     """Kill so many processes; returns the mesh, its jobs, and all that was wrong."""
     rng = Random(seed)
@@ -62,7 +68,7 @@ def run(
     half = max(1, len(cpus) // 2)
     nodes = {"n1": cpus[:half], "n2": cpus[half:]}
     mesh = KillMesh(directory, {name: ",".join(map(str, some)) for name, some in nodes.items() if some}, broken)
-    submitter = Submitter(mesh, Random(f"{seed} jobs"), UNFINISHED, JOB_SECONDS)
+    submitter = Submitter(mesh, Random(f"{seed} jobs"), unfinished, JOB_SECONDS)
     for part in mesh.parts:
         mesh.start(part)
     submitter.start()

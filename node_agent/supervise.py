@@ -16,6 +16,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
 
@@ -123,6 +124,8 @@ class ProcessRuntime:
             log.warning("supervisor_not_understood", error=str(error))
             return
         if attempt := self._attempts.get(status.key):
+            if attempt.directory is None and attempt.stop_grace_seconds is not None and status.ended:
+                status = replace(status, state="STOPPED")  # a stray's supervisor does not know that we ended it
             self._tell(attempt, status)
 
     def _tell(self, attempt: Supervised, status: Status) -> None:
@@ -208,6 +211,7 @@ class ProcessRuntime:
                 await asyncio.to_thread(
                     remains.end_remains, attempt.group, self._marker(attempt.key), patience_seconds=strays.LOOK_SECONDS
                 )
+        await asyncio.sleep(strays.LOOK_SECONDS)  # a supervisor that lives tells how it ended
         await asyncio.to_thread(attempt.group.remove)
         stopped = attempt.stop_grace_seconds is not None
         self._tell(attempt, attempt.new_status("STOPPED" if stopped else "FAILED", strays.ENDED))

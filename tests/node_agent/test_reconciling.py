@@ -117,17 +117,20 @@ async def test_a_group_without_files_is_told_of_and_runs_until_placement_has_it_
     need_groups("cpuset")
     placement.assign(
         shell("stray", f"echo $$ > {tmp_path}/pid; exec sleep 60", tasks=[task(cpus=CPUS[:1])]),
-        shell("brief", f"while [ ! -e {tmp_path}/go ]; do sleep 0.02; done"),
+        shell("stray-brief", f"while [ ! -e {tmp_path}/go ]; do sleep 0.02; done; exit 6"),
+        shell("stray-dark", "exec sleep 60"),
     )
     pid = await until(lambda: written_number(tmp_path / "pid"))
-    for job_id in ("stray", "brief"):
+    for job_id in ("stray", "stray-brief", "stray-dark"):
         await placement.running(job_id)
     await agent.stop()
-    for job_id in ("stray", "brief"):
+    supervisor = supervisor_pid(agent.config.state_dir, "stray-dark")
+    for job_id in ("stray", "stray-brief", "stray-dark"):
         shutil.rmtree(attempt_path(agent, job_id))
     await agent.start()
     told = {report.job_id: report for report in (await placement.connected(2)).attempts}
-    assert {job_id: report.state for job_id, report in told.items()} == {"stray": RUNNING, "brief": RUNNING}
+    assert {job_id: report.state for job_id, report in told.items()} == dict.fromkeys(told, RUNNING)
+    assert set(told) == {"stray", "stray-brief", "stray-dark"}
     assert "known by its control group alone" in told["stray"].message
     placement.assign(shell("thief", "true", tasks=[task(cpus=CPUS[:1])]))
     assert "is held by attempt stray/1" in (await placement.ended("thief")).message
@@ -136,7 +139,9 @@ async def test_a_group_without_files_is_told_of_and_runs_until_placement_has_it_
     assert (await placement.ended("stray")).state == job_pb2.ATTEMPT_STATE_STOPPED
     assert not alive(pid)
     (tmp_path / "go").touch()
-    end = await placement.ended("brief")
+    assert (await placement.ended("stray-brief")).exit.code == 6, "its supervisor lives, and tells"
+    os.kill(supervisor, signal.SIGKILL)
+    end = await placement.ended("stray-dark")
     assert (end.state, "how it ended is not known" in end.message) == (FAILED, True)
 
 
