@@ -261,7 +261,8 @@ class ProcessRuntime:
         if fault is None:
             fault = await self._launch(attempt)
         elif attempt.directory is not None:
-            await asyncio.to_thread(attempt.directory.create, assignment)
+            with contextlib.suppress(OSError):
+                await asyncio.to_thread(attempt.directory.create, assignment)
         if fault is not None:
             status = attempt.new_status("FAILED", fault)
             await attempt.record_end(status)
@@ -310,7 +311,8 @@ class ProcessRuntime:
                 launching.launch, self._surroundings, attempt.directory, attempt.assignment, progress_path
             )
         except launching.CannotLaunch as error:
-            attempt.directory.path.mkdir(exist_ok=True)
+            with contextlib.suppress(OSError):  # then its end is told, and not kept
+                attempt.directory.path.mkdir(exist_ok=True)
             return str(error)
         self._watch(attempt, os.pidfd_open(pid))
         return None
