@@ -9,6 +9,8 @@ process in it bears our marker.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import os
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
@@ -18,8 +20,9 @@ import structlog
 from cotenant.node_agent.attempt_directory import key_of
 from cotenant.node_agent.cgroups import Group
 from cotenant.node_agent.core_changes import task_group
-from cotenant.node_agent.records import AttemptKey
-from cotenant.node_agent.remains import has_marker
+from cotenant.node_agent.records import AttemptKey, Status
+from cotenant.node_agent.remains import end_remains, has_marker
+from cotenant.node_agent.supervised import Supervised
 from cotenant.v1 import node_service_pb2, resources_pb2
 
 log = structlog.get_logger()
@@ -27,6 +30,36 @@ log = structlog.get_logger()
 FOUND = "its files on this node are gone; it is known by its control group alone"
 ENDED = "its files on this node were gone when it ended: how it ended is not known"
 LOOK_SECONDS = 1.0
+
+
+def take_in(
+    node_group: Group,
+    known: Collection[str],
+    marker: Callable[[AttemptKey], str],
+    inventory: resources_pb2.Inventory,
+    node_id: str,
+) -> list[Supervised]:
+    """All strays of ours as attempts that run. See `find_strays`. Blocks."""
+    taken = []
+    for key, group in find_strays(node_group, known, marker):
+        attempt = Supervised(key, assignment_of(key, group, inventory, node_id), None, group)
+        attempt.status = attempt.new_status("RUNNING", FOUND)
+        taken.append(attempt)
+    return taken
+
+
+async def end_of(attempt: Supervised, marker: str) -> Status:
+    """Wait until nothing of a stray is left, ending it once that is asked for; what is to be told, unless it was."""
+    assert attempt.group is not None
+    while await asyncio.to_thread(attempt.group.pids):
+        if attempt.stop_grace_seconds is None:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(attempt.stop_asked.wait(), LOOK_SECONDS)
+        else:
+            await asyncio.to_thread(end_remains, attempt.group, marker, patience_seconds=LOOK_SECONDS)
+    await asyncio.sleep(LOOK_SECONDS)  # a supervisor that lives tells how it ended
+    await asyncio.to_thread(attempt.group.remove)
+    return attempt.new_status("FAILED" if attempt.stop_grace_seconds is None else "STOPPED", ENDED)
 
 
 def find_strays(

@@ -192,29 +192,14 @@ class ProcessRuntime:
         if (node_group := self._surroundings.node_group) is None:
             return []
         known = {directory.path.name for directory in attempt_directory.find_directories(self._attempts_root)}
-        taken = []
-        for key, group in strays.find_strays(node_group, known, self._marker):
-            assignment = strays.assignment_of(key, group, self._context.inventory, self._context.node_id)
-            attempt = self._attempts[key] = Supervised(key, assignment, None, group)
-            attempt.status = attempt.new_status("RUNNING", strays.FOUND)
+        taken = strays.take_in(node_group, known, self._marker, self._context.inventory, self._context.node_id)
+        for attempt in taken:
+            self._attempts[attempt.key] = attempt
             self._background.start(self._conclude_stray(attempt))
-            taken.append(Found(assignment, attempt.status))
-        return taken
+        return [Found(attempt.assignment, attempt.status) for attempt in taken if attempt.status]
 
     async def _conclude_stray(self, attempt: Supervised) -> None:
-        assert attempt.group is not None
-        while await asyncio.to_thread(attempt.group.pids):
-            if attempt.stop_grace_seconds is None:
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(attempt.stop_asked.wait(), strays.LOOK_SECONDS)
-            else:
-                await asyncio.to_thread(
-                    remains.end_remains, attempt.group, self._marker(attempt.key), patience_seconds=strays.LOOK_SECONDS
-                )
-        await asyncio.sleep(strays.LOOK_SECONDS)  # a supervisor that lives tells how it ended
-        await asyncio.to_thread(attempt.group.remove)
-        stopped = attempt.stop_grace_seconds is not None
-        self._tell(attempt, attempt.new_status("STOPPED" if stopped else "FAILED", strays.ENDED))
+        self._tell(attempt, await strays.end_of(attempt, self._marker(attempt.key)))
 
     async def _restore_cores(self, attempt: Supervised) -> None:
         """See to it that the kernel has what is recorded: an agent may have been killed while it changed cores."""
