@@ -44,7 +44,7 @@ from cotenant.node_agent.records import AttemptKey, Status, parse_status
 from cotenant.node_agent.resctrl import Resctrl
 from cotenant.node_agent.runtime import Found, Held, RuntimeContext, Usage
 from cotenant.node_agent.sockets import NOTIFY, progress_socket, socket_directory
-from cotenant.node_agent.supervised import Supervised
+from cotenant.node_agent.supervised import Supervised, first_status
 from cotenant.node_agent.systemd_scope import reach_systemd
 from cotenant.rpc.background import Background
 from cotenant.v1 import node_service_pb2
@@ -52,7 +52,6 @@ from cotenant.v1 import node_service_pb2
 log = structlog.get_logger()
 
 DATAGRAM_BYTES_MAX = 1 << 18
-FIRST_STATE_SECONDS_MAX = 10.0
 
 
 class ProcessRuntime:
@@ -166,7 +165,7 @@ class ProcessRuntime:
 
     async def _find(self, directory: AttemptDirectory) -> Found | None:
         """Take one attempt up again; None where it never began."""
-        status = await self._first_status(directory)
+        status = await first_status(directory)
         supervised = directory.supervised()
         if status is None and not supervised and not directory.was_begun():
             await self._forget_stillborn(directory)
@@ -185,7 +184,7 @@ class ProcessRuntime:
                 self._background.start(self._conclude(attempt))
             else:
                 self._watch(attempt, pidfd)
-                await self._restore_cores(attempt)
+                await attempt.restore_cores()
         return Found(assignment, attempt.status)
 
     def _take_in_strays(self) -> list[Found]:
@@ -201,15 +200,6 @@ class ProcessRuntime:
     async def _conclude_stray(self, attempt: Supervised) -> None:
         self._tell(attempt, await strays.end_of(attempt, self._marker(attempt.key)))
 
-    async def _restore_cores(self, attempt: Supervised) -> None:
-        """See to it that the kernel has what is recorded: an agent may have been killed while it changed cores."""
-        assert attempt.cores is not None
-        try:
-            if await asyncio.to_thread(attempt.cores.restore, attempt.assignment.allocation):
-                log.info("cores_restored", attempt=str(attempt.key))
-        except CoresRefused as error:
-            log.error("cores_not_restored", attempt=str(attempt.key), error=str(error))
-
     async def _forget_stillborn(self, directory: AttemptDirectory) -> None:
         """No supervisor was ever started: see to it that nothing of it is left."""
         log.info("attempt_never_began", attempt=str(directory.key))
@@ -222,16 +212,6 @@ class ProcessRuntime:
     def _marker(self, key: AttemptKey) -> str:
         """A variable that all processes of an attempt have, and no others."""
         return f"COTENANT_PROGRESS={progress_socket(self._sockets, key)}"
-
-    async def _first_status(self, directory: AttemptDirectory) -> Status | None:
-        """What is recorded; a supervisor that was started a moment ago is given the time to record something."""
-        deadline = self._loop.time() + FIRST_STATE_SECONDS_MAX
-        while (status := directory.status()) is None and directory.supervised():
-            if self._loop.time() > deadline:
-                log.error("supervisor_silent", attempt=str(directory.key))
-                break
-            await asyncio.sleep(0.01)
-        return status or directory.status()
 
     # What the agent asks for.
 

@@ -15,12 +15,14 @@ from cotenant.node_agent.attempt_cores import AttemptCores
 from cotenant.node_agent.attempt_directory import AttemptDirectory
 from cotenant.node_agent.attempt_throttle import AttemptThrottle
 from cotenant.node_agent.cgroups import Group, GroupError
+from cotenant.node_agent.core_changes import CoresRefused
 from cotenant.node_agent.records import AttemptKey, Status
 from cotenant.node_agent.runtime import Usage
 from cotenant.v1 import node_service_pb2, resources_pb2
 
 log = structlog.get_logger()
 
+FIRST_STATE_SECONDS_MAX = 10.0
 REMAINS_SECONDS_MAX = 30.0
 MESSAGE_LENGTH_MAX = 1_000  # whatever a user wrote into what it tells of
 REBOOTED = "the node was rebooted"
@@ -121,3 +123,23 @@ class Supervised:
         if usage is None or self.throttle is None or not self.throttle.counts:
             return usage
         return await asyncio.to_thread(self.throttle.counted, usage)
+
+    async def restore_cores(self) -> None:
+        """See to it that the kernel has what is recorded: an agent may have been killed while it changed cores."""
+        assert self.cores is not None
+        try:
+            if await asyncio.to_thread(self.cores.restore, self.assignment.allocation):
+                log.info("cores_restored", attempt=str(self.key))
+        except CoresRefused as error:
+            log.error("cores_not_restored", attempt=str(self.key), error=str(error))
+
+
+async def first_status(directory: AttemptDirectory) -> Status | None:
+    """What is recorded; a supervisor that was started a moment ago is given the time to record something."""
+    deadline = time.monotonic() + FIRST_STATE_SECONDS_MAX
+    while (status := directory.status()) is None and directory.supervised():
+        if time.monotonic() > deadline:
+            log.error("supervisor_silent", attempt=str(directory.key))
+            break
+        await asyncio.sleep(0.01)
+    return status or directory.status()
