@@ -15,7 +15,7 @@ from cotenant.core.jobs import Locality
 from cotenant.core.ledger import Counts, Ledger, Offer
 from cotenant.core.placing.keeping import ALL, Found, Heeded, Search, fewest_nodes
 from cotenant.core.placing.neighbours import Neighbours
-from cotenant.core.placing.obstacles import no_place
+from cotenant.core.placing.obstacles import no_place, plainly_short
 from cotenant.core.placing.outlook import NOTHING, ROUNDING, outlook, promises
 from cotenant.core.policy import needs
 from cotenant.core.refusals import Code, Refusal, plural
@@ -138,6 +138,8 @@ room for 2 of 4 replicas
         needed = needs(gang)
         if (known := self._roomless.get(needed)) and known.holds(ledger):
             return known.refusal
+        if plainly_short(gang, ledger):
+            return self._no_place(gang, ledger)
         judged = not self._packed or promises(gang.spec)  # else how fast it would be decides nothing
         view = outlook(gang, self._scene.now) if judged else NOTHING
         if view.bound and view.hopeless(fewest_nodes(gang, ledger)):
@@ -146,13 +148,16 @@ room for 2 of 4 replicas
         if found := search.best(ALL):
             return found.offer
         if not (anywhere := search.best(Heeded(own=False, kind=False))):
-            within = gang.locality or Locality.ANYWHERE
-            refusal = no_place(gang, ledger, within=within)
-            if len(self._roomless) >= REMEMBERED_MAX:
-                self._roomless.clear()
-            self._roomless[needed] = _Roomless.now(refusal, ledger)
-            return refusal
+            return self._no_place(gang, ledger)
         return self._broken(search, anywhere)
+
+    def _no_place(self, gang: Gang, ledger: Ledger) -> Refusal:
+        """Say that there is no place, whoever promises what, and remember it."""
+        refusal = no_place(gang, ledger, within=gang.locality or Locality.ANYWHERE)
+        if len(self._roomless) >= REMEMBERED_MAX:
+            self._roomless.clear()
+        self._roomless[needs(gang)] = _Roomless.now(refusal, ledger)
+        return refusal
 
     def bears(self, nodes: Sequence[int], ledger: Ledger) -> bool:
         """Tell whether all on some nodes keep their promises beside each other."""

@@ -19,12 +19,13 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from cotenant.core.counts import UNLIMITED as UNLIMITED
+from cotenant.core.counts import Counts as Counts
+from cotenant.core.counts import count_room
 from cotenant.core.gangs import Demand
 from cotenant.core.jobs import WHOLE_GPU_MILLI
 from cotenant.core.nodes import Illness, NodeShape, is_of_type
 
-Counts = NDArray[np.int64]
-UNLIMITED = np.int64(2**40)
 DEMANDS_MAX = 4096  # of which it is remembered how many an empty node could take
 CHANGES_MAX = 2**14  # remembered for those who keep figures by node
 
@@ -58,6 +59,7 @@ class Share:
 
 
 Offer = tuple[Share, ...]
+Sums = tuple[int, int, int]
 
 
 @dataclass(slots=True)
@@ -110,14 +112,16 @@ class Ledger:
         self._forgotten = 0
         kinds = {(shape.gpus, shape.cores, shape.memory_bytes, shape.gpu_type, shape.shareable): 0 for shape in shapes}
         kinds = {kind: number for number, kind in enumerate(kinds)}
-        self._kind_of: Counts = np.array(
+        self.kind_of: Counts = np.array(
             [kinds[shape.gpus, shape.cores, shape.memory_bytes, shape.gpu_type, shape.shareable] for shape in shapes],
             dtype=np.int64,
         )
-        self._kinds: Counts = np.array([kind[:3] for kind in kinds], dtype=np.int64).reshape(len(kinds), 3).T.copy()
+        self.kinds: Counts = np.array([kind[:3] for kind in kinds], dtype=np.int64).reshape(len(kinds), 3).T.copy()
         self._kind_types = [kind[3] for kind in kinds]
         self._kind_shares = np.array([kind[4] for kind in kinds], dtype=np.bool_)
         self._room_of_kind: dict[Demand, Counts] = {}
+        self.guise = 0  # another number while more or less is counted as free than is
+        self.tally: object = None  # what `core.tallies` last made of it
         sharing = [node for node, shape in enumerate(shapes) if shape.shareable]
         self._row = {node: row for row, node in enumerate(sharing)}  # of a node in the table of its GPUs' thousandths
         self._sharing: Counts = np.array(sharing, dtype=np.int64)
@@ -133,6 +137,7 @@ class Ledger:
         other._free, other._milli, other.open = self._free.copy(), self._milli.copy(), self.open.copy()
         other.free_gpus, other.free_cores, other.free_memory = other._free
         other._of_type, other._room_of_kind = {}, {}  # which are filled as they are asked for
+        other.tally = None
         other._journals, other._changes, other._forgotten = [], [], 0
         return other
 
@@ -157,22 +162,28 @@ class Ledger:
             room *= self.open
         return room
 
-    def _room_if_empty(self, demand: Demand) -> Counts:
-        """Nodes of one shape have room for as many, so shapes are counted and not nodes; those who ask, ask again."""
+    def room_by_kind(self, demand: Demand) -> Counts:
+        """Count for each kind of node how many replicas of a demand an empty one could take, whether it is open or not.
+
+        Nodes of one kind have room for as many, so that kinds are counted and not nodes; those who ask, ask again.
+        """
         known = self._room_of_kind.get(demand)
         if known is None:
             if len(self._room_of_kind) >= DEMANDS_MAX:
                 self._room_of_kind.clear()
-            shares = np.where(self._kind_shares, self._kinds[0], 0) * (WHOLE_GPU_MILLI // max(1, demand.gpu_milli))
-            known = _count(demand, self._kinds, shares)
+            shares = np.where(self._kind_shares, self.kinds[0], 0) * (WHOLE_GPU_MILLI // max(1, demand.gpu_milli))
+            known = count_room(demand, self.kinds, shares)
             if demand.gpu_milli and demand.gpu_type:
                 known *= np.array([is_of_type(name, demand.gpu_type) for name in self._kind_types], dtype=np.bool_)
             self._room_of_kind[demand] = known
-        room: Counts = known[self._kind_of]
+        return known
+
+    def _room_if_empty(self, demand: Demand) -> Counts:
+        room: Counts = self.room_by_kind(demand)[self.kind_of]
         return room
 
     def _room_in_free(self, demand: Demand) -> Counts:
-        room = _count(demand, self._free)
+        room = count_room(demand, self._free)
         if 0 < demand.gpu_milli < WHOLE_GPU_MILLI:
             np.minimum(room, self._room_for_share(demand.gpu_milli), out=room)
         if demand.gpu_milli and demand.gpu_type:
@@ -379,22 +390,3 @@ class Ledger:
             f"{self.free_cores[node]} of {self.total_cores[node]} cores, "
             f"{self.free_memory[node]} of {self.total_memory[node]} bytes free"
         )
-
-
-def _count(demand: Demand, have: Counts, shares: Counts | None = None) -> Counts:
-    """Count replicas by GPUs, cores and memory, and take the least; without `shares` somebody else counts those."""
-    gpus, cores, memory = have
-    room: Counts | None = None
-    if demand.gpu_milli >= WHOLE_GPU_MILLI:
-        room = _times(gpus, demand.gpu_milli // WHOLE_GPU_MILLI)
-    elif demand.gpu_milli and shares is not None:
-        room = shares
-    for there, need in ((cores, demand.cores), (memory, demand.memory_bytes)):
-        if need:
-            room = _times(there, need) if room is None else np.minimum(room, _times(there, need))
-    return np.full(len(gpus), UNLIMITED) if room is None else room
-
-
-def _times(have: Counts, need: int) -> Counts:
-    """Say how many times there is what is needed; dividing is what costs most."""
-    return have // need if need > 1 else have.copy()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
+from itertools import count
 
 import numpy as np
 
@@ -14,6 +15,8 @@ from cotenant.core.ledger import Counts, Holding, Ledger, Offer, Overcommitted, 
 from cotenant.core.placing.splitting import Array, Held, array_of
 from cotenant.core.placing.taking import hold_all, release_all, take
 from cotenant.core.scenes import Resident
+
+GUISES = count(1)
 
 
 class Residence:
@@ -169,11 +172,13 @@ def counting(ledger: Ledger, cores: Counts, memory_bytes: Counts | int = 0, gpus
     """Count inside as if so much more were free on each node of a ledger, or less where that is negative."""
     columns = ((ledger.free_cores, cores), (ledger.free_memory, memory_bytes), (ledger.free_gpus, gpus))
     counted = [(free, more) for free, more in columns if not isinstance(more, int)]
+    before, ledger.guise = ledger.guise, next(GUISES)
     for free, more in counted:
         free += more
     try:
         yield
     finally:
+        ledger.guise = before
         for free, more in counted:
             free -= more
 

@@ -15,10 +15,11 @@ from numpy.typing import NDArray
 
 from cotenant.core.gangs import Demand, Gang, Part
 from cotenant.core.jobs import WHOLE_GPU_MILLI, JobSpec, Locality, Request
-from cotenant.core.ledger import UNLIMITED, Ledger
+from cotenant.core.ledger import UNLIMITED, Ledger, Sums
 from cotenant.core.nodes import NodeShape, alternatives, is_of_type
 from cotenant.core.placing.packing import room_for_all
 from cotenant.core.refusals import Code, Refusal, gpus, plural
+from cotenant.core.tallies import known_tally, tally_of
 
 RESOURCES = ("gpu_milli", "cores", "memory_bytes")
 _WELL_AGAIN = "GPUs get well or are released (`cotenant nodes`)"
@@ -45,6 +46,8 @@ def no_place(gang: Gang, ledger: Ledger, *, within: Locality = Locality.ANYWHERE
 
 def fits(gang: Gang, ledger: Ledger, *, within: Locality, empty: bool = False, everywhere: bool = False) -> bool:
     """Tell whether a gang fits, by counting: exact for one role, what must be so at least for several."""
+    if empty and not everywhere and len(gang.parts) == 1 and within is not Locality.RACK:
+        return _could_hold(gang.parts[0], ledger, alone=within is Locality.SERVER)
     if within is Locality.SERVER:
         return bool(len(room_for_all(gang, ledger, empty=empty, everywhere=everywhere)))
     racks = ledger.rack_numbers if within is Locality.RACK else np.zeros_like(ledger.rack_numbers)
@@ -57,6 +60,16 @@ def fits(gang: Gang, ledger: Ledger, *, within: Locality, empty: bool = False, e
     if len(gang.parts) == 1:
         return bool(roomy.any())
     return any(not _lacking(gang, ledger, able & (racks == rack), empty=empty) for rack in np.flatnonzero(roomy))
+
+
+def _could_hold(part: Part, ledger: Ledger, *, alone: bool) -> bool:
+    """Tell whether nodes that take work could hold a part if they were empty, or one of them `alone`."""
+    counts, rooms, room = tally_of(ledger).counts, ledger.room_by_kind(part.demand).tolist(), 0
+    for count, each in zip(counts, rooms, strict=True):
+        if count and each >= part.replicas:
+            return True
+        room += count * each
+    return not alone and room >= part.replicas
 
 
 def _lacking(gang: Gang, ledger: Ledger, able: NDArray[np.bool_], *, empty: bool = False) -> list[str]:
@@ -127,26 +140,31 @@ def is_short(gang: Gang, ledger: Ledger) -> bool:
     return _shortest(gang, ledger) is not None
 
 
+def plainly_short(gang: Gang, ledger: Ledger) -> bool:
+    """Tell whether too little is free in sum, where that is known: no policy needs to look for places then."""
+    return known_tally(ledger) is not None and is_short(gang, ledger)
+
+
 def _short(gang: Gang, ledger: Ledger) -> Refusal | None:
     found = _shortest(gang, ledger)
     return _too_little(found[0], ledger, *found[1:]) if found else None
 
 
-def _shortest(gang: Gang, ledger: Ledger) -> tuple[Gang, NDArray[np.bool_], list[str]] | None:
-    """Find what is too little in sum, for one role or for all together, and on which nodes that was counted."""
+def _shortest(gang: Gang, ledger: Ledger) -> tuple[Gang, list[str], Sums, Sums] | None:
+    """Find what is too little in sum, for one role or for all together; with what is free, and what there is."""
+    tally = tally_of(ledger)
     alone = [Gang(gang.job_id, (part,)) for part in gang.parts] if len(gang.parts) > 1 else []
     for some in [*alone, gang]:
-        able = np.zeros(len(ledger), dtype=np.bool_)
-        for part in some.parts:
-            able |= ledger.room(part.demand, empty=True) > 0
-        if lacking := _lacking(some, ledger, able):
-            return some, able, lacking
+        rooms = [ledger.room_by_kind(part.demand).tolist() for part in some.parts]
+        able = tuple(any(each) for each in zip(*rooms, strict=True))
+        free, total = tally.sums(able)
+        if lacking := [name for name, have in zip(RESOURCES, free, strict=True) if getattr(some, name) > have]:
+            return some, lacking, free, total
     return None
 
 
-def _too_little(gang: Gang, ledger: Ledger, able: NDArray[np.bool_], lacking: Sequence[str]) -> Refusal:
-    free = dict(zip(RESOURCES, ledger.sums(able), strict=True))
-    total = dict(zip(RESOURCES, ledger.sums(able, empty=True), strict=True))
+def _too_little(gang: Gang, ledger: Ledger, lacking: Sequence[str], there: Sums, has: Sums) -> Refusal:
+    free, total = (dict(zip(RESOURCES, sums, strict=True)) for sums in (there, has))
     kinds = {part.demand.gpu_type for part in gang.parts if part.demand.gpu_type}
     kind = f" ({', '.join(map(_type_in_words, sorted(kinds)))})" if kinds else ""
     words = {

@@ -1,0 +1,206 @@
+"""What a cycle costs live: the queue and placement as they run, with simulated agents, all in one process.
+
+A cluster is full, and as many gangs of 84 shapes wait as the size says. Then one more comes, or one of those that run
+ends, and the cycle that follows is timed: the whole, as the queue waits for it, and the processor seconds of what
+placement does in it. Beside them stands the time of one empty call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+from unittest import mock
+
+import grpc.aio
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from benchmarks import harness, placement_speed  # noqa: E402 - the root of the checkout has to be on the path first
+from benchmarks.agents import SimulatedAgent  # noqa: E402 - likewise
+
+from cotenant.cli.embedded import EmbeddedMesh, MeshConfig  # noqa: E402 - likewise
+from cotenant.rpc.access import find  # noqa: E402 - likewise
+from cotenant.rpc.channel import connect  # noqa: E402 - likewise
+from cotenant.services.placement import planner  # noqa: E402 - likewise
+from cotenant.services.queue.scheduler import Scheduler  # noqa: E402 - likewise
+from cotenant.simulator.traces import TraceJob  # noqa: E402 - likewise
+from cotenant.v1 import job_pb2, job_service_pb2_grpc  # noqa: E402 - likewise
+from cotenant.v1 import job_service_pb2 as pb  # noqa: E402 - likewise
+
+SIZES = ((100, 1_000), (300, 3_000), (1_000, 10_000))  # nodes, and gangs that wait
+GPUS, CORES = 8, 24
+STEPS = 10  # arrivals that are measured, and ends
+SUBMITTERS = 64
+QUIET_SECONDS = 0.5
+
+
+@dataclass
+class Watch:
+    """The cycles since it was last asked, and what placement did in them, in milliseconds."""
+
+    cycles: list[float] = field(default_factory=list)
+    deciding: float = 0.0
+    ended: float = 0.0
+
+    def take(self) -> tuple[float, float]:
+        """Give the time of the longest cycle, and what placement decided in all of them; begin anew."""
+        told = max(self.cycles, default=0.0), self.deciding
+        self.cycles, self.deciding = [], 0.0
+        return told
+
+
+@contextmanager
+def watching() -> Iterator[Watch]:
+    """Time the cycles of the queue, and the plans of placement."""
+    watch, cycle = Watch(), Scheduler._cycle  # whatever else it does is part of it
+
+    async def timed(scheduler: Scheduler) -> float:
+        began = time.perf_counter()
+        try:
+            return await cycle(scheduler)
+        finally:
+            watch.ended = time.perf_counter()
+            watch.cycles.append(1e3 * (watch.ended - began))
+
+    def counted(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **named: Any) -> Any:
+            began = time.process_time()
+            try:
+                return function(*args, **named)
+            finally:
+                watch.deciding += 1e3 * (time.process_time() - began)
+
+        return call
+
+    with ExitStack() as patched:
+        patched.enter_context(mock.patch.object(Scheduler, "_cycle", timed))
+        for name in ("plan", "decide", "answer"):
+            patched.enter_context(mock.patch.object(planner, name, counted(getattr(planner, name))))
+        yield watch
+
+
+@asynccontextmanager
+async def mesh(nodes: int, placement: str) -> AsyncIterator[tuple[grpc.aio.Channel, list[SimulatedAgent]]]:
+    """Run a mesh with so many agents, which say nothing but what happens."""
+    async with AsyncExitStack() as stack:
+        directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="cotenant-bench-")))
+        config = MeshConfig(
+            directory,
+            placement=placement,
+            options={"queue": {"mode": "backfill"}},
+            heartbeat_seconds=60.0,
+            lost_after_seconds=600.0,
+        )
+        served = EmbeddedMesh(config)
+        await served.start()
+        stack.push_async_callback(served.close)
+        access = find(directory, {})
+        channel = await stack.enter_async_context(connect(access.endpoints.queue, access.token))
+        agents = [SimulatedAgent(f"node-{n:05}", channel, gpus=GPUS, cores=CORES) for n in range(nodes)]
+        for agent in agents:
+            agent.start()
+        stack.push_async_callback(lambda: asyncio.gather(*(agent.stop() for agent in agents)))
+        await until(lambda: all(agent.welcomes for agent in agents))
+        yield channel, agents
+
+
+async def until(holds: Callable[[], bool], seconds: float = 300.0) -> None:
+    """Wait for something."""
+    end = time.perf_counter() + seconds
+    while not holds():
+        if time.perf_counter() > end:
+            raise TimeoutError(f"not within {seconds:g} s")
+        await asyncio.sleep(0.02)
+
+
+def spec(job: TraceJob) -> job_pb2.JobSpec:
+    """Write a gang as its user would submit it."""
+    told = job_pb2.JobSpec(name=job.id, command=["true"], model="bench")
+    role = told.roles.add(name="worker", replicas=job.roles[0].replicas)
+    asked = job.roles[0].request
+    role.resources.gpu_milli, role.resources.cores = asked.gpu_milli, asked.cores or 0
+    role.resources.memory_bytes = asked.memory_bytes
+    return told
+
+
+async def submit(channel: grpc.aio.Channel, specs: Sequence[job_pb2.JobSpec]) -> None:
+    """Submit some."""
+    stub = cast("job_service_pb2_grpc.JobServiceAsyncStub", job_service_pb2_grpc.JobServiceStub(channel))
+    left = iter(specs)
+
+    async def one_by_one() -> None:
+        for each in left:
+            await stub.CreateJob(pb.CreateJobRequest(spec=each))
+
+    await asyncio.gather(*(one_by_one() for _ in range(SUBMITTERS)))
+
+
+async def measure_size(nodes: int, waiting: int, placement: str) -> list[harness.Row]:
+    """Fill a cluster, let gangs wait for it, and time what one event costs."""
+    logging.getLogger().setLevel(logging.ERROR)  # agents that go at the end are no news
+    with watching() as watch:
+        async with mesh(nodes, placement) as (channel, agents):
+            whole = job_pb2.JobSpec(name="whole", command=["true"], model="bench")
+            role = whole.roles.add(name="worker", replicas=1)
+            role.resources.gpu_milli, role.resources.cores = 1000 * GPUS, CORES
+            await submit(channel, [whole] * nodes)
+            await until(lambda: all(agent.attempts for agent in agents))
+            await submit(channel, [spec(job) for job in placement_speed.jobs(waiting, alike=True)])
+            await quiet(watch)
+            call_ms = await empty_call_ms(channel)
+            rows: list[harness.Row] = []
+            one = [spec(job) for job in placement_speed.jobs(STEPS, alike=True, seed=1)]
+            for what in ("came", "ended"):
+                took: list[tuple[float, float]] = []
+                for number in range(STEPS):
+                    watch.take()
+                    if what == "came":
+                        await submit(channel, [one[number]])
+                    else:
+                        agents[number].finish(next(iter(agents[number].attempts)))
+                    await until(lambda: bool(watch.cycles))
+                    await quiet(watch)
+                    took.append(watch.take())
+                name = f"{placement}: one {what}, {waiting:,} wait, {nodes:,} nodes"
+                cycle, deciding = (statistics.median(each) for each in zip(*took, strict=True))
+                rows.append(harness.Row(f"{name}: cycle", cycle, "ms", call_ms, "an empty call"))
+                rows.append(harness.Row(f"{name}: placement's part, processor", deciding, "ms"))
+    return rows
+
+
+async def quiet(watch: Watch) -> None:
+    """Wait until no cycle has ended for a while."""
+    watch.ended = max(watch.ended, time.perf_counter())
+    await until(lambda: time.perf_counter() - watch.ended > QUIET_SECONDS)
+
+
+async def empty_call_ms(channel: grpc.aio.Channel, calls: int = 200) -> float:
+    """Milliseconds of a health check."""
+    stub = health_pb2_grpc.HealthStub(channel)
+    began = time.perf_counter()
+    for _ in range(calls):
+        await stub.Check(health_pb2.HealthCheckRequest())
+    return 1e3 * (time.perf_counter() - began) / calls
+
+
+def measure(quick: bool) -> list[harness.Row]:
+    """Measure all sizes, or the smallest."""
+    rows: list[harness.Row] = []
+    for nodes, waiting in SIZES[:1] if quick else SIZES:
+        rows += asyncio.run(measure_size(nodes, waiting, "consolidate"))
+    return rows
+
+
+if __name__ == "__main__":
+    harness.main(measure, __doc__ or "")

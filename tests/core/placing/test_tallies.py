@@ -1,0 +1,84 @@
+"""What is summed up by kind of node, and kept while nothing changes, against what is counted node by node."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.worlds import World, gangs, rng, take_one, worlds
+
+from cotenant.core.gangs import Demand, Gang
+from cotenant.core.jobs import Locality
+from cotenant.core.ledger import Ledger
+from cotenant.core.placing.borrowing import counting
+from cotenant.core.placing.obstacles import RESOURCES, fits, is_short, plainly_short
+from cotenant.core.policy import PlacementPolicy
+from cotenant.core.tallies import tally_of
+from cotenant.policies.consolidate import Consolidate
+from cotenant.policies.multi_array import MultiArray
+from cotenant.policies.qos import KeepsPromises
+
+
+def short_by_nodes(gang: Gang, ledger: Ledger) -> bool:
+    for parts in [*((part,) for part in gang.parts), gang.parts]:
+        able = np.zeros(len(ledger), dtype=np.bool_)
+        for part in parts:
+            able |= ledger.room(part.demand, empty=True) > 0
+        there = dict(zip(RESOURCES, ledger.sums(able), strict=True))
+        if any(getattr(Gang("", parts), name) > there[name] for name in RESOURCES):
+            return True
+    return False
+
+
+def could_hold_by_nodes(gang: Gang, ledger: Ledger, within: Locality) -> bool:
+    (part,) = gang.parts
+    room = ledger.room(part.demand, empty=True).tolist()
+    return any(each >= part.replicas for each in room) or (within is not Locality.SERVER and sum(room) >= part.replicas)
+
+
+@settings(max_examples=150)
+@given(worlds(nodes_max=6), st.lists(gangs(), min_size=1, max_size=3), st.data())
+def test_sums_by_kind_of_node_are_those_by_node_whatever_has_changed(
+    world: World, some: list[Gang], data: st.DataObject
+) -> None:
+    ledger = world.ledger
+
+    def agree() -> None:
+        for gang in some:
+            assert is_short(gang, ledger) == short_by_nodes(gang, ledger)
+            assert plainly_short(gang, ledger) == is_short(gang, ledger)
+            if len(gang.parts) == 1:
+                for within in (Locality.SERVER, Locality.ANYWHERE):
+                    assert fits(gang, ledger, within=within, empty=True) == could_hold_by_nodes(gang, ledger, within)
+
+    agree()
+    node = data.draw(st.integers(0, len(ledger) - 1))
+    held = take_one(ledger, node, Demand(data.draw(st.sampled_from([0, 1000])), 1))
+    agree()
+    with counting(ledger, -(ledger.free_cores // 2)):
+        agree()
+        with ledger.undone():
+            if held is not None:
+                ledger.release(held)
+            agree()
+        agree()
+    agree()
+    ledger.open[node] = not ledger.open[node]
+    agree()
+    other = ledger.copy()
+    assert not plainly_short(some[0], other)
+    assert is_short(some[0], other) == is_short(some[0], ledger)
+
+
+@pytest.mark.parametrize("policy", [Consolidate, MultiArray, KeepsPromises])
+@settings(max_examples=60)
+@given(worlds(nodes_max=4), gangs())
+def test_a_policy_answers_the_same_where_it_is_plain_that_too_little_is_free(
+    policy: Callable[[], PlacementPolicy], world: World, gang: Gang
+) -> None:
+    untold, told = world.ledger, world.ledger.copy()
+    tally_of(told)
+    assert policy().place(gang, told, rng()) == policy().place(gang, untold, rng())
