@@ -50,7 +50,7 @@ class MeshConfig:
     placement: str = "consolidate"
     allocator: str = "proportional"
     predictors: Sequence[str] = ("history",)
-    contention: str = "none"
+    contention: str = "coda-eliminator"
     options: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # by group
     heartbeat_seconds: float = 5.0
     lost_after_seconds: float = 300.0

@@ -39,7 +39,7 @@ class Settings:
     allocator: str = "proportional"
     predictor: str = "history"
     follow: str = ""
-    contention: str = "none"
+    contention: str = "coda-eliminator"
     sample_seconds: float = 5.0
     memory_bandwidth_peak: float = 0.0
     heartbeat_seconds: float = 5.0

@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from cotenant.core.contending.holding import Hold, Look
-from cotenant.core.contending.ladder import cores_each, first_rung, rung_of, rungs, told
+from cotenant.core.contending.ladder import cores_each, first_rung, rung_of, rungs
 from cotenant.core.contending.limits import LIMITS, Limits
 from cotenant.core.contending.suspects import Attempt, Suspect, ranked
 from cotenant.core.contending.watching import Victim, Watch
@@ -380,7 +380,7 @@ class Relief:
         self._said[id] = Directive(
             *id,
             share=share,
-            reason=f"{told(hold.throttle)}: {why}",
+            reason=why,
             throttle=hold.throttle,
             move=move,
             victim_job_id=victim or (hold.victim[0] if hold.victim else ""),
