@@ -106,3 +106,23 @@ def rung_of(found: tuple[Rung, ...], throttle: Throttle) -> int:
 def _hardness(throttle: Throttle) -> tuple[bool, bool, float, float]:
     fewest = -throttle.cores if throttle.cores else float("-inf")
     return throttle.suspended, throttle.idle, -throttle.bandwidth_percent, fewest
+
+
+def told(throttle: Throttle) -> str:
+    """Say in words how an attempt is held back.
+
+    >>> told(Throttle(bandwidth_percent=20, cores=2)), told(SUSPENDED), told(FREE)
+    ('20 % of the memory bandwidth and 2 cores for each task', 'suspended', 'free')
+    """
+    if throttle.free:
+        return "free"
+    if throttle.suspended:
+        return "suspended"
+    ways = []
+    if throttle.bandwidth_percent < 100:
+        ways.append(f"{throttle.bandwidth_percent} % of the memory bandwidth")
+    if throttle.cores:
+        ways.append(f"{throttle.cores} core{'s' * (throttle.cores != 1)} for each task")
+    if throttle.idle:
+        ways.append("CPU time that nobody else wants")
+    return " and ".join(ways)
