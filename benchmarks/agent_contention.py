@@ -1,9 +1,9 @@
 """A training loop beside CPU jobs of stress-ng, on real cores, with the eliminator off and on in the same run.
 
 The loop is bound by memory (numpy, larger than the last-level cache) and holds a core of its own; the CPU job holds
-another. What they share is the cache and the memory. Speeds are medians of what the agent samples; a window is
-`WINDOW_SECONDS`. Needs root's control groups, two cores and stress-ng (`apt-get install stress-ng`; or say where it is:
-STRESS_NG=/path/to/stress-ng).
+another. What they share is the cache and the memory; on a machine that others load too, the figures are theirs as
+well. Speeds are medians of what the agent samples; a window is `WINDOW_SECONDS`. Needs root's control groups, two
+cores and stress-ng (`apt-get install stress-ng`; or say where it is: STRESS_NG=/path/to/stress-ng).
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.harness import Row, main
 
