@@ -43,6 +43,7 @@ def _held(
 ) -> dict[str, str]:
     gpus = ",".join(share.uuid for share in task.gpus)
     return {
+        **({"COTENANT_PRE_RUN": "1"} if assignment.pre_run else {}),
         "COTENANT_JOB_ID": assignment.job_id,
         "COTENANT_ATTEMPT": str(assignment.number),
         "COTENANT_CORES": ",".join(str(core) for core in task.core_ids),

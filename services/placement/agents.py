@@ -116,6 +116,7 @@ def assignment(live: Live, node_rank: int) -> node_pb2.ConnectResponse:
         node_rank=node_rank,
         trace_parent=live.record.trace_parent,
         expected_rate_per_second=expected_rate_per_second(live.record.estimate, attempt.allocations),
+        pre_run=attempt.pre_run,
     )
     if len(by_rank) > 1:
         told.replica_roles.extend(role for _, role, _ in by_rank)

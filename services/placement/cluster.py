@@ -229,8 +229,11 @@ class Cluster:
         return tuple(firm)
 
     def can_resize(self, live: Live) -> bool:
-        """Whether an attempt's cores may be changed now: it runs, and the agents of all its nodes are there."""
-        if live.state is not AttemptState.RUNNING or live.target or not live.epoch:
+        """Whether an attempt's cores may be changed now: it runs, and the agents of all its nodes are there.
+
+        Those of a pre-run, which is over soon, stay as they are.
+        """
+        if live.attempt.pre_run or live.state is not AttemptState.RUNNING or live.target or not live.epoch:
             return False
         nodes = [self.nodes.get(node_id) for node_id in live.nodes]
         there = all(node and node.connected and not node.strained for node in nodes)

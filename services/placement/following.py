@@ -91,6 +91,8 @@ class Following:
         """Let an attempt be measured; why not, where that cannot be."""
         if len(live.nodes) > 1:
             return f"it runs on {len(live.nodes)} nodes, and only what runs on one is profiled"
+        if live.attempt.pre_run:
+            return "it is a pre-run, which tells nothing of the whole job"
         if live.state is not AttemptState.RUNNING:
             return f"it is {live.state.value}, and only what runs is profiled"
         if live.target:
@@ -118,7 +120,7 @@ class Following:
         if self._windows is None or self._too_soon(told.job_id, progress):
             return
         live = self._cluster.attempts.get(told.job_id)
-        if live is None or live.key[1] != told.number or not progress.HasField("step_time"):
+        if live is None or live.key[1] != told.number or not progress.HasField("step_time") or live.attempt.pre_run:
             return
         under = live.epoch, bool(live.target), progress.phase
         step = progress.phase_step if progress.phase else progress.step

@@ -260,7 +260,7 @@ def assign(cluster: Cluster, start: cycle.Start, candidate: placement_pb2.Candid
         estimate=candidate.estimate,
     )
     attempt = record.attempt
-    attempt.job_id, attempt.number = candidate.job_id, candidate.number
+    attempt.job_id, attempt.number, attempt.pre_run = candidate.job_id, candidate.number, candidate.pre_run
     attempt.state = translate.ATTEMPT_STATES.to_wire(AttemptState.ASSIGNED)
     attempt.allocations.extend(translate.allocation_to_wire(part) for part in allocation)
     attempt.sizing = start.gang.sizing

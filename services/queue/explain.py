@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from cotenant.core.lifecycle import Phase
+from cotenant.core.pre_runs import in_words
 from cotenant.core.refusals import Code, Wait
 from cotenant.rpc import translate
 from cotenant.services.queue.records import Record
@@ -80,12 +81,16 @@ def _summary(state: State, record: Record, position: int, waiting: int) -> str:
         if refusal.code in (Code.DEPENDENCY, Code.ARRAY_LIMIT):
             return f"waits for other jobs: {refusal}; {refusal.remedy}"
         place = f"number {position} of {waiting} waiting" if position else "not ordered yet"
-        return f"waits ({place}) for {_WAITS[refusal.wait]}: {refusal}" + (
-            f"; {refusal.remedy}" if refusal.remedy else ""
+        first = (
+            f"it asks for {in_words(record.spec.pre_run_seconds or 0.0)}, before its gang" if record.pre_runs else ""
         )
+        waits = f"waits ({place}) for {_WAITS[refusal.wait]}: {refusal}"
+        return "; ".join(filter(None, (waits, refusal.remedy, first)))
     if phase in (Phase.STARTING, Phase.RUNNING):
         told = [f"{phase.value} on {nodes}, attempt {job.attempt.number}", job.attempt.sizing]
-        if phase is Phase.RUNNING and job.progress.throttle:
+        if record.pre_runs:
+            told.insert(1, f"{in_words(record.spec.pre_run_seconds or 0.0)}, before its gang is assembled")
+        elif phase is Phase.RUNNING and job.progress.throttle:
             told.insert(1, f"held back by its node: {job.progress.throttle}")
         return "; ".join(filter(None, told))
     if phase is Phase.STOPPING:

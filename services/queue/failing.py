@@ -104,6 +104,19 @@ def broke(attempt: job_pb2.Attempt) -> bool:
     )
 
 
+def failure(attempt: job_pb2.Attempt) -> str:
+    """Say in one sentence how an attempt failed."""
+    end = attempt.exit
+    where = f" (rank {end.rank} on {end.node_id})" if end.node_id else ""
+    if end.out_of_memory:
+        return f"killed by the kernel: out of memory{where}"
+    if attempt.message:
+        return f"{attempt.message}{where}"
+    if end.signal:
+        return f"killed by signal {end.signal}{where}"
+    return f"exited with status {end.code}{where}"
+
+
 def to_wire(failure: Failure) -> job_pb2.Failure:
     """Write a failure as a message."""
     message = job_pb2.Failure(

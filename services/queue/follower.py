@@ -16,6 +16,7 @@ from cotenant.rpc.background import Background
 from cotenant.services.queue.failing import Failing
 from cotenant.services.queue.keeper import Keeper
 from cotenant.services.queue.observations import Observations
+from cotenant.services.queue.pre_runs import PreRuns
 from cotenant.services.queue.profiles import Profiles
 from cotenant.services.queue.records import Record, take_attempt
 from cotenant.services.queue.state import State
@@ -51,6 +52,7 @@ class Follower:
         self._forgetting = asyncio.Event()
         self._capacity_changed = asyncio.Event()
         self._background = Background()
+        self.pre_runs = PreRuns(keeper, self.order_stop, self._background)
 
     async def run(self) -> None:
         """Follow for ever, through placement's restarts."""
@@ -135,6 +137,7 @@ class Follower:
             self._background.start(self.stop(record, attempt.number, reason))
         elif record.stored.wish and record.phase is not Phase.STOPPING:
             self._background.start(self.stop(record, attempt.number, wished(record)))
+        self.pre_runs.follow(record)
 
     async def _end(self, record: Record, attempt: job_pb2.Attempt) -> None:
         """Take in that an attempt has ended, durably; then let placement forget it."""
@@ -145,6 +148,7 @@ class Follower:
             log.info("attempt_ended", job=record.id, attempt=attempt.number, phase=record.phase.value)
             ENDED.add(state=translate.ATTEMPT_STATES.names[attempt.state], phase=record.phase.value)
             self.observations.ended(record, attempt)
+            self.pre_runs.drop(record.id)
         self._forget_soon(attempt)
 
     def _forget_soon(self, attempt: job_pb2.Attempt) -> None:
@@ -196,6 +200,9 @@ class Follower:
         record = self.state.records.get(told.job_id)
         if record is None or record.phase.ended:
             return
+        if record.job.attempt.pre_run:
+            self.pre_runs.progressed(record, told.progress)
+            return  # nor does it say how far the job has come
         record.job.progress.CopyFrom(told.progress)
         self.observations.progressed(record)
         self.profiles.progressed(record)

@@ -96,10 +96,11 @@ class Observations:
         """A job ended: its run time tells about the next one like it."""
         self._last.pop(record.id, None)
         self.windows.drop(record.id)
-        if not record.phase.ended or not attempt.HasField("start_time"):
+        if not record.phase.ended or not attempt.HasField("start_time") or attempt.pre_run:
             return
         seen = observation_of(record, attempt)
-        seen.run_time.CopyFrom(record.job.run_time)
+        ran = translate.seconds(record.job.run_time) - sum(map(_ran_before, record.job.past_attempts))
+        seen.run_time.CopyFrom(translate.duration(max(0.0, ran)))
         seen.succeeded = record.job.phase == job_pb2.JOB_PHASE_SUCCEEDED
         seen.time.CopyFrom(attempt.end_time)
         self._add(seen)
@@ -156,6 +157,13 @@ def allocation_of(attempt: job_pb2.Attempt) -> predictor_pb2.CandidateAllocation
         nodes=len(attempt.allocations),
         gpu_type=types.pop() if len(types) == 1 else "",
     )
+
+
+def _ran_before(attempt: job_pb2.Attempt) -> float:
+    """How long a pre-run ran, in seconds; 0 for other attempts."""
+    if not attempt.pre_run or not attempt.HasField("start_time"):
+        return 0.0
+    return max(0.0, translate.seconds(attempt.end_time) - translate.seconds(attempt.start_time))
 
 
 def _gpu_milli(task: resources_pb2.TaskAllocation) -> int:

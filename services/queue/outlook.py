@@ -85,7 +85,7 @@ async def _request(state: State, config: SchedulerConfig, question: Question) ->
     for number, record in enumerate(waiting):
         if number % SLICE == SLICE - 1:
             await asyncio.sleep(0)  # others have their turn
-        request.candidates.append(candidate_of(record, now))
+        request.candidates.append(candidate_of(record, now, whole=True))
         _write(request.runs.add(job_id=record.id), _rest(record, now, usual))
     for record in list(state.held.values()):
         _write(request.runs.add(job_id=record.id, number=record.attempt_number), _rest(record, now, usual))
@@ -93,6 +93,10 @@ async def _request(state: State, config: SchedulerConfig, question: Question) ->
 
 
 def _rest(record: Record, now: float, usual_seconds: float) -> Rest:
+    if record.pre_runs and record.phase.holds_resources:
+        since = translate.seconds(record.job.attempt.start_time)
+        left = min(record.spec.pre_run_seconds or 0.0, max(0.0, since + (record.spec.pre_run_seconds or 0.0) - now))
+        return Rest(left, 0.0, left)
     told = estimate_now(record, now)
     return rest_of(
         estimates.estimate_from_wire(told) if told else UNKNOWN,
@@ -135,7 +139,7 @@ async def explained(
     told = (await foretell(state, config, placement, Question(waiting, [record.id]))).get(record.id)
     if told:
         answer.forecast.CopyFrom(told)
-        answer.outlook = in_words(told, state)
+        answer.outlook = in_words(told, state) + (", its pre-run before" if record.pre_runs else "")
         answer.ending.extend(ahead(state, job_id) for job_id in told.ending_job_ids)
     elif place >= WAITING_MAX:
         answer.outlook = f"is behind the first {WAITING_MAX} that wait, of which alone starts are foretold"

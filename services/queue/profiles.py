@@ -222,7 +222,8 @@ class Profiles:
 
     def _running(self, job_id: str) -> Record | None:
         record = self.state.records.get(job_id)
-        return record if record and record.phase is Phase.RUNNING else None
+        runs = record and record.phase is Phase.RUNNING and not record.job.attempt.pre_run
+        return record if runs else None
 
     def _begun(self, record: Record, seconds_max: float) -> None:
         """Let no window of the job's rate end until its profile has, which takes so long at most."""

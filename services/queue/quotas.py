@@ -10,7 +10,8 @@ from cotenant.services.queue.state import State
 
 def asked_by(record: Record) -> Use:
     """What a job asks for; `auto` cores count as one per replica."""
-    return Use(record.spec.gpu_milli, sum(role.replicas * (role.request.cores or 1) for role in record.spec.roles))
+    spec = record.asks
+    return Use(spec.gpu_milli, sum(role.replicas * (role.request.cores or 1) for role in spec.roles))
 
 
 def tenancy_of(state: State) -> Tenancy:

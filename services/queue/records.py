@@ -10,11 +10,12 @@ from dataclasses import dataclass, field
 from cotenant.core.failing.retrying import RetryRules, Tries, decide
 from cotenant.core.jobs import JobSpec
 from cotenant.core.lifecycle import AttemptState, JobEvent, Phase, next_phase
+from cotenant.core.pre_runs import pre_run_of
 from cotenant.core.refusals import plural
 from cotenant.rpc import translate
 from cotenant.services.queue import avoiding
 from cotenant.services.queue.avoiding import nodes_of
-from cotenant.services.queue.failing import broke, from_wire, in_words
+from cotenant.services.queue.failing import broke, failure, from_wire, in_words
 from cotenant.v1 import job_pb2, predictor_service_pb2, records_pb2
 
 SCHEMA_VERSION = 1
@@ -26,7 +27,6 @@ RETRYING = RetryRules()
 PHASES, STATES = translate.PHASES, translate.ATTEMPT_STATES
 
 MOVED = (job_pb2.STOP_REASON_MIGRATED, job_pb2.STOP_REASON_CONTENTION)  # it goes on elsewhere, for others' sake
-
 _AGE = {AttemptState.ASSIGNED: 0, AttemptState.RUNNING: 1, AttemptState.STOPPING: 2}  # news that is older is stale
 _AGE_ENDED = 3
 
@@ -80,6 +80,18 @@ class Record:
             self.ran_before_estimate_seconds += max(0.0, now - translate.seconds(self.job.attempt.start_time))
 
     @property
+    def pre_runs(self) -> bool:
+        """Whether what it holds, or else waits for, is its pre-run."""
+        if self.spec.pre_run_seconds is None:
+            return False
+        return self.stored.job.attempt.pre_run if self.phase.holds_resources else not self.stored.pre_run_passed
+
+    @property
+    def asks(self) -> JobSpec:
+        """What it holds, or else waits for: all that its user wants, or one replica of it for its pre-run."""
+        return pre_run_of(self.spec) if self.pre_runs else self.spec
+
+    @property
     def moving(self) -> bool:
         """Whether it waits only because it was moved, and its new place is kept for it for a while."""
         attempt = self.stored.job.attempt
@@ -127,7 +139,7 @@ class Use:
 
 def held_by(record: Record) -> Use:
     """What a job's attempt holds."""
-    return Use(record.spec.gpu_milli, _cores(record.job.attempt))
+    return Use(record.asks.gpu_milli, _cores(record.job.attempt))
 
 
 def new_record(job_id: str, spec: JobSpec, submitter: str, trace_parent: str) -> Record:
@@ -256,7 +268,8 @@ def _assigned(stored: records_pb2.StoredJob) -> None:
     nodes, at = nodes_of(attempt), translate.seconds(attempt.assign_time)
     back = [one.node_id for one in avoiding.live(stored.job, at) if one.node_id in nodes]
     told = f"; nothing else could hold it, so it no longer keeps away from {', '.join(back)}" if back else ""
-    note(stored, "assigned", f"attempt {attempt.number} on {', '.join(nodes)}{told}", at)
+    what = f"attempt {attempt.number}" + (", the pre-run," if attempt.pre_run else "")
+    note(stored, "assigned", f"{what} on {', '.join(nodes)}{told}", at)
 
 
 def _started(stored: records_pb2.StoredJob) -> None:
@@ -270,7 +283,10 @@ def _started(stored: records_pb2.StoredJob) -> None:
 def _ended(stored: records_pb2.StoredJob, state: AttemptState, retrying: RetryRules) -> None:
     job = stored.job
     _credit(job)
-    if state is AttemptState.SUCCEEDED:
+    probed = job.attempt.pre_run and state is AttemptState.SUCCEEDED  # of the job itself that says nothing
+    if probed and not stored.pre_run_passed:
+        pass_pre_run(stored, "it ended by itself with status 0")
+    if state is AttemptState.SUCCEEDED and not probed:
         move(stored, JobEvent.SUCCEEDED)
         note(stored, "succeeded")
     elif stored.wish == job_pb2.JOB_PHASE_CANCELLED:
@@ -296,7 +312,7 @@ def _stopping(stored: records_pb2.StoredJob) -> None:
 def _failed(stored: records_pb2.StoredJob, retrying: RetryRules) -> None:
     job, attempt = stored.job, stored.job.attempt
     told = from_wire(attempt.failure)
-    why = "; ".join(filter(None, (failure(attempt), in_words(told))))
+    why = "; ".join(filter(None, ("in its pre-run" * attempt.pre_run, failure(attempt), in_words(told))))
     tries = Tries(job.failures, job.spec.retries_max, stored.infrastructure_failures)
     retry = decide(told, tries, retrying, _draw(job))
     job.failures += retry.counts
@@ -323,9 +339,19 @@ def _draw(job: job_pb2.Job) -> float:
     return int.from_bytes(digest) / 2**32
 
 
+def pass_pre_run(stored: records_pb2.StoredJob, why: str) -> None:
+    """Keep that a job's pre-run has shown that it runs."""
+    stored.pre_run_passed = True
+    note(stored, "pre-run passed", why)
+
+
 def _requeued(stored: records_pb2.StoredJob, state: AttemptState) -> None:
     job = stored.job
     move(stored, JobEvent.REQUEUED)
+    if job.attempt.pre_run and stored.pre_run_passed:
+        job.phase_reason = "its pre-run has passed; the whole gang comes next"
+        note(stored, "requeued", job.phase_reason)
+        return
     reason = job.attempt.message if state is AttemptState.LOST else _reason(job.attempt)
     moved = state is AttemptState.STOPPED and job.attempt.stop_reason in MOVED
     job.migrations += moved
@@ -363,16 +389,3 @@ def _reason(attempt: job_pb2.Attempt) -> str:
     names = translate.STOP_REASONS.names
     reason = names.get(attempt.stop_reason, "stopped").replace("_", " ")
     return f"{reason}: {attempt.stop_detail}" if attempt.stop_detail else reason
-
-
-def failure(attempt: job_pb2.Attempt) -> str:
-    """Say in one sentence how an attempt failed."""
-    end = attempt.exit
-    where = f" (rank {end.rank} on {end.node_id})" if end.node_id else ""
-    if end.out_of_memory:
-        return f"killed by the kernel: out of memory{where}"
-    if attempt.message:
-        return f"{attempt.message}{where}"
-    if end.signal:
-        return f"killed by signal {end.signal}{where}"
-    return f"exited with status {end.code}{where}"

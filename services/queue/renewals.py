@@ -128,4 +128,5 @@ class Renewals:
 
     def _running(self, job_id: str) -> Record | None:
         record = self.state.records.get(job_id)
-        return record if record and record.phase is Phase.RUNNING else None
+        runs = record and record.phase is Phase.RUNNING and not record.job.attempt.pre_run
+        return record if runs else None

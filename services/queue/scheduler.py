@@ -369,15 +369,20 @@ def new_request(config: SchedulerConfig) -> placement_pb2.PlanPlacementRequest:
     return request
 
 
-def candidate_of(record: Record, now: float) -> placement_pb2.Candidate:
-    """A waiting job as placement is asked about it."""
+def candidate_of(record: Record, now: float, *, whole: bool = False) -> placement_pb2.Candidate:
+    """A waiting job as placement is asked about it: its pre-run, while that comes first, unless the `whole` is meant.
+
+    Of a pre-run nothing is estimated: what is known of the job is of all its GPUs together.
+    """
+    pre_run = record.pre_runs and not whole
     candidate = placement_pb2.Candidate(
         job_id=record.id,
         number=record.attempt_number + 1,
-        spec=record.job.spec,
+        spec=translate.spec_to_wire(record.asks) if pre_run else record.job.spec,
         trace_parent=record.job.trace_parent,
+        pre_run=pre_run,
     )
-    if record.estimate:
+    if record.estimate and not pre_run:
         candidate.estimate.CopyFrom(record.estimate)
     candidate.avoided_nodes.extend(one.node_id for one in avoiding.live(record.job, now))
     candidate.fragmented.CopyFrom(translate.duration(record.fragmented_seconds))

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator, Sequence
 
 from cotenant.core.lifecycle import Phase
+from cotenant.core.pre_runs import in_words
 from cotenant.core.refusals import Code, Refusal, about, outranked
 from cotenant.rpc import refusals, translate
 from cotenant.services.queue import outlook
@@ -142,7 +143,7 @@ async def _foretell(
             continue
         answer.forecast.CopyFrom(told[job_id])
         answer.ending.extend(outlook.ahead(state, one) for one in told[job_id].ending_job_ids)
-        answer.outlook = _outlook(answer, state)
+        answer.outlook = _outlook(answer, state, mine[job_id])
     without = [one for one in with_them if one.id not in mine]
     if not without:
         return
@@ -159,15 +160,20 @@ async def _medians(state: State, scheduler: Scheduler, waiting: Sequence[Record]
     return await outlook.foretell(state, scheduler.config, scheduler.placement, question)
 
 
-def _outlook(answer: pb.SimulateJobResponse, state: State) -> str:
+def _outlook(answer: pb.SimulateJobResponse, state: State, record: Record) -> str:
+    """Say when a job starts and ends; a pre-run that passes soon is no part of what is foretold."""
+    pre_run = in_words(record.spec.pre_run_seconds) if record.spec.pre_run_seconds is not None else ""
     if answer.refusal.code == Code.NEVER_FITS:
         return "never starts on this cluster"
     if answer.refusal.code == Code.MAKING_ROOM:
         starts = "starts as soon as room was made for it"
     elif answer.starts_now:
-        starts = "starts now"
+        starts = f"starts now with {pre_run}" if pre_run else "starts now"
+        pre_run = ""
     else:
         starts = outlook.in_words(answer.forecast, state)
+    if pre_run:
+        starts += f"; before it comes {pre_run}"
     if not answer.forecast.HasField("finish"):
         return starts
     return f"{starts}; has finished in about {about(translate.seconds(answer.forecast.finish))}"

@@ -113,7 +113,7 @@ class State:
         """Take a job in."""
         self._sequence += 1
         record.sequence = self._sequence
-        record.shape = self._shapes.setdefault(record.spec.shape, record.shape)
+        record.shape = self._shapes.setdefault(record.asks.shape, record.shape)
         self.records[record.id] = record
         insort(self.ids, record.id)
         if not (record.phase.ended or record.spec.array_task):
@@ -145,6 +145,8 @@ class State:
         phase, job_id = record.phase, record.id
         if self.records.get(job_id) is not record:
             return  # forgotten meanwhile
+        if record.spec.pre_run_seconds is not None:
+            self._reshape(record)
         backs_off = phase is Phase.QUEUED and self.backing_off(record)
         if backs_off:
             self.later(translate.seconds(record.stored.not_before_time) - time.time(), record)
@@ -173,6 +175,14 @@ class State:
         for other in touched:
             self.sync(self.records[other])
 
+    def _reshape(self, record: Record) -> None:
+        """Note whether a job asks for its pre-run or for all of itself."""
+        shape = self._shapes.setdefault(record.asks.shape, ShapeKey())
+        if shape is not record.shape:
+            record.shape = shape
+            if record.id in self.table:
+                self.table.remove(record.id)
+
     def _tell(self, job_id: str) -> None:
         for watcher in self._watchers:
             if not watcher.only or watcher.only == job_id:
@@ -186,15 +196,15 @@ class State:
 
     def row(self, record: Record) -> JobRow:
         """A job as it enters the table."""
-        spec = record.spec
+        spec, asks = record.spec, record.asks
         return JobRow(
             record.id,
             arrival_seconds=translate.seconds(record.job.create_time),
             sequence=record.sequence,
-            gpu_milli=spec.gpu_milli,
-            cores=sum(role.replicas * (role.request.cores or 1) for role in spec.roles),
-            memory_bytes=sum(role.replicas * role.request.memory_bytes for role in spec.roles),
-            replicas=spec.replicas,
+            gpu_milli=asks.gpu_milli,
+            cores=sum(role.replicas * (role.request.cores or 1) for role in asks.roles),
+            memory_bytes=sum(role.replicas * role.request.memory_bytes for role in asks.roles),
+            replicas=asks.replicas,
             priority=spec.priority,
             tenant=self._tenant_numbers.setdefault(spec.tenant, len(self._tenant_numbers)),
             tenant_weight=self._weight(spec.tenant),
@@ -260,7 +270,7 @@ class State:
             job.refusal.since.FromNanoseconds(int(since * 1e9))
         elif record.phase is Phase.RUNNING:
             ran = max(0.0, time.time() - translate.seconds(job.attempt.start_time))
-            job.attained_gpu_seconds += ran * record.spec.gpu_milli / 1000
+            job.attained_gpu_seconds += ran * record.asks.gpu_milli / 1000
         if phases and record.spec.array_task:
             counts = self.gates.arrays[record.spec.array_task.array_id].phases
             for phase in Phase:

@@ -226,7 +226,7 @@ KEYS = {
         "attained_gpu_seconds attained_core_seconds estimate"
     ),
     "reason": "code detail remedy numbers wait locality since holds_seconds",
-    "attempt": "number state assign_time start_time end_time message exit failure allocations",
+    "attempt": "number state pre_run assign_time start_time end_time message exit failure allocations",
     "exit": "code signal out_of_memory rank node",
     "allocation": "node tasks",
     "task": "role rank cores gpus memory_bytes reclaimable lent_cores target_cores",

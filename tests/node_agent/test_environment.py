@@ -66,6 +66,14 @@ def test_cotenants_own_words() -> None:
     assert (seen["COTENANT_ATTEMPT"], seen["COTENANT_CORES"], seen["COTENANT_PROGRESS"]) == ("1", "4,5", "/run/p")
 
 
+def test_only_a_pre_run_is_told_that_it_is_one() -> None:
+    first = assignment("job", ["x"], spec=job_pb2.JobSpec(environment={"COTENANT_PRE_RUN": "no"}))
+    first.pre_run = True
+    seen = variables(first)
+    assert (seen["COTENANT_PRE_RUN"], seen["RANK"], seen["WORLD_SIZE"]) == ("1", "0", "1")
+    assert "COTENANT_PRE_RUN" not in variables(gang(), rank=5)
+
+
 def test_parameter_servers_have_a_cluster_description_with_a_port_for_each() -> None:
     job = gang()
     job.replica_roles.extend(["ps", "worker", "worker", "ps", "worker", "worker"])

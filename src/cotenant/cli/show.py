@@ -23,11 +23,12 @@ from cotenant.core.arrays import of_indices
 from cotenant.core.lifecycle import ENDED
 from cotenant.core.priorities import in_words
 from cotenant.core.refusals import gpus, plural
-from cotenant.rpc.translate import spec_from_wire
+from cotenant.rpc.translate import seconds, spec_from_wire
 from cotenant.v1.job_pb2 import DEPENDENCY_CONDITION_AFTER, DEPENDENCY_CONDITION_AFTER_OK, Job, LossGoal, Qos
 from cotenant.v1.job_service_pb2 import ExplainJobRequest, ExplainJobResponse
 
 CORES_SHOWN_MAX = 12
+PRE_RUN = "the pre-run on one GPU"
 AFTER_WORDS = {DEPENDENCY_CONDITION_AFTER: "after", DEPENDENCY_CONDITION_AFTER_OK: "after success of"}
 Pairs = Iterator[tuple[str, str]]
 
@@ -138,6 +139,8 @@ def _wishes(job: Job) -> Pairs:
     yield "progress rule", spec.progress.regex
     yield "done", _goal(spec.loss_goal)
     yield "promises", _promises(spec.qos)
+    if spec.HasField("pre_run"):
+        yield "pre-run", f"on one GPU first, for {units.write_seconds(seconds(spec.pre_run))} at most"
 
 
 def _goal(goal: LossGoal) -> str:
@@ -186,12 +189,18 @@ def _service(view: views.View) -> Pairs:
 def _attempt(view: views.View) -> Pairs:
     """Tell of the last attempt, and what it holds or held."""
     for past in view["past_attempts"]:
-        words = [past["state"], past["message"], exit_words(past["exit"]) if past["exit"] else ""]
+        words = [
+            past["state"],
+            PRE_RUN * past["pre_run"],
+            past["message"],
+            exit_words(past["exit"]) if past["exit"] else "",
+        ]
         yield f"attempt {past['number']}", "; ".join(word for word in words if word)
     attempt = view["attempt"]
     if not attempt:
         return
-    yield "attempt", f"{attempt['number']}, {attempt['state']}"
+    pre_run = f", {PRE_RUN}" if attempt["pre_run"] else ""
+    yield "attempt", f"{attempt['number']}, {attempt['state']}{pre_run}"
     yield "message", attempt["message"]
     if failure := attempt["failure"]:
         yield "failure", ": ".join(filter(None, (f"{failure['class']} ({failure['blame']})", failure["evidence"])))

@@ -167,7 +167,7 @@ def _job(job: Job, estimate: Estimate, nodes: Mapping[str, Node]) -> snapshots.J
     from cotenant.simulator import snapshots
 
     spec, attempt = translate.spec_from_wire(job.spec), job.attempt
-    runs = translate.PHASES.from_wire(job.phase).holds_resources
+    runs = translate.PHASES.from_wire(job.phase).holds_resources and not attempt.pre_run  # whose gang still waits
     since = attempt.start_time if attempt.HasField("start_time") else attempt.assign_time
     ran = translate.seconds(job.run_time)
     known = None

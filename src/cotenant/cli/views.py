@@ -117,6 +117,7 @@ def attempt_view(attempt: Attempt) -> View:
     return {
         "number": attempt.number,
         "state": str(state_of(attempt)),
+        "pre_run": attempt.pre_run,
         "assign_time": time_of(attempt, "assign_time"),
         "start_time": time_of(attempt, "start_time"),
         "end_time": time_of(attempt, "end_time"),
