@@ -145,19 +145,35 @@ async def test_it_takes_one_free_gpu_and_the_gang_waits_for_its_own(mesh: Mesh) 
     assert held(await runs(mesh, job_id, 2)) == GANG
 
 
-async def test_steps_of_before_of_validation_and_none_pass_nothing(mesh: Mesh) -> None:
+@pytest.mark.parametrize(
+    ("back_seconds", "fields"),
+    [(3600.0, {}), (0.0, {"phase": "validation", "phase_step": 3}), (0.0, {"step": 0})],
+    ids=["of an hour ago", "of validation", "none yet"],
+)
+async def test_some_steps_pass_nothing(mesh: Mesh, back_seconds: float, fields: dict[str, Any]) -> None:
     agent = await mesh.agent("n1")
-    job_id = await submit(mesh)
+    job_id, other = await submit(mesh), await submit(mesh, replicas=1)
     await runs(mesh, job_id, 1)
-    step(agent, job_id, 1, at=time.time() - 3600)
-    step(agent, job_id, 1, phase="validation", phase_step=3)
-    step(agent, job_id, 1, step=0)
-    other = await submit(mesh, replicas=1)
     await runs(mesh, other, 1)
+    step(agent, job_id, 1, at=time.time() - back_seconds, **fields)
     step(agent, other, 1)
-    await runs(mesh, other, 2)  # which was told later, and so is taken in later
+    await runs(mesh, other, 2)  # whose step was told later
     job = await mesh.job(job_id)
     assert (held(job), job.HasField("progress")) == (PRE_RUN, False)
+    assert not any(line.startswith("pre-run passed") for line in await story(mesh, job_id))
+
+
+async def test_a_gang_that_is_refused_keeps_nobody_back_who_needs_what_its_pre_run_did(mesh: Mesh) -> None:
+    agent = await mesh.agent("n1", gpus=4)
+    await mesh.reach(await mesh.submit(gpus=2, cores=3), "RUNNING")
+    job_id = await submit(mesh)
+    await runs(mesh, job_id, 1)
+    step(agent, job_id, 1)
+    await mesh.reach(job_id, "QUEUED")
+    small = await mesh.submit(gpus=1, cores=3)
+    await mesh.reach(small, "RUNNING")
+    records = mesh.parts["queue"].service.state.records
+    assert records[job_id].shape is not records[small].shape  # of which jobs are refused together
 
 
 async def test_a_wish_of_its_owner_comes_first(mesh: Mesh) -> None:
@@ -182,11 +198,13 @@ async def test_a_job_that_was_held_back_meanwhile_goes_on_where_it_stood(mesh: M
 
 
 async def test_it_counts_as_one_gpu_against_its_tenants_limit(mesh: Mesh) -> None:
-    await mesh.agent("n1")
+    agent = await mesh.agent("n1")
     limits = tenant_service_pb2.Tenant(id="small", limit_gpu_milli=3000)
     await mesh.tenants.CreateTenant(tenant_service_pb2.CreateTenantRequest(tenant=limits))
-    job_id = await submit(mesh, tenant="small", pre_run=duration(1))
+    job_id = await submit(mesh, tenant="small")
     assert held(await runs(mesh, job_id, 1)) == PRE_RUN
+    await mesh.reach(await mesh.submit(tenant="small", gpus=2), "RUNNING")
+    step(agent, job_id, 1)
     await mesh.refused(job_id, "QUOTA")
 
 
