@@ -79,6 +79,10 @@ def drf(here, now, history):
     return sorted(here, key=lambda job: (before(job), job.number))
 
 
+def edf(here, now, history):
+    return sorted(here, key=lambda job: (min(job.deadline, 1e18), job.number))
+
+
 def swaf(here, now, history):
     def key(job):
         allowance = job.deadline - now - (job.work - job.done if job.known else job.done)
@@ -164,6 +168,8 @@ ARMS = [  # (policy, its options, the naive order, and how the naive scheduler i
     ("drf", {"mode": "backfill"}, drf, BACKFILL),
     ("drf", {"mode": "strict"}, drf, STRICT),
     ("drf", {"preemptive": "true"}, drf, PREEMPTIVE),
+    ("edf", {}, edf, STRICT),
+    ("edf", {"mode": "backfill"}, edf, BACKFILL),
     ("swaf", {"lost": "tail"}, swaf, BACKFILL),
     ("swaf", {"lost": "tail", "mode": "strict"}, swaf, STRICT),
     ("swaf", {"lost": "drop"}, swaf_that_drops, BACKFILL),

@@ -16,6 +16,7 @@ from cotenant.core.options import BadOption
 from cotenant.core.policy import Order
 from cotenant.core.refusals import Code, Refusal
 from cotenant.core.table import Jobs
+from cotenant.policies.history import History
 from cotenant.simulator import PolicyFailed, Result, Trace, TraceJob, simulate
 from cotenant.simulator.engine import Simulation
 from cotenant.simulator.traces import workers
@@ -266,6 +267,14 @@ def test_a_noisy_oracle_without_noise_is_an_oracle() -> None:
 def test_a_predictor_that_learns_can_be_simulated() -> None:
     result = simulate("sample", "2x8", queue=Shortest(), predictor="history")
     assert result.finished == 260
+
+
+def test_a_predictor_that_is_made_already_is_asked_like_one_of_its_name() -> None:
+    made = simulate("sample", "2x8", queue=Shortest(), predictor=History())
+    assert made.policies["predictor"] == "history"
+    assert finishes(made) == finishes(simulate("sample", "2x8", queue=Shortest(), predictor="history"))
+    with pytest.raises(BadOption, match="was given for a predictor that is made already"):
+        simulate("sample", "2x8", predictor=History(), options={"predictor": {"kinds_max": "3"}})
 
 
 class Failing(Shortest):

@@ -13,7 +13,7 @@ from typing import Any
 from cotenant import plugins
 from cotenant.core.nodes import NodeShape
 from cotenant.core.options import BadOption, by_owner, did_you_mean, names_of, nearest, parse
-from cotenant.core.policy import ContentionPolicy, CpuAllocator, PlacementPolicy, QueuePolicy
+from cotenant.core.policy import ContentionPolicy, CpuAllocator, PlacementPolicy, Predictor, QueuePolicy
 from cotenant.core.scenes import Sees
 from cotenant.core.tenancy import Tenancy, Tenant
 from cotenant.core.validate import Violation
@@ -47,7 +47,7 @@ def simulate(
     queue: QueuePolicy | str = "fifo",
     placement: PlacementPolicy | str = "consolidate",
     allocator: CpuAllocator | str = "requested",
-    predictor: str = Oracle.name,
+    predictor: Predictor | str = Oracle.name,
     contention: ContentionPolicy | str = NO_CONTENTION,
     tenants: Iterable[Tenant] = (),
     options: Options = MappingProxyType({}),
@@ -107,7 +107,7 @@ def simulate(
             "queue": policies.queue.name,
             "placement": policies.placement.name,
             "allocator": policies.allocator.name,
-            "predictor": predictor,
+            "predictor": predictor if isinstance(predictor, str) else predictor.name,
             "contention": eliminator.name if eliminator else NO_CONTENTION,
         },
         options={group: dict(given) for group, given in options.items()},
@@ -164,10 +164,20 @@ def _naming(group: str) -> Iterator[None]:
 
 
 def _arm(
-    name: str, options: Mapping[str, str], trace: Trace, seed: int, judge: Judge, shapes: Sequence[NodeShape]
+    predictor: Predictor | str,
+    options: Mapping[str, str],
+    trace: Trace,
+    seed: int,
+    judge: Judge,
+    shapes: Sequence[NodeShape],
 ) -> Arm:
-    """Make the arm of a predictor: one of the simulator's own, or one that is installed."""
+    """Make the arm of a predictor: one of the simulator's own, or one that is installed, or made already."""
     jobs = len(trace)
+    if not isinstance(predictor, str):
+        if options:
+            raise BadOption((Violation(name, "was given for a predictor that is made already") for name in options), {})
+        return Learner([predictor], jobs, shapes)
+    name = predictor
     if name == NoisyOracle.name:
         return NoisyOracle(parse(NoisyOracle.Options, options), jobs, seed, judge)
     if name in (Oracle.name, Nothing.name, Recorded.name):

@@ -1,0 +1,53 @@
+"""Earliest deadline first."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from cotenant.core.policy import Order
+from cotenant.core.table import Jobs
+
+
+class Edf:
+    """Start the jobs whose deadline comes first; those without one after them, first in, first out.
+
+    A baseline: the order of Liu and Layland (JACM 1973), without its preemption: what runs stays. Nothing is asked of a job but its deadline, so that a long job with little time to
+    spare stands behind a short one that is due sooner; `swaf` heeds the difference. A deadline that has passed still
+    counts as the earliest, so that lost causes come first under overload, for which the order is known.
+
+    >>> import numpy as np
+    >>> from cotenant.core.table import JobRow, JobTable
+    >>> table = JobTable()
+    >>> for number, (job_id, deadline) in enumerate([("none", np.inf), ("b", 70.0), ("a", 60.0)]):
+    ...     table.add(JobRow(job_id, arrival_seconds=number, sequence=number, deadline_seconds=deadline))
+    >>> order = Edf().order(table.jobs(now=10), now=10)
+    >>> order.level.tolist(), order.score.tolist()
+    ([1, 0, 0], [0.0, 70.0, 60.0])
+    """
+
+    name = "edf"
+    api_version = 1
+    preemptive = False
+    running_first = False
+
+    @dataclass(frozen=True, slots=True)
+    class Options:
+        """What a job does that finds no room.
+
+        mode: `strict` holds back all jobs behind it; `backfill` lets them pass.
+        """
+
+        mode: Literal["strict", "backfill"] = "strict"
+
+    def __init__(self, options: Options | None = None) -> None:
+        self.options = options or self.Options()
+        self.strict = self.options.mode == "strict"
+
+    def order(self, jobs: Jobs, now: float) -> Order:
+        """Score jobs by their deadline."""
+        timed = np.isfinite(jobs.deadline_seconds)
+        score = np.where(timed, jobs.deadline_seconds, jobs.arrival_seconds)
+        return Order(np.where(timed, 0, 1).astype(np.int64), score)
