@@ -14,9 +14,10 @@ from cotenant.core.table import Jobs
 class Edf:
     """Start the jobs whose deadline comes first; those without one after them, first in, first out.
 
-    A baseline: the order of Liu and Layland (JACM 1973), without its preemption: what runs stays. Nothing is asked of a job but its deadline, so that a long job with little time to
-    spare stands behind a short one that is due sooner; `swaf` heeds the difference. A deadline that has passed still
-    counts as the earliest, so that lost causes come first under overload, for which the order is known.
+    A baseline: the order of Liu and Layland (JACM 1973), without its preemption: what runs stays. Nothing is asked of
+    a job but its deadline, so that a long job with little time to spare stands behind a short one that is due sooner;
+    `swaf` heeds the difference. A deadline that has passed is still the earliest, so that under overload lost causes
+    hold up those that could be saved, for which the order is known.
 
     >>> import numpy as np
     >>> from cotenant.core.table import JobRow, JobTable

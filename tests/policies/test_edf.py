@@ -12,7 +12,13 @@ from cotenant.policies.edf import Edf
 
 def test_the_earliest_deadline_comes_first_however_long_jobs_are_and_who_has_none_comes_last() -> None:
     table = JobTable()
-    jobs = (("free", math.inf, 1.0), ("late", 90.0, 1.0), ("soon", 20.0, 500.0), ("past", 5.0, 1.0), ("also", 20.0, 1.0))
+    jobs = (
+        ("free", math.inf, 1.0),
+        ("late", 90.0, 1.0),
+        ("soon", 20.0, 500.0),
+        ("past", 5.0, 1.0),
+        ("also", 20.0, 1.0),
+    )
     for sequence, (job_id, deadline, remaining) in enumerate(jobs):
         table.add(JobRow(job_id, arrival_seconds=float(sequence), sequence=sequence, deadline_seconds=deadline))
         table.update(job_id, remaining_seconds=remaining)
