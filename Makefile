@@ -45,11 +45,8 @@ lint: $(STAMP) ## style, types, layers and the wire contract
 	@printf '── lint\n'
 	@python tools/lint.py
 
-bench: $(STAMP) ## the benchmarks, in their quick form (ARGS= for the long one)
-	@for benchmark in $$(grep -l '^if __name__' benchmarks/*.py); do \
-	  printf '\n── %s\n' "$$benchmark"; \
-	  COTENANT_LOG=error python "$$benchmark" $(if $(filter file,$(origin ARGS)),--quick,$(ARGS)); \
-	done
+bench: $(STAMP) ## the benchmarks, beside the last committed result (ARGS="--only mesh,placement" for some)
+	@python -m tools.bench $(ARGS)
 
 docs: $(STAMP) ## draw the pages and pictures of docs/ that come from the code
 	@python tools/lifecycle.py

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+
+from cotenant import telemetry
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +71,8 @@ def main(measure: Callable[[bool], Sequence[Row]], description: str) -> None:
     parser.add_argument("--json", action="store_true", help="print one array of rows")
     parser.add_argument("--quick", action="store_true", help="a minute's version")
     arguments = parser.parse_args()
+    os.environ.setdefault("COTENANT_LOG", "error")
+    telemetry.setup("benchmark")  # logs go to stderr: rows have stdout to themselves
     rows = measure(arguments.quick)
     if arguments.json:
         print(json.dumps([asdict(row) | {"ratio": row.ratio} for row in rows], indent=2))

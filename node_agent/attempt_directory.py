@@ -29,7 +29,7 @@ from pathlib import Path
 import structlog
 from google.protobuf.message import DecodeError
 
-from cotenant.core.policy import FREE, Throttle
+from cotenant.core.throttle import FREE, Throttle
 from cotenant.node_agent.cgroups import Group
 from cotenant.node_agent.lease import boot_id
 from cotenant.node_agent.records import AttemptKey, Status, parse_status

@@ -20,7 +20,7 @@ import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
-from cotenant.core.policy import FREE, Throttle
+from cotenant.core.throttle import FREE, Throttle
 from cotenant.node_agent import affinity
 from cotenant.node_agent.attempt_cores import AttemptCores
 from cotenant.node_agent.attempt_directory import AttemptDirectory

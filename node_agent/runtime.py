@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
-from cotenant.core.policy import FREE, Throttle
+from cotenant.core.throttle import FREE, Throttle
 from cotenant.node_agent.records import AttemptKey, Status
 from cotenant.v1 import node_service_pb2, resources_pb2
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 
-from cotenant.core.policy import FREE, Throttle
+from cotenant.core.throttle import FREE, Throttle
 from cotenant.node_agent.bandwidth import NodeBandwidth, rate_between
 from cotenant.node_agent.orders import Attempt
 from cotenant.node_agent.records import AttemptKey, duration, timestamp

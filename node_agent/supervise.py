@@ -22,7 +22,7 @@ from typing import ClassVar
 
 import structlog
 
-from cotenant.core.policy import Throttle
+from cotenant.core.throttle import Throttle
 from cotenant.node_agent import (
     attempt_directory,
     checks,

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 import structlog
 
 from cotenant import telemetry
-from cotenant.core.policy import FREE, Throttle
+from cotenant.core.throttle import FREE, Throttle
 from cotenant.node_agent.orders import Attempt
 from cotenant.node_agent.profiles import Profiles
 from cotenant.node_agent.records import AttemptKey

@@ -17,6 +17,8 @@ from cotenant.core.ledger import Ledger, Offer
 from cotenant.core.nodes import NodeShape
 from cotenant.core.refusals import Refusal
 from cotenant.core.table import Jobs
+from cotenant.core.throttle import FREE as FREE
+from cotenant.core.throttle import Throttle as Throttle
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,24 +217,6 @@ class Trains(Protocol):
 
     def adopt(self, model: Any) -> None:
         """Speak with what came of a lesson from now on; quick."""
-
-
-@dataclass(frozen=True, slots=True)
-class Throttle:
-    """How an attempt is held back. Each way stands for itself; all of them together are what holds."""
-
-    bandwidth_percent: int = 100  # of the node's memory bandwidth
-    cores: int = 0  # that each of its tasks may use of those that it holds; 0: all
-    idle: bool = False  # it gets only CPU time that nobody else wants; best-effort jobs only
-    suspended: bool = False  # its processes stand still
-
-    @property
-    def free(self) -> bool:
-        """Whether it is not held back at all."""
-        return self == Throttle()
-
-
-FREE = Throttle()
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,380 @@
+"""What the node agent costs: starts of jobs, what it uses while they run, and what short jobs leave behind.
+
+The agent is the real one, `cotenant serve agent`, with real processes and control groups where they may be made, and
+with a stand-in for NVIDIA's driver where there is a compiler; placement is played by this process. A start lasts from
+the moment at which its assignment is sent until the job's own first words, so the start of a shell is in it. Beside it
+stands a bare spawn of the same shell from this process, taken in turn with the starts; processor time stands there too,
+which another load on the machine blurs less.
+
+Memory counts what the agent and its process for NVML hold, each page once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from benchmarks import harness  # noqa: E402 - likewise
+from tests.end_to_end import remains  # noqa: E402 - the root of the checkout has to be on the path first
+from tests.end_to_end.commands import COTENANT, Serving, environment_of  # noqa: E402 - likewise
+from tests.node_agent import conditions, fake_driver, jobs  # noqa: E402 - likewise
+from tests.node_agent.placement import Placement  # noqa: E402 - likewise
+
+from cotenant.node_agent.cgroup_mounts import find_mounts  # noqa: E402 - likewise
+
+BASH = shutil.which("bash") or "/bin/bash"
+STARTS, STARTS_QUICK = 300, 60
+AT_ONCE = 100
+SAMPLED, SAMPLE_SECONDS = 20, 5.0
+WATCHED_SECONDS, WATCHED_SECONDS_QUICK = 60.0, 20.0
+SHORT, SHORT_QUICK = 1_000, 150
+UNDER_WAY = 20  # short jobs that are there at once
+KEPT_MAX = 200  # the agent's own: the newest outputs stay readable
+P50_MS, P99_MS, AT_ONCE_SECONDS = 50.0, 200.0, 5.0
+CORE_SHARE, AGENT_MIB, SUPERVISOR_MIB = 0.01, 80.0, 12.0
+MIB = 1024.0  # KiB
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """One agent under measurement, and the placement that it hears."""
+
+    placement: Placement
+    agent: psutil.Process
+    state_dir: Path
+    directory: Path
+    node_id: str
+
+    def job(self, job_id: str, script: str, *, pinned: bool = False) -> None:
+        """Assign a job of one task to the agent; one that is pinned has a CPU to itself."""
+        task = jobs.task(cpus=jobs.CPUS[:1] if pinned else (), memory_bytes=64 << 20)
+        self.placement.assign(jobs.assignment(job_id, [BASH, "-c", script], tasks=[task], node_id=self.node_id))
+
+    def stop(self, job_ids: Sequence[str]) -> None:
+        """Let the agent stop jobs at once."""
+        self.placement.send(stops=[jobs.stop_order(job_id, grace_seconds=0.0) for job_id in job_ids])
+
+    async def ended(self, job_ids: Sequence[str]) -> None:
+        """Wait until jobs have ended and the agent has forgotten them: the next figure has the node to itself."""
+        for job_id in job_ids:
+            await self.placement.ended(job_id)
+        await conditions.until(lambda: not self.attempts())
+
+    def attempts(self) -> list[str]:
+        """The directories of attempts that the agent has not forgotten."""
+        return os.listdir(self.state_dir / "attempts")
+
+    def own(self) -> list[psutil.Process]:
+        """The agent's processes that belong to no job."""
+        return [self.agent, *(child for child in self.agent.children() if not _is_supervisor(child))]
+
+    def supervisors(self) -> list[psutil.Process]:
+        """The processes that run attempts."""
+        return [child for child in self.agent.children() if _is_supervisor(child)]
+
+
+@asynccontextmanager
+async def agent() -> AsyncIterator[Bench]:
+    """Run an agent in a process of its own."""
+    placement, node_id = Placement(), f"bench-{os.getpid()}"
+    placement.acknowledge_ends = True
+    await placement.start()
+    with tempfile.TemporaryDirectory(prefix="agent-") as place:
+        directory = Path(place)
+        variables = {"COTENANT_STATE_DIR": str(directory / "state"), "COTENANT_LOG": "error"}
+        gpus = "fake:8"
+        if shutil.which("gcc"):
+            gpus, library = "auto", fake_driver.compiled(directory)
+            fake_driver.FakeDriver(directory / "driver")
+            variables |= {"LD_LIBRARY_PATH": str(library), "FAKE_NVML_STATE": str(directory / "driver")}
+        config = directory / "config.toml"
+        config.write_text(f"sample_seconds = {SAMPLE_SECONDS}\n")
+        names = ("queue", "placement", "predictor", "contention")
+        endpoints = ",".join(f"{name}={placement.endpoint}" for name in names)
+        words = ["serve", "agent", "--endpoints", endpoints, "--config", str(config), "--node", node_id, "--gpus", gpus]
+        serving = Serving([COTENANT, *words], environment_of(directory, **variables), directory / "log")
+        try:
+            await placement.connected()
+            state_dir = directory / "state" / "nodes" / node_id
+            yield Bench(placement, psutil.Process(serving.pid), state_dir, directory, node_id)
+        finally:
+            serving.terminate()
+            await placement.stop()
+            remains.end(remains.processes_of(directory))
+            for group in _node_groups(node_id):
+                await asyncio.to_thread(remains.remove, [group])
+
+
+def _is_supervisor(process: psutil.Process) -> bool:
+    try:
+        return any(word.endswith("supervisor.py") for word in process.cmdline())
+    except psutil.Error:  # it has just ended
+        return True
+
+
+def _node_groups(node_id: str) -> list[Path]:
+    places = {Path(place) / "cotenant" / node_id for mount in find_mounts() for place in (mount.root, mount.own)}
+    return sorted(place for place in places if place.is_dir())
+
+
+# Starts -----------------------------------------------------------------------------------------------------------
+
+
+def _saying(path: Path) -> str:
+    """A script that writes when it runs."""
+    return f"echo $EPOCHREALTIME > {path}"
+
+
+def _said(path: Path) -> float:
+    text = path.read_text() if path.exists() else ""
+    return float(text) if text.endswith("\n") else 0.0
+
+
+def _bare(path: Path) -> int:
+    return os.posix_spawn(BASH, [BASH, "-c", _saying(path)], dict(os.environ))
+
+
+async def _spawn(bench: Bench, number: int) -> float:
+    """Start the same shell from here; the seconds until it runs."""
+    path, begin = bench.directory / f"bare-{number}", time.time()
+    pid = _bare(path)
+    await asyncio.to_thread(os.waitpid, pid, 0)
+    return _said(path) - begin
+
+
+async def _start(bench: Bench, number: int) -> float:
+    """Have the agent start a job that has a CPU to itself; the seconds until it runs."""
+    path, job_id, begin = bench.directory / f"job-{number}", f"start-{number}", time.time()
+    bench.job(job_id, _saying(path), pinned=True)
+    await bench.ended([job_id])
+    return _said(path) - begin
+
+
+async def starts(bench: Bench, count: int) -> list[harness.Row]:
+    """Start one job after the other, and bare processes between them."""
+    await _start(bench, count)  # what the first one pays for all
+    agent_seconds, own_seconds, bare_seconds = _spent(bench), _cpu_seconds(bench.agent), _children_seconds()
+    began, bare = [], []
+    for number in range(count):
+        began.append(1000 * await _start(bench, number))
+        bare.append(1000 * await _spawn(bench, number))
+    agent_seconds, own_seconds = _spent(bench) - agent_seconds, _cpu_seconds(bench.agent) - own_seconds
+    bare_seconds = _children_seconds() - bare_seconds
+    rows = [
+        harness.Row(
+            f"start of a job, p{percent}",
+            (value := harness.percentile(began, percent)),
+            "ms",
+            harness.percentile(bare, percent),
+            "bare spawn",
+            f"≤ {bar:g}",
+            value <= bar,
+        )
+        for percent, bar in ((50, P50_MS), (99, P99_MS))
+    ]
+    per_job, own, per_spawn = (1000 * seconds / count for seconds in (agent_seconds, own_seconds, bare_seconds))
+    return [
+        *rows,
+        harness.Row("processor time of a job, start to end", per_job, "ms", per_spawn, "bare spawn"),
+        harness.Row("of which the agent's", own, "ms", per_spawn, "bare spawn"),
+    ]
+
+
+def _spent(bench: Bench) -> float:
+    """Processor seconds of the agent and of all that it has reaped."""
+    return sum(bench.agent.cpu_times()[:4])
+
+
+def _children_seconds() -> float:
+    times = os.times()
+    return times.children_user + times.children_system
+
+
+async def at_once(bench: Bench) -> harness.Row:
+    """Assign many jobs in one breath; the last of them says when all run."""
+    names = [f"crowd-{number}" for number in range(AT_ONCE)]
+    begin = time.time()
+    for name in names:
+        bench.job(name, f"{_saying(bench.directory / name)}; exec sleep 600")
+    await conditions.until(lambda: all(_said(bench.directory / name) for name in names))
+    took_seconds = max(_said(bench.directory / name) for name in names) - begin
+    bench.stop(names)
+    await bench.ended(names)
+    bare = await _bare_at_once(bench)
+    holds = took_seconds <= AT_ONCE_SECONDS
+    return harness.Row(
+        f"{AT_ONCE} starts at once", took_seconds, "s", bare, "bare spawns", f"≤ {AT_ONCE_SECONDS:g}", holds
+    )
+
+
+async def _bare_at_once(bench: Bench) -> float:
+    begin = time.time()
+    paths = [bench.directory / f"bare-crowd-{number}" for number in range(AT_ONCE)]
+    pids = [_bare(path) for path in paths]
+    for pid in pids:
+        await asyncio.to_thread(os.waitpid, pid, 0)
+    return max(map(_said, paths)) - begin
+
+
+# While jobs run ---------------------------------------------------------------------------------------------------
+
+
+async def watching(bench: Bench, seconds: float) -> list[harness.Row]:
+    """Let jobs run that are sampled, and look at what the agent uses."""
+    names = [f"sampled-{number}" for number in range(SAMPLED)]
+    for name in names:
+        bench.job(name, "exec sleep 600")
+    for name in names:
+        await bench.placement.running(name)
+    samples = len(bench.placement.samples)
+    await conditions.until(lambda: len(bench.placement.samples) > samples)  # what the starts left to do is done
+    own, begin = bench.own(), time.perf_counter()
+    spent, samples = sum(map(_cpu_seconds, own)), len(bench.placement.samples)
+    await asyncio.sleep(seconds)
+    share = (sum(map(_cpu_seconds, own)) - spent) / (time.perf_counter() - begin)
+    assert len(bench.placement.samples) > samples, "it does not sample"
+    heaviest = max(conditions.private_kib(process.pid) for process in bench.supervisors()) / MIB
+    rows = [
+        harness.Row(
+            f"agent with {SAMPLED} jobs sampled every {SAMPLE_SECONDS:g} s: processor",
+            100 * share,
+            "% of a core",
+            bar=f"≤ {100 * CORE_SHARE:g}",
+            holds=share <= CORE_SHARE,
+        ),
+        *memory(own),
+        harness.Row(
+            "supervisor: private memory",
+            heaviest,
+            "MiB",
+            await _bare_python_mib(),
+            "bare interpreter",
+            f"≤ {SUPERVISOR_MIB:g}",
+            heaviest <= SUPERVISOR_MIB,
+        ),
+    ]
+    bench.stop(names)
+    await bench.ended(names)
+    return rows
+
+
+def _cpu_seconds(process: psutil.Process) -> float:
+    return sum(process.cpu_times()[:2])
+
+
+def memory(own: Sequence[psutil.Process]) -> list[harness.Row]:
+    """What the agent's own processes hold, each page once, and of that the agent."""
+    private = [conditions.private_kib(process.pid) for process in own]
+    resident = [process.memory_info().rss / 1024 for process in own]
+    shared = max(whole - part for whole, part in zip(resident, private, strict=True))
+    total = (sum(private) + shared) / MIB
+    others = "and its process for NVML" if len(own) > 1 else "without a process for NVML"
+    return [
+        harness.Row(f"agent {others}: memory", total, "MiB", bar=f"≤ {AGENT_MIB:g}", holds=total <= AGENT_MIB),
+        *(
+            harness.Row(f"{name}: private memory", kib / MIB, "MiB")
+            for name, kib in zip(("agent", "process for NVML"), private, strict=False)
+        ),
+    ]
+
+
+async def _bare_python_mib() -> float:
+    script = "import sys; sys.stdout.write('here'); sys.stdout.flush(); sys.stdin.read()"
+    pipe = asyncio.subprocess.PIPE
+    process = await asyncio.create_subprocess_exec(*jobs.PYTHON, script, stdin=pipe, stdout=pipe)
+    assert process.stdout
+    await process.stdout.readexactly(4)
+    mebibytes = conditions.private_kib(process.pid) / MIB
+    await process.communicate(b"")
+    return mebibytes
+
+
+# Afterwards -------------------------------------------------------------------------------------------------------
+
+
+async def leaks(bench: Bench, count: int) -> list[harness.Row]:
+    """Run many short jobs, and count what is there that was not there before."""
+    before = _there(bench)
+    begin, spent = time.perf_counter(), _spent(bench)
+    names = [f"short-{number}" for number in range(count)]
+    todo = iter(names)
+
+    async def one_after_the_other() -> None:
+        for name in todo:
+            bench.job(name, "echo short")
+            await bench.placement.ended(name)
+
+    await asyncio.gather(*(one_after_the_other() for _ in range(UNDER_WAY)))
+    took_seconds, spent = time.perf_counter() - begin, _spent(bench) - spent
+    await conditions.until(lambda: not bench.attempts())
+    await conditions.until(lambda: not bench.supervisors())
+    after = _there(bench)
+    return [
+        *(
+            harness.Row(
+                f"{what} left by {count} short jobs",
+                (left := max(0, after[what] - before[what])),
+                "",
+                bar="0",
+                holds=not left,
+            )
+            for what in before
+        ),
+        harness.Row(f"{count} short jobs", count / took_seconds, "1/s"),
+        harness.Row("processor time of a short job, one of many", 1000 * spent / count, "ms"),
+    ]
+
+
+def _there(bench: Bench) -> dict[str, int]:
+    """How many of each thing there are that jobs could leave; outputs that are kept on purpose are not counted."""
+    groups = [path for group in _node_groups(bench.node_id) for path, _, _ in os.walk(group)]
+    children = bench.agent.children(recursive=True)
+    here = [str(bench.state_dir / name) for name in ("kept", "sockets")]
+    files = [
+        os.path.join(folder, name)
+        for folder, _, names in os.walk(bench.state_dir)
+        if not folder.startswith(tuple(here))
+        for name in names
+    ]
+    return {
+        "groups": len(groups),
+        "descriptors": bench.agent.num_fds(),
+        "zombies": sum(child.status() == psutil.STATUS_ZOMBIE for child in children),
+        "processes": len(remains.processes_of(bench.state_dir)),
+        "sockets": len(os.listdir(bench.state_dir / "sockets")),
+        "files": len(files),
+        "outputs beyond those kept": max(0, len(os.listdir(bench.state_dir / "kept")) - KEPT_MAX),
+    }
+
+
+async def _measure(quick: bool) -> list[harness.Row]:
+    async with agent() as bench:
+        rows = await starts(bench, STARTS_QUICK if quick else STARTS)
+        rows.append(await at_once(bench))
+        rows += await watching(bench, WATCHED_SECONDS_QUICK if quick else WATCHED_SECONDS)
+        rows += await leaks(bench, SHORT_QUICK if quick else SHORT)
+        if not _node_groups(bench.node_id):
+            rows.append(harness.Row("no control groups here: starts and leaks are without them", 0.0, ""))
+    return rows
+
+
+def measure(quick: bool) -> list[harness.Row]:
+    """Measure one agent, from its first job to its last."""
+    return asyncio.run(_measure(quick))
+
+
+if __name__ == "__main__":
+    harness.main(measure, __doc__ or "")

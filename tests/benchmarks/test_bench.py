@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from benchmarks import comparing
+from tests.end_to_end.waiting import until
+from tools import bench
+
+ROWS = '[{"name": "a", "value": 1.0, "holds": true}]'
+
+
+def script(text: str) -> list[str]:
+    return [sys.executable, "-c", text]
+
+
+def test_every_benchmark_is_run() -> None:
+    modules = (bench.ROOT / "benchmarks").glob("*.py")
+    runnable = {path.stem for path in modules if re.search("^if __name__", path.read_text(), re.MULTILINE)}
+    assert runnable == {*bench.NAMES, *bench.PARTS}
+    assert len(set(bench.NAMES)) == len(bench.NAMES)
+
+
+def test_rows_count_also_where_a_bar_does_not_hold(tmp_path: Path) -> None:
+    done = bench.run(script(f"print('''{ROWS}'''); raise SystemExit(1)"), tmp_path / "log", 60)
+    assert (done.error, done.rows[0]["value"]) == ("", 1.0)
+
+
+def test_one_that_breaks_says_its_last_words(tmp_path: Path) -> None:
+    done = bench.run(script("raise ValueError('the reason')"), tmp_path / "log", 60)
+    assert (done.rows, done.error) == ([], "ended with 1: ValueError: the reason")
+
+
+def test_one_that_hangs_is_ended_with_all_that_it_started(tmp_path: Path) -> None:
+    text = (
+        "import subprocess, sys, time\n"
+        f"child = subprocess.Popen(['sleep', '600']); open({str(tmp_path / 'pid')!r}, 'w').write(str(child.pid))\n"
+        f"print('''{ROWS}''', flush=True); time.sleep(600)"
+    )
+    done = bench.run(script(text), tmp_path / "log", 2)
+    assert (done.rows, done.error) == ([], "it was not done after 2 s")
+    child = int((tmp_path / "pid").read_text())
+    until(lambda: not Path(f"/proc/{child}").exists() or "Z" in Path(f"/proc/{child}/stat").read_text(), "its end")
+
+
+def test_unknown_names_are_all_told() -> None:
+    assert bench.names_of("mesh, placement") == ("mesh", "placement")
+    with pytest.raises(ValueError, match="no benchmark mush, plaice; there are agent, mesh"):
+        bench.names_of("mush,mesh,plaice")
+
+
+def test_an_interruption_keeps_what_is_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = tmp_path / "second"
+    texts = iter([f"print('''{ROWS}''')", f"open({str(log)!r}, 'w'); import time; time.sleep(600)"])
+    popen = subprocess.Popen
+    monkeypatch.setattr(bench, "REPORT", tmp_path)
+    monkeypatch.setattr(bench, "BASELINE", tmp_path / "none")
+    monkeypatch.setattr(comparing, "markdown", lambda *_: "")
+    monkeypatch.setattr(comparing, "changes", lambda *_: ())
+    monkeypatch.setattr(subprocess, "Popen", lambda command, **more: popen(script(next(texts)), **more))
+    monkeypatch.setattr(sys, "argv", ["bench", "--only", "mesh,kills"])
+
+    def interrupt() -> None:
+        until(log.exists, "the second benchmark")
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=interrupt).start()
+    assert bench.main() == 130
+    assert '"mesh"' in (tmp_path / "bench.json").read_text()
+    assert '"kills"' not in (tmp_path / "bench.json").read_text()
+    assert "what is done is kept" in capsys.readouterr().err

@@ -1,0 +1,226 @@
+"""Runs the benchmarks one after the other, and says what is worse than in the last committed result: `make bench`.
+
+    make bench                                   all, in their quick form
+    make bench ARGS="--only mesh,placement"      some
+    make bench ARGS="--long --only kills"        the long form, which the committed result is not compared with
+    make bench ARGS="--runs 3 --save"            take three runs as what to compare with from now on
+
+One that fails or takes too long does not stop the others; Ctrl-C keeps what is done. What came out lies in
+report/bench.json and, as tables, report/bench.md; what each said beside its figures in report/bench/NAME.log. Ends with
+1 where one failed, a bar does not hold or a figure is worse than it was by more than the spread.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import platform
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from benchmarks import comparing  # noqa: E402 - the root of the checkout has to be on the path first
+
+BASELINE, REPORT = ROOT / "benchmarks" / "results.json", ROOT / "report"
+# What is quick, and what needs a quiet machine most, comes first.
+NAMES = (
+    "agent", "mesh", "placement", "placement_live", "predictor", "predictor_service", "arrays", "migration",
+    "sizing_live", "contention", "simulator", "qos", "sizing", "quality", "predictor_fits", "predictor_models",
+    "predictor_duration", "kills",
+)  # fmt: skip
+PARTS = ("placement_speed", "placement_fragmentation")  # of another one; may be run by their names
+SECONDS_MAX, SECONDS_MAX_LONG = 180.0, 3600.0
+GRACE_SECONDS = 20.0
+LOAD_QUIET = 0.5  # processes per core that want to run before we begin
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """How one run of a benchmark ended. `error` is empty where its rows came out."""
+
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    seconds: float = 0.0
+    processor_seconds: float = 0.0
+    error: str = ""
+
+
+def run(command: Sequence[str], log: Path, seconds_max: float) -> Done:
+    """Run one benchmark that prints its rows as JSON. When we are interrupted, it and its processes are ended."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    out, begin = log.with_suffix(".json"), time.monotonic()
+    environment = os.environ | {"COTENANT_LOG": os.environ.get("COTENANT_LOG", "error")}
+    before = _children_seconds()
+    with out.open("wb") as stdout, log.open("wb") as stderr:
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr, cwd=ROOT, env=environment,
+            start_new_session=True,
+        )  # fmt: skip
+        error = ""
+        try:
+            process.wait(seconds_max)
+        except subprocess.TimeoutExpired:
+            error = f"it was not done after {seconds_max:.0f} s"
+        finally:
+            _end(process)
+    rows, problem = _rows(out, process.returncode, log)
+    return Done([] if error else rows, time.monotonic() - begin, _children_seconds() - before, error or problem)
+
+
+def _children_seconds() -> float:
+    times = os.times()
+    return times.children_user + times.children_system
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End a benchmark and whatever is left in its session's first group: kindly, so that it can clean up, then not."""
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGINT)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(GRACE_SECONDS)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def _rows(out: Path, code: int, log: Path) -> tuple[list[dict[str, Any]], str]:
+    try:
+        rows = json.loads(out.read_bytes())
+    except ValueError:
+        last = (log.read_text(errors="replace").strip().splitlines() or ["it said nothing"])[-1]
+        return [], f"ended with {code}: {last[:200]}"
+    return rows, ""
+
+
+def taken(form: str) -> dict[str, Any]:
+    """Tell on what a result is taken."""
+    cores = len(os.sched_getaffinity(0))
+    load = os.getloadavg()[0] / cores
+    return {
+        "form": form,
+        "time": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        "cores": cores,
+        "python": platform.python_version(),
+        "load_per_core": round(load, 2),
+        "noisy": load > LOAD_QUIET,
+    }
+
+
+def measure(names: Sequence[str], runs: int, *, long: bool, seconds_max: float) -> Iterator[tuple[str, Done]]:
+    """Run benchmarks, telling of each on stderr."""
+    for number, name in enumerate(names, 1):
+        for again in range(runs):
+            which = f", run {again + 1} of {runs}" if runs > 1 else ""
+            print(f"[{number}/{len(names)}] {name}{which} …", end="", file=sys.stderr, flush=True)
+            command = [sys.executable, "-m", f"benchmarks.{name}", "--json", *([] if long else ["--quick"])]
+            done = run(command, REPORT / "bench" / f"{name}.log", seconds_max)
+            missed = sum(row["holds"] is False for row in done.rows)
+            how = done.error or f"{len(done.rows)} figures" + (f", {missed} bars do not hold" if missed else "")
+            print(f" {done.seconds:.0f} s ({done.processor_seconds:.0f} s of processor): {how}", file=sys.stderr)
+            yield name, done
+
+
+def names_of(only: str) -> tuple[str, ...]:
+    """Read a list of benchmarks. Raises ValueError that names all that are unknown."""
+    names = tuple(name.strip() for name in only.split(",") if name.strip()) or NAMES
+    if unknown := [name for name in names if name not in (*NAMES, *PARTS)]:
+        raise ValueError(f"there is no benchmark {', '.join(unknown)}; there are {', '.join((*NAMES, *PARTS))}")
+    return names
+
+
+def read_baseline() -> dict[str, Any]:
+    """Read the committed result; nothing where there is none."""
+    return json.loads(BASELINE.read_bytes()) if BASELINE.exists() else {}
+
+
+def save(runs: dict[str, list[Done]], conditions: dict[str, Any]) -> None:
+    """Let these runs be what is compared with; benchmarks that were not run keep what they have."""
+    baseline = read_baseline()
+    kept = {name: comparing.keep([done.rows for done in each]) for name, each in runs.items()}
+    benchmarks = baseline.get("benchmarks", {}) | {name: rows for name, rows in kept.items() if rows}
+    took = baseline.get("taken", {}) | {name: conditions for name, rows in kept.items() if rows}
+    order = [name for name in (*NAMES, *PARTS) if name in benchmarks]
+    whole = {"taken": {name: took[name] for name in order}, "benchmarks": {name: benchmarks[name] for name in order}}
+    BASELINE.write_text(json.dumps(whole, indent=1, ensure_ascii=False) + "\n")
+    noisy = "; it says that the machine was loaded" if conditions["noisy"] else ""
+    print(f"{BASELINE.relative_to(ROOT)} is written{noisy}")
+
+
+def report(runs: dict[str, list[Done]], conditions: dict[str, Any]) -> bool:
+    """Write the result of the last run of each, and say what is not as it should be; whether all is well."""
+    baseline = read_baseline() if conditions["form"] == "quick" else {}
+    last = {name: each[-1] for name, each in runs.items()}
+    result = {"taken": conditions, "benchmarks": {name: asdict(done) for name, done in last.items()}}
+    (REPORT / "bench.json").write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n")
+    (REPORT / "bench.md").write_text(comparing.markdown(result, baseline))
+    well = True
+    for name, done in last.items():
+        if done.error:
+            print(f"failed: {name}: {done.error}")
+        for row in done.rows:
+            if row["holds"] is False:
+                print(f"bar missed: {name}: {row['name']}: {row['value']:.4g} {row['unit']}, {row['bar']}")
+                well = False
+        well = well and not done.error
+        for change in comparing.changes(name, done.rows, baseline.get("benchmarks", {}).get(name, {})):
+            print(change)
+            well = well and not change.worse
+    if noisy := [name for name in last if baseline.get("taken", {}).get(name, {}).get("noisy")]:
+        print(f"the committed figures of {', '.join(noisy)} were taken on a loaded machine")
+    spent = sum(done.seconds for each in runs.values() for done in each)
+    print(f"{len(last)} benchmarks in {spent:.0f} s: report/bench.md, report/bench.json")
+    return well
+
+
+def main() -> int:
+    """Run what is asked for."""
+    parser = argparse.ArgumentParser(
+        prog="make bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--only", default="", metavar="NAME,…", help="some of them, in this order")
+    parser.add_argument("--long", action="store_true", help="their long form")
+    parser.add_argument("--runs", type=int, default=1, metavar="N", help="run each so often")
+    parser.add_argument("--seconds-max", type=float, metavar="S", help="how long each run may take")
+    parser.add_argument("--save", action="store_true", help="compare with these runs from now on")
+    parser.add_argument("--list", action="store_true", help="name the benchmarks")
+    told = parser.parse_args()
+    try:
+        names = names_of(told.only)
+    except ValueError as error:
+        parser.error(str(error))
+    if told.runs < 1 or (told.save and told.long):
+        parser.error("--runs is at least 1" if told.runs < 1 else "--save keeps the quick form: leave --long away")
+    if told.list:
+        print("\n".join(names))
+        return 0
+    conditions = taken("long" if told.long else "quick")
+    if conditions["noisy"]:
+        print(comparing.conditions(conditions).replace("**", ""), file=sys.stderr)
+    runs: dict[str, list[Done]] = {}
+    interrupted = False
+    try:
+        seconds_max = told.seconds_max or (SECONDS_MAX_LONG if told.long else SECONDS_MAX)
+        for name, done in measure(names, told.runs, long=told.long, seconds_max=seconds_max):
+            runs.setdefault(name, []).append(done)
+    except KeyboardInterrupt:
+        interrupted = True
+        print("\ninterrupted: what is done is kept", file=sys.stderr)
+    REPORT.mkdir(exist_ok=True)
+    well = report(runs, conditions)
+    if told.save:
+        save(runs, conditions)
+    return 130 if interrupted else int(not well)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
