@@ -33,12 +33,8 @@ sys.path.insert(0, str(ROOT))
 from benchmarks import comparing  # noqa: E402 - the root of the checkout has to be on the path first
 
 BASELINE, REPORT = ROOT / "benchmarks" / "results.json", ROOT / "report"
-# What is quick, and what needs a quiet machine most, comes first.
-NAMES = (
-    "agent", "mesh", "placement", "placement_live", "predictor", "predictor_service", "arrays", "migration",
-    "sizing_live", "contention", "simulator", "qos", "sizing", "quality", "predictor_fits", "predictor_models",
-    "predictor_duration", "kills",
-)  # fmt: skip
+FIRST = ("agent", "agent_contention", "mesh", "placement", "placement_live")  # these need a quiet machine most
+LAST = ("predictor_duration", "kills")  # these take longest
 PARTS = ("placement_speed", "placement_fragmentation")  # of another one; may be run by their names
 SECONDS_MAX, SECONDS_MAX_LONG = 180.0, 3600.0
 GRACE_SECONDS = 20.0
@@ -130,11 +126,19 @@ def measure(names: Sequence[str], runs: int, *, long: bool, seconds_max: float) 
             yield name, done
 
 
+def found() -> tuple[str, ...]:
+    """Name all benchmarks, in the order in which they are run."""
+    modules = (ROOT / "benchmarks").glob("*.py")
+    runnable = {path.stem for path in modules if "\nif __name__" in path.read_text()} - set(PARTS)
+    return (*FIRST, *sorted(runnable - {*FIRST, *LAST}), *LAST)
+
+
 def names_of(only: str) -> tuple[str, ...]:
     """Read a list of benchmarks. Raises ValueError that names all that are unknown."""
-    names = tuple(name.strip() for name in only.split(",") if name.strip()) or NAMES
-    if unknown := [name for name in names if name not in (*NAMES, *PARTS)]:
-        raise ValueError(f"there is no benchmark {', '.join(unknown)}; there are {', '.join((*NAMES, *PARTS))}")
+    known = (*found(), *PARTS)
+    names = tuple(name.strip() for name in only.split(",") if name.strip()) or found()
+    if unknown := [name for name in names if name not in known]:
+        raise ValueError(f"there is no benchmark {', '.join(unknown)}; there are {', '.join(known)}")
     return names
 
 
@@ -149,7 +153,7 @@ def save(runs: dict[str, list[Done]], conditions: dict[str, Any]) -> None:
     kept = {name: comparing.keep([done.rows for done in each]) for name, each in runs.items()}
     benchmarks = baseline.get("benchmarks", {}) | {name: rows for name, rows in kept.items() if rows}
     took = baseline.get("taken", {}) | {name: conditions for name, rows in kept.items() if rows}
-    order = [name for name in (*NAMES, *PARTS) if name in benchmarks]
+    order = [name for name in (*found(), *PARTS) if name in benchmarks]
     whole = {"taken": {name: took[name] for name in order}, "benchmarks": {name: benchmarks[name] for name in order}}
     BASELINE.write_text(json.dumps(whole, indent=1, ensure_ascii=False) + "\n")
     noisy = "; it says that the machine was loaded" if conditions["noisy"] else ""
