@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import errno
 import os
-import signal
 import time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import signal
     from collections.abc import Iterable, Iterator
+else:
+    import _signal as signal  # the module around it makes enumerations: see supervision.py
 if TYPE_CHECKING or __package__:
     from cotenant.node_agent.kernel_files import (
         GroupError,

@@ -7,6 +7,12 @@ from __future__ import annotations
 
 import os
 
+TYPE_CHECKING = False
+if TYPE_CHECKING or __package__:
+    from cotenant.node_agent.plain_json import dumps
+else:
+    from plain_json import dumps
+
 PAGE_BYTES = 4096
 
 
@@ -28,9 +34,7 @@ class StateFile:
         Raises:
             OSError: the disk does not take it; the old content stays.
         """
-        import json  # once the tasks run: it is the slowest import of all
-
-        content = json.dumps(state).encode().ljust(self._capacity_bytes)
+        content = dumps(state).encode().ljust(self._capacity_bytes)
         descriptor = os.open(self._spare, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             os.write(descriptor, content)

@@ -8,24 +8,29 @@ from __future__ import annotations
 
 import os
 import select
-import signal
 import sys
 import time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import signal
     import socket
 
     from cotenant.node_agent.cgroups import Group, GroupError
     from cotenant.node_agent.lease import Leash
     from cotenant.node_agent.output_file import OutputFile
+    from cotenant.node_agent.plain_json import dumps
     from cotenant.node_agent.process_table import children, start_ticks
     from cotenant.node_agent.state_file import StateFile
     from cotenant.node_agent.task_process import TaskProcess, adopt_orphans, how_it_ended, number, sequence
 else:
+    import _signal as signal  # the modules around these two make enumerations, which take longer than all our own
+    import _socket as socket
+
     from cgroups import Group, GroupError
     from lease import Leash
     from output_file import OutputFile
+    from plain_json import dumps
     from process_table import children, start_ticks
     from state_file import StateFile
     from task_process import TaskProcess, adopt_orphans, how_it_ended, number, sequence
@@ -111,13 +116,10 @@ class Supervisor:
 
     def notify(self, state: dict[str, object]) -> None:
         """Send the state to the agent, which may be away: then the next one reads the file."""
-        import json
-        import socket
-
         self.notify_at = None
         self.notifier = self.notifier or socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
         try:
-            self.notifier.sendto(json.dumps(state).encode(), str(self.spec["notify"]))
+            self.notifier.sendto(dumps(state).encode(), str(self.spec["notify"]))
         except BlockingIOError:
             self.notify_at = time.monotonic() + NOTIFY_RETRY_SECONDS
         except OSError:

@@ -8,12 +8,15 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
-import signal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import signal
+
     from cotenant.node_agent.cgroups import Group
     from cotenant.node_agent.output_file import OutputFile
+else:
+    import _signal as signal  # the module around it makes enumerations: see supervision.py
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36

@@ -36,7 +36,7 @@ BASELINE, REPORT = ROOT / "benchmarks" / "results.json", ROOT / "report"
 FIRST = ("agent", "agent_contention", "mesh", "placement", "placement_live")  # these need a quiet machine most
 LAST = ("predictor_duration", "kills")  # these take longest
 PARTS = ("placement_speed", "placement_fragmentation")  # of another one; may be run by their names
-SECONDS_MAX, SECONDS_MAX_LONG = 180.0, 3600.0
+SECONDS_MAX, SECONDS_MAX_LONG = 300.0, 3600.0
 GRACE_SECONDS = 20.0
 LOAD_QUIET = 0.5  # processes per core that want to run before we begin
 
