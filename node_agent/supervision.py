@@ -1,7 +1,6 @@
 """One attempt's state and the loop that drives it: see `supervisor.py`, which starts it, for the theory.
 
-Loaded by the supervisor without the package around it. What is only needed once the tasks run is imported then: the
-job is not to wait for it.
+Loaded by the supervisor without the package around it. The job waits for what is imported here: next to nothing.
 """
 
 from __future__ import annotations
