@@ -27,7 +27,7 @@ import numpy as np
 
 from cotenant.core.options import written
 from cotenant.core.policy import Order
-from cotenant.core.queueing.service import CROSSING_SECONDS, soonest
+from cotenant.core.queueing.service import CROSSING_SECONDS, attained_at, soonest
 from cotenant.core.table import Flags, Floats, Ints, Jobs
 from cotenant.core.validate import Violation
 
@@ -127,7 +127,7 @@ class BordaMlfq:
         tick = math.floor((now + CROSSING_SECONDS) / cadence) * cadence
         predicted = (jobs.confidence >= self.options.confidence_min) & np.isfinite(jobs.predicted_seconds)
         if self.options.variant == "literal":
-            level, score = self._literal(jobs, self._attained_at(jobs, now, tick), predicted)
+            level, score = self._literal(jobs, attained_at(jobs, now, tick), predicted)
             changes = tick if jobs.running.any() else math.inf
         else:
             level, score, changes = self._expected(jobs, now, tick, predicted)
@@ -145,12 +145,6 @@ class BordaMlfq:
         late = waited >= patience - CROSSING_SECONDS
         first = late & (~jobs.running | (tick - begun < patience - CROSSING_SECONDS))
         return first, soonest((begun + patience)[first == jobs.running])
-
-    @staticmethod
-    def _attained_at(jobs: Jobs, now: float, moment: float) -> Floats:
-        """Say what run time jobs had at a moment before now; to the millisecond, so that equals stay equal."""
-        since = np.where(jobs.running, now - np.maximum(jobs.running_since, moment), 0.0)
-        return np.maximum(0.0, np.round(jobs.attained_seconds - np.maximum(0.0, since), 3))
 
     def _service_per_second(self, jobs: Jobs) -> Floats:
         units = self.options.gpu_weight * jobs.gpu_milli / 1000 + self.options.replica_weight * jobs.replicas
@@ -174,9 +168,9 @@ class BordaMlfq:
     def _expected(self, jobs: Jobs, now: float, tick: float, predicted: Flags) -> tuple[Ints, Floats, float]:
         speed = self._service_per_second(jobs)
         total = np.where(predicted, jobs.predicted_seconds, 0.0)
-        attained = self._attained_at(jobs, now, tick)
+        attained = attained_at(jobs, now, tick)
         level = np.searchsorted(self._ends, self._rest(total, attained) * speed, side="right")
-        before = np.where(jobs.running, self._attained_at(jobs, now, -math.inf), attained)
+        before = np.where(jobs.running, attained_at(jobs, now, -math.inf), attained)
         score = average_ranks(self._rest(total, before) * speed) + average_ranks(jobs.arrival_seconds, jobs.by_arrival)
         begun = np.where(jobs.running, np.maximum(jobs.running_since, tick) - attained, math.inf)
         stands = np.where(jobs.running, np.maximum(0, level - self.options.hold_levels), level)

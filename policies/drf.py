@@ -9,6 +9,7 @@ import numpy as np
 
 from cotenant.core.policy import Order
 from cotenant.core.queueing.ranking import SMALL_MAX
+from cotenant.core.queueing.service import demands_of, dominant_share
 from cotenant.core.table import Flags, Floats, Ints, Jobs
 
 WEIGHT_MIN = 1e-9
@@ -60,12 +61,12 @@ class Drf:
         walk = _walk(jobs)
         tenant = jobs.tenant[walk]
         begins = np.flatnonzero(np.append(True, tenant[1:] != tenant[:-1])[: len(walk)])
-        demands, capacity = _shared(jobs)
+        demands, capacity = demands_of(jobs)
         asked = demands[:, walk]
         before = np.cumsum(asked, axis=1) - asked
         before -= np.repeat(before[:, begins], np.diff(np.append(begins, len(walk))), axis=1)  # what tenants ahead have
         score = np.empty(len(jobs))
-        score[walk] = _dominant_share(before, capacity) / np.maximum(jobs.tenant_weight[walk], WEIGHT_MIN)
+        score[walk] = dominant_share(before, capacity) / np.maximum(jobs.tenant_weight[walk], WEIGHT_MIN)
         return Order(np.zeros(len(jobs), dtype=np.int64), score, over_share=_over_share(demands, capacity, jobs))
 
 
@@ -81,24 +82,6 @@ def _walk(jobs: Jobs) -> Ints:
     return rows[np.argsort(place.astype(np.int16) if few else place, kind="stable")]
 
 
-def _shared(jobs: Jobs) -> tuple[np.ndarray, Floats]:
-    """Give what jobs demand of each resource, and its capacity; of what there is not, nobody has a share."""
-    kinds = (
-        (jobs.gpu_milli, jobs.capacity.gpu_milli),
-        (jobs.cores, jobs.capacity.cores),
-        (jobs.memory_bytes, jobs.capacity.memory_bytes),
-    )
-    shared = [(demand, have) for demand, have in kinds if have > 0 and demand.any()]
-    demands = np.array([demand for demand, _ in shared], dtype=np.int64).reshape(len(shared), len(jobs))
-    return demands, np.array([have for _, have in shared], dtype=np.float64)
-
-
-def _dominant_share(amounts: np.ndarray, capacity: Floats) -> Floats:
-    """Say for each column of amounts which share of the capacity it is, of the resource of which it is the most."""
-    share: Floats = (amounts / capacity[:, None]).max(axis=0, initial=0.0)
-    return share
-
-
 def _over_share(demands: np.ndarray, capacity: Floats, jobs: Jobs) -> Flags:
     """Mark the jobs of tenants whose running jobs have at least weight / sum of the weights of all tenants here."""
     weight = np.zeros(int(jobs.tenant.max(initial=-1)) + 1)
@@ -106,5 +89,5 @@ def _over_share(demands: np.ndarray, capacity: Floats, jobs: Jobs) -> Flags:
     held = np.array([np.bincount(jobs.tenant, amounts * jobs.running, len(weight)) for amounts in demands])
     held = held.reshape(len(demands), len(weight))
     fair = weight / max(float(np.cumsum(weight)[-1]) if len(weight) else 0.0, WEIGHT_MIN)
-    over: Flags = (_dominant_share(held, capacity) >= fair * (1 - ROUNDING))[jobs.tenant]
+    over: Flags = (dominant_share(held, capacity) >= fair * (1 - ROUNDING))[jobs.tenant]
     return over

@@ -48,3 +48,27 @@ def as_much_again(attained_seconds: Floats, quantum_seconds: float) -> tuple[Flo
 def soonest(seconds: Floats) -> float:
     """The first of several moments; infinite where there are none."""
     return float(seconds.min(initial=math.inf))
+
+
+def demands_of(jobs: Jobs) -> tuple[np.ndarray, Floats]:
+    """Give what jobs demand of each resource, and its capacity; of what there is not, nobody has a share."""
+    kinds = (
+        (jobs.gpu_milli, jobs.capacity.gpu_milli),
+        (jobs.cores, jobs.capacity.cores),
+        (jobs.memory_bytes, jobs.capacity.memory_bytes),
+    )
+    shared = [(demand, have) for demand, have in kinds if have > 0 and demand.any()]
+    demands = np.array([demand for demand, _ in shared], dtype=np.int64).reshape(len(shared), len(jobs))
+    return demands, np.array([have for _, have in shared], dtype=np.float64)
+
+
+def dominant_share(amounts: np.ndarray, capacity: Floats) -> Floats:
+    """Say for each column of amounts which share of the capacity it is, of the resource of which it is the most."""
+    share: Floats = (amounts / capacity[:, None]).max(axis=0, initial=0.0)
+    return share
+
+
+def attained_at(jobs: Jobs, now: float, moment: float) -> Floats:
+    """Say what run time jobs had at a moment before now; to the millisecond, so that equals stay equal."""
+    since = np.where(jobs.running, now - np.maximum(jobs.running_since, moment), 0.0)
+    return np.maximum(0.0, np.round(jobs.attained_seconds - np.maximum(0.0, since), 3))

@@ -1,0 +1,371 @@
+"""Zhao et al., "AITurbo: Unified Compute Allocation for Partial Predictable Training in Commodity Clusters" (HPDC)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import cached_property
+
+from cotenant.reproduction.papers.aiturbo_arms import (
+    BASES,
+    BLIND,
+    BORDA,
+    ITP,
+    ITP_BARE,
+    ITP_CORES,
+    ITP_SERVERS,
+    LARGE,
+    LARGE_BARE,
+    LAS,
+    LEARNED,
+    LITERAL,
+    NOISY,
+    OF_DATA,
+    OPTIMUS,
+    PERFECT,
+    SEEING,
+    SMALL,
+    SMALL_BARE,
+    SRSF,
+    SRTF,
+    Arm,
+    Knowledge,
+    Replayed,
+    Workload,
+)
+from cotenant.reproduction.words import (
+    Asked,
+    Better,
+    Case,
+    Cell,
+    Chart,
+    Claim,
+    Done,
+    Findings,
+    Line,
+    Measured,
+    Shape,
+    Table,
+)
+
+BANDS = {"FIFO": 4.2, "LAS": 2.8, "SRTF": 1.9, "Optimus": 1.8}  # normalised average JCT; AITurbo's is 1.24 [D]
+OURS_BAND = 1.24
+SHARES = (0, 25, 50, 75, 100)  # percent of jobs that are unpredictable
+UNSURE = (SRTF, OPTIMUS, LITERAL, BORDA)  # that are tried with each of them
+CADENCES = (240, 1200, 3600, 14400)  # seconds
+WEIGHTS = ((10, 5), (10, 0), (0, 5))  # units of a GPU and of a replica; the first are the default
+
+
+class AITurbo:
+    """Predictable and unpredictable jobs in one order."""
+
+    name = "aiturbo"
+    title = "AITurbo: unified compute allocation for partial predictable training"
+    reference = "Zhao et al., HPDC 2021"
+    assumptions = (
+        "each trace runs on the smallest cluster of 8-GPU nodes whose offered load is at most 1; a stop costs 30 s of"
+        " work; places are consolidated",
+        "jobs of public traces have neither users nor names, and so next to nothing to learn from. Where it does not"
+        " say `no names`, jobs have names as often as AITurbo's own jobs recur (71 %), which tell their run time within"
+        " a factor of two, and for 4.3 % of them a wrong one; what a name means is learnt from the jobs that ended",
+        "learned: `lightgbm-duration`, and `history` behind it, asked once at submission. 30 % wrong: a log-normal"
+        " error of 0.3. Perfect: the true run times",
+        "gangs are rigid: what AITurbo and Optimus do with the number of workers and servers is not in these figures."
+        " Optimus' greedy rule then orders jobs by remaining time × dominant share, anew every 10 minutes",
+        "where speed depends on cores, jobs get Synergy's models; `borda-mlfq` sizes with the allocator `aiturbo`, the"
+        " others give a job its GPUs' share",
+        "`borda-mlfq` is our improvement of the paper's order, `literal Borda` the order itself, every 20 minutes",
+        "all options are defaults; nothing is set for a trace",
+    )
+    unsaid = (
+        "with whom the 3× compare: it is judged against Tiresias' LAS, the best that needs no prediction there",
+        "the figures of each baseline: the bands are read off plots of code from the same lab",
+        "who is predictable: their loss-curve fits become sure while a job runs; ours are asked once, at submission",
+        "the production trace with its arrivals: only its jobs are public",
+    )
+
+    @cached_property
+    def claims(self) -> Sequence[Claim]:
+        """The headline, and how far behind it each baseline is."""
+        return (
+            Claim("jct", "average JCT of LAS over ours", 3.0, "×", Better.HIGHER, "abstract [P]"),
+            *(
+                Claim(
+                    f"jct-{base.queue}",
+                    f"average JCT of {base.scheduler} over ours, same-lab band",
+                    round(BANDS[base.scheduler] / OURS_BAND, 2),
+                    "×",
+                    Better.HIGHER,
+                    "plots of the same lab [D]",
+                )
+                for base in BASES
+            ),
+        )
+
+    def cases(self, asked: Asked) -> Sequence[Case]:
+        """Compare the arms on each workload, then look at shares, cadences and weights."""
+        pairs = [(workload, arm) for workload in _workloads(asked) for arm in _compared(workload, asked)]
+        pairs += [(workload, arm) for workload in _swept(asked) for arm in _shares(asked)]
+        if not asked.quick:
+            pairs += [(workload, arm) for workload in _swept(asked) for arm in _cadences()]
+            pairs += [(ITP_SERVERS, arm) for arm in _weights()]
+        return [
+            Case(workload.name, arm.name, seed, Replayed(workload, arm, asked.data, seed))
+            for workload, arm in dict.fromkeys(pairs)
+            for seed in asked.seeds
+        ]
+
+    def findings(self, asked: Asked, done: Done) -> Findings:
+        """Judge the ratios, and show how they come about."""
+        workloads, swept = _workloads(asked), _swept(asked)
+        return Findings(
+            tuple(one for workload in workloads for one in self._measured(asked, done, workload)),
+            (
+                *(_arms_table(asked, done, workload) for workload in workloads),
+                *(_shares_table(asked, done, workload) for workload in swept),
+                *(
+                    ()
+                    if asked.quick
+                    else (*(_cadence_table(done, workload) for workload in swept), _weights_table(done))
+                ),
+            ),
+            (_bars(done, workloads), *(_share_lines(asked, done, workload) for workload in swept)),
+        )
+
+    def _measured(self, asked: Asked, done: Done, workload: Workload) -> Iterator[Measured]:
+        for knowledge in (LEARNED, PERFECT):
+            ours = BORDA.knowing(knowledge)
+            if ours not in _compared(workload, asked):
+                continue
+            for claim, base in zip(self.claims, (LAS, *BASES), strict=True):
+                theirs = base.knowing(knowledge) if base in SEEING else base
+                ratio = done.versus(workload.name, theirs.name, ours.name, "avg_jct_hours", _ratio)
+                sure = knowledge is PERFECT
+                one = Measured(claim, workload.name, ours.name, theirs.name, ratio, learned=not sure)
+                yield one if claim.name != "jct" or sure else replace(one, why=_why(done, workload, theirs))
+
+
+def _ratio(theirs: float, ours: float) -> float:
+    return theirs / ours if ours else math.nan
+
+
+def _why(done: Done, workload: Workload, base: Arm) -> str:
+    """Say how much an order could bring here at all."""
+    best = SRSF.knowing(PERFECT)
+    bound = done.versus(workload.name, base.name, best.name, "avg_jct_hours", _ratio)
+    if bound is None:
+        return ""
+    return (
+        f"shortest remaining service with perfect knowledge, an order near the best we know, is at {bound.mean:.2f}×:"
+        " so much an order could gain here, the rest being what errors of prediction cost"
+    )
+
+
+def _workloads(asked: Asked) -> Sequence[Workload]:
+    if asked.quick:
+        return (ITP, SMALL)
+    data = OF_DATA if asked.data.directory else ()
+    return (ITP, ITP_BARE, SMALL, SMALL_BARE, LARGE, LARGE_BARE, ITP_CORES, *data)
+
+
+def _swept(asked: Asked) -> Sequence[Workload]:
+    return (ITP,) if asked.quick else (ITP, SMALL)
+
+
+def _compared(workload: Workload, asked: Asked) -> Sequence[Arm]:
+    """List the arms that are compared on a workload; without names, other knowledge is as with them.
+
+    The paper's own order stops jobs too often to be quick.
+    """
+    known = [one for one in (LEARNED, NOISY, PERFECT) if one == LEARNED or workload.recurs]
+    if asked.quick:
+        known.remove(NOISY)
+    slow = workload.trace == LARGE.trace or (asked.quick and workload == SMALL)
+    seeing = [arm.knowing(one) for one in known for arm in SEEING if arm != LITERAL or not slow]
+    best = () if workload.recurs else (SRSF.knowing(PERFECT),)
+    return (*BLIND, *seeing, *best)
+
+
+def _shares(asked: Asked) -> Sequence[Arm]:
+    return [_unsure(arm, share) for share in _shares_of(asked) for arm in UNSURE]
+
+
+def _shares_of(asked: Asked) -> Sequence[int]:
+    return SHARES[::2] if asked.quick else SHARES
+
+
+def _unsure(arm: Arm, share: int) -> Arm:
+    return arm.knowing(Knowledge(f"{share} % unpredictable", "noisy-oracle", 1 - share / 100))
+
+
+def _cadences() -> Sequence[Arm]:
+    return [arm for seconds in CADENCES for arm in _every(seconds)]
+
+
+def _every(seconds: int) -> tuple[Arm, Arm, Arm]:
+    setting = f"every {seconds} s"
+    return (
+        OPTIMUS.knowing(LEARNED).given(setting, interval_seconds=seconds),
+        LITERAL.knowing(LEARNED).given(setting, variant="literal", cadence_seconds=seconds),
+        BORDA.knowing(LEARNED).given(setting, cadence_seconds=seconds),
+    )
+
+
+def _weights() -> Sequence[Arm]:
+    return [arm for weights in WEIGHTS for arm in _weighing(*weights)]
+
+
+def _weighing(gpu: int, replica: int) -> tuple[Arm, Arm]:
+    setting, weights = f"{gpu} and {replica}", {"gpu_weight": gpu, "replica_weight": replica}
+    return (
+        LITERAL.knowing(LEARNED).given(setting, variant="literal", cadence_seconds=1200, **weights),
+        BORDA.knowing(LEARNED).given(setting, **weights),
+    )
+
+
+FIGURES = {  # what a table shows: its column and how it is written
+    "avg_jct_hours": ("average JCT (h)", ".1f"),
+    "p99_jct_hours": ("99th percentile (h)", ".0f"),
+    "makespan_days": ("makespan (days)", ".1f"),
+    "stops": ("stops of a job", ".2f"),
+}
+
+
+def _arms_table(asked: Asked, done: Done, workload: Workload) -> Table:
+    titles, formats = zip(*FIGURES.values(), strict=True)
+    ours = BORDA.knowing(LEARNED).name
+
+    def times(arm: Arm) -> float:
+        spread = done.versus(workload.name, arm.name, ours, "avg_jct_hours", _ratio)
+        return spread.mean if spread else math.nan
+
+    return Table(
+        f"arms-{_slug(workload)}",
+        workload.name,
+        ("arm", *titles, "JCT over ours, learned"),
+        ("", *formats, ".2f"),
+        tuple(
+            (arm.name, *(done.mean(workload.name, arm.name, name) for name in FIGURES), times(arm))
+            for arm in _compared(workload, asked)
+        ),
+        "Means over the seeds.",
+    )
+
+
+def _shares_table(asked: Asked, done: Done, workload: Workload) -> Table:
+    rows: list[tuple[Cell, ...]] = [
+        (f"{share} %", *(done.mean(workload.name, _unsure(arm, share).name, "avg_jct_hours") for arm in UNSURE))
+        for share in _shares_of(asked)
+    ]
+    return Table(
+        f"shares-{_slug(workload)}",
+        f"Average JCT (h) as ever more jobs are unpredictable: {workload.name}",
+        ("unpredictable", *(arm.scheduler for arm in UNSURE), LAS.scheduler),
+        ("", *(".1f" for _ in (*UNSURE, LAS))),
+        tuple((*row, done.mean(workload.name, LAS.name, "avg_jct_hours")) for row in rows),
+        "Of the others run times are known, 30 % wrong. LAS does not ask.",
+    )
+
+
+def _cadence_table(done: Done, workload: Workload) -> Table:
+    rows: list[tuple[Cell, ...]] = []
+    for seconds in CADENCES:
+        arms = _every(seconds)
+        rows.append(
+            (
+                f"{seconds} s",
+                *(done.mean(workload.name, arm.name, name) for arm in arms for name in ("avg_jct_hours", "stops")),
+            )
+        )
+    names = [arm.scheduler for arm in _every(CADENCES[0])]
+    return Table(
+        f"cadence-{_slug(workload)}",
+        f"How often it is looked anew, learned predictions: {workload.name}",
+        ("every", *(f"{name}: {what}" for name in names for what in ("average JCT (h)", "stops of a job"))),
+        ("", *(form for _ in names for form in (".1f", ".2f"))),
+        tuple(rows),
+    )
+
+
+def _weights_table(done: Done) -> Table:
+    rows: list[tuple[Cell, ...]] = [
+        (
+            f"{gpu} and {replica}",
+            *(
+                done.mean(ITP_SERVERS.name, arm.name, name)
+                for arm in _weighing(gpu, replica)
+                for name in ("avg_jct_hours", "stops")
+            ),
+        )
+        for gpu, replica in WEIGHTS
+    ]
+    names = [arm.scheduler for arm in _weighing(*WEIGHTS[0])]
+    return Table(
+        "weights",
+        f"What a GPU and a replica weigh, learned predictions: {ITP_SERVERS.name}",
+        ("weights", *(f"{name}: {what}" for name in names for what in ("average JCT (h)", "stops of a job"))),
+        ("", *(form for _ in names for form in (".1f", ".2f"))),
+        tuple(rows),
+        "Every other gang is one process with all its GPUs, the rest have a parameter server for each worker; where all"
+        " replicas have one GPU, weights change nothing.",
+    )
+
+
+def _bars(done: Done, workloads: Sequence[Workload]) -> Chart:
+    ours = BORDA.knowing(LEARNED).name
+    lines = []
+    for arm in (*BASES, LITERAL, SRSF):
+        one = arm.knowing(LEARNED) if arm in SEEING else arm
+        spreads = [done.versus(load.name, one.name, ours, "avg_jct_hours", _ratio) for load in workloads]
+        lines.append(
+            Line(
+                arm.scheduler,
+                tuple(spread.mean if spread else 0.0 for spread in spreads),
+                low=tuple(min(spread.per_seed) if spread else 0.0 for spread in spreads),
+                high=tuple(max(spread.per_seed) if spread else 0.0 for spread in spreads),
+            )
+        )
+    return Chart(
+        "jct",
+        "Average JCT over that of borda-mlfq, learned predictions",
+        "Above 1 ours is better. Strokes reach from the least to the most over the seeds.",
+        Shape.BARS,
+        "",
+        "average JCT over ours",
+        tuple(load.name.replace(", ", "\n") for load in workloads),
+        tuple(lines),
+        (("published", 3.0), ("as good as ours", 1.0)),
+    )
+
+
+def _share_lines(asked: Asked, done: Done, workload: Workload) -> Chart:
+    lines, shares = [], _shares_of(asked)
+    for arm in UNSURE:
+        spreads = [done.spread(workload.name, _unsure(arm, share).name, "avg_jct_hours") for share in shares]
+        lines.append(
+            Line(
+                arm.scheduler,
+                tuple(spread.mean if spread else math.nan for spread in spreads),
+                low=tuple(min(spread.per_seed) if spread else math.nan for spread in spreads),
+                high=tuple(max(spread.per_seed) if spread else math.nan for spread in spreads),
+            )
+        )
+    las = done.mean(workload.name, LAS.name, "avg_jct_hours")
+    return Chart(
+        f"unpredictable-{_slug(workload)}",
+        f"Average JCT as ever more jobs are unpredictable: {workload.name}",
+        "Lower is better. Of the others run times are known, 30 % wrong. Bands reach over all seeds.",
+        Shape.LINES,
+        "unpredictable jobs (%)",
+        "average JCT (h)",
+        tuple(float(share) for share in shares),
+        (*lines, Line(LAS.scheduler, (las,) * len(shares))),
+    )
+
+
+def _slug(workload: Workload) -> str:
+    return "-".join("".join(char if char.isalnum() else " " for char in workload.name.lower()).split())
+
+
+PAPER = AITurbo()

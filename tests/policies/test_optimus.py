@@ -1,0 +1,59 @@
+"""Optimus' greedy rule for rigid gangs: remaining time × dominant share, as of the last look."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from cotenant.core.options import BadOption, parse
+from cotenant.core.queueing.ranking import rank
+from cotenant.core.table import Capacity, JobRow, JobTable
+from cotenant.policies.optimus import Optimus
+
+LOOK = 1200.0
+
+
+def table_of(*jobs: tuple[str, float, int, int, float]) -> JobTable:
+    """Jobs of (name, arrival, GPUs, cores, predicted s) on 8 GPUs and 16 cores."""
+    table = JobTable()
+    table.capacity = Capacity(gpu_milli=8000, cores=16)
+    for number, (job_id, arrival, gpus, cores, seconds) in enumerate(jobs):
+        table.add(JobRow(job_id, arrival, number, gpu_milli=1000 * gpus, cores=cores))
+        table.update(job_id, predicted_seconds=seconds, confidence=1.0)
+    return table
+
+
+def ranked(table: JobTable, now: float, policy: Optimus | None = None) -> str:
+    jobs, policy = table.jobs(now), policy or Optimus()
+    rows = rank(jobs, policy.order(jobs, now), running_first=policy.running_first)
+    return "".join(table.ids[row] for row in rows)
+
+
+def test_what_a_job_takes_most_of_counts() -> None:
+    assert ranked(table_of(("g", 0, 4, 4, 100), ("c", 0, 1, 12, 100), ("s", 0, 2, 4, 150)), LOOK) == "sgc"
+
+
+def test_a_look_holds_until_the_next() -> None:
+    table = table_of(("r", 0, 2, 2, 1000), ("w", 0, 2, 2, 900))
+    table.start("r", LOOK)
+    assert ranked(table, LOOK + 599) == "wr"  # though the running one would be done earlier by now
+    assert ranked(table, LOOK + 600) == "rw"
+    jobs = table.jobs(LOOK + 599)
+    assert Optimus().order(jobs, LOOK + 599).valid_seconds == pytest.approx(1.0)
+
+
+def test_who_came_since_the_look_waits_for_the_next() -> None:
+    table = table_of(("l", 0, 8, 16, 9000), ("n", LOOK + 5, 1, 1, 10))
+    assert ranked(table, LOOK + 10) == "ln"
+    assert ranked(table, LOOK + 600) == "nl"
+
+
+def test_nothing_changes_while_nobody_runs_or_comes() -> None:
+    assert Optimus().order(table_of(("a", 0, 1, 1, 10)).jobs(LOOK), LOOK).valid_seconds == math.inf
+
+
+@pytest.mark.parametrize("text", ["0.5", "inf", "nan"])
+def test_an_interval_that_makes_no_sense_is_named(text: str) -> None:
+    with pytest.raises(BadOption, match="interval_seconds"):
+        parse(Optimus.Options, {"interval_seconds": text})

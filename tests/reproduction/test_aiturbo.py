@@ -1,0 +1,63 @@
+"""AITurbo's effects, with another seed than those of the tables: their sign, and roughly their size."""
+
+from __future__ import annotations
+
+import pytest
+
+from cotenant.reproduction.papers.aiturbo import PAPER
+from cotenant.reproduction.papers.aiturbo_arms import (
+    BORDA,
+    FIFO,
+    ITP,
+    ITP_SERVERS,
+    LAS,
+    LEARNED,
+    OPTIMUS,
+    PERFECT,
+    SMALL,
+    SRTF,
+    Replayed,
+)
+from cotenant.reproduction.words import Asked, Data, Done, Figures, Verdict
+
+ARMS = (FIFO, LAS, SRTF.knowing(LEARNED), OPTIMUS.knowing(LEARNED), BORDA.knowing(LEARNED), BORDA.knowing(PERFECT))
+
+
+@pytest.fixture(scope="module")
+def figures() -> dict[str, Figures]:
+    found = {arm.name: Replayed(ITP, arm, Data(), seed=11).run(lambda: False) for arm in ARMS}
+    return {name: one for name, one in found.items() if one is not None}
+
+
+def test_ours_finishes_jobs_sooner_than_who_asks_as_much_and_perfect_knowledge_is_worth_more(
+    figures: dict[str, Figures],
+) -> None:
+    fifo, las, srtf, optimus, ours, sure = (figures[arm.name].values["avg_jct_hours"] for arm in ARMS)
+    assert fifo > 1.1 * ours
+    assert srtf > 1.02 * ours
+    assert optimus > ours
+    assert las > 1.05 * sure
+    assert ours > sure
+
+
+def test_the_findings_are_whole_where_one_workload_was_run(figures: dict[str, Figures]) -> None:
+    asked = Asked(quick=True, seeds=(11,))
+    findings = PAPER.findings(asked, Done({(ITP.name, name, 11): one for name, one in figures.items()}))
+    assert {one.verdict for one in findings.measured if one.workload == SMALL.name} == {Verdict.OPEN}
+    assert all(one.ours for one in findings.measured if one.workload == ITP.name and one.learned)
+    assert all(len(row) == len(table.columns) == len(table.formats) for table in findings.tables for row in table.rows)
+
+
+def test_a_virtual_cluster_begins_with_its_own_first_job_and_its_names_depend_on_the_seed() -> None:
+    jobs = SMALL.jobs(Data(), seed=1)
+    assert (len(jobs), jobs.jobs[0].submitted_seconds) == (422, 0)
+    assert jobs == SMALL.jobs(Data(), seed=1)
+    assert [job.name for job in jobs.jobs] != [job.name for job in SMALL.jobs(Data(), seed=2).jobs]
+
+
+def test_parameter_servers_leave_the_gpus_of_a_job_as_they_were() -> None:
+    plain, served = (
+        [sum(role.replicas * role.request.gpu_milli for role in job.roles) for job in load.jobs(Data(), 0).jobs]
+        for load in (ITP, ITP_SERVERS)
+    )
+    assert plain == served

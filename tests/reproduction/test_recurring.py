@@ -1,0 +1,37 @@
+"""How often jobs come again under a name, and what it tells of them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from cotenant import simulator
+from cotenant.reproduction.papers.philly import VIRTUAL_CLUSTERS, jobs_of
+from cotenant.reproduction.recurring import named
+from cotenant.reproduction.words import Data
+
+
+@pytest.fixture(scope="module")
+def trace() -> simulator.Trace:
+    return named(jobs_of(Data(), VIRTUAL_CLUSTERS), seed=5)
+
+
+def test_as_many_jobs_recur_as_aiturbo_counted(trace: simulator.Trace) -> None:
+    again = [job for job in trace.jobs if job.name.startswith("again")]
+    assert len(again) / len(trace) == pytest.approx(0.71, abs=0.03)
+    assert len({job.name for job in trace.jobs}) > len(trace) - len(again)  # a new one's name never comes again
+
+
+def test_a_name_tells_the_run_time_but_for_a_few(trace: simulator.Trace) -> None:
+    seconds: dict[str, list[float]] = {}
+    for job in trace.jobs:
+        if job.name.startswith("again"):
+            seconds.setdefault(job.name, []).append(max(1.0, job.work_seconds))
+    middles = {name: sorted(each)[len(each) // 2] for name, each in seconds.items()}
+    far = sum(not 0.5 <= one / middles[name] <= 2 for name, each in seconds.items() for one in each)
+    assert 0.02 < far / sum(map(len, seconds.values())) < 0.08
+
+
+def test_nothing_but_names_changes(trace: simulator.Trace) -> None:
+    assert replace(trace, jobs=tuple(replace(job, name="") for job in trace.jobs)) == jobs_of(Data(), VIRTUAL_CLUSTERS)
