@@ -140,6 +140,7 @@ class Agent:
         self._fence, self._orders, self._inventory = fence, orders, inventory
         self._lease = Lease(str(config.state_dir / LEASE))
         health = self._health = self._watch(inventory)
+        orders.signs_of = health.signs_of
         self._link = PlacementLink(
             config.placement_endpoint,
             config.token,

@@ -62,7 +62,7 @@ class Health:
         self._interval_seconds, self._sysfs, self._shareable = interval_seconds, sysfs, shareable
         self._patience_seconds = patience_seconds
         self._knows_pids = sees_all_processes() if knows_pids is None else knows_pids
-        self._owners = GpuOwners(attempts)
+        self._attempts, self._owners = attempts, GpuOwners(attempts)
         self._file = HealthFile(state_dir)
         self._findings: tuple[Finding, ...] = ()
         self._gpus: dict[str, dict[str, Any]] = {}  # as NVML told of them
@@ -268,7 +268,7 @@ class Health:
         await self._settle(assignment, "has ended")
 
     async def _settle(self, assignment: node_service_pb2.Assignment, what: str) -> str:
-        uuids = {share.uuid for task in assignment.allocation.tasks for share in task.gpus} & self._gpus.keys()
+        uuids = gpus_of(assignment) & self._gpus.keys()
         if not uuids or not self._knows_pids:
             return ""
         deadline = time.monotonic() + self._patience_seconds
@@ -301,6 +301,13 @@ class Health:
         self._findings = tuple(stands[key] for key in sorted(stands))
         self._tell()
 
+    def signs_of(self, key: AttemptKey) -> Sequence[str]:
+        """What was seen of the GPUs that an attempt has or had while it ran, and of the node."""
+        if (attempt := self._attempts().get(key)) is None:
+            return ()
+        began = min(attempt.received, attempt.status.start_time or attempt.received)
+        return core.signs_for(self._findings, gpus_of(attempt.assignment), began)
+
     def utilisation_percent(self, gpu_uuids: Sequence[str]) -> float:
         """The mean utilisation of some GPUs at the last look, from 0 to 100; -1 where it is not known of all."""
         if not gpu_uuids or any(uuid not in self._utilisation for uuid in gpu_uuids):
@@ -311,6 +318,11 @@ class Health:
         """End the process that asks NVML."""
         if self._link is not None:
             await self._link.close()
+
+
+def gpus_of(assignment: node_service_pb2.Assignment) -> set[str]:
+    """The UUIDs of the GPUs of which an attempt has something here."""
+    return {share.uuid for task in assignment.allocation.tasks for share in task.gpus}
 
 
 def _timeless(finding: Finding) -> Finding:

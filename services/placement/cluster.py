@@ -271,10 +271,11 @@ class Cluster:
             live.attempt.exit.CopyFrom(told.exit)
             live.attempt.exit.node_id = node_id
             live.attempt.output_tail = told.output_tail[-TAIL_LENGTH_MAX:]
-            live.attempt.signs[:] = [sign[:SIGN_LENGTH_MAX] for sign in told.signs[:SIGNS_MAX]]
             live.attempt.message = told.message[:MESSAGE_LENGTH_MAX]
         elif not live.attempt.message:  # what a user should know of a good end too, such as output that was dropped
             live.attempt.message = told.message[:MESSAGE_LENGTH_MAX]
+        if told.signs and not live.attempt.signs:
+            live.attempt.signs[:] = [sign[:SIGN_LENGTH_MAX] for sign in told.signs[:SIGNS_MAX]]
         if told.stop_reason == job_pb2.STOP_REASON_DISCONNECTED:
             live.disconnected = told.message[:MESSAGE_LENGTH_MAX] or "it stopped by itself"
         return self._part_ended(live, node_id, told)

@@ -20,6 +20,7 @@ log = structlog.get_logger()
 
 SUSPECT_JOBS, SUSPECT_SECONDS = 3, 3600.0  # so many jobs for whose failure one node was at fault, within that time
 SUSPECTS_MAX = 10_000
+FOR_HEALTH = "stopped for its node's health: "  # rules know it by that
 
 FAILED = telemetry.counter("cotenant.queue.failures", "{attempt}", "Attempts that failed, by class and blame.")
 
@@ -63,11 +64,12 @@ class Failing:
         kept.ClearField("output_tail")
         kept.ClearField("signs")
         if broke(attempt):
+            unwell = attempt.stop_reason == job_pb2.STOP_REASON_UNHEALTHY and attempt.stop_detail
             end = End(
                 attempt.exit.code,
                 attempt.exit.signal,
                 attempt.exit.out_of_memory,
-                attempt.message,
+                f"{FOR_HEALTH}{attempt.stop_detail}" if unwell else attempt.message,
                 attempt.output_tail,
                 attempt.signs,
             )
@@ -101,6 +103,7 @@ def broke(attempt: job_pb2.Attempt) -> bool:
     return attempt.state == job_pb2.ATTEMPT_STATE_STOPPED and attempt.stop_reason in (
         job_pb2.STOP_REASON_UNSPECIFIED,
         job_pb2.STOP_REASON_GANG_BROKEN,
+        job_pb2.STOP_REASON_UNHEALTHY,
     )
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from tests.node_agent.conftest import RunningAgent, end_jobs
 from tests.node_agent.fake_driver import FakeDriver, uuid
-from tests.node_agent.jobs import NODE, assignment, task
+from tests.node_agent.jobs import NODE, assignment, stop_order, task
 from tests.node_agent.placement import Placement
 
 from cotenant.node_agent import agent, health, node_reading, nvml_link
@@ -69,6 +69,26 @@ async def test_an_xid_puts_its_gpu_into_quarantine_until_it_is_released(
     assert "reboot" in problem.remedy
     placement.send(released_gpus=[uuid(2)])
     await placement.until(lambda: not ill(placement))
+
+
+async def test_an_end_tells_what_was_seen_of_its_gpus_while_it_ran(
+    node: RunningAgent, placement: Placement, driver: FakeDriver
+) -> None:
+    await node.start()
+    await placement.connected()
+    for name, gpu in (("hit", 2), ("beside", 1)):
+        placement.assign(assignment(name, ["sleep", "1000"], tasks=[task(gpus=[uuid(gpu)])], grace_seconds=0))
+        await placement.running(name)
+    driver.xid(2, 31)  # the program's own, which its output tells better
+    driver.xid(2, 79)
+    await placement.until(lambda: ill(placement))
+    placement.assign(assignment("after", ["false"], tasks=[task(gpus=[uuid(2)])]))
+    placement.send(stops=[stop_order(name, grace_seconds=0) for name in ("hit", "beside")])
+    assert [list((await placement.ended(name)).signs) for name in ("hit", "beside", "after")] == [
+        [f"xid 79 on {uuid(2)}"],
+        [],
+        [],
+    ]
 
 
 async def test_quarantine_is_remembered_by_the_next_agent_and_ended_by_a_reboot(

@@ -71,6 +71,13 @@ class Finding:
         """Whether it has lasted long enough to have consequences."""
         return self.lasted_seconds >= RULES[self.rule].after_seconds
 
+    def sign(self) -> str:
+        """It in the few words that rules of failures know."""
+        rule = RULES[self.rule]
+        if not self.gpu_uuid:
+            return f"{rule.name.replace('_', ' ')}: {self.detail}"
+        return f"{f'xid {self.mark}' if rule.check == 'xid' else rule.name.replace('_', ' ')} on {self.gpu_uuid}"
+
     def problem(self) -> HealthProblem:
         """What others are told of it."""
         rule = RULES[self.rule]
@@ -278,6 +285,25 @@ def ill_gpus(found: Iterable[HealthProblem]) -> dict[str, str]:
         if problem.gpu_uuid and problem.action in HOLDING:
             ill.setdefault(problem.gpu_uuid, problem.reason)
     return ill
+
+
+def signs_for(standing: Iterable[Finding], gpu_uuids: Iterable[str], since: float) -> list[str]:
+    """What was seen of an attempt's GPUs since it began, in unix time, and of its node: for whoever asks why it ended.
+
+    What follows from nothing is left out: a program's own XIDs say less of it than its own words.
+
+    >>> seen = [Finding("xid_79", "XID 79: it has gone", "GPU-a", "79", since=5.0), Finding("gpu_lost", "", "GPU-b")]
+    >>> signs_for(seen, ["GPU-a"], 4.0), signs_for(seen, ["GPU-a"], 6.0)
+    (['xid 79 on GPU-a'], [])
+    """
+    mine = frozenset(gpu_uuids)
+    return [
+        finding.sign()
+        for finding in standing
+        if finding.told
+        and RULES[finding.rule].action is not HealthAction.IGNORE
+        and (not finding.gpu_uuid or (finding.gpu_uuid in mine and finding.since >= since))
+    ]
 
 
 def on_node(inventory: Inventory) -> HealthProblem | None:

@@ -69,6 +69,7 @@ async def test_a_drain_outlives_placement_and_reaches_an_agent_that_was_away(mes
 
 HOLD, RESTART = resources_pb2.HEALTH_ACTION_HOLD, resources_pb2.HEALTH_ACTION_RESTART
 QUARANTINE, DRAIN = resources_pb2.HEALTH_ACTION_QUARANTINE, resources_pb2.HEALTH_ACTION_DRAIN
+INFRASTRUCTURE = job_pb2.FAILURE_BLAME_INFRASTRUCTURE
 
 
 def unwell(
@@ -103,7 +104,10 @@ async def test_a_gpu_in_quarantine_gives_its_job_to_another_and_no_failure_is_co
     assert job.attempt.allocations[0].tasks[0].gpus[0].uuid != uuid
     assert (job.failures, job.preemptions) == (0, 0)
     assert agent.stops[0].reason == job_pb2.STOP_REASON_UNHEALTHY
-    assert job.past_attempts[-1].stop_detail == f"was on {uuid} of n1: XID 79"
+    first = job.past_attempts[-1]
+    assert first.stop_detail == f"was on {uuid} of n1: XID 79"
+    assert (getattr(first.failure, "class"), first.failure.blame) == ("gpu_hardware", INFRASTRUCTURE)
+    assert first.failure.evidence.endswith(first.stop_detail)
     other = await mesh.submit()
     refusal = (await mesh.refused(other, "CAPACITY")).refusal
     assert refusal.numbers["unhealthy_gpus"] == 1
@@ -162,6 +166,7 @@ async def test_neither_an_operator_nor_the_nodes_health_undoes_what_the_other_di
     unwell(agent, DRAIN)
     await mesh.reach(job_id, "QUEUED")
     assert agent.stops[0].reason == job_pb2.STOP_REASON_UNHEALTHY
+    assert getattr((await mesh.job(job_id)).attempt.failure, "class") == "node_unhealthy"
     await in_state(mesh, "n1", DRAINING)
     await mesh.nodes.UncordonNode(node_pb2.UncordonNodeRequest(id="n1"))
     await in_state(mesh, "n1", DRAINING)
