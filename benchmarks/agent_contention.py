@@ -1,9 +1,10 @@
 """A training loop beside CPU jobs of stress-ng, on real cores, with the eliminator off and on in the same run.
 
 The loop is bound by memory (numpy, larger than the last-level cache) and holds a core of its own; the CPU job holds
-another. What they share is the cache and the memory; on a machine that others load too, the figures are theirs as
-well. Speeds are medians of what the agent samples; a window is `WINDOW_SECONDS`. Needs root's control groups, two
-cores and stress-ng (`apt-get install stress-ng`; or say where it is: STRESS_NG=/path/to/stress-ng).
+another. What they share is the cache and the memory; where others take CPU time from the loop, its rate follows that
+and nothing is judged: the CPU time that it had is shown. Speeds are medians of what the agent samples; a window is
+`WINDOW_SECONDS`. Needs root's control groups, two cores and stress-ng (`apt-get install stress-ng`; or say where it
+is: STRESS_NG=/path/to/stress-ng).
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +31,7 @@ COTENANT = str(Path(sys.executable).with_name("cotenant"))
 WINDOW_SECONDS = 1.5
 BASELINE_WINDOWS, WATCHED_WINDOWS = 14, 12
 NOTICED_WINDOWS_MAX, RECOVERED_WINDOWS_MAX, RECOVERED_MIN, KEPT_MIN = 3, 6, 0.95, 0.1
+QUIET_MIN = 0.9  # of its core, which the loop never leaves idle; with less, others are on it
 HURT_MIN = 0.05  # who loses less is no victim
 LOADS = {
     "stream": ["--stream", "1"],
@@ -55,6 +58,7 @@ class Mesh:
     """`cotenant up` with one policy, and what its agent samples."""
 
     def __init__(self, directory: Path, policy: str) -> None:
+        self.had: list[float] = []  # cores that the training job was busy on, look by look
         self.environment = {**os.environ, "COTENANT_STATE_DIR": str(directory)}
         config = directory / "config.toml"
         config.write_text(f'gpus = "fake:1"\nsample_seconds = {WINDOW_SECONDS}\ncontention = "{policy}"\n')
@@ -82,6 +86,7 @@ class Mesh:
     def look(self, train: str, hog: str) -> tuple[float, float]:
         """The training job's rate, and the cores that the other keeps busy."""
         jobs = {job["id"]: job for job in self.json("top", "--once")["jobs"]}
+        self.had.append(float(jobs[train]["cores_busy"] or 0))
         return float(jobs[train]["rate_per_second"] or 0), float(jobs[hog]["cores_busy"] or 0)
 
 
@@ -132,6 +137,8 @@ def beside(policy: str, load: Sequence[str], stress: str, directory: Path) -> di
             "hurt": min(statistics.median(rates[:4]), statistics.median(rates)),
             "late": statistics.median(rates[RECOVERED_WINDOWS_MAX:]),
             "kept": statistics.median(cores for _, cores in seen[RECOVERED_WINDOWS_MAX:]),
+            "had alone": statistics.median(up.had[-WATCHED_WINDOWS - BASELINE_WINDOWS : -WATCHED_WINDOWS]),
+            "had": statistics.median(up.had[RECOVERED_WINDOWS_MAX - WATCHED_WINDOWS :]),
             "suspended": float(any("suspended" in action for one in incidents for action in one["actions"])),
         }
 
@@ -153,8 +160,10 @@ def measure(quick: bool) -> Sequence[Row]:
 def rows_of(name: str, off: dict[str, float], on: dict[str, float]) -> list[Row]:
     """Three bars for a load that hurts; one that does not has nothing to be noticed."""
     hurts = off["late"] < 1 - HURT_MIN
+    quiet = min(off["had alone"], off["had"], on["had alone"]) >= QUIET_MIN
     note = "off, in the same run" if hurts else "off, in the same run: it does not hurt by 5 %"
-    return [
+    judged = "" if quiet else ", not judged: others took the CPU time"
+    rows = [
         Row(f"{name}: noticed after", on["noticed"], "windows", bar="≤ 3 windows" if hurts else "",
             holds=on["noticed"] <= NOTICED_WINDOWS_MAX if hurts else None),
         Row(f"{name}: the victim's rate from window 6 on", on["late"], "of its baseline", off["late"], note,
@@ -162,6 +171,9 @@ def rows_of(name: str, off: dict[str, float], on: dict[str, float]) -> list[Row]
         Row(f"{name}: the CPU job keeps", on["kept"], "cores", off["kept"], note, "≥ 10 % unless suspended",
             bool(on["suspended"]) or on["kept"] >= KEPT_MIN * off["kept"]),
     ]  # fmt: skip
+    if not quiet:
+        rows = [replace(row, bar=row.bar + judged if row.bar else "", holds=None) for row in rows]
+    return [*rows, Row(f"{name}: the victim's CPU time then", on["had"], "cores", off["had"], note)]
 
 
 if __name__ == "__main__":

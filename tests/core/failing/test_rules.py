@@ -57,7 +57,7 @@ def test_its_example_is_told_by_it_and_by_none_before_it(rule: Rule) -> None:
         (End(exit_code=1, signs=["xid 79 on GPU-1"], tail="RuntimeError: CUDA error: out of memory"), "xid-gpu-lost"),
         (End(exit_code=1, signs=["gpu lost on GPU-1"]), "xid-gpu-lost"),
         (End(exit_code=1, signs=["xid 62 on GPU-1"]), "xid-gsp"),
-        (End(exit_code=1, signs=["disk low: 12 MiB"], tail="ModuleNotFoundError: No module named 'x'"), "module-missing"),
+        (End(exit_code=1, signs=["disk low: 12 MiB"], tail="ModuleNotFoundError: No module 'x'"), "module-missing"),
         (End(message="gpu_busy: GPU-1 is held by pid 7 (x of y), not started by us"), "gpu-busy"),
         (End(signal=15, message="stopped for its node's health: was on n1: a load of 900 on 2 CPUs"), "node-unwell"),
         (End(exit_code=1, message="rank 0: cannot be started: No such file or directory"), "file-missing"),

@@ -104,10 +104,10 @@ async def test_a_gpu_in_quarantine_gives_its_job_to_another_and_no_failure_is_co
     assert job.attempt.allocations[0].tasks[0].gpus[0].uuid != uuid
     assert (job.failures, job.preemptions) == (0, 0)
     assert agent.stops[0].reason == job_pb2.STOP_REASON_UNHEALTHY
-    first = job.past_attempts[-1]
-    assert first.stop_detail == f"was on {uuid} of n1: XID 79"
-    assert (getattr(first.failure, "class"), first.failure.blame) == ("gpu_hardware", INFRASTRUCTURE)
-    assert first.failure.evidence.endswith(first.stop_detail)
+    past = job.past_attempts[-1]
+    assert past.stop_detail == f"was on {uuid} of n1: XID 79"
+    assert (getattr(past.failure, "class"), past.failure.blame) == ("gpu_hardware", INFRASTRUCTURE)
+    assert past.failure.evidence.endswith(past.stop_detail)
     other = await mesh.submit()
     refusal = (await mesh.refused(other, "CAPACITY")).refusal
     assert refusal.numbers["unhealthy_gpus"] == 1
