@@ -114,9 +114,9 @@ class Orders:
         told = report(status, self._node_id)
         if status.state in ("FAILED", "STOPPED"):  # why, as far as it can be told here
             told.signs.extend(self.signs_of(status.key)[:SIGNS_MAX])
-        if status.state == "FAILED" and status.exit is not None:
-            if (directory := self._runtime.output_directory(status.key)) is not None:
-                told.output_tail = tail_of(directory, status.exit.rank)
+        directory = self._runtime.output_directory(status.key) if status.state == "FAILED" else None
+        if directory is not None and status.exit is not None:
+            told.output_tail = tail_of(directory, status.exit.rank)
         return told
 
     # Assignments.
