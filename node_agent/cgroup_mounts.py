@@ -9,8 +9,10 @@ The rule, for version 2 as for each hierarchy of version 1:
 
 Below the chosen place stands `cotenant/<node id>`. Version 2 lets a group have either processes or controlled
 children: if the agent stands where the children are to be, all processes there first move to `cotenant-agent`, which
-is the usual arrangement in a container or a delegated unit. Version 2 is used where it has cpusets or memory, else
-version 1, else nothing.
+is the usual arrangement in a container or a delegated unit. Nothing can enter the unit's own group from then on, so
+that the next agent has to be started in `cotenant-agent` while jobs live (systemd: `DelegateSubgroup=cotenant-agent`);
+whoever is there already counts as in the group above. Version 2 is used where it has cpusets or memory, else version 1,
+else nothing.
 """
 
 from __future__ import annotations
@@ -59,7 +61,7 @@ class Mount:
 
 
 def find_mounts(proc: Path = Path("/proc/self")) -> list[Mount]:
-    """All hierarchies of use that are mounted here, version 2 first."""
+    """All hierarchies of use that are mounted here, version 2 first; our own place is that in which we step aside."""
     own_paths = _own_paths(read_text(str(proc / "cgroup")))
     mounts = list(_mounts(read_text(str(proc / "mountinfo")), own_paths))
     return sorted(mounts, key=lambda mount: (-mount.version, mount.root))
@@ -89,7 +91,8 @@ def _mounts(text: str, own_paths: dict[str, str]) -> Iterator[Mount]:
         shown_root = fields[3].rstrip("/")  # a container may be shown only a part of the hierarchy
         below = own_path.removeprefix(shown_root) if own_path.startswith(shown_root) else "/"
         root = fields[4].replace("\\040", " ")
-        yield Mount(version, controllers, root, os.path.normpath(root + "/" + below))
+        own = os.path.normpath(root + "/" + below)
+        yield Mount(version, controllers, root, os.path.dirname(own) if own.endswith(f"/{ASIDE}") else own)
 
 
 def open_node_group(node_id: str, mounts: list[Mount] | None = None) -> tuple[Group | None, list[str]]:

@@ -341,13 +341,17 @@ class Group:
             write_text(self._file("pids", "pids.max"), "0")
 
     def _order_freeze(self, frozen: bool) -> None:
-        """Ask for it and wait for nothing; a freezer that is not there or refuses is done without."""
-        path = self._freezer()
-        try:
-            if path and os.path.exists(path):
-                write_text(path, FREEZE_WORDS[self.version][frozen])
-        except GroupError:
-            return
+        """Ask for it and wait for nothing; a freezer that is not there or refuses is done without.
+
+        All groups below go on as well: one of those may be frozen by itself.
+        """
+        directory, name = os.path.split(self._freezer())
+        for path in [directory] if frozen else self._walk(directory):
+            try:
+                if name and os.path.exists(os.path.join(path, name)):
+                    write_text(os.path.join(path, name), FREEZE_WORDS[self.version][frozen])
+            except GroupError:
+                continue
 
     def exists(self) -> bool:
         """Whether any of its directories is there."""

@@ -109,6 +109,7 @@ def make_groups(group: Group, assignment: node_service_pb2.Assignment, surroundi
     tasks = assignment.allocation.tasks
     if group.pids():
         raise CannotLaunch(f"the control group {group.paths()[0]} is in use: does a second agent bear our node's id?")
+    group.remove(patience_seconds=0)  # one of an earlier try, in which processes may have been made to stand still
     group.create()
     if all(task.cpu_ids for task in tasks):
         group.set_cpus(cpu for task in tasks for cpu in task.cpu_ids)

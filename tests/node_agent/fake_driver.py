@@ -13,7 +13,9 @@ LIBRARY = "libnvidia-ml.so.1"
 
 
 def compiled(directory: Path) -> Path:
-    """The folder in which the stand-in library lies."""
+    """The folder in which the stand-in library lies: as `make test-vm` brought it along, or made here."""
+    if (brought := Path(__file__).with_name(LIBRARY)).exists():
+        return brought.parent
     if shutil.which("gcc") is None:
         pytest.skip("needs gcc")
     source = Path(__file__).with_name("fake_nvml.c")

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.node_agent.conditions import need_groups
+from tests.node_agent.conditions import PATIENCE_SECONDS, need_groups
 from tests.node_agent.jobs import CPUS
 from tests.node_agent.machines import write
 
@@ -87,6 +87,13 @@ def test_processes_step_aside_where_the_children_are_to_be(tmp_path: Path) -> No
     assert group is not None
     assert group.paths() == [str(tmp_path / "unit/cotenant/n")]
     assert (tmp_path / "unit/cotenant-agent/cgroup.procs").read_text().startswith("42")
+
+
+def test_who_was_started_aside_stays_there(tmp_path: Path) -> None:
+    write(tmp_path / "mountinfo", "1 2 0:1 / /cg rw - cgroup2 cgroup2 rw")
+    for own, place in (("/unit/cotenant-agent", "/cg/unit"), ("/cotenant-agent", "/cg"), ("/my-cotenant-agent", None)):
+        write(tmp_path / "cgroup", f"0::{own}")
+        assert [mount.own for mount in find_mounts(tmp_path)] == [place or f"/cg{own}"]
 
 
 def test_what_is_missing_is_told(tmp_path: Path) -> None:
@@ -180,13 +187,18 @@ def test_a_real_group_holds_kills_and_goes(real_group: Group) -> None:
 
 
 @pytest.mark.root
-def test_groups_that_a_job_made_below_its_own_are_killed_and_removed_too(real_group: Group) -> None:
+@pytest.mark.parametrize("frozen", [False, True], ids=["", "frozen"])
+def test_groups_that_a_job_made_below_its_own_are_killed_and_removed_too(real_group: Group, frozen: bool) -> None:
+    if frozen:
+        need_groups("freezer")
     inner = real_group.child("inner")
     inner.create()
     process = subprocess.Popen(["sleep", "60"])
     inner.attach(process.pid)
+    if frozen:
+        inner.freeze(True)
     real_group.kill()
-    assert process.wait() == -signal.SIGKILL
+    assert process.wait(PATIENCE_SECONDS) == -signal.SIGKILL
     assert real_group.remove()
 
 

@@ -24,7 +24,7 @@ from cotenant.node_agent.records import AttemptKey
 from cotenant.v1 import job_pb2, node_service_pb2
 
 MEBIBYTE = 1 << 20
-NODE_GROUP = "test-supervisor"
+NODE_GROUP = f"test-supervisor-{os.getpid()}"
 
 
 class Attempt:
@@ -95,6 +95,11 @@ def start(root: Path) -> Iterator[Launch]:
             os.waitpid(attempt.pid, 0)
         except (ProcessLookupError, ChildProcessError):
             continue
+    if any(attempt.group for attempt in attempts):
+        node_group, _ = open_node_group(NODE_GROUP)
+        assert node_group is not None
+        node_group.kill()
+        assert node_group.remove(patience_seconds=10)
 
 
 BOTH = pytest.mark.parametrize(
@@ -381,6 +386,17 @@ async def test_each_task_has_so_many_processes_and_no_more(
 
 
 @pytest.mark.root
+async def test_what_an_earlier_try_left_frozen_does_not_hold_up_the_next(start: Launch) -> None:
+    need_groups("freezer")
+    node, _ = open_node_group(NODE_GROUP)
+    assert node is not None
+    for group in (node.child("again-1"), node.child("again-1").child("task-0")):
+        group.create()
+    node.child("again-1").freeze(True)
+    assert (await start(shell("again", "exit 3"), groups=True).end())["exit"]["code"] == 3
+
+
+@pytest.mark.root
 async def test_a_suspended_job_hears_its_warning(start: Launch, tmp_path: Path) -> None:
     need_groups("freezer")
     script = f"trap 'touch {tmp_path}/saved; exit 0' TERM; echo $$ > {tmp_path}/pid; while :; do sleep 0.01; done"
@@ -399,7 +415,7 @@ ESCAPES = {
     "daemon": "(setsid setsid sh -c '{stay}' &)",
     "its own process group": "set -m; sh -c '{stay}' & set +m",
     "stopped": "(setsid sh -c '{stay}' &); {wait}; kill -STOP $(cat {pid})",
-    "in no group": "(setsid sh -c 'for p in {roots}; do echo $$ > $p; done; {stay}' &)",
+    "in no group": "(setsid sh -c 'for p in {roots}; do echo $$ > $p || :; done; {stay}' &)",
 }
 
 
@@ -412,7 +428,7 @@ async def test_nothing_escapes_the_end_of_its_attempt(start: Launch, tmp_path: P
     pid = tmp_path / "pid"
     stay = f'trap "" TERM HUP INT; echo $$ > {pid}; while :; do sleep 0.05; done'
     wait = f"while [ ! -s {pid} ]; do sleep 0.01; done"
-    roots = " ".join(f"{mount.root}/cgroup.procs" for mount in find_mounts() if mount.version == 1)
+    roots = " ".join(f"{mount.root}/cgroup.procs" for mount in find_mounts())
     script = ESCAPES[escape].format(stay=stay, wait=wait, pid=pid, roots=roots)
     attempt = start(shell("escape", f"{script}; {wait}"), groups=groups)
     state = await attempt.end()

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import signal
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 from tests.node_agent.agent_process import AgentProcess
-from tests.node_agent.conditions import need_groups, until
+from tests.node_agent.conditions import PATIENCE, need_groups, until
 from tests.node_agent.conftest import RunningAgent
 from tests.node_agent.jobs import CPUS, assignment, profile_order, resize_order, stop_order, task
 from tests.node_agent.placement import Placement
@@ -186,14 +187,16 @@ async def test_nothing_is_profiled_while_it_is_held_back(placement: Placement, w
 @pytest.mark.root
 async def test_silence_frees_it(placement: Placement, watched: RunningAgent, monkeypatch: pytest.MonkeyPatch) -> None:
     need_groups("cpuset")
-    monkeypatch.setattr(throttling, "SILENT_SECONDS_MAX", 1.0)
+    lasts_seconds = min(PATIENCE, 5.0)
+    monkeypatch.setattr(throttling, "SILENT_SECONDS_MAX", lasts_seconds)
     await watched.stop()
     await watched.start()
     await placement.connected(3)
     pid = await begun(placement, watched, cpu_job())
     placement.directives.append(directive(cores=1))
     await held(placement, cores=1)
-    for _ in range(12):  # it is renewed for longer than it lasts
+    renewed_until = time.monotonic() + 1.2 * lasts_seconds
+    while time.monotonic() < renewed_until:
         placement.directives.append(directive(cores=1))
         count = len(placement.samples)
         await placement.until(lambda count=count: len(placement.samples) > count)  # type: ignore[misc]  # binds the loop's own

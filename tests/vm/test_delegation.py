@@ -1,4 +1,7 @@
-"""An agent that is not root, in a group that was delegated to its user: as systemd does with `Delegate=yes`."""
+"""An agent that is not root, in a group that was delegated to its user.
+
+As systemd does with `Delegate=yes` and `DelegateSubgroup=cotenant-agent`.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,11 @@ from cotenant.v1 import job_pb2
 pytestmark = pytest.mark.root
 USER = 1234
 CONTROLLERS = "+cpuset +cpu +memory +pids"
-ENTERING = 'echo $$ > "$0/cgroup.procs"; exec setpriv --reuid {user} --regid {user} --clear-groups "$@"'
+# What has controlled children takes no more processes: the next agent is started beside them, where the first stepped.
+ENTERING = (
+    'set -e; place="$0/cotenant-agent"; [ -d "$place" ] || place="$0"; echo $$ > "$place/cgroup.procs"; '
+    'exec setpriv --reuid {user} --regid {user} --clear-groups "$@"'
+)
 
 
 @pytest.fixture
@@ -110,6 +117,9 @@ async def test_a_restarted_agent_finds_its_jobs_and_their_groups(
     await delegated.start()
     hello = await placement.connected(2)
     assert [report.state for report in hello.attempts] == [job_pb2.ATTEMPT_STATE_RUNNING]
+    assert hello.inventory.not_enforced == []
+    assert delegated.process
+    assert group_of(delegated.process.pid) == unit / "cotenant-agent"
     placement.send(resizes=[resize_order("job", task(cpus=CPUS[1:2]), epoch=11)])
     assert await placement.answered(11) == ""
     assert os.sched_getaffinity(pid) == set(CPUS[1:2])

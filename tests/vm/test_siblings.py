@@ -16,6 +16,7 @@ from tests.vm.kernel import need_siblings, siblings_of
 from cotenant.node_agent.probe import ProbeWishes, probe
 from cotenant.v1 import resources_pb2
 
+pytestmark = pytest.mark.root
 STEPPING = """
 import os, sys, time
 from cotenant import progress
@@ -45,7 +46,6 @@ def test_threads_are_cores_where_the_operator_wants_it() -> None:
     ]
 
 
-@pytest.mark.root
 async def test_a_job_that_is_narrowed_keeps_the_threads_of_a_core_together(
     placement: Placement, agent: RunningAgent, tmp_path: Path
 ) -> None:

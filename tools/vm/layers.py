@@ -2,8 +2,8 @@
 
 Each layer is a squashfs image; the machine lays them over each other and a tmpfs over all. The lowest holds the
 distribution and the Python packages that the project needs, and is made anew only when those change; then comes the
-project's wheel; last the tests with the script to run, which is quick and made each time. All but the last are kept
-in a cache under a digest of what they are made of.
+project's wheel. They are kept in a cache under a digest of what they are made of. The uppermost layer, with the tests,
+is made each time: see `session`.
 """
 
 from __future__ import annotations
@@ -223,18 +223,6 @@ def project(cache: Cache, python: str) -> Path:
         shutil.rmtree(wheels)
 
     return cache.get("project", [python, *(ROOT / name for name in WHEEL_SOURCES), HERE / "layers.py"], make)
-
-
-def session(place: Path, script: str) -> Path:
-    """The layer with the tests and what is to be run; returns its image."""
-    tree = place / "tree"
-    shutil.copytree(ROOT / "tests", tree / "opt/cotenant/tests", ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copy(ROOT / "pyproject.toml", tree / "opt/cotenant")
-    (tree / "session").mkdir()
-    (tree / "session" / "run").write_text(script)
-    pack(tree, place / "image", "-all-root")
-    shutil.rmtree(tree)
-    return place / "image"
 
 
 def pack(tree: Path, image: Path, *owners: str) -> None:
