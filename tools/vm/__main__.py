@@ -99,7 +99,7 @@ def main() -> int:
         kernel, base = layers.kernel(cache, system), layers.base(cache, system)
         installed = [base / "image", layers.project(cache, (base / "python").read_text()) / "image"]
         print(f"   ready in {time.monotonic() - start:.0f} s, with {options.accelerator}", flush=True)
-        visits = [visit for visit in VISITS if options.machine in ("", visit.name)]
+        visits = [visit for visit in VISITS if not options.machine or visit.name in options.machine]
         with tempfile.TemporaryDirectory(prefix="cotenant-vm-") as scratch:
             return _visit_all(visits, kernel, installed, options, pytest_words, Path(scratch))
     except (Unable, subprocess.CalledProcessError) as error:
@@ -111,7 +111,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("tools.vm", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cotenant-vm"
     names = [visit.name for visit in VISITS]
-    parser.add_argument("--machine", choices=names, default="", help="only this one")
+    parser.add_argument("--machine", choices=names, action="append", help="only this one, or these")
     parser.add_argument("--sh", metavar="COMMAND", default="", help="run this inside, not the tests")
     parser.add_argument("--accelerator", choices=["kvm", "tcg"], default="tcg", help="how (%(default)s)")
     parser.add_argument("--patience", type=float, default=PATIENCE, help="how much longer to wait (%(default)s times)")
