@@ -341,10 +341,7 @@ class Group:
             write_text(self._file("pids", "pids.max"), "0")
 
     def _order_freeze(self, frozen: bool) -> None:
-        """Ask for it and wait for nothing; a freezer that is not there or refuses is done without.
-
-        All groups below go on as well: one of those may be frozen by itself.
-        """
+        """Ask for it if it can be had; wait for nothing. What is below goes on too, though frozen by itself."""
         directory, name = os.path.split(self._freezer())
         for path in [directory] if frozen else self._walk(directory):
             try:
