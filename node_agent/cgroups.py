@@ -1,10 +1,8 @@
 """One small interface over the two kinds of control groups.
 
 A `Group` is a directory in each hierarchy that we use: in version 2 there is one hierarchy, in version 1 one per
-controller. The supervisor loads this file beside it without the package around it, so it imports next to nothing.
-
-What is set is read back, and what the kernel did not take is an error. Whether CPU time may be limited, which processes
-that have their cores to themselves must never suffer, is for `holding` to say.
+controller. The supervisor loads this file beside it without the package around it, so it imports next to nothing. What
+is set is read back, and what the kernel did not take is an error. Who may be limited is for `holding` to say.
 """
 
 from __future__ import annotations
