@@ -1,0 +1,171 @@
+"""The jobs on which Xiao's ways to share cores are compared, and the ways themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from cotenant import simulator
+from cotenant.core.estimates import Estimate
+from cotenant.core.jobs import JobSpec, Request, Role
+from cotenant.core.models import Model, model_of
+from cotenant.core.nodes import NodeShape
+from cotenant.core.policy import CpuAllocator, Sizing
+from cotenant.core.sizing.resizing import Running
+from cotenant.policies.xiao import Xiao
+from cotenant.reproduction import openb
+from cotenant.reproduction.words import Asked, Data, Figures, Stopped
+from cotenant.simulator.physics.cores import speed
+
+POSTERS = ("lenet", "alexnet", "overfeat", "googlenet", "lm", "bidaf", "deepspeech", "wavenet")
+SYNERGYS = ("alexnet", "res18", "shufflenet", "mobilenet", "res50", "deepspeech", "gnmt", "lstm", "transformer")
+GPU_ROLE = (Role("worker", 1, Request(1000, None)),)
+CORES = 24
+TRACE = "synergy/static_100job_6_3_1100.0"
+
+
+class Beforehand(Xiao):
+    """Xiao's allocator with θ of every model known in advance: a bound for what can be learned."""
+
+    name = "xiao"
+
+    def size(self, spec: JobSpec, estimate: Estimate, shapes: Sequence[NodeShape]) -> Sizing:
+        """Start with θ."""
+        return super().size(spec, _knowing(spec, estimate), shapes)
+
+    def resize(self, running: Running, now: float) -> Sizing | None:
+        """Stay at θ."""
+        return super().resize(replace(running, estimate=_knowing(running.spec, running.estimate)), now)
+
+
+def _knowing(spec: JobSpec, estimate: Estimate) -> Estimate:
+    model = model_of(spec.model)
+    if model is None:
+        return estimate
+    rates = _speeds(model)
+    useful = 1 + next(number for number, rate in enumerate(rates) if rate >= max(rates) - 1e-9)
+    return replace(estimate, cores_useful=useful, cores_useful_confidence=1.0, source="known")
+
+
+def _speeds(model: Model) -> list[float]:
+    return [speed(model, gpus=1, cores_per_gpu=cores) or 1.0 for cores in range(1, CORES + 1)]
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """A way to share cores, and what it knows."""
+
+    name: str
+    allocator: str
+    predictor: str = "none"
+
+    def made(self) -> CpuAllocator | str:
+        """Make its allocator."""
+        return Beforehand() if self.predictor == "known" else self.allocator
+
+
+ROLES, EQUAL = Arm("shares by role", "role-based"), Arm("equal shares", "proportional")
+LEARNED = Arm("Xiao, curves learned", "xiao", "xiao-piecewise")
+BY_ITSELF = Arm("Xiao, the allocator's own trials", "xiao")
+BEFOREHAND = Arm("Xiao, θ known beforehand", "xiao", "known")
+ARMS = (ROLES, EQUAL, LEARNED, BY_ITSELF, BEFOREHAND)
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """So many jobs of some models; they come over some hours, or all at once. Without models: Synergy's trace."""
+
+    name: str
+    models: tuple[str, ...]
+    servers: int
+    gpus: int
+    jobs: int = 0
+    hours: float = 0.0
+
+    def cluster(self) -> simulator.Cluster:
+        """Make its servers."""
+        return simulator.Cluster(self.name, (NodeShape(self.gpus, CORES),) * self.servers, ("",) * self.servers)
+
+    def trace(self, data: Data, seed: int) -> simulator.Trace:
+        """Draw its jobs.
+
+        Raises:
+            BadData: the directory of data does not hold the trace.
+        """
+        if not self.models:
+            found = data.file(TRACE)
+            assert found, "this workload is of the directory of data alone"
+            return simulator.load(found, "synergy")
+        rng, lasting = np.random.default_rng([seed, self.jobs]), [seconds for _, seconds in openb.pods(data)]
+        at = np.sort(rng.uniform(0.0, 3600.0 * self.hours, self.jobs)) if self.hours else np.arange(self.jobs) / 1000
+        jobs = [
+            simulator.TraceJob(
+                f"job{number}",
+                float(submitted),
+                lasting[int(rng.integers(len(lasting)))],
+                GPU_ROLE,
+                model=self.models[int(rng.integers(len(self.models)))],
+            )
+            for number, submitted in enumerate(at)
+        ]
+        return simulator.Trace(self.name, "none", tuple(jobs))
+
+
+NC24 = Workload("the poster's models, 4 GPUs a server, all at once", POSTERS, servers=4, gpus=4, jobs=160)
+CALM = Workload("the same over ten hours", POSTERS, servers=4, gpus=4, jobs=160, hours=10.0)
+DENSE = Workload("Synergy's models, 8 GPUs a server, all at once", SYNERGYS, servers=4, gpus=8, jobs=320)
+PUBLIC = Workload("Synergy's trace of 100 jobs", (), servers=4, gpus=8)
+
+
+def workloads(asked: Asked) -> Sequence[Workload]:
+    """Say what is run."""
+    if asked.quick:
+        return (NC24, DENSE)
+    return (NC24, CALM, DENSE, PUBLIC) if asked.data.directory else (NC24, CALM, DENSE)
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """One arm on one workload, until the last job is done."""
+
+    workload: Workload
+    arm: Arm
+    data: Data
+    seed: int
+
+    def run(self, stopped: Stopped) -> Figures | None:
+        """Simulate it."""
+        trace = self.workload.trace(self.data, self.seed)
+        result = simulator.simulate(
+            trace,
+            self.workload.cluster(),
+            queue="fifo",
+            allocator=self.arm.made(),
+            predictor="none" if self.arm.predictor == "known" else self.arm.predictor,
+            options={"simulator": {"cores": "auto", "speed": "cores"}},
+            seed=self.seed,
+            watch=lambda _: not stopped(),
+        )
+        if result.finished < result.jobs:
+            return None
+        jct_seconds = float(result.avg_jct_seconds or 0.0)
+        run_seconds = jct_seconds - float(result.avg_queue_seconds or 0.0)
+        return Figures(
+            {
+                "jct_seconds": jct_seconds,
+                "run_seconds": run_seconds,
+                "makespan_seconds": float(result.makespan_seconds or 0.0),
+                "utilisation_percent": 100 * _unstarved_seconds(trace) / run_seconds,
+                "cores_percent": 100 * (result.cpu_utilisation or 0.0),
+                "resizes": float((result.sizing or {}).get("resizes") or 0.0) / result.jobs,
+            }
+        )
+
+
+def _unstarved_seconds(trace: simulator.Trace) -> float:
+    """Mean time for which jobs would hold their GPUs if no cores were missing: as long as these have to compute."""
+    models = {job.model: model_of(job.model) for job in trace.jobs}
+    best = {name: max(_speeds(model)) if model else 1.0 for name, model in models.items()}
+    return float(np.mean([job.work_seconds / best[job.model] for job in trace.jobs]))
