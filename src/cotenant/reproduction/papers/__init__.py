@@ -6,7 +6,7 @@ from importlib import import_module
 
 from cotenant.reproduction.words import Paper
 
-NAMES: tuple[str, ...] = ("aiturbo", "coda", "genie", "philly", "xiao")
+NAMES: tuple[str, ...] = ("aiturbo", "coda", "genie", "philly", "xiao", "twins")
 
 
 def paper(name: str) -> Paper:

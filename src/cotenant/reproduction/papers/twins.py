@@ -1,0 +1,338 @@
+"""Live twins: small versions of three papers' runs on a real mesh, and the same jobs in the simulator.
+
+Theory of operation. A twin starts a mesh of its own on two CPUs of this machine with declared GPUs, and submits real
+processes whose speed follows from the CPUs that they have. They tell what each step took on how many CPUs. From that
+come the rates with which the simulator then replays the same jobs, submitted at the same moments, under the same
+policies with the same options. How far the two average completion times are apart is what is judged.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from cotenant import simulator
+from cotenant.core.jobs import JobKind, JobSpec, Request, Role
+from cotenant.core.models import model_of
+from cotenant.core.nodes import NodeShape
+from cotenant.reproduction import live, twin_job
+from cotenant.reproduction.words import (
+    Asked,
+    Better,
+    Case,
+    Chart,
+    Claim,
+    Done,
+    Figures,
+    Findings,
+    Line,
+    Measured,
+    Shape,
+    Stopped,
+    Table,
+)
+from cotenant.simulator.physics.cores import speed
+
+CPUS, GPUS = 2, 2
+STEP_SECONDS = 0.05  # of processor time of a steep job's step, and the pause of a level one's
+MODELS = {"steep": "resnet18", "level": "lstm"}  # whose curves in the simulator have the shape that the kinds have
+TUNED = {"warm_up_seconds": "0.3", "measure_seconds": "1"}  # seconds where jobs of hours have minutes
+PATIENCE = 20.0  # the jobs may take so many times what they would by themselves, on a busy machine
+
+
+@dataclass(frozen=True, slots=True)
+class TwinJob:
+    """A job of a twin: its kind, its steps, GPUs and cores (None: open), and when it comes."""
+
+    kind: str
+    steps: int
+    gpus: int = 1
+    cores: int | None = None
+    after_seconds: float = 0.0
+
+    def role(self) -> Role:
+        """Say what it asks for."""
+        return Role("worker", 1, Request(1000 * self.gpus, self.cores))
+
+
+@dataclass(frozen=True, slots=True)
+class Twin:
+    """The policies of a twin, and its jobs."""
+
+    name: str
+    queue: str
+    placement: str
+    allocator: str
+    predictor: str
+    jobs: tuple[TwinJob, ...]
+    tuned: tuple[tuple[str, str], ...] = tuple(TUNED.items())
+
+    def flags(self) -> list[str]:
+        """Give the flags with which the mesh is started."""
+        named = ["--queue", self.queue, "--placement", self.placement, "--allocator", self.allocator]
+        options = [part for key, value in self.tuned for part in ("--option", f"allocator.{key}={value}")]
+        return ["--gpus", f"fake:{GPUS}", *named, "--predictor", self.predictor, "--contention", "none", *options]
+
+
+def _jobs(scale: float, *parts: tuple[str, int, int, int | None, float]) -> tuple[TwinJob, ...]:
+    return tuple(TwinJob(kind, round(steps * scale), gpus, cores, after) for kind, steps, gpus, cores, after in parts)
+
+
+def twins(scale: float) -> tuple[Twin, ...]:
+    """Make the twins of CODA, Xiao and AITurbo; 1 is some ten seconds of work each."""
+    coda = _jobs(scale, ("level", 120, 2, None, 0), ("steep", 60, 0, 1, 0.2), ("steep", 60, 0, 1, 0.4))
+    xiao = _jobs(scale, ("steep", 80, 1, None, 0), ("level", 80, 1, None, 0), ("steep", 80, 1, None, 0.2))
+    aiturbo = _jobs(
+        scale,
+        ("steep", 100, 1, None, 0),
+        ("level", 40, 1, None, 0),
+        ("steep", 20, 1, None, 0.3),
+        ("level", 40, 1, None, 0.5),
+    )
+    return (
+        Twin("coda", "drf", "multi-array", "coda-adaptive", "history", coda),
+        Twin("xiao", "fifo", "consolidate", "xiao", "xiao-piecewise", xiao),
+        Twin("aiturbo", "borda-mlfq", "consolidate", "aiturbo", "history", aiturbo),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class LiveTwin:
+    """One twin, live and simulated."""
+
+    twin: Twin
+    seed: int
+
+    def run(self, stopped: Stopped) -> Figures | None:
+        """Run it live, then simulate it with the rates that were measured. One runs at a time on a machine."""
+        with _alone(stopped) as mine:
+            if not mine:
+                return None
+            with tempfile.TemporaryDirectory(prefix="cotenant-twin-") as directory:
+                ran, told = run_live(self.twin, Path(directory))
+        return compared(self.twin, ran, told, self.seed)
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What a job wrote down: when its first step began and its last ended, and seconds of each step by CPUs."""
+
+    begin_seconds: float
+    end_seconds: float
+    took: Mapping[int, Sequence[float]]
+
+
+def run_live(twin: Twin, directory: Path) -> tuple[list[live.Ran], list[Told]]:
+    """Run a twin's jobs on a mesh of its own.
+
+    Raises:
+        LiveFailed: the mesh, or a job, failed.
+    """
+    cpus = sorted(os.sched_getaffinity(0))[:CPUS]
+    if len(cpus) < CPUS:
+        raise live.LiveFailed(f"a twin needs {CPUS} CPUs, and this process may use {len(cpus)}")
+    blocks = max(2, round(STEP_SECONDS / _block_seconds()))
+    specs = [(job.after_seconds, _spec(job, blocks, directory / f"{n}.json")) for n, job in enumerate(twin.jobs)]
+    alone_seconds = STEP_SECONDS * sum(job.steps for job in twin.jobs)
+    with live.mesh(directory, cpus, twin.flags()) as mesh:
+        ran = mesh.run(specs, seconds_max=PATIENCE * alone_seconds + live.START_SECONDS_MAX)
+    return ran, [_told(directory / f"{number}.json") for number in range(len(specs))]
+
+
+def _spec(job: TwinJob, blocks: int, told: Path) -> JobSpec:
+    program = [sys.executable, twin_job.__file__, job.kind, str(job.steps), str(blocks), str(STEP_SECONDS), str(told)]
+    return JobSpec(
+        name=job.kind,
+        kind=JobKind.TRAINING if job.gpus else JobKind.CPU,
+        roles=(job.role(),),
+        command=tuple(program),
+        model=MODELS[job.kind],
+        steps_total=job.steps,
+        profiled=False,  # the simulator takes no profiles either: the allocator's own trials find the cores
+    )
+
+
+def _told(path: Path) -> Told:
+    found = json.loads(path.read_text())
+    return Told(found["begin"], found["end"], {int(cpus): took for cpus, took in found["took"].items()})
+
+
+def _block_seconds() -> float:
+    """Processor time of hashing one block."""
+    times = 20
+    begin = time.thread_time()
+    for _ in range(times):
+        hashlib.sha256(twin_job.BLOCK).digest()
+    return (time.thread_time() - begin) / times
+
+
+@contextmanager
+def _alone(stopped: Stopped) -> Iterator[bool]:
+    """Wait until no other twin runs on this machine; False where it was stopped meanwhile."""
+    with Path(__file__).open("rb") as mark:
+        while not stopped():
+            try:
+                fcntl.flock(mark, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                time.sleep(live.POLL_SECONDS)
+            else:
+                yield True
+                return
+        yield False
+
+
+def compared(twin: Twin, ran: Sequence[live.Ran], told: Sequence[Told], seed: int) -> Figures:
+    """Simulate the jobs with the rates that they had, and set the average completion times beside each other."""
+    first = min(one.submitted_seconds for one in ran)
+    result = simulator.simulate(
+        simulator.Trace(twin.name, "none", tuple(replayed(twin, ran, told))),
+        simulator.Cluster(twin.name, (NodeShape(GPUS, CPUS),), ("",)),
+        queue=twin.queue,
+        placement=twin.placement,
+        allocator=twin.allocator,
+        predictor=twin.predictor,
+        options={"simulator": {"speed": "cores"}, "allocator": dict(twin.tuned)},
+        seed=seed,
+    )
+    jct_seconds = statistics.fmean(one.ended_seconds - one.submitted_seconds for one in ran)
+    simulated = float(result.avg_jct_seconds or 0.0)
+    outside = statistics.fmean(_outside_seconds(one, own) for one, own in zip(ran, told, strict=True))
+    return Figures(
+        {
+            "live_seconds": jct_seconds,
+            "simulated_seconds": simulated,
+            "ratio": jct_seconds / simulated,
+            "off_percent": 100.0 * abs(jct_seconds / simulated - 1.0),
+            "outside_seconds": outside,
+            "live_makespan_seconds": max(one.ended_seconds for one in ran) - first,
+            "simulated_makespan_seconds": float(result.makespan_seconds or 0.0),
+        }
+    )
+
+
+def replayed(twin: Twin, ran: Sequence[live.Ran], told: Sequence[Told]) -> Iterator[simulator.TraceJob]:
+    """Give the jobs as the simulator takes them: in seconds of work at reference speed, those without GPUs at theirs."""
+    by_kind: dict[str, list[Told]] = {}
+    for job, own in zip(twin.jobs, told, strict=True):
+        by_kind.setdefault(job.kind, []).append(own)
+    rates = {kind: reference_rate(kind, those) for kind, those in by_kind.items()}
+    first = min(one.submitted_seconds for one in ran)
+    for number, (job, one, own) in enumerate(zip(twin.jobs, ran, told, strict=True)):
+        at_start = _speed(job.kind, next(iter(own.took)))  # on the CPUs with which it started
+        work = job.steps / rates[job.kind] + _outside_seconds(one, own) * at_start
+        kind, submitted = JobKind.TRAINING, one.submitted_seconds - first
+        if not job.gpus:  # the simulator has no curve for it, and it keeps its cores
+            kind, work = JobKind.CPU, work / at_start
+        yield simulator.TraceJob(str(number), submitted, work, (job.role(),), kind, model=MODELS[job.kind])
+
+
+def _outside_seconds(one: live.Ran, own: Told) -> float:
+    """From the assignment to the first step, and from the last step to the end."""
+    return max(0.0, own.begin_seconds - one.assigned_seconds + one.ended_seconds - own.end_seconds)
+
+
+def reference_rate(kind: str, told: Sequence[Told]) -> float:
+    """Give the steps a second at reference speed that best explain what all jobs of a kind took.
+
+    >>> reference_rate("level", [Told(0.0, 2.0, {1: [0.5, 0.5], 2: [0.5, 0.5]})])
+    2.0
+    """
+    steps = sum(len(took) for one in told for took in one.took.values())
+    work_seconds = sum(_speed(kind, cpus) * sum(took) for one in told for cpus, took in one.took.items())
+    return steps / work_seconds
+
+
+def _speed(kind: str, cores: int) -> float:
+    model = model_of(MODELS[kind])
+    assert model
+    return speed(model, gpus=1, cores_per_gpu=cores) or 1.0
+
+
+class Twins:
+    """Whether simulation and life agree."""
+
+    name = "twins"
+    title = "Live twins: the same jobs on a real mesh and in the simulator"
+    reference = "our own; small versions of CODA, Xiao and AITurbo"
+    claims: Sequence[Claim] = (
+        Claim("jct", "average JCT, live off simulated", 10.0, "%", Better.LOWER, "our own bar: at most so far apart"),
+    )
+    assumptions = (
+        f"a mesh of its own in a child process, with SQLite, on {CPUS} CPUs of this machine and {GPUS} declared GPUs",
+        "jobs are real processes: `steep` ones do a fixed amount of work in each step on as many threads as they have"
+        " CPUs, `level` ones wait for a declared accelerator",
+        "the simulator has the rates that the same run measured, for each kind the one that explains all its steps best;"
+        " how they depend on cores is as it has it for ResNet-18 and for an LSTM: nearly in proportion, and level",
+        "what passes from the assignment to the first step and from the last step to the end is counted as work, for"
+        " the simulator starts and ends jobs at once",
+        "warm-up and measurement of the allocators are a second instead of minutes, in both",
+        "jobs come when they came live",
+    )
+    unsaid = (
+        "not modelled: the time from submission to assignment where room is free, the time between the end of a process"
+        " and the next assignment, and what the mesh itself takes of the CPUs",
+        "other work on this machine slows live jobs unevenly, which measured rates even out; the spread tells",
+    )
+
+    def cases(self, asked: Asked) -> Sequence[Case]:
+        """Run each twin, with `quick` once."""
+        seeds = asked.seeds[:1] if asked.quick else asked.seeds
+        return [
+            Case(twin.name, "live", seed, LiveTwin(twin, seed))
+            for seed in seeds
+            for twin in twins(1.0 if asked.quick else 2.0)
+        ]
+
+    def findings(self, asked: Asked, done: Done) -> Findings:
+        """Set live beside simulated."""
+        names = [twin.name for twin in twins(1.0)]
+        (claim,) = self.claims
+        measured = tuple(
+            Measured(claim, name, "live", "simulated", done.spread(name, "live", "off_percent")) for name in names
+        )
+        return Findings(measured, (_table(done, names),), (_chart(done, names),))
+
+
+FIGURES = {
+    "live_seconds": ("average JCT, live (s)", ".2f"),
+    "simulated_seconds": ("simulated (s)", ".2f"),
+    "ratio": ("live ÷ simulated", ".3f"),
+    "outside_seconds": ("start and end (s)", ".2f"),
+    "live_makespan_seconds": ("makespan, live (s)", ".2f"),
+    "simulated_makespan_seconds": ("simulated makespan (s)", ".2f"),
+}
+
+
+def _table(done: Done, names: Sequence[str]) -> Table:
+    titles, formats = zip(*FIGURES.values(), strict=True)
+    rows = tuple((name, *(done.mean(name, "live", figure) for figure in FIGURES)) for name in names)
+    return Table("twins", "Live beside simulated", ("twin", *titles), ("", *formats), rows, "Means over the rounds.")
+
+
+def _chart(done: Done, names: Sequence[str]) -> Chart:
+    lines = []
+    for label, figure in (("live", "live_seconds"), ("simulated", "simulated_seconds")):
+        spreads = [done.spread(name, "live", figure) for name in names]
+        lines.append(
+            Line(
+                label,
+                tuple(one.mean if one else 0.0 for one in spreads),
+                low=tuple(min(one.per_seed) if one else 0.0 for one in spreads),
+                high=tuple(max(one.per_seed) if one else 0.0 for one in spreads),
+            )
+        )
+    title, caption = "Average completion time, live and simulated", "Nearer to each other is better."
+    return Chart("twins", title, caption, Shape.BARS, "", "seconds", tuple(names), tuple(lines))
+
+
+PAPER = Twins()

@@ -1,0 +1,26 @@
+"""The simulator says what the real mesh does: the same small jobs, live and simulated."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from tests.end_to_end import remains
+
+from cotenant.reproduction.papers.twins import CPUS, compared, run_live, twins
+
+BAND = (0.5, 2.0)  # wide, for a machine that does much else; the bar of a quiet one is 10 %
+
+
+def test_a_tiny_twin_takes_about_as_long_as_it_is_simulated_to(tmp_path: Path) -> None:
+    if len(os.sched_getaffinity(0)) < CPUS:
+        pytest.skip("jobs have to be able to differ in cores")
+    coda = twins(0.3)[0]
+    ran, told = run_live(coda, tmp_path)
+    assert not remains.processes_of(tmp_path), "the mesh ends with the twin"
+    assert [sum(map(len, one.took.values())) for one in told] == [job.steps for job in coda.jobs], "all did their work"
+    assert all(one.submitted_seconds <= one.assigned_seconds <= one.ended_seconds for one in ran)
+    figures = compared(coda, ran, told, seed=0).values
+    assert BAND[0] < figures["ratio"] < BAND[1], figures
+    assert figures["simulated_makespan_seconds"] >= figures["simulated_seconds"]
