@@ -50,7 +50,10 @@ def _offer(incomplete: str) -> list[str]:
 
 def reproduce(
     paper: Annotated[
-        str, typer.Argument(metavar="PAPER", help="coda, genie, aiturbo, philly, xiao, or all.", autocompletion=_offer)
+        str,
+        typer.Argument(
+            metavar="PAPER", help="coda, genie, aiturbo, philly, xiao, twins, or all.", autocompletion=_offer
+        ),
     ],
     quick: Annotated[
         bool, typer.Option("--quick", help="A minute's version: smaller workloads, fewer settings.")
@@ -80,6 +83,7 @@ def reproduce(
     Examples:
       cotenant reproduce coda --quick
       cotenant reproduce philly --report philly.html
+      cotenant reproduce twins      live, on two CPUs of this machine, beside the simulation
       cotenant reproduce all --quick --json > figures.json
     """
     from cotenant.reproduction.papers import NAMES

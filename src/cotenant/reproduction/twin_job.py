@@ -1,8 +1,8 @@
 """A job of a live twin, run as any user's job is: fixed work in each step, on as many threads as it has CPUs.
 
 A step of a `steep` job hashes so many blocks, divided among the CPUs that the kernel lets it have, so that it is as
-fast as these; a step of a `level` job waits as if for an accelerator, and hashes one block. What it has done on how many
-CPUs it writes down at its end, for the simulation of the same jobs.
+fast as these; a step of a `level` job waits as if for an accelerator, and hashes one block. At its end it writes
+down what it has done on how many CPUs, for the simulation of the same jobs.
 """
 
 from __future__ import annotations

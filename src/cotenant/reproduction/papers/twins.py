@@ -30,6 +30,7 @@ from cotenant.reproduction.words import (
     Asked,
     Better,
     Case,
+    Cell,
     Chart,
     Claim,
     Done,
@@ -221,7 +222,7 @@ def compared(twin: Twin, ran: Sequence[live.Ran], told: Sequence[Told], seed: in
 
 
 def replayed(twin: Twin, ran: Sequence[live.Ran], told: Sequence[Told]) -> Iterator[simulator.TraceJob]:
-    """Give the jobs as the simulator takes them: in seconds of work at reference speed, those without GPUs at theirs."""
+    """Give the jobs as the simulator takes them: in seconds of work, at reference speed if with GPUs."""
     by_kind: dict[str, list[Told]] = {}
     for job, own in zip(twin.jobs, told, strict=True):
         by_kind.setdefault(job.kind, []).append(own)
@@ -271,7 +272,7 @@ class Twins:
         f"a mesh of its own in a child process, with SQLite, on {CPUS} CPUs of this machine and {GPUS} declared GPUs",
         "jobs are real processes: `steep` ones do a fixed amount of work in each step on as many threads as they have"
         " CPUs, `level` ones wait for a declared accelerator",
-        "the simulator has the rates that the same run measured, for each kind the one that explains all its steps best;"
+        "the simulator has the rates that the same run measured, for each kind the one that explains all steps best;"
         " how they depend on cores is as it has it for ResNet-18 and for an LSTM: nearly in proportion, and level",
         "what passes from the assignment to the first step and from the last step to the end is counted as work, for"
         " the simulator starts and ends jobs at once",
@@ -315,7 +316,9 @@ FIGURES = {
 
 def _table(done: Done, names: Sequence[str]) -> Table:
     titles, formats = zip(*FIGURES.values(), strict=True)
-    rows = tuple((name, *(done.mean(name, "live", figure) for figure in FIGURES)) for name in names)
+    rows: tuple[tuple[Cell, ...], ...] = tuple(
+        (name, *(done.mean(name, "live", figure) for figure in FIGURES)) for name in names
+    )
     return Table("twins", "Live beside simulated", ("twin", *titles), ("", *formats), rows, "Means over the rounds.")
 
 
