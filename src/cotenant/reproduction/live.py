@@ -17,8 +17,10 @@ import grpc
 
 from cotenant.core.jobs import JobSpec
 from cotenant.core.lifecycle import ENDED, Phase
+from cotenant.reproduction.words import Stopped
 from cotenant.rpc import translate
 from cotenant.rpc.access import find
+from cotenant.rpc.errors import from_error
 from cotenant.v1.job_pb2 import Job
 from cotenant.v1.job_service_pb2 import CancelJobRequest, CreateJobRequest, ListJobsRequest
 from cotenant.v1.job_service_pb2_grpc import JobServiceStub
@@ -32,6 +34,10 @@ T = TypeVar("T")
 
 class LiveFailed(Exception):
     """The mesh could not be used, and why, in one sentence."""
+
+
+class LiveStopped(Exception):
+    """Somebody wants no more of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,38 +63,56 @@ class Live:
         """
         self._until(self._ready, time.monotonic() + START_SECONDS_MAX, "the mesh did not come up")
 
-    def run(self, jobs: Sequence[tuple[float, JobSpec]], *, seconds_max: float) -> list[Ran]:
-        """Submit jobs, each so many seconds after the first, and wait for the end of all.
+    def run(
+        self, jobs: Sequence[tuple[float, JobSpec]], *, seconds_max: float, stopped: Stopped = lambda: False
+    ) -> list[Ran]:
+        """Submit jobs, each so many seconds after the first, and wait for the end of all; none runs on in any case.
 
         Raises:
             LiveFailed: a job did not succeed, or they took too long.
+            LiveStopped: it was stopped.
         """
         begin, ids = time.monotonic(), []
         with self._channel() as channel:
             stub, calling = JobServiceStub(channel), self._calling()
-            for after_seconds, spec in jobs:
-                time.sleep(max(0.0, begin + after_seconds - time.monotonic()))
-                ids.append(stub.CreateJob(CreateJobRequest(spec=translate.spec_to_wire(spec)), **calling).job.id)
             try:
-                ended = self._until(
-                    lambda: self._ended(stub, ids), begin + seconds_max, f"jobs were not done in {seconds_max:g} s"
-                )
-            except BaseException:
-                for job_id in ids:
-                    with suppress(grpc.RpcError):
-                        stub.CancelJob(CancelJobRequest(id=job_id), **calling)
-                raise
+                for after_seconds, spec in jobs:
+                    time.sleep(max(0.0, begin + after_seconds - time.monotonic()))
+                    wire = translate.spec_to_wire(spec)
+                    ids.append(stub.CreateJob(CreateJobRequest(spec=wire), **calling).job.id)
+                slow = f"jobs were not done in {seconds_max:g} s"
+                ended = self._until(lambda: self._done(stub, ids, stopped), begin + seconds_max, slow)
+            except grpc.RpcError as error:
+                raise LiveFailed(f"a job could not be submitted: {from_error(error).message}") from error
+            finally:
+                self._end(stub, ids)
         return [_ran(ended[job_id]) for job_id in ids]
 
-    def _ended(self, stub: JobServiceStub, ids: Sequence[str]) -> dict[str, Job]:
-        """Give the jobs once all have ended; none before."""
+    def _done(self, stub: JobServiceStub, ids: Sequence[str], stopped: Stopped) -> dict[str, Job]:
+        """Give the jobs once all have succeeded; none before."""
+        if stopped():
+            raise LiveStopped
+        jobs = self._jobs(stub, ids)
+        for job in jobs.values():
+            if _phase(job) in ENDED and _phase(job) is not Phase.SUCCEEDED:
+                raise LiveFailed(f"job {job.spec.name} {_phase(job).value}: {job.phase_reason}")
+        return jobs if all(_phase(job) in ENDED for job in jobs.values()) else {}
+
+    def _end(self, stub: JobServiceStub, ids: Sequence[str]) -> None:
+        """Cancel what has not ended, and wait for its end, so that no process outlives its mesh."""
+        with suppress(grpc.RpcError, LiveFailed):
+            left = [job_id for job_id, job in self._jobs(stub, ids).items() if _phase(job) not in ENDED]
+            for job_id in left:
+                stub.CancelJob(CancelJobRequest(id=job_id), **self._calling())
+            self._until(
+                lambda: all(_phase(job) in ENDED for job in self._jobs(stub, left).values()),
+                time.monotonic() + CALL_SECONDS_MAX,
+                "jobs did not end",
+            )
+
+    def _jobs(self, stub: JobServiceStub, ids: Sequence[str]) -> dict[str, Job]:
         answer = stub.ListJobs(ListJobsRequest(page_size=1000), **self._calling())
-        jobs = {job.id: job for job in answer.jobs if job.id in ids}
-        phases = {job_id: translate.PHASES.from_wire(job.phase) for job_id, job in jobs.items()}
-        for job_id, phase in phases.items():
-            if phase in ENDED and phase is not Phase.SUCCEEDED:
-                raise LiveFailed(f"job {jobs[job_id].spec.name} {phase.value}: {jobs[job_id].phase_reason}")
-        return jobs if len(jobs) == len(ids) and all(phase in ENDED for phase in phases.values()) else {}
+        return {job.id: job for job in answer.jobs if job.id in ids}
 
     def _ready(self) -> bool:
         if not (self._state_dir / "endpoint.json").exists():
@@ -131,7 +155,14 @@ def mesh(directory: Path, cpus: Sequence[int], flags: Sequence[str]) -> Iterator
     os.sched_setaffinity(0, cpus)  # the child inherits it
     try:
         with log.open("wb") as stream:
-            process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=stream, stderr=stream)
+            process = subprocess.Popen(
+                command,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=stream,
+                stderr=stream,
+                start_new_session=True,  # Ctrl-C is ours to hear: first its jobs end, then the mesh
+            )
     finally:
         os.sched_setaffinity(0, allowed)
     try:
@@ -145,6 +176,10 @@ def mesh(directory: Path, cpus: Sequence[int], flags: Sequence[str]) -> Iterator
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+
+
+def _phase(job: Job) -> Phase:
+    return translate.PHASES.from_wire(job.phase)
 
 
 def _ran(job: Job) -> Ran:

@@ -120,7 +120,10 @@ class LiveTwin:
             if not mine:
                 return None
             with tempfile.TemporaryDirectory(prefix="cotenant-twin-") as directory:
-                ran, told = run_live(self.twin, Path(directory))
+                try:
+                    ran, told = run_live(self.twin, Path(directory), stopped)
+                except live.LiveStopped:
+                    return None
         return compared(self.twin, ran, told, self.seed)
 
 
@@ -133,11 +136,12 @@ class Told:
     took: Mapping[int, Sequence[float]]
 
 
-def run_live(twin: Twin, directory: Path) -> tuple[list[live.Ran], list[Told]]:
+def run_live(twin: Twin, directory: Path, stopped: Stopped = lambda: False) -> tuple[list[live.Ran], list[Told]]:
     """Run a twin's jobs on a mesh of its own.
 
     Raises:
         LiveFailed: the mesh, or a job, failed.
+        LiveStopped: it was stopped; nothing runs on.
     """
     cpus = sorted(os.sched_getaffinity(0))[:CPUS]
     if len(cpus) < CPUS:
@@ -146,7 +150,7 @@ def run_live(twin: Twin, directory: Path) -> tuple[list[live.Ran], list[Told]]:
     specs = [(job.after_seconds, _spec(job, blocks, directory / f"{n}.json")) for n, job in enumerate(twin.jobs)]
     alone_seconds = STEP_SECONDS * sum(job.steps for job in twin.jobs)
     with live.mesh(directory, cpus, twin.flags()) as mesh:
-        ran = mesh.run(specs, seconds_max=PATIENCE * alone_seconds + live.START_SECONDS_MAX)
+        ran = mesh.run(specs, seconds_max=PATIENCE * alone_seconds, stopped=stopped)
     return ran, [_told(directory / f"{number}.json") for number in range(len(specs))]
 
 
