@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from cotenant.core.lifecycle import Phase
 from cotenant.core.queueing.earliest import ends_within_seconds
+from cotenant.core.queueing.outrankers import Outrankers
 from cotenant.core.queueing.reservations import has_reservation
 from cotenant.core.refusals import Code, Refusal, behind, outranked
 from cotenant.rpc import estimates
@@ -49,8 +50,8 @@ class Reasons:
     holds_seconds: float = math.inf  # for so long nobody's reason changes with time alone
     head: tuple[str, Refusal, float] | None = None  # what a strict queue stopped at
     outranked: Mapping[str, int] = field(default_factory=dict)  # places in the order, from 0
-    outranked_by: tuple[str, ...] = ()  # the first in the order
-    left: tuple[int, int] | None = None  # GPUs, in thousandths, and cores that those leave who should run
+    outrankers: Outrankers | None = None  # None where nobody counts what they leave
+    ids: list[str] = field(default_factory=list)  # by row, as the outrankers name them
     outranked_since: Mapping[str, float] = field(default_factory=dict)
 
     def refuse(self, record: Record, refusal: Refusal, before: Reasons) -> None:
@@ -122,7 +123,8 @@ class Reasons:
         if shape := self._of_shape(record):
             return shape
         if (place := self.outranked.get(record.id)) is not None:
-            return outranked(place + 1, place, self.outranked_by, self.left), self.outranked_since[record.id]
+            told = self.outrankers.refusal(place, self.ids) if self.outrankers else outranked(place + 1, place)
+            return told, self.outranked_since[record.id]
         return None
 
 

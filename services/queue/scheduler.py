@@ -25,6 +25,7 @@ from cotenant import telemetry
 from cotenant.core.lifecycle import Phase
 from cotenant.core.policy import Order, QueuePolicy
 from cotenant.core.queueing.choosing import RULES, Rules, beyond_share, choose
+from cotenant.core.queueing.outrankers import Outrankers
 from cotenant.core.queueing.reservations import has_reservation
 from cotenant.core.refusals import Code, Refusal
 from cotenant.core.table import Capacity, Ints
@@ -50,7 +51,6 @@ MOVED = -1  # the place of those who come before all others, for they were moved
 ESTIMATES_MAX = 1000
 ESTIMATE_DEADLINE_SECONDS = 2.0
 PLAN_DEADLINE_SECONDS = 30.0
-FIRST_NAMED = 2  # jobs that are named to those that the order leaves out
 HOLDS_SECONDS_MIN = 0.01  # no cycle sooner for the time's sake alone, so that rounding makes no haste
 
 CYCLE_SECONDS = telemetry.histogram("cotenant.queue.cycle", "s", "Time of one scheduling cycle.")
@@ -82,8 +82,7 @@ class Ranking:
     ids: list[str]  # by row
     order: Order
     valid_seconds: float
-    first: tuple[str, ...] = ()  # of those that should run, where the order is enforced
-    left: tuple[int, int] | None = None  # GPUs, in thousandths, and cores that they leave
+    outrankers: Outrankers | None = None  # of those that the order leaves out, where it is enforced
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +163,7 @@ class Scheduler:
         self.endings.give_up(ranking.given_up)
         if ranking.outranked:
             place_of = {job_id: place for place, job_id in enumerate(ranking.waiting)}
-            reasons.outranked_by, reasons.left = ranking.first, ranking.left
+            reasons.outrankers, reasons.ids = ranking.outrankers, ranking.ids
             reasons.outrank({job_id: place_of[job_id] for job_id in ranking.outranked}, state.reasons)
         await self._place(ranking, reasons, times)
         state.reasons = reasons
@@ -179,7 +178,7 @@ class Scheduler:
         rules, tenancy, capacity = self.config.rules, tenancy_of(self.state), self.state.capacity
         choice = choose(jobs, policy, order, capacity, now=now, rules=rules, tenancy=tenancy)
         beyond = beyond_share(jobs, policy, order, now=now, rules=rules, tenancy=tenancy)
-        waits, selected = ~jobs.running, choice.selected
+        waits = ~jobs.running
         stops = rules.enforces(policy) or rules.claims(policy, tenancy)
 
         standings: list[int | None] = [None] * len(choice.victims)
@@ -194,8 +193,7 @@ class Scheduler:
             starts=named(choice.starts),
             victims=list(zip(named(choice.victims), choice.ahead().tolist(), standings, strict=True)),
             outranked=named(choice.outranked),
-            first=() if selected is None else tuple(named(choice.ranked[selected[choice.ranked]][:FIRST_NAMED])),
-            left=None if policy.strict else choice.left,
+            outrankers=choice.outrankers,
             over_limit=named(choice.over_limit),
             beyond=frozenset() if beyond is None else frozenset(named(np.flatnonzero(beyond & waits))),
             given_up=[] if order.given_up is None else named(np.flatnonzero(order.given_up & waits)),

@@ -67,7 +67,7 @@ MEANINGS: Mapping[Code, Meaning] = MappingProxyType(
             {
                 "rank": "its place among those that wait, from 1",
                 "ahead": "waiting jobs before it",
-                "left_": "GPUs, in thousandths, and cores that those leave who come first",
+                "left_": "what those leave who go before it: `gpu_milli` (thousandths), `cores`, `memory_bytes`",
             },
         ),
         Code.MAKING_ROOM: Meaning(

@@ -148,6 +148,15 @@ def gpus(milli: int) -> str:
     return plural(milli / 1000, "GPU")
 
 
+def gib(count: int) -> str:
+    """Write bytes.
+
+    >>> gib(3 * 2**29)
+    '1.5 GiB'
+    """
+    return f"{count / 2**30:.3g} GiB"
+
+
 def span_in_words(seconds: float) -> str:
     """Write a time to come in the largest unit that suits it, rounded up: it is not over before.
 
@@ -199,20 +208,20 @@ def behind(job_id: str, wanted: str) -> Refusal:
     )
 
 
-def outranked(rank: int, ahead: int, first: Sequence[str] = (), left: tuple[int, int] | None = None) -> Refusal:
-    """The policy gave what there is to jobs that come first in its order: `first` are the first of them.
+def outranked(rank: int, ahead: int, first: Sequence[str] = (), left: tuple[int, int, int] | None = None) -> Refusal:
+    """The policy gave what there is to jobs that go before it: `first` are the first of them.
 
-    `left` are the GPUs, in thousandths, and cores that they leave, where that is known.
+    `left` are the GPUs, in thousandths, cores and memory, in bytes, that they leave, where that is known.
 
-    >>> outranked(7, 6, ["a", "b"], (2000, 12)).detail
-    'is number 7 in the order; those before it, first of all a and b, leave 2 GPUs and 12 cores of the cluster'
+    >>> outranked(7, 6, ["a", "b"], (2000, 12, 2**30)).detail
+    'is number 7 in the order; those before it, first of all a and b, leave 2 GPUs, 12 cores and 1 GiB of memory'
     """
     who = f"those before it, first of all {' and '.join(first)}," if first else "those before it"
     numbers: dict[str, float] = {"rank": rank, "ahead": ahead}
     much = "leave too little of the cluster"
     if left is not None:
-        much = f"leave {gpus(left[0])} and {plural(left[1], 'core')} of the cluster"
-        numbers |= {"left_gpu_milli": left[0], "left_cores": left[1]}
+        much = f"leave {gpus(left[0])}, {plural(left[1], 'core')} and {gib(left[2])} of memory"
+        numbers |= {"left_gpu_milli": left[0], "left_cores": left[1], "left_memory_bytes": left[2]}
     return Refusal(
         Code.OUTRANKED,
         f"is number {rank} in the order; {who} {much}",

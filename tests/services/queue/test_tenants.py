@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from functools import partial
 
 import grpc
 import pytest
@@ -103,6 +104,28 @@ async def test_a_limit_holds_and_its_raising_lets_the_next_one_start(mesh: Mesh)
     with pytest.raises(grpc.aio.AioRpcError) as error:
         await mesh.tenants.DeleteTenant(pb.DeleteTenantRequest(id="a"))
     assert reason(error.value) == "TENANT_IN_USE"
+
+
+async def test_a_limit_below_what_is_in_use_stops_nobody_and_holds_back_until_enough_has_ended(mesh: Mesh) -> None:
+    agent = await mesh.agent("n1", gpus=8, cores=24)
+    await made(mesh, "a", limit_gpu_milli=3000)
+    ids = [await mesh.submit(tenant="a") for _ in range(4)]
+    for job_id in ids[:3]:
+        await mesh.reach(job_id, "RUNNING")
+    await mesh.tenants.UpdateTenant(pb.UpdateTenantRequest(tenant=pb.Tenant(id="a", limit_gpu_milli=1000)))
+
+    async def told_to_hold(count: int) -> bool:
+        job = await mesh.job(ids[3])
+        return job.refusal.code == "QUOTA" and f"would hold {count} GPUs of at most 1" in job.refusal.detail
+
+    await eventually(partial(told_to_hold, 4))
+    assert [(await mesh.job(job_id)).phase for job_id in ids[:3]] == [(await mesh.job(ids[0])).phase] * 3
+    for job_id, count in ((ids[0], 3), (ids[1], 2)):
+        agent.finish((job_id, 1))
+        await eventually(partial(told_to_hold, count))
+    assert (await mesh.reach(ids[2], "RUNNING")).attempt.number == 1
+    agent.finish((ids[2], 1))
+    await mesh.reach(ids[3], "RUNNING")
 
 
 async def test_a_job_that_finds_no_place_uses_up_no_limit(mesh: Mesh) -> None:

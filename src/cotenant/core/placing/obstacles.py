@@ -18,7 +18,7 @@ from cotenant.core.jobs import WHOLE_GPU_MILLI, JobSpec, Locality, Request
 from cotenant.core.ledger import UNLIMITED, Ledger, Sums
 from cotenant.core.nodes import NodeShape, alternatives, is_of_type
 from cotenant.core.placing.packing import room_for_all
-from cotenant.core.refusals import Code, Refusal, gpus, plural
+from cotenant.core.refusals import Code, Refusal, gib, gpus, plural
 from cotenant.core.tallies import known_tally, tally_of
 
 RESOURCES = ("gpu_milli", "cores", "memory_bytes")
@@ -28,20 +28,25 @@ _WELL_AGAIN = "GPUs get well or are released (`cotenant nodes`)"
 def no_place(gang: Gang, ledger: Ledger, *, within: Locality = Locality.ANYWHERE) -> Refusal:
     """Say why a gang has no place now, where the policy wants all of it `within` one server, or one rack.
 
-    The reason is the first that holds: no node takes work; all of the cluster, empty, could not hold it, or only with
-    GPUs that are not well; those nodes that take work could not; what is free does not suffice in sum; it suffices but
-    lies in fragments.
+    The reason is the first that holds: no node takes work, of which some could hold it; all of the cluster, empty,
+    could not hold it, or only with GPUs that are not well; those nodes that take work could not; what is free does not
+    suffice in sum; it suffices but lies in fragments.
     """
-    if not bool(ledger.open.any()):
+    if not bool(ledger.open.any()) and not (len(ledger) and _outgrows(gang, ledger, within=within)):
         told = "no other node takes work" if gang.avoided else "no node takes work"
         return Refusal(Code.NO_NODES, told + _ill_nodes_in_words(ledger), _UNCORDONED, _ill_numbers(ledger))
     if not fits(gang, ledger, within=within, empty=True):
-        if fits(gang, ledger, within=within, empty=True, everywhere=True):
+        if not _outgrows(gang, ledger, within=within):
             return _closed(gang, ledger, within=within)
-        if ledger.illness.gpus and fits(gang, _when_well(ledger), within=within, empty=True):
+        if _ill_gpus(gang, ledger) and fits(gang, _when_well(ledger), within=within, empty=True):
             return _ill(gang, ledger, within=within)
         return _never(gang, ledger, within=within)
     return _short(gang, ledger) or _fragmented(gang, ledger, within=within)
+
+
+def _outgrows(gang: Gang, ledger: Ledger, *, within: Locality) -> bool:
+    """Tell whether opening all nodes would not do either."""
+    return not fits(gang, ledger, within=within, empty=True, everywhere=True)
 
 
 def fits(gang: Gang, ledger: Ledger, *, within: Locality, empty: bool = False, everywhere: bool = False) -> bool:
@@ -99,13 +104,23 @@ def _when_well(ledger: Ledger) -> Ledger:
 
 
 def _ill(gang: Gang, ledger: Ledger, *, within: Locality) -> Refusal:
-    holder = _HOLDERS.get(within, "the servers")
+    holder, ill = _HOLDERS.get(within, "the servers"), _ill_gpus(gang, ledger)
     return Refusal(
         Code.NO_NODES,
-        f"needs {_gang_in_words(gang)}, more than {holder} could hold even if empty while "
-        f"{_ill_in_words(ledger.illness.gpus)}",
+        f"needs {_gang_in_words(gang)}, more than {holder} could hold even if empty while {_ill_in_words(ill)}",
         f"{_WELL_AGAIN}, or a node that is large enough joins",
-        {"unhealthy_gpus": float(ledger.illness.gpus)},
+        {"unhealthy_gpus": float(ill)},
+    )
+
+
+def _ill_gpus(gang: Gang, ledger: Ledger) -> int:
+    """Count the GPUs that are not well and of a type that the gang wants."""
+    if not ledger.illness.gpus:
+        return 0
+    wanted = [part.demand.gpu_type for part in gang.parts if part.demand.gpu_milli]
+    pairs = zip(ledger.illness.shapes_when_well, ledger.shapes, strict=True)
+    return sum(
+        well.gpus - now.gpus for well, now in pairs if any(is_of_type(well.gpu_type, gpu_type) for gpu_type in wanted)
     )
 
 
@@ -170,12 +185,12 @@ def _too_little(gang: Gang, ledger: Ledger, lacking: Sequence[str], there: Sums,
     words = {
         "gpu_milli": f"{gpus(gang.gpu_milli)}{kind}, {free['gpu_milli'] / 1000:g} of {total['gpu_milli'] / 1000:g}",
         "cores": f"{plural(gang.cores, 'core')}, {free['cores']} of {total['cores']}",
-        "memory_bytes": f"{_gib(gang.memory_bytes)} of memory, {_gib(free['memory_bytes'])}",
+        "memory_bytes": f"{gib(gang.memory_bytes)} of memory, {gib(free['memory_bytes'])}",
     }
     numbers = {f"wanted_{name}": float(getattr(gang, name)) for name in lacking}
     numbers |= {f"free_{name}": float(free[name]) for name in lacking}
     told = "; ".join(f"needs {words[name]} free" for name in lacking)
-    if "gpu_milli" in lacking and (ill := ledger.illness.gpus):
+    if "gpu_milli" in lacking and (ill := _ill_gpus(gang, ledger)):
         numbers["unhealthy_gpus"] = float(ill)
         return Refusal(
             Code.CAPACITY,
@@ -312,7 +327,7 @@ def _sums_too_large(spec: JobSpec, shapes: Sequence[NodeShape]) -> Iterator[str]
     if wanted.cores > total_cores:
         yield f"the job needs {plural(wanted.cores, 'core')} at least; the whole cluster has {total_cores}"
     if wanted.memory_bytes > total_memory:
-        yield f"the job needs {_gib(wanted.memory_bytes)} of memory; the whole cluster has {_gib(total_memory)}"
+        yield f"the job needs {gib(wanted.memory_bytes)} of memory; the whole cluster has {gib(total_memory)}"
 
 
 def _holds_all(shape: NodeShape, spec: JobSpec) -> bool:
@@ -373,7 +388,7 @@ def in_words(demand: Demand) -> str:
     kind = f" ({_type_in_words(demand.gpu_type)})" if demand.gpu_type else ""
     words = [gpus(demand.gpu_milli) + kind] if demand.gpu_milli else []
     words += [plural(demand.cores, "core")] if demand.cores else []
-    words += [f"{_gib(demand.memory_bytes)} of memory"] if demand.memory_bytes else []
+    words += [f"{gib(demand.memory_bytes)} of memory"] if demand.memory_bytes else []
     return " and ".join(words) or "nothing"
 
 
@@ -393,7 +408,3 @@ def _gang_in_words(gang: Gang) -> str:
 def request_in_words(request: Request) -> str:
     """Write what one replica asks for; `auto` cores are left out."""
     return in_words(Demand(request.gpu_milli, request.cores or 0, request.memory_bytes, request.gpu_type))
-
-
-def _gib(count: int) -> str:
-    return f"{count / 2**30:.3g} GiB"

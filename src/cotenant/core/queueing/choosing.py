@@ -16,6 +16,7 @@ import numpy as np
 
 from cotenant.core.jobs import WHOLE_GPU_MILLI
 from cotenant.core.policy import Order, QueuePolicy
+from cotenant.core.queueing.outrankers import Outrankers, outrankers
 from cotenant.core.queueing.ranking import rank, select
 from cotenant.core.queueing.reservations import NO_RESERVING, Reserving
 from cotenant.core.table import Capacity, Flags, Ints, Jobs
@@ -113,7 +114,7 @@ class Choice:
     within their tenant's guarantee; None where nobody has one. `turns` says for each victim how many of the starts,
     the first ones, may have its room; None: those that come before it in the order. `ranked` holds all rows in order;
     the waiting ones alone where nobody is stopped for others. Where the order is enforced, `selected` marks those that
-    should run, and `left` are the GPUs, in thousandths, and cores that they leave. `standings` number groups of victims
+    should run, and `outrankers` tells who goes before the others. `standings` number groups of victims
     that stand alike, so that it is for their cost to say who goes; None: the order says so.
     """
 
@@ -125,7 +126,7 @@ class Choice:
     turns: Ints | None = None
     entitled: Flags | None = None
     selected: Flags | None = None
-    left: tuple[int, int] | None = None
+    outrankers: Outrankers | None = None
     standings: Ints | None = None
 
     def ahead(self) -> Ints:
@@ -293,21 +294,14 @@ def _enforce(
     if tenancy.limits:
         beyond = tenancy.over_limit(jobs, selected)[left_out]
         left_out, over = left_out[~beyond], left_out[beyond]
-    left = _left(jobs, selected, capacity)
+    before = outrankers(jobs, ranked, selected, protected, capacity) if len(left_out) and not strict else None
     if not len(starts):
-        return Choice(ranked, starts, starts, left_out, over, entitled=entitled, selected=selected, left=left)
+        return Choice(ranked, starts, starts, left_out, over, entitled=entitled, selected=selected, outrankers=before)
     unwanted = ranked[(jobs.running & ~selected)[ranked]][::-1]
     after = ranked[int(np.argmax(ranked == starts[0])) :]
     in_the_way = after[(jobs.running & selected & ~protected)[after]][::-1]
     victims = np.concatenate([unwanted, in_the_way[:IN_THE_WAY_MAX]])
-    return Choice(ranked, starts, victims, left_out, over, entitled=entitled, selected=selected, left=left)
-
-
-def _left(jobs: Jobs, selected: Flags, capacity: Capacity) -> tuple[int, int]:
-    """Count the GPUs, in thousandths, and cores that those leave who should run."""
-    pairs = ((capacity.gpu_milli, jobs.gpu_milli), (capacity.cores, jobs.cores))
-    milli, cores = (max(0, have - int(need[selected].sum())) for have, need in pairs)
-    return milli, cores
+    return Choice(ranked, starts, victims, left_out, over, entitled=entitled, selected=selected, outrankers=before)
 
 
 def _fill(jobs: Jobs, ranked: Ints, protected: Flags, capacity: Capacity, tenancy: Tenancy, *, strict: bool) -> Flags:
