@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -87,6 +88,13 @@ class Illness:
     gpus: int = 0
     nodes: int = 0
     shapes_when_well: tuple[NodeShape, ...] = ()
+
+    def gpus_of(self, wanted: Sequence[str], shapes: Sequence[NodeShape]) -> int:
+        """Count those of the wanted types; `shapes` are what the nodes have now, in the same order."""
+        pairs = zip(self.shapes_when_well, shapes, strict=True)
+        return sum(
+            well.gpus - now.gpus for well, now in pairs if any(is_of_type(well.gpu_type, each) for each in wanted)
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,25 +28,21 @@ _WELL_AGAIN = "GPUs get well or are released (`cotenant nodes`)"
 def no_place(gang: Gang, ledger: Ledger, *, within: Locality = Locality.ANYWHERE) -> Refusal:
     """Say why a gang has no place now, where the policy wants all of it `within` one server, or one rack.
 
-    The reason is the first that holds: no node takes work, of which some could hold it; all of the cluster, empty,
-    could not hold it, or only with GPUs that are not well; those nodes that take work could not; what is free does not
-    suffice in sum; it suffices but lies in fragments.
+    The reason is the first that holds: no node takes work; all of the cluster, empty, could not hold it, or only with
+    GPUs that are not well; those nodes that take work could not; too little is free in sum; it lies in fragments.
     """
-    if not bool(ledger.open.any()) and not (len(ledger) and _outgrows(gang, ledger, within=within)):
+    if not bool(ledger.open.any()) and (
+        not len(ledger) or fits(gang, ledger, within=within, empty=True, everywhere=True)
+    ):
         told = "no other node takes work" if gang.avoided else "no node takes work"
         return Refusal(Code.NO_NODES, told + _ill_nodes_in_words(ledger), _UNCORDONED, _ill_numbers(ledger))
     if not fits(gang, ledger, within=within, empty=True):
-        if not _outgrows(gang, ledger, within=within):
+        if fits(gang, ledger, within=within, empty=True, everywhere=True):
             return _closed(gang, ledger, within=within)
         if _ill_gpus(gang, ledger) and fits(gang, _when_well(ledger), within=within, empty=True):
             return _ill(gang, ledger, within=within)
         return _never(gang, ledger, within=within)
     return _short(gang, ledger) or _fragmented(gang, ledger, within=within)
-
-
-def _outgrows(gang: Gang, ledger: Ledger, *, within: Locality) -> bool:
-    """Tell whether opening all nodes would not do either."""
-    return not fits(gang, ledger, within=within, empty=True, everywhere=True)
 
 
 def fits(gang: Gang, ledger: Ledger, *, within: Locality, empty: bool = False, everywhere: bool = False) -> bool:
@@ -114,14 +110,8 @@ def _ill(gang: Gang, ledger: Ledger, *, within: Locality) -> Refusal:
 
 
 def _ill_gpus(gang: Gang, ledger: Ledger) -> int:
-    """Count the GPUs that are not well and of a type that the gang wants."""
-    if not ledger.illness.gpus:
-        return 0
     wanted = [part.demand.gpu_type for part in gang.parts if part.demand.gpu_milli]
-    pairs = zip(ledger.illness.shapes_when_well, ledger.shapes, strict=True)
-    return sum(
-        well.gpus - now.gpus for well, now in pairs if any(is_of_type(well.gpu_type, gpu_type) for gpu_type in wanted)
-    )
+    return ledger.illness.gpus_of(wanted, ledger.shapes) if ledger.illness.gpus else 0
 
 
 def _ill_nodes_in_words(ledger: Ledger) -> str:
