@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from cotenant.core.contending.limits import Limits
 from cotenant.core.contending.relieving import Relief
@@ -36,12 +35,10 @@ class CodaEliminator:
     name = "coda-eliminator"
     api_version = 1
 
-    @dataclass(frozen=True, slots=True)
-    class Options(Limits):
-        """When a job counts as hurt, what counts as pressure, and how long anything is tried, held and given back."""
+    Options = Limits
 
-    def __init__(self, options: Options | None = None) -> None:
-        self.options = options or self.Options()
+    def __init__(self, options: Limits | None = None) -> None:
+        self.options = options or Limits()
         self._nodes: dict[str, Relief] = {}  # the one that was heard of last is the last
 
     def judge(self, window: NodeWindow) -> Sequence[Directive]:

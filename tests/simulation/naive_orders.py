@@ -139,6 +139,14 @@ def borda_of_the_paper(here, now, history):
     return sorted(here, key=lambda job: (level(job), not job.runs, score(job), job.number))
 
 
+def optimus(here, now, history):
+    def score(job):
+        had = at_tick(job, now)
+        return (job.work - had if job.known else doubled(had)) * max(job.gpus / GPUS, job.cores / CORES)
+
+    return sorted(here, key=lambda job: (job.came > now - now % CADENCE, score(job), job.number))
+
+
 PREEMPTIVE, STRICT = {"preemptive": True, "strict": False}, {"preemptive": False, "strict": True}
 BACKFILL = {"preemptive": False, "strict": False}
 _QUANTUM, _LEVELS = {"quantum_seconds": f"{QUANTUM}"}, {"thresholds": ",".join(map(str, THRESHOLDS))}
@@ -165,6 +173,7 @@ ARMS = [  # (policy, its options, the naive order, and how the naive scheduler i
         PREEMPTIVE,
     ),
     ("borda-mlfq", {"cadence_seconds": f"{CADENCE}", "variant": "literal"}, borda_of_the_paper, PREEMPTIVE),
+    ("optimus", {"interval_seconds": f"{CADENCE}", **_QUANTUM}, optimus, PREEMPTIVE),
     ("drf", {"mode": "backfill"}, drf, BACKFILL),
     ("drf", {"mode": "strict"}, drf, STRICT),
     ("drf", {"preemptive": "true"}, drf, PREEMPTIVE),
