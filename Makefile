@@ -14,6 +14,7 @@ unexport VIRTUAL_ENV PYTHONPATH PYTHONHOME
 ARGS ?=
 # Tests that leave each other alone run on all cores; those with real processes and control groups one after another.
 APART := tests/core tests/policies tests/contract tests/simulation tests/services tests/rpc tests/store tests/cli src
+APART += tests/benchmarks tests/reproduction tests/integrations tests/transcripts
 
 .PHONY: help setup test test-vm tests lint bench docs demo clean
 
