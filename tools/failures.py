@@ -51,6 +51,34 @@ node_at_fault = false           # it is tried elsewhere
 Patterns are searched for in each line, the last line first; lines are cut to 500 characters. A pattern may have at most
 one repeat of more than 16, and nothing repeated or chosen within a repeat: so no output can make it run for ever.
 
+## A pre-run on one GPU
+
+Much of what fails does so within its first minutes, on one GPU as on many: "run a job on a single GPU first" is a
+guideline of the same study. A job of more than one GPU that says
+
+```yaml
+gpus: 8
+pre_run: 5m          # from 1 s to a day
+```
+
+first runs as one replica alone: the first of its first role that has GPUs, with one of them, its cores per GPU (rounded
+up) and all of its memory, `RANK=0`, `WORLD_SIZE=1` and `COTENANT_PRE_RUN=1`. Then
+
+| the pre-run | what follows |
+|---|---|
+| tells of its first step of training | it has passed: it is stopped, with its grace, and the gang is queued |
+| still runs after its time | the same |
+| ends with status 0 | it has passed, and the gang is queued; the job has not succeeded |
+| fails | a failure like any other, with the same classes and retries; the next attempt is a pre-run again |
+| is preempted, moved, suspended or lost | the next attempt is a pre-run again |
+
+So the GPUs of a job that breaks on import are never gathered. Once it has passed no attempt of the job is a pre-run
+any more, whatever restarts. It is an attempt with a number, a story and output (`cotenant show`, `cotenant logs`), it
+counts one GPU against its tenant's limit, and its time against what the job has attained; the predictor learns
+nothing from it, and its cores are never changed. Forecasts are of the whole gang, as if the pre-run had passed, and
+say that it comes before. A program that cannot run alone should end with status 0 where it finds `COTENANT_PRE_RUN`,
+once it has loaded what it needs. Simulations have no pre-runs.
+
 ## The rules that are shipped
 
 In their order; the first that holds decides. *t*: transient, *n*: the node is at fault.

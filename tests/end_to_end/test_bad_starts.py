@@ -12,6 +12,7 @@ import pytest
 from tests.end_to_end.commands import TRACEBACK, Cli, Outcome, environment_of
 from tests.end_to_end.meshes import Mesh
 from tests.end_to_end.scripts import shell
+from tests.end_to_end.waiting import until
 
 START_SECONDS_MAX = 30.0
 DISK = "size=1m,mode=700"
@@ -130,13 +131,14 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", nodes], check=True)
 
 
-def test_a_job_that_fills_the_disk_succeeds_and_so_does_the_next(small_disk: Path) -> None:
+def test_a_node_without_room_on_its_disk_takes_no_work_and_says_so(small_disk: Path) -> None:
     mesh = Mesh(small_disk)
     mesh.start()
     try:
-        flood = shell("head -c 3000000 /dev/zero | tr '\\0' x; echo end")
-        assert mesh.cli("submit", "--cpus", "1", "--wait", *flood).code == 0
-        assert "bytes of output were dropped" in mesh.cli("show", mesh.client.jobs()[0].id).out
-        assert mesh.cli("submit", "--cpus", "1", "--wait", "--", "true").code == 0
+        job_id = mesh.cli("submit", "--cpus", "1", "--", "true").out.split()[0]
+        until(lambda: [p["check"] for node in mesh.cli.json("nodes") for p in node["problems"]] == ["disk"], "problem")
+        until(lambda: mesh.cli.json("explain", job_id)["job"]["reason"], "reason to wait")
+        told = mesh.cli("nodes")
+        assert "MiB are free on the disk" in told.out + told.err
     finally:
         mesh.close()

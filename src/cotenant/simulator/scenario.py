@@ -15,6 +15,8 @@ from cotenant.simulator.results import Result
 from cotenant.simulator.run import Watch, simulate
 from cotenant.simulator.traces import SNAPSHOT, Trace, load
 
+DECIDING = ("queue", "placement", "allocator")  # the groups whose policies a snapshot is continued under
+
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
@@ -41,11 +43,13 @@ class Scenario:
     def of_snapshot(cls, path: Path | str) -> Self:
         """Go on from a snapshot under the policies and the rules that were in use, knowing what was known then.
 
+        Who hurts whom is not in a snapshot, so contention has nothing to relieve unless a scenario adds it.
+
         Raises:
             BadSnapshot: it cannot be taken.
         """
         taken = snapshots.read(path)
-        names = {group: used.name for group, used in taken.policies.items() if group != "predictor"}
+        names = {group: used.name for group, used in taken.policies.items() if group in DECIDING}
         options = {group: dict(taken.policies[group].options) for group in names if taken.policies[group].options}
         if taken.rules:
             options["simulator"] = dict(taken.rules)
