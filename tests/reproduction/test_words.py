@@ -24,6 +24,7 @@ from cotenant.reproduction.words import (
 from cotenant.simulator.comparison.compared import Spread
 
 UP = Claim("up", "more of it", 20.0, "%", Better.HIGHER, "[P]")
+WAY = Claim("way", "less of it, without a figure", 0.0, "%", Better.LOWER, "[P]", figure=False)
 DOWN = Claim("down", "less of it", -30.0, "%", Better.LOWER, "[P]")
 
 
@@ -35,6 +36,9 @@ DOWN = Claim("down", "less of it", -30.0, "%", Better.LOWER, "[P]")
         (UP, (19.0,), Verdict.MISSED),
         (UP, (14.0, 24.0), Verdict.REACHED),  # its spread is wider than what is missing
         (DOWN, (-40.0,), Verdict.EXCEEDED),
+        (WAY, (-4.0, -5.0), Verdict.REACHED),  # it only says which way: there is nothing to exceed
+        (WAY, (1.0,), Verdict.MISSED),
+        (WAY, (-4.0, 5.0), Verdict.MISSED),
         (DOWN, (-20.0, -20.1), Verdict.MISSED),
     ],
 )

@@ -24,7 +24,7 @@ def claim_rows(measured: Sequence[Measured]) -> Iterator[tuple[str, ...]]:
             one.workload,
             one.arm,
             one.base,
-            f"{sign}{_figure(claim.published, claim.unit)}",
+            f"{sign}{_figure(claim.published, claim.unit)}" if claim.figure else "no figure",
             _figure(one.ours.mean, claim.unit) if one.ours else "-",
             _ends(one.ours, claim.unit) if one.ours else "-",
             one.verdict.value,
@@ -35,12 +35,14 @@ def claim_rows(measured: Sequence[Measured]) -> Iterator[tuple[str, ...]]:
 def _figure(value: float, unit: str) -> str:
     """Write a figure with its unit.
 
-    >>> _figure(20.83, "%"), _figure(-28.2, "%"), _figure(3.0, "×")
-    ('+20.8 %', '-28.2 %', '3.00×')
+    >>> _figure(20.83, "%"), _figure(3.0, "×"), _figure(-1049.6, "s"), _figure(-75.4, "s")
+    ('+20.8 %', '3.00×', '-1,050 s', '-75.4 s')
     """
     if unit == "×":
         return f"{value:.2f}×"
-    return f"{value:+.1f} {unit}" if unit == "%" else f"{value:.3g} {unit}".strip()
+    if unit == "%":
+        return f"{value:+.1f} %"
+    return f"{value:,.0f} {unit}".strip() if abs(value) >= 100 else f"{value:.3g} {unit}".strip()
 
 
 def _ends(spread: Spread, unit: str) -> str:
@@ -102,7 +104,7 @@ def _measured_json(one: Measured) -> dict[str, Any]:
         "workload": one.workload,
         "arm": one.arm,
         "base": one.base,
-        "published": one.claim.published,
+        "published": one.claim.published if one.claim.figure else None,
         "unit": one.claim.unit,
         "better": one.claim.better.value,
         "source": one.claim.source,

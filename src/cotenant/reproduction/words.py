@@ -103,7 +103,8 @@ class Better(StrEnum):
 class Claim:
     """A headline figure of a paper, and whether more of it is better. `source`: where it stands, and how sure it is.
 
-    `most`: the paper reports the best of several settings, so ours is the best too.
+    `most`: the paper reports the best of several settings, so ours is the best too. `figure` False: it says only which
+    way something goes, `published` is 0, and there is nothing to exceed.
     """
 
     name: str
@@ -113,6 +114,7 @@ class Claim:
     better: Better
     source: str
     most: bool = False
+    figure: bool = True
 
 
 class Verdict(StrEnum):
@@ -133,6 +135,8 @@ def verdict_of(claim: Claim, ours: Spread) -> Verdict:
     """
     gain = ours.mean - claim.published if claim.better is Better.HIGHER else claim.published - ours.mean
     same = max(REACHED_SHARE * abs(claim.published), ours.sd)
+    if not claim.figure:
+        return Verdict.REACHED if gain > same else Verdict.MISSED
     if abs(gain) <= same:
         return Verdict.REACHED
     return Verdict.EXCEEDED if gain > 0 else Verdict.MISSED
@@ -255,6 +259,16 @@ def spread_of(values: Iterable[float]) -> Spread | None:
     """Make a spread of the figures that are numbers; None where none is."""
     finite = tuple(value for value in values if math.isfinite(value))
     return Spread(finite) if finite else None
+
+
+def line_of(label: str, spreads: Sequence[Spread | None], missing: float = 0.0) -> Line:
+    """Make a chart's line of means and of the ends of their spreads; `missing` where nothing was measured."""
+    return Line(
+        label,
+        tuple(spread.mean if spread else missing for spread in spreads),
+        low=tuple(min(spread.per_seed) if spread else missing for spread in spreads),
+        high=tuple(max(spread.per_seed) if spread else missing for spread in spreads),
+    )
 
 
 def gain_percent(ours: float, theirs: float) -> float:

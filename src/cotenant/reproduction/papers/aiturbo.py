@@ -47,6 +47,7 @@ from cotenant.reproduction.words import (
     Measured,
     Shape,
     Table,
+    line_of,
 )
 
 BANDS = {"FIFO": 4.2, "LAS": 2.8, "SRTF": 1.9, "Optimus": 1.8}  # normalised average JCT; AITurbo's is 1.24 [D]
@@ -318,14 +319,7 @@ def _bars(done: Done, workloads: Sequence[Workload]) -> Chart:
     for arm in (*BASES, LITERAL, SRSF):
         one = arm.knowing(LEARNED) if arm in SEEING else arm
         spreads = [done.versus(load.name, one.name, ours, "avg_jct_hours", _ratio) for load in workloads]
-        lines.append(
-            Line(
-                arm.scheduler,
-                tuple(spread.mean if spread else 0.0 for spread in spreads),
-                low=tuple(min(spread.per_seed) if spread else 0.0 for spread in spreads),
-                high=tuple(max(spread.per_seed) if spread else 0.0 for spread in spreads),
-            )
-        )
+        lines.append(line_of(arm.scheduler, spreads))
     return Chart(
         "jct",
         "Average JCT over that of borda-mlfq, learned predictions",
@@ -343,14 +337,7 @@ def _share_lines(asked: Asked, done: Done, workload: Workload) -> Chart:
     lines, shares = [], _shares_of(asked)
     for arm in UNSURE:
         spreads = [done.spread(workload.name, _unsure(arm, share).name, "avg_jct_hours") for share in shares]
-        lines.append(
-            Line(
-                arm.scheduler,
-                tuple(spread.mean if spread else math.nan for spread in spreads),
-                low=tuple(min(spread.per_seed) if spread else math.nan for spread in spreads),
-                high=tuple(max(spread.per_seed) if spread else math.nan for spread in spreads),
-            )
-        )
+        lines.append(line_of(arm.scheduler, spreads, math.nan))
     las = done.mean(workload.name, LAS.name, "avg_jct_hours")
     return Chart(
         f"unpredictable-{_slug(workload)}",

@@ -28,6 +28,7 @@ from cotenant.reproduction.words import (
     Stopped,
     Table,
     gain_percent,
+    line_of,
 )
 
 GIBIBYTE = 1 << 30
@@ -234,14 +235,7 @@ def _gains(done: Done, workloads: Sequence[str]) -> Chart:
     lines = []
     for arm in ARMS[1:]:
         spreads = [done.versus(name, arm.name, FIFO.name, "utilisation_percent", gain_percent) for name in workloads]
-        lines.append(
-            Line(
-                arm.name,
-                tuple(spread.mean if spread else 0.0 for spread in spreads),
-                low=tuple(min(spread.per_seed) if spread else 0.0 for spread in spreads),
-                high=tuple(max(spread.per_seed) if spread else 0.0 for spread in spreads),
-            )
-        )
+        lines.append(line_of(arm.name, spreads))
     return Chart(
         "gains",
         "GPU utilisation over FIFO with requested cores, as each part is added",

@@ -39,6 +39,7 @@ from cotenant.reproduction.words import (
     Stopped,
     Table,
     gain_percent,
+    line_of,
 )
 from cotenant.simulator.physics.cores import speed
 
@@ -248,15 +249,8 @@ def _curves(done: Done, group: str) -> Table:
 def _gains(done: Done, names: Sequence[str]) -> Chart:
     lines = []
     for arm in (LEARNED, BY_ITSELF, BEFOREHAND):
-        spreads = [done.versus(name, arm.name, EQUAL.name, "jct_seconds", gain_percent) for name in names]
-        lines.append(
-            Line(
-                arm.name,
-                tuple(-spread.mean if spread else 0.0 for spread in spreads),
-                low=tuple(-max(spread.per_seed) if spread else 0.0 for spread in spreads),
-                high=tuple(-min(spread.per_seed) if spread else 0.0 for spread in spreads),
-            )
-        )
+        spreads = [done.versus(name, arm.name, EQUAL.name, "jct_seconds", _shorter_percent) for name in names]
+        lines.append(line_of(arm.name, spreads))
     return Chart(
         "jct",
         "How much earlier jobs are done than with equal shares, on average",
@@ -285,6 +279,10 @@ def _cores_found(done: Done) -> Chart:
             Line("found", tuple(0.0 if math.isnan(one) else one for one in found)),
         ),
     )
+
+
+def _shorter_percent(ours: float, theirs: float) -> float:
+    return -gain_percent(ours, theirs)
 
 
 def _slug(name: str) -> str:
