@@ -55,6 +55,8 @@ docs: $(STAMP) ## draw the pages and pictures of docs/ that come from the code
 	@python tools/health.py
 	@python tools/failures.py
 	@python tools/eliminator.py
+	@python tools/metrics.py
+	@python tools/dashboards.py
 
 demo: $(STAMP) ## the whole mesh on this machine, with a real mixed workload
 	@cotenant demo $(ARGS)

@@ -24,6 +24,7 @@ from cotenant.services.placement.dealing import Dealing
 from cotenant.services.placement.feed import Feed
 from cotenant.services.placement.following import Following
 from cotenant.services.placement.forecasting import Forecasting
+from cotenant.services.placement.gauges import Gauges
 from cotenant.services.placement.kinds import Kinds
 from cotenant.services.placement.leadership import Leadership
 from cotenant.services.placement.outputs import Outputs
@@ -137,6 +138,7 @@ class Placement(placement_grpc.PlacementServiceServicer, node_grpc.NodeServiceSe
         self.background.forever("placement-dealing", self.dealing.run)
         self.background.forever("placement-kinds", self.kinds.keep)
         self.background.forever("placement-trust", self.leadership.regain)
+        self.background.forever("placement-gauges", Gauges(self.cluster).run)
 
     async def close(self) -> None:
         """End all streams and stop committing."""

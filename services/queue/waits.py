@@ -13,6 +13,7 @@ from cotenant.services.queue.state import State
 
 TELL_SECONDS = 5.0
 
+JOBS = telemetry.gauge("cotenant.queue.jobs", "{job}", "Jobs that have not ended, by phase and kind.")
 WAITING = telemetry.gauge("cotenant.queue.waiting", "{job}", "Jobs that wait, by kind of wait and tenant.")
 WAITED = telemetry.counter("cotenant.queue.waited", "s", "Time that jobs waited, by kind of wait and tenant.")
 
@@ -23,12 +24,14 @@ class Waits:
     def __init__(self, state: State) -> None:
         self._state = state
         self._told: Counter[tuple[str, str]] = Counter()
+        self._phases: Counter[tuple[str, str]] = Counter()
 
     async def run(self) -> None:
         """Count for ever."""
         while True:
             await asyncio.sleep(TELL_SECONDS)
             self.tell(TELL_SECONDS)
+            self.tell_phases()
 
     def tell(self, seconds: float) -> Counter[tuple[str, str]]:
         """Tell who waits now; they have done so for that long since they were last counted."""
@@ -41,6 +44,18 @@ class Waits:
             if counts[kind, tenant]:
                 WAITED.add(counts[kind, tenant] * seconds, wait=kind, tenant=tenant)
         self._told = counts
+        return counts
+
+    def tell_phases(self) -> Counter[tuple[str, str]]:
+        """Tell how many jobs there are that have not ended."""
+        counts = Counter(
+            (record.phase.value, record.spec.kind.value)
+            for record in self._state.records.values()
+            if not record.phase.ended
+        )
+        for phase, kind in sorted(counts.keys() | self._phases.keys()):
+            JOBS.set(counts[phase, kind], phase=phase, kind=kind)
+        self._phases = counts
         return counts
 
 

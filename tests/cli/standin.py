@@ -444,6 +444,11 @@ class Standin:
 
         return self.do(called())
 
+    def set_serving(self, service: str, serving: bool) -> None:
+        """Tell by the health protocol whether a service can work."""
+        assert self._server is not None
+        self.call(self._server.set_serving, service, serving)
+
     async def move(self) -> None:
         """Serve at another port, and no longer at the old one."""
         assert self._server is not None

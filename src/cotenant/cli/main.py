@@ -40,6 +40,7 @@ _ENTRIES = (
     ("up", "up", "Run the whole mesh on this machine.", MESH),
     ("demo", "demo", "Run the whole mesh with a real mixed workload, and report on it.", MESH),
     ("serve", "serve", "Run one service of the mesh.", MESH),
+    ("health", "health", "Ask each service whether it can do its work.", MESH),
     ("policies", "policies", "List installed policies, and which of them work.", MESH),
     ("simulate", "simulate", "Replay a trace on a simulated cluster.", RESEARCH),
     ("trace", "trace", "Sum up a trace, or write it in our own format.", RESEARCH),

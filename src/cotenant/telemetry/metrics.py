@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -9,7 +10,24 @@ if TYPE_CHECKING:
 
     from cotenant.telemetry.tracing import Attribute
 
+# The SDK's own begin at 5, which says nothing of a plan that takes milliseconds; waits last for days.
+SECONDS_BOUNDS = (
+    *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0),
+    *(300.0, 900.0, 3_600.0, 4 * 3_600.0, 12 * 3_600.0, 86_400.0, 3 * 86_400.0),
+)
+
 _meter: Meter | None = None
+_known: dict[str, Known] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What there is to say of an instrument."""
+
+    name: str
+    kind: str  # counter, gauge or histogram
+    unit: str
+    description: str
 
 
 class _Instrument:
@@ -21,10 +39,11 @@ class _Instrument:
         self._name, self._unit, self._description = name, unit, description
         self._meter: Meter | None = None
         self._made: Any = None
+        _known[name] = Known(name, type(self).__name__.lower(), unit, description)
 
-    def _get(self, meter: Meter, make: str) -> Any:
+    def _get(self, meter: Meter, make: str, **more: Any) -> Any:
         if self._meter is not meter:
-            self._made = getattr(meter, make)(self._name, self._unit, self._description)
+            self._made = getattr(meter, make)(self._name, self._unit, self._description, **more)
             self._meter = meter
         return self._made
 
@@ -52,14 +71,15 @@ class Gauge(_Instrument):
 
 
 class Histogram(_Instrument):
-    """A distribution."""
+    """A distribution of times in seconds."""
 
     __slots__ = ()
 
     def record(self, value: float, **attributes: Attribute) -> None:
         """Tell one value."""
         if _meter is not None:
-            self._get(_meter, "create_histogram").record(value, attributes)
+            made = self._get(_meter, "create_histogram", explicit_bucket_boundaries_advisory=SECONDS_BOUNDS)
+            made.record(value, attributes)
 
 
 def counter(name: str, unit: str = "1", description: str = "") -> Counter:
@@ -73,8 +93,13 @@ def gauge(name: str, unit: str = "1", description: str = "") -> Gauge:
 
 
 def histogram(name: str, unit: str = "s", description: str = "") -> Histogram:
-    """Make a histogram."""
+    """Make a histogram of times."""
     return Histogram(name, unit, description)
+
+
+def known() -> list[Known]:
+    """All instruments of the modules that have been imported, by name."""
+    return [_known[name] for name in sorted(_known)]
 
 
 def install(meter: Meter | None) -> None:

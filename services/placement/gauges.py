@@ -1,0 +1,61 @@
+"""How much of the cluster is held, free or out of service, as metrics."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+
+import numpy as np
+
+from cotenant import telemetry
+from cotenant.core.jobs import WHOLE_GPU_MILLI
+from cotenant.services.placement.cluster import Cluster
+from cotenant.services.placement.records import NodeState
+
+TELL_SECONDS = 5.0
+
+GPUS = telemetry.gauge("cotenant.placement.gpus", "{gpu}", "GPUs, by what becomes of them: held, free, closed or ill.")
+CORES = telemetry.gauge("cotenant.placement.cores", "{core}", "Cores, by what becomes of them: held, free or closed.")
+NODES = telemetry.gauge("cotenant.placement.nodes", "{node}", "Nodes, by state.")
+
+Told = dict[str, float]
+
+
+class Gauges:
+    """Sums the cluster up, every few seconds. What is free on nodes that take no work is closed."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._states: Counter[str] = Counter()
+
+    async def run(self) -> None:
+        """Tell for ever."""
+        while True:
+            await asyncio.sleep(TELL_SECONDS)
+            self.tell()
+
+    def tell(self) -> tuple[Told, Told, Told]:
+        """Tell of GPUs, of cores and of nodes as they are now."""
+        ledger = self._cluster.ledger
+        every = np.ones_like(ledger.open)
+        have, free, open_free = ledger.sums(every, empty=True), ledger.sums(every), ledger.sums(ledger.open)
+        gpus = _divided(*(sums[0] / WHOLE_GPU_MILLI for sums in (have, free, open_free)))
+        gpus["ill"] = float(ledger.illness.gpus)
+        cores = _divided(*(float(sums[1]) for sums in (have, free, open_free)))
+        for gauge, told in ((GPUS, gpus), (CORES, cores)):
+            for state, value in told.items():
+                gauge.set(value, state=state)
+        return gpus, cores, self._tell_nodes()
+
+    def _tell_nodes(self) -> Told:
+        states = Counter(
+            NodeState.Name(node.state).removeprefix("NODE_STATE_").lower() for node in self._cluster.nodes.values()
+        )
+        for state in sorted(states.keys() | self._states.keys()):
+            NODES.set(states[state], state=state)
+        self._states = states
+        return dict(states)
+
+
+def _divided(have: float, free: float, open_free: float) -> Told:
+    return {"held": have - free, "free": open_free, "closed": free - open_free}

@@ -1,0 +1,38 @@
+from __future__ import annotations
+
+from tests.services.mesh import running
+
+from cotenant.services.placement.gauges import Gauges
+from cotenant.services.queue.waits import Waits
+from cotenant.v1 import node_service_pb2 as node_pb2
+
+
+async def test_what_is_held_free_and_closed_adds_up_to_all_that_is_there() -> None:
+    async with running() as mesh:
+        await mesh.agent("n1", gpus=2)
+        await mesh.agent("n2", gpus=4)
+        job_id = await mesh.submit()
+        job = await mesh.reach(job_id, "RUNNING")
+        other = next(one for one in ("n1", "n2") if one != job.attempt.allocations[0].node_id)
+        await mesh.nodes.CordonNode(node_pb2.CordonNodeRequest(id=other))
+
+        gauges = Gauges(mesh.parts["placement"].service.cluster)
+        gpus, cores, nodes = gauges.tell()
+        assert nodes == {"ready": 1, "cordoned": 1}
+        assert gpus["held"] == 1
+        assert gpus["closed"] == {"n1": 2, "n2": 4}[other]
+        assert (sum(gpus.values()), gpus["ill"]) == (6, 0)
+        assert cores["held"] >= 1
+        assert cores["closed"] > 0
+        phases = Waits(mesh.parts["queue"].service.state).tell_phases()
+        assert phases == {("running", "training"): 1}
+
+
+async def test_a_state_that_no_node_has_any_more_is_told_as_none() -> None:
+    async with running() as mesh:
+        await mesh.agent("n1")
+        gauges = Gauges(mesh.parts["placement"].service.cluster)
+        await mesh.nodes.CordonNode(node_pb2.CordonNodeRequest(id="n1"))
+        assert gauges.tell()[2] == {"cordoned": 1}
+        await mesh.nodes.UncordonNode(node_pb2.UncordonNodeRequest(id="n1"))
+        assert gauges.tell()[2] == {"ready": 1}

@@ -1,0 +1,47 @@
+from __future__ import annotations
+
+import re
+
+import pytest
+import yaml
+from tools import dashboards, metrics
+
+NAME = re.compile(r"cotenant_[a-z_]+")
+SERIES = ("", "_bucket", "_count", "_sum")  # of a histogram
+
+
+@pytest.fixture(scope="module")
+def offered() -> set[str]:
+    """Every series that Prometheus has of us."""
+    names: set[str] = set()
+    for metric in metrics.instruments():
+        tails = SERIES[1:] if metric.kind == "histogram" else SERIES[:1]
+        names.update(metrics.prometheus_name(metric) + tail for tail in tails)
+    return names
+
+
+def test_the_page_is_what_the_code_says() -> None:
+    assert metrics.PAGE.read_text() == metrics.page(), "run `make docs`"
+
+
+def test_every_instrument_belongs_to_a_part_and_says_what_it_counts() -> None:
+    for metric in metrics.instruments():
+        assert metric.name.split(".")[1] in metrics.PARTS, metric
+        assert metric.description, metric
+        assert metric.unit == "s" or re.fullmatch(r"\{[a-z]+\}", metric.unit), metric
+
+
+@pytest.mark.parametrize("name", dashboards.BOARDS)
+def test_a_dashboard_is_drawn_and_asks_for_what_there_is(name: str, offered: set[str]) -> None:
+    written = (dashboards.DIRECTORY / f"{name}.json").read_text()
+    assert written == dashboards.written(name), "run `make docs`"
+    asked = set(NAME.findall(" ".join(ask for panel in dashboards.BOARDS[name][1] for ask, _ in panel.asks)))
+    assert asked
+    assert asked <= offered
+
+
+def test_alerts_ask_for_what_there_is(offered: set[str]) -> None:
+    groups = yaml.safe_load((dashboards.DIRECTORY.parent.parent / "alerts.yml").read_text())["groups"]
+    asked = set(NAME.findall(" ".join(rule["expr"] for group in groups for rule in group["rules"])))
+    assert asked
+    assert asked <= offered

@@ -1,0 +1,173 @@
+"""Draws deploy/grafana/dashboards from the tables below: `make docs`.
+
+Grafana's own JSON is written by machines for machines; what is to be read and changed is here.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+DIRECTORY = Path(__file__).resolve().parent.parent / "deploy" / "grafana" / "dashboards"
+SOURCE = {"type": "prometheus", "uid": "prometheus"}
+WIDTH, HEIGHT, COLUMNS = 12, 8, 24
+SCHEMA_VERSION = 39
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """One plot: what is asked of Prometheus, each with its legend."""
+
+    title: str
+    asks: tuple[tuple[str, str], ...]
+    unit: str = "short"  # in Grafana's words
+    stacked: bool = False
+    what: str = ""
+
+
+def rate(metric: str, by: str) -> tuple[tuple[str, str], ...]:
+    """Ask how often something happens, for each value of a label."""
+    return ((f"sum by ({by}) (rate({metric}[$__rate_interval]))", f"{{{{{by}}}}}"),)
+
+
+def spread(metric: str) -> tuple[tuple[str, str], ...]:
+    """Ask for the median and the 99th percentile of a histogram."""
+    return tuple(
+        (f"histogram_quantile({q}, sum by (le) (rate({metric}_bucket[$__rate_interval])))", f"p{q * 100:g}")
+        for q in (0.5, 0.99)
+    )
+
+
+BOARDS = {
+    "cluster": (
+        "Cotenant: the cluster and its jobs",
+        (
+            Panel(
+                "GPUs",
+                (("max by (state) (cotenant_placement_gpus)", "{{state}}"),),
+                stacked=True,
+                what="Held by jobs, free, closed (on nodes that take no work) or ill.",
+            ),
+            Panel("Cores", (("max by (state) (cotenant_placement_cores)", "{{state}}"),), stacked=True),
+            Panel("Jobs by phase", (("sum by (phase) (cotenant_queue_jobs)", "{{phase}}"),), stacked=True),
+            Panel(
+                "Waiting, by kind of wait",
+                (("sum by (wait) (cotenant_queue_waiting)", "{{wait}}"),),
+                stacked=True,
+                what="Fair share: the tenant has what it is due. Fragmentation: enough is free, not together.",
+            ),
+            Panel("Waiting, by tenant", (("sum by (tenant) (cotenant_queue_waiting)", "{{tenant}}"),), stacked=True),
+            Panel("From submission to a place", spread("cotenant_queue_assigned_seconds"), "s"),
+            Panel("Attempts that failed, by class", rate("cotenant_queue_failures_total", "failure_class"), "ops"),
+            Panel("Nodes by state", (("max by (state) (cotenant_placement_nodes)", "{{state}}"),), stacked=True),
+        ),
+    ),
+    "control-plane": (
+        "Cotenant: the control plane",
+        (
+            Panel("Scheduling cycle", spread("cotenant_queue_cycle_seconds"), "s"),
+            Panel("Plan and commit", spread("cotenant_placement_plan_seconds"), "s"),
+            Panel(
+                "Attempts placed", (("sum(rate(cotenant_placement_placed_total[$__rate_interval]))", "placed"),), "ops"
+            ),
+            Panel("Refusals, by reason", rate("cotenant_queue_refused_total", "code"), "ops"),
+            Panel(
+                "Commits of placement, by outcome",
+                rate("cotenant_placement_commits_total", "outcome"),
+                "ops",
+                what="Fenced: another placement leads. StoreUnavailable: etcd did not answer.",
+            ),
+            Panel("Forecasts of starts", spread("cotenant_placement_forecast_seconds"), "s"),
+            Panel(
+                "Predictor",
+                (
+                    ("sum(rate(cotenant_predictor_queries_total[$__rate_interval]))", "jobs estimated"),
+                    ("sum(rate(cotenant_predictor_observations_total[$__rate_interval]))", "observations"),
+                    ("sum(rate(cotenant_predictor_rejected_total[$__rate_interval]))", "rejected"),
+                ),
+                "ops",
+            ),
+            Panel("Resizes, by outcome", rate("cotenant_placement_resizes_total", "outcome"), "ops"),
+        ),
+    ),
+    "contention": (
+        "Cotenant: contention on nodes",
+        (
+            Panel("Incidents", (("sum(increase(cotenant_contention_incidents_total[$__range]))", "begun"),)),
+            Panel("Outcomes", rate("cotenant_contention_outcomes_total", "outcome"), "ops"),
+            Panel(
+                "Directives and what agents made of them",
+                (
+                    ("sum(rate(cotenant_contention_directives_total[$__rate_interval]))", "directives"),
+                    ("sum(rate(cotenant_agent_throttles_total[$__rate_interval]))", "throttles changed"),
+                ),
+                "ops",
+            ),
+            Panel(
+                "Samples",
+                (
+                    ("sum(rate(cotenant_contention_samples_total[$__rate_interval]))", "taken in"),
+                    ("sum(rate(cotenant_contention_dropped_total[$__rate_interval]))", "dropped"),
+                ),
+                "ops",
+            ),
+        ),
+    ),
+}
+
+
+def board(name: str) -> dict[str, Any]:
+    """Write one dashboard in Grafana's words."""
+    title, panels = BOARDS[name]
+    return {
+        "uid": f"cotenant-{name}",
+        "title": title,
+        "tags": ["cotenant"],
+        "schemaVersion": SCHEMA_VERSION,
+        "editable": True,
+        "refresh": "30s",
+        "time": {"from": "now-6h", "to": "now"},
+        "panels": [_panel(number, panel) for number, panel in enumerate(panels)],
+    }
+
+
+def _panel(number: int, panel: Panel) -> dict[str, Any]:
+    row, column = divmod(number * WIDTH, COLUMNS)
+    return {
+        "id": number + 1,
+        "type": "timeseries",
+        "title": panel.title,
+        "description": panel.what,
+        "datasource": SOURCE,
+        "gridPos": {"x": column, "y": row * HEIGHT, "w": WIDTH, "h": HEIGHT},
+        "fieldConfig": {
+            "defaults": {
+                "unit": panel.unit,
+                "min": 0,
+                "custom": {
+                    "fillOpacity": 25 if panel.stacked else 5,
+                    "stacking": {"mode": "normal" if panel.stacked else "none"},
+                },
+            },
+            "overrides": [],
+        },
+        "options": {"legend": {"displayMode": "list", "placement": "bottom"}, "tooltip": {"mode": "multi"}},
+        "targets": [
+            {"refId": chr(ord("A") + place), "datasource": SOURCE, "expr": ask, "legendFormat": legend}
+            for place, (ask, legend) in enumerate(panel.asks)
+        ],
+    }
+
+
+def written(name: str) -> str:
+    """A dashboard's file."""
+    return json.dumps(board(name), indent=2) + "\n"
+
+
+if __name__ == "__main__":
+    DIRECTORY.mkdir(parents=True, exist_ok=True)
+    for name in BOARDS:
+        (DIRECTORY / f"{name}.json").write_text(written(name))
+    print(f"   {DIRECTORY.relative_to(DIRECTORY.parent.parent.parent)} is drawn")
