@@ -22,6 +22,7 @@ from cotenant.node_agent.contention_link import ContentionLink
 from cotenant.node_agent.fence import Fence
 from cotenant.node_agent.gpus import AUTO
 from cotenant.node_agent.health import Health
+from cotenant.node_agent.hot_plug import HotPlug
 from cotenant.node_agent.lease import LEASE, Lease
 from cotenant.node_agent.nvml_link import NvmlLink
 from cotenant.node_agent.orders import Orders
@@ -32,7 +33,7 @@ from cotenant.node_agent.profiles import Profiles
 from cotenant.node_agent.progress import Track
 from cotenant.node_agent.progress_reader import ProgressReader
 from cotenant.node_agent.records import AttemptKey, timestamp
-from cotenant.node_agent.runtime import Runtime, RuntimeContext
+from cotenant.node_agent.runtime import Heals, Runtime, RuntimeContext
 from cotenant.node_agent.samples import Sampler, Sight
 from cotenant.node_agent.sockets import remove_socket_directory, socket_directory
 from cotenant.node_agent.state_directory import open_state_directory
@@ -103,7 +104,7 @@ class Agent:
         lock = open_state_directory(state_dir, self._config.node_id)
         log.info("agent_starting", node=self._config.node_id, incarnation=self._incarnation)
         try:
-            await self._serve(await asyncio.to_thread(probe, self._wishes()), stop)
+            await self._serve(await asyncio.to_thread(probe, self._wishes(), sysfs=SYSFS), stop)
         finally:
             os.close(lock)
         log.info("agent_stopped", node=self._config.node_id)
@@ -151,6 +152,7 @@ class Agent:
             patience_seconds=orders.patience_seconds,
             rng=self._rng,
         )
+        hot_plug = self._follow_cpus(inventory, runtime)
         self._uploads = OutputUploads(self._link.upload, runtime.output_directory, self._is_running)
         try:
             await health.open()
@@ -159,6 +161,7 @@ class Agent:
             throttling.take_up()
             inventory.not_enforced.extend(runtime.not_enforced())
             self._background.start(health.run())
+            self._background.start(hot_plug.run())
             self._background.start(self._link.run())
             if config.contention_endpoint:
                 sight = Sight(
@@ -201,6 +204,21 @@ class Agent:
             interval_seconds=config.health_interval_seconds,
             sysfs=SYSFS,
             shareable=config.shareable_gpus,
+        )
+
+    def _follow_cpus(self, inventory: resources_pb2.Inventory, runtime: Runtime) -> HotPlug:
+        async def heal() -> None:
+            if isinstance(runtime, Heals):
+                await runtime.heal()
+
+        return HotPlug(
+            inventory,
+            self._wishes(),
+            self._config.state_dir,
+            changed=lambda: self._link.report_inventory(inventory),
+            heal=heal,
+            interval_seconds=self._config.health_interval_seconds,
+            sysfs=SYSFS,
         )
 
     def _contention(self, runtime: Runtime, bandwidth: NodeBandwidth, sight: Sight) -> ContentionLink:

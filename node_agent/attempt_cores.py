@@ -18,11 +18,14 @@ from cotenant.node_agent.core_changes import (
     TaskCores,
     change,
     cores_of,
+    covers,
     found_cores,
     narrowed,
+    on_line,
     same_cpus,
     task_group,
 )
+from cotenant.node_agent.kernel_files import online_cpus
 from cotenant.node_agent.remains import descendants
 from cotenant.v1 import node_service_pb2, resources_pb2
 
@@ -112,4 +115,23 @@ class AttemptCores:
                 return False
             change(self._confined, found, found, wanted)
             self._directory.mark_narrowed(None)
+            return True
+
+    def heal(self, allocation: resources_pb2.NodeAllocation) -> bool:
+        """After CPUs came back: give the attempt those of its own that the kernel had taken; False where it has them.
+
+        One that is held to some of its cores is left so: it gets all of them when that ends.
+
+        Raises:
+            CoresRefused: the kernel does not take it.
+        """
+        with self._turn:
+            wanted = on_line(cores_of(allocation), online_cpus())
+            if self._narrowed is not None or wanted is None:
+                return False
+            found = found_cores(self._confined.group, wanted)
+            if found is None or covers(found, wanted):
+                return False
+            self._confined.look(found)
+            change(self._confined, found, found, wanted)
             return True

@@ -144,14 +144,15 @@ class Group:
         """Bind to CPUs and, unless empty, memory nodes; read back what the kernel made of it.
 
         What runs in it always has the memory nearest to its CPUs: nodes are gained before the CPUs change, and lost
-        after. Pages on nodes that are lost move along.
+        after. Pages on nodes that are lost move along. CPUs that are off line are left out, unless all are.
         """
         if "cpuset" not in self.enforces:
             return
         wanted = set(memory_nodes)
         if wanted:
             self._bind("cpuset.mems", wanted | set(self.memory_nodes()))
-        self._bind("cpuset.cpus", set(cpus))
+        asked = set(cpus)
+        self._bind("cpuset.cpus", asked & set(online_cpus()) or asked)
         if wanted:
             self._bind("cpuset.mems", wanted)
 

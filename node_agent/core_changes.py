@@ -8,7 +8,7 @@ Where the kernel refuses one step, all go back. Without cpusets only the threads
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import structlog
 
@@ -164,6 +164,20 @@ def found_cores(group: Group | None, wanted: Cores) -> Cores | None:
         for rank, task in there.items()
     }
     return Cores(tasks, frozenset(group.cpus(asked_for=True)) if wanted.whole else frozenset())
+
+
+def on_line(cores: Cores, online: Iterable[int]) -> Cores | None:
+    """The same without CPUs that are off line; None where a task would have none left, or nobody knows."""
+    there = frozenset(online)
+    tasks = {rank: replace(task, cpus=task.cpus & there) for rank, task in cores.tasks.items()}
+    return Cores(tasks, cores.whole & there) if all(task.cpus for task in tasks.values()) else None
+
+
+def covers(found: Cores, wanted: Cores) -> bool:
+    """Whether each task has at least the CPUs that are wanted for it, and the whole too."""
+    return wanted.whole <= found.whole and all(
+        task.cpus <= found.tasks[rank].cpus for rank, task in wanted.tasks.items()
+    )
 
 
 def same_cpus(one: Cores, other: Cores) -> bool:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from types import MappingProxyType
 
 import psutil
 import structlog
@@ -66,21 +67,43 @@ def _numa_of_cpus(sysfs: Path) -> dict[int, int]:
     return numa_of
 
 
-def schedulable_cores(cpus: Iterable[Cpu], *, split_siblings: bool) -> list[resources_pb2.Core]:
-    """Cores as jobs get them: a physical core with all siblings that may be used, or each logical CPU by itself."""
+def schedulable_cores(
+    cpus: Iterable[Cpu], *, split_siblings: bool, names: Mapping[int, int] = MappingProxyType({})
+) -> list[resources_pb2.Core]:
+    """Cores as jobs get them: a physical core with all siblings that may be used, or each logical CPU by itself.
+
+    A core's id is that of its lowest CPU, or the one under which its CPUs are known already, by `names`.
+    """
     by_core: dict[frozenset[int], list[Cpu]] = {}
     for cpu in cpus:
         by_core.setdefault(frozenset({cpu.id}) if split_siblings else cpu.core, []).append(cpu)
+    ids = [_known_id(members, names) for members in by_core.values()]
+    if len(set(ids)) < len(ids):  # another machine's names
+        ids = [_known_id(members, {}) for members in by_core.values()]
     cores = (
         resources_pb2.Core(
-            id=min(cpu.id for cpu in members),
+            id=core_id,
             cpus=sorted(cpu.id for cpu in members),
             numa_node=members[0].numa_node,
             socket=members[0].socket,
         )
-        for members in by_core.values()
+        for core_id, members in zip(ids, by_core.values(), strict=True)
     )
     return sorted(cores, key=lambda core: core.id)
+
+
+def _known_id(members: Iterable[Cpu], names: Mapping[int, int]) -> int:
+    cpus = [cpu.id for cpu in members]
+    known = {names[cpu] for cpu in cpus if cpu in names}
+    return known.pop() if len(known) == 1 else min(cpus)
+
+
+def cores_now(
+    wishes: ProbeWishes, usable: Iterable[int], sysfs: Path, names: Mapping[int, int] = MappingProxyType({})
+) -> list[resources_pb2.Core]:
+    """The cores of those usable CPUs that jobs may have."""
+    offered = [cpu for cpu in usable if wishes.cpus is None or cpu in wishes.cpus]
+    return schedulable_cores(read_cpus(sysfs, offered), split_siblings=wishes.split_siblings, names=names)
 
 
 def usable_memory_bytes(physical_bytes: int, mounts: Iterable[Mount], limit_bytes: int | None) -> int:
@@ -125,12 +148,10 @@ def probe(wishes: ProbeWishes, *, sysfs: Path = SYSFS, allowed: Iterable[int] | 
     """Look at everything but the GPUs that NVML knows, which `health` asks for. Blocks for a moment."""
     usable = usable_cpus(sysfs, os.sched_getaffinity(0) if allowed is None else allowed)
     troubles = []
-    if wishes.cpus is not None:
-        if absent := sorted(set(wishes.cpus) - set(usable)):
-            log.error("cpus_absent", cpus=absent)
-            troubles.append(f"CPUs {absent} are configured but cannot be used here")
-        usable = [cpu for cpu in usable if cpu in wishes.cpus]
-    cores = schedulable_cores(read_cpus(sysfs, usable), split_siblings=wishes.split_siblings)
+    if wishes.cpus is not None and (absent := sorted(set(wishes.cpus) - set(usable))):
+        log.error("cpus_absent", cpus=absent)
+        troubles.append(f"CPUs {absent} are configured but cannot be used here")
+    cores = cores_now(wishes, usable, sysfs)
     gpus = []
     if wishes.gpus != gpu_probe.AUTO:
         numa_nodes = sorted({core.numa_node for core in cores})

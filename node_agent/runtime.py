@@ -122,3 +122,11 @@ class Throttles(Protocol):
 
     def held(self, key: AttemptKey) -> Held:
         """How an attempt is held back; after a restart, as far as it is known."""
+
+
+@runtime_checkable
+class Heals(Protocol):
+    """A runtime that gives running attempts back what the kernel took while CPUs were off line."""
+
+    async def heal(self) -> None:
+        """CPUs have come or gone: let each attempt use all of its own that are on line now."""

@@ -317,6 +317,11 @@ class ProcessRuntime:
             attempt.promised = None
         return None
 
+    async def heal(self) -> None:
+        """CPUs have come or gone: let each attempt use all of its own that are on line now."""
+        for attempt in [each for each in self._attempts.values() if each.live and each.cores is not None]:
+            await attempt.heal_cores()
+
     async def narrow(self, key: AttemptKey, cores: int | None) -> str | None:
         """Let each task of an attempt use only so many of its cores for a while."""
         attempt = self._attempts.get(key)

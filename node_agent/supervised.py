@@ -133,6 +133,15 @@ class Supervised:
         except CoresRefused as error:
             log.error("cores_not_restored", attempt=str(self.key), error=str(error))
 
+    async def heal_cores(self) -> None:
+        """Let it use all of its CPUs that are on line: the kernel may have taken them away for good."""
+        assert self.cores is not None
+        try:
+            if await asyncio.to_thread(self.cores.heal, self.assignment.allocation):
+                log.info("cores_healed", attempt=str(self.key))
+        except CoresRefused as error:
+            log.warning("cores_not_healed", attempt=str(self.key), error=str(error))
+
 
 async def first_status(directory: AttemptDirectory) -> Status | None:
     """What is recorded; a supervisor that was started a moment ago is given the time to record something."""

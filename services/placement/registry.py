@@ -14,6 +14,7 @@ from cotenant.services.placement import agents
 from cotenant.services.placement.attempts import Attempts
 from cotenant.services.placement.cluster import Cluster
 from cotenant.services.placement.committer import Committer, Write
+from cotenant.services.placement.fitting import Fitting
 from cotenant.services.placement.following import Following
 from cotenant.services.placement.records import (
     HEARTBEATS_MISSED_MAX,
@@ -42,13 +43,14 @@ class Registry:
         attempts: Attempts,
         resizes: Resizes,
         following: Following,
+        fitting: Fitting,
         *,
         heartbeat_seconds: float,
         lost_after_seconds: float,
         on_gone: Callable[[str], None],
     ) -> None:
         self.cluster, self.committer, self.sessions, self.attempts = cluster, committer, sessions, attempts
-        self.resizes, self.following = resizes, following
+        self.resizes, self.following, self.fitting = resizes, following, fitting
         self.heartbeat_seconds, self.lost_after_seconds = heartbeat_seconds, lost_after_seconds
         self.term = 0
         self._on_gone = on_gone
@@ -85,6 +87,7 @@ class Registry:
         self.attempts.feed.publish_capacity()
         if node.record.node.state == NodeState.NODE_STATE_DRAINING:
             self.attempts.order_stops(self.cluster.on_node(node.id), StopReason.DRAINED)
+        self.fitting.fit(node.id)
         log.info("node_connected", node=node.id, gpus=len(node.inventory.gpus), cores=len(node.inventory.cores))
         return session
 
@@ -191,6 +194,7 @@ class Registry:
             node = await self._register(node.id, request.inventory)
             self.cluster.reopen(node)
             self.attempts.feed.publish_capacity()
+            self.fitting.fit(node.id)
         for report in request.reports:
             self._take_report(node, session, report)
         for progress in request.progress:
@@ -234,6 +238,7 @@ class Registry:
 
     def give_up_silent_nodes(self) -> None:
         """Take nodes whose agents are silent as away, and away for too long as lost, their attempts with them."""
+        self.fitting.try_again()
         now = time.monotonic()
         for node in list(self.cluster.nodes.values()):
             silent = now - node.seen_seconds

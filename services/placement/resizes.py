@@ -21,7 +21,7 @@ from types import MappingProxyType
 import structlog
 
 from cotenant import telemetry
-from cotenant.core.allocations import NodeAllocation
+from cotenant.core.allocations import Allocation, NodeAllocation
 from cotenant.core.ledger import Overcommitted
 from cotenant.core.lifecycle import AttemptState
 from cotenant.rpc import translate
@@ -73,11 +73,26 @@ class Resizes:
             return False
         if [_cores(part) for part in target] == [_cores(part) for part in live.allocation]:
             return False
+        self._begin(live, target, why)
+        return True
+
+    def replace_cores(self, live: Live, target: Allocation, why: str) -> bool:
+        """Let an attempt hold exactly these cores, for its node has no others; False where that cannot be now."""
+        if not self._cluster.can_resize(live) and not self.stuck(live):
+            return False
+        self._begin(live, target, why)
+        return True
+
+    @staticmethod
+    def stuck(live: Live) -> bool:
+        """Whether a resize could neither be applied nor taken back: what it held before is its `target`."""
+        return live.turned_back and not live.ordering and any(live.applied.values())
+
+    def _begin(self, live: Live, target: Allocation, why: str) -> None:
         live.attempt.sizing = why
         self._cluster.reshape(live, live.allocation, target)
-        log.info("resize_begun", job=live.key[0], cores=dict(cores), why=why)
+        log.info("resize_begun", job=live.key[0], cores=[_cores(part) for part in target], why=why)
         self._order(live)
-        return True
 
     def mark(self, live: Live, own: Mapping[str, int]) -> None:
         """Note how many of the cores that an attempt holds are its own, by role, where none of them changes."""

@@ -22,6 +22,7 @@ from cotenant.services.placement.cluster import MESSAGE_LENGTH_MAX, Cluster
 from cotenant.services.placement.committer import Committer, Fenced, Halted, TooLarge
 from cotenant.services.placement.dealing import Dealing
 from cotenant.services.placement.feed import Feed
+from cotenant.services.placement.fitting import Fitting
 from cotenant.services.placement.following import Following
 from cotenant.services.placement.forecasting import Forecasting
 from cotenant.services.placement.gauges import Gauges
@@ -85,6 +86,7 @@ class Placement(placement_grpc.PlacementServiceServicer, node_grpc.NodeServiceSe
             self.attempts,
             self.resizes,
             self.following,
+            Fitting(self.cluster, self.attempts, self.resizes),
             heartbeat_seconds=config.heartbeat_seconds,
             lost_after_seconds=config.lost_after_seconds,
             on_gone=self.outputs.give_up,

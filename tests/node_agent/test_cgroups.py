@@ -123,7 +123,8 @@ def test_a_unified_hierarchy_without_controllers_is_passed_over_for_version_1(tm
     ]
 
 
-def test_version_2_writes_limits_in_its_own_words(tmp_path: Path) -> None:
+def test_version_2_writes_limits_in_its_own_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cotenant.node_agent.cgroups.online_cpus", lambda: [0, 1, 2, 3])
     for name, text in (
         ("memory.max", "max"),
         ("memory.swap.max", "max"),
@@ -151,7 +152,8 @@ def test_version_2_reads_its_account(tmp_path: Path) -> None:
     assert (group.cpu_seconds(), group.memory_peak_bytes(), group.memory_bytes(), group.oom_kills()) == (2.5, 77, 55, 1)
 
 
-def test_cpus_that_the_kernel_does_not_give_are_an_error(tmp_path: Path) -> None:
+def test_cpus_that_the_kernel_does_not_give_are_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cotenant.node_agent.cgroups.online_cpus", lambda: [0, 1])
     write(tmp_path / "cpuset.cpus", "")
     write(tmp_path / "cpuset.cpus.effective", "0")
     with pytest.raises(GroupError, match="the kernel gives '0'"):

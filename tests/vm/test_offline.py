@@ -14,7 +14,7 @@ from tests.node_agent.placement import Placement
 from tests.vm.kernel import CPUS, group_of, read
 
 from cotenant.node_agent.cgroups import parse_cpu_list
-from cotenant.v1 import job_pb2
+from cotenant.v1 import job_pb2, resources_pb2
 
 pytestmark = pytest.mark.root
 
@@ -113,3 +113,27 @@ async def test_a_job_that_loses_all_its_cpus_runs_on_and_survives_the_agent(
     switch(one, on=True)
     switch(other, on=True)
     await until(lambda: os.sched_getaffinity(pid) == {one, other})
+
+
+async def test_a_running_agent_tells_of_a_cpu_that_goes_and_comes_back_and_heals_what_it_took(
+    placement: Placement, agent: RunningAgent, tmp_path: Path
+) -> None:
+    await agent.stop()
+    await agent.start(health_interval_seconds=0.5)
+    await placement.connected(2)
+    one, other = last_two()
+    pid = await sleeper(placement, tmp_path / "pid", [one, other])
+    switch(other, on=False)
+    await placement.until(lambda: placement.inventories and other not in cpus_of(placement.inventories[-1]))
+    placement.send(resizes=[resize_order("job", task(cpus=[one]), epoch=11)])
+    assert await placement.answered(11) == ""
+    assert read(group_of(pid) / "cpuset.cpus") == str(one)
+    switch(other, on=True)
+    await placement.until(lambda: other in cpus_of(placement.inventories[-1]))
+    placement.send(resizes=[resize_order("job", task(cpus=[one, other]), epoch=12)])
+    assert await placement.answered(12) == ""
+    assert os.sched_getaffinity(pid) == {one, other}
+
+
+def cpus_of(inventory: resources_pb2.Inventory) -> list[int]:
+    return [cpu for core in inventory.cores for cpu in core.cpus]

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import count
 
 import pytest
@@ -216,3 +217,35 @@ def test_what_the_node_no_longer_has_is_passed_over() -> None:
     book.release(gone)
     assert book.free_cores.keys() == {core.id for core in two_sockets().cores}
     assert book.holding(0, gone).gpus == 0
+
+
+@given(inventories(), st.lists(st.integers(0, 4), min_size=1, max_size=4), st.data())
+def test_who_is_fitted_keeps_what_is_left_and_gets_up_to_its_own_from_what_is_free(
+    inventory: Inventory, wanted: list[int], data: st.DataObject
+) -> None:
+    book = Book("n1", inventory)
+    held = []
+    for rank, cores in enumerate(wanted):
+        if cores <= len(book.free_cores):
+            held.append(book.assign([Task("worker", rank, Demand(cores=cores))]))
+    left = tuple(core for core in inventory.cores if data.draw(st.booleans()))
+    now = Book("n1", replace(inventory, cores=left))
+    there = {core.id for core in left}
+    for part in held:
+        now.hold(replace(part, tasks=tuple(without(task, there) for task in part.tasks)))
+    for part in held:
+        spare = data.draw(st.integers(0, 8))
+        fitted = now.fit(part, spare)
+        (task,), (new,) = part.tasks, fitted.tasks
+        kept = set(task.core_ids) & there
+        assert kept <= set(new.core_ids) <= there
+        assert not (set(new.core_ids) - kept) - now.free_cores.keys()
+        assert len(new.core_ids) == len(kept) + min(len(task.core_ids) - len(kept), spare, len(now.free_cores))
+        assert new.own_cores in ((0,) if new is task else (len(task.core_ids),))
+        assert now.fit(fitted, 0) == fitted
+        whole = Book("n1", inventory)
+        assert len(whole.fit(fitted, 99).tasks[0].core_ids) == len(task.core_ids)
+
+
+def without(task: TaskAllocation, there: set[int]) -> TaskAllocation:
+    return replace(task, core_ids=tuple(core for core in task.core_ids if core in there))

@@ -101,6 +101,28 @@ class Book:
             tasks.append(_named(task, [*chosen, *more]))
         return replace(allocation, tasks=tuple(tasks))
 
+    def fit(self, allocation: NodeAllocation, spare: int) -> NodeAllocation:
+        """What tasks hold of the cores that the node has now, with all CPUs of those.
+
+        For cores that are gone a task gets others, up to its own number and to `spare` for all of them, where they are
+        free; else it holds fewer until there are more, and its `own_cores` say how many it is to have.
+        """
+        known = {core.id: core for core in self.inventory.cores}
+        free = dict(self.free_cores)
+        tasks: list[TaskAllocation] = []
+        for task in allocation.tasks:
+            held = [known[core_id] for core_id in task.core_ids if core_id in known]
+            own = task.own_cores or len(task.core_ids)
+            wanted = min(max(0, own - len(held)), spare, len(free))
+            more = grow_cores(held, tuple(free.values()), wanted, self._near(task.gpus), self.seat_of)
+            for core in more:
+                del free[core.id]
+            spare -= len(more)
+            fitted = _named(task, [*held, *more]) if own else task
+            changed = (fitted.core_ids, fitted.cpu_ids) != (task.core_ids, tuple(sorted(task.cpu_ids)))
+            tasks.append(replace(fitted, own_cores=own) if changed else task)
+        return replace(allocation, tasks=tuple(tasks))
+
     def _choose_gpus(
         self, wanted: int, shares: list[tuple[int, int]], cores: dict[int, Core], milli: dict[str, int]
     ) -> tuple[GpuShare, ...]:
