@@ -24,6 +24,7 @@ failures [--by tenant|node|user|model] [--since 7d]` sums it up as Philly's tabl
 |---|---|
 | the user's own | never, whatever `retries` says: it would come again |
 | the machines', transient | {infrastructure} times without counting, then as `retries` says |
+| a GPU's fault, which takes it out of service | the same, on any other GPU, of that node too |
 | the machines', the node's fault | the same, and for {avoid:g} h not on that node |
 | unknown | as `retries` says |
 

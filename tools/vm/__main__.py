@@ -21,6 +21,7 @@ import tempfile
 import time
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -129,19 +130,46 @@ def _visit_all(
     pytest_words: Sequence[str],
     scratch: Path,
 ) -> int:
-    outcomes = []
-    disk = new_disk(scratch / "disk")
+    chains = _chains(visits)
+    told = max(len(visit.name) for visit in visits) if len(chains) > 1 else 0
+    with ThreadPoolExecutor(len(chains)) as pool:
+        rounds = pool.map(
+            lambda chain: _visit_in_turn(chain, kernel, installed, options, pytest_words, scratch, told), chains
+        )
+        return _tell([outcome for outcomes in rounds for outcome in outcomes])
+
+
+def _chains(visits: Sequence[Visit]) -> list[list[Visit]]:
+    """Visits that go on with one disk come one after the other; all else may be at the same time."""
+    chains: list[list[Visit]] = []
     for visit in visits:
-        if not visit.goes_on:
-            disk = new_disk(scratch / "disk")
+        if visit.goes_on and chains:
+            chains[-1].append(visit)
+        else:
+            chains.append([visit])
+    return chains
+
+
+def _visit_in_turn(
+    visits: Sequence[Visit],
+    kernel: Path,
+    installed: Sequence[Path],
+    options: argparse.Namespace,
+    pytest_words: Sequence[str],
+    scratch: Path,
+    told: int,
+) -> list[Outcome]:
+    outcomes = []
+    disk = new_disk(scratch / f"disk-{visits[0].name}")
+    for visit in visits:
         place = scratch / visit.name
         place.mkdir()
         script = _script(visit, options, pytest_words)
         top = session(place, script)
         machine = Machine(visit.shape, kernel, [*installed, top], disk, options.accelerator)
-        outcomes.append(_visit(visit, machine, options.seconds_max))
+        outcomes.append(_visit(visit, machine, options.seconds_max, told))
         top.unlink()
-    return _tell(outcomes)
+    return outcomes
 
 
 def _script(visit: Visit, options: argparse.Namespace, pytest_words: Sequence[str]) -> str:
@@ -159,12 +187,12 @@ def _script(visit: Visit, options: argparse.Namespace, pytest_words: Sequence[st
     return INSIDE.format(machine=visit.name, patience=options.patience, command=command, afterwards=afterwards)
 
 
-def _visit(visit: Visit, machine: Machine, seconds_max: float) -> Outcome:
+def _visit(visit: Visit, machine: Machine, seconds_max: float, told: int) -> Outcome:
     shape = visit.shape
     print(f"\n── {visit.name}: {shape.sockets} sockets × {shape.cores} cores × {shape.threads} threads", flush=True)
     start, place = time.monotonic(), REPORTS / visit.name
     for line in machine.run(place, seconds_max):
-        print(line, flush=True)
+        print(f"{visit.name:<{told}} {line}" if told else line, flush=True)
     left = results(place)
     return Outcome(visit, int((left / "status").read_text()), _counts(left / "junit.xml"), time.monotonic() - start)
 

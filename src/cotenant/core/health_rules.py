@@ -1,11 +1,13 @@
 """The table of what may be wrong with a node or a GPU, what follows, and the way back from each.
 
-What an XID means is NVIDIA's word: "XID Errors" and "Analyzing Xid Errors with the Xid Catalog" of the documentation
-for GPU deployment. Its resolution buckets become actions: RESET_GPU is a quarantine until a reset, RESTART_BM one until
-a reboot, RESTART_APP a restart where the error was not the program's own doing. XIDs that mostly tell of the program's
-own error (13, 31, 43, 45, 68 and their like) are ignored: the program ends by itself, and its failure is classified by
-its exit. Of an XID that the table does not know people are told, and nothing else follows: it is NVML's readings that
-decide about the GPU then.
+What an XID means is NVIDIA's word: "Analyzing Xid Errors with the Xid Catalog" of the documentation for GPU deployment
+(docs.nvidia.com/deploy/xid-errors), whose buckets for what is to be done at once stand beside each row. Buckets become
+actions: RESET_GPU is a quarantine until a reset, RESTART_BM, RESTART_VM and CHECK_MECHANICALS one until a reboot,
+RESTART_APP a restart where the error was not the program's own doing. XIDs that mostly tell of the program's own error
+(13, 31, 43, 45, 68 and their like) are ignored: the program ends by itself, and its failure is classified by its exit.
+Where an XID is grave or not by its parts, which the event does not tell, it is NVML's word for what recovers the GPU
+that counts. Of an XID that the table does not know people are told, and nothing else follows: it is NVML's readings
+that decide about the GPU then.
 """
 
 from __future__ import annotations
@@ -15,9 +17,9 @@ from enum import StrEnum
 
 from cotenant.core.nodes import HealthAction
 
-TABLE_VERSION = 1  # raised with each change of what follows from something
+TABLE_VERSION = 2  # raised with each change of what follows from something
 MINUTE_SECONDS, HOUR_SECONDS = 60.0, 3600.0
-XID_CATALOG = "NVIDIA, XID Errors and the Xid Catalog"
+XID_CATALOG = "NVIDIA, Xid Catalog"
 PAGE_RETIREMENT = "NVIDIA, Dynamic Page Retirement"
 ROW_REMAPPING = "NVIDIA, GPU Memory Error Management"
 NVML_REFERENCE = "NVIDIA, NVML API Reference"
@@ -70,48 +72,71 @@ def _span(seconds: float) -> str:
     return f"{seconds / MINUTE_SECONDS:g} min" if seconds >= MINUTE_SECONDS else f"{seconds:g} s"
 
 
-def _xid(number: int, meaning: str, action: HealthAction, recovery: Recovery = Recovery.CALM) -> Rule:
+def _xid(number: int, meaning: str, bucket: str, action: HealthAction, recovery: Recovery = Recovery.CALM) -> Rule:
     calm_seconds = HOUR_SECONDS if recovery is Recovery.CALM else 0.0
+    source = f"{XID_CATALOG}: {bucket}" if bucket else OWN
     return Rule(f"xid_{number}", "xid", meaning, action, recovery, calm_seconds=calm_seconds, event=True,
-                source=XID_CATALOG)  # fmt: skip
+                source=source)  # fmt: skip
 
 
+# Each with NVIDIA's bucket for what is to be done at once.
 _IGNORED_XIDS = {
-    8: "GPU stopped processing: a channel timed out",
-    13: "graphics engine exception, as of an access out of bounds",
-    31: "GPU memory page fault, as of an illegal address",
-    32: "invalid or corrupted push buffer stream",
-    43: "the program has run into a fault of its own and its channel was reset",
-    45: "pre-emptive clean-up after the program was ended or an earlier error",
-    63: "a page was retired or a row marked for remapping; what is pending is read from NVML",
-    68: "video processor exception",
-    69: "graphics engine class error",
-    92: "many single-bit ECC errors, all corrected",
-    121: "corrected error on the link to the CPU",
-    137: "a program used an NVLink address that it may not",
-    154: "the driver's word for what recovers the GPU has changed; that is read from NVML",
+    8: ("GPU stopped processing: a channel timed out", "RESTART_APP"),
+    11: ("invalid or corrupted push buffer stream", "RESTART_APP"),
+    13: ("graphics engine exception, as of an access out of bounds", "RESTART_APP"),
+    25: ("invalid or illegal push buffer stream", "RESTART_APP"),
+    31: ("GPU memory page fault, as of an illegal address", "RESTART_APP"),
+    43: ("the program has run into a fault of its own and its channel was reset", "IGNORE"),
+    44: ("graphics engine fault during a context switch", "IGNORE"),
+    45: ("pre-emptive clean-up after the program was ended or an earlier error", "WORKFLOW_XID_45, by another XID"),
+    63: ("a page was retired or a row marked for remapping; what is pending is read from NVML", "IGNORE"),
+    66: ("an access of the driver that was not allowed", "IGNORE"),
+    67: ("an access of the driver that was not allowed", "IGNORE"),
+    68: ("video decoder exception", "RESTART_APP"),
+    69: ("graphics engine class error", "RESTART_APP"),
+    92: ("many single-bit ECC errors, all corrected", "IGNORE"),
+    121: ("corrected error on the link to the CPU", "IGNORE"),
+    137: ("a program used an NVLink address that it may not", "IGNORE"),
+    141: ("CUDA fast path error", "IGNORE"),
+    **dict.fromkeys(
+        range(144, 151),
+        ("NVLink error, grave or not by its parts; what recovers the GPU is read from NVML", "WORKFLOW_NVLINK5_ERR"),
+    ),
+    154: ("the driver's word for what recovers the GPU has changed; that is read from NVML", "XID_154"),
+    155: ("an NVLink went down, perhaps on purpose; what recovers the GPU is read from NVML", "RESET_GPU"),
+    157: ("a part of the GPU could not be retired, for there is no spare one", "IGNORE"),
+    160: ("a memory channel was retired", "IGNORE"),
+    161: ("a memory channel could not be retired", "IGNORE"),
 }
 _RESTARTING_XIDS = {
-    94: "uncorrectable memory error, contained: only the program that used the memory is hit",
-}
+    32: ("corrupted push buffer stream, as of a bad PCI Express link; hardly ever the program's own doing",
+         "RESTART_APP"),
+    94: ("uncorrectable memory error, contained: only the program that used the memory is hit", "RESTART_APP"),
+}  # fmt: skip
 _RESET_XIDS = {
-    46: "GPU stopped processing and did not time out in order",
-    48: "double-bit ECC error",
-    61: "the GPU's own microcontroller has halted (breakpoint)",
-    62: "the GPU's own microcontroller has halted",
-    64: "a page could not be retired or a row not be remapped",
-    74: "NVLink error",
-    95: "uncorrectable memory error, not contained: any program on the GPU may be hit",
-    109: "a context switch did not come to an end",
-    110: "security fault, of hardware or driver",
-    119: "the GPU's system processor does not answer the driver",
-    120: "the GPU's system processor has failed",
-    136: "link training to the CPU or a peer failed",
-    140: "ECC error that could not be recovered from",
-    143: "the GPU could not be started",
+    46: ("GPU stopped processing and did not time out in order", "RESET_GPU"),
+    48: ("double-bit ECC error", "WORKFLOW_XID_48, cleared by a reset"),
+    61: ("the GPU's own microcontroller has halted (breakpoint)",
+         "unused since Ampere; before, a reset by the GPU Debug Guidelines"),
+    62: ("the GPU's own microcontroller has halted", "RESET_GPU"),
+    64: ("a page could not be retired or a row not be remapped", "RESET_GPU"),
+    74: ("NVLink error", "WORKFLOW_NVLINK_ERR, cleared by a reset"),
+    95: ("uncorrectable memory error, not contained: any program on the GPU may be hit", "RESET_GPU"),
+    109: ("a context switch did not come to an end", "RESET_GPU"),
+    110: ("security fault, mostly of the hardware", "RESET_GPU"),
+    119: ("the GPU's system processor does not answer the driver", "RESET_GPU"),
+    120: ("the GPU's system processor has failed", "RESET_GPU"),
+    136: ("the training of an NVLink failed", "RESET_GPU"),
+    140: ("ECC error that could not be recovered from", "RESET_GPU"),
+    143: ("the GPU could not be started", "RESET_GPU"),
+    156: ("a part of the GPU is retired at the next reset", "RESET_GPU"),
+    158: ("the GPU did not answer in time, for good", "RESET_GPU"),
+}  # fmt: skip
+_REBOOT_XIDS = {
+    54: ("the GPU board's own power cable is not connected", "CHECK_MECHANICALS"),
+    79: ("the GPU has fallen off the bus", "RESTART_BM"),
+    151: ("the keys of confidential computing could not be changed", "RESTART_VM"),
 }
-_REBOOT_XIDS = {79: "the GPU has fallen off the bus"}
-
 GPU_RULES = (
     Rule("gpu_lost", "gpu_lost", "NVML says that the GPU is lost: it has fallen off the bus, or must be reset",
          HealthAction.QUARANTINE, Recovery.RESET, source=NVML_REFERENCE),
@@ -154,15 +179,15 @@ NODE_RULES = (
     Rule("overload", "load", "many times more threads want to run than there are CPUs", HealthAction.HOLD,
          after_seconds=2 * MINUTE_SECONDS, calm_seconds=MINUTE_SECONDS),
 )  # fmt: skip
-UNKNOWN_XID = _xid(0, "an XID that the table does not know", HealthAction.IGNORE)
+UNKNOWN_XID = _xid(0, "an XID that the table does not know", "", HealthAction.IGNORE)
 
 RULES: dict[str, Rule] = {
     rule.name: rule
     for rule in (
-        *(_xid(number, meaning, HealthAction.IGNORE) for number, meaning in _IGNORED_XIDS.items()),
-        *(_xid(number, meaning, HealthAction.RESTART) for number, meaning in _RESTARTING_XIDS.items()),
-        *(_xid(number, meaning, HealthAction.QUARANTINE, Recovery.RESET) for number, meaning in _RESET_XIDS.items()),
-        *(_xid(number, meaning, HealthAction.QUARANTINE, Recovery.REBOOT) for number, meaning in _REBOOT_XIDS.items()),
+        *(_xid(number, *told, HealthAction.IGNORE) for number, told in _IGNORED_XIDS.items()),
+        *(_xid(number, *told, HealthAction.RESTART) for number, told in _RESTARTING_XIDS.items()),
+        *(_xid(number, *told, HealthAction.QUARANTINE, Recovery.RESET) for number, told in _RESET_XIDS.items()),
+        *(_xid(number, *told, HealthAction.QUARANTINE, Recovery.REBOOT) for number, told in _REBOOT_XIDS.items()),
         UNKNOWN_XID,
         *GPU_RULES,
         *NODE_RULES,

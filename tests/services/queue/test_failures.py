@@ -96,6 +96,22 @@ async def test_a_sign_of_the_node_says_more_than_the_job(mesh: Mesh) -> None:
     assert job.past_attempts[0].failure.rule == "xid-gpu-lost"
 
 
+async def test_a_gpu_that_fails_keeps_its_job_from_no_other_gpu_of_its_node(mesh: Mesh) -> None:
+    await mesh.agent("n1", gpus=2)
+    job_id = await mesh.submit(retries_max=0)
+    first = await mesh.reach(job_id, "RUNNING")
+    (part,) = first.attempt.allocations
+    uuid = part.tasks[0].gpus[0].uuid
+    agent = mesh.agents[part.node_id]
+    ill = next(gpu for gpu in agent.inventory.gpus if gpu.uuid == uuid)
+    ill.unhealthy_reason = "XID 79"
+    agent.tell(inventory=agent.inventory)
+    await fail(mesh, job_id, 1, "", signs=[f"xid 79 on {uuid}"])
+    job = await mesh.reach(job_id, "RUNNING", lambda job: job.attempt.number == 2)
+    assert not job.avoided_nodes
+    assert job.attempt.allocations[0].tasks[0].gpus[0].uuid != uuid
+
+
 async def test_what_was_spent_survives_the_queue(mesh: Mesh) -> None:
     await mesh.agent("n1")
     job_id = await mesh.submit(retries_max=0)
