@@ -50,6 +50,7 @@ class Told:
     store_url: str
     token: str
     endpoints: str
+    address: str = ""
 
 
 def serve(
@@ -59,12 +60,12 @@ def serve(
     listen: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="Where to serve.")] = None,
     store: Annotated[str | None, typer.Option(metavar="URL", help="sqlite, sqlite:PATH or etcd://HOST:PORT,…")] = None,
     endpoints: Annotated[
-        str, typer.Option(metavar="…", help="Where the others are: HOST:PORT, or NAME=…,NAME=….")
+        str, typer.Option(metavar="…", help="Where the others are: HOST:PORT, or NAME=…,NAME=…; replicas: A|B.")
     ] = "",
     node: Annotated[str, typer.Option(metavar="ID", help="The agent's node; this machine's name.")] = "",
     gpus: Annotated[str | None, typer.Option(metavar="auto|fake:N", help="The agent's GPUs.")] = None,
     cpus: Annotated[str, typer.Option(metavar="0-3,8", help="The CPUs that the agent may give to jobs; all.")] = "",
-    address: Annotated[str, typer.Option(metavar="HOST", help="Where other nodes reach this one; its name.")] = "",
+    address: Annotated[str, typer.Option(metavar="HOST", help="Where others reach this machine; its name.")] = "",
     follow: Annotated[
         str | None,
         typer.Option(metavar="HOST:PORT", help="The predictor that takes observations; this one reads what it keeps."),
@@ -76,15 +77,16 @@ def serve(
     All of them read the same token: from COTENANT_TOKEN, else from the file `token` of the state directory, which the
     first one makes. Without --listen they serve on loopback at the ports 7070 (queue), 7071 (placement), 7072
     (predictor) and 7073 (contention); without --endpoints they look for each other there. With the store `sqlite`
-    each keeps a file of its own in the state directory; several machines share an etcd. Several predictors on one etcd
-    answer alike: one takes observations, the others name it with --follow.
+    each keeps a file of its own in the state directory; several machines share an etcd. There queue and placement may
+    each run several times: one leads, the others pass calls on to it, and when it ends another one leads. Several
+    predictors on one etcd answer alike: one takes observations, the others name it with --follow.
 
     \b
     Examples:
       cotenant serve placement
-      cotenant serve queue --store etcd://10.0.0.1:2379 --listen 0.0.0.0:7070
+      cotenant serve queue --store etcd://10.0.0.1:2379 --listen 0.0.0.0:7070 --address 10.0.0.5
       cotenant serve predictor --store etcd://10.0.0.1:2379 --listen 0.0.0.0:7082 --follow 10.0.0.5:7072
-      cotenant serve agent --endpoints 10.0.0.5:7070 --gpus auto
+      cotenant serve agent --endpoints 'placement=10.0.0.5:7071|10.0.0.6:7071' --gpus auto
     """
     if service not in SERVICES:
         raise usage(f"there is no service {service!r}{did_you_mean(service, SERVICES)}; {', '.join(SERVICES)} are")
@@ -101,6 +103,7 @@ def serve(
         listen=listen or f"127.0.0.1:{PORTS.get(service, 0)}",
         store_url=_store_url(store or settings.store, state_dir, service),
         token=_token(state_dir),
+        address=address,
         endpoints=endpoints or ",".join(f"{name}=127.0.0.1:{port}" for name, port in PORTS.items()),
     )
     if service == "agent":
@@ -165,7 +168,7 @@ def _placement(told: Told, common: dict[str, Any]) -> Coroutine[Any, Any, None]:
         lost_after_seconds=settings.lost_after_seconds,
         stop_costs=StopCosts(settings.checkpoint_seconds),
     )
-    return run(**common, config=config)
+    return run(**common, config=config, advertised=told.address)
 
 
 def _predictor(told: Told, common: dict[str, Any]) -> Coroutine[Any, Any, None]:
@@ -201,7 +204,7 @@ def _queue(told: Told, common: dict[str, Any]) -> Coroutine[Any, Any, None]:
         failure_rules=check_failure_rules(told.settings),
         retrying=retrying_of(told.settings),
     )
-    return run(**common, endpoints=_endpoints(told), config=config)
+    return run(**common, endpoints=_endpoints(told), config=config, advertised=told.address)
 
 
 def _endpoints(told: Told) -> Endpoints:

@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from cotenant.rpc.endpoints import SERVICES, Endpoints, host_and_port
+from cotenant.rpc.endpoints import SERVICES, Endpoints, addresses_of, host_and_port
 
 TOKEN_FILE = "token"  # noqa: S105 a file's name
 ENDPOINT_FILE = "endpoint.json"
@@ -179,8 +179,9 @@ def _published(state_dir: Path) -> Endpoints:
     try:
         said = json.loads(path.read_text())
         written = {name: said[name] for name in SERVICES if said.get(name)}
-        for address in written.values():
-            host_and_port(address)
+        for endpoint in written.values():
+            for address in addresses_of(endpoint):
+                host_and_port(address)
         return Endpoints(**written)
     except (FileNotFoundError, NotADirectoryError):
         raise NoAccess(
@@ -208,7 +209,8 @@ def _token(levels: list[_Level], deciding: _Level, endpoints: Endpoints) -> str:
 
 
 def _all_local(endpoints: Endpoints) -> bool:
-    return all(_is_local(host_and_port(address)[0]) for address in asdict(endpoints).values() if address)
+    addresses = (address for endpoint in asdict(endpoints).values() for address in addresses_of(endpoint))
+    return all(_is_local(host_and_port(address)[0]) for address in addresses)
 
 
 def _is_local(host: str) -> bool:

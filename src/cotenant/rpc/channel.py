@@ -7,6 +7,7 @@ in grpc.aio every interceptor makes a task per call, which costs more than the r
 from __future__ import annotations
 
 import json
+import socket
 import uuid
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -15,7 +16,7 @@ import grpc
 import grpc.aio
 
 from cotenant import telemetry
-from cotenant.rpc.endpoints import Endpoints
+from cotenant.rpc.endpoints import Endpoints, addresses_of, host_and_port
 from cotenant.rpc.methods import METHODS, Method
 
 __all__ = ["Channel", "Endpoints", "connect", "service_config"]
@@ -28,16 +29,59 @@ ATTEMPTS_MAX = 4
 def connect(endpoint: str, token: str = "", *, health_service: str | None = None) -> Channel:
     """Open a channel. Nothing is sent before the first call, so that the server may start later.
 
-    With `health_service`, calls go only to addresses whose health says that this service is serving.
+    Calls take turns over the addresses of `a:1|b:1`, and over all that a name has. With `health_service`, and among
+    several addresses, they go only to those whose health says that this service, or the server as a whole, is serving.
     """
     if not endpoint:
         raise ValueError("an endpoint is needed: host:port")
+    if health_service is None and len(addresses_of(endpoint)) > 1:
+        health_service = ""
     if not (token.isascii() and (token.isprintable() or not token)):
         raise ValueError("the token has characters that cannot be sent")
     inner = grpc.aio.insecure_channel(
-        endpoint, options=_options(health_service), interceptors=telemetry.client_interceptors()
+        target_of(endpoint), options=_options(health_service), interceptors=telemetry.client_interceptors()
     )
     return Channel(inner, token)
+
+
+def target_of(endpoint: str) -> str:
+    """Put addresses into gRPC's words, which take a list of numbers but only one name.
+
+    Names in a list are looked up here, once; what has to follow changes is one name with several addresses.
+
+    >>> target_of("queue.mesh:7070"), target_of("10.0.0.1:7070|10.0.0.2:7070")
+    ('queue.mesh:7070', 'ipv4:10.0.0.1:7070,10.0.0.2:7070')
+    >>> target_of("[::1]:1|[::1]:2")
+    'ipv6:[::1]:1,[::1]:2'
+
+    Raises:
+        ValueError: no family of addresses has one for each of them.
+    """
+    addresses = addresses_of(endpoint)
+    if len(addresses) == 1:
+        return endpoint
+    for scheme, family in (("ipv4", socket.AF_INET), ("ipv6", socket.AF_INET6)):
+        found = [_numbers(address, family) for address in addresses]
+        if all(found):
+            return f"{scheme}:{','.join(dict.fromkeys(number for numbers in found for number in numbers))}"
+    raise ValueError(
+        f"{endpoint!r}: not all of these names can be found; a name is looked up when a list is first used"
+    )
+
+
+def _numbers(address: str, family: socket.AddressFamily) -> list[str]:
+    host, port = host_and_port(address)
+    try:
+        found = socket.getaddrinfo(host, port, family, socket.SOCK_STREAM)
+    except socket.gaierror:
+        return []
+    bare = [str(one[4][0]) for one in found]
+    return [f"[{number}]:{port}" if family is socket.AF_INET6 else f"{number}:{port}" for number in bare]
+
+
+def passage(endpoint: str) -> grpc.aio.Channel:
+    """Open a channel for calls that are passed on as they came: nothing is added to them, and none is repeated."""
+    return grpc.aio.insecure_channel(endpoint, options=[*_options(None), ("grpc.enable_retries", 0)])
 
 
 class Channel(grpc.aio.Channel):

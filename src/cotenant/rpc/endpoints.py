@@ -10,7 +10,7 @@ PORT_MAX = 65_535
 
 @dataclass(frozen=True, slots=True)
 class Endpoints:
-    """Where each service is; "" where that is not known. One address may serve all."""
+    """Where each service is; "" where that is not known. One address may serve all, and several may serve one."""
 
     queue: str = ""
     placement: str = ""
@@ -24,12 +24,12 @@ class Endpoints:
 
     @classmethod
     def parse(cls, text: str) -> Endpoints:
-        """Read `host:port`, or `queue=host:port,placement=host:port,…`.
+        """Read `host:port`, or `queue=host:port,placement=host:port,…`; replicas stand beside each other: `a:1|b:1`.
 
         >>> Endpoints.parse("127.0.0.1:7070").predictor
         '127.0.0.1:7070'
-        >>> Endpoints.parse("queue=a:1,placement=b:2").placement
-        'b:2'
+        >>> Endpoints.parse("queue=a:1|b:1,placement=b:2").queue
+        'a:1|b:1'
 
         Raises:
             ValueError: a part names no service, or something is no address.
@@ -41,6 +41,15 @@ class Endpoints:
         if unknown := sorted(set(named) - set(SERVICES)):
             raise ValueError(f"{unknown[0]!r} is no service; {', '.join(SERVICES)} are")
         return cls(**named)
+
+
+def addresses_of(endpoint: str) -> tuple[str, ...]:
+    """Split what `Endpoints` says of a service into the addresses of its replicas.
+
+    >>> addresses_of("a:1|[::1]:2")
+    ('a:1', '[::1]:2')
+    """
+    return tuple(endpoint.split("|")) if endpoint else ()
 
 
 def host_and_port(address: str) -> tuple[str, int]:
@@ -59,6 +68,7 @@ def host_and_port(address: str) -> tuple[str, int]:
 
 
 def _address(text: str) -> str:
-    address = text.strip()
-    host_and_port(address)
-    return address
+    addresses = [address.strip() for address in text.split("|")]
+    for address in addresses:
+        host_and_port(address)
+    return "|".join(dict.fromkeys(addresses))
