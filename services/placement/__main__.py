@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 
-import structlog
-
 from cotenant import telemetry
+from cotenant.replicas.election import Election
+from cotenant.replicas.replica import Replica, reached_at, serve_replica
+from cotenant.replicas.tenure import Held
 from cotenant.rpc.policies import serve_policies
-from cotenant.rpc.server import Server
-from cotenant.services.placement.server import PlacementConfig, start
+from cotenant.rpc.server import Host, Server
+from cotenant.services.placement.leadership import LEADER
+from cotenant.services.placement.server import SERVICES, Placement, PlacementConfig, use_policies
 from cotenant.store.open import open_store
+from cotenant.store.port import Store
 
-log = structlog.get_logger()
+PREFIX = "placement/"
 
 
 async def serve(
@@ -22,22 +24,33 @@ async def serve(
     store_url: str,
     token: str | None = None,
     config: PlacementConfig,
+    advertised: str = "",
     on_start: Callable[[int], None] = lambda port: None,
 ) -> None:
-    """Serve until cancelled; what runs on nodes runs on. `on_start` is told the port."""
+    """Serve until cancelled, as the leader or as one who follows; what runs on nodes runs on.
+
+    `on_start` is told the port; `advertised` is the host at which other replicas reach this one.
+    """
     telemetry.setup("placement")
     server = Server(address, token)
     store = await open_store(store_url)
     try:
-        placement = await start(server, store, serve_policies(server), config)
-        port = await server.start()
-        log.info("serving", port=port, policy=config.placement, allocator=config.allocator)
-        on_start(port)
-        try:
-            await asyncio.Event().wait()  # until cancelled
-        finally:
-            await placement.close()
-            await server.stop(grace_seconds=1.0)
+        Placement(store, config)  # what cannot be made is told before anybody is elected
+        use_policies(serve_policies(server), config)
+
+        async def lead(host: Host, store: Store, held: Held) -> Placement:
+            placement = Placement(store, config, held)
+            placement.add_to(host)
+            try:
+                await placement.start()
+            except BaseException:
+                await placement.close()
+                raise
+            return placement
+
+        election = Election(store, LEADER, reached_at(server.bind(), address, advertised))
+        replica = Replica(server, store, election, SERVICES, PREFIX, lead)
+        await serve_replica(server, replica, on_start)
     finally:
         await store.close()
         telemetry.shutdown()

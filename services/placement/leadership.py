@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
 import time
 from collections.abc import Callable
 
 import structlog
 
+from cotenant.replicas.tenure import Tenure
 from cotenant.rpc import errors, translate
 from cotenant.services.placement.agents import Sessions
 from cotenant.services.placement.cluster import Cluster
@@ -17,7 +17,7 @@ from cotenant.services.placement.feed import Feed
 from cotenant.services.placement.kinds import Kinds
 from cotenant.services.placement.records import ATTEMPTS, GUARDS, KINDS, NODES, Live
 from cotenant.services.placement.registry import Registry
-from cotenant.store.port import Compare, Conflict, Listing, Put, Store, StoreUnavailable
+from cotenant.store.port import Listing, NotLeader, Store, StoreUnavailable
 from cotenant.v1 import records_pb2
 
 log = structlog.get_logger()
@@ -26,16 +26,13 @@ LEADER = "placement/leader"
 RETRY_SECONDS = 0.3
 
 
-class Deposed(Exception):
-    """Another placement has begun to lead; this one never does again."""
-
-
 class Leadership:
-    """Reads the state under a term of its own. Whoever reads last leads; those before it are fenced."""
+    """Reads the state under a term of its own, a new one each time: what was under way under the last is refused."""
 
     def __init__(
         self,
         store: Store,
+        tenure: Tenure,
         cluster: Cluster,
         committer: Committer,
         sessions: Sessions,
@@ -44,10 +41,9 @@ class Leadership:
         kinds: Kinds,
         on_trust: Callable[[bool], None],
     ) -> None:
-        self._store, self._cluster, self._committer = store, cluster, committer
+        self._store, self._tenure, self._cluster, self._committer = store, tenure, cluster, committer
         self._sessions, self._feed, self._registry, self._kinds = sessions, feed, registry, kinds
         self._on_trust = on_trust
-        self._identity = secrets.token_hex(8).encode()
         self._term = 0
         self._doubt = asyncio.Event()
         self._deposed = False
@@ -56,7 +52,7 @@ class Leadership:
     def check(self) -> None:
         """Raise unless what we believe is what the store holds."""
         if self._deposed:
-            raise errors.unavailable("another placement leads now", 0.5, "NOT_LEADER")
+            raise errors.unavailable("another placement leads now", 0.5, errors.NOT_LEADER)
         if not self._trusted:
             raise errors.unavailable("placement is reading its state anew", 0.5, "STORE_AWAY")
 
@@ -74,13 +70,14 @@ class Leadership:
             self._doubt.clear()
             try:
                 await self.load()
+            except NotLeader as error:
+                log.error("deposed", error=str(error))
+                self._deposed = True
+                self._feed.close()
             except StoreUnavailable as error:
                 log.warning("store_away", error=str(error))
                 self._doubt.set()
                 await asyncio.sleep(RETRY_SECONDS)
-            except Deposed as error:
-                log.error("deposed", error=str(error))
-                self._feed.close()
             except Exception:
                 self._doubt.set()
                 raise
@@ -88,12 +85,13 @@ class Leadership:
     async def probe(self) -> None:
         """Find out by a look whether the store is there and we still lead, for where nothing is written."""
         try:
-            entry = await self._store.get(LEADER)
+            fence = self._tenure.fence
+            entry = await self._store.get(fence.key)
         except StoreUnavailable as error:
             log.info("store_away", error=str(error))
             self._on_trust(False)
             return
-        if self._trusted and (entry is None or entry.mod_revision != self._term):
+        if self._trusted and (entry is None or entry.mod_revision != fence.mod_revision):
             self._committer.halt(Fenced("another placement has begun to lead"))
         self._on_trust(self._trusted)
 
@@ -102,9 +100,9 @@ class Leadership:
 
         Raises:
             StoreUnavailable: it cannot be read.
-            Deposed: another placement leads.
+            NotLeader: another placement leads; this one never does again.
         """
-        await self._lead()
+        self._term = await self._tenure.renew()
         nodes = await self._store.list(NODES)
         guards = await self._store.list(GUARDS)
         attempts = await self._store.list(ATTEMPTS)
@@ -114,7 +112,7 @@ class Leadership:
         self._sessions.close_all()  # whoever has come meanwhile was judged by the old picture
         self._cluster.replace(fresh)
         self._kinds.restore(kinds.entries)
-        self._committer.start(Compare(LEADER, self._term), {entry.key: entry.mod_revision for entry in every})
+        self._committer.start(self._tenure.fence, {entry.key: entry.mod_revision for entry in every})
         self._registry.term = self._term
         self._feed.start(max(self._term, attempts.revision), [live.attempt for live in fresh.attempts.values()])
         self._trusted = True
@@ -138,17 +136,3 @@ class Leadership:
             live.end_kept = live.state.ended
             fresh.add(live)
         return fresh
-
-    async def _lead(self) -> None:
-        """Take a term of our own: the revision at which the leader key was last written, by us."""
-        while True:
-            compares = [Compare(LEADER, self._term)] if self._term else []
-            result = await self._store.transact(compares, [Put(LEADER, self._identity)])
-            if not isinstance(result, Conflict):
-                self._term = result.revision
-                return
-            entry = await self._store.get(LEADER)
-            if entry is None or entry.value != self._identity:
-                self._deposed = True
-                raise Deposed(f"the leader key was taken after term {self._term}")
-            self._term = entry.mod_revision  # our own, of which we never heard

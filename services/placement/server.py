@@ -10,11 +10,12 @@ from dataclasses import dataclass, field
 from cotenant import plugins
 from cotenant.core.nodes import NodeShape
 from cotenant.core.policy import CpuAllocator, PlacementPolicy
+from cotenant.replicas.tenure import Held, Tenure
 from cotenant.rpc import errors, translate
 from cotenant.rpc.background import Background
 from cotenant.rpc.pages import page_of
 from cotenant.rpc.policies import PolicyServicer
-from cotenant.rpc.server import Server
+from cotenant.rpc.server import Host, Server
 from cotenant.services.placement import planner
 from cotenant.services.placement.agents import Sessions
 from cotenant.services.placement.attempts import Attempts
@@ -27,7 +28,7 @@ from cotenant.services.placement.following import Following
 from cotenant.services.placement.forecasting import Forecasting
 from cotenant.services.placement.gauges import Gauges
 from cotenant.services.placement.kinds import Kinds
-from cotenant.services.placement.leadership import Leadership
+from cotenant.services.placement.leadership import LEADER, Leadership
 from cotenant.services.placement.outputs import Outputs
 from cotenant.services.placement.planning import Planning
 from cotenant.services.placement.records import Node, NodeState
@@ -43,6 +44,7 @@ from cotenant.v1 import placement_service_pb2_grpc as placement_grpc
 PLACEMENT = "cotenant.v1.PlacementService"
 NODE = "cotenant.v1.NodeService"
 AGENT = "cotenant.v1.AgentService"
+SERVICES = (PLACEMENT, NODE, AGENT)
 PLACEMENTS, ALLOCATORS = "cotenant.placement_policies", "cotenant.cpu_allocators"
 OPERATOR = "operator"
 SAVE_SECONDS_MAX = 2.0  # at the end, where the store may be away
@@ -65,7 +67,7 @@ class PlacementConfig:
 class Placement(placement_grpc.PlacementServiceServicer, node_grpc.NodeServiceServicer, node_grpc.AgentServiceServicer):
     """Serves planning, nodes and agents from one picture of the cluster."""
 
-    def __init__(self, store: Store, config: PlacementConfig) -> None:
+    def __init__(self, store: Store, config: PlacementConfig, tenure: Tenure | None = None) -> None:
         self.config = config
         policy, allocator = self._policies()
         self.background = Background()
@@ -93,6 +95,7 @@ class Placement(placement_grpc.PlacementServiceServicer, node_grpc.NodeServiceSe
         )
         self.leadership = Leadership(
             store,
+            tenure or Held(store, LEADER),
             self.cluster,
             self.committer,
             self.sessions,
@@ -113,7 +116,7 @@ class Placement(placement_grpc.PlacementServiceServicer, node_grpc.NodeServiceSe
             self.leadership.check,
         )
         self.forecasting = Forecasting(self.cluster, self._policies, self.leadership.check)
-        self._server: Server | None = None
+        self._host: Host | None = None
 
     def _policies(self) -> tuple[PlacementPolicy, CpuAllocator]:
         """Make the policies in use anew."""
@@ -125,12 +128,12 @@ class Placement(placement_grpc.PlacementServiceServicer, node_grpc.NodeServiceSe
 
     # Life ----------------------------------------------------------------------------------------------------
 
-    def add_to(self, server: Server) -> None:
-        """Serve this on a server that has not started yet."""
-        self._server = server
-        server.add(placement_grpc.add_PlacementServiceServicer_to_server, self, PLACEMENT)
-        server.add(node_grpc.add_NodeServiceServicer_to_server, self, NODE)
-        server.add(node_grpc.add_AgentServiceServicer_to_server, self, AGENT)
+    def add_to(self, host: Host) -> None:
+        """Serve this on a server that has not started yet, or on what stands in for one."""
+        self._host = host
+        host.add(placement_grpc.add_PlacementServiceServicer_to_server, self, PLACEMENT)
+        host.add(node_grpc.add_NodeServiceServicer_to_server, self, NODE)
+        host.add(node_grpc.add_AgentServiceServicer_to_server, self, AGENT)
 
     async def start(self) -> None:
         """Read the state and begin to keep it."""
@@ -155,9 +158,9 @@ class Placement(placement_grpc.PlacementServiceServicer, node_grpc.NodeServiceSe
         self.leadership.distrust(error)
 
     def _set_serving(self, serving: bool) -> None:
-        if self._server:
-            for service in (PLACEMENT, NODE, AGENT):
-                self._server.set_serving(service, serving)
+        if self._host:
+            for service in SERVICES:
+                self._host.set_serving(service, serving)
 
     async def _watch_nodes(self) -> None:
         while True:
@@ -324,17 +327,23 @@ def committing() -> Iterator[None]:
     try:
         yield
     except Fenced:
-        raise errors.unavailable("another placement leads now; nothing was decided", 0.5, "NOT_LEADER") from None
+        raise errors.unavailable("another placement leads now; nothing was decided", 0.5, errors.NOT_LEADER) from None
     except Halted as error:
         raise errors.unavailable(str(error), 0.5, "STORE_AWAY") from None
     except TooLarge as error:
         raise errors.failed_precondition("TOO_LARGE", str(error)) from None
 
 
+def use_policies(policies: PolicyServicer, config: PlacementConfig) -> None:
+    """Tell which policies placement uses."""
+    policies.use(PLACEMENTS, config.placement, options=config.options)
+    policies.use(ALLOCATORS, config.allocator, options=config.options)
+
+
 async def start(
     server: Server, store: Store, policies: PolicyServicer, config: PlacementConfig = PlacementConfig()
 ) -> Placement:
-    """Read the state and add placement to a server that has not started yet.
+    """Read the state and add placement to a server that has not started yet. It leads, whoever did before.
 
     Raises:
         UnknownPolicy: a policy is not installed, or broken.
@@ -342,8 +351,7 @@ async def start(
         StoreUnavailable: the state cannot be read.
     """
     placement = Placement(store, config)
-    policies.use(PLACEMENTS, config.placement, options=config.options)
-    policies.use(ALLOCATORS, config.allocator, options=config.options)
+    use_policies(policies, config)
     placement.add_to(server)
     await placement.start()
     return placement

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 
-import structlog
-
 from cotenant import telemetry
+from cotenant.replicas.election import Election
+from cotenant.replicas.replica import Replica, reached_at, serve_replica
+from cotenant.replicas.stores import FencedStore
+from cotenant.replicas.tenure import Held
 from cotenant.rpc.channel import connect
 from cotenant.rpc.endpoints import Endpoints
 from cotenant.rpc.policies import serve_policies
-from cotenant.rpc.server import Server
-from cotenant.services.queue.server import QueueConfig, start
+from cotenant.rpc.server import Host, Server
+from cotenant.services.queue.server import QUEUES, SERVICES, JobQueue, QueueConfig
 from cotenant.store.open import open_store
+from cotenant.store.port import Store
 
-log = structlog.get_logger()
+PREFIX = "queue/"
+LEADER = "queue/leader"
 
 
 async def serve(
@@ -25,25 +28,32 @@ async def serve(
     endpoints: Endpoints,
     token: str | None = None,
     config: QueueConfig,
+    advertised: str = "",
     on_start: Callable[[int], None] = lambda port: None,
 ) -> None:
-    """Serve until cancelled; jobs run on. `on_start` is told the port."""
+    """Serve until cancelled, as the leader or as one who follows; jobs run on.
+
+    `on_start` is told the port; `advertised` is the host at which other replicas reach this one.
+    """
     telemetry.setup("queue")
     server = Server(address, token)
     store = await open_store(store_url)
     placement = connect(endpoints.placement, token or "")
     predictor = connect(endpoints.predictor, token or "")
     try:
-        queue = await start(server, store, serve_policies(server), config, placement, predictor)
-        port = await server.start()
-        queue.run()
-        log.info("serving", port=port, policy=config.policy)
-        on_start(port)
-        try:
-            await asyncio.Event().wait()  # until cancelled
-        finally:
-            await server.stop(grace_seconds=1.0)
-            await queue.close()
+        JobQueue(store, config, placement, predictor)  # what cannot be made is told before anybody is elected
+        serve_policies(server).use(QUEUES, config.policy, options=config.options)
+
+        async def lead(host: Host, store: Store, held: Held) -> JobQueue:
+            queue = JobQueue(FencedStore(store, held), config, placement, predictor)
+            queue.add_to(host)
+            await queue.start()
+            queue.run()
+            return queue
+
+        election = Election(store, LEADER, reached_at(server.bind(), address, advertised))
+        replica = Replica(server, store, election, SERVICES, PREFIX, lead)
+        await serve_replica(server, replica, on_start)
     finally:
         await placement.close()
         await predictor.close()

@@ -24,7 +24,7 @@ from cotenant.rpc.background import Background
 from cotenant.rpc.identity import caller
 from cotenant.rpc.pages import page_of
 from cotenant.rpc.policies import PolicyServicer
-from cotenant.rpc.server import Server
+from cotenant.rpc.server import Host, Server
 from cotenant.services.queue import explain, moving, outlook, summary
 from cotenant.services.queue.arrays import Arrays
 from cotenant.services.queue.endings import Endings
@@ -60,6 +60,7 @@ log = structlog.get_logger()
 QUEUES = "cotenant.queue_policies"
 JOB = "cotenant.v1.JobService"
 TENANT = "cotenant.v1.TenantService"
+SERVICES = (JOB, TENANT)
 SPEC_BYTES_MAX = 256 * 1024
 ARRAY_BYTES_MAX = 64 * 2**20  # over all jobs of an array
 ENDED_KEPT_MAX = 20_000
@@ -117,15 +118,15 @@ class JobQueue(job_service_pb2_grpc.JobServiceServicer):
         self.keeper.on_reread = self._stop_unwanted
         self.output = Output(self.state, self.placement)
         self.tenants = Tenants(self.keeper, config.policy, config.options.get(config.policy, {}), config.rules)
-        self._server: Server | None = None
+        self._host: Host | None = None
 
     # Life ----------------------------------------------------------------------------------------------------
 
-    def add_to(self, server: Server) -> None:
-        """Serve this on a server that has not started yet."""
-        self._server = server
-        server.add(job_service_pb2_grpc.add_JobServiceServicer_to_server, self, JOB)
-        server.add(tenant_service_pb2_grpc.add_TenantServiceServicer_to_server, self.tenants, TENANT)
+    def add_to(self, host: Host) -> None:
+        """Serve this on a server that has not started yet, or on what stands in for one."""
+        self._host = host
+        host.add(job_service_pb2_grpc.add_JobServiceServicer_to_server, self, JOB)
+        host.add(tenant_service_pb2_grpc.add_TenantServiceServicer_to_server, self.tenants, TENANT)
 
     async def start(self) -> None:
         """Read the state; nothing is followed or scheduled before `run`."""
@@ -169,9 +170,9 @@ class JobQueue(job_service_pb2_grpc.JobServiceServicer):
                 serving = True
             except StoreUnavailable:
                 serving = False
-            if self._server:
-                self._server.set_serving(JOB, serving)
-                self._server.set_serving(TENANT, serving)
+            if self._host:
+                for service in SERVICES:
+                    self._host.set_serving(service, serving)
 
     # Jobs in -------------------------------------------------------------------------------------------------
 

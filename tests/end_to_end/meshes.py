@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from tests.end_to_end import remains
@@ -75,24 +76,43 @@ SERVICES = ("predictor", "contention", "placement", "queue", "agent")  # in an o
 SERVING = {"agent": "placement_joined"}  # what tells that it is up; the others say where they serve
 
 
-class Separate:
-    """The services and one agent, each a process of its own at a port that it keeps."""
+REPLICATED = ("predictor", "contention", "placement-a", "placement-b", "queue-a", "queue-b", "agent")
 
-    def __init__(self, directory: Path, *, store: str = "sqlite", **environment: str) -> None:
+
+class Separate:
+    """The services and one agent, each a process of its own at a port that it keeps.
+
+    `parts` are services, or several processes of one, told apart by what stands behind a dash.
+    """
+
+    def __init__(
+        self, directory: Path, *, store: str = "sqlite", parts: Sequence[str] = SERVICES, **environment: str
+    ) -> None:
         self.directory = directory
         self.state_dir = directory / "state"
         self.store = store
-        self.ports = dict(zip(SERVICES[:-1], free_ports(4), strict=True))
-        endpoints = ",".join(f"{name}=127.0.0.1:{port}" for name, port in self.ports.items())
+        self.parts = parts
+        served = [part for part in parts if part != "agent"]
+        self.ports = dict(zip(served, free_ports(len(served)), strict=True))
+        replicas = {service: "|".join(self._addresses(service)) for service in map(service_of, served)}
+        endpoints = ",".join(f"{name}={addresses}" for name, addresses in replicas.items())
         reached = {"COTENANT_STATE_DIR": str(self.state_dir), "COTENANT_ENDPOINT": endpoints}
         self.cli = Cli(environment_of(directory, **reached, **environment))
-        self.client = Client(lambda: (self.address("queue"), (self.state_dir / "token").read_text().strip()))
+        self.client = Client(lambda: (self.reached("queue"), (self.state_dir / "token").read_text().strip()))
         self.processes: dict[str, Serving] = {}
         self._endpoints = endpoints
 
-    def address(self, service: str) -> str:
-        """Where a service serves."""
-        return f"127.0.0.1:{self.ports[service]}"
+    def address(self, part: str) -> str:
+        """Where a part serves."""
+        return f"127.0.0.1:{self.ports[part]}"
+
+    def _addresses(self, service: str) -> list[str]:
+        return [self.address(part) for part in self.ports if service_of(part) == service]
+
+    def reached(self, service: str) -> str:
+        """Where a service serves: at its first process that runs, or else at the first one's address."""
+        running = (self.address(part) for part in self.processes if service_of(part) == service)
+        return next(running, self._addresses(service)[0])
 
     def log(self, service: str) -> Path:
         """What all lives of a service have said."""
@@ -102,9 +122,11 @@ class Separate:
         """Start some services, and wait until they serve."""
         for service in services:
             assert service not in self.processes
-            self.processes[service] = self.cli.start("serve", service, *self._flags(service), log=self.log(service))
+            self.processes[service] = self.cli.start(
+                "serve", service_of(service), *self._flags(service), log=self.log(service)
+            )
         for service in services:
-            self.processes[service].wait_to_say(SERVING.get(service, f"{service} serves at"))
+            self.processes[service].wait_to_say(SERVING.get(service, f"{service_of(service)} serves at"))
 
     def _flags(self, service: str) -> list[str]:
         if service == "agent":
@@ -121,14 +143,19 @@ class Separate:
         job_ids: list[str] = []
         codes: dict[str, int] = {}
         try:
-            self.start(*(name for name in SERVICES if name not in self.processes))
+            self.start(*(name for name in self.parts if name not in self.processes))
             job_ids = end_all(self.client)
-            codes = {name: self.processes.pop(name).terminate() for name in reversed(SERVICES)}
+            codes = {name: self.processes.pop(name).terminate() for name in reversed(self.parts)}
         finally:
             self.kill()
             assert_nothing_left(self.directory, job_ids)
-        assert codes == dict.fromkeys(SERVICES, 0)
-        assert [name for name in SERVICES if TRACEBACK in self.log(name).read_text()] == []
+        assert codes == dict.fromkeys(self.parts, 0)
+        assert [name for name in self.parts if TRACEBACK in self.log(name).read_text()] == []
+
+
+def service_of(part: str) -> str:
+    """The service that a part is a process of."""
+    return part.partition("-")[0]
 
 
 def end_all(client: Client) -> list[str]:

@@ -38,6 +38,8 @@ DETAILS_KEY = "grpc-status-details-bin"  # fixed by gRPC
 MESSAGE_BYTES_MAX = 768  # clients refuse trailers beyond 8 KiB in all, and a message travels there in percent code
 STATUS_BYTES_MAX = 3584  # and the status, which holds the message once more, in base 64
 RETRY_AFTER_SECONDS_DEFAULT = 1.0
+NO_LEADER = "NO_LEADER"  # nobody leads the service now; nothing was done
+NOT_LEADER = "NOT_LEADER"  # whoever was asked does not lead any more; nothing was done
 
 
 class Problem(Exception):

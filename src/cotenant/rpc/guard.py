@@ -19,7 +19,7 @@ import structlog
 from cotenant.rpc import errors
 from cotenant.rpc.errors import Problem
 from cotenant.rpc.identity import Authenticator, enter
-from cotenant.store.port import StoreUnavailable
+from cotenant.store.port import NotLeader, StoreUnavailable
 
 log = structlog.get_logger()
 
@@ -128,7 +128,7 @@ async def _send(context: Any, method: str, error: Exception) -> NoReturn:
     problem = problem_of(method, error)
     status = errors.to_status(problem)
     trailers: list[tuple[str, str | bytes]] = [(errors.DETAILS_KEY, status.SerializeToString())]
-    if isinstance(error, StoreUnavailable):
+    if isinstance(error, StoreUnavailable) and not isinstance(error, NotLeader):
         trailers.append(NO_RETRY)
     await context.abort(problem.code, status.message, trailing_metadata=tuple(trailers))
     raise AssertionError("abort raises")
@@ -139,6 +139,8 @@ def problem_of(method: str, error: Exception) -> Problem:
     match error:
         case Problem():
             return error
+        case NotLeader():
+            return errors.unavailable(str(error), 0.5, errors.NOT_LEADER)
         case StoreUnavailable():
             return errors.unavailable(f"the store is away: {error}", reason="STORE_UNAVAILABLE")
         case grpc.RpcError() if error.code() in (

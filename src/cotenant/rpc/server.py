@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import grpc
 import grpc.aio
@@ -29,6 +29,16 @@ DEADLINE_SECONDS_DEFAULT = 60.0
 OVERALL = ""  # the health protocol's name for the server as a whole
 
 AddServicer = Callable[[Any, Any], None]
+
+
+class Host(Protocol):
+    """What serves: a server, or what stands in for one."""
+
+    def add(self, add_servicer: AddServicer, servicer: Any, service: str) -> None:
+        """Serve a service with the generated `add_…_to_server`."""
+
+    def set_serving(self, service: str, serving: bool) -> None:
+        """Tell by the health protocol whether a service can do its work."""
 
 
 class CannotListen(Exception):

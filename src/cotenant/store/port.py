@@ -110,6 +110,13 @@ class StoreUnavailable(Exception):
     """The store did not answer. Whether a transaction under way was committed is unknown."""
 
 
+class NotLeader(StoreUnavailable):
+    """Another process leads what this one wanted to change, or nobody does yet. Nothing was done.
+
+    To whoever wrote under the old leadership the store is away for good.
+    """
+
+
 class LeaseLost(Exception):
     """The lease has run out or was revoked; its keys are gone."""
 

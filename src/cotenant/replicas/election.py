@@ -1,0 +1,144 @@
+"""Who leads: one of a service's processes, by a lease of the store's.
+
+Whoever finds the leadership key absent writes it under a lease of its own, which it keeps alive from then on. When the
+leader ends, however it does, its lease runs out within `ttl_seconds` (and what the store needs to notice, half a second
+with etcd), the key goes with it, and those who watched it try to write it: one succeeds. A leader that is asked to end
+revokes its lease, and another one leads at once.
+
+A leader does not step back because the store is away: nobody else can be elected meanwhile, and whatever it writes is
+compared with its term. It does once it learns that its lease is gone or that the key is another's.
+
+A store that one process holds alone has no other replicas: whoever opens it leads at once, whatever a process before it
+has left there. The same is true over what versions left that knew no elections, whose mark is under no lease: the newer
+leads, as it did among them, and the older commits nothing any more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+
+import structlog
+
+from cotenant.replicas.mirror import RETRY_SECONDS, Mirror
+from cotenant.replicas.tenure import Held, Leader, leader_of
+from cotenant.store.local import LocalStore
+from cotenant.store.port import Compare, LeaseLost, Store, StoreUnavailable
+
+log = structlog.get_logger()
+
+TTL_SECONDS = 2.0  # the least that etcd grants, unless its election timeout is set lower than it is by default
+BEATS_WITHIN_TTL = 3
+
+
+class Election:
+    """One process's part in the election of a leader under `key`; `address` is where it would serve.
+
+    `leader` is who leads as far as is known, None where nobody does. `alone` says that the store is this process's own.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        key: str,
+        address: str,
+        *,
+        ttl_seconds: float = TTL_SECONDS,
+        alone: bool | None = None,
+    ) -> None:
+        self.key, self.address = key, address
+        self.alone = isinstance(store, LocalStore) if alone is None else alone
+        self.leader: Leader | None = None
+        self._store, self._ttl_seconds = store, ttl_seconds
+        self._mirror = Mirror(store, key, self._seen)
+        self._held: Held | None = None
+        self._known = 1  # up to which revision the mirror has to come before what it says counts
+
+    async def follow(self) -> None:
+        """Keep `leader` true, until cancelled."""
+        await self._mirror.run()
+
+    async def changed(self) -> None:
+        """Wait until the leadership changes, or may have."""
+        await self._mirror.changes()
+
+    def _seen(self, keys: Iterable[str]) -> None:
+        entry = self._mirror.entries.get(self.key)
+        leader = leader_of(entry) if entry else None
+        if (leader and leader.identity) != (self.leader and self.leader.identity):
+            log.info(
+                "leader_seen", key=self.key, address=leader.address if leader else "", revision=self._mirror.revision
+            )
+        self.leader = leader
+        held = self._held
+        if held and self._mirror.revision >= held.term and (leader is None or leader.identity != held.identity):
+            held.lose(f"{leader.address} leads now" if leader else "the leadership key is gone")
+
+    async def win(self) -> Held:
+        """Wait until this process leads, and return its office. `follow` has to go on beside it."""
+        while True:
+            try:
+                if held := await self._try():
+                    self._held = held
+                    log.info("leads", key=self.key, term=held.term)
+                    return held
+            except (StoreUnavailable, LeaseLost) as error:
+                log.info("election_delayed", key=self.key, error=str(error))
+                await asyncio.sleep(RETRY_SECONDS)
+                continue
+            while self._mirror.revision < self._known or self.leader is not None:
+                await self._mirror.changes()
+
+    async def _try(self) -> Held | None:
+        """Take the office where it is free."""
+        if self.alone:
+            held = Held(self._store, self.key, self.address)
+            await held.renew()
+            return held
+        entry = await self._store.get(self.key)
+        if entry and leader_of(entry):
+            self._known = entry.mod_revision
+            return None
+        lease = await self._store.grant(self._ttl_seconds)
+        held = Held(self._store, self.key, self.address, lease=lease)
+        taken = False
+        try:
+            taken = await held.take([Compare(self.key, entry.mod_revision if entry else 0)])
+        finally:
+            if not taken:  # it may be committed all the same, but not for long
+                await self._revoke(held)
+        return held if taken else None
+
+    async def hold(self, held: Held) -> str:
+        """Keep an office until it is lost; tells why it was."""
+        while not held.lost:
+            try:
+                async with asyncio.timeout(self._ttl_seconds / BEATS_WITHIN_TTL if held.lease else None):
+                    await held.over.wait()
+            except TimeoutError:
+                await self._keep_alive(held)
+        log.warning("leads_no_more", key=self.key, term=held.term, why=held.lost)
+        return held.lost
+
+    async def _keep_alive(self, held: Held) -> None:
+        assert held.lease
+        try:
+            await self._store.keep_alive(held.lease)
+        except LeaseLost:
+            held.lose("its lease ran out")
+        except StoreUnavailable as error:
+            log.info("lease_not_renewed", key=self.key, error=str(error))
+
+    async def resign(self, held: Held, why: str = "it ends") -> None:
+        """Give an office back, so that another process takes it at once."""
+        held.lose(why)
+        if self._held is held:
+            self._held = None
+        await self._revoke(held)
+
+    async def _revoke(self, held: Held) -> None:
+        try:
+            if held.lease:
+                await self._store.revoke(held.lease)
+        except StoreUnavailable as error:
+            log.info("lease_not_revoked", key=self.key, error=str(error))  # it runs out by itself

@@ -1,0 +1,295 @@
+"""One process of a service of which there are several: it answers while it leads, and has the leader answer else.
+
+Theory of operation. The server's handlers take raw bytes. While this process leads they go to a stage, on which the
+service was built and loaded for this term; whatever it believed under another term is forgotten. While it follows, they
+are passed on. A leader that loses its lease closes its service, with all calls that are in it, and follows; the process
+does not end. The health protocol says SERVING as long as a call would find somebody to answer it, here or elsewhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import suppress
+from typing import Any, Protocol
+
+import grpc
+import structlog
+from google.protobuf import descriptor_pool
+
+from cotenant.replicas.election import Election
+from cotenant.replicas.forwarding import Forwarder
+from cotenant.replicas.mirror import RETRY_SECONDS, Mirror
+from cotenant.replicas.stage import Replaced, Stage
+from cotenant.replicas.stores import Through, WarmStore
+from cotenant.replicas.tenure import Held
+from cotenant.rpc import errors
+from cotenant.rpc.methods import METHODS, Method
+from cotenant.rpc.server import Host, Server
+from cotenant.store.port import NotLeader, Store, StoreUnavailable
+
+log = structlog.get_logger()
+
+
+class Leading(Protocol):
+    """A service that was built to lead."""
+
+    async def close(self) -> None:
+        """End it; what runs on nodes runs on."""
+
+
+Lead = Callable[[Host, Store, Held], Awaitable[Leading]]
+
+
+class Replica:
+    """A process's part in a service. `lead` builds and loads the service for a term, and has it serve on a host.
+
+    `prefix` is where the service keeps its records; they are followed, so that a new leader need not read them.
+    """
+
+    def __init__(
+        self, server: Server, store: Store, election: Election, services: Sequence[str], prefix: str, lead: Lead
+    ) -> None:
+        self._server, self._store, self._election, self._lead = server, store, election, lead
+        self._services, self._prefix = services, prefix
+        self._forwarder = Forwarder(election)
+        self._stage: Stage | None = None
+        self._leading: Leading | None = None
+        self._held: Held | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self._mirroring: asyncio.Task[None] | None = None
+        self._moved = asyncio.Event()  # set and cleared at once, to wake all who wait at that moment
+        for service in services:
+            server.add(self._add_to, service, service)
+
+    @property
+    def leads(self) -> bool:
+        """Whether this process serves as the leader."""
+        return self._stage is not None
+
+    # Life ----------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Take part. Who has the store alone leads when this returns.
+
+        Raises:
+            StoreUnavailable: the store cannot be asked.
+            Exception: whatever keeps a lone process from leading.
+        """
+        await self._store.get(self._election.key)
+        self._tasks.append(asyncio.create_task(self._election.follow(), name=f"{self._election.key}-follow"))
+        self._tasks.append(asyncio.create_task(self._tell(), name=f"{self._election.key}-health"))
+        if self._election.alone:
+            await self._take_office(Mirror(self._store, self._prefix))
+        self._set_serving()
+
+    async def run(self) -> None:
+        """Lead whenever this process is elected, and follow otherwise, until cancelled.
+
+        Raises:
+            Exception: whatever keeps this process from leading, but for the store's or the leadership's loss.
+        """
+        while True:
+            if self._held is None:
+                await self._campaign()
+            assert self._held
+            await self._election.hold(self._held)
+            await self._leave_office()
+
+    async def leave(self) -> None:
+        """Give the office back. Calls are passed on to the next leader from then on."""
+        await self._leave_office()
+
+    async def close(self) -> None:
+        """Take part no more."""
+        await self._leave_office()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._forwarder.close()
+
+    async def _campaign(self) -> None:
+        """Follow until this process is elected and serves."""
+        mirror = Mirror(self._store, self._prefix)
+        mirroring = asyncio.create_task(mirror.run(), name=f"{self._prefix}-mirror")
+        try:
+            await self._take_office(mirror)
+        finally:
+            mirroring.cancel()
+            await asyncio.gather(mirroring, return_exceptions=True)
+
+    async def _take_office(self, mirror: Mirror) -> None:
+        while self._held is None:
+            held = await self._election.win()
+            try:
+                await self._serve(held, mirror)
+            except (StoreUnavailable, NotLeader) as error:
+                log.warning("not_loaded", key=self._election.key, term=held.term, error=str(error))
+                await self._election.resign(held, "its state could not be read")
+                if self._election.alone:
+                    raise
+                await asyncio.sleep(RETRY_SECONDS)
+            except BaseException:
+                await self._election.resign(held, "it cannot serve")
+                raise
+
+    async def _serve(self, held: Held, mirror: Mirror) -> None:
+        """Build the service for a term, and let it answer."""
+        stage = Stage(self._set_serving)
+        store = Through(self._store) if self._election.alone else WarmStore(self._store, mirror, held.term)
+        self._leading = await self._lead(stage, store, held)
+        self._held, self._stage = held, stage
+        self._set_serving()
+        log.info("serves_as_leader", key=held.key, term=held.term)
+
+    async def _leave_office(self) -> None:
+        held, leading, stage = self._held, self._leading, self._stage
+        self._held = self._leading = self._stage = None
+        if stage:
+            stage.close()
+        self._set_serving()
+        if leading:
+            try:
+                await leading.close()
+            except Exception:  # the office must be given back all the same
+                log.exception("close_failed", key=self._election.key)
+        if held:
+            await self._election.resign(held)
+
+    # Health --------------------------------------------------------------------------------------------------
+
+    async def _tell(self) -> None:
+        while True:
+            await self._election.changed()
+            self._set_serving()
+
+    def _set_serving(self) -> None:
+        """Say whether a call would find somebody to answer it, and wake those that wait for that."""
+        self._moved.set()
+        self._moved.clear()
+        known = self._election.leader is not None
+        for service in self._services:
+            serving = self._stage.serving.get(service, True) if self._stage else known
+            self._server.set_serving(service, serving)
+
+    # Calls ---------------------------------------------------------------------------------------------------
+
+    def _add_to(self, service: str, server: Any) -> None:
+        """Add a handler of raw bytes for each method of a service to gRPC's server."""
+        described: Any = descriptor_pool.Default().FindServiceByName(service)
+        handlers = {method.name: self._handler(service, method) for method in described.methods}
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers),))
+
+    def _handler(self, service: str, method: Any) -> Any:
+        path = f"/{service}/{method.name}"
+        repeatable = not method.client_streaming
+
+        async def answer(request: Any, context: Any) -> bytes:
+            return await self._answer(path, request, context, repeatable)
+
+        async def stream(request: Any, context: Any) -> AsyncIterator[bytes]:
+            async for response in self._stream(path, request, context):
+                yield response
+
+        kinds = ("unary", "stream")
+        make = getattr(grpc, f"{kinds[method.client_streaming]}_{kinds[method.server_streaming]}_rpc_method_handler")
+        return make(stream if method.server_streaming else answer)
+
+    async def _answer(self, path: str, request: Any, context: Any, repeatable: bool) -> bytes:
+        deadline = self._forwarder.deadline_of(context)
+        while True:
+            if stage := self._stage:
+                try:
+                    return await stage.answer(path, request, context)
+                except (Replaced, NotLeader, errors.Problem) as error:
+                    if not (repeatable and _may_repeat(error, METHODS.get(path, Method()))):
+                        raise _told(error) from None
+                await self._lost(stage, deadline)
+            else:
+                leader = await self._forwarder.leader(context, deadline)
+                if self._stage or leader.address == self._election.address:
+                    await self._coming(deadline)
+                    continue
+                answer = await self._forwarder.answer(leader, path, request, context, deadline)
+                if answer is not None:
+                    return answer
+
+    async def _stream(self, path: str, request: Any, context: Any) -> AsyncIterator[bytes]:
+        deadline = self._forwarder.deadline_of(context)
+        while self._stage is None:
+            leader = await self._forwarder.leader(context, deadline)
+            if leader.address != self._election.address:
+                async for response in self._forwarder.stream(leader, path, request, context):
+                    yield response
+                return
+            await self._coming(deadline)
+        try:
+            async for response in self._stage.stream(path, request, context):
+                yield response
+        except Replaced as error:
+            raise _told(error) from None
+
+    async def _lost(self, stage: Stage, deadline: float) -> None:
+        """Wait until a stage on which nothing is done any more is closed."""
+        await self._until(lambda: self._stage is not stage, deadline)
+
+    async def _coming(self, deadline: float) -> None:
+        """Wait until this process serves as the leader that it was elected to be, or is it no more."""
+        await self._until(
+            lambda: (
+                self.leads or self._election.leader is None or self._election.leader.address != self._election.address
+            ),
+            deadline,
+        )
+
+    async def _until(self, condition: Callable[[], bool], deadline: float) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout_at(deadline):
+                while not condition():
+                    await self._moved.wait()
+                return
+        raise errors.unavailable("the next leader of this service reads its state", reason=errors.NO_LEADER)
+
+
+def _may_repeat(error: Exception, method: Method) -> bool:
+    """Tell whether a call that did not come to its end here may be made again."""
+    if isinstance(error, errors.Problem):
+        return error.reason == errors.NOT_LEADER
+    return isinstance(error, NotLeader) or method.retried
+
+
+def _told(error: Exception) -> Exception:
+    if isinstance(error, Replaced):
+        return errors.unavailable("this replica leads no more; whether it was done is not known", 0.5, "LEADER_CHANGED")
+    return error
+
+
+async def serve_replica(server: Server, replica: Replica, on_start: Callable[[int], None]) -> None:
+    """Serve until cancelled, or until something keeps this process from leading."""
+    try:
+        await replica.start()
+        port = await server.start()
+        log.info("serving", port=port, leads=replica.leads)
+        on_start(port)
+        await replica.run()
+    finally:
+        await replica.leave()
+        await server.stop(grace_seconds=1.0)
+        await replica.close()
+
+
+def reached_at(port: int, listens: str, advertised: str = "") -> str:
+    """Say where other replicas reach a server; one that listens everywhere is reached by its machine's name.
+
+    >>> reached_at(7070, "10.0.0.5:0")
+    '10.0.0.5:7070'
+    >>> reached_at(7070, "0.0.0.0:7070", "queue-0.mesh")
+    'queue-0.mesh:7070'
+    """
+    host = listens.rpartition(":")[0]
+    if advertised:
+        host = f"[{advertised}]" if ":" in advertised and not advertised.startswith("[") else advertised
+    elif host in ("0.0.0.0", "[::]", ""):
+        host = socket.gethostname()
+    return f"{host}:{port}"

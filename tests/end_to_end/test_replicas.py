@@ -1,0 +1,145 @@
+"""Two processes of the queue and of placement on one etcd: either may die at any time, and nothing is lost."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import pytest
+from tests.conftest import require_etcd
+from tests.end_to_end.meshes import REPLICATED, Separate
+from tests.end_to_end.scripts import Counter, Load
+from tests.end_to_end.waiting import until
+from tests.etcd_server import EtcdServer
+from tests.services.histories import ATTEMPTS, History
+
+from cotenant.core.lifecycle import Phase
+from cotenant.store.etcd import EtcdStore
+from cotenant.store.local import changes_under
+from cotenant.store.port import Changes
+from cotenant.v1 import records_pb2
+from cotenant.v1.placement_service_pb2 import GetCapacityRequest
+from cotenant.v1.placement_service_pb2_grpc import PlacementServiceStub
+
+TAKEN_OVER_SECONDS_MAX = 3.0
+ONE_CORE = ("--cpus", "1")
+
+
+@pytest.fixture(scope="module")
+def etcd_of_all(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdServer]:
+    """The store of all parts."""
+    require_etcd()
+    server = EtcdServer(tmp_path_factory.mktemp("etcd"))
+    server.start()
+    yield server
+    server.kill()
+
+
+@pytest.fixture(scope="module")
+def mesh(tmp_path_factory: pytest.TempPathFactory, etcd_of_all: EtcdServer) -> Iterator[Separate]:
+    """Everything, queue and placement twice."""
+    parts = Separate(tmp_path_factory.mktemp("replicated"), store=etcd_of_all.url, parts=REPLICATED)
+    parts.start(*REPLICATED)
+    yield parts
+    parts.close()
+
+
+async def leader(etcd: EtcdServer, service: str) -> records_pb2.StoredLeader | None:
+    store = EtcdStore([etcd.endpoint])
+    try:
+        entry = await store.get(f"{service}/leader")
+        return records_pb2.StoredLeader.FromString(entry.value) if entry else None
+    finally:
+        await store.close()
+
+
+async def leading_part(mesh: Separate, etcd: EtcdServer, service: str) -> str:
+    found = await leader(etcd, service)
+    assert found
+    return next(part for part in mesh.ports if mesh.address(part) == found.address)
+
+
+async def history_of(etcd: EtcdServer) -> History:
+    """Every commit of placement since the beginning."""
+    store, history = EtcdStore([etcd.endpoint]), History()
+    last = (await store.list(ATTEMPTS)).revision
+    try:
+        async for changes in store.watch("", after_revision=1):
+            assert isinstance(changes, Changes)
+            if under := changes_under(ATTEMPTS, changes):
+                history.look(under)
+            if changes.revision >= last:
+                return history
+    finally:
+        await store.close()
+    raise AssertionError("the store was closed")
+
+
+def ask_for_capacity(mesh: Separate) -> None:
+    """Ask whichever placement runs for what only the leader knows."""
+    token = (mesh.state_dir / "token").read_text().strip()
+    with grpc.insecure_channel(mesh.reached("placement")) as channel:
+        PlacementServiceStub(channel).GetCapacity(
+            GetCapacityRequest(), metadata=(("authorization", f"Bearer {token}"),), timeout=20.0
+        )
+
+
+class Submitting:
+    """Submits small jobs one after another, until it is told to stop; remembers when each was acknowledged."""
+
+    def __init__(self, load: Load) -> None:
+        self.load = load
+        self.times: list[float] = []
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self._over.is_set():
+            self.load.submit(1)
+            self.times.append(time.monotonic())
+
+    def answered_after(self, at: float) -> float:
+        """When the first answer came after a time; waits for it."""
+        return until(lambda: next((one for one in self.times if one > at), 0.0), "answer after a leader's death")
+
+    def stop(self) -> None:
+        """Submit no more."""
+        self._over.set()
+        self._thread.join()
+
+
+@pytest.mark.parametrize("service", ["queue", "placement"])
+async def test_a_leader_is_killed_under_load_and_the_next_one_takes_over(
+    mesh: Separate, etcd_of_all: EtcdServer, tmp_path: Path, service: str
+) -> None:
+    holder, load = Counter(tmp_path, "holder"), Load(tmp_path, mesh.client)
+    held = mesh.cli.submit(*ONE_CORE, *holder.command)
+    mesh.client.wait_for(held, Phase.RUNNING)
+    submitting = Submitting(load)
+    until(lambda: len(submitting.times) >= 5, "some jobs")
+    part = await leading_part(mesh, etcd_of_all, service)
+    process = mesh.processes.pop(part)  # the client asks the other one from now on
+    killed = time.monotonic()
+    process.kill()
+    if service == "queue":
+        took_seconds = submitting.answered_after(killed + 0.1) - killed
+    else:
+        ask_for_capacity(mesh)
+        took_seconds = time.monotonic() - killed
+    print(f"{service}: another process led and answered {took_seconds:.2f} s after the leader was killed")
+    submitting.stop()
+    assert took_seconds <= TAKEN_OVER_SECONDS_MAX
+    mesh.start(part)
+    load.wait_until_done()
+    holder.wait_for_more()
+    assert mesh.client.job(held).attempt.number == 1
+    holder.finish()
+    mesh.client.wait_for(held, Phase.SUCCEEDED)
+    holder.assert_one_life()
+    history = await history_of(etcd_of_all)
+    assert history.wrong == []
+    assert history.revisions > len(load.acknowledged)
