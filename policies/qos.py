@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from cotenant.core.gangs import Gang
+from cotenant.core.gangs import Gang, Part
 from cotenant.core.jobs import Locality
 from cotenant.core.ledger import Counts, Ledger, Offer
 from cotenant.core.placing.keeping import ALL, Found, Heeded, Search, fewest_nodes
 from cotenant.core.placing.neighbours import Neighbours
 from cotenant.core.placing.obstacles import no_place, plainly_short
-from cotenant.core.placing.outlook import NOTHING, ROUNDING, outlook, promises
+from cotenant.core.placing.outlook import NOTHING, ROUNDING, Outlook, outlook, promises
+from cotenant.core.placing.packing import could_hold_all
 from cotenant.core.policy import needs
 from cotenant.core.refusals import Code, Refusal, plural
 from cotenant.core.scenes import NOBODY, Scene
+from cotenant.core.validate import Violation
 
 REMEMBERED_MAX = 1024
+STRETCH_MAX = 1e6
 
 
 @dataclass(slots=True)
@@ -69,7 +72,8 @@ class KeepsPromises:
     leave of them follows Philly's measurements (`core.placing.interference`, `core.placing.neighbours`). A job that
     promises nothing goes where nobody's promise breaks. So does one whose promise no placement could keep, even on an
     empty cluster, for lost causes should hold up nobody [R]. Where nothing is known of a job, nothing can be judged,
-    and it is placed as close together as there is room for.
+    and it is placed as close together as there is room for. Of what spreads a gang so far that it takes more than a
+    quarter more GPU-seconds (`stretch_max`) nothing is taken: what it would waste others' promises need [R].
 
     Two servers would halve the speed, and the job promises more:
 
@@ -79,7 +83,7 @@ class KeepsPromises:
     >>> from cotenant.core.jobs import JobSpec, Qos, Request, Role
     >>> from cotenant.core.nodes import NodeShape
     >>> role = Role("worker", 4, Request(gpu_milli=1000, cores=0))
-    >>> told = [CandidateEstimate(rate, allocation=Candidate(0, 1000, nodes)) for nodes, rate in ((1, 4.4), (2, 3.1))]
+    >>> told = [CandidateEstimate(rate, allocation=Candidate(0, 1000, nodes)) for nodes, rate in ((1, 4.4), (2, 3.6))]
     >>> gang = Gang(
     ...     "a",
     ...     (Part("worker", 4, Demand(1000)),),
@@ -90,7 +94,7 @@ class KeepsPromises:
     >>> for node in (0, 1):
     ...     _ = ledger.take(node, Demand(gpu_milli=1000), 2)
     >>> print(KeepsPromises().place(gang, ledger, np.random.default_rng(0)))
-    QOS: would run at 3.1 steps/s on 2 servers; its QoS asks for 4; on one server it would run at 4.4: the best has \
+    QOS: would run at 3.6 steps/s on 2 servers; its QoS asks for 4; on one server it would run at 4.4: the best has \
 room for 2 of 4 replicas
     """
 
@@ -104,10 +108,18 @@ room for 2 of 4 replicas
         interference: what gangs on one server cost each other: as `philly` measured, or `none`.
         prefer: the most `packed` placement: the fewest nodes, and of these those with the least that is free; or the
           `fastest`, which takes the fewest GPU-seconds.
+        stretch_max: a gang waits rather than be spread over nodes on which it would take more than so many times the
+          GPU-seconds that it takes on the fewest, unless it asks for `anywhere`.
         """
 
         interference: Literal["philly", "none"] = "philly"
         prefer: Literal["packed", "fastest"] = "packed"
+        stretch_max: float = 1.25
+
+        def check(self) -> Iterator[Violation]:
+            """Name what makes no sense."""
+            if not 1 <= self.stretch_max <= STRETCH_MAX:
+                yield Violation("stretch_max", f"must be from 1 to {STRETCH_MAX:g}, not {self.stretch_max:g}")
 
     def __init__(self, options: Options | None = None) -> None:
         self.options = options or self.Options()
@@ -122,11 +134,13 @@ room for 2 of 4 replicas
         self._scene = scene
 
     def alike(self, gang: Gang) -> Hashable:
-        """Gangs that need the same and promise nothing; what promises something is like nobody else."""
+        """Gangs that need the same, suffer alike from distance and promise nothing; who promises is like nobody else."""
         spec = gang.spec
-        if spec is None or not promises(spec):
+        if spec is not None and promises(spec):
+            return needs(gang), gang.job_id
+        if not _spreadable(gang) or not gang.estimate.candidates:
             return needs(gang)
-        return needs(gang), gang.job_id
+        return needs(gang), tuple([one.rate_per_second for one in gang.estimate.candidates])
 
     def alike_seconds(self, gang: Gang) -> float:
         """For ever; that a deadline comes closer is told by the refusal."""
@@ -144,12 +158,27 @@ room for 2 of 4 replicas
         view = outlook(gang, self._scene.now) if judged else NOTHING
         if view.bound and view.hopeless(fewest_nodes(gang, ledger)):
             view = replace(view, promises=False)
-        search = Search(gang, view, ledger, near, crowds=self._crowds, packed=self._packed)
+        most = self._nodes_max(gang, view, ledger)
+        search = Search(gang, view, ledger, near, crowds=self._crowds, packed=self._packed, nodes_max=most)
         if found := search.best(ALL):
             return found.offer
-        if not (anywhere := search.best(Heeded(own=False, kind=False))):
-            return self._no_place(gang, ledger)
-        return self._broken(search, anywhere)
+        if close := search.best(Heeded(own=False, kind=False)):
+            return self._broken(search, close)
+        if far := search.best(Heeded(own=False, kind=False, near=False)):
+            return self._too_far(search, far)
+        return self._no_place(gang, ledger)
+
+    def _nodes_max(self, gang: Gang, view: Outlook, ledger: Ledger) -> float:
+        """On how many nodes a gang takes no more than the allowed multiple of the GPU-seconds of the fewest."""
+        if gang.locality is Locality.ANYWHERE or not _spreadable(gang):
+            return math.inf
+        paces = view.paces or outlook(gang, self._scene.now).paces
+        if len(paces) < 2 or (len(gang.parts) > 1 and not could_hold_all(gang, ledger)):
+            return math.inf
+        fewest = fewest_nodes(gang, ledger)
+        best = next((pace.speed for pace in paces if pace.nodes >= fewest), 0.0)
+        worth = [pace.nodes for pace in paces if pace.speed * self.options.stretch_max >= best * (1 - ROUNDING)]
+        return math.inf if worth[-1] == paces[-1].nodes else max(worth[-1], fewest)
 
     def _no_place(self, gang: Gang, ledger: Ledger) -> Refusal:
         """Say that there is no place, whoever promises what, and remember it."""
@@ -169,6 +198,22 @@ room for 2 of 4 replicas
             self._neighbours, self._roomless = Neighbours(ledger), {}
         self._neighbours.follow(self._scene)
         return self._neighbours
+
+    def _too_far(self, search: Search, far: Found) -> Refusal:
+        """Say how many GPU-seconds the gang would take where there is room for it, and where it would take the fewest."""
+        near = int(search.nodes_max)
+        where = "one server" if near == 1 else f"{near} servers"
+        paces = outlook(search.gang, self._scene.now).paces
+        slow = next((pace for pace in paces if pace.nodes >= far.nodes), paces[-1])
+        times = paces[0].speed / slow.speed
+        detail = (
+            f"would take {times:.3g} times as many GPU-seconds on {far.nodes} servers as on the fewest;"
+            f" {self.options.stretch_max:g} times are allowed, so it waits for {where}: {_room_in_words(search)}"
+        )
+        alone = search.best(Heeded(near=False)) is not None  # else some promise stands in the way as well
+        remedy = f"jobs on {where} finish" + (", or the job asks for locality anywhere" if alone else "")
+        numbers = {"times": times, "nodes": float(far.nodes), "best_node_replicas": float(_room(search))}
+        return Refusal(Code.QOS, detail, remedy, numbers, search.gang.locality)
 
     def _broken(self, search: Search, anywhere: Found) -> Refusal:
         """Say whose promise every placement would break."""
@@ -190,6 +235,10 @@ room for 2 of 4 replicas
             numbers["slowed_jobs"] = float(len(names))
             remedies.append(f"{shown} {'finishes' if len(names) == 1 else 'finish'}")
         return Refusal(Code.QOS, "; ".join(told), ", or ".join(remedies), numbers, search.gang.locality, False, holds)
+
+
+def _spreadable(gang: Gang) -> bool:
+    return sum(part.replicas for part in gang.parts) > 1
 
 
 def _own_in_words(search: Search, found: Found) -> tuple[str, dict[str, float]]:
@@ -216,10 +265,23 @@ def _own_in_words(search: Search, found: Found) -> tuple[str, dict[str, float]]:
         better = "on servers without other gangs it would be in time"
     else:
         better = f"on {'one server' if best.nodes < 2 else 'the fewest servers'} it would run at {best.speed:.3g}"
-    part = max(search.gang.parts, key=lambda part: part.demand.gpu_milli)
-    room = int(np.minimum(search.ledger.room(part.demand), part.replicas).max(initial=0))
-    numbers["best_node_replicas"] = float(room)
-    return f"{told}; {asked}; {better}: the best has room for {room} of {plural(part.replicas, 'replica')}", numbers
+    numbers["best_node_replicas"] = float(_room(search))
+    return f"{told}; {asked}; {better}: {_room_in_words(search)}", numbers
+
+
+def _room_in_words(search: Search) -> str:
+    replicas = _chief(search).replicas
+    return f"the best has room for {_room(search)} of {plural(replicas, 'replica')}"
+
+
+def _room(search: Search) -> int:
+    """How many replicas with the most GPUs the node has room for that has room for most."""
+    part = _chief(search)
+    return int(np.minimum(search.ledger.room(part.demand), part.replicas).max(initial=0))
+
+
+def _chief(search: Search) -> Part:
+    return max(search.gang.parts, key=lambda part: part.demand.gpu_milli)
 
 
 def _slowed(search: Search, found: Found, scene: Scene) -> list[str]:

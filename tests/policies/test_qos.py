@@ -118,6 +118,12 @@ def wanted(gang: Gang) -> float:
     return least
 
 
+def near(gang: Gang, nodes: int, fewest: int) -> bool:
+    """Whether it takes no more than a quarter more GPU-seconds on so many nodes."""
+    far, best = (rate_of("x", gang, {"x": dict.fromkeys(range(count), 0)}, Ledger([])) for count in (nodes, fewest))
+    return far is None or best is None or 1.25 * far >= best
+
+
 def keeps_all(there: Mapping[str, Gang], spot: Mapping[str, Mapping[int, int]], ledger: Ledger) -> bool:
     rates = {name: rate_of(name, gang, spot, ledger) for name, gang in there.items()}
     return all(rate is None or rate >= wanted(there[name]) * (1 - 1e-5) for name, rate in rates.items())
@@ -161,10 +167,12 @@ def test_whoever_can_be_placed_is_and_is_fastest_there_and_nobody_s_promise_brea
         promising = replace(gang, spec=JobSpec(roles=gang.spec.roles)) if lost and gang.spec else gang
         others = spots(made.there)
         every = all_places(part.replicas, made.ledger.free_gpus.tolist())
+        fewest = min(map(len, empty), default=1)
         kept = [
             one
             for one in every
-            if keeps_all(there | {gang.job_id: promising}, others | {gang.job_id: one}, made.ledger)
+            if near(gang, len(one), fewest)
+            and keeps_all(there | {gang.job_id: promising}, others | {gang.job_id: one}, made.ledger)
         ]
         packed = made.ask(gang, thrifty)
         if isinstance(answer, Refusal):
@@ -196,6 +204,10 @@ def test_a_gang_refused_for_a_promise_starts_once_that_is_gone(given_: tuple[Sta
         if "would run at" in answer.detail or "would need" in answer.detail:
             assert gang.spec
             freed = replace(gang, spec=JobSpec(roles=gang.spec.roles))
+        if "would take" in answer.detail:
+            if "anywhere" not in answer.remedy:
+                continue
+            freed = replace(gang, locality=Locality.ANYWHERE)
         named = {name for name in made.there if f"{name} " in answer.detail or f"{name}," in answer.detail}
         assert freed is not gang or named, answer.detail
         assume("more below" not in answer.detail)
@@ -269,12 +281,13 @@ def test_a_deadline_that_two_servers_would_miss_waits_for_one_and_tells_until_wh
     for node in (0, 1):
         made.enter(job(f"single-{node}", 1), {node: 1})
         made.enter(job(f"other-{node}", 1), {node: 1})
-    refusal = made.ask(job("new", 4, {1: 10.0, 2: 5.0}, deadline=NOW + 150, seconds=100.0))
+    new = job("new", 4, {1: 10.0, 2: 8.0}, deadline=NOW + 110, seconds=100.0)
+    refusal = made.ask(new)
     assert isinstance(refusal, Refusal)
-    assert refusal.detail.startswith("would need 33 % more time on 2 servers than its deadline leaves")
-    assert refusal.holds_seconds == pytest.approx(50)
-    made.now += 51
-    assert places(made.ask(job("new", 4, {1: 10.0, 2: 5.0}, deadline=NOW + 150, seconds=100.0))) == {0: 2, 1: 2}
+    assert refusal.detail.startswith("would need 14 % more time on 2 servers than its deadline leaves")
+    assert refusal.holds_seconds == pytest.approx(10)
+    made.now += 11
+    assert places(made.ask(new)) == {0: 2, 1: 2}
 
 
 def test_what_nobody_can_keep_binds_nobody() -> None:
@@ -292,6 +305,76 @@ def test_across_racks_a_gang_is_slower_than_in_one() -> None:
             made.enter(job(f"single-{node}-{number}", 1), {node: 1})
     assert places(made.ask(job("new", 4, ALONE))) == {1: 2, 2: 2}
     assert places(Consolidate().place(job("new", 4, locality=Locality.ANYWHERE), made.ledger, rng())) == {0: 3, 1: 1}
+
+
+CRAWLS = {1: 10.0, 2: 3.0, 4: 3.0}
+
+
+def halves() -> Stage:
+    """Two servers, each with room for half of a gang of four."""
+    made = stage(4, 4)
+    for node in (0, 1):
+        for number in range(2):
+            made.enter(job(f"single-{node}-{number}", 1), {node: 1})
+    return made
+
+
+@pytest.mark.parametrize("deadline", [None, NOW + 10_000, NOW + 1])
+def test_a_gang_that_would_crawl_waits_whether_it_promises_something_nothing_or_what_cannot_be_kept(
+    deadline: float | None,
+) -> None:
+    made = halves()
+    crawling = job("new", 4, CRAWLS, deadline=deadline, seconds=100.0)
+    refusal = made.ask(crawling)
+    assert isinstance(refusal, Refusal)
+    assert (refusal.code, refusal.wait) == (Code.QOS, Wait.FRAGMENTATION)
+    assert refusal.detail == (
+        "would take 3.33 times as many GPU-seconds on 2 servers as on the fewest; 1.25 times are allowed, so it waits for"
+        " one server: the best has room for 2 of 4 replicas"
+    )
+    lavish = KeepsPromises(KeepsPromises.Options(stretch_max=4.0))
+    assert places(made.ask(crawling, lavish)) == {0: 2, 1: 2}
+    assert places(made.ask(replace(crawling, locality=Locality.ANYWHERE))) == {0: 2, 1: 2}, "it asks for that"
+    assert places(made.ask(job("new", 4, {1: 10.0, 2: 8.0}, deadline=deadline, seconds=100.0))) == {0: 2, 1: 2}
+    assert places(made.ask(job("new", 4, deadline=deadline))) == {0: 2, 1: 2}, "nothing is known"
+
+
+def test_what_no_server_could_hold_alone_is_measured_by_the_fewest_that_could() -> None:
+    made = stage(4, 4, 4, 4)
+    for node in (0, 1, 2, 3):
+        made.enter(job(f"single-{node}", 1), {node: 2})
+    wide = job("new", 8, {2: 10.0, 4: 3.0})
+    refusal = made.ask(wide)
+    assert isinstance(refusal, Refusal)
+    assert "so it waits for 2 servers" in refusal.detail
+    for node in (0, 1):
+        made.ledger.release(made.there.pop(f"single-{node}").holdings[0])
+    assert places(made.ask(wide)) == {0: 4, 1: 4}
+    made.enter(job("a", 4), {0: 4})
+    made.ledger.open[:2] = False
+    assert isinstance(made.ask(job("new", 4, CRAWLS)), Refusal)
+
+
+def test_gangs_that_suffer_otherwise_from_distance_are_not_alike() -> None:
+    policy = KeepsPromises()
+    fast, slow, other = job("fast", 4, ALONE), job("slow", 4, CRAWLS), job("other", 4, CRAWLS)
+    assert policy.alike(slow) == policy.alike(other) != policy.alike(fast)
+    made = halves()
+    plan = cycle.place([slow, fast], made.ledger, policy, rng(), scene=made)
+    assert [start.gang.job_id for start in plan.starts] == ["fast"]
+
+
+def test_where_no_open_server_could_hold_a_gang_it_does_not_wait_for_one() -> None:
+    made = stage(4, 2, 2)
+    made.enter(job("a", 4), {0: 4})
+    assert isinstance(made.ask(job("new", 4, CRAWLS)), Refusal)
+    made.ledger.open[0] = False
+    assert places(made.ask(job("new", 4, CRAWLS))) == {1: 2, 2: 2}
+
+
+def test_a_stretch_below_one_makes_no_sense() -> None:
+    (told,) = KeepsPromises.Options(stretch_max=0.5).check()
+    assert told.field == "stretch_max"
 
 
 def test_parts_of_gpus_are_shared_with_those_who_do_not_mind() -> None:

@@ -75,9 +75,18 @@ MEANINGS: Mapping[Code, Meaning] = MappingProxyType(
             "They do so, within their grace.",
         ),
         Code.QOS: Meaning(
-            "Where there is room, a service beside it, or the job itself, would be slowed beyond what was promised.",
-            "The neighbours end; looser promises.",
-            _AVOIDED,
+            "Where there is room, a service beside it, or the job itself, would be slowed beyond what was promised; or "
+            "the job would be spread so far that it takes many times its GPU-seconds.",
+            "The neighbours end; looser promises; a job that is content with places anywhere.",
+            {
+                "speed": "steps per second that it would make there",
+                "wanted": "the steps per second that it promises",
+                "times": "how many times the GPU-seconds of the fewest nodes it would take there",
+                "nodes": "on how many nodes that is",
+                "slowed_jobs": "how many others would fall below what they promise",
+                "best_node_replicas": "how many replicas the best node has room for",
+                **_AVOIDED,
+            },
         ),
         Code.QUOTA: Meaning(
             "Its tenant, or one that this belongs to, would hold more than its limit.",

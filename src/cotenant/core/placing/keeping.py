@@ -45,10 +45,11 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Heeded:
-    """What a search heeds: the gang's own promise, and those of its neighbours."""
+    """What a search heeds: the gang's own promise, those of its neighbours, and on how many nodes it is worth to run."""
 
     own: bool = True
     kind: bool = True
+    near: bool = True
 
 
 ALL = Heeded()
@@ -58,9 +59,19 @@ class Search:
     """The placements of one gang on a ledger as it stands."""
 
     def __init__(
-        self, gang: Gang, view: Outlook, ledger: Ledger, neighbours: Neighbours, *, crowds: bool, packed: bool
+        self,
+        gang: Gang,
+        view: Outlook,
+        ledger: Ledger,
+        neighbours: Neighbours,
+        *,
+        crowds: bool,
+        packed: bool,
+        nodes_max: float = math.inf,
     ) -> None:
+        """`nodes_max`: on more nodes it would take too many GPU-seconds."""
         self.gang, self.view, self.ledger, self.neighbours = gang, view, ledger, neighbours
+        self.nodes_max = nodes_max
         self._packed = packed
         self.crowds = crowds and gang.gpu_milli >= GANG_MILLI_MIN
         self._judged = bool(view.paces)
@@ -72,6 +83,8 @@ class Search:
             return self._on_shared(heeds)
         alone = self._on_one(heeds) if self.gang.gpu_milli or self.gang.locality is Locality.SERVER else None
         if self.gang.locality is Locality.SERVER or (alone and (self._packed or not self._judged)):
+            return alone
+        if heeds.near and self.nodes_max < 2:
             return alone
         pace = self.view.on(2) if self._judged else None
         if alone and (pace is None or pace.speed <= (alone.speed or 0.0) * (1 + ROUNDING)):
@@ -220,6 +233,8 @@ class Search:
         """Tell how fast a gang would be in its places; None where it would break its promise, if that is heeded."""
         own = self.own_milli(offer)
         nodes = max(1, len(own or {share.node for share in offer}))
+        if heeds.near and nodes > self.nodes_max:
+            return None
         if not self._judged:
             return Found(offer, nodes, 1.0, None)
         pace = self.view.on(nodes)
