@@ -134,7 +134,7 @@ room for 2 of 4 replicas
         self._scene = scene
 
     def alike(self, gang: Gang) -> Hashable:
-        """Gangs that need the same, suffer alike from distance and promise nothing; who promises is like nobody else."""
+        """Gangs that need the same, suffer alike from distance and promise nothing; who promises has nobody like it."""
         spec = gang.spec
         if spec is not None and promises(spec):
             return needs(gang), gang.job_id
@@ -200,7 +200,7 @@ room for 2 of 4 replicas
         return self._neighbours
 
     def _too_far(self, search: Search, far: Found) -> Refusal:
-        """Say how many GPU-seconds the gang would take where there is room for it, and where it would take the fewest."""
+        """Say how many GPU-seconds the gang would take where there is room, and where it would take the fewest."""
         near = int(search.nodes_max)
         where = "one server" if near == 1 else f"{near} servers"
         paces = outlook(search.gang, self._scene.now).paces

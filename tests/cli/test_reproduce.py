@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from cotenant.cli.main import run
-from cotenant.reproduction.papers import NAMES
+from cotenant.reproduction.papers import NAMES, xiao
 
 
 def test_a_paper_that_nobody_knows_is_told_with_those_that_there_are(capsys: pytest.CaptureFixture[str]) -> None:
@@ -21,7 +21,10 @@ def test_a_directory_that_is_missing_is_told(capsys: pytest.CaptureFixture[str],
     assert "nowhere" in capsys.readouterr().err
 
 
-def test_a_report_and_figures_are_written(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_a_report_and_figures_are_written(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(xiao, "SWEEPS", ())  # which takes long
     report = tmp_path / "xiao.html"
     assert run(["reproduce", "xiao", "--quick", "--seeds", "1", "--jobs", "1", "--json", "--report", str(report)]) == 0
     told = json.loads(capsys.readouterr().out)

@@ -329,8 +329,8 @@ def test_a_gang_that_would_crawl_waits_whether_it_promises_something_nothing_or_
     assert isinstance(refusal, Refusal)
     assert (refusal.code, refusal.wait) == (Code.QOS, Wait.FRAGMENTATION)
     assert refusal.detail == (
-        "would take 3.33 times as many GPU-seconds on 2 servers as on the fewest; 1.25 times are allowed, so it waits for"
-        " one server: the best has room for 2 of 4 replicas"
+        "would take 3.33 times as many GPU-seconds on 2 servers as on the fewest; 1.25 times are allowed, so it waits"
+        " for one server: the best has room for 2 of 4 replicas"
     )
     lavish = KeepsPromises(KeepsPromises.Options(stretch_max=4.0))
     assert places(made.ask(crawling, lavish)) == {0: 2, 1: 2}

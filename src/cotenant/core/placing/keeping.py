@@ -45,7 +45,7 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Heeded:
-    """What a search heeds: the gang's own promise, those of its neighbours, and on how many nodes it is worth to run."""
+    """What a search heeds: the gang's own promise, those of its neighbours, and on how many nodes it may be."""
 
     own: bool = True
     kind: bool = True

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import statistics
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -23,6 +24,7 @@ POSTERS = ("lenet", "alexnet", "overfeat", "googlenet", "lm", "bidaf", "deepspee
 SYNERGYS = ("alexnet", "res18", "shufflenet", "mobilenet", "res50", "deepspeech", "gnmt", "lstm", "transformer")
 GPU_ROLE = (Role("worker", 1, Request(1000, None)),)
 CORES = 24
+SWEPT_HOURS = 10.0
 TRACE = "synergy/static_100job_6_3_1100.0"
 
 
@@ -55,11 +57,12 @@ def _speeds(model: Model) -> list[float]:
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """A way to share cores, and what it knows."""
+    """A way to share cores, and what it knows; `isolation`: whether jobs have their cores for themselves."""
 
     name: str
     allocator: str
     predictor: str = "none"
+    isolation: str = "exclusive"
 
     def made(self) -> CpuAllocator | str:
         """Make its allocator."""
@@ -67,10 +70,13 @@ class Arm:
 
 
 ROLES, EQUAL = Arm("shares by role", "role-based"), Arm("equal shares", "proportional")
+CROWDED = Arm("no isolation", "proportional", isolation="none")
+UNCROWDED = Arm("no isolation, were crowding free", "proportional", isolation="ideal")
 LEARNED = Arm("Xiao, curves learned", "xiao", "xiao-piecewise")
 BY_ITSELF = Arm("Xiao, the allocator's own trials", "xiao")
 BEFOREHAND = Arm("Xiao, θ known beforehand", "xiao", "known")
-ARMS = (ROLES, EQUAL, LEARNED, BY_ITSELF, BEFOREHAND)
+ARMS = (CROWDED, UNCROWDED, ROLES, EQUAL, LEARNED, BY_ITSELF, BEFOREHAND)
+SWEPT_ARMS = (CROWDED, ROLES, EQUAL, LEARNED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +133,35 @@ def workloads(asked: Asked) -> Sequence[Workload]:
 
 
 @dataclass(frozen=True, slots=True)
+class Sweep:
+    """Jobs like those of a workload, which come over ten hours, ever more of them.
+
+    A load is the GPU time that they would need at 3 cores, as it is in the mean of many, over that which there is.
+    """
+
+    name: str
+    like: Workload
+    loads: tuple[float, ...]
+    loads_quick: tuple[float, ...]
+
+    def points(self, asked: Asked) -> Mapping[float, Workload]:
+        """Give the workload at each load."""
+        return {load: self._at(load) for load in (self.loads_quick if asked.quick else self.loads)}
+
+    def _at(self, load: float) -> Workload:
+        each_seconds = statistics.fmean(seconds for _, seconds in openb.pods(Data()))
+        gpu_seconds = self.like.servers * self.like.gpus * 3600 * SWEPT_HOURS
+        jobs = round(load * gpu_seconds / each_seconds)
+        return replace(self.like, name=f"{self.name}, load {load:g}", jobs=jobs, hours=SWEPT_HOURS)
+
+
+SWEEPS = (
+    Sweep("poster's models over ten hours", NC24, (1.0, 1.5, 2.0, 2.5, 3.0), (2.0,)),
+    Sweep("Synergy's models over ten hours", DENSE, (0.8, 1.2, 1.5, 1.75, 2.0), (1.5,)),
+)
+
+
+@dataclass(frozen=True, slots=True)
 class Replay:
     """One arm on one workload, until the last job is done."""
 
@@ -144,7 +179,7 @@ class Replay:
             queue="fifo",
             allocator=self.arm.made(),
             predictor="none" if self.arm.predictor == "known" else self.arm.predictor,
-            options={"simulator": {"cores": "auto", "speed": "cores"}},
+            options={"simulator": {"cores": "auto", "speed": "cores", "isolation": self.arm.isolation}},
             seed=self.seed,
             watch=lambda _: not stopped(),
         )

@@ -48,6 +48,19 @@ def speed(model: Model, *, gpus: float, cores_per_gpu: float, memory_bytes_per_g
     return _speed(model.family, model.kind, gpus, cores_per_gpu, memory_gb)
 
 
+@lru_cache(maxsize=4096)
+def useful(model: Model, *, gpus: float, most: int) -> int | None:
+    """Tell how many cores a GPU's share of a job can use, of so many; None where nothing is known of its model.
+
+    >>> from cotenant.core.models import model_of
+    >>> useful(model_of("res50"), gpus=1, most=24), useful(model_of("lenet"), gpus=1, most=12)
+    (4, 12)
+    """
+    rates = [speed(model, gpus=gpus, cores_per_gpu=cores) for cores in range(1, most + 1)]
+    known = [rate for rate in rates if rate is not None]
+    return 1 + next(number for number, rate in enumerate(known) if rate >= max(known) - 1e-9) if known else None
+
+
 @lru_cache(maxsize=65536)
 def _speed(family: str, kind: str, gpus: float, cores: float, memory_gb: float) -> float | None:
     table = bundled("synergy_cores.json")

@@ -23,6 +23,8 @@ class Settings:
 
     cores: what jobs ask for whose trace tells no cores: `none`, or `auto`, so that the allocator decides.
     speed: what decides how fast jobs run: `none`, `all`, or any of cores, gpu-type, locality, colocation, bandwidth.
+    isolation: with cores, whether jobs have theirs for themselves: `exclusive`; `none`, all on a node share its cores,
+      whatever they hold, and crowd each other out; `ideal`, they share them, and crowding costs nothing.
     interference: with colocation, whether gangs on one server slow each other down: `none`, or `philly`.
     model_default: the model of jobs whose own is not known; empty: their speed does not depend on it.
     memory_bandwidth_bytes_per_second: of nodes whose cluster file does not tell.
@@ -53,6 +55,7 @@ class Settings:
 
     cores: Literal["none", "auto"] = "none"
     speed: tuple[Speed, ...] = ("none",)
+    isolation: Literal["exclusive", "none", "ideal"] = "exclusive"
     interference: Literal["none", "philly"] = "none"
     model_default: str = ""
     memory_bandwidth_bytes_per_second: float = bandwidth.PEAK_BYTES_PER_SECOND
@@ -109,6 +112,8 @@ class Settings:
             yield Violation("killed_percent", "and failed_percent must not exceed 100 together")
         if self.interference != "none" and "colocation" not in self.speeds:
             yield Violation("interference", "is a part of colocation, which speed does not name")
+        if self.isolation != "exclusive" and "cores" not in self.speeds:
+            yield Violation("isolation", "is of cores, which speed does not name")
         if self.model_default and not self.model:
             yield Violation("model_default", f"must be one of {', '.join(FAMILIES)}, not {self.model_default!r}")
 

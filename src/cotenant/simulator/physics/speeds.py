@@ -25,7 +25,7 @@ from cotenant.core.placing.interference import GANG_MILLI_MIN
 from cotenant.core.policy import AttemptWindow, Directive, NodeWindow
 from cotenant.simulator.clusters import Cluster
 from cotenant.simulator.lives import Life
-from cotenant.simulator.physics import bandwidth, cores, gpus
+from cotenant.simulator.physics import bandwidth, cores, gpus, sharing
 from cotenant.simulator.physics.locality import Distances
 from cotenant.simulator.physics.rates import Rate
 from cotenant.simulator.physics.rounding import steady
@@ -47,6 +47,7 @@ class Place:
     own: float
     demand: float
     tasks: int = 1
+    wants: float = 0.0  # cores, where they are shared
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +76,9 @@ class Speeds:
         self._shapes = cluster.shapes
         self._peaks = tuple(peak or settings.memory_bandwidth_bytes_per_second for peak in cluster.memory_bandwidths)
         self._distances = Distances(cluster.shapes, cluster.racks)
-        self._neighbourly = bool(self._on & NEIGHBOURLY)
+        self._shared = settings.isolation != "exclusive" and "cores" in self._on
+        self._neighbourly = self._shared or bool(self._on & NEIGHBOURLY)
+        self._parts: dict[int, dict[int, float]] = {}  # of shared cores, by node and sequence
         self._runs: dict[int, Run] = {}  # by the job's sequence
         self._on_node: dict[int, dict[int, Place]] = {}  # by node and sequence
         self._touched: set[int] = set()
@@ -137,6 +140,9 @@ class Speeds:
         """Give the runs on touched nodes whose rate is another now, by sequence, with that rate."""
         if not self._touched:
             return
+        if self._shared:
+            for node in self._touched:
+                self._share(node)
         sequences = sorted({sequence for node in self._touched for sequence in self._on_node.get(node, ())})
         self._touched.clear()
         demands: dict[int, float] = {}
@@ -145,6 +151,13 @@ class Speeds:
             rate = _rate(run, [place.own * self._left(run, place, demands) for place in run.places])
             if rate.work != run.life.rate:
                 yield run.life, rate
+
+    def _share(self, node: int) -> None:
+        """Share a node's cores anew among those on it."""
+        here = self._on_node.get(node, {})
+        wants, ideal = [place.wants for place in here.values()], self._settings.isolation == "ideal"
+        given = sharing.shares(wants, self._shapes[node].cores, ideal=ideal)
+        self._parts[node] = dict(zip(here, given, strict=True))
 
     @property
     def touched(self) -> Iterable[int]:
@@ -243,18 +256,30 @@ class Speeds:
     def _place(
         self, life: Life, model: Model | None, gang_gpus: float, node: int, held: Sequence[Holding], type_speed: float
     ) -> Place:
-        milli = sum(map(_milli, held))
-        own = min((self._core_speed(model, gang_gpus, holding) for holding in held), default=1.0)
+        milli, own_cores = sum(map(_milli, held)), sum(holding.cores for holding in held)
+        wants = self._wants(model, gang_gpus, node, milli, own_cores) if self._shared else 0.0
+        if self._shared and milli and model:
+            each = wants * WHOLE_GPU_MILLI / milli
+            own = cores.speed(model, gpus=gang_gpus, cores_per_gpu=each) or 1.0
+        else:
+            own = min((self._core_speed(model, gang_gpus, holding) for holding in held), default=1.0)
         of_all = milli / life.shape.gpu_milli if life.shape.gpu_milli else _share_of_cores(life, held)
         return Place(
             node=node,
             gpu_milli=milli,
-            cores=sum(holding.cores for holding in held),
+            cores=own_cores,
             shared=tuple(gpu for holding in held for gpu, part in holding.shares if part < WHOLE_GPU_MILLI),
             own=own * type_speed,
             demand=life.job.memory_bandwidth_bytes_per_second * of_all,
             tasks=max(1, round(of_all * life.shape.replicas)),
+            wants=wants,
         )
+
+    def _wants(self, model: Model | None, gang_gpus: float, node: int, milli: int, own_cores: int) -> float:
+        """Tell how many shared cores a job keeps busy if it may: those that it can use, or that it asked for."""
+        most = self._shapes[node].cores
+        known = cores.useful(model, gpus=gang_gpus, most=most) if model and milli else None
+        return min(float(most), known * milli / WHOLE_GPU_MILLI) if known else float(own_cores)
 
     def _core_speed(self, model: Model | None, gang_gpus: float, holding: Holding) -> float:
         """Give 1 for what has no GPUs, and for a job that asks for no cores: it is taken to have what it needs."""
@@ -273,6 +298,8 @@ class Speeds:
     def _left(self, run: Run, place: Place, demands: dict[int, float]) -> float:
         """Tell what its neighbours leave of a run's speed on a node; `demands` remembers sums by node."""
         left = self._part(place.node, run.life.sequence)
+        if self._shared:
+            left *= self._crowded_out(run, place)
         if "colocation" in self._on and place.gpu_milli:
             left *= self._sharing(run, place)
             if self._settings.interference == "philly" and run.gang:
@@ -283,6 +310,20 @@ class Speeds:
             bound = self._settings.bandwidth_sensitivity if run.gpu_milli else float(place.demand > 0)
             left *= bandwidth.speed(demands[place.node], self._peaks[place.node], bound)
         return left
+
+    def _crowded_out(self, run: Run, place: Place) -> float:
+        """Tell what part of the speed that it has with all the cores it wants its part of shared ones gives a run."""
+        part = self._parts[place.node][run.life.sequence]
+        if part >= place.wants or not place.wants:
+            return 1.0
+        if run.model is None or not place.gpu_milli:
+            return part / place.wants
+        per_gpu = WHOLE_GPU_MILLI / place.gpu_milli
+        whole, here = (
+            cores.speed(run.model, gpus=run.gpu_milli / WHOLE_GPU_MILLI, cores_per_gpu=count * per_gpu)
+            for count in (place.wants, part)
+        )
+        return here / whole if here and whole else 1.0
 
     def _sharing(self, run: Run, place: Place) -> float:
         """Multiply what each of those leaves with whom a GPU is shared, on the GPU where that is least."""
