@@ -153,7 +153,13 @@ def _judge(service: Service, query: Query, candidate: Candidate) -> CandidateEst
     replicas = candidate.workers or max(query.replicas, 1)
     rate = query.qos.arrivals_per_second / replicas
     sure = round(_confidence(line, rate), 6)
-    latency = Latency(replicas, replicas_needed=_needed(line, query.qos), confidence=sure)
+    latency = Latency(
+        replicas,
+        replicas_needed=_needed(line, query.qos),
+        confidence=sure,
+        per_request_seconds=line.batch.per_request,
+        fixed_seconds=line.batch.fixed,
+    )
     promised = query.qos.latency_percentile
     told = answer(line.batch, rate, (*PERCENTS, promised) if 0 < promised < 100 else PERCENTS)
     if told is None:

@@ -259,6 +259,8 @@ def assign(cluster: Cluster, start: cycle.Start, candidate: placement_pb2.Candid
         trace_parent=candidate.trace_parent,
         estimate=candidate.estimate,
     )
+    for role, part in zip(record.spec.roles, start.gang.parts, strict=True):
+        role.replicas = part.replicas  # placement may have decided on more, where they are left open
     attempt = record.attempt
     attempt.job_id, attempt.number, attempt.pre_run = candidate.job_id, candidate.number, candidate.pre_run
     attempt.state = translate.ATTEMPT_STATES.to_wire(AttemptState.ASSIGNED)

@@ -163,7 +163,7 @@ def needs_in_words(record: Record) -> str:
     """Write what a job needs, as in "2 replicas of 4 GPUs and 16 cores"."""
     return " with ".join(
         (f"{plural(role.replicas, 'replica')} of " if role.replicas > 1 else "") + request_in_words(role.request)
-        for role in record.spec.roles
+        for role in record.asks.roles
     )
 
 

@@ -13,7 +13,7 @@ from cotenant.core.lifecycle import AttemptState, JobEvent, Phase, next_phase
 from cotenant.core.pre_runs import pre_run_of
 from cotenant.core.refusals import plural
 from cotenant.rpc import translate
-from cotenant.services.queue import avoiding
+from cotenant.services.queue import avoiding, open_replicas
 from cotenant.services.queue.avoiding import nodes_of
 from cotenant.services.queue.failing import broke, failure, from_wire, in_words
 from cotenant.v1 import job_pb2, predictor_service_pb2, records_pb2
@@ -49,6 +49,7 @@ class Record:
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     estimate: predictor_service_pb2.Estimate | None = None
     ran_before_estimate_seconds: float = 0.0  # of which that estimate tells the rest
+    estimated_after: int | None = None  # the last attempt before it was estimated while it waited
     renewed_under: tuple[int, int] = (0, 0)  # the attempt and its epoch when it was last estimated while it ran
     renew_after: float = 0.0  # when it may be so again, in unix seconds
     told_ended: bool = False  # whoever learns from ends has been told
@@ -76,6 +77,8 @@ class Record:
         `now` is when it was told, of a job that runs.
         """
         self.estimate, self.ran_before_estimate_seconds = estimate, translate.seconds(self.job.run_time)
+        if self.phase is Phase.QUEUED:
+            self.estimated_after = self.attempt_number
         if now and self.phase is Phase.RUNNING:
             self.ran_before_estimate_seconds += max(0.0, now - translate.seconds(self.job.attempt.start_time))
 
@@ -89,7 +92,9 @@ class Record:
     @property
     def asks(self) -> JobSpec:
         """What it holds, or else waits for: all that its user wants, or one replica of it for its pre-run."""
-        return pre_run_of(self.spec) if self.pre_runs else self.spec
+        if self.pre_runs:
+            return pre_run_of(self.spec)
+        return open_replicas.decided(self) if self.spec.open else self.spec
 
     @property
     def moving(self) -> bool:

@@ -373,10 +373,11 @@ def candidate_of(record: Record, now: float, *, whole: bool = False) -> placemen
     Of a pre-run nothing is estimated: what is known of the job is of all its GPUs together.
     """
     pre_run = record.pre_runs and not whole
+    asked = record.asks if pre_run or (record.spec.open and not record.pre_runs) else None
     candidate = placement_pb2.Candidate(
         job_id=record.id,
         number=record.attempt_number + 1,
-        spec=translate.spec_to_wire(record.asks) if pre_run else record.job.spec,
+        spec=translate.spec_to_wire(asked) if asked else record.job.spec,
         trace_parent=record.job.trace_parent,
         pre_run=pre_run,
     )

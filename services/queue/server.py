@@ -42,7 +42,7 @@ from cotenant.services.queue.scheduler import Scheduler, SchedulerConfig
 from cotenant.services.queue.simulate import simulate
 from cotenant.services.queue.state import State
 from cotenant.services.queue.tenants import Tenants
-from cotenant.services.queue.updates import apply_update, check_update
+from cotenant.services.queue.updates import apply_update, changes_promise, check_update
 from cotenant.services.queue.waits import Waits
 from cotenant.services.queue.wishes import check_alive, check_array_alive, hold_back, resume
 from cotenant.store.port import Store, StoreUnavailable
@@ -371,7 +371,7 @@ class JobQueue(job_service_pb2_grpc.JobServiceServicer):
                 record, lambda stored: apply_update(stored, request), request=once, etag=request.job.etag
             )
             record.spec = translate.spec_from_wire(record.job.spec)
-            self.state.renew(record)
+            self.state.renew(record, estimate=changes_promise(request))
         return pb.UpdateJobResponse(job=self.state.message(record))
 
 

@@ -145,8 +145,10 @@ class State:
         phase, job_id = record.phase, record.id
         if self.records.get(job_id) is not record:
             return  # forgotten meanwhile
-        if record.spec.pre_run_seconds is not None:
+        if record.spec.pre_run_seconds is not None or record.spec.open:
             self._reshape(record)
+        if record.spec.open and phase is Phase.QUEUED and record.estimated_after not in (None, record.attempt_number):
+            self.unestimated[job_id] = None  # as many replicas as it needs by what it showed while it ran
         backs_off = phase is Phase.QUEUED and self.backing_off(record)
         if backs_off:
             self.later(translate.seconds(record.stored.not_before_time) - time.time(), record)
@@ -176,7 +178,7 @@ class State:
             self.sync(self.records[other])
 
     def _reshape(self, record: Record) -> None:
-        """Note whether a job asks for its pre-run or for all of itself."""
+        """Note what a job asks for, where that is not always the same."""
         shape = self._shapes.setdefault(record.asks.shape, ShapeKey())
         if shape is not record.shape:
             record.shape = shape
@@ -188,8 +190,10 @@ class State:
             if not watcher.only or watcher.only == job_id:
                 watcher.tell(job_id)
 
-    def renew(self, record: Record) -> None:
-        """Let the table know that a job's spec has changed."""
+    def renew(self, record: Record, *, estimate: bool = False) -> None:
+        """Let the table know that a job's spec has changed; `estimate`: in a way that asks for another estimate."""
+        if estimate and record.phase is Phase.QUEUED:
+            self.unestimated[record.id] = None
         if record.id in self.table:
             self.table.remove(record.id)
         self.sync(record)
@@ -225,7 +229,12 @@ class State:
         self.estimate(record)
 
     def estimate(self, record: Record) -> None:
-        """Let the table know what the predictor says of a job."""
+        """Let the table know what the predictor says of a job, and how many replicas it asks for now."""
+        if record.spec.open and record.phase is Phase.QUEUED and record.id in self.table:
+            self._reshape(record)
+            if record.id not in self.table:
+                self._enter(record)
+                return
         if record.id in self.table and record.estimate and record.estimate.predictable:
             self.table.update(
                 record.id,
@@ -260,6 +269,8 @@ class State:
         job = job_pb2.Job()
         job.CopyFrom(record.job)
         job.etag = str(record.revision)
+        if record.spec.open:
+            job.spec.roles[0].replicas = record.asks.roles[0].replicas
         if job.avoided_nodes:
             kept = avoiding.live(job, time.time())
             del job.avoided_nodes[:]

@@ -13,7 +13,8 @@ from cotenant.services.queue.records import Record, note
 from cotenant.v1 import job_pb2, records_pb2
 from cotenant.v1 import job_service_pb2 as pb
 
-CHANGEABLE = ("priority", "deadline", "labels", "retries_max", "not_preemptible", "name")
+QOS = tuple(f"qos.{field.name}" for field in job_pb2.Qos.DESCRIPTOR.fields)
+CHANGEABLE = ("priority", "deadline", "labels", "retries_max", "not_preemptible", "name", *QOS)
 
 
 def check_update(record: Record, request: pb.UpdateJobRequest) -> JobSpec:
@@ -46,9 +47,18 @@ def apply_update(stored: records_pb2.StoredJob, request: pb.UpdateJobRequest) ->
     note(stored, "updated", ", ".join(path.removeprefix("spec.") for path in request.update_mask.paths))
 
 
+def changes_promise(request: pb.UpdateJobRequest) -> bool:
+    """Tell whether what is estimated of the job hangs on what changes."""
+    return any(path.removeprefix("spec.") in QOS for path in request.update_mask.paths)
+
+
 def _copy(spec: job_pb2.JobSpec, request: pb.UpdateJobRequest) -> None:
     for path in request.update_mask.paths:
         name = path.removeprefix("spec.")
+        if name in QOS:
+            inner = name.removeprefix("qos.")
+            setattr(spec.qos, inner, getattr(request.job.spec.qos, inner))
+            continue
         spec.ClearField(name)  # type: ignore[arg-type]  # one of CHANGEABLE
         new = getattr(request.job.spec, name)
         if name == "labels":

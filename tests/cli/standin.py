@@ -147,6 +147,9 @@ class Jobs(jobs_grpc.JobServiceServicer):
             raise errors.conflict("job", job.id)
         for path in request.update_mask.paths:
             field = path.removeprefix("spec.")
+            if field.startswith("qos."):
+                setattr(job.spec.qos, field[4:], getattr(request.job.spec.qos, field[4:]))
+                continue
             job.spec.ClearField(field)  # type: ignore[arg-type]  # a field's name that is only known here
             part = job_pb2.JobSpec()
             value = getattr(request.job.spec, field)

@@ -82,7 +82,16 @@ def test_an_update_can_take_a_deadline_and_a_label_away(shell: Shell, standin: S
     assert dict(spec.labels) == {"team": "b"}
 
 
-@pytest.mark.parametrize("arguments", [(), ("--deadline", "soon"), ("--priority", "99999999")])
+def test_an_update_changes_what_a_service_promises(shell: Shell, standin: Standin, job: str) -> None:
+    assert shell("update", job, "--arrivals", "900", "--latency", "50ms").code == ExitCode.DONE
+    request = standin.jobs.asked[-1]
+    assert list(request.update_mask.paths) == ["spec.qos.latency_seconds", "spec.qos.arrivals_per_second"]
+    assert (request.job.spec.qos.latency_seconds, request.job.spec.qos.arrivals_per_second) == (0.05, 900.0)
+
+
+@pytest.mark.parametrize(
+    "arguments", [(), ("--deadline", "soon"), ("--priority", "99999999"), ("--arrivals", "many"), ("--latency", "soon")]
+)
 def test_an_update_of_nothing_or_to_nonsense_is_bad_usage(shell: Shell, job: str, arguments: tuple[str, ...]) -> None:
     assert shell("update", job, *arguments).code == ExitCode.USAGE
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import string
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from cotenant.cli.jobfile import BadJobs, load_jobs, read_jobs
 from cotenant.cli.jobwriter import write_jobs
 from cotenant.cli.outcome import CommandError, ExitCode
 from cotenant.cli.submit import example_text
-from cotenant.core.jobs import JobKind, JobSpec, Locality, Qos, Request, Role
+from cotenant.core.jobs import JobKind, JobSpec, Locality, OpenReplicas, Qos, Request, Role
 from cotenant.core.loss_goal import NO_GOAL, LossGoal
 from cotenant.core.validate import check_spec
 from cotenant.rpc.translate import spec_to_wire
@@ -119,6 +120,39 @@ def test_an_alias_is_read_as_what_it_stands_for() -> None:
         "- {name: c, gpus: 1, command: *c}"
     )
     assert [role.command for role in spec_of(text).roles] == [(), ("x",), ("x",)]
+
+
+SERVICE = "kind: inference\ngpus: 1\ncommand: [a]\n"
+
+
+def test_replicas_may_be_left_open_between_bounds() -> None:
+    promise = "qos: {latency: 50ms, percentile: 99, arrivals: 400}\n"
+    [role] = spec_of(f"{SERVICE}{promise}replicas: auto\nreplicas_min: 2").roles
+    assert (role.replicas, role.open) == (2, OpenReplicas(2, 64))
+    [role] = spec_of(f"{SERVICE}{promise}replicas: auto").roles
+    assert (role.replicas, role.open) == (1, OpenReplicas(1, 64))
+
+
+def test_all_that_is_wrong_with_open_replicas_is_told() -> None:
+    assert mistakes("gpus: 1\ncommand: [a]\nreplicas: auto\nreplicas_min: 0\nreplicas_max: 5000") == [
+        "job.yaml:1:1: qos.latency_seconds: a service that leaves its replicas open needs a latency target",
+        "job.yaml:1:1: qos.latency_percentile: a service that leaves its replicas open needs the percentile at which "
+        "its latency target holds",
+        "job.yaml:1:1: qos.arrivals_per_second: a service that leaves its replicas open needs the rate at which "
+        "requests arrive",
+        "job.yaml:3:11: replicas: only a service, of kind inference, can leave its replicas open, not one of training",
+        "job.yaml:4:15: replicas_min: must be from 1 to 4096, not 0",
+        "job.yaml:5:15: replicas_max: must be from 1 to 4096, not 5000",
+    ]
+    assert mistakes(f"{SERVICE}replicas: 3\nreplicas_max: 5") == [
+        "job.yaml:5:1: replicas_max: says something only beside `replicas: auto`"
+    ]
+    assert mistakes(f"{SERVICE}replicas: some")[0].endswith("must be a whole number, or auto, not 'some'")
+    promise = "qos: {latency: 50ms, percentile: 99, arrivals: 400}\n"
+    roles = "roles: [{name: a, gpus: 1, replicas: auto}, {name: b}]"
+    assert mistakes(f"kind: inference\ncommand: [a]\n{promise}{roles}") == [
+        "job.yaml:4:38: roles[0].replicas: a job of several roles has to say how many replicas each of them has"
+    ]
 
 
 def test_a_field_that_stands_twice_is_told() -> None:
@@ -245,12 +279,16 @@ def specs(draw: st.DrawFn) -> JobSpec:
     )
     role = st.builds(Role, name=ids, replicas=st.integers(1, 64), request=request, command=st.just(()) | commands)
     percentile = draw(st.sampled_from([0.0, 50.0, 99.9]))
+    roles = draw(st.lists(role, min_size=1, max_size=3, unique_by=lambda one: one.name))
+    if kind is JobKind.INFERENCE and percentile and draw(st.booleans()):
+        bounds = OpenReplicas(draw(st.integers(1, 9)), draw(st.integers(9, 4096)))
+        roles = [replace(roles[0], replicas=bounds.least, open=bounds)]
     return JobSpec(
         name=draw(names.filter(lambda name: name not in (".", ".."))),
         kind=kind,
         tenant=draw(ids),
         queue=draw(ids),
-        roles=tuple(draw(st.lists(role, min_size=1, max_size=3, unique_by=lambda one: one.name))),
+        roles=tuple(roles),
         command=draw(commands),
         environment=tuple(sorted(draw(pairs).items())),
         working_directory=draw(st.sampled_from(["", "/", "/srv/a b"])),

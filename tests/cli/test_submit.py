@@ -12,6 +12,7 @@ from tests.cli.conftest import COTENANT, Shell
 from tests.cli.standin import TOKEN, Standin
 
 from cotenant.cli.outcome import ExitCode
+from cotenant.core.jobs import OpenReplicas, Qos
 from cotenant.rpc.access import publish
 from cotenant.rpc.endpoints import Endpoints
 from cotenant.rpc.translate import spec_from_wire
@@ -40,6 +41,18 @@ def test_a_job_of_options_is_submitted_and_its_id_printed(shell: Shell, standin:
     assert (spec.progress_regex, spec.environment, spec.labels) == (r"step (\d+)", (("A", "b=c"),), (("k", "v"),))
     assert (spec.working_directory, spec.preemptible) == ("/srv", False)
     assert spec.command == ("python3", "train.py", "--token", "--", "x")
+
+
+def test_a_service_s_replicas_and_promise_are_options_too(shell: Shell, standin: Standin) -> None:
+    ended = shell(
+        *("submit", "--kind", "inference", "--gpus", "1", "--replicas", "auto", "--replicas-min", "2"),
+        *("--replicas-max", "12", "--latency", "50ms", "--percentile", "99", "--arrivals", "400", "--", "serve"),
+    )
+    assert (ended.code, ended.err) == (ExitCode.DONE, "")
+    [job] = standin.jobs.jobs.values()
+    spec = spec_from_wire(job.spec)
+    assert (spec.open, spec.replicas) == (OpenReplicas(2, 12), 2)
+    assert spec.qos == Qos(0.0, 0.05, 99.0, 400.0)
 
 
 def test_a_variable_without_a_value_is_taken_from_here(

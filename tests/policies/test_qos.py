@@ -11,15 +11,16 @@ from tests.worlds import rng
 
 from cotenant.core.estimates import Candidate, CandidateEstimate, Estimate, Latency
 from cotenant.core.gangs import Demand, Gang, Part
-from cotenant.core.jobs import JobKind, JobSpec, Locality, Qos, Request, Role
+from cotenant.core.jobs import JobKind, JobSpec, Locality, OpenReplicas, Qos, Request, Role
 from cotenant.core.ledger import Ledger, Offer
 from cotenant.core.nodes import NodeShape
-from cotenant.core.placing import interference
+from cotenant.core.placing import interference, serving
 from cotenant.core.queueing import cycle
 from cotenant.core.refusals import Code, Refusal, Wait
 from cotenant.core.scenes import Resident
 from cotenant.policies.consolidate import Consolidate
 from cotenant.policies.qos import KeepsPromises
+from cotenant.policies.requested import Requested
 
 NOW = 1000.0
 Rates = Mapping[int, float]
@@ -423,3 +424,74 @@ def test_room_that_comes_is_seen_and_so_is_a_node_that_opens() -> None:
     assert isinstance(made.ask(new, policy), Refusal)
     made.ledger.release(held)
     assert places(made.ask(new, policy)) == {0: 4}
+
+
+def service(rate: float, target: float, counts: OpenReplicas, gpus: int = 1) -> Gang:
+    """A service that leaves its replicas open, of which it is known how long batches take."""
+    role = Role("worker", counts.least, Request(gpu_milli=1000 * gpus, cores=1), open=counts)
+    spec = JobSpec(kind=JobKind.INFERENCE, roles=(role,), qos=Qos(0.0, target, 99.0, rate))
+    told = Latency(counts.least, per_request_seconds=0.001, fixed_seconds=0.01)
+    estimate = Estimate(candidates=(CandidateEstimate(latency=told, allocation=Candidate(1, 1000 * gpus)),))
+    return cycle.gang_of("service", spec, estimate, Requested(), [NodeShape(8, 64, count=4)])
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    st.sampled_from([100.0, 700.0, 900.0, 1500.0]),
+    st.sampled_from([0.028, 0.03, 0.035, 0.05]),
+    st.lists(st.integers(0, 6), min_size=1, max_size=3),
+    st.integers(1, 12),
+)
+def test_a_service_gets_the_fewest_replicas_that_keep_its_promise_in_the_places_that_there_are(
+    rate: float, target: float, held: list[int], most: int
+) -> None:
+    made = stage(*[8] * len(held))
+    for node, count in enumerate(held):
+        if count:
+            made.enter(job(f"other-{node}", count), {node: count})
+    asked = service(rate, target, OpenReplicas(1, most))
+    plan = cycle.place([asked], made.ledger, KeepsPromises(), rng(), scene=made)
+    undisturbed = serving.needed(asked.spec, asked.estimate) if asked.spec else None
+    assert undisturbed is not None
+    chosen = next((len_of(start) for start in plan.starts), None)
+    if undisturbed > most:
+        assert plan.refusals["service"].code is Code.NEVER_FITS
+        return
+    able = [count for count in range(int(undisturbed), most + 1) if suits(made, asked, count)]
+    assert chosen == next(iter(able), None)
+
+
+def len_of(start: cycle.Start) -> int:
+    assert start.gang.spec
+    assert start.gang.spec.replicas == start.gang.parts[0].replicas
+    assert sum(share.replicas for share in start.offer) == start.gang.parts[0].replicas
+    return start.gang.parts[0].replicas
+
+
+def suits(made: Stage, asked: Gang, count: int) -> bool:
+    """Whether so many replicas, were they asked for, would start by keeping the promise."""
+    assert asked.spec
+    fixed = replace(asked.spec.with_replicas(count), roles=(replace(asked.spec.roles[0], replicas=count, open=None),))
+    gang = replace(asked, spec=fixed, parts=(replace(asked.parts[0], replicas=count),))
+    return bool(cycle.place([gang], made.ledger, KeepsPromises(), rng(), scene=made).starts)
+
+
+def test_where_neighbours_slow_it_a_service_has_more_replicas_and_says_why() -> None:
+    made = stage(16)
+    made.enter(job("other", 2), {0: 2})
+    asked = service(900.0, 0.03, OpenReplicas(1, 12))
+    (start,) = cycle.place([asked], made.ledger, KeepsPromises(), rng(), scene=made).starts
+    assert asked.parts[0].replicas == 5
+    assert len_of(start) > 5
+    assert "beside its neighbours; alone 5 would" in start.gang.sizing
+    (plain,) = cycle.place([asked], made.ledger, Consolidate(), rng(), scene=made).starts
+    assert len_of(plain) == 5
+
+
+def test_a_service_whose_limit_is_too_low_waits_for_that_and_holds_nobody_back() -> None:
+    made = stage(8)
+    asked, other = service(900.0, 0.03, OpenReplicas(1, 4)), job("other", 4)
+    plan = cycle.place([asked, replace(other, parts=asked.parts)], made.ledger, Consolidate(), rng(), strict=True)
+    assert plan.refusals["service"].code is Code.NEVER_FITS
+    assert "replicas_max is 5 or more" in plan.refusals["service"].remedy
+    assert [start.gang.job_id for start in plan.starts] == ["other"]

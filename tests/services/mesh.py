@@ -139,6 +139,7 @@ class Mesh:
     store: Store
     queue_config: queue.QueueConfig = BACKFILL
     placement_config: placement.PlacementConfig = QUICK
+    predictor_config: predictor.Config = field(default_factory=predictor.Config)
     rng: Random | None = None
     failing: float = 0.0
     parts: dict[str, Part] = field(default_factory=dict)
@@ -156,7 +157,7 @@ class Mesh:
         policies = serve_policies(server)
         service: Any
         if name == "predictor":
-            service = await predictor.start(server, store, policies, predictor.Config())
+            service = await predictor.start(server, store, policies, self.predictor_config)
         elif name == "placement":
             service = await placement.start(server, store, policies, self.placement_config)
         else:

@@ -12,10 +12,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cotenant.core.jobs import JobKind, Locality, Request, Role
+from cotenant.core.jobs import JobKind, Locality, OpenReplicas, Qos, Request, Role
+from cotenant.core.predicting.latency import BatchTime
 from cotenant.simulator import BadRow, BadTrace, TraceJob, load
 from cotenant.simulator.traces import FORMATS, write
-from cotenant.simulator.traces.jobs import Ended, replicas
+from cotenant.simulator.traces.jobs import Ended, open_replicas, replicas
 
 NEEDED = "job_id,submitted_seconds,work_seconds"
 EACH_EXAMPLE_OWN_CONTENT = settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -105,6 +106,11 @@ def test_kind_and_request_follow_from_each_other(
         ("locality", "room", "column 'locality': expected one of server, rack, anywhere, found 'room'"),
         ("memory_bandwidth_bytes_per_second", "-1", "expected a number of bytes/s from 0 to 1e+15, found '-1'"),
         ("ended", "well", "column 'ended': expected one of passed, killed, failed, found 'well'"),
+        ("replicas_max", "3", "column 'replicas_max': expected nothing, but for a job of kind inference, found '3'"),
+        ("kind,replicas,replicas_max", "inference,4,3", "column 'replicas_max': expected a whole number from 4 to"),
+        ("kind,replicas_max", "inference,3", "column 'latency_seconds': expected what a service promises"),
+        ("latency_percentile", "100", "column 'latency_percentile': expected a number of per cent"),
+        ("batch_fixed_seconds", "long", "column 'batch_fixed_seconds': expected a number of seconds from 0"),
     ],
 )
 def test_a_field_that_cannot_be_is_named(file: Path, columns: str, fields: str, told: str) -> None:
@@ -138,11 +144,14 @@ def _job(draw: st.DrawFn, job_id: str, *, first: bool) -> TraceJob:
     milli = 0 if kind is JobKind.CPU else draw(st.sampled_from((0, 1, 999, 1000, 8000)))
     cores = draw(st.none() | st.integers(0 if milli else 1, 256))
     wanted = draw(st.sampled_from(("", "A100"))) if milli else ""
+    request, least = Request(milli, cores, draw(st.integers(0, 2**45)), wanted), draw(st.integers(1, 64))
+    serves = kind is JobKind.INFERENCE and draw(st.booleans())
+    some = draw(st.tuples(*[st.floats(1e-6, 90.0)] * 3))
     return TraceJob(
         job_id,
         0.0 if first else draw(numbers),
         draw(numbers.filter(lambda seconds: seconds > 0)),
-        replicas(draw(st.integers(1, 64)), Request(milli, cores, draw(st.integers(0, 2**45)), wanted)),
+        open_replicas(OpenReplicas(least, least + 9), request) if serves else replicas(least, request),
         kind,
         tenant=draw(words) or "default",
         model=draw(words),
@@ -155,6 +164,8 @@ def _job(draw: st.DrawFn, job_id: str, *, first: bool) -> TraceJob:
         locality=draw(st.none() | st.sampled_from(Locality)),
         memory_bandwidth_bytes_per_second=draw(numbers),
         ended=draw(st.none() | st.sampled_from(Ended)),
+        qos=Qos(0.0, *some) if serves else Qos(),
+        batch=draw(st.none() | st.just(BatchTime(0.0, some[0]))) if serves else None,
     )
 
 

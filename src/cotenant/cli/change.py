@@ -14,6 +14,7 @@ from cotenant.cli import options, units, views
 from cotenant.cli.arrays import array_standing, is_array, read_array
 from cotenant.cli.flags import Flags
 from cotenant.cli.follow import standing
+from cotenant.cli.jobfields import QOS
 from cotenant.cli.jobs import split_labels
 from cotenant.cli.mesh import Mesh, away, reach, told
 from cotenant.cli.names import find_things, phase_of
@@ -136,14 +137,22 @@ def update(
     preemptible: Annotated[
         bool | None, typer.Option("--preemptible/--not-preemptible", help="Whether it may be stopped to make room.")
     ] = None,
+    latency: Annotated[
+        str | None, typer.Option(metavar="DURATION", help="How long requests to a service may take.")
+    ] = None,
+    percentile: Annotated[str | None, typer.Option(metavar="P", help="The share for which that holds.")] = None,
+    arrivals: Annotated[str | None, typer.Option(metavar="N", help="Requests that arrive in a second.")] = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Change a job that has not ended.
+
+    A service that runs goes on as it is; with `replicas: auto` its next start heeds what its requests are by then.
 
     \b
     Examples:
       cotenant update ID --priority high --deadline 2h
       cotenant update ID --label project=vision --not-preemptible
+      cotenant update ID --arrivals 900 --latency 50ms
     """
     said: dict[str, Any] = {
         "name": name,
@@ -152,6 +161,7 @@ def update(
         "not_preemptible": None if preemptible is None else not preemptible,
         "deadline": deadline,
         "labels": label,
+        **_promise({"latency": latency, "percentile": percentile, "arrivals": arrivals}),
     }
     given = {field: value for field, value in said.items() if value is not None}
     if not given:
@@ -169,11 +179,25 @@ def _updated(job: Job, given: Mapping[str, Any]) -> UpdateJobRequest:
         if field == "labels":
             spec.labels.update(_relabelled(job, value))
             request.job.etag = job.etag  # labels are changed as a whole, so only those that were read
+        elif field.startswith("qos."):
+            setattr(spec.qos, field.removeprefix("qos."), value)
         elif field != "deadline":
             setattr(spec, field, value)
         elif value is not None:
             spec.deadline.CopyFrom(timestamp(value))
     return request
+
+
+def _promise(said: Mapping[str, str | None]) -> dict[str, float]:
+    """Read what a service promises, as job files are read; by its place on the wire."""
+    given: dict[str, float] = {}
+    for name, text in said.items():
+        if text is not None:
+            try:
+                given[QOS[name].wire] = QOS[name].read(text)
+            except ValueError as error:
+                raise usage(f"--{name} {error}") from None
+    return given
 
 
 def _priority(text: str) -> int:

@@ -73,7 +73,11 @@ REQUEST = {
     "memory": Field("memory_bytes", "resources.memory_bytes", units.parse_bytes),
     "gpu_type": Field("gpu_type", "resources.gpu_type"),
 }
-REPLICAS = {"replicas": Field("replicas", "replicas", units.parse_integer)}
+REPLICAS = {
+    "replicas": Field("replicas", "replicas", units.parse_replicas),
+    "replicas_min": Field("least", "open.min", units.parse_integer),
+    "replicas_max": Field("most", "open.max", units.parse_integer),
+}
 SHORT_ROLE = {"role": Field("name", "name"), **REPLICAS}  # of a job with one role, whose fields are the job's
 ROLE = {"name": Field("name", "name"), **REPLICAS}
 QOS = {
@@ -94,6 +98,8 @@ JOB_FIELDS = (*JOB, *SHORT_ROLE, *REQUEST, *NESTED)
 ROLE_FIELDS = (*ROLE, *REQUEST, "command")
 OTHER_NAMES = {  # what the wire, or another scheduler, calls a field
     "environment": "env",
+    "min_replicas": "replicas_min",
+    "max_replicas": "replicas_max",
     "working_directory": "workdir",
     "cores": "cpus",
     "cpu": "cpus",

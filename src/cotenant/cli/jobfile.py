@@ -39,7 +39,7 @@ from cotenant.cli.jobfields import (
 from cotenant.cli.located import Fault, Fields, Items, Node, Place, Text, compose, kind_of, overlay
 from cotenant.cli.outcome import CommandError, ExitCode, is_text, usage
 from cotenant.core.dependencies import Dependency
-from cotenant.core.jobs import JobSpec, Qos, Request, Role
+from cotenant.core.jobs import JobSpec, OpenReplicas, Qos, Request, Role
 from cotenant.core.loss_goal import LossGoal
 from cotenant.core.options import did_you_mean
 from cotenant.core.validate import ROLES_MAX, check_spec, default_kind, shown
@@ -260,7 +260,7 @@ class _Reader:
         """Read the list of roles, or the one role whose fields are the job's."""
         if "roles" not in given:
             self._places["roles[0].command"] = self._place, "command"
-            values = self._scalars(given, SHORT_ROLE, "roles[0].")
+            values = self._role_values(given, SHORT_ROLE, "roles[0].")
             return (Role(**values, request=Request(**self._scalars(given, REQUEST, "roles[0]."))),)
         for name in (*SHORT_ROLE, *REQUEST):
             if name in given:
@@ -279,9 +279,22 @@ class _Reader:
         self._places[f"roles[{index}]"] = node.place, f"roles[{index}]"
         given = self._fields(node, ROLE_FIELDS, "role")
         request = Request(**self._scalars(given, REQUEST, wire, label))
-        return Role(
-            **self._scalars(given, ROLE, wire, label), request=request, command=self._command(given, wire, label)
-        )
+        values = self._role_values(given, ROLE, wire, label)
+        return Role(**values, request=request, command=self._command(given, wire, label))
+
+    def _role_values(
+        self, given: Mapping[str, tuple[Text, Node]], known: Mapping[str, Field], wire: str, label: str = ""
+    ) -> dict[str, Any]:
+        """Read a role's own fields; where its replicas are `auto`, their number is open between some bounds."""
+        values = self._scalars(given, known, wire, label)
+        bounds = {name: values.pop(name) for name in ("least", "most") if name in values}
+        if values.get("replicas", 1) is None:
+            self._places[f"{wire}open"] = given["replicas"][1].place, f"{label}replicas"
+            return {**values, "replicas": max(1, bounds.get("least", 1)), "open": OpenReplicas(**bounds)}
+        for name in ("replicas_min", "replicas_max"):
+            if name in given:
+                self._report(given[name][0].place, f"{label}{name}", "says something only beside `replicas: auto`")
+        return values
 
     def _dependencies(self, given: Mapping[str, tuple[Text, Node]]) -> tuple[Dependency, ...]:
         """Read what comes first: a list of ids or names, or one text of them with commas between."""

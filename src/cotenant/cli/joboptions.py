@@ -46,7 +46,13 @@ TEXTS = (
     JobOption("cpus", "N|auto", "Cores of each replica; auto finds how many are useful."),
     JobOption("memory", "SIZE", "Memory of each replica, such as 4GiB."),
     JobOption("gpu_type", "TYPE", "The GPU type wanted, such as V100, or one of several: 'V100|A100'."),
-    JobOption("replicas", "N", "How many processes start together."),
+    JobOption("replicas", "N|auto", "How many processes start together; auto: as many as a service's latency needs."),
+    JobOption("replicas_min", "N", "The fewest replicas that auto may choose; 1 by default."),
+    JobOption("replicas_max", "N", "The most replicas that auto may choose; 64 by default."),
+    JobOption("qos.latency", "DURATION", "How long requests to a service may take, such as 50ms.", "latency"),
+    JobOption("qos.percentile", "P", "The share of requests for which that holds, such as 99.", "percentile"),
+    JobOption("qos.arrivals", "N", "Requests that arrive in a second, over all replicas.", "arrivals"),
+    JobOption("qos.rate", "N", "The slowest acceptable rate, in steps per second.", "rate"),
     JobOption("role", "NAME", "What the replicas are called; worker by default."),
     JobOption("tenant", "ID", "Who pays."),
     JobOption("queue", "ID", "The queue."),
@@ -160,7 +166,7 @@ def _document(said: Mapping[str, Any], tail: list[str] | None) -> Fields:
     texts = ((option, said[option.parameter]) for option in TEXTS)
     pairs = ((option, said[option.parameter]) for option in PAIRS)
     entries: list[tuple[Text, Node]] = [
-        *(_entry(option.field, option.flag, text) for option, text in texts if text is not None),
+        *_gathered(_entry(option.field, option.flag, text) for option, text in texts if text is not None),
         *((Text(Place(option.flag), option.field), _pairs(option, given)) for option, given in pairs if given),
     ]
     if said[NOT_PREEMPTIBLE.parameter]:
@@ -169,6 +175,17 @@ def _document(said: Mapping[str, Any], tail: list[str] | None) -> Fields:
         words = tuple(Text(THE_COMMAND_LINE, word) for word in tail)
         entries.append((Text(THE_COMMAND_LINE, "command"), Items(THE_COMMAND_LINE, words)))
     return Fields(THE_COMMAND_LINE, tuple(entries))
+
+
+def _gathered(entries: Iterable[tuple[Text, Node]]) -> Iterable[tuple[Text, Node]]:
+    """Make one entry of those that set fields inside the same field."""
+    found: dict[str, tuple[Text, Node]] = {}
+    for key, value in entries:
+        before = found.get(key.text)
+        if before and isinstance(before[1], Fields) and isinstance(value, Fields):
+            value = Fields(before[1].place, (*before[1].entries, *value.entries))
+        found[key.text] = before[0] if before else key, value
+    return found.values()
 
 
 def _entry(field: str, flag: str, text: str) -> tuple[Text, Node]:

@@ -12,7 +12,7 @@ from cotenant.cli import units
 from cotenant.cli.jobfields import AFTER
 from cotenant.cli.jobfile import SHELL
 from cotenant.core.dependencies import Condition
-from cotenant.core.jobs import JobSpec, Qos, Role
+from cotenant.core.jobs import JobSpec, OpenReplicas, Qos, Role
 from cotenant.core.loss_goal import LossGoal
 
 DEFAULT, DEFAULT_ROLE = JobSpec(), Role()
@@ -120,11 +120,22 @@ def _role(role: Role) -> dict[str, Any]:
     request = role.request
     return {
         "name": _unless(role.name, DEFAULT_ROLE.name),
-        "replicas": _unless(role.replicas, DEFAULT_ROLE.replicas),
+        **_replicas(role),
         "gpus": _number(units.write_gpus(request.gpu_milli)) if request.gpu_milli else None,
         "gpu_type": request.gpu_type,
         "cpus": request.cores,
         "memory": units.write_bytes(request.memory_bytes) if request.memory_bytes else None,
+    }
+
+
+def _replicas(role: Role) -> dict[str, Any]:
+    if role.open is None:
+        return {"replicas": _unless(role.replicas, DEFAULT_ROLE.replicas)}
+    default = OpenReplicas()
+    return {
+        "replicas": units.AUTO,
+        "replicas_min": _unless(role.open.least, default.least),
+        "replicas_max": _unless(role.open.most, default.most),
     }
 
 

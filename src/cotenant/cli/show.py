@@ -125,7 +125,10 @@ def _wishes(job: Job) -> Pairs:
         cores = plural(wants.cores, "core") if wants.HasField("cores") else "auto cores"
         memory = f", {units.short_bytes(wants.memory_bytes)}" if wants.memory_bytes else ""
         kind = f" {wants.gpu_type}" if wants.gpu_type else ""
-        yield f"role {role.name}", f"{role.replicas} × ({gpus(wants.gpu_milli)}{kind}, {cores}{memory})"
+        count = (
+            f"{role.replicas} (auto, {role.open.min} to {role.open.max})" if role.HasField("open") else role.replicas
+        )
+        yield f"role {role.name}", f"{count} × ({gpus(wants.gpu_milli)}{kind}, {cores}{memory})"
     yield "command", shlex.join(spec.command)
     yield "model", spec.model
     yield "priority", in_words(spec.priority) if spec.priority else ""

@@ -181,6 +181,20 @@ def write_cores(cores: int | None) -> str:
     return AUTO if cores is None else str(cores)
 
 
+def parse_replicas(text: str) -> int | None:
+    """Read a number of replicas, or `auto` as None.
+
+    >>> parse_replicas("3"), parse_replicas("auto")
+    (3, None)
+    """
+    if text.strip().lower() == AUTO:
+        return None
+    try:
+        return parse_integer(text)
+    except ValueError:
+        raise ValueError(f"must be a whole number, or auto, not {shown(text)}") from None
+
+
 def parse_integer(text: str) -> int:
     """Read a whole number.
 

@@ -38,6 +38,8 @@ class Latency:
     promised_seconds: float | None = None  # at the percentile that the job promises; None where it promises none
     replicas_needed: int | None = None  # the fewest that keep the promise; None: no number does, or nothing is promised
     confidence: float = 0.0
+    per_request_seconds: float | None = None  # a batch of b requests takes b times this, and
+    fixed_seconds: float | None = None  # this besides; None where the predictor does not tell
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from cotenant.core.arrays import ArraySpec, ArrayTask
@@ -11,6 +11,7 @@ from cotenant.core.loss_goal import NO_GOAL, LossGoal
 
 WHOLE_GPU_MILLI = 1000
 GRACE_SECONDS_DEFAULT = 30.0
+OPEN_REPLICAS_MAX_DEFAULT = 64  # of a service that leaves the number open and names no limit
 TENANT_DEFAULT = "default"
 QUEUE_DEFAULT = "default"
 
@@ -42,13 +43,25 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
+class OpenReplicas:
+    """That a service leaves the number of its replicas open (`auto`), and between which numbers."""
+
+    least: int = 1
+    most: int = OPEN_REPLICAS_MAX_DEFAULT
+
+
+@dataclass(frozen=True, slots=True)
 class Role:
-    """Some replicas of the same thing: workers, parameter servers."""
+    """Some replicas of the same thing: workers, parameter servers.
+
+    Where their number is `open`, `replicas` are as many as were last decided, and before that the fewest.
+    """
 
     name: str = "worker"
     replicas: int = 1
     request: Request = Request()
     command: tuple[str, ...] = ()
+    open: OpenReplicas | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +118,19 @@ class JobSpec:
     def replicas(self) -> int:
         """Processes over all roles."""
         return sum(role.replicas for role in self.roles)
+
+    @property
+    def open(self) -> OpenReplicas | None:
+        """Between which numbers that of its replicas is left open; None where the user said how many."""
+        return self.roles[0].open if len(self.roles) == 1 else None
+
+    def with_replicas(self, count: int) -> JobSpec:
+        """The same job with so many replicas of its one role.
+
+        >>> JobSpec(roles=(Role(open=OpenReplicas(2, 8)),)).with_replicas(3).replicas
+        3
+        """
+        return replace(self, roles=(replace(self.roles[0], replicas=count),))
 
     @property
     def shape(self) -> Shape:

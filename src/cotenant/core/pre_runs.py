@@ -21,7 +21,10 @@ def pre_run_of(spec: JobSpec) -> JobSpec:
     """
     role = next((one for one in spec.roles if one.request.gpu_milli), spec.roles[0])
     return replace(
-        spec, roles=(replace(role, replicas=1, request=_on_one_gpu(role.request)),), locality=None, array=None
+        spec,
+        roles=(replace(role, replicas=1, request=_on_one_gpu(role.request), open=None),),
+        locality=None,
+        array=None,
     )
 
 

@@ -89,12 +89,37 @@ def _roles(spec: JobSpec) -> Found:
         seen.add(role.name)
         if not 1 <= role.replicas <= REPLICAS_MAX:
             yield f"{where}.replicas", f"must be from 1 to {REPLICAS_MAX}, not {role.replicas}"
+        yield from _open(spec, role, where)
         if not (role.command or spec.command):
             yield f"{where}.command", "nothing to run: neither the role nor the job has a command"
         for field, wrong in _request(role.request):
             yield f"{where}.resources.{field}", wrong
     if sum(role.replicas for role in spec.roles) > REPLICAS_MAX:
         yield "roles", f"all roles together may have {REPLICAS_MAX} replicas, not {spec.replicas}"
+
+
+def _open(spec: JobSpec, role: Role, where: str) -> Found:
+    """Say what is missing where the number of replicas is left open."""
+    if role.open is None:
+        return
+    least, most = role.open.least, role.open.most
+    if not 1 <= least <= REPLICAS_MAX:
+        yield f"{where}.open.min", f"must be from 1 to {REPLICAS_MAX}, not {least}"
+    if not max(1, least) <= most <= REPLICAS_MAX:
+        yield f"{where}.open.max", f"must be from {max(1, least)} to {REPLICAS_MAX}, not {most}"
+    elif not least <= role.replicas <= most and 1 <= role.replicas <= REPLICAS_MAX:
+        yield f"{where}.replicas", f"must be from {least} to {most} or absent, as it is left open, not {role.replicas}"
+    if spec.kind is not JobKind.INFERENCE:
+        yield f"{where}.open", f"only a service, of kind inference, can leave its replicas open, not one of {spec.kind}"
+    if len(spec.roles) > 1:
+        yield f"{where}.open", "a job of several roles has to say how many replicas each of them has"
+    for field, value, what in (
+        ("latency_seconds", spec.qos.latency_seconds, "a latency target"),
+        ("latency_percentile", spec.qos.latency_percentile, "the percentile at which its latency target holds"),
+        ("arrivals_per_second", spec.qos.arrivals_per_second, "the rate at which requests arrive"),
+    ):
+        if not value:
+            yield f"qos.{field}", f"a service that leaves its replicas open needs {what}"
 
 
 def _request(request: Request) -> Found:

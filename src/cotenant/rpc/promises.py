@@ -15,6 +15,7 @@ FIGURES = (
     ("p99_seconds", "p99_seconds"),
     ("promised_seconds", "promised_seconds"),
 )
+BATCH_TIME = ("per_request_seconds", "fixed_seconds")
 ALLOCATION = ("cores", "gpu_milli", "nodes", "gpu_type", "workers", "servers", "server_cores")
 
 
@@ -34,6 +35,8 @@ def latency_from_wire(message: pb.LatencyEstimate) -> Latency:
         replicas=message.replicas,
         replicas_needed=message.replicas_needed or None,
         confidence=message.confidence,
+        per_request_seconds=message.per_request_seconds if message.HasField("per_request_seconds") else None,
+        fixed_seconds=message.fixed_seconds if message.HasField("fixed_seconds") else None,
         **{ours: getattr(message, theirs) or None for theirs, ours in FIGURES},
     )
 
@@ -43,6 +46,9 @@ def write_latency(latency: Latency, message: pb.LatencyEstimate) -> None:
     message.replicas = latency.replicas
     message.replicas_needed = latency.replicas_needed or 0
     message.confidence = latency.confidence
+    for name in BATCH_TIME:
+        if (seconds := getattr(latency, name)) is not None:
+            setattr(message, name, seconds)
     for theirs, ours in FIGURES:
         setattr(message, theirs, getattr(latency, ours) or 0.0)
 

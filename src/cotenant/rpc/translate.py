@@ -24,13 +24,12 @@ from cotenant.core.jobs import (
     JobSpec,
     Locality,
     Qos,
-    Request,
-    Role,
 )
 from cotenant.core.lifecycle import AttemptState, Phase, StopReason
 from cotenant.core.loss_goal import NO_GOAL
 from cotenant.core.nodes import Core, Gpu, HealthAction, HealthProblem, Inventory, NodeShape
 from cotenant.rpc import errors, promises, sequence
+from cotenant.rpc.roles import role_from_wire, role_to_wire
 from cotenant.v1 import job_pb2, placement_service_pb2, resources_pb2
 
 NANOS = 1_000_000_000
@@ -139,10 +138,7 @@ def _known(names: Mapping[int, str]) -> str:
 
 def spec_from_wire(message: job_pb2.JobSpec) -> JobSpec:
     """Read a spec, with the defaults of what it leaves out."""
-    roles = tuple(
-        Role(role.name or "worker", role.replicas, _request_from_wire(role.resources), tuple(role.command))
-        for role in message.roles
-    )
+    roles = tuple(role_from_wire(role) for role in message.roles)
     qos = message.qos
     return JobSpec(
         name=message.name,
@@ -178,15 +174,6 @@ def spec_from_wire(message: job_pb2.JobSpec) -> JobSpec:
     )
 
 
-def _request_from_wire(message: resources_pb2.ResourceRequest) -> Request:
-    return Request(
-        message.gpu_milli,
-        message.cores if message.HasField("cores") else None,
-        message.memory_bytes,
-        message.gpu_type,
-    )
-
-
 def spec_to_wire(spec: JobSpec) -> job_pb2.JobSpec:
     """Write a spec out, defaults included."""
     message = job_pb2.JobSpec(
@@ -194,7 +181,7 @@ def spec_to_wire(spec: JobSpec) -> job_pb2.JobSpec:
         kind=KINDS.to_wire(spec.kind),
         tenant=spec.tenant,
         queue=spec.queue,
-        roles=[_role_to_wire(role) for role in spec.roles],
+        roles=[role_to_wire(role) for role in spec.roles],
         command=spec.command,
         environment=dict(spec.environment),
         working_directory=spec.working_directory,
@@ -231,17 +218,6 @@ def spec_to_wire(spec: JobSpec) -> job_pb2.JobSpec:
         message.qos.latency_percentile = qos.latency_percentile
         message.qos.arrivals_per_second = qos.arrivals_per_second
     return message
-
-
-def _role_to_wire(role: Role) -> job_pb2.Role:
-    request = role.request
-    resources = resources_pb2.ResourceRequest(
-        gpu_milli=request.gpu_milli,
-        cores=request.cores,
-        memory_bytes=request.memory_bytes,
-        gpu_type=request.gpu_type,
-    )
-    return job_pb2.Role(name=role.name, replicas=role.replicas, resources=resources, command=role.command)
 
 
 def inventory_from_wire(message: resources_pb2.Inventory) -> Inventory:

@@ -15,6 +15,7 @@ from cotenant.core.gangs import Gang
 from cotenant.core.jobs import JobSpec
 from cotenant.core.jobs import Shape as SpecShape
 from cotenant.core.placing.obstacles import never_fits, shapes_of
+from cotenant.core.placing.serving import too_few
 from cotenant.core.queueing.cycle import gang_of
 from cotenant.core.refusals import Code, Refusal
 from cotenant.core.tenancy import NO_TENANTS, Headroom, Tenancy
@@ -51,6 +52,8 @@ class Admission:
         """
         spec = job.spec()
         if refusal := self._never_fits(spec):
+            return refusal
+        if refusal := too_few(spec, estimate):
             return refusal
         try:
             gang = gang_of(job.id, spec, estimate, self._policies.allocator, self._node_shapes)

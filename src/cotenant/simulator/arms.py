@@ -20,6 +20,7 @@ from cotenant.core.policy import Predictor, Trains
 from cotenant.core.predicting.chain import Chain
 from cotenant.core.table import Floats, Jobs
 from cotenant.core.validate import Violation
+from cotenant.simulator import services
 from cotenant.simulator.physics.rounding import steady
 from cotenant.simulator.policies import PolicyFailed
 from cotenant.simulator.snapshots import Present
@@ -134,7 +135,7 @@ class Oracle(Told):
     def submitted(self, sequence: int, job: TraceJob) -> Estimate:
         """Tell the whole truth."""
         self.tell(sequence, job.work_seconds, 1.0)
-        return _sure(job.work_seconds, self._judge(job), self.name)
+        return services.judged(job, _sure(job.work_seconds, self._judge(job), self.name))
 
     def takes(self, sequence: int, total_seconds: float) -> None:
         """Keep to the truth."""
@@ -190,7 +191,7 @@ class NoisyOracle(Told):
         error = self._error[sequence]
         self.tell(sequence, job.work_seconds * error, 1.0)
         judged = tuple([_wrong(one, error) for one in self._judge(job)])
-        return _sure(job.work_seconds * error, judged, self.name)
+        return services.judged(job, _sure(job.work_seconds * error, judged, self.name))
 
     def takes(self, sequence: int, total_seconds: float) -> None:
         """Stay with what was told."""
@@ -305,20 +306,20 @@ class Learner(Told):
     def finished(self, job: TraceJob, run_seconds: float, now: float, *, passed: bool = True) -> None:
         """Show the predictors how long the job ran; where that makes it time to learn, learn at once."""
         spec = job.spec()
-        self._chain.observe(
-            Observation(
-                job.tenant,
-                job.model,
-                spec.name,
-                gpu_milli=spec.gpu_milli,
-                replicas=spec.replicas,
-                allocation=Candidate(cores=sum(role.request.cores or 0 for role in spec.roles)),
-                run_seconds=run_seconds,
-                succeeded=passed,
-                submission=_submission(job),
-                seen_seconds=now,
-            )
+        ended = Observation(
+            job.tenant,
+            job.model,
+            spec.name,
+            gpu_milli=spec.gpu_milli,
+            replicas=spec.replicas,
+            allocation=Candidate(cores=sum(role.request.cores or 0 for role in spec.roles)),
+            run_seconds=run_seconds,
+            succeeded=passed,
+            submission=_submission(job),
+            seen_seconds=now,
         )
+        for seen in (*services.batches(job, standard(spec, self._shapes)[0], ended), ended):
+            self._chain.observe(seen)
         for predictor in self._chain.predictors.values():
             if isinstance(predictor, Trains) and (lesson := predictor.lesson()):
                 predictor.adopt(lesson.train())

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from cotenant.core.estimates import UNKNOWN, Estimate
 from cotenant.core.gangs import Gang, Part
-from cotenant.core.jobs import Locality
+from cotenant.core.jobs import JobSpec, Locality
 from cotenant.core.ledger import Holding
 from cotenant.core.refusals import Refusal
 from cotenant.core.table import JobRow
@@ -179,9 +179,14 @@ class Life:
             kind=self.job.kind,
             waited_seconds=now - self.waiting_since,
             fragmented_seconds=self.fragmented_until(now),
-            spec=self.job.spec(),
+            spec=self.spec(),
             estimate=self.estimate,
         )
+
+    def spec(self) -> JobSpec:
+        """The job as it was submitted, with as many replicas as it has now where their number is open."""
+        spec = self.job.spec()
+        return spec.with_replicas(self.shape.replicas) if spec.open else spec
 
     def fragmented_until(self, now: float) -> float:
         """Tell for how long its places have been in fragments, since it last began to wait."""

@@ -28,6 +28,7 @@ from cotenant.core.refusals import Refusal, Wait, given_up
 from cotenant.core.sizing.resizing import Resizes
 from cotenant.core.table import Capacity, Ints, Jobs, JobTable
 from cotenant.core.tenancy import NO_TENANTS, Headroom, Tenancy
+from cotenant.simulator import services
 from cotenant.simulator.arms import Arm
 from cotenant.simulator.candidates import Candidates, victims_of
 from cotenant.simulator.clusters import Cluster
@@ -267,9 +268,8 @@ class Scheduler:
         return bool(sequences)
 
     def _plan(self, jobs: Jobs, order: Order, now: float, rules: Rules) -> cycle.Plan:
-        tenancy = self._tenancy
-        choice = cycle.choose(jobs, self._queue, order, self._capacity, now=now, rules=rules, tenancy=tenancy)
-        self._headroom = tenancy.headroom(jobs, jobs.running)
+        choice = cycle.choose(jobs, self._queue, order, self._capacity, now=now, rules=rules, tenancy=self._tenancy)
+        self._headroom = self._tenancy.headroom(jobs, jobs.running)
         self._asked_able = self._reserves and not (self._enforced or len(choice.victims))
         self._asked_all = self._asked_able or self._enforced or len(choice.victims) > 0
         if self._story:
@@ -287,10 +287,8 @@ class Scheduler:
                 reserving=rules.reserving,
             )
         except (Overcommitted, cycle.BrokenGang) as error:
-            over = f"the cycle at {now:.3f} s"
-            raise PolicyFailed(
-                "placement", self._placement, over, f"it made no offer that can be taken: {error}"
-            ) from error
+            why = f"it made no offer that can be taken: {error}"
+            raise PolicyFailed("placement", self._placement, f"the cycle at {now:.3f} s", why) from error
 
     def _gangs(self, sequences: Ints, now: float) -> Iterator[Gang]:
         """Make gangs of jobs in their order, one by one as they are asked for, without those whose answer is known."""
@@ -310,6 +308,7 @@ class Scheduler:
         life = self._life(start.gang.job_id)
         self._waiting.remove(life)
         life.reclaimable = start.reclaimable
+        services.scale(life, start.gang, self._table)
         finish = self._run(life, start.holdings, now)
         if self.resizing:
             self.resizing.started(life, start, now)
@@ -363,6 +362,7 @@ class Scheduler:
     def _wait(self, life: Life, now: float) -> None:
         if again := life.shape.first:
             self._waiting.join(life, again)
+            services.count(life, self._table)
         life.waiting_since, life.fragmented_mark = now, life.shape.fragmented.read(now)
         self._labels.begin(life, now)
         self._waiting.add(life)
@@ -372,7 +372,7 @@ class Scheduler:
     def size_anew(self, size: Callable[[Life], Shape | None], now: float) -> None:
         """Let those be of another shape that wait and would be sized otherwise now; None: as they are."""
         for life in self._waiting.size_anew(self._lives.values(), size, now):
-            self._table.update(life.job.id, cores=life.shape.cores)
+            services.count(life, self._table)
             self._turned(life, now)
 
     def _turned(self, life: Life, now: float) -> None:

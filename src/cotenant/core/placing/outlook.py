@@ -7,8 +7,7 @@ leave:
 - a rate: the promised one, divided by the judged one;
 - a deadline: the work that is left at the judged pace, divided by the time that is left. A job that never falls below
   that share is done in time, so the share stays the same while it runs;
-- a latency: all of the speed, where its replicas keep the promise undisturbed, for nothing is known of latencies
-  beside neighbours.
+- a latency: what of their speed its replicas need for their batches to be answered in time (`core.placing.serving`).
 A share above 1 cannot be kept there.
 """
 
@@ -22,6 +21,7 @@ from cotenant.core.gangs import Gang
 from cotenant.core.jobs import JobSpec
 from cotenant.core.nodes import is_of_type
 from cotenant.core.placing.candidates import SERVER_ROLE, chief
+from cotenant.core.placing.serving import share_needed
 from cotenant.core.predicting.paces import Judged, Paces
 
 ROUNDING = 1e-6
@@ -145,14 +145,11 @@ def _usable(gang: Gang, spec: JobSpec) -> list[Judged]:
 
 def _answering(gang: Gang, paces: tuple[Pace, ...]) -> tuple[Pace, ...]:
     """Judge a service by the latency of as many replicas as it has; nothing is known where that is not."""
-    replicas = sum(part.replicas for part in gang.parts)
-    known = Paces.of(gang.estimate).latency(replicas)
-    if known is None or gang.spec is None:
+    if gang.spec is None:
         return ()
-    target = gang.spec.qos.latency_seconds
-    told = known.promised_seconds
-    kept = known.replicas_needed is not None and known.replicas_needed <= replicas
-    share = 1.0 if kept or (told is not None and told <= target) else math.inf
+    share = share_needed(gang.spec, gang.estimate, sum(part.replicas for part in gang.parts))
+    if share is None:
+        return ()
     return tuple(Pace(pace.nodes, pace.speed, share) for pace in paces or (Pace(math.inf, 1.0),))
 
 

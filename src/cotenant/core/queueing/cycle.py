@@ -17,6 +17,7 @@ from cotenant.core.gangs import Demand, Gang, Part
 from cotenant.core.jobs import JobSpec
 from cotenant.core.ledger import Holding, Ledger
 from cotenant.core.nodes import NodeShape
+from cotenant.core.placing import serving
 from cotenant.core.placing.avoiding import yielding
 from cotenant.core.placing.taking import BrokenGang, Victim, hold_all, take
 from cotenant.core.policy import CpuAllocator, PlacementPolicy
@@ -79,9 +80,11 @@ def gang_of(
     fragmented_seconds: float = 0.0,
     avoided: Iterable[str] = (),
 ) -> Gang:
-    """Decide a job's cores and so make a gang of it."""
+    """Decide a job's cores, and its replicas where it leaves them open, and so make a gang of it."""
+    spec = serving.decided(spec, estimate)
     sizing = allocator.size(spec, estimate, shapes)
-    gang = gang_with(job_id, spec, estimate, sizing.cores, sizing.reason, waited_seconds, fragmented_seconds)
+    reason = "; ".join(filter(None, (sizing.reason, serving.in_words(spec, estimate))))
+    gang = gang_with(job_id, spec, estimate, sizing.cores, reason, waited_seconds, fragmented_seconds)
     return replace(gang, avoided=tuple(avoided))
 
 
@@ -139,7 +142,8 @@ def place(
     1. What is `leaving` anyway counts as free, but for what of it, and of what is free, was `promised` to others.
     2. Each gang gets its places or a refusal. A refusal ends nothing, unless the queue is strict. Gangs that are alike
        are refused for the same reason, once. One that would take its tenant over a limit is refused for that, which
-       holds nobody else back, unless victims of the same tenant make it room; `headroom` is counted as gangs start.
+       holds nobody else back, unless victims of the same tenant make it room; `headroom` is counted as gangs start. A
+       service that leaves the number of its replicas open gets more where fewer are too slow beside their neighbours.
     3. Where free room does not do, as few victims as suffice make room, the first to go first; of those that stand
        alike, those whose stop costs least (`core.queueing.victims`). Those whose room is not used after all keep it,
        and none makes room for a gang that it outranks. Before that, a policy that moves jobs (`scenes.Rearranges`) is
@@ -181,9 +185,12 @@ def _place_all(gangs: Iterable[Gang], floor: Floor, *, strict: bool) -> tuple[li
             refusals[gang.job_id] = blocked
             continue
         floor.turn(number)
+        if hopeless := gang.spec and serving.too_few(gang.spec, gang.estimate):
+            refusals[gang.job_id] = hopeless  # of its own making: no gang like it is refused for that, nor held back
+            continue
         like, bound = alike(gang), floor.bound(gang)
         known = _known(refused.get(like) or held_back.get((like, bound)), gang)
-        answer = floor.over_limit(gang) or (floor.again(gang, known) if known else floor.place(gang))
+        answer = floor.over_limit(gang) or (floor.again(gang, known) if known else _place(gang, floor))
         if isinstance(answer, Start):
             starts.append(answer)
             held_back.clear()  # the room that they would have had may be taken now
@@ -199,6 +206,20 @@ def _place_all(gangs: Iterable[Gang], floor: Floor, *, strict: bool) -> tuple[li
         if strict and answer.code is not Code.NEVER_FITS:
             blocked = behind(gang.job_id, told.detail)
     return starts, refusals, blocked is not None
+
+
+def _place(gang: Gang, floor: Floor) -> Start | Refusal:
+    """Place a gang; a service that leaves its replicas open with more of them, where so many are too slow there."""
+    answer = floor.place(gang)
+    if isinstance(answer, Start) or answer.code is not Code.QOS:
+        return answer
+    for more in serving.larger(gang):
+        tried = floor.over_limit(more) or floor.place(more)
+        if isinstance(tried, Start):
+            return tried
+        if tried.code is not Code.QOS:
+            break  # there is no room for so many, nor for more
+    return answer
 
 
 def _known(refused: tuple[Refusal, float] | None, gang: Gang) -> Refusal | None:

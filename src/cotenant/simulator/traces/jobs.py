@@ -6,7 +6,19 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
 
-from cotenant.core.jobs import TENANT_DEFAULT, WHOLE_GPU_MILLI, JobKind, JobSpec, Locality, Request, Role
+from cotenant.core.estimates import NO_QOS
+from cotenant.core.jobs import (
+    TENANT_DEFAULT,
+    WHOLE_GPU_MILLI,
+    JobKind,
+    JobSpec,
+    Locality,
+    OpenReplicas,
+    Qos,
+    Request,
+    Role,
+)
+from cotenant.core.predicting.latency import BatchTime
 
 
 class Ended(StrEnum):
@@ -43,6 +55,8 @@ class TraceJob:
     locality: Locality | None = None
     memory_bandwidth_bytes_per_second: float = 0.0
     ended: Ended | None = None
+    qos: Qos = NO_QOS
+    batch: BatchTime | None = None  # of a service: how long its batches take
 
     def spec(self) -> JobSpec:
         """Describe the job as its user would have submitted it."""
@@ -56,6 +70,7 @@ class TraceJob:
             preemptible=self.preemptible,
             deadline_seconds=self.deadline_seconds,
             locality=self.locality,
+            qos=self.qos,
         )
 
 
@@ -73,6 +88,12 @@ def workers(gpus: int) -> tuple[Role, ...]:
 def replicas(count: int, request: Request) -> tuple[Role, ...]:
     """Make a gang of replicas that ask for the same; gangs that look alike share one object."""
     return (Role("worker", count, request),)
+
+
+@lru_cache(maxsize=4096)
+def open_replicas(bounds: OpenReplicas, request: Request) -> tuple[Role, ...]:
+    """Make a service that leaves the number of its replicas open."""
+    return (Role("worker", bounds.least, request, open=bounds),)
 
 
 class BadTrace(Exception):

@@ -10,16 +10,34 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TypeVar
 
-from cotenant.core.jobs import TENANT_DEFAULT, WHOLE_GPU_MILLI, JobKind, Locality, Request
+from cotenant.core.estimates import NO_QOS
+from cotenant.core.jobs import (
+    TENANT_DEFAULT,
+    WHOLE_GPU_MILLI,
+    JobKind,
+    Locality,
+    OpenReplicas,
+    Qos,
+    Request,
+    Role,
+)
 from cotenant.core.options import WORDS_OF_TRUTH
+from cotenant.core.predicting.latency import BatchTime
 from cotenant.core.priorities import CLASSES
-from cotenant.simulator.traces.jobs import BadTrace, Ended, TraceJob, replicas
-from cotenant.simulator.traces.rows import GPUS_MAX, Row
+from cotenant.simulator.traces.jobs import BadTrace, Ended, TraceJob, open_replicas, replicas
+from cotenant.simulator.traces.rows import GPUS_MAX, SECONDS_MAX, Row
 
 REQUIRED = ("job_id", "submitted_seconds", "work_seconds")
 AUTO, NONE = "auto", "none"
 CORES_MAX, REPLICAS_MAX, PRIORITY_MAX = 1_000_000, 1_000_000, 1_000_000
 MEMORY_BYTES_MAX, BANDWIDTH_MAX = 2**50, 1e15
+PERCENTILE_MAX, ARRIVALS_MAX = 99.999999, 1e12
+PROMISE = {
+    "latency_seconds": ("seconds", SECONDS_MAX),
+    "latency_percentile": ("per cent", PERCENTILE_MAX),
+    "arrivals_per_second": ("requests a second", ARRIVALS_MAX),
+}
+BATCH = ("batch_request_seconds", "batch_fixed_seconds")
 
 Word = TypeVar("Word", bound=StrEnum)
 
@@ -55,6 +73,7 @@ COLUMNS = (
     Column("work_seconds", lambda job: job.work_seconds, "float64"),
     Column("gpu_milli", lambda job: _request(job).gpu_milli, "int64"),
     Column("replicas", lambda job: job.roles[0].replicas, "int64"),
+    Column("replicas_max", lambda job: job.roles[0].open.most if job.roles[0].open else None, "int64"),
     Column("cores", _cores),
     Column("memory_bytes", lambda job: _request(job).memory_bytes or None, "int64"),
     Column("gpu_type_wanted", lambda job: _request(job).gpu_type),
@@ -70,6 +89,11 @@ COLUMNS = (
     Column("locality", lambda job: job.locality.value if job.locality else ""),
     Column("memory_bandwidth_bytes_per_second", lambda job: job.memory_bandwidth_bytes_per_second or None, "float64"),
     Column("ended", lambda job: job.ended.value if job.ended else ""),
+    Column("latency_seconds", lambda job: job.qos.latency_seconds or None, "float64"),
+    Column("latency_percentile", lambda job: job.qos.latency_percentile or None, "float64"),
+    Column("arrivals_per_second", lambda job: job.qos.arrivals_per_second or None, "float64"),
+    Column("batch_request_seconds", lambda job: job.batch.per_request if job.batch else None, "float64"),
+    Column("batch_fixed_seconds", lambda job: job.batch.fixed if job.batch else None, "float64"),
 )
 OPTIONAL = ("gpus", *(column.name for column in COLUMNS if column.name not in REQUIRED))
 
@@ -82,7 +106,7 @@ def read(row: Row) -> TraceJob:
         id=row.text("job_id"),
         submitted_seconds=row.seconds("submitted_seconds"),
         work_seconds=row.duration_seconds("work_seconds"),
-        roles=replicas(_count(row, "replicas", 1, REPLICAS_MAX, least=1), request),
+        roles=_roles(row, request),
         kind=kind or (JobKind.TRAINING if request.gpu_milli else JobKind.CPU),
         tenant=row.fields.get("tenant") or TENANT_DEFAULT,
         model=row.fields.get("model", ""),
@@ -99,7 +123,34 @@ def read(row: Row) -> TraceJob:
             else 0.0
         ),
         ended=_word(row, "ended", Ended),
+        qos=_promise(row, kind),
+        batch=_batch(row),
     )
+
+
+def _roles(row: Row, request: Request) -> tuple[Role, ...]:
+    """Read the replicas: so many, or, where a most is told, as many from there on as a service's latency needs."""
+    count = _count(row, "replicas", 1, REPLICAS_MAX, least=1)
+    if not row.has("replicas_max"):
+        return replicas(count, request)
+    return open_replicas(OpenReplicas(count, _count(row, "replicas_max", 1, REPLICAS_MAX, least=count)), request)
+
+
+def _promise(row: Row, kind: JobKind | None) -> Qos:
+    """Read what a service promises; one that leaves its replicas open has to tell all of it."""
+    left_open = row.has("replicas_max")
+    if left_open and kind is not JobKind.INFERENCE:
+        raise row.bad("replicas_max", "nothing, but for a job of kind inference")
+    missing = next((column for column in PROMISE if left_open and not row.has(column)), None)
+    if missing:
+        raise row.bad(missing, "what a service promises that tells replicas_max")
+    told = [row.above_zero(column, what, most) if row.has(column) else 0.0 for column, (what, most) in PROMISE.items()]
+    return Qos(0.0, *told) if any(told) else NO_QOS
+
+
+def _batch(row: Row) -> BatchTime | None:
+    told = [row.number(column, "seconds", SECONDS_MAX) if row.has(column) else 0.0 for column in BATCH]
+    return BatchTime(*told) if any(told) else None
 
 
 def _read_request(row: Row, kind: JobKind | None) -> Request:
