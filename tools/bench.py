@@ -4,10 +4,12 @@
     make bench ARGS="--only mesh,placement"      some
     make bench ARGS="--long --only kills"        the long form, which the committed result is not compared with
     make bench ARGS="--runs 3 --save"            take three runs as what to compare with from now on
+    make bench ARGS=--strict                     let a bar that is missed count as a failure
 
-One that fails or takes too long does not stop the others; Ctrl-C keeps what is done. What came out lies in
-report/bench.json and, as tables, report/bench.md; what each said beside its figures in report/bench/NAME.log. Ends with
-1 where one failed, a bar does not hold or a figure is worse than it was by more than the spread.
+One that fails or takes too long does not stop the others. What came out is written down after each of them, so that
+whatever ends the run keeps what is done: in report/bench.json and, as tables, report/bench.md; what each said beside
+its figures in report/bench/NAME.log. A bar that is missed is told. Ends with 1 where one failed, or a figure is worse
+than it was by more than the spread.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
@@ -38,6 +41,7 @@ LAST = ("predictor_duration", "kills")  # these take longest
 PARTS = ("placement_speed", "placement_fragmentation")  # of another one; may be run by their names
 SECONDS_MAX, SECONDS_MAX_LONG = 300.0, 3600.0
 GRACE_SECONDS = 20.0
+FAILED, WORSE, MISSED = "failed", "worse than committed", "bars missed"
 LOAD_QUIET = 0.5  # processes per core that want to run before we begin
 
 
@@ -114,14 +118,18 @@ def taken(form: str) -> dict[str, Any]:
 
 def measure(names: Sequence[str], runs: int, *, long: bool, seconds_max: float) -> Iterator[tuple[str, Done]]:
     """Run benchmarks, telling of each on stderr."""
+    began = time.monotonic()
     for number, name in enumerate(names, 1):
         for again in range(runs):
             which = f", run {again + 1} of {runs}" if runs > 1 else ""
-            print(f"[{number}/{len(names)}] {name}{which} …", end="", file=sys.stderr, flush=True)
+            passed = time.monotonic() - began
+            print(
+                f"[{number}/{len(names)}, {passed / 60:.1f} min] {name}{which} …", end="", file=sys.stderr, flush=True
+            )
             command = [sys.executable, "-m", f"benchmarks.{name}", "--json", *([] if long else ["--quick"])]
             done = run(command, REPORT / "bench" / f"{name}.log", seconds_max)
             missed = sum(row["holds"] is False for row in done.rows)
-            how = done.error or f"{len(done.rows)} figures" + (f", {missed} bars do not hold" if missed else "")
+            how = done.error or f"{len(done.rows)} figures" + (f", {missed} bars missed" if missed else "")
             print(f" {done.seconds:.0f} s ({done.processor_seconds:.0f} s of processor): {how}", file=sys.stderr)
             yield name, done
 
@@ -148,42 +156,65 @@ def read_baseline() -> dict[str, Any]:
 
 
 def save(runs: dict[str, list[Done]], conditions: dict[str, Any]) -> None:
-    """Let these runs be what is compared with; benchmarks that were not run keep what they have."""
+    """Let these runs be what is compared with; benchmarks that were not run, or failed, keep what they have."""
     baseline = read_baseline()
     kept = {name: comparing.keep([done.rows for done in each]) for name, each in runs.items()}
     benchmarks = baseline.get("benchmarks", {}) | {name: rows for name, rows in kept.items() if rows}
     took = baseline.get("taken", {}) | {name: conditions for name, rows in kept.items() if rows}
     order = [name for name in (*found(), *PARTS) if name in benchmarks]
     whole = {"taken": {name: took[name] for name in order}, "benchmarks": {name: benchmarks[name] for name in order}}
-    BASELINE.write_text(json.dumps(whole, indent=1, ensure_ascii=False) + "\n")
-    noisy = "; it says that the machine was loaded" if conditions["noisy"] else ""
-    print(f"{BASELINE.relative_to(ROOT)} is written{noisy}")
+    _write(BASELINE, json.dumps(whole, indent=1, ensure_ascii=False) + "\n")
 
 
-def report(runs: dict[str, list[Done]], conditions: dict[str, Any]) -> bool:
-    """Write the result of the last run of each, and say what is not as it should be; whether all is well."""
-    baseline = read_baseline() if conditions["form"] == "quick" else {}
+def write(runs: dict[str, list[Done]], conditions: dict[str, Any], baseline: dict[str, Any]) -> None:
+    """Write down the last run of each, beside the committed result."""
+    last = {name: asdict(each[-1]) for name, each in runs.items()}
+    result = {"taken": conditions, "benchmarks": last}
+    REPORT.mkdir(exist_ok=True)
+    _write(REPORT / "bench.json", json.dumps(result, indent=1, ensure_ascii=False) + "\n")
+    _write(REPORT / "bench.md", comparing.markdown(result, baseline))
+
+
+def _write(path: Path, text: str) -> None:
+    """Write a file as a whole or not at all."""
+    beside = path.with_name(f".{path.name}.new")
+    beside.write_text(text)
+    beside.replace(path)
+
+
+def tell(runs: dict[str, list[Done]], baseline: dict[str, Any]) -> Counter[str]:
+    """Say what is not as it should be; counts what failed, bars that are missed, and figures that are worse."""
+    wrong: Counter[str] = Counter()
     last = {name: each[-1] for name, each in runs.items()}
-    result = {"taken": conditions, "benchmarks": {name: asdict(done) for name, done in last.items()}}
-    (REPORT / "bench.json").write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n")
-    (REPORT / "bench.md").write_text(comparing.markdown(result, baseline))
-    well = True
     for name, done in last.items():
         if done.error:
             print(f"failed: {name}: {done.error}")
+            wrong[FAILED] += 1
         for row in done.rows:
             if row["holds"] is False:
                 print(f"bar missed: {name}: {row['name']}: {row['value']:.4g} {row['unit']}, {row['bar']}")
-                well = False
-        well = well and not done.error
+                wrong[MISSED] += 1
         for change in comparing.changes(name, done.rows, baseline.get("benchmarks", {}).get(name, {})):
             print(change)
-            well = well and not change.worse
+            wrong[WORSE] += bool(change.worse)
     if noisy := [name for name in last if baseline.get("taken", {}).get(name, {}).get("noisy")]:
         print(f"the committed figures of {', '.join(noisy)} were taken on a loaded machine")
-    spent = sum(done.seconds for each in runs.values() for done in each)
-    print(f"{len(last)} benchmarks in {spent:.0f} s: report/bench.md, report/bench.json")
-    return well
+    spent, worked = (
+        sum(getattr(done, of) for each in runs.values() for done in each) for of in ("seconds", "processor_seconds")
+    )
+    told = ", ".join(f"{wrong[what]} {what}" for what in (FAILED, WORSE, MISSED))
+    print(f"{len(last)} benchmarks in {spent:.0f} s ({worked:.0f} s of processor): {told}")
+    print("report/bench.md, report/bench.json")
+    return wrong
+
+
+def status(wrong: Counter[str], *, strict: bool, saved: bool) -> int:
+    """Say with what to end: bars that are missed count where asked, and what is worse does not where it was saved.
+
+    >>> status(Counter({MISSED: 3}), strict=False, saved=False), status(Counter({MISSED: 3}), strict=True, saved=False)
+    (0, 1)
+    """
+    return int(bool(wrong[FAILED] or (wrong[WORSE] and not saved) or (wrong[MISSED] and strict)))
 
 
 def main() -> int:
@@ -195,7 +226,10 @@ def main() -> int:
     parser.add_argument("--long", action="store_true", help="their long form")
     parser.add_argument("--runs", type=int, default=1, metavar="N", help="run each so often")
     parser.add_argument("--seconds-max", type=float, metavar="S", help="how long each run may take")
-    parser.add_argument("--save", action="store_true", help="compare with these runs from now on")
+    parser.add_argument(
+        "--save", action="store_true", help="compare with these runs from now on; nothing is worse then"
+    )
+    parser.add_argument("--strict", action="store_true", help="end with 1 where a bar is missed, too")
     parser.add_argument("--list", action="store_true", help="name the benchmarks")
     told = parser.parse_args()
     try:
@@ -210,20 +244,24 @@ def main() -> int:
     conditions = taken("long" if told.long else "quick")
     if conditions["noisy"]:
         print(comparing.conditions(conditions).replace("**", ""), file=sys.stderr)
+    baseline = read_baseline() if conditions["form"] == "quick" else {}
     runs: dict[str, list[Done]] = {}
     interrupted = False
     try:
         seconds_max = told.seconds_max or (SECONDS_MAX_LONG if told.long else SECONDS_MAX)
         for name, done in measure(names, told.runs, long=told.long, seconds_max=seconds_max):
             runs.setdefault(name, []).append(done)
+            write(runs, conditions, baseline)
+            if told.save and len(runs[name]) == told.runs:
+                save({name: runs[name]}, conditions)
     except KeyboardInterrupt:
         interrupted = True
         print("\ninterrupted: what is done is kept", file=sys.stderr)
-    REPORT.mkdir(exist_ok=True)
-    well = report(runs, conditions)
+    wrong = tell(runs, baseline)
     if told.save:
-        save(runs, conditions)
-    return 130 if interrupted else int(not well)
+        noisy = "; it says that the machine was loaded" if conditions["noisy"] else ""
+        print(f"{BASELINE.relative_to(ROOT)} is written{noisy}")
+    return 130 if interrupted else status(wrong, strict=told.strict, saved=told.save)
 
 
 if __name__ == "__main__":

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
 import subprocess
 import sys
 import threading
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -24,6 +26,58 @@ def test_every_benchmark_is_run_once() -> None:
     modules = (bench.ROOT / "benchmarks").glob("*.py")
     runnable = {path.stem for path in modules if re.search("^if __name__", path.read_text(), re.MULTILINE)}
     assert sorted(runnable) == sorted((*bench.found(), *bench.PARTS))
+
+
+def test_every_other_module_is_one_that_others_use() -> None:
+    folders = ("benchmarks", "tests", "tools")
+    texts = {path: path.read_text() for folder in folders for path in (bench.ROOT / folder).rglob("*.py")}
+    for path in (bench.ROOT / "benchmarks").glob("*.py"):
+        used = re.compile(rf"benchmarks(\.| import [^\n]*\b){path.stem}\b")
+        runs = path.stem in (*bench.found(), *bench.PARTS)
+        assert runs or any(used.search(text) for other, text in texts.items() if other != path), path.name
+
+
+@pytest.mark.parametrize(
+    ("wrong", "strict", "saved", "code"),
+    [
+        ({}, True, False, 0),
+        ({bench.MISSED: 30}, False, False, 0),
+        ({bench.MISSED: 30}, True, False, 1),
+        ({bench.WORSE: 1}, False, False, 1),
+        ({bench.WORSE: 1}, False, True, 0),
+        ({bench.FAILED: 1}, False, True, 1),
+    ],
+)
+def test_it_ends_with_1_where_something_failed_or_is_worse(
+    wrong: dict[str, int], strict: bool, saved: bool, code: int
+) -> None:
+    assert bench.status(Counter(wrong), strict=strict, saved=saved) == code
+
+
+def row(ratio: float) -> str:
+    row = {"name": "a", "value": 1.0, "unit": "1", "reference": 1.0, "reference_name": "b", "ratio": ratio}
+    return json.dumps([row | {"bar": "less", "holds": False}])
+
+
+def test_what_is_saved_is_compared_with_and_what_failed_keeps_what_it_had(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    worse = f"print({row(9.0)!r})"
+    texts, popen = iter([f"print({row(2.0)!r})", worse, "raise ValueError('no')", worse]), subprocess.Popen
+    monkeypatch.setattr(bench, "REPORT", tmp_path)
+    monkeypatch.setattr(bench, "ROOT", tmp_path)
+    monkeypatch.setattr(bench, "BASELINE", tmp_path / "results.json")
+    monkeypatch.setattr(bench, "found", lambda: ("mesh",))
+    monkeypatch.setattr(comparing, "better_way", lambda _: comparing.LESS)
+    monkeypatch.setattr(subprocess, "Popen", lambda command, **more: popen(script(next(texts)), **more))
+    for arguments, code in (["--save"], 0), ([], 1), (["--save"], 1), ([], 1):
+        monkeypatch.setattr(sys, "argv", ["bench", "--only", "mesh", *arguments])
+        assert bench.main() == code, arguments
+    said = capsys.readouterr().out
+    assert said.count("worse: mesh: a: 2 → 9") == 2
+    assert "bar missed: mesh: a" in said
+    assert "failed: mesh: ended with 1: ValueError: no" in said
+    assert list(tmp_path.glob(".*.new")) == []
 
 
 def test_rows_count_also_where_a_bar_does_not_hold(tmp_path: Path) -> None:
