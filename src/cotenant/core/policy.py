@@ -10,6 +10,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
+from cotenant.core.abilities import able
 from cotenant.core.estimates import Estimate, Observation, Query
 from cotenant.core.gangs import Gang
 from cotenant.core.jobs import JobSpec
@@ -127,7 +128,8 @@ def needs(gang: Gang) -> Hashable:
 
 def alike_by(policy: PlacementPolicy) -> Callable[[Gang], Hashable]:
     """Tell by what whoever asks a policy knows gangs that get the same answer; what they avoid always matters."""
-    discerned = policy.alike if isinstance(policy, Discerns) else needs
+    discerns = able(policy, Discerns)
+    discerned = discerns.alike if discerns else needs
 
     def alike(gang: Gang) -> Hashable:
         like = discerned(gang)

@@ -141,6 +141,10 @@ class Life:
     trial_left_seconds: float = math.inf
     fails_at: float = math.inf
     timing: int = 0  # counts the times at which its end was foretold anew
+    asked: JobSpec = field(init=False)  # as it was submitted: kept, for a cycle asks so often
+
+    def __post_init__(self) -> None:
+        self.asked = self.job.spec()
 
     @property
     def running(self) -> bool:
@@ -185,8 +189,7 @@ class Life:
 
     def spec(self) -> JobSpec:
         """The job as it was submitted, with as many replicas as it has now where their number is open."""
-        spec = self.job.spec()
-        return spec.with_replicas(self.shape.replicas) if spec.open else spec
+        return self.asked.with_replicas(self.shape.replicas) if self.asked.open else self.asked
 
     def fragmented_until(self, now: float) -> float:
         """Tell for how long its places have been in fragments, since it last began to wait."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from cotenant.core.abilities import able
 from cotenant.core.gangs import Gang
 from cotenant.core.ledger import Ledger, Offer, Share
 from cotenant.core.policy import (
@@ -83,12 +84,12 @@ def teach(policy: QueuePolicy, life: Life) -> None:
     Raises:
         PolicyFailed: it raised an error.
     """
-    if not isinstance(policy, Learns):
+    if not (learns := able(policy, Learns)):
         return
     shape, seconds = life.shape, life.attained_seconds
     gpu_seconds = seconds * shape.gpu_milli / 1000
     try:
-        policy.learn(Ended(shape.gpu_milli, shape.cores, shape.replicas, seconds, gpu_seconds))
+        learns.learn(Ended(shape.gpu_milli, shape.cores, shape.replicas, seconds, gpu_seconds))
     except Exception as error:  # whatever a stranger's code does
         raise PolicyFailed("queue", policy, f"the end of {life.job.id}", f"{type(error).__name__}: {error}") from error
 
@@ -102,11 +103,8 @@ class AskedPlacement:
         self.name = policy.name
         self.refusal: Refusal | None = None
         self._policy = policy
-        self._discerning = policy if isinstance(policy, Discerns) else None  # to ask for a protocol takes its time
-        self._sees = policy if isinstance(policy, Sees) else None
-        self._heeds = policy if isinstance(policy, Heeds) else None
-        self._rearranges = policy if isinstance(policy, Rearranges) else None
-        self._reclaims = policy if isinstance(policy, Reclaims) else None
+        self._discerning, self._sees, self._heeds = able(policy, Discerns), able(policy, Sees), able(policy, Heeds)
+        self._rearranges, self._reclaims = able(policy, Rearranges), able(policy, Reclaims)
         self.discerns = self._discerning is not None
 
     def alike(self, gang: Gang) -> Hashable:

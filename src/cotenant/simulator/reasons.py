@@ -33,10 +33,15 @@ class Listening:
 
     def by_job(self, refusals: Mapping[str, Refusal], now: float) -> None:
         """Gangs of one shape may wait for different reasons; those that were told one each have it in `refusals`."""
+        known: dict[tuple[int, bool], Reason] = {}  # of all others of one shape, within their share or beyond it
 
         def why(life: Life) -> Reason:
-            asked = refusals.get(life.job.id)
-            return self._of(life, reason_of(asked) if asked else self._why_shape(life.shape))
+            if asked := refusals.get(life.job.id):
+                return self._of(life, reason_of(asked))
+            alike = life.shape.code, life.sequence in self.over_share
+            if alike not in known:
+                known[alike] = self._of(life, self._why_shape(life.shape))
+            return known[alike]
 
         self.story.reasons_of_jobs([life for life in self.lives.values() if life.meter], why, Code.CAPACITY, now)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 
 import numpy as np
 
@@ -135,7 +136,7 @@ def place(
     reserving: Reserving = NO_RESERVING,
     on_broken: Callable[[Gang, Exception], Refusal] | None = None,
 ) -> Plan:
-    """Find places for gangs in their order; leaves the ledger as it was.
+    """Find places for gangs in their order; leaves the ledger as it was. Where there are none, nobody is asked.
 
     Victims are given the first to go first, and are asked for only where a gang finds no free room.
 
@@ -157,6 +158,9 @@ def place(
     expected to end. A policy that fails, or offers what is not free, ends the cycle with its error; with `on_broken` it
     ends nothing: the gang that it failed on is refused so.
     """
+    coming = iter(gangs)
+    if (first := next(coming, None)) is None:
+        return Plan((), (), {})
     room = Headroom(()) if headroom is None else headroom
     before = room.copy()
     with ledger.undone():
@@ -165,7 +169,7 @@ def place(
         for holding in promised:
             ledger.hold(holding)
         floor = Floor(ledger, policy, rng, victims, room, on_broken, scene, reserving)
-        heeding = (yielding(gang, ledger) for gang in gangs)
+        heeding = (yielding(gang, ledger) for gang in chain((first,), coming))
         starts, refusals, blocked = _place_all(heeding, floor, strict=strict)
         stops = tuple(floor.stops())
     with ledger.undone():

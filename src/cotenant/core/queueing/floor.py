@@ -10,6 +10,7 @@ from typing import TypeVar
 
 import numpy as np
 
+from cotenant.core.abilities import able
 from cotenant.core.gangs import Gang
 from cotenant.core.ledger import Holding, Ledger, Offer
 from cotenant.core.placing.avoiding import kept_away, with_avoidance
@@ -66,9 +67,9 @@ class Floor:
         reserving: Reserving = NO_RESERVING,
     ) -> None:
         self._scene = Unfolding(scene)
-        if isinstance(policy, Sees):
-            policy.see(self._scene)
-        self._heeds = policy if isinstance(policy, Heeds) else None
+        if sees := able(policy, Sees):
+            sees.see(self._scene)
+        self._heeds = able(policy, Heeds)
         self._on_broken = on_broken
         self._ledger, self._policy, self._rng, self._headroom = ledger, policy, rng, headroom
         self.alike = alike_by(policy)
@@ -79,8 +80,7 @@ class Floor:
         self._gone: list[Victim] = []
         self._next_turn = math.inf
         self._settled: set[str] = set()  # ids of those who have a new place, or stop for it was lent to them
-        self._rearranges = policy if isinstance(policy, Rearranges) else None  # to ask for a protocol takes its time
-        self._reclaims = policy if isinstance(policy, Reclaims) else None
+        self._rearranges, self._reclaims = able(policy, Rearranges), able(policy, Reclaims)
         self.moves: list[Start] = []  # of running jobs, to their new places
         self._reserving, self._at_first = reserving, scene
         self.reservations: list[Reservation] = []

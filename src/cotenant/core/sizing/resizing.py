@@ -10,7 +10,7 @@ them back at once.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Protocol, runtime_checkable
 
@@ -46,11 +46,10 @@ class Running:
     node_share: tuple[int, ...] = ()  # by role: a replica's GPUs' share of its node's cores
     lent: tuple[int, ...] = ()  # by role: of `cores`, those that were spare and can be asked back at once
     known: tuple[Point, ...] = ()
+    lead: int = field(init=False, compare=False)  # the number of the role whose cores change
 
-    @property
-    def lead(self) -> int:
-        """The number of the role whose cores change."""
-        return leading_role(self.spec)
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "lead", leading_role(self.spec))
 
     @property
     def gpus(self) -> int:
@@ -106,7 +105,10 @@ class Resizes(Protocol):
 
 def leading_role(spec: JobSpec) -> int:
     """Find the role whose cores change: the first with GPUs, else the first."""
-    return next((number for number, role in enumerate(spec.roles) if role.request.gpu_milli), 0)
+    for number, role in enumerate(spec.roles):
+        if role.request.gpu_milli:
+            return number
+    return 0
 
 
 def resizable(spec: JobSpec) -> bool:

@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+from typing import Protocol, runtime_checkable
+
+import pytest
+
+from cotenant import plugins
+from cotenant.core.abilities import able
+from cotenant.core.policy import Discerns, Learns
+from cotenant.core.scenes import Heeds, Rearranges, Reclaims, Sees
+from cotenant.core.sizing.resizing import Resizes
+
+GROUPS = ("cotenant.queue_policies", "cotenant.placement_policies", "cotenant.cpu_allocators")
+
+
+@pytest.mark.parametrize("protocol", [Discerns, Heeds, Learns, Rearranges, Reclaims, Resizes, Sees])
+def test_a_policy_is_able_to_what_isinstance_says(protocol: type) -> None:
+    policies = [plugins.load(plugin.group, plugin.name) for group in GROUPS for plugin in plugins.discover(group)]
+    following = [policy for policy in policies if isinstance(policy, protocol)]
+    assert [policy for policy in policies if able(policy, protocol)] == following
+    assert following
+
+
+@runtime_checkable
+class Base(Protocol):
+    def first(self) -> int: ...
+
+
+@runtime_checkable
+class Both(Base, Protocol):
+    count: int
+
+    def second(self) -> int: ...
+
+
+class Whole:
+    count = 0
+
+    def first(self) -> int:
+        return 1
+
+    def second(self) -> int:
+        return 2
+
+
+class WithoutTheInherited:
+    count = 0
+
+    def second(self) -> int:
+        return 2
+
+
+class WithoutTheCount:
+    def first(self) -> int:
+        return 1
+
+    def second(self) -> int:
+        return 2
+
+
+class TakenBack(Whole):
+    second = None  # type: ignore[assignment]  # as whoever inherits takes a method back
+
+
+@pytest.mark.parametrize("kind", [Whole, WithoutTheInherited, WithoutTheCount, TakenBack])
+def test_inherited_and_plain_members_count_and_a_method_that_is_none_does_not(kind: type) -> None:
+    assert (able(kind(), Both) is not None) == isinstance(kind(), Both) == (kind is Whole)
