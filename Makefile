@@ -57,6 +57,7 @@ docs: $(STAMP) ## draw the pages and pictures of docs/ that come from the code
 	@python tools/eliminator.py
 	@python tools/metrics.py
 	@python tools/dashboards.py
+	@python tools/roles.py
 
 demo: $(STAMP) ## the whole mesh on this machine, with a real mixed workload
 	@cotenant demo $(ARGS)

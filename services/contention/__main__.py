@@ -10,6 +10,7 @@ import structlog
 from cotenant import telemetry
 from cotenant.rpc.channel import connect
 from cotenant.rpc.policies import serve_policies
+from cotenant.rpc.security import PLAIN, Security
 from cotenant.rpc.server import Server
 from cotenant.services.contention.server import DEFAULTS, Config, start
 
@@ -24,13 +25,14 @@ async def serve(
     config: Config = DEFAULTS,
     queue: str = "",
     on_start: Callable[[int], None] = lambda port: None,
+    security: Security = PLAIN,
 ) -> None:
     """Serve until cancelled. `on_start` is told the port; the store that all services are told of is not opened.
 
     `queue` is where jobs can be moved away; where it is empty nobody is moved.
     """
     telemetry.setup("contention")
-    server = Server(address, token)
+    server = Server(address, token, security=security)
     jobs = connect(queue, token or "") if queue else None
     contention = await start(server, serve_policies(server), config, queue=jobs)
     try:

@@ -16,6 +16,7 @@ from cotenant import plugins, telemetry
 from cotenant.core.validate import Violation, bad_name
 from cotenant.rpc import errors
 from cotenant.rpc.errors import Problem
+from cotenant.rpc.identity import check_node
 from cotenant.rpc.policies import PolicyServicer
 from cotenant.rpc.server import Server
 from cotenant.services.contention.incidents import Incidents
@@ -118,6 +119,7 @@ class ContentionServicer(pb_grpc.ContentionServiceServicer):
         """Begin a node's stream; one that it had before, and that hangs somewhere, is ended."""
         if wrong := bad_name(node_id) or ("" if node_id else "the first message names the node"):
             raise errors.invalid([Violation("node_id", wrong)])
+        check_node(node_id)
         if before := self._streams.get(node_id):
             log.warning("stream_replaced", node=node_id)
             message = f"another stream of node {node_id!r} has begun"

@@ -9,6 +9,7 @@ from cotenant.replicas.election import Election
 from cotenant.replicas.replica import Replica, reached_at, serve_replica
 from cotenant.replicas.tenure import Held
 from cotenant.rpc.policies import serve_policies
+from cotenant.rpc.security import PLAIN, Security
 from cotenant.rpc.server import Host, Server
 from cotenant.services.placement.leadership import LEADER
 from cotenant.services.placement.server import SERVICES, Placement, PlacementConfig, use_policies
@@ -26,13 +27,14 @@ async def serve(
     config: PlacementConfig,
     advertised: str = "",
     on_start: Callable[[int], None] = lambda port: None,
+    security: Security = PLAIN,
 ) -> None:
     """Serve until cancelled, as the leader or as one who follows; what runs on nodes runs on.
 
     `on_start` is told the port; `advertised` is the host at which other replicas reach this one.
     """
     telemetry.setup("placement")
-    server = Server(address, token)
+    server = Server(address, token, security=security)
     store = await open_store(store_url)
     try:
         Placement(store, config)  # what cannot be made is told before anybody is elected

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 
 from cotenant.rpc import errors
+from cotenant.rpc.identity import check_node
 from cotenant.services.placement.agents import Sessions
 from cotenant.v1 import node_service_pb2 as node_pb2
 from cotenant.v1 import placement_service_pb2 as placement_pb2
@@ -97,10 +98,12 @@ class Outputs:
         read_id = ""
         try:
             async for piece in requests:
-                read_id = piece.read_id or read_id
-                read = self._reads.get(read_id)
+                named = piece.read_id or read_id
+                read = self._reads.get(named)
                 if read is None:
                     return
+                check_node(self._nodes[named])
+                read_id = named
                 read.begun.add(read_id)
                 await read.pieces.put(piece)
         finally:

@@ -10,6 +10,7 @@ import structlog
 
 from cotenant.core.lifecycle import AttemptState, StopReason
 from cotenant.rpc import errors, translate
+from cotenant.rpc.identity import caller, check_node
 from cotenant.services.placement import agents
 from cotenant.services.placement.attempts import Attempts
 from cotenant.services.placement.cluster import Cluster
@@ -65,6 +66,7 @@ class Registry:
         first = await anext(aiter(requests), None)
         if first is None or not first.hello.node_id:
             raise errors.failed_precondition("HELLO_FIRST", "an agent's stream begins with its hello")
+        check_node(first.hello.node_id)
         session = await self._admit(first.hello)
         reader = asyncio.create_task(self._read(session, first, requests), name=f"agent-{session.node_id}")
         try:
@@ -198,15 +200,24 @@ class Registry:
         for report in request.reports:
             self._take_report(node, session, report)
         for progress in request.progress:
+            if not self._runs_on(node, progress.job_id):
+                continue
             self.attempts.feed.publish_progress(progress.job_id, progress.progress)
             self.following.take_progress(progress)
         for profiled in request.profiled:
+            if not self._runs_on(node, profiled.job_id):
+                continue
             self.attempts.feed.publish_profiled(profiled)
             self.following.take_profiled(profiled)
         for resized in request.resized:
             self.resizes.take_report(node.id, resized)
 
     # Reports -------------------------------------------------------------------------------------------------
+
+    def _runs_on(self, node: Node, job_id: str) -> bool:
+        """Whether a node may tell of a job: of others' it knows nothing."""
+        live = self.cluster.attempts.get(job_id)
+        return live is None or node.id in live.nodes
 
     def _take_report(self, node: Node, session: agents.Session, report: node_pb2.AttemptReport) -> None:
         live = self.cluster.attempts.get(report.job_id)
@@ -289,6 +300,8 @@ class Registry:
         lives = self.cluster.on_node(node.id)
         message.state, (message.state_owner, message.state_reason) = node.state, node.why
         message.used_gpu_milli, message.used_cores, message.used_memory_bytes = used(node, lives)
-        message.attempts.extend(f"{job_id}/{number}" for job_id, number in sorted(live.key for live in lives))
+        tenants = caller().tenants  # others' jobs are not told of
+        keys = [live.key for live in lives if tenants is None or live.record.spec.tenant in tenants]
+        message.attempts.extend(f"{job_id}/{number}" for job_id, number in sorted(keys))
         message.seen_time.FromNanoseconds(int((time.time() - (time.monotonic() - node.seen_seconds)) * 1e9))
         return message

@@ -9,6 +9,7 @@ import structlog
 
 from cotenant import telemetry
 from cotenant.rpc.policies import serve_policies
+from cotenant.rpc.security import PLAIN, Security
 from cotenant.rpc.server import Server
 from cotenant.services.predictor.server import Config, start
 from cotenant.store.open import open_store
@@ -25,10 +26,11 @@ async def serve(
     token: str | None = None,
     config: Config = DEFAULTS,
     on_start: Callable[[int], None] = lambda port: None,
+    security: Security = PLAIN,
 ) -> None:
     """Serve until cancelled; then keep what was learnt last. `on_start` is told the port."""
     telemetry.setup("predictor")
-    server = Server(address, token)
+    server = Server(address, token, security=security)
     store = await open_store(store_url)
     try:
         predicting = await start(server, store, serve_policies(server), config)

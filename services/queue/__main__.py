@@ -12,6 +12,7 @@ from cotenant.replicas.tenure import Held
 from cotenant.rpc.channel import connect
 from cotenant.rpc.endpoints import Endpoints
 from cotenant.rpc.policies import serve_policies
+from cotenant.rpc.security import PLAIN, Security
 from cotenant.rpc.server import Host, Server
 from cotenant.services.queue.server import QUEUES, SERVICES, JobQueue, QueueConfig
 from cotenant.store.open import open_store
@@ -30,13 +31,14 @@ async def serve(
     config: QueueConfig,
     advertised: str = "",
     on_start: Callable[[int], None] = lambda port: None,
+    security: Security = PLAIN,
 ) -> None:
     """Serve until cancelled, as the leader or as one who follows; jobs run on.
 
     `on_start` is told the port; `advertised` is the host at which other replicas reach this one.
     """
     telemetry.setup("queue")
-    server = Server(address, token)
+    server = Server(address, token, security=security)
     store = await open_store(store_url)
     placement = connect(endpoints.placement, token or "")
     predictor = connect(endpoints.predictor, token or "")

@@ -7,19 +7,20 @@ from collections.abc import Sequence
 
 from cotenant.services.queue.records import Record
 from cotenant.services.queue.state import State
+from cotenant.services.queue.views import View
 from cotenant.v1 import job_service_pb2 as pb
 
 
 class Filter:
-    """Conditions that must all hold."""
+    """Conditions that must all hold, of jobs that the caller may see."""
 
-    def __init__(self, message: pb.JobFilter) -> None:
-        self._message = message
+    def __init__(self, message: pb.JobFilter, view: View) -> None:
+        self._message, self._view = message, view
         self._phases = frozenset(message.phases)
         self._labels = dict(message.labels)
         self._ids = frozenset(message.ids)
-        self.everything = message.ByteSize() == 0
-        raw = message.SerializeToString(deterministic=True)
+        self.everything = message.ByteSize() == 0 and view.everything
+        raw = message.SerializeToString(deterministic=True) + view.key.encode()
         self.digest = "" if self.everything else hashlib.blake2b(raw, digest_size=8).hexdigest()
 
     def ids(self, state: State) -> Sequence[str]:
@@ -35,7 +36,8 @@ class Filter:
         """Whether a job is meant."""
         job, wanted = record.job, self._message
         return (
-            (not self._phases or job.phase in self._phases)
+            self._view.sees(record)
+            and (not self._phases or job.phase in self._phases)
             and (not self._ids or job.id in self._ids)
             and (not wanted.tenant or record.spec.tenant == wanted.tenant)
             and (not wanted.queue or record.spec.queue == wanted.queue)

@@ -43,6 +43,7 @@ from cotenant.services.queue.simulate import simulate
 from cotenant.services.queue.state import State
 from cotenant.services.queue.tenants import Tenants
 from cotenant.services.queue.updates import apply_update, changes_promise, check_update
+from cotenant.services.queue.views import View
 from cotenant.services.queue.waits import Waits
 from cotenant.services.queue.wishes import check_alive, check_array_alive, hold_back, resume
 from cotenant.store.port import Store, StoreUnavailable
@@ -181,7 +182,7 @@ class JobQueue(job_service_pb2_grpc.JobServiceServicer):
         with telemetry.span("submit", job_name=request.spec.name) as span:
             once = request_of("CreateJob", request.request_id, request.spec)
             if not request.validate_only and (made := await self.keeper.repeated(once)):
-                return pb.CreateJobResponse(job=self.state.message(made))
+                return pb.CreateJobResponse(job=View(self.state).message(View(self.state).job(made.id)))
             spec = self._accept(request.spec)
             if request.validate_only:
                 record = new_record("", spec, caller().name, "")
@@ -194,9 +195,10 @@ class JobQueue(job_service_pb2_grpc.JobServiceServicer):
                 self.state.gates.pin(spec.dependencies, -1)
             span.set(job=record.id)
             log.info("job_created", job=record.id, name=spec.name, tenant=spec.tenant, gpus=spec.gpu_milli / 1000)
-            return pb.CreateJobResponse(job=self.state.message(record))
+            return pb.CreateJobResponse(job=View(self.state).message(record))
 
     def _accept(self, message: job_pb2.JobSpec) -> JobSpec:
+        message = View(self.state).tenant_of(message)
         if message.ByteSize() > SPEC_BYTES_MAX:
             raise errors.invalid(
                 [Violation("spec", f"has {message.ByteSize()} bytes; {SPEC_BYTES_MAX} are taken at most")]
@@ -213,10 +215,10 @@ class JobQueue(job_service_pb2_grpc.JobServiceServicer):
 
     def _out_of_place(self, spec: JobSpec, message: job_pb2.JobSpec) -> list[Violation]:
         """Name what a job cannot wait for, and arrays that are none or too large."""
-        gates, wrong = self.state.gates, []
+        view, wrong = View(self.state), []
         for place, one in enumerate(spec.dependencies):
-            if not gates.known(one.job_id):
-                near = did_you_mean(one.job_id, [*self.state.ids[-1000:], *gates.arrays])
+            if not view.knows(one.job_id):
+                near = did_you_mean(one.job_id, view.near())
                 what = f"there is no job and no array {shown(one.job_id)}{near}"
                 wrong.append(Violation(f"spec.dependencies[{place}].id", what))
         if spec.array_task:
@@ -225,37 +227,31 @@ class JobQueue(job_service_pb2_grpc.JobServiceServicer):
             wrong.append(Violation("spec.array", f"has {size} bytes in all; {ARRAY_BYTES_MAX} are taken at most"))
         return wrong
 
-    def _record(self, job_id: str) -> Record:
-        if record := self.state.records.get(job_id):
-            return record
-        if array := self.state.gates.arrays.get(job_id):
-            raise errors.failed_precondition(
-                "IS_ARRAY", f"{job_id} is an array of {array.count} jobs; name one of them, such as {array.first}"
-            )
-        raise errors.not_found("job", job_id, near=self.state.ids[-1000:])
-
     # Jobs out ------------------------------------------------------------------------------------------------
 
     async def GetJob(self, request: pb.GetJobRequest, context: Any) -> pb.GetJobResponse:
         """Tell of one job."""
-        return pb.GetJobResponse(job=self.state.message(self._record(request.id)))
+        view = View(self.state)
+        return pb.GetJobResponse(job=view.message(view.job(request.id)))
 
     async def ListJobs(self, request: pb.ListJobsRequest, context: Any) -> pb.ListJobsResponse:
         """Tell of jobs, newest first, page by page."""
-        chosen = Filter(request.filter)
+        view = View(self.state)
+        chosen = Filter(request.filter, view)
         ids = self.state.ids if chosen.everything else chosen.ids(self.state)
         if request.fold_arrays:
             ids = folded(ids, self.state)
         page, token = page_of(ids, request.page_size, request.page_token, descending=True, scope=chosen.digest)
         return pb.ListJobsResponse(
-            jobs=[self.state.message(self.state.records[one], phases=request.fold_arrays) for one in page],
+            jobs=[view.message(self.state.records[one], phases=request.fold_arrays) for one in page],
             next_page_token=token,
             total_size=len(ids),
         )
 
     async def WatchJobs(self, request: pb.WatchJobsRequest, context: Any) -> AsyncIterator[pb.WatchJobsResponse]:
         """Tell of jobs as they are, then of each change."""
-        chosen = Filter(request.filter)
+        view = View(self.state)
+        chosen = Filter(request.filter, view)
         watcher = self.state.watch()
         try:
             open_ids = set()
@@ -263,14 +259,14 @@ class JobQueue(job_service_pb2_grpc.JobServiceServicer):
                 if record := self.state.records.get(job_id):
                     if not record.phase.ended:
                         open_ids.add(job_id)
-                    yield pb.WatchJobsResponse(job=self.state.message(record))
+                    yield pb.WatchJobsResponse(job=view.message(record))
             yield pb.WatchJobsResponse(synced=True)
             if request.until_ended and not open_ids:
                 return
             async for job_id in watcher.changes():
                 known = self.state.records.get(job_id)
                 if known and (job_id in open_ids or chosen.takes(known)):
-                    yield pb.WatchJobsResponse(job=self.state.message(known))
+                    yield pb.WatchJobsResponse(job=view.message(known))
                 if known is None or known.phase.ended:
                     open_ids.discard(job_id)
                     if request.until_ended and not open_ids:
@@ -280,9 +276,11 @@ class JobQueue(job_service_pb2_grpc.JobServiceServicer):
 
     async def ExplainJob(self, request: pb.ExplainJobRequest, context: Any) -> pb.ExplainJobResponse:
         """Tell why a job stands where it stands."""
-        record, scheduler = self._record(request.id), self.scheduler
+        view, scheduler = View(self.state), self.scheduler
+        record = view.job(request.id)
         answer = explain.explain(self.state, record, self.config.policy)
         await outlook.explained(self.state, scheduler.config, self.placement, record, answer)
+        view.redact(answer)
         return answer
 
     async def SimulateJob(self, request: pb.SimulateJobRequest, context: Any) -> pb.SimulateJobResponse:
@@ -290,53 +288,58 @@ class JobQueue(job_service_pb2_grpc.JobServiceServicer):
         specs = [self._accept(spec) for spec in (request.spec, *request.more)]
         names = ["whatif", *(f"whatif-{number}" for number in range(2, len(specs) + 1))]
         records = [new_record(name, spec, caller().name, "") for name, spec in zip(names, specs, strict=True)]
-        return await simulate(self.state, self.scheduler, records)
+        answer = await simulate(self.state, self.scheduler, records)
+        View(self.state).redact(answer)
+        return answer
 
     async def ReadLogs(self, request: pb.ReadLogsRequest, context: Any) -> AsyncIterator[pb.ReadLogsResponse]:
         """Pass a job's output on; with `follow` through all of its attempts."""
-        async for response in self.output.read(self._record(request.id), request):
+        async for response in self.output.read(View(self.state).job(request.id), request):
             yield response
 
     async def SummarizeFailures(
         self, request: pb.SummarizeFailuresRequest, context: Any
     ) -> pb.SummarizeFailuresResponse:
         """Sum up how attempts failed."""
-        return summary.summarize((record.job for record in self.state.records.values()), request)
+        view = View(self.state)
+        return summary.summarize((one.job for one in self.state.records.values() if view.sees(one)), request)
 
     # Changes -------------------------------------------------------------------------------------------------
 
     async def CancelJob(self, request: pb.CancelJobRequest, context: Any) -> pb.CancelJobResponse:
         """End a job, or begin to."""
         record = await self._wish(request, "CancelJob", job_pb2.JOB_PHASE_CANCELLED)
-        return pb.CancelJobResponse(job=self.state.message(record))
+        return pb.CancelJobResponse(job=View(self.state).message(record))
 
     async def SuspendJob(self, request: pb.SuspendJobRequest, context: Any) -> pb.SuspendJobResponse:
         """Hold a job back, or begin to."""
         record = await self._wish(request, "SuspendJob", job_pb2.JOB_PHASE_SUSPENDED)
-        return pb.SuspendJobResponse(job=self.state.message(record))
+        return pb.SuspendJobResponse(job=View(self.state).message(record))
 
     async def ResumeJob(self, request: pb.ResumeJobRequest, context: Any) -> pb.ResumeJobResponse:
         """Let a suspended job queue again."""
         once = request_of("ResumeJob", request.request_id, request)
-        if array := self.state.gates.arrays.get(request.id):
+        view = View(self.state)
+        if array := view.array(request.id):
             check_array_alive(array, request.etag)
-            return pb.ResumeJobResponse(job=self.state.message(await self.arrays.change(array, resume, once)))
-        record = self._record(request.id)
+            return pb.ResumeJobResponse(job=view.message(await self.arrays.change(array, resume, once)))
+        record = view.job(request.id)
         if not await self.keeper.repeated(once):
             check_alive(record)
             await self.keeper.change(record, resume, request=once, etag=request.etag)
-        return pb.ResumeJobResponse(job=self.state.message(record))
+        return pb.ResumeJobResponse(job=View(self.state).message(record))
 
     async def _wish(self, request: Any, method: str, wish: job_pb2.JobPhase.ValueType) -> Record:
         once = request_of(method, request.request_id, request)
-        if array := self.state.gates.arrays.get(request.id):
+        view = View(self.state)
+        if array := view.array(request.id):
             if wish == job_pb2.JOB_PHASE_SUSPENDED or request.etag:
                 check_array_alive(array, request.etag)
             record = await self.arrays.change(array, lambda stored: hold_back(stored, wish), once)
             for job_id in array.ids:
                 self._stop_unwanted(self.state.records[job_id])
             return record
-        record = self._record(request.id)
+        record = view.job(request.id)
         if not await self.keeper.repeated(once):
             if wish == job_pb2.JOB_PHASE_SUSPENDED:
                 check_alive(record)
@@ -351,13 +354,13 @@ class JobQueue(job_service_pb2_grpc.JobServiceServicer):
 
     async def MoveJob(self, request: pb.MoveJobRequest, context: Any) -> pb.MoveJobResponse:
         """Let a job go on elsewhere."""
-        record, once = self._record(request.id), request_of("MoveJob", request.request_id, request)
+        record, once = View(self.state).job(request.id), request_of("MoveJob", request.request_id, request)
         await moving.move(self.keeper, self.follower, record, request, once)
-        return pb.MoveJobResponse(job=self.state.message(record))
+        return pb.MoveJobResponse(job=View(self.state).message(record))
 
     async def UpdateJob(self, request: pb.UpdateJobRequest, context: Any) -> pb.UpdateJobResponse:
         """Change what may be changed of a job that has not ended."""
-        record = self._record(request.job.id)
+        record = View(self.state).job(request.job.id)
         once = request_of("UpdateJob", request.request_id, request)
         if not await self.keeper.repeated(once):
             check_alive(record)
@@ -372,7 +375,7 @@ class JobQueue(job_service_pb2_grpc.JobServiceServicer):
             )
             record.spec = translate.spec_from_wire(record.job.spec)
             self.state.renew(record, estimate=changes_promise(request))
-        return pb.UpdateJobResponse(job=self.state.message(record))
+        return pb.UpdateJobResponse(job=View(self.state).message(record))
 
 
 async def start(

@@ -18,6 +18,7 @@ from cotenant.rpc.pages import page_of
 from cotenant.rpc.tenants import tenant_of
 from cotenant.services.queue.keeper import TENANTS, Keeper
 from cotenant.services.queue.records import SCHEMA_VERSION, Use, held_by
+from cotenant.services.queue.views import View
 from cotenant.store.port import Compare, Conflict, Delete, Put
 from cotenant.v1 import records_pb2, tenant_service_pb2_grpc
 from cotenant.v1 import tenant_service_pb2 as pb
@@ -49,14 +50,18 @@ class Tenants(tenant_service_pb2_grpc.TenantServiceServicer):
 
     async def GetTenant(self, request: pb.GetTenantRequest, context: Any) -> pb.GetTenantResponse:
         """Tell of one tenant."""
+        view, tenants = View(self._keeper.state), self._keeper.state.tenants
+        if not view.sees_tenant(request.id):
+            raise errors.not_found("tenant", request.id, near=[one for one in tenants if view.sees_tenant(one)])
         self._revision(request.id)
         return pb.GetTenantResponse(tenant=self._message(request.id))
 
     async def ListTenants(self, request: pb.ListTenantsRequest, context: Any) -> pb.ListTenantsResponse:
         """Tell of tenants: those that were made, and those that have jobs."""
-        state = self._keeper.state
+        state, view = self._keeper.state, View(self._keeper.state)
         active = {record.spec.tenant for record in state.records.values() if not record.phase.ended}
-        ids, token = page_of(sorted({TENANT_DEFAULT, *state.tenants, *active}), request.page_size, request.page_token)
+        known = sorted(one for one in {TENANT_DEFAULT, *state.tenants, *active} if view.sees_tenant(one))
+        ids, token = page_of(known, request.page_size, request.page_token)
         return pb.ListTenantsResponse(tenants=[self._message(tenant_id) for tenant_id in ids], next_page_token=token)
 
     async def UpdateTenant(self, request: pb.UpdateTenantRequest, context: Any) -> pb.UpdateTenantResponse:

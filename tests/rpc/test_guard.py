@@ -11,6 +11,7 @@ from tests.rpc.conftest import JOBS, TOKEN, Mesh, consume, problem_of
 
 from cotenant.rpc import errors, identity
 from cotenant.rpc.errors import Problem, Violation
+from cotenant.rpc.permissions import Role
 from cotenant.rpc.server import Server
 from cotenant.store.port import StoreUnavailable
 from cotenant.v1 import job_service_pb2 as jobs_pb
@@ -74,7 +75,7 @@ async def test_another_authenticator_sees_the_method_and_decides(mesh: Mesh) -> 
     class ReadOnly:
         def authenticate(self, method: str, metadata: identity.Metadata, peer: identity.Peer) -> identity.Identity:
             if "/Get" in method:
-                return identity.Identity("reader")
+                return identity.Identity("reader", frozenset({Role.VIEWER}))
             raise Problem(grpc.StatusCode.PERMISSION_DENIED, "READ_ONLY", f"{method} is not for readers")
 
     await mesh.serve(authenticator=ReadOnly())

@@ -14,6 +14,7 @@ from benchmarks.agents import SimulatedAgent
 
 from cotenant.rpc.channel import Channel, connect
 from cotenant.rpc.errors import from_error
+from cotenant.rpc.identity import Authenticator
 from cotenant.rpc.policies import serve_policies
 from cotenant.rpc.server import CannotListen, Server
 from cotenant.rpc.translate import duration
@@ -142,6 +143,7 @@ class Mesh:
     predictor_config: predictor.Config = field(default_factory=predictor.Config)
     rng: Random | None = None
     failing: float = 0.0
+    authenticator: Authenticator | None = None
     parts: dict[str, Part] = field(default_factory=dict)
     ports: dict[str, int] = field(default_factory=dict)
     channels: dict[str, Channel] = field(default_factory=dict)
@@ -152,7 +154,7 @@ class Mesh:
     async def start(self, name: str) -> None:
         """Start a service, on the port that it had before."""
         store = StoreOfOneProcess(self.store, self.rng, 0.0)
-        server = Server(f"127.0.0.1:{self.ports.get(name, 0)}")
+        server = Server(f"127.0.0.1:{self.ports.get(name, 0)}", authenticator=self.authenticator)
         self.ports[name] = port = await _bound(server)
         policies = serve_policies(server)
         service: Any

@@ -12,7 +12,8 @@ import grpc.aio
 from cotenant.replicas.election import Election
 from cotenant.replicas.tenure import Leader
 from cotenant.rpc import errors
-from cotenant.rpc.channel import passage
+from cotenant.rpc.channel import generation, passage
+from cotenant.rpc.identity import ANYONE, CALLER, caller, speaking_for
 from cotenant.rpc.methods import METHODS, Method
 
 PATIENCE_SECONDS = 5.0  # a call waits so long for a leader: longer than it takes to elect one
@@ -30,7 +31,7 @@ class Forwarder:
 
     def __init__(self, election: Election, *, patience_seconds: float = PATIENCE_SECONDS) -> None:
         self._election, self._patience_seconds = election, patience_seconds
-        self._address = ""
+        self._dialled = "", 0
         self._channel: grpc.aio.Channel | None = None
         self._closing: set[asyncio.Task[None]] = set()
 
@@ -97,9 +98,9 @@ class Forwarder:
         await asyncio.sleep(PAUSE_SECONDS)
 
     def _to(self, leader: Leader) -> grpc.aio.Channel:
-        if self._channel is None or leader.address != self._address:
+        if self._channel is None or (leader.address, generation()) != self._dialled:
             self._drop()
-            self._address, self._channel = leader.address, passage(leader.address)
+            self._dialled, self._channel = (leader.address, generation()), passage(leader.address)
         return self._channel
 
     def _drop(self) -> None:
@@ -125,9 +126,16 @@ def _is_forwarded(context: Any) -> bool:
 
 
 def _passed(context: Any) -> tuple[tuple[str, Any], ...]:
-    """Give a call's metadata to the call that takes its place."""
+    """Give a call's metadata to the call that takes its place.
+
+    Whoever is known by a token is known by it to the leader too. A certificate cannot be passed on: the leader is told
+    whose it was.
+    """
     told = context.invocation_metadata() or ()
-    kept = ((key, value) for key, value in told if key not in OWN and not key.startswith("grpc-"))
+    kept = [(key, value) for key, value in told if key not in OWN and not key.startswith("grpc-")]
+    if caller() != ANYONE and all(key != "authorization" for key, _ in kept):
+        kept = [(key, value) for key, value in kept if key != CALLER]
+        kept.append(speaking_for(caller()))
     return (*kept, (FORWARDED, "1"))
 
 

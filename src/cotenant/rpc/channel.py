@@ -18,19 +18,27 @@ import grpc.aio
 from cotenant import telemetry
 from cotenant.rpc.endpoints import Endpoints, addresses_of, host_and_port
 from cotenant.rpc.methods import METHODS, Method
+from cotenant.rpc.tls import TlsFiles, Watched, channel_credentials
 
 __all__ = ["Channel", "Endpoints", "connect", "service_config"]
 
 MIB = 2**20
 ANSWER_BYTES_MAX = 64 * MIB
 ATTEMPTS_MAX = 4
+OLD_MAX = 4  # connections with certificates of before; what is still under way on an older one is cut off
 
 
-def connect(endpoint: str, token: str = "", *, health_service: str | None = None) -> Channel:
+def connect(
+    endpoint: str, token: str = "", *, health_service: str | None = None, tls: TlsFiles | None = None
+) -> Channel:
     """Open a channel. Nothing is sent before the first call, so that the server may start later.
 
     Calls take turns over the addresses of `a:1|b:1`, and over all that a name has. With `health_service`, and among
     several addresses, they go only to those whose health says that this service, or the server as a whole, is serving.
+    Without `tls` the channel is as `secure` has said for all of the process.
+
+    Raises:
+        BadTls: the certificates cannot be used.
     """
     if not endpoint:
         raise ValueError("an endpoint is needed: host:port")
@@ -38,10 +46,31 @@ def connect(endpoint: str, token: str = "", *, health_service: str | None = None
         health_service = ""
     if not (token.isascii() and (token.isprintable() or not token)):
         raise ValueError("the token has characters that cannot be sent")
-    inner = grpc.aio.insecure_channel(
-        target_of(endpoint), options=_options(health_service), interceptors=telemetry.client_interceptors()
-    )
-    return Channel(inner, token)
+    target, options, interceptors = target_of(endpoint), _options(health_service), telemetry.client_interceptors()
+    watched = Watched(tls) if tls is not None else _of_process
+    return Channel(lambda: dial(target, options, interceptors, watched), token, watched)
+
+
+_of_process: Watched | None = None
+
+
+def secure(tls: TlsFiles | None) -> None:
+    """Say with which certificates this process calls others from now on: it is one and the same to all of them.
+
+    Raises:
+        BadTls: they cannot be used.
+    """
+    global _of_process
+    _of_process = Watched(tls) if tls is not None else None
+
+
+def dial(target: str, options: Any, interceptors: Any = (), watched: Watched | None = None) -> Any:
+    """Open one of grpc's own channels, by default as `secure` has said."""
+    watched = watched or _of_process
+    if watched is None:
+        return grpc.aio.insecure_channel(target, options=options, interceptors=interceptors)
+    credentials = channel_credentials(watched.material)
+    return grpc.aio.secure_channel(target, credentials, options=options, interceptors=interceptors)
 
 
 def target_of(endpoint: str) -> str:
@@ -81,36 +110,72 @@ def _numbers(address: str, family: socket.AddressFamily) -> list[str]:
 
 def passage(endpoint: str) -> grpc.aio.Channel:
     """Open a channel for calls that are passed on as they came: nothing is added to them, and none is repeated."""
-    return grpc.aio.insecure_channel(endpoint, options=[*_options(None), ("grpc.enable_retries", 0)])
+    channel: grpc.aio.Channel = dial(endpoint, [*_options(None), ("grpc.enable_retries", 0)])
+    return channel
+
+
+def generation() -> int:
+    """How often this process's certificates have changed: a channel that was dialled before shows old ones."""
+    return _of_process.look() if _of_process is not None else 0
 
 
 class Channel(grpc.aio.Channel):
-    """grpc's channel with a default deadline, the token and a `request_id` on each call that needs one."""
+    """grpc's channel with a default deadline, the token and a `request_id` on each call that needs one.
 
-    def __init__(self, inner: Any, token: str) -> None:
-        self._inner = inner
+    Where certificates have changed, calls go over a new connection; those under way keep the old one.
+    """
+
+    def __init__(self, dial: Callable[[], Any], token: str, watched: Watched | None = None) -> None:
+        self._dial, self._watched = dial, watched
+        self._generation = watched.look() if watched else 0
+        self._current = dial()
+        self._old: list[Any] = []
         self._metadata = (("authorization", f"Bearer {token}"),) if token else ()
+
+    @property
+    def _inner(self) -> Any:
+        if self._watched is not None and self._watched.look() != self._generation:
+            self._generation = self._watched.generation
+            self._old = [*self._old, self._current][-OLD_MAX:]
+            self._current = self._dial()
+        return self._current
+
+    def _made(self, kind: str, method: str, args: Any, kwargs: Any) -> Callable[..., Any]:
+        """Make a stub, and make it anew where the connection is another one."""
+        if self._watched is None:
+            stub: Callable[..., Any] = getattr(self._current, kind)(method, *args, **kwargs)
+            return stub
+        made: list[Any] = [None, None]
+
+        def call(*given: Any, **options: Any) -> Any:
+            inner = self._inner
+            if made[0] is not inner:
+                made[:] = inner, getattr(inner, kind)(method, *args, **kwargs)
+            return made[1](*given, **options)
+
+        return call
 
     def unary_unary(self, method: str, *args: Any, **kwargs: Any) -> Any:
         """Make a unary call's stub; calls of the contract get a deadline where the caller sets none."""
-        call = self._inner.unary_unary(method, *args, **kwargs)
+        call = self._made("unary_unary", method, args, kwargs)
         return _unary(call, METHODS.get(method, Method()), self._metadata)
 
     def unary_stream(self, method: str, *args: Any, **kwargs: Any) -> Any:
         """Make the stub of a call that answers with a stream."""
-        return _streaming(self._inner.unary_stream(method, *args, **kwargs), self._metadata)
+        return _streaming(self._made("unary_stream", method, args, kwargs), self._metadata)
 
     def stream_unary(self, method: str, *args: Any, **kwargs: Any) -> Any:
         """Make the stub of a call that asks with a stream."""
-        return _streaming(self._inner.stream_unary(method, *args, **kwargs), self._metadata)
+        return _streaming(self._made("stream_unary", method, args, kwargs), self._metadata)
 
     def stream_stream(self, method: str, *args: Any, **kwargs: Any) -> Any:
         """Make the stub of a call that streams both ways."""
-        return _streaming(self._inner.stream_stream(method, *args, **kwargs), self._metadata)
+        return _streaming(self._made("stream_stream", method, args, kwargs), self._metadata)
 
     async def close(self, grace: float | None = None) -> None:
         """Let calls under way finish within the grace, then cut them off."""
-        await self._inner.close(grace)
+        for inner in (*self._old, self._current):
+            await inner.close(grace)
 
     def get_state(self, try_to_connect: bool = False) -> Any:
         """Tell the state of the connection."""

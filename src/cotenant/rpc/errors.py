@@ -16,6 +16,7 @@ from google.rpc import error_details_pb2, status_pb2
 
 from cotenant.core.options import nearest
 from cotenant.core.validate import Violation, shown
+from cotenant.rpc.tls import handshake_word
 
 __all__ = [
     "Problem",
@@ -251,6 +252,8 @@ _TOO_LARGE = re.compile(r"message larger than max \((\d+) vs\. (\d+)\)")
 def _from_plain(code: grpc.StatusCode, details: str) -> Problem:
     if size := _TOO_LARGE.search(details):
         return exhausted("MESSAGE_TOO_LARGE", f"a message has {size[1]} bytes; at most {size[2]} bytes are taken")
+    if code is grpc.StatusCode.UNAVAILABLE and (handshake := handshake_word(details)):
+        return Problem(code, *handshake)
     words = PLAIN.get(code)
     message = f"{words}: {details}" if words and details else words or details or code.name
     return Problem(code, code.name, message)

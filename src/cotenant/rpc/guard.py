@@ -1,7 +1,7 @@
-"""What stands between the wire and every servicer: who calls, for how long, and what went wrong.
+"""What stands between the wire and every servicer: who calls, whether it may, for how long, and what went wrong.
 
-One interceptor does all three, since each one costs every call a coroutine. It wraps a method's handler once and
-remembers the wrapped one; what is left per call is the check of the token and a `try`.
+One interceptor does it all, since each one costs every call a coroutine. It wraps a method's handler once and
+remembers the wrapped one; what is left per call is the check of the caller against the table of roles, and a `try`.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import asyncio
 import inspect
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NoReturn
 
 import grpc
@@ -17,8 +18,11 @@ import grpc.aio
 import structlog
 
 from cotenant.rpc import errors
+from cotenant.rpc.audit import Audit, Entry
 from cotenant.rpc.errors import Problem
-from cotenant.rpc.identity import Authenticator, enter
+from cotenant.rpc.identity import Authenticator, Identity, denied, enter, spoken_for
+from cotenant.rpc.limits import Limits
+from cotenant.rpc.permissions import ROLES, Rule, Scope
 from cotenant.store.port import NotLeader, StoreUnavailable
 
 log = structlog.get_logger()
@@ -28,16 +32,29 @@ log = structlog.get_logger()
 NO_RETRY = ("grpc-retry-pushback-ms", "-1")
 
 OPEN = "/grpc.health.v1.Health/"  # probes carry no token
+FOR_EVERY_ROLE = "/grpc.reflection."  # what there is to be called is no secret to whom the mesh knows
+NOBODYS = Rule({})
 
 Behavior = Callable[[Any, Any], Any]
 
 
 class Guard(grpc.aio.ServerInterceptor):
-    """Authenticates calls, bounds them in time and turns exceptions into statuses."""
+    """Authenticates calls, holds them to the table of roles and to limits, bounds them in time, tells the audit log.
 
-    def __init__(self, authenticator: Authenticator, deadline_seconds_default: float) -> None:
+    Exceptions become statuses.
+    """
+
+    def __init__(
+        self,
+        authenticator: Authenticator,
+        deadline_seconds_default: float,
+        limits: Limits | None = None,
+        audit: Audit | None = None,
+    ) -> None:
         self._authenticator = authenticator
         self._deadline_seconds = deadline_seconds_default
+        self._limits = limits
+        self._audit = audit
         self._guarded: dict[str, tuple[Any, Any]] = {}
 
     async def intercept_service(self, continuation: Callable[[Any], Awaitable[Any]], call: Any) -> Any:
@@ -61,44 +78,80 @@ class Guard(grpc.aio.ServerInterceptor):
             + ("stream" if handler.response_streaming else "unary")
         )
         behavior = getattr(handler, kind)
+        streams = handler.request_streaming or handler.response_streaming
         if inspect.isasyncgenfunction(behavior):
             wrapped: Behavior = self._generator(method, behavior)
         elif inspect.iscoroutinefunction(behavior):
-            wrapped = self._coroutine(method, behavior, bounded=kind == "unary_unary")
+            wrapped = self._coroutine(method, behavior, streams)
         else:  # generated base classes answer in such a function that they know nothing
-            wrapped = self._coroutine(method, _unimplemented(method), bounded=False)
+            wrapped = self._coroutine(method, _unimplemented(method), streams=True)
         make = getattr(grpc, f"{kind}_rpc_method_handler")
         return make(wrapped, handler.request_deserializer, handler.response_serializer)
 
-    def _coroutine(self, method: str, behavior: Behavior, bounded: bool) -> Behavior:
+    def _coroutine(self, method: str, behavior: Behavior, streams: bool) -> Behavior:
+        rule = ROLES.get(method, NOBODYS)
+
         async def guarded(request: Any, context: Any) -> Any:
+            entry = self._entry(method, rule, context)
             try:
-                self._admit(method, context)
-                if bounded and context.time_remaining() is None:
-                    return await self._within_default(behavior(request, context))
-                return await behavior(request, context)
+                with self._admit(method, rule, context, entry, streams):
+                    if not streams and context.time_remaining() is None:
+                        response = await self._within_default(behavior(request, context))
+                    else:
+                        response = await behavior(request, context)
+                if entry is not None:
+                    await entry.answered(request, response)
+                return response
             except grpc.aio.AbortError:
                 raise  # the servicer has said itself what it wants to be sent
             except Exception as error:
-                await _send(context, method, error)
+                await self._refuse(context, method, error, entry, request)
 
         return guarded
 
     def _generator(self, method: str, behavior: Behavior) -> Behavior:
+        rule = ROLES.get(method, NOBODYS)
+
         async def guarded(request: Any, context: Any) -> AsyncIterator[Any]:
+            entry = self._entry(method, rule, context)
             try:
-                self._admit(method, context)
-                async for response in behavior(request, context):
-                    yield response
+                with self._admit(method, rule, context, entry, streams=True):
+                    if entry is not None:
+                        await entry.answered(request, None)
+                    async for response in behavior(request, context):
+                        yield response
             except grpc.aio.AbortError:
                 raise
             except Exception as error:
-                await _send(context, method, error)
+                await self._refuse(context, method, error, entry, request)
 
         return guarded
 
-    def _admit(self, method: str, context: Any) -> None:
-        enter(self._authenticator.authenticate(method, context.invocation_metadata(), context.auth_context))
+    def _entry(self, method: str, rule: Rule, context: Any) -> Entry | None:
+        return self._audit.entry(method, rule, context.peer()) if self._audit else None
+
+    def _admit(
+        self, method: str, rule: Rule, context: Any, entry: Entry | None, streams: bool
+    ) -> AbstractContextManager[None]:
+        """Find out who calls, and whether it may; what is returned is to be held while the call is served."""
+        metadata = context.invocation_metadata()
+        shown = self._authenticator.authenticate(method, metadata, context.auth_context)
+        if entry is not None:
+            entry.identity = shown
+        identity = spoken_for(shown, metadata)
+        if entry is not None:
+            entry.identity = identity
+        enter(identity, scope_of(identity, method, rule))
+        if self._limits is None:
+            return nullcontext()
+        self._limits.take(identity)
+        return self._limits.stream(identity) if streams else nullcontext()
+
+    async def _refuse(self, context: Any, method: str, error: Exception, entry: Entry | None, request: Any) -> NoReturn:
+        problem = problem_of(method, error)
+        if entry is not None:
+            await entry.refused(request, problem)
+        await _send(context, problem, error)
 
     async def _within_default(self, served: Awaitable[Any]) -> Any:
         timeout = asyncio.timeout(self._deadline_seconds)
@@ -116,6 +169,28 @@ class Guard(grpc.aio.ServerInterceptor):
             ) from None
 
 
+def scope_of(identity: Identity, method: str, rule: Rule) -> Scope:
+    """Say on what somebody may call a method.
+
+    Raises:
+        Problem: PERMISSION_DENIED where the table has no such role for it.
+    """
+    if method.startswith(FOR_EVERY_ROLE) and identity.roles:
+        return Scope.ANY
+    scope = identity.scope(rule)
+    if scope is not None:
+        return scope
+    name = method.rpartition("/")[2]
+    roles = " and ".join(sorted(identity.roles)) or "without a role"
+    if allowed := sorted(rule.scopes):
+        message = f"{identity.name} is {roles} and may not call {name}; {', '.join(allowed)} may"
+        if any(role in rule.scopes for role in identity.roles):
+            message = f"{identity.name} is of some tenants only; {name} tells of all of them together"
+    else:
+        message = f"{method} is for nobody"
+    raise denied("ROLE_MAY_NOT", message)
+
+
 def _unimplemented(method: str) -> Behavior:
     async def refuse(request: Any, context: Any) -> NoReturn:
         raise Problem(grpc.StatusCode.UNIMPLEMENTED, "UNIMPLEMENTED", f"{method} is not implemented by this server")
@@ -123,9 +198,8 @@ def _unimplemented(method: str) -> Behavior:
     return refuse
 
 
-async def _send(context: Any, method: str, error: Exception) -> NoReturn:
-    """End the call with the status that tells of the error."""
-    problem = problem_of(method, error)
+async def _send(context: Any, problem: Problem, error: Exception) -> NoReturn:
+    """End the call with the status that tells of the problem."""
     status = errors.to_status(problem)
     trailers: list[tuple[str, str | bytes]] = [(errors.DETAILS_KEY, status.SerializeToString())]
     if isinstance(error, StoreUnavailable) and not isinstance(error, NotLeader):

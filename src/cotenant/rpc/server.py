@@ -19,6 +19,8 @@ from cotenant.rpc.endpoints import host_and_port
 from cotenant.rpc.guard import Guard
 from cotenant.rpc.identity import Anyone, Authenticator, BearerToken
 from cotenant.rpc.methods import METHODS
+from cotenant.rpc.security import PLAIN, Security
+from cotenant.rpc.tls import server_credentials
 
 log = structlog.get_logger()
 
@@ -48,7 +50,7 @@ class CannotListen(Exception):
 class Server:
     """Serves what was added to it before `start`.
 
-    Without a token and without an authenticator it lets everybody in.
+    Without a token, an authenticator or a `security` that has one it lets everybody in.
     """
 
     def __init__(
@@ -60,11 +62,15 @@ class Server:
         message_bytes_max: int = MESSAGE_BYTES_MAX_DEFAULT,
         calls_max: int = CALLS_MAX_DEFAULT,
         deadline_seconds_default: float = DEADLINE_SECONDS_DEFAULT,
+        security: Security = PLAIN,
     ) -> None:
+        if authenticator is None:
+            authenticator = security.authenticator
         if authenticator is None:
             authenticator = BearerToken(token) if token is not None else Anyone()
         self._address = address
-        self._guard = Guard(authenticator, deadline_seconds_default)
+        self._tls = security.tls
+        self._guard = Guard(authenticator, deadline_seconds_default, security.limits, security.audit)
         self._message_bytes_max = message_bytes_max
         self._calls_max = calls_max
         self._servicers: list[tuple[AddServicer, Any]] = []
@@ -94,7 +100,8 @@ class Server:
                 options=_options(self._message_bytes_max),
                 maximum_concurrent_rpcs=self._calls_max,
             )
-            self._port = _bind(server, self._address)
+            credentials = server_credentials(self._tls) if self._tls else None
+            self._port = _bind(server, self._address, credentials)
             self._server = server
         return self._port
 
@@ -156,9 +163,11 @@ def _options(message_bytes_max: int) -> list[tuple[str, int]]:
     ]
 
 
-def _bind(server: Any, address: str) -> int:
+def _bind(server: Any, address: str, credentials: Any) -> int:
     try:
         host, port = host_and_port(address)  # gRPC would take port 65,537 for port 1
+        if credentials is not None:
+            return int(server.add_secure_port(address, credentials))
         return int(server.add_insecure_port(address))
     except ValueError as error:
         raise CannotListen(f"cannot listen on {address}: {error}") from None

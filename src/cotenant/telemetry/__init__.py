@@ -5,6 +5,7 @@ for them; until then the SDK is not even imported and each call below costs a fr
 """
 
 from cotenant.telemetry.metrics import Counter, Gauge, Histogram, counter, gauge, histogram
+from cotenant.telemetry.records import emit
 from cotenant.telemetry.switch import setup, shutdown
 from cotenant.telemetry.tracing import (
     Attribute,
@@ -26,6 +27,7 @@ __all__ = [
     "client_interceptors",
     "counter",
     "current",
+    "emit",
     "gauge",
     "histogram",
     "record",

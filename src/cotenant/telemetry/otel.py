@@ -1,17 +1,22 @@
-"""The OpenTelemetry side of spans and metrics. Imported only once the environment asks for either."""
+"""The OpenTelemetry side of spans, metrics and log records. Imported only once the environment asks for one."""
 
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 from opentelemetry import metrics, trace
+from opentelemetry._logs import LogRecord, SeverityNumber
 from opentelemetry.context import Context
+from opentelemetry.exporter.otlp.proto.grpc._log_exporter import OTLPLogExporter
 from opentelemetry.exporter.otlp.proto.grpc.metric_exporter import OTLPMetricExporter
 from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
 from opentelemetry.instrumentation.grpc import aio_client_interceptors, aio_server_interceptor
+from opentelemetry.sdk._logs import LoggerProvider
+from opentelemetry.sdk._logs.export import BatchLogRecordProcessor
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
 from opentelemetry.sdk.resources import Resource
@@ -103,6 +108,42 @@ class Metrics:
         _close(self._provider, self._exporter)
 
 
+class Records:
+    """A logger provider that exports by OTLP in batches."""
+
+    def __init__(self, resource: Resource) -> None:
+        self._exporter = OTLPLogExporter()
+        self._provider = LoggerProvider(resource=resource, shutdown_on_exit=False)
+        self._provider.add_log_record_processor(BatchLogRecordProcessor(self._exporter))
+        self._logger = self._provider.get_logger(SCOPE)
+
+    def emit(self, event: str, fields: Mapping[str, Any]) -> None:
+        """Send a record with the next batch; a mapping in it becomes fields of its own, with dots."""
+        now = int(time.time() * NANOSECONDS)
+        record = LogRecord(
+            timestamp=now,
+            observed_timestamp=now,
+            severity_number=SeverityNumber.INFO,
+            severity_text="INFO",
+            body=event,
+            event_name=f"{SCOPE}.{event}",
+            attributes=dict(_flat(fields)),
+        )
+        self._logger.emit(record)
+
+    def shutdown(self) -> None:
+        """Send what is left and stop."""
+        _close(self._provider, self._exporter)
+
+
+def _flat(fields: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in fields.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{name}.")
+        else:
+            yield prefix + name, value
+
+
 class _LiveSpan:
     def __init__(self, span: trace.Span) -> None:
         self._span = span
@@ -115,7 +156,10 @@ class _LiveSpan:
         self._span.set_attributes(attributes)
 
 
-def _close(provider: TracerProvider | MeterProvider, exporter: OTLPSpanExporter | OTLPMetricExporter) -> None:
+def _close(
+    provider: TracerProvider | MeterProvider | LoggerProvider,
+    exporter: OTLPSpanExporter | OTLPMetricExporter | OTLPLogExporter,
+) -> None:
     """Flush and stop, soon: a collector that is away would be tried again for ten seconds, with a user waiting."""
     giving_up = threading.Timer(FLUSH_SECONDS_MAX, exporter.shutdown)
     giving_up.daemon = True

@@ -1,23 +1,25 @@
-"""Turns logs on, and spans and metrics where the standard environment variables ask for them."""
+"""Turns logs on, and spans, metrics and log records where the standard environment variables ask for them."""
 
 from __future__ import annotations
 
 import atexit
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 import structlog
 
-from cotenant.telemetry import logs, metrics, tracing
+from cotenant.telemetry import logs, metrics, records, tracing
 
 if TYPE_CHECKING:
-    from cotenant.telemetry.otel import Metrics, Tracing
+    from cotenant.telemetry.otel import Metrics, Records, Tracing
 
 log = structlog.get_logger()
 
-_running: list[Tracing | Metrics] = []
+SIGNALS = ("TRACES", "METRICS", "LOGS")
+
+_running: list[Tracing | Metrics | Records] = []
 
 
 def setup(service: str) -> None:
@@ -29,21 +31,22 @@ def setup(service: str) -> None:
     logs.configure(service, environment.get("COTENANT_LOG") or logs.LEVEL_OF_SERVICE.get(service, logs.LEVEL_DEFAULT))
     if _running:
         return
-    wants_traces, wants_metrics = wants(environment, "TRACES"), wants(environment, "METRICS")
-    if wants_traces or wants_metrics:
-        _start(service, wants_traces, wants_metrics)
+    wanted = [signal for signal in SIGNALS if wants(environment, signal)]
+    if wanted:
+        _start(service, wanted)
 
 
 def shutdown() -> None:
-    """Send what is left, then turn spans and metrics off. Does nothing where they are off."""
+    """Send what is left, then turn spans, metrics and records off. Does nothing where they are off."""
     tracing.install(None)
+    records.install(None)
     metrics.install(None)
     while _running:
         _running.pop().shutdown()
 
 
 def wants(environment: Mapping[str, str], signal: str) -> bool:
-    """Tell whether the environment asks for a signal, TRACES or METRICS, to be exported by OTLP over gRPC.
+    """Tell whether the environment asks for a signal, TRACES, METRICS or LOGS, to be exported by OTLP over gRPC.
 
     >>> wants({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://localhost:4317"}, "TRACES")
     True
@@ -71,20 +74,24 @@ def _of(environment: Mapping[str, str], signal: str, what: str) -> str:
     return environment.get(own) or environment.get(common, "")
 
 
-def _start(service: str, wants_traces: bool, wants_metrics: bool) -> None:
+def _start(service: str, wanted: Collection[str]) -> None:
     # Imported here: the SDK costs a tenth of a second that a process without telemetry should not pay.
     from opentelemetry.sdk.resources import Resource
 
-    from cotenant.telemetry.otel import Metrics, Tracing
+    from cotenant.telemetry.otel import Metrics, Records, Tracing
 
     named = {} if "OTEL_SERVICE_NAME" in os.environ else {"service.name": f"cotenant-{service}"}
     resource = Resource.create({"service.namespace": "cotenant", "service.version": version("cotenant"), **named})
-    if wants_traces:
+    if "TRACES" in wanted:
         traces = Tracing(resource)
         tracing.install(traces)
         _running.append(traces)
-    if wants_metrics:
+    if "METRICS" in wanted:
         measures = Metrics(resource)
         metrics.install(measures.meter)
         _running.append(measures)
+    if "LOGS" in wanted:
+        sink = Records(resource)
+        records.install(sink)
+        _running.append(sink)
     atexit.register(shutdown)

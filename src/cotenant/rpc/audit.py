@@ -1,0 +1,159 @@
+"""The audit log: who did what, on what, from where, and what was answered. One line of JSON each, only ever appended.
+
+What changes something is always told, and so is every call that was refused for who made it; reads where that is
+wanted. A line holds names and ids, never a spec: commands and environments may hold secrets. The same lines go out as
+OpenTelemetry logs where those are on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import time
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import grpc
+import structlog
+
+from cotenant import telemetry
+from cotenant.rpc.errors import Problem
+from cotenant.rpc.identity import Identity
+from cotenant.rpc.permissions import Rule
+
+log = structlog.get_logger()
+
+AUDIT_FILE = "audit.jsonl"
+TEXT_LENGTH_MAX = 256
+FIELDS_TOLD = ("id", "job_id", "node_id", "gpu_uuid", "number")
+REFUSED_FOR_WHO = frozenset({grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED})
+NOTHING: Mapping[str, Any] = MappingProxyType({})
+
+lines_lost = telemetry.counter("cotenant.audit.lost", "{line}", "Lines of the audit log that could not be written.")
+
+
+class Audit:
+    """Appends to one file. Several processes may share it: each line is one write to a file opened with O_APPEND.
+
+    Where the file was moved away, as by logrotate, the next line begins a new one. A line that cannot be written is
+    told in the log, and the call goes on.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        service: str,
+        *,
+        reads: bool = False,
+        fsync: bool = False,
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        self._path, self._service, self._reads, self._fsync, self._now = path, service, reads, fsync, now
+        self._descriptor = -1
+        self._inode = (0, 0)
+
+    def entry(self, method: str, rule: Rule, peer: str) -> Entry:
+        """Begin a line."""
+        return Entry(self, method, peer, always=rule.changes, reads=self._reads)
+
+    async def append(self, line: Mapping[str, Any]) -> None:
+        """Write a line, and wait until it is on disk where that is wanted."""
+        told = {"time": datetime.fromtimestamp(self._now(), UTC).isoformat(), "service": self._service, **line}
+        telemetry.emit("audit", told)
+        try:
+            descriptor = self._open()
+            os.write(descriptor, json.dumps(told, ensure_ascii=True, separators=(",", ":")).encode() + b"\n")
+            if self._fsync:
+                await asyncio.to_thread(os.fsync, descriptor)
+        except OSError as error:
+            lines_lost.add()
+            log.error("audit_line_lost", path=str(self._path), error=error.strerror, **line)
+
+    def _open(self) -> int:
+        """Return the file's descriptor; the file is looked for by name each time, since it may have been moved."""
+        try:
+            found = os.stat(self._path)
+            if self._descriptor >= 0 and (found.st_dev, found.st_ino) == self._inode:
+                return self._descriptor
+        except FileNotFoundError:
+            pass
+        self.close()
+        self._descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        made = os.fstat(self._descriptor)
+        self._inode = made.st_dev, made.st_ino
+        return self._descriptor
+
+    def close(self) -> None:
+        """Close the file; a later line opens it again."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
+class Entry:
+    """One call's line, while it is being served."""
+
+    __slots__ = ("_always", "_audit", "_begun", "_method", "_peer", "_reads", "identity")
+
+    def __init__(self, audit: Audit, method: str, peer: str, *, always: bool, reads: bool) -> None:
+        self._audit, self._method, self._peer, self._always, self._reads = audit, method, peer, always, reads
+        self._begun = time.monotonic()
+        self.identity: Identity | None = None
+
+    async def answered(self, request: Any, response: Any) -> None:
+        """The call was served."""
+        if self._reads or (self._always and not getattr(request, "validate_only", False)):
+            await self._append(request, {**target(response), **target(request)}, "OK")
+
+    async def refused(self, request: Any, problem: Problem) -> None:
+        """The call was not."""
+        if self._always or self._reads or problem.code in REFUSED_FOR_WHO:
+            await self._append(request, target(request), problem.code.name, problem.reason)
+
+    async def _append(self, request: Any, on: Mapping[str, Any], answer: str, reason: str = "") -> None:
+        who = self.identity
+        line = {
+            "who": who.name if who else "",
+            "roles": sorted(who.roles) if who else [],
+            "what": self._method.rpartition("/")[2],
+            "on": on,
+            "from": self._peer,
+            "answer": answer,
+            "ms": round((time.monotonic() - self._begun) * 1000, 1),
+        }
+        if who and who.via:
+            line["via"] = who.via
+        if reason:
+            line["reason"] = reason
+        await self._audit.append(line)
+
+
+def target(message: Any) -> Mapping[str, Any]:
+    """Say by ids and names what a request or an answer is about.
+
+    >>> from cotenant.v1.job_service_pb2 import CancelJobRequest
+    >>> target(CancelJobRequest(id="0abc"))
+    {'id': '0abc'}
+    """
+    fields = getattr(getattr(message, "DESCRIPTOR", None), "fields_by_name", None)
+    if fields is None:
+        return NOTHING  # a stream
+    told: dict[str, Any] = {
+        name: _short(value) for name in FIELDS_TOLD if name in fields and (value := getattr(message, name))
+    }
+    for inner in ("job", "tenant", "node"):
+        if inner in fields and fields[inner].message_type is not None and (value := getattr(message, inner).id):
+            told["id"] = _short(value)
+    if "spec" in fields:
+        told |= {"name": _short(message.spec.name), "tenant": _short(message.spec.tenant)}
+    if "attempts" in fields:
+        told["attempts"] = [f"{_short(one.job_id)}/{one.number}" for one in message.attempts[:20]]
+    return told
+
+
+def _short(value: Any) -> Any:
+    return value[:TEXT_LENGTH_MAX] if isinstance(value, str) else value

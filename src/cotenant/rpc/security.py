@@ -1,0 +1,23 @@
+"""What a server is guarded with, in one piece, so that each service need only pass it on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cotenant.rpc.audit import Audit
+from cotenant.rpc.identity import Authenticator
+from cotenant.rpc.limits import Limits
+from cotenant.rpc.tls import Watched
+
+
+@dataclass(frozen=True, slots=True)
+class Security:
+    """Who is let in, under which certificate, with which limits, and what is written down of it; None: nothing."""
+
+    authenticator: Authenticator | None = None
+    tls: Watched | None = None
+    limits: Limits | None = None
+    audit: Audit | None = None
+
+
+PLAIN = Security()

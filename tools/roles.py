@@ -1,0 +1,36 @@
+"""Draws the table of roles in docs/security.md from the one in cotenant.rpc.permissions: `make docs`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from cotenant.rpc.permissions import ROLES, SCOPES_IN_WORDS, Role
+
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "security.md"
+BEGIN, END = "<!-- roles: drawn by tools/roles.py -->\n", "<!-- roles end -->\n"
+
+
+def table() -> str:
+    """Write one table for each service, in the order of the code."""
+    lines: list[str] = []
+    service = ""
+    for path, rule in ROLES.items():
+        _, owner, method = path.split("/")
+        if owner != service:
+            service = owner
+            lines += ["", f"**{service.rpartition('.')[2]}**", "", f"| method | {' | '.join(Role)} | audited |"]
+            lines.append("|---" * (len(Role) + 2) + "|")
+        cells = [SCOPES_IN_WORDS[rule.scopes[role]] if role in rule.scopes else "" for role in Role]
+        lines.append(f"| `{method}` | {' | '.join(cells)} | {'yes' if rule.changes else ''} |")
+    return "\n".join([*lines, "", ""]).replace("|  |", "| |").replace("|  |", "| |")
+
+
+def page(text: str) -> str:
+    """Put the table into the page's text."""
+    before, rest = text.split(BEGIN)
+    return before + BEGIN + table() + END + rest.split(END)[1]
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(PAGE.read_text()))
+    print(f"   {PAGE.relative_to(PAGE.parent.parent)} is drawn")
