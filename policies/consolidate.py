@@ -7,7 +7,7 @@ import numpy as np
 from cotenant.core.gangs import Gang
 from cotenant.core.jobs import Locality
 from cotenant.core.ledger import Ledger, Offer
-from cotenant.core.placing.obstacles import no_place, plainly_short
+from cotenant.core.placing.obstacles import no_place, plain_shortage
 from cotenant.core.placing.packing import best_fit, could_hold_all, on_fewest, on_one, room_for_all
 from cotenant.core.refusals import Refusal
 
@@ -40,10 +40,8 @@ class Consolidate:
     def place(self, gang: Gang, ledger: Ledger, rng: np.random.Generator) -> Offer | Refusal:
         """Offer one node, or the fewest; refuse several to a gang that one node could hold."""
         together = gang.locality is Locality.SERVER
-        if plainly_short(gang, ledger):
-            alone = together or (gang.gpu_milli and gang.locality is not Locality.ANYWHERE)
-            within = Locality.SERVER if together or (alone and could_hold_all(gang, ledger)) else Locality.ANYWHERE
-            return no_place(gang, ledger, within=within)
+        if refusal := plain_shortage(gang, ledger, within=Locality.SERVER if together else Locality.ANYWHERE):
+            return refusal
         if gang.gpu_milli or together:
             nodes = room_for_all(gang, ledger)
             while len(nodes):

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from cotenant.core.gangs import Gang
 from cotenant.core.jobs import WHOLE_GPU_MILLI, JobKind, Locality
 from cotenant.core.ledger import Ledger, Offer
-from cotenant.core.placing.obstacles import fits, no_place
+from cotenant.core.placing.obstacles import fits, no_place, plain_shortage
 from cotenant.core.placing.packing import best_fit, could_hold_all, on_fewest, on_one, room_for_all
 from cotenant.core.placing.taking import take
 from cotenant.core.refusals import Code, Refusal
@@ -109,6 +109,8 @@ relaxes to rack in 4 min
 
     def place(self, gang: Gang, ledger: Ledger, rng: np.random.Generator) -> Offer | Refusal:
         """Offer one server, or what the gang's level allows; else say why not, and when it will relax."""
+        if refusal := plain_shortage(gang, ledger, within=gang.locality or Locality.ANYWHERE):
+            return refusal  # a level is for what is free in sum
         if (gang.gpu_milli or gang.locality is Locality.SERVER) and (offer := self._on_server(gang, ledger)):
             return offer
         stand = self._stand(gang, ledger)

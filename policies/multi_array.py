@@ -14,7 +14,7 @@ from cotenant.core.gangs import Gang
 from cotenant.core.jobs import Locality
 from cotenant.core.ledger import Counts, Ledger, Offer
 from cotenant.core.placing.borrowing import Residence, counting, room_by
-from cotenant.core.placing.obstacles import no_place, plainly_short
+from cotenant.core.placing.obstacles import no_place, plain_shortage
 from cotenant.core.placing.packing import best_fit, could_hold_all, on_fewest, on_one, room_for_all
 from cotenant.core.placing.splitting import Array, Demand, Held, array_of, split
 from cotenant.core.placing.taking import take
@@ -139,14 +139,19 @@ class MultiArray:
 
     def place(self, gang: Gang, ledger: Ledger, rng: np.random.Generator) -> Offer | Refusal:
         """Offer a place in the gang's own array, else in one that lends to it."""
-        there = self._look(ledger)
-        if not gang.gpu_milli:
-            offer = None if plainly_short(gang, ledger) else self._for_cpus(gang, ledger, there)
+        there, with_gpus = self._look(ledger), gang.gpu_milli > 0
+        by_wish = (
+            gang.locality is Locality.SERVER or not with_gpus
+        )  # of GPUs, what is free in one rack is not looked at
+        within = gang.locality if by_wish and gang.locality else Locality.ANYWHERE
+        refusal = plain_shortage(gang, ledger, within=within)
+        if not with_gpus:
+            offer = None if refusal else self._for_cpus(gang, ledger, there)
             if offer is None:
                 self._waits.refused(gang.job_id, self._scene.now, gang.waited_seconds)
-            return self._no_cores(gang, ledger) if offer is None else offer
-        if plainly_short(gang, ledger):
-            return no_place(gang, ledger, within=_within(gang, ledger))
+            return refusal or offer or self._no_cores(gang, ledger)
+        if refusal:
+            return refusal
         kept = self._kept(ledger, there)
         with nullcontext() if kept is None else counting(ledger, -kept):
             offer = self._for_gpus(gang, ledger)
@@ -179,7 +184,7 @@ class MultiArray:
             return _cores_for(gang, ledger) is None
 
     def _no_cores(self, gang: Gang, ledger: Ledger) -> Refusal:
-        if plainly_short(gang, ledger) or _cores_for(gang, ledger) is None:
+        if _cores_for(gang, ledger) is None:
             return no_place(gang, ledger, within=gang.locality or Locality.ANYWHERE)
         why = "it may not be stopped for others" if not _preemptible(gang) else "jobs on them are being tuned"
         if _preemptible(gang) and not self.options.lend_cores:

@@ -15,7 +15,7 @@ from cotenant.core.jobs import Locality
 from cotenant.core.ledger import Counts, Ledger, Offer
 from cotenant.core.placing.keeping import ALL, Found, Heeded, Search, fewest_nodes
 from cotenant.core.placing.neighbours import Neighbours
-from cotenant.core.placing.obstacles import no_place, plainly_short
+from cotenant.core.placing.obstacles import no_place, plain_shortage
 from cotenant.core.placing.outlook import NOTHING, ROUNDING, Outlook, outlook, promises
 from cotenant.core.placing.packing import could_hold_all
 from cotenant.core.policy import needs
@@ -29,17 +29,17 @@ STRETCH_MAX = 1e6
 
 @dataclass(slots=True)
 class _Roomless:
-    """That there was no room for a gang, and what was free then; until the `mark` no more was."""
+    """What was free, `at` a mark of the ledger, when there was no room for some gangs; until the `mark` no more was."""
 
-    refusal: Refusal
+    at: int
     mark: int
     free: tuple[Counts, ...]
     open: NDArray[np.bool_]
 
     @classmethod
-    def now(cls, refusal: Refusal, ledger: Ledger) -> _Roomless:
+    def now(cls, ledger: Ledger) -> _Roomless:
         """Note what is free."""
-        return cls(refusal, ledger.mark, tuple([one.copy() for one in _free(ledger)]), ledger.open.copy())
+        return cls(ledger.mark, ledger.mark, tuple([one.copy() for one in _free(ledger)]), ledger.open.copy())
 
     def holds(self, ledger: Ledger) -> bool:
         """Tell whether nowhere more is free than then; where GPUs are shared that cannot be told."""
@@ -127,7 +127,8 @@ room for 2 of 4 replicas
         self._packed = self.options.prefer == "packed"
         self._scene: Scene = NOBODY
         self._neighbours: Neighbours | None = None
-        self._roomless: dict[Hashable, _Roomless] = {}  # by what gangs need
+        self._refused: dict[Hashable, tuple[Refusal, _Roomless]] = {}  # by what gangs need, for the lack of room
+        self._last: _Roomless | None = None
 
     def see(self, scene: Scene) -> None:
         """Note who is where, and what time it is."""
@@ -150,10 +151,10 @@ room for 2 of 4 replicas
         """Offer places in which all promises are kept; else say whose stands in the way."""
         near = self._near(ledger)
         needed = needs(gang)
-        if (known := self._roomless.get(needed)) and known.holds(ledger):
-            return known.refusal
-        if plainly_short(gang, ledger):
-            return self._no_place(gang, ledger)
+        if (known := self._refused.get(needed)) and known[1].holds(ledger):
+            return known[0]
+        if refusal := plain_shortage(gang, ledger, within=gang.locality or Locality.ANYWHERE):
+            return self._noted(needed, refusal, ledger)
         judged = not self._packed or promises(gang.spec)  # else how fast it would be decides nothing
         view = outlook(gang, self._scene.now) if judged else NOTHING
         if view.bound and view.hopeless(fewest_nodes(gang, ledger)):
@@ -183,9 +184,15 @@ room for 2 of 4 replicas
     def _no_place(self, gang: Gang, ledger: Ledger) -> Refusal:
         """Say that there is no place, whoever promises what, and remember it."""
         refusal = no_place(gang, ledger, within=gang.locality or Locality.ANYWHERE)
-        if len(self._roomless) >= REMEMBERED_MAX:
-            self._roomless.clear()
-        self._roomless[needs(gang)] = _Roomless.now(refusal, ledger)
+        return self._noted(needs(gang), refusal, ledger)
+
+    def _noted(self, needed: Hashable, refusal: Refusal, ledger: Ledger) -> Refusal:
+        if len(self._refused) >= REMEMBERED_MAX:
+            self._refused.clear()
+        last = self._last
+        if last is None or last.at != ledger.mark or not np.array_equal(last.open, ledger.open):
+            last = self._last = _Roomless.now(ledger)
+        self._refused[needed] = refusal, last
         return refusal
 
     def bears(self, nodes: Sequence[int], ledger: Ledger) -> bool:
@@ -195,7 +202,7 @@ room for 2 of 4 replicas
 
     def _near(self, ledger: Ledger) -> Neighbours:
         if self._neighbours is None or self._neighbours.ledger is not ledger:
-            self._neighbours, self._roomless = Neighbours(ledger), {}
+            self._neighbours, self._refused, self._last = Neighbours(ledger), {}, None
         self._neighbours.follow(self._scene)
         return self._neighbours
 

@@ -21,11 +21,12 @@ from numpy.typing import NDArray
 
 from cotenant.core.counts import UNLIMITED as UNLIMITED
 from cotenant.core.counts import Counts as Counts
-from cotenant.core.counts import count_room
+from cotenant.core.counts import count_in_each, count_room
 from cotenant.core.gangs import Demand
 from cotenant.core.jobs import WHOLE_GPU_MILLI
 from cotenant.core.nodes import Illness, NodeShape, is_of_type
 
+KINDS_FEW = 32  # are counted one by one
 DEMANDS_MAX = 4096  # of which it is remembered how many an empty node could take
 CHANGES_MAX = 2**14  # remembered for those who keep figures by node
 
@@ -118,10 +119,12 @@ class Ledger:
         )
         self.kinds: Counts = np.array([kind[:3] for kind in kinds], dtype=np.int64).reshape(len(kinds), 3).T.copy()
         self._kind_types = [kind[3] for kind in kinds]
-        self._kind_shares = np.array([kind[4] for kind in kinds], dtype=np.bool_)
-        self._room_of_kind: dict[Demand, Counts] = {}
+        self._kinds = [kind[:3] for kind in kinds]
+        self._kind_shares = [kind[0] if kind[4] else 0 for kind in kinds]  # GPUs of which shares are given
+        self._room_of_kind: dict[Demand, tuple[int, ...]] = {}
         self.guise = 0  # another number while more or less is counted as free than is
         self.tally: object = None  # what `core.tallies` last made of it
+        self.open_kinds: tuple[bytes, tuple[int, ...]] | None = None  # likewise: nodes of each kind that were open
         sharing = [node for node, shape in enumerate(shapes) if shape.shareable]
         self._row = {node: row for row, node in enumerate(sharing)}  # of a node in the table of its GPUs' thousandths
         self._sharing: Counts = np.array(sharing, dtype=np.int64)
@@ -162,7 +165,7 @@ class Ledger:
             room *= self.open
         return room
 
-    def room_by_kind(self, demand: Demand) -> Counts:
+    def room_by_kind(self, demand: Demand) -> tuple[int, ...]:
         """Count for each kind of node how many replicas of a demand an empty one could take, whether it is open or not.
 
         Nodes of one kind have room for as many, so that kinds are counted and not nodes; those who ask, ask again.
@@ -171,15 +174,19 @@ class Ledger:
         if known is None:
             if len(self._room_of_kind) >= DEMANDS_MAX:
                 self._room_of_kind.clear()
-            shares = np.where(self._kind_shares, self.kinds[0], 0) * (WHOLE_GPU_MILLI // max(1, demand.gpu_milli))
-            known = count_room(demand, self.kinds, shares)
+            if len(self._kinds) <= KINDS_FEW:
+                known = count_in_each(demand, self._kinds, self._kind_shares)
+            else:
+                shares = np.array(self._kind_shares, dtype=np.int64) * (WHOLE_GPU_MILLI // max(1, demand.gpu_milli))
+                known = tuple(count_room(demand, self.kinds, shares).tolist())
             if demand.gpu_milli and demand.gpu_type:
-                known *= np.array([is_of_type(name, demand.gpu_type) for name in self._kind_types], dtype=np.bool_)
+                of_type = [is_of_type(name, demand.gpu_type) for name in self._kind_types]
+                known = tuple([room if able else 0 for room, able in zip(known, of_type, strict=True)])
             self._room_of_kind[demand] = known
         return known
 
     def _room_if_empty(self, demand: Demand) -> Counts:
-        room: Counts = self.room_by_kind(demand)[self.kind_of]
+        room: Counts = np.array(self.room_by_kind(demand), dtype=np.int64)[self.kind_of]
         return room
 
     def _room_in_free(self, demand: Demand) -> Counts:

@@ -140,3 +140,12 @@ def shape_of(inventory: Inventory) -> NodeShape:
         gpu_type=inventory.gpu_type,
         shareable=inventory.shareable,
     )
+
+
+def type_in_words(gpu_type: str) -> str:
+    """Write a wish for a GPU type.
+
+    >>> type_in_words("V100M16|V100M32")
+    'V100M16 or V100M32'
+    """
+    return " or ".join(alternatives(gpu_type))

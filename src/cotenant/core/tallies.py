@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from cotenant.core.jobs import WHOLE_GPU_MILLI
 from cotenant.core.ledger import Ledger, Sums
+from cotenant.core.refusals import Refusal
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +24,7 @@ class Tally:
     free: tuple[tuple[int, int, int], ...]
     total: tuple[tuple[int, int, int], ...]
     known: dict[tuple[bool, ...], tuple[Sums, Sums]] = field(default_factory=dict)
+    told: dict[Hashable, Refusal] = field(default_factory=dict)  # what gangs were told of it, by what they lack
 
     def sums(self, kinds: tuple[bool, ...]) -> tuple[Sums, Sums]:
         """Sum up what is free on nodes of some kinds, and what they have."""
@@ -50,10 +52,11 @@ def tally_of(ledger: Ledger) -> Tally:
     free = np.zeros((count, 3), dtype=np.int64)
     for number, column in enumerate((ledger.free_milli, ledger.free_cores, ledger.free_memory)):
         np.add.at(free[:, number], kinds, column[taking])
-    nodes = np.bincount(kinds, minlength=count)
+    counts = open_by_kind(ledger)
+    nodes = np.array(counts, dtype=np.int64)
     total = (ledger.kinds * np.array([[WHOLE_GPU_MILLI], [1], [1]]) * nodes).T
     left, have = (tuple((milli, cores, memory) for milli, cores, memory in sums.tolist()) for sums in (free, total))
-    tally = ledger.tally = Tally(_stamp(ledger), tuple(nodes.tolist()), left, have)
+    tally = ledger.tally = Tally(_stamp(ledger), counts, left, have)
     return tally
 
 
@@ -61,6 +64,15 @@ def known_tally(ledger: Ledger) -> Tally | None:
     """Give that sum if it is known, for nothing has changed since it was made."""
     tally = ledger.tally
     return tally if isinstance(tally, Tally) and tally.stamp == _stamp(ledger) else None
+
+
+def open_by_kind(ledger: Ledger) -> tuple[int, ...]:
+    """Count the nodes of each kind that take work."""
+    taking = ledger.open.tobytes()
+    if ledger.open_kinds is None or ledger.open_kinds[0] != taking:
+        counts = np.bincount(ledger.kind_of[ledger.open], minlength=ledger.kinds.shape[1])
+        ledger.open_kinds = taking, tuple(counts.tolist())
+    return ledger.open_kinds[1]
 
 
 def _stamp(ledger: Ledger) -> tuple[int, int, bytes]:

@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+from unittest import mock
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.worlds import World, emptied, gangs, picture, replicas_of, worlds
+from tests.worlds import World, demands, emptied, gangs, picture, replicas_of, worlds
 
+from cotenant.core import ledger as ledger_module
 from cotenant.core.gangs import Demand, Gang, Part
 from cotenant.core.ledger import Ledger, Overcommitted
 from cotenant.core.nodes import NodeShape
@@ -66,6 +69,22 @@ def test_all_on_one_node_is_whole_and_free(world: World, gang: Gang) -> None:
             assert replicas_of(offer, gang) == [part.replicas for part in gang.parts]
             with world.ledger.undone():
                 take(world.ledger, gang, offer)
+
+
+@given(worlds(), gangs(roles_max=1))
+def test_nodes_with_room_for_all_are_those_that_are_counted_to_have_it(world: World, gang: Gang) -> None:
+    (part,) = gang.parts
+    counted = np.flatnonzero(world.ledger.room(part.demand) >= part.replicas)
+    assert room_for_all(gang, world.ledger).tolist() == counted.tolist()
+
+
+@given(worlds(nodes_max=3), demands())
+def test_few_kinds_of_node_are_counted_as_many_are(world: World, demand: Demand) -> None:
+    ledger = world.ledger
+    few, many = ledger.copy(), ledger.copy()
+    with mock.patch.object(ledger_module, "KINDS_FEW", 0):
+        expected = many.room_by_kind(demand)
+    assert few.room_by_kind(demand) == expected
 
 
 @given(worlds(), gangs())

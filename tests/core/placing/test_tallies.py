@@ -14,10 +14,12 @@ from cotenant.core.gangs import Demand, Gang
 from cotenant.core.jobs import Locality
 from cotenant.core.ledger import Ledger
 from cotenant.core.placing.borrowing import counting
-from cotenant.core.placing.obstacles import RESOURCES, fits, is_short, plainly_short
+from cotenant.core.placing.obstacles import fits, no_place, plain_shortage
+from cotenant.core.placing.shortness import RESOURCES, shortage
 from cotenant.core.policy import PlacementPolicy
 from cotenant.core.tallies import tally_of
 from cotenant.policies.consolidate import Consolidate
+from cotenant.policies.locality import WaitsForLocality
 from cotenant.policies.multi_array import MultiArray
 from cotenant.policies.qos import KeepsPromises
 
@@ -48,8 +50,11 @@ def test_sums_by_kind_of_node_are_those_by_node_whatever_has_changed(
 
     def agree() -> None:
         for gang in some:
-            assert is_short(gang, ledger) == short_by_nodes(gang, ledger)
-            assert plainly_short(gang, ledger) == is_short(gang, ledger)
+            short = short_by_nodes(gang, ledger)
+            assert (shortage(gang, ledger) is not None) == short
+            for within in Locality:  # told again, as to the next gang that lacks as much
+                told = [plain_shortage(gang, ledger, within=within) for _ in range(2)]
+                assert told == [no_place(gang, ledger, within=within) if short else None] * 2
             if len(gang.parts) == 1:
                 for within in (Locality.SERVER, Locality.ANYWHERE):
                     assert fits(gang, ledger, within=within, empty=True) == could_hold_by_nodes(gang, ledger, within)
@@ -69,11 +74,11 @@ def test_sums_by_kind_of_node_are_those_by_node_whatever_has_changed(
     ledger.open[node] = not ledger.open[node]
     agree()
     other = ledger.copy()
-    assert not plainly_short(some[0], other)
-    assert is_short(some[0], other) == is_short(some[0], ledger)
+    assert plain_shortage(some[0], other, within=Locality.ANYWHERE) is None
+    assert shortage(some[0], other) == shortage(some[0], ledger)
 
 
-@pytest.mark.parametrize("policy", [Consolidate, MultiArray, KeepsPromises])
+@pytest.mark.parametrize("policy", [Consolidate, MultiArray, KeepsPromises, WaitsForLocality])
 @settings(max_examples=60)
 @given(worlds(nodes_max=4), gangs())
 def test_a_policy_answers_the_same_where_it_is_plain_that_too_little_is_free(

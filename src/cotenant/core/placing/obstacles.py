@@ -15,14 +15,21 @@ from numpy.typing import NDArray
 
 from cotenant.core.gangs import Demand, Gang, Part
 from cotenant.core.jobs import WHOLE_GPU_MILLI, JobSpec, Locality, Request
-from cotenant.core.ledger import UNLIMITED, Ledger, Sums
-from cotenant.core.nodes import NodeShape, alternatives, is_of_type
+from cotenant.core.ledger import UNLIMITED, Ledger
+from cotenant.core.nodes import NodeShape, is_of_type, type_in_words
 from cotenant.core.placing.packing import room_for_all
+from cotenant.core.placing.shortness import (
+    RESOURCES,
+    WELL_AGAIN,
+    could_hold,
+    ill_gpus,
+    ill_in_words,
+    shortage,
+    too_little,
+    waits_for_more,
+)
 from cotenant.core.refusals import Code, Refusal, gib, gpus, plural
-from cotenant.core.tallies import known_tally, tally_of
-
-RESOURCES = ("gpu_milli", "cores", "memory_bytes")
-_WELL_AGAIN = "GPUs get well or are released (`cotenant nodes`)"
+from cotenant.core.tallies import known_tally
 
 
 def no_place(gang: Gang, ledger: Ledger, *, within: Locality = Locality.ANYWHERE) -> Refusal:
@@ -39,16 +46,30 @@ def no_place(gang: Gang, ledger: Ledger, *, within: Locality = Locality.ANYWHERE
     if not fits(gang, ledger, within=within, empty=True):
         if fits(gang, ledger, within=within, empty=True, everywhere=True):
             return _closed(gang, ledger, within=within)
-        if _ill_gpus(gang, ledger) and fits(gang, _when_well(ledger), within=within, empty=True):
+        if ill_gpus(gang.parts, ledger) and fits(gang, _when_well(ledger), within=within, empty=True):
             return _ill(gang, ledger, within=within)
         return _never(gang, ledger, within=within)
-    return _short(gang, ledger) or _fragmented(gang, ledger, within=within)
+    if found := shortage(gang, ledger):
+        return too_little(found, ledger)
+    return _fragmented(gang, ledger, within=within)
+
+
+def plain_shortage(gang: Gang, ledger: Ledger, *, within: Locality) -> Refusal | None:
+    """Say why a gang has no place, where too little is free in sum and the sums are known.
+
+    No policy needs to look for places then; what is said is what `no_place` says.
+    """
+    simple = len(gang.parts) == 1 and within is not Locality.RACK
+    if simple and (refusal := waits_for_more(gang, ledger, alone=within is Locality.SERVER)):
+        return refusal
+    short = known_tally(ledger) is not None and shortage(gang, ledger) is not None
+    return no_place(gang, ledger, within=within) if short else None
 
 
 def fits(gang: Gang, ledger: Ledger, *, within: Locality, empty: bool = False, everywhere: bool = False) -> bool:
     """Tell whether a gang fits, by counting: exact for one role, what must be so at least for several."""
     if empty and not everywhere and len(gang.parts) == 1 and within is not Locality.RACK:
-        return _could_hold(gang.parts[0], ledger, alone=within is Locality.SERVER)
+        return could_hold(gang.parts[0], ledger, alone=within is Locality.SERVER)
     if within is Locality.SERVER:
         return bool(len(room_for_all(gang, ledger, empty=empty, everywhere=everywhere)))
     racks = ledger.rack_numbers if within is Locality.RACK else np.zeros_like(ledger.rack_numbers)
@@ -61,16 +82,6 @@ def fits(gang: Gang, ledger: Ledger, *, within: Locality, empty: bool = False, e
     if len(gang.parts) == 1:
         return bool(roomy.any())
     return any(not _lacking(gang, ledger, able & (racks == rack), empty=empty) for rack in np.flatnonzero(roomy))
-
-
-def _could_hold(part: Part, ledger: Ledger, *, alone: bool) -> bool:
-    """Tell whether nodes that take work could hold a part if they were empty, or one of them `alone`."""
-    counts, rooms, room = tally_of(ledger).counts, ledger.room_by_kind(part.demand).tolist(), 0
-    for count, each in zip(counts, rooms, strict=True):
-        if count and each >= part.replicas:
-            return True
-        room += count * each
-    return not alone and room >= part.replicas
 
 
 def _lacking(gang: Gang, ledger: Ledger, able: NDArray[np.bool_], *, empty: bool = False) -> list[str]:
@@ -100,18 +111,13 @@ def _when_well(ledger: Ledger) -> Ledger:
 
 
 def _ill(gang: Gang, ledger: Ledger, *, within: Locality) -> Refusal:
-    holder, ill = _HOLDERS.get(within, "the servers"), _ill_gpus(gang, ledger)
+    holder, ill = _HOLDERS.get(within, "the servers"), ill_gpus(gang.parts, ledger)
     return Refusal(
         Code.NO_NODES,
-        f"needs {_gang_in_words(gang)}, more than {holder} could hold even if empty while {_ill_in_words(ill)}",
-        f"{_WELL_AGAIN}, or a node that is large enough joins",
+        f"needs {_gang_in_words(gang)}, more than {holder} could hold even if empty while {ill_in_words(ill)}",
+        f"{WELL_AGAIN}, or a node that is large enough joins",
         {"unhealthy_gpus": float(ill)},
     )
-
-
-def _ill_gpus(gang: Gang, ledger: Ledger) -> int:
-    wanted = [part.demand.gpu_type for part in gang.parts if part.demand.gpu_milli]
-    return ledger.illness.gpus_of(wanted, ledger.shapes) if ledger.illness.gpus else 0
 
 
 def _ill_nodes_in_words(ledger: Ledger) -> str:
@@ -121,10 +127,6 @@ def _ill_nodes_in_words(ledger: Ledger) -> str:
 
 def _ill_numbers(ledger: Ledger) -> dict[str, float]:
     return {"unhealthy_nodes": float(ledger.illness.nodes)} if ledger.illness.nodes else {}
-
-
-def _ill_in_words(count: int) -> str:
-    return f"{plural(count, 'GPU')} {'is' if count == 1 else 'are'} not well"
 
 
 def _never(gang: Gang, ledger: Ledger, *, within: Locality) -> Refusal:
@@ -138,57 +140,6 @@ def _never(gang: Gang, ledger: Ledger, *, within: Locality) -> Refusal:
         f"needs {_gang_in_words(gang)}, more than {holder} could hold even if empty",
         "ask for less per replica, spread the job over more replicas or servers, or add nodes",
     )
-
-
-def is_short(gang: Gang, ledger: Ledger) -> bool:
-    """Tell whether too little is free in sum, for one role or for all together."""
-    return _shortest(gang, ledger) is not None
-
-
-def plainly_short(gang: Gang, ledger: Ledger) -> bool:
-    """Tell whether too little is free in sum, where that is known: no policy needs to look for places then."""
-    return known_tally(ledger) is not None and is_short(gang, ledger)
-
-
-def _short(gang: Gang, ledger: Ledger) -> Refusal | None:
-    found = _shortest(gang, ledger)
-    return _too_little(found[0], ledger, *found[1:]) if found else None
-
-
-def _shortest(gang: Gang, ledger: Ledger) -> tuple[Gang, list[str], Sums, Sums] | None:
-    """Find what is too little in sum, for one role or for all together; with what is free, and what there is."""
-    tally = tally_of(ledger)
-    alone = [Gang(gang.job_id, (part,)) for part in gang.parts] if len(gang.parts) > 1 else []
-    for some in [*alone, gang]:
-        rooms = [ledger.room_by_kind(part.demand).tolist() for part in some.parts]
-        able = tuple(any(each) for each in zip(*rooms, strict=True))
-        free, total = tally.sums(able)
-        if lacking := [name for name, have in zip(RESOURCES, free, strict=True) if getattr(some, name) > have]:
-            return some, lacking, free, total
-    return None
-
-
-def _too_little(gang: Gang, ledger: Ledger, lacking: Sequence[str], there: Sums, has: Sums) -> Refusal:
-    free, total = (dict(zip(RESOURCES, sums, strict=True)) for sums in (there, has))
-    kinds = {part.demand.gpu_type for part in gang.parts if part.demand.gpu_type}
-    kind = f" ({', '.join(map(_type_in_words, sorted(kinds)))})" if kinds else ""
-    words = {
-        "gpu_milli": f"{gpus(gang.gpu_milli)}{kind}, {free['gpu_milli'] / 1000:g} of {total['gpu_milli'] / 1000:g}",
-        "cores": f"{plural(gang.cores, 'core')}, {free['cores']} of {total['cores']}",
-        "memory_bytes": f"{gib(gang.memory_bytes)} of memory, {gib(free['memory_bytes'])}",
-    }
-    numbers = {f"wanted_{name}": float(getattr(gang, name)) for name in lacking}
-    numbers |= {f"free_{name}": float(free[name]) for name in lacking}
-    told = "; ".join(f"needs {words[name]} free" for name in lacking)
-    if "gpu_milli" in lacking and (ill := _ill_gpus(gang, ledger)):
-        numbers["unhealthy_gpus"] = float(ill)
-        return Refusal(
-            Code.CAPACITY,
-            f"{told}; {_ill_in_words(ill)} and not counted",
-            f"running jobs finish, nodes join, or {_WELL_AGAIN}",
-            numbers,
-        )
-    return Refusal(Code.CAPACITY, told, "running jobs finish, or nodes join", numbers)
 
 
 def _fragmented(gang: Gang, ledger: Ledger, *, within: Locality) -> Refusal:
@@ -284,7 +235,7 @@ def _no_such_gpus(request: Request, shapes: Sequence[NodeShape]) -> tuple[str, s
     having = [shape for shape in shapes if shape.gpus and is_of_type(shape.gpu_type, request.gpu_type)]
     if not request.gpu_milli or not any(shape.gpus for shape in shapes):
         return None
-    kind = f" of type {_type_in_words(request.gpu_type)}" if request.gpu_type else ""
+    kind = f" of type {type_in_words(request.gpu_type)}" if request.gpu_type else ""
     if not having:
         return f"no server has GPUs{kind}", "ask for another type, or add nodes that have it"
     if request.gpu_milli % WHOLE_GPU_MILLI and not any(shape.shareable for shape in having):
@@ -375,20 +326,11 @@ def in_words(demand: Demand) -> str:
     >>> in_words(Demand(gpu_milli=2000, cores=6))
     '2 GPUs and 6 cores'
     """
-    kind = f" ({_type_in_words(demand.gpu_type)})" if demand.gpu_type else ""
+    kind = f" ({type_in_words(demand.gpu_type)})" if demand.gpu_type else ""
     words = [gpus(demand.gpu_milli) + kind] if demand.gpu_milli else []
     words += [plural(demand.cores, "core")] if demand.cores else []
     words += [f"{gib(demand.memory_bytes)} of memory"] if demand.memory_bytes else []
     return " and ".join(words) or "nothing"
-
-
-def _type_in_words(gpu_type: str) -> str:
-    """Write a wish for a GPU type.
-
-    >>> _type_in_words("V100M16|V100M32")
-    'V100M16 or V100M32'
-    """
-    return " or ".join(alternatives(gpu_type))
 
 
 def _gang_in_words(gang: Gang) -> str:

@@ -192,8 +192,8 @@ def _place_all(gangs: Iterable[Gang], floor: Floor, *, strict: bool) -> tuple[li
         if hopeless := gang.spec and serving.too_few(gang.spec, gang.estimate):
             refusals[gang.job_id] = hopeless  # of its own making: no gang like it is refused for that, nor held back
             continue
-        like, bound = alike(gang), floor.bound(gang)
-        known = _known(refused.get(like) or held_back.get((like, bound)), gang)
+        like, bound = alike(gang), floor.bound(gang) if floor.reservations else ()
+        known = _known(refused.get(like) or (held_back.get((like, bound)) if held_back else None), gang)
         answer = floor.over_limit(gang) or (floor.again(gang, known) if known else _place(gang, floor))
         if isinstance(answer, Start):
             starts.append(answer)

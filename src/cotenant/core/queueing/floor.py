@@ -33,6 +33,7 @@ from cotenant.core.tenancy import Headroom
 
 Answer = TypeVar("Answer")
 HOPELESS = frozenset({Code.NEVER_FITS, Code.NO_NODES, Code.POLICY_FAILED})  # nobody's leaving would help
+RESERVABLE = frozenset({Code.CAPACITY, Code.FRAGMENTED, Code.QOS, Code.RESERVED})
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,17 +214,15 @@ class Floor:
         """Place a gang where running jobs make it room that have room elsewhere, if the policy finds it worth that."""
         if refusal.code is not Code.FRAGMENTED or not self._rearranges or self.reservations:
             return None
-        policy, fixed = self._rearranges, self._elsewhere()
-        return self._resettle(
-            gang, self._asked(gang, lambda: policy.rearrange(gang, refusal, self._ledger, self._rng, fixed))
-        )
+        ask, fixed = self._rearranges.rearrange, self._elsewhere()
+        return self._resettle(gang, self._asked(gang, lambda: ask(gang, refusal, self._ledger, self._rng, fixed)))
 
     def _reclaimed(self, gang: Gang) -> Start | Refusal | None:
         """Place a gang on what was lent to others and is reserved for it, whatever the order says of them."""
         if not self._reclaims or self._binding(gang):
             return None
-        policy, fixed = self._reclaims, self._elsewhere()
-        return self._resettle(gang, self._asked(gang, lambda: policy.reclaim(gang, self._ledger, self._rng, fixed)))
+        ask, fixed = self._reclaims.reclaim, self._elsewhere()
+        return self._resettle(gang, self._asked(gang, lambda: ask(gang, self._ledger, self._rng, fixed)))
 
     def _elsewhere(self) -> set[str]:
         """Name those who are not where the scene shows them any more."""
@@ -269,21 +268,26 @@ class Floor:
 
         With `on_broken`, what it offers is tried before anybody relies on it.
         """
-        with self._scene.without(gone), self._kept(self._binding(gang) if kept is None else kept, gone):
-            answer = self._asked(gang, lambda: self._offer(gang))
-        return with_avoidance(answer, gang) if isinstance(answer, Refusal) else answer
+        reservations = kept if kept is not None else self._binding(gang)
+        if not (gone or reservations):
+            return self._asked(gang, lambda: self._offer(gang))
+        with self._scene.without(gone), self._kept(reservations, gone):
+            return self._asked(gang, lambda: self._offer(gang))
 
     def _offer(self, gang: Gang) -> Offer | Refusal:
         if self._on_broken is None:
-            return self._policy.place(gang, self._ledger, self._rng)
-        with self._ledger.undone():
-            if not isinstance(offer := self._policy.place(gang, self._ledger, self._rng), Refusal):
-                take(self._ledger, gang, offer)
-            return offer
+            offer = self._policy.place(gang, self._ledger, self._rng)
+        else:
+            with self._ledger.undone():
+                if not isinstance(offer := self._policy.place(gang, self._ledger, self._rng), Refusal):
+                    take(self._ledger, gang, offer)
+        return with_avoidance(offer, gang) if isinstance(offer, Refusal) else offer
 
     def _asked(self, gang: Gang, ask: Callable[[], Answer]) -> Answer | Refusal:
         """Ask the policy something about a gang, while the nodes that this one avoids take no work."""
         try:
+            if not gang.avoided:  # as most gangs, and most answers cost less than to say so to the ledger
+                return ask()
             with kept_away(gang, self._ledger):
                 return ask()
         except Exception as error:
@@ -294,9 +298,6 @@ class Floor:
     @contextmanager
     def _kept(self, reservations: Sequence[Reservation], gone: Collection[str] = ()) -> Iterator[None]:
         """Hold what has to stay free for some reservations."""
-        if not reservations:
-            yield
-            return
         held: list[Holding] = []
         away = self._lifted.union(gone)
         for reservation in reservations:
@@ -309,7 +310,7 @@ class Floor:
             release_all(self._ledger, held)
 
     def _binding(self, gang: Gang) -> list[Reservation]:
-        return [one for one in self.reservations if one.binds(gang)]
+        return [one for one in self.reservations if one.binds(gang)] if self.reservations else []
 
     def bound(self, gang: Gang) -> tuple[str, ...]:
         """Name those whose reservations a gang must not break."""
@@ -321,10 +322,9 @@ class Floor:
 
     def reserve(self, gang: Gang, refusal: Refusal) -> Refusal:
         """Reserve places for a gang that was refused, if it starves and that is of use; adds it to the refusal."""
-        rule, useful = self._reserving, refusal.code in (Code.CAPACITY, Code.FRAGMENTED, Code.QOS, Code.RESERVED)
-        if not rule or not useful or not rule.starves(gang):
-            return refusal
-        if len(self.reservations) >= rule.most or not self._tries_left:
+        rule = self._reserving
+        useful = bool(rule) and refusal.code in RESERVABLE and rule.starves(gang)
+        if not useful or len(self.reservations) >= rule.most or not self._tries_left:
             return refusal
         self._tries_left -= 1
 

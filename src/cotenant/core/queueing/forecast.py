@@ -24,7 +24,8 @@ from numpy.typing import NDArray
 from cotenant.core.gangs import Demand, Gang
 from cotenant.core.jobs import WHOLE_GPU_MILLI, Locality
 from cotenant.core.ledger import Holding, Ledger, Offer
-from cotenant.core.placing.obstacles import fits, is_short
+from cotenant.core.placing.obstacles import fits
+from cotenant.core.placing.shortness import shortage
 from cotenant.core.policy import Discerns, PlacementPolicy, alike_by
 from cotenant.core.predicting.rests import Rest, drawn, exactly
 from cotenant.core.queueing.cycle import Start, place
@@ -335,7 +336,7 @@ class _Run:
             self._possible[kind] = fits(gang, self._ledger, within=within, empty=True)
         if not self._possible[kind] or fits(gang, self._ledger, within=within):
             return None
-        return Code.FRAGMENTED if self._relaxes(kind) and not is_short(gang, self._ledger) else Code.CAPACITY
+        return Code.FRAGMENTED if self._relaxes(kind) and not shortage(gang, self._ledger) else Code.CAPACITY
 
     def _free(self) -> tuple[int, int, int]:
         return self._ledger.sums(self._ledger.open)
