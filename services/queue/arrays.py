@@ -41,7 +41,11 @@ class Arrays:
     async def create(self, spec: JobSpec, submitter: str, trace_parent: str, request: Request) -> Record:
         """Take an array in, all of it or nothing; returns its first job, or that of a call with this request id."""
         array_id = self.keeper.new_id()
-        records = _tasks(array_id, spec, submitter, trace_parent)
+        records: list[Record] = []
+        for record in _tasks(array_id, spec, submitter, trace_parent):
+            records.append(record)
+            if not len(records) % CHUNK_MAX:
+                await asyncio.sleep(0)  # whoever else calls need not wait for all of them
         if request.id:
             records[0].stored.request_ids.append(request.id)
         stored = records_pb2.StoredArray(schema_version=SCHEMA_VERSION, id=array_id, count=len(records))
@@ -149,20 +153,18 @@ class Arrays:
             await self.keeper.purge([record.id for record in records[start : start + CHUNK_MAX]])
 
 
-def _tasks(array_id: str, spec: JobSpec, submitter: str, trace_parent: str) -> list[Record]:
+def _tasks(array_id: str, spec: JobSpec, submitter: str, trace_parent: str) -> Iterator[Record]:
     """Make the records of all jobs of an array, by index."""
     assert spec.array
     indices, running_max = spec.array.indices, spec.array.running_max
     spec = replace(spec, array=None)
     first = new_record("", spec, submitter, trace_parent)
-    records = []
     for index in indices:
         task = ArrayTask(array_id, index, len(indices), running_max)
         record = Record(clone(first.stored), replace(spec, array_task=task))
         record.job.id = f"{array_id}{SEPARATOR}{index}"
         record.job.spec.array_task.CopyFrom(sequence.task_to_wire(task))
-        records.append(record)
-    return records
+        yield record
 
 
 def _chunks(records: Iterable[Record]) -> Iterator[list[Record]]:
