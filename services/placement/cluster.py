@@ -42,11 +42,14 @@ class Cluster:
         self.stirred: set[str] = set()  # nodes on which somebody came, went or changed since cores were last dealt
         self._ledger: Ledger | None = None
         self._order: list[Node] = []
+        self._stopping: dict[str, Live] = {}
+        self._open_shapes: tuple[Ledger, bytes, tuple[NodeShape, ...]] | None = None  # as of what was open then
 
     def replace(self, fresh: Cluster) -> None:
         """Believe another picture from now on."""
         self.nodes, self.attempts, self._by_node = fresh.nodes, fresh.attempts, fresh._by_node
         self._resized, self.claimed, self.stirred = fresh._resized, {}, set(fresh.nodes)
+        self._stopping = fresh._stopping
         self.touch()
 
     # Nodes ---------------------------------------------------------------------------------------------------
@@ -137,7 +140,12 @@ class Cluster:
 
     def open_shapes(self) -> tuple[NodeShape, ...]:
         """The shapes of the nodes that take work, for sizing; a GPU that is ill keeps its share of the cores."""
-        return _counted(node for node in self.nodes.values() if node.open)
+        ledger, taking = self.ledger, self.ledger.open.tobytes()
+        known = self._open_shapes
+        if known is None or known[0] is not ledger or known[1] != taking:
+            shapes = _counted(node for node in self.nodes.values() if ledger.open[node.number])
+            known = self._open_shapes = ledger, taking, shapes
+        return known[2]
 
     # Attempts ------------------------------------------------------------------------------------------------
 
@@ -145,6 +153,8 @@ class Cluster:
         """Note an attempt; what it holds is held already, or will be when the ledger is made anew."""
         self.forget(live.key[0])
         self.attempts[live.key[0]] = live
+        if live.state is AttemptState.STOPPING:
+            self._stopping[live.key[0]] = live
         if live.target or any(task.own_cores for part in live.allocation for task in part.tasks):
             self._resized.add(live.key[0])
         for node_id in live.nodes:
@@ -153,6 +163,7 @@ class Cluster:
     def forget(self, job_id: str) -> None:
         """Drop an attempt that holds nothing any more."""
         self._resized.discard(job_id)
+        self._stopping.pop(job_id, None)
         if live := self.attempts.pop(job_id, None):
             for node_id in live.nodes:
                 self._by_node[node_id].pop(job_id, None)
@@ -195,12 +206,11 @@ class Cluster:
     def leaving(self) -> list[Holding]:
         """What will be free soon: all that stopping attempts hold, and cores that others give back when asked."""
         soon: list[Holding] = []
-        for live in self.attempts.values():
-            if live.state is AttemptState.STOPPING:
-                soon += live.holdings
-            elif live.key[0] in self._resized:
-                coming = self.coming_back(live)
-                soon += [Holding(self.nodes[node_id].number, cores=cores) for node_id, cores in coming.items()]
+        for live in self._stopping.values():
+            soon += live.holdings
+        for job_id in sorted(self._resized.difference(self._stopping)):
+            coming = self.coming_back(self.attempts[job_id])
+            soon += [Holding(self.nodes[node_id].number, cores=cores) for node_id, cores in coming.items()]
         return soon
 
     def coming_back(self, live: Live) -> dict[str, int]:
@@ -249,6 +259,8 @@ class Cluster:
         if not self.can_stop(live):
             return False
         live.move(AttemptEvent.STOP_ORDERED)
+        if self.attempts.get(live.key[0]) is live:
+            self._stopping[live.key[0]] = live
         live.attempt.stop_reason = translate.STOP_REASONS.to_wire(reason)
         return True
 
@@ -325,6 +337,8 @@ class Cluster:
         else:
             event = AttemptEvent.STOPPED
         live.move(event)
+        if self._stopping.get(live.key[0]) is live:
+            del self._stopping[live.key[0]]
         if event in (AttemptEvent.SUCCEEDED, AttemptEvent.STOPPED):
             live.attempt.exit.CopyFrom(told.exit)
         live.attempt.end_time.CopyFrom(told.time)

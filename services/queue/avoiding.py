@@ -28,7 +28,8 @@ def avoid(job: job_pb2.Job, node_ids: Iterable[str], seconds: float, reason: str
 
 def live(job: job_pb2.Job, now: float) -> list[job_pb2.AvoidedNode]:
     """Those that it still avoids, the longest avoided first."""
-    return [one for one in job.avoided_nodes if translate.seconds(one.until) > now]
+    avoided = job.avoided_nodes
+    return [one for one in avoided if translate.seconds(one.until) > now] if avoided else []
 
 
 def expires_seconds(job: job_pb2.Job, now: float) -> float:

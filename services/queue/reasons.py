@@ -47,6 +47,7 @@ class Reasons:
     now: float = 0.0
     own: dict[str, Since] = field(default_factory=dict)
     shapes: dict[ShapeKey, list[Said]] = field(default_factory=dict)  # by how long jobs wait, where that matters
+    plain: dict[ShapeKey, bool] = field(default_factory=dict)  # those with one reason for all; whether it is fragments
     holds_seconds: float = math.inf  # for so long nobody's reason changes with time alone
     head: tuple[str, Refusal, float] | None = None  # what a strict queue stopped at
     outranked: Mapping[str, int] = field(default_factory=dict)  # places in the order, from 0
@@ -63,15 +64,20 @@ class Reasons:
         """Note why all jobs of a shape wait, those for whose waits it holds."""
         known = next((said for said in before.shapes.get(record.shape, ()) if said.refusal.code is refusal.code), None)
         since = known.since if known else self.now
-        self.shapes.setdefault(record.shape, []).append(
-            Said(refusal, since, record.fragmented_seconds, ends_within(record))
-        )
+        told = self.shapes.setdefault(record.shape, [])
+        timeless = math.isinf(refusal.holds_seconds) and math.isinf(refusal.held_seconds)
+        if not told and timeless and refusal.code is not Code.RESERVED:
+            self.plain[record.shape] = refusal.code is Code.FRAGMENTED
+        told.append(Said(refusal, since, record.fragmented_seconds, ends_within(record)))
         self.hold(refusal)
 
     def age(self, record: Record, now: float) -> None:
         """Count the time since this cycle for a job that it refused for fragments."""
-        told = self._of(record)
-        record.age(now, fragmented=told is not None and told[0].code is Code.FRAGMENTED)
+        fragmented = self.plain.get(record.shape) if not self.head and record.id not in self.own else None
+        if fragmented is None:
+            told = self._of(record)
+            fragmented = told is not None and told[0].code is Code.FRAGMENTED
+        record.age(now, fragmented=fragmented)
 
     def reserved(self, record: Record) -> bool:
         """Tell whether a job waits with a reservation."""
@@ -80,6 +86,8 @@ class Reasons:
 
     def known(self, record: Record) -> bool:
         """Tell whether another job of its shape was refused for a reason that is its own too."""
+        if record.shape in self.plain:
+            return True
         shape = self._of_shape(record)
         if shape:
             self.hold(shape[0])

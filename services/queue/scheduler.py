@@ -16,6 +16,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from typing import NamedTuple
 
 import grpc
 import numpy as np
@@ -94,8 +95,7 @@ class _Times:
     ordered: float
 
 
-@dataclass(frozen=True, slots=True)
-class _Entry:
+class _Entry(NamedTuple):
     """A candidate, and its place among all that should start."""
 
     place: int
