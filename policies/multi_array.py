@@ -132,6 +132,7 @@ class MultiArray:
                 self._gap_seconds = min(2 * self._gap_seconds, self.options.resize_seconds)
                 self._resizes_at = now + self._gap_seconds
             self._split, self._shapes = split(ledger, self._demand, self.options.large_gpus), ledger.shapes
+            self._unreserved: Counts = ledger.total_cores - self._split.reserved
         self._there = there
         return there
 
@@ -163,9 +164,13 @@ class MultiArray:
 
     def _for_cpus(self, gang: Gang, ledger: Ledger, there: Residence) -> Offer | None:
         """Put a gang without GPUs on the CPU array's cores; else on those that are lent."""
-        held = ledger.total_cores - ledger.free_cores
-        own = np.maximum(ledger.total_cores - self._split.reserved - np.minimum(there.firm, held), 0)
-        with counting(ledger, np.minimum(own - ledger.free_cores, 0)):
+        less = ledger.total_cores - ledger.free_cores  # in place from here on, for there are many nodes
+        np.minimum(there.firm, less, out=less)
+        np.subtract(self._unreserved, less, out=less)
+        np.maximum(less, 0, out=less)
+        less -= ledger.free_cores
+        np.minimum(less, 0, out=less)
+        with counting(ledger, less):
             if (offer := _cores_for(gang, ledger)) is not None:
                 return offer
         if not _preemptible(gang):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
@@ -15,6 +16,8 @@ from cotenant.core.tenancy import Headroom
 from cotenant.simulator.free import Free
 from cotenant.simulator.lives import Life, Shape
 from cotenant.simulator.policies import AskedPlacement
+
+EVERYTHING = (math.inf, math.inf, math.inf)  # more GPUs, cores and memory than there ever are
 
 
 class Candidates:
@@ -56,13 +59,15 @@ class Candidates:
             [(shape.gpu_milli, shape.cores, shape.memory_bytes) for shape in self._shapes], dtype=np.int64
         ).reshape(-1, 3)
         unrefused = np.array([shape.refusal is None for shape in self._shapes], dtype=np.bool_)
-        kept, at = np.ones_like(unrefused), 0
+        at, most = 0, EVERYTHING
         while True:
             free = self._free
-            hopeful = unrefused & (needs <= (free.gpu_milli, free.cores, free.memory_bytes)).all(axis=1)
-            if (hopeful != kept).any():
+            enough = free.gpu_milli >= most[0] and free.cores >= most[1] and free.memory_bytes >= most[2]
+            if not enough:  # for one of the shapes at least, or one was refused
+                hopeful = unrefused & (needs <= (free.gpu_milli, free.cores, free.memory_bytes)).all(axis=1)
                 rest = hopeful[codes[at:]]
-                sequences, codes, kept, at = sequences[at:][rest], codes[at:][rest], hopeful, 0
+                sequences, codes, at = sequences[at:][rest], codes[at:][rest], 0
+                most = needs[hopeful].max(axis=0, initial=0).tolist()
             if at == len(sequences):
                 return
             code, sequence = int(codes[at]), int(sequences[at])
@@ -74,7 +79,8 @@ class Candidates:
                 if not shape.refusal:
                     self._free.take(shape)
                 at += 1
-            unrefused[code] = shape.refusal is None
+            if shape.refusal is not None:
+                unrefused[code], most = False, EVERYTHING
 
     def able_or_starving(self, sequences: Ints, codes: Ints, rule: Reserving) -> Iterator[Gang]:
         """Leave out those that need more than is free, but for the first that starve: they may reserve something."""

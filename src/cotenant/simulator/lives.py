@@ -171,8 +171,8 @@ class Life:
         """Whether nothing more will become of it."""
         return self.finished or self.given_up
 
-    def gang(self, now: float) -> Gang:
-        """Ask for a place as a gang of its shape."""
+    def gang(self, now: float, running: Estimate | None = None) -> Gang:
+        """Ask for a place as a gang of its shape; or tell of one that is `running`, by what is estimated of it now."""
         shape = self.shape
         return Gang(
             self.job.id,
@@ -181,10 +181,10 @@ class Life:
             shape.sizing,
             shape.tenant,
             kind=self.job.kind,
-            waited_seconds=now - self.waiting_since,
+            waited_seconds=now - self.waiting_since if running is None else 0.0,
             fragmented_seconds=self.fragmented_until(now),
             spec=self.spec(),
-            estimate=self.estimate,
+            estimate=self.estimate if running is None else running,
         )
 
     def spec(self) -> JobSpec:

@@ -59,7 +59,7 @@ class Moment:
         rest = float(self._jobs.remaining_seconds[self._row(life.job.id)])
         estimate = life.estimate if math.isnan(rest) else _as_of_now(life.estimate, rest)
         return Resident(
-            replace(life.gang(self.now), waited_seconds=0.0, estimate=estimate),
+            life.gang(self.now, estimate),
             life.holdings,
             life.running_since,
             preemptible=life.job.preemptible,

@@ -164,19 +164,38 @@ def fewest(part: Part, room: Counts, ledger: Ledger, used: set[int]) -> list[tup
     """Put a part on the fewest nodes: where its gang is already, then the most room first, the rest best fit."""
     room = np.minimum(room, part.replicas)
     nodes = np.flatnonzero(room)
-    elsewhere = _without(nodes, used, len(ledger))
-    free = ledger.free_gpus[nodes]
-    gpus_at_stake = (
-        np.zeros_like(free) if part.demand.gpu_milli else np.where(ledger.total_gpus[nodes] > 0, 1 + free, 0)
-    )
-    order = nodes[np.lexsort((nodes, ledger.free_cores[nodes], free, -room[nodes], gpus_at_stake, elsewhere))]
-    placed = fill(room, order, part.replicas)
+    keys: list[Callable[[Nodes], Counts | NDArray[np.bool_]]] = [
+        lambda some: -room[some],
+        lambda some: ledger.free_gpus[some],
+        lambda some: ledger.free_cores[some],
+    ]
+    if not part.demand.gpu_milli:  # GPUs are at stake
+        keys.insert(0, lambda some: np.where(ledger.has_gpus[some], 1 + ledger.free_gpus[some], 0))
+    if used:
+        keys.insert(0, lambda some: _without(some, used, len(ledger)))
+    placed = fill(room, _foremost(nodes, room, part.replicas, keys), part.replicas)
     if not placed or not part.demand.gpu_milli:
         return placed
     *whole, (_, rest) = placed
     full = [node for node, _ in whole]
     able = nodes[(room[nodes] >= rest) & _without(nodes, full, len(ledger))]
     return [*whole, (best_fit(ledger, able), rest)]
+
+
+def _foremost(
+    nodes: Nodes, room: Counts, replicas: int, keys: Sequence[Callable[[Nodes], Counts | NDArray[np.bool_]]]
+) -> Nodes:
+    """Sort nodes by keys, the first key first, then by number; those may be left out that come after enough room.
+
+    Where those suffice of which a key is least, the others need not be sorted, and mostly few are left so.
+    """
+    for number, key in enumerate(keys):
+        here = key(nodes)
+        first = nodes[here == here.min()] if len(nodes) else nodes
+        if room[first].sum() < replicas:
+            return nodes[np.lexsort([nodes, *(key(nodes) for key in reversed(keys[number:]))])]
+        nodes = first
+    return nodes
 
 
 def _without(nodes: Nodes, some: Iterable[int], count: int) -> NDArray[np.bool_]:
