@@ -13,6 +13,7 @@ from cotenant.core.ledger import Ledger, Overcommitted
 from cotenant.core.nodes import NodeShape
 from cotenant.core.placing.packing import (
     could_hold_all,
+    fewest,
     fill,
     hardest_first,
     in_node_order,
@@ -69,6 +70,30 @@ def test_all_on_one_node_is_whole_and_free(world: World, gang: Gang) -> None:
             assert replicas_of(offer, gang) == [part.replicas for part in gang.parts]
             with world.ledger.undone():
                 take(world.ledger, gang, offer)
+
+
+def in_full_order(part: Part, ledger: Ledger, used: set[int]) -> list[int]:
+    """All nodes with room, as `fewest` ranks them."""
+    room = np.minimum(ledger.room(part.demand), part.replicas).tolist()
+
+    def rank(node: int) -> tuple[bool, int, int, int, int, int]:
+        free, at_stake = int(ledger.free_gpus[node]), not part.demand.gpu_milli and bool(ledger.has_gpus[node])
+        return node not in used, 1 + free if at_stake else 0, -room[node], free, int(ledger.free_cores[node]), node
+
+    return sorted((node for node in range(len(ledger)) if room[node]), key=rank)
+
+
+@given(worlds(), gangs(roles_max=1), st.sets(st.integers(0, 4), max_size=3))
+def test_the_first_nodes_are_those_of_the_full_order(world: World, gang: Gang, used: set[int]) -> None:
+    (part,), ledger = gang.parts, world.ledger
+    used &= set(range(len(ledger)))
+    room = np.minimum(ledger.room(part.demand), part.replicas)
+    expected = slow_fill(room.tolist(), in_full_order(part, ledger, used), part.replicas)
+    placed = fewest(part, ledger.room(part.demand), ledger, used)
+    if placed and part.demand.gpu_milli:  # the rest goes where it fits best
+        assert expected is not None
+        placed, expected = placed[:-1], expected[:-1]
+    assert placed == expected
 
 
 @given(worlds(), gangs(roles_max=1))

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import math
+from copy import deepcopy
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from cotenant.core.jobs import JobSpec, Locality
 from cotenant.core.refusals import Code, Refusal
@@ -106,3 +111,37 @@ def test_each_wait_is_counted_by_itself() -> None:
     job.stored.job.attempt.end_time.FromNanoseconds(int((NOW + 100) * 1e9))
     job.age(NOW + 107, fragmented=True)
     assert job.fragmented_seconds == 7
+
+
+TIMES = st.sampled_from([math.inf, math.inf, 60.0, 300.0])
+REFUSALS = st.builds(
+    Refusal,
+    st.sampled_from([Code.CAPACITY, Code.FRAGMENTED, Code.NO_NODES, Code.RESERVED]),
+    st.just("waits"),
+    holds_seconds=TIMES,
+    held_seconds=TIMES,
+)
+
+
+@given(st.lists(st.tuples(REFUSALS, st.booleans()), max_size=4), st.sampled_from([0.0, 100.0, 400.0]), st.booleans())
+def test_what_is_looked_up_by_shape_is_what_would_be_found_out_for_each_job(
+    said: list[tuple[Refusal, bool]], waited: float, behind: bool
+) -> None:
+    quick, asked, other = Reasons(NOW), waiting("asked", 100), waiting("other", waited)
+    other.shape = asked.shape
+    for refusal, own in said:
+        if own:
+            quick.refuse(other, refusal, Reasons())
+        else:
+            quick.refuse_shape(asked, refusal, Reasons())
+    if behind:
+        quick.stop_at(asked, AT_SERVER, Reasons())
+    thorough = Reasons(NOW, own=quick.own, shapes=quick.shapes, head=quick.head, holds_seconds=quick.holds_seconds)
+    twin = waiting("other", waited)
+    twin.shape, twin.stored = other.shape, deepcopy(other.stored)
+    for reasons, record in ((quick, other), (thorough, twin)):
+        for later in (10.0, 25.0):
+            reasons.age(record, NOW + later)
+    assert quick.known(other) == thorough.known(twin)
+    assert (other.fragmented_seconds, other.aged_to) == (twin.fragmented_seconds, twin.aged_to)
+    assert quick.holds_seconds == thorough.holds_seconds
