@@ -26,6 +26,7 @@ from cotenant.store.port import (
     Relisted,
     Store,
 )
+from cotenant.store.shifted import BASE, ShiftedStore
 from cotenant.store.sqlite import SqliteStore
 
 WAIT_SECONDS_MAX = 20.0  # for what must come; a test that gets there fails
@@ -80,6 +81,18 @@ class SqliteHome(Home):
     def _open(self, path: Path) -> Store:
         store = SqliteStore(path)
         self._paths[id(store)] = path
+        return store
+
+
+class ShiftedHome(Home):
+    """A process's memory that goes on from another store's revisions."""
+
+    async def open(self) -> Store:
+        inner = MemoryStore()
+        await put(inner, BASE, b"1000000")
+        return ShiftedStore(inner)
+
+    async def reopen(self, store: Store) -> Store:
         return store
 
 

@@ -10,7 +10,7 @@ from typing import cast
 from uuid import uuid4
 
 import pytest
-from tests.contract.stores import EtcdHome, Home, MemoryHome, SqliteHome, changed_next, drain, put, take
+from tests.contract.stores import EtcdHome, Home, MemoryHome, ShiftedHome, SqliteHome, changed_next, drain, put, take
 
 from cotenant.store.port import (
     VALUE_BYTES_MAX,
@@ -31,10 +31,12 @@ from cotenant.store.port import (
 )
 
 
-@pytest.fixture(params=["memory", "sqlite", "etcd"])
+@pytest.fixture(params=["memory", "shifted", "sqlite", "etcd"])
 def home(request: pytest.FixtureRequest, tmp_path: Path) -> Home:
     if request.param == "memory":
         return MemoryHome()
+    if request.param == "shifted":
+        return ShiftedHome()
     if request.param == "sqlite":
         return SqliteHome(tmp_path)
     return EtcdHome(request.getfixturevalue("shared_etcd"))

@@ -11,13 +11,13 @@ from tests.etcd_server import EtcdServer
 
 from cotenant.store.etcd import EtcdStore
 from cotenant.store.memory import MemoryStore
-from cotenant.store.open import open_store
+from cotenant.store.open import open_raw, open_store
 from cotenant.store.port import Store, StoreInUse, StoreUnavailable
 from cotenant.store.sqlite import SqliteStore
 
 
 async def test_memory() -> None:
-    store = await open_store("memory:")
+    store = await open_raw("memory:")
     assert isinstance(store, MemoryStore)
     await store.close()
 
@@ -25,7 +25,7 @@ async def test_memory() -> None:
 async def test_a_file_absolute_or_relative(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for url in ("sqlite:state.db", f"sqlite:{tmp_path}/state.db", f"sqlite://{tmp_path}/state.db"):
-        store = await open_store(url)
+        store = await open_raw(url)
         assert isinstance(store, SqliteStore)
         await put(store, "/a", url.encode())
         await store.close()
@@ -40,7 +40,7 @@ async def test_a_file_in_use(tmp_path: Path) -> None:
 
 
 async def test_an_etcd(shared_etcd: EtcdServer) -> None:
-    store: Store = await open_store(shared_etcd.url)
+    store: Store = await open_raw(shared_etcd.url)
     assert isinstance(store, EtcdStore)
     assert await put(store, "/opened") > 0
     await store.close()

@@ -22,8 +22,8 @@ import structlog
 
 from cotenant.replicas.mirror import RETRY_SECONDS, Mirror
 from cotenant.replicas.tenure import Held, Leader, leader_of
-from cotenant.store.local import LocalStore
 from cotenant.store.port import Compare, LeaseLost, Store, StoreUnavailable
+from cotenant.store.shifted import is_of_one_process
 
 log = structlog.get_logger()
 
@@ -47,7 +47,7 @@ class Election:
         alone: bool | None = None,
     ) -> None:
         self.key, self.address = key, address
-        self.alone = isinstance(store, LocalStore) if alone is None else alone
+        self.alone = is_of_one_process(store) if alone is None else alone
         self.leader: Leader | None = None
         self._store, self._ttl_seconds = store, ttl_seconds
         self._mirror = Mirror(store, key, self._seen)

@@ -8,6 +8,7 @@ import re
 from cotenant.store.etcd import EtcdStore
 from cotenant.store.memory import MemoryStore
 from cotenant.store.port import Store
+from cotenant.store.shifted import ShiftedStore
 from cotenant.store.sqlite import SqliteStore
 
 FORMS = {"memory": "memory:", "sqlite": "sqlite:PATH", "etcd": "etcd://HOST:PORT,HOST:PORT"}
@@ -15,6 +16,11 @@ ENDPOINT = re.compile(r"(\[[0-9a-fA-F:.]+\]|[^\s/:@\[\]]+):(\d{1,5})")
 
 
 async def open_store(url: str) -> Store:
+    """Open the store that a URL names, as `open_raw` does; its revisions go on from those of the store before it."""
+    return ShiftedStore(await open_raw(url))
+
+
+async def open_raw(url: str) -> Store:
     """Open the store that a URL names: `memory:`, `sqlite:PATH` or `etcd://HOST:PORT,HOST:PORT`.
 
     Raises `ValueError` for any other, `StoreInUse` where a file is open elsewhere, and `StoreUnavailable` where it
