@@ -218,9 +218,9 @@ def _judged(name: str, milliseconds: float, most: float | None) -> harness.Row:
     return harness.Row(name, milliseconds, "ms", looked_up_ms(WAITING), f"{WAITING:,} look-ups", bar, holds)
 
 
-def steps(policy: str) -> Iterator[harness.Row]:
-    """With 10,000 waiting for a full cluster: one more comes, or one of those that run finishes."""
-    for nodes in NODES:
+def steps(policy: str, sizes: Sequence[int]) -> Iterator[harness.Row]:
+    """With 10,000 waiting for full clusters: one more comes, or one of those that run finishes."""
+    for nodes in sizes:
         some = jobs(WAITING + 3 * nodes, alike=True)  # about half of these more run, the others wait as well
         done = cycles([*some, *late(some)], nodes, policy, 1 + 2 * STEPS)
         most = STEP_MS if nodes == 1_000 and policy in CYCLE_MS else None
@@ -287,16 +287,16 @@ def steady(policy_name: str, seconds: float) -> Iterator[harness.Row]:
 
 
 def measure(quick: bool) -> Iterator[harness.Row]:
-    """Measure every policy that has a bar, and `fgd`, as far as they are installed."""
+    """Measure every policy that has a bar, and in the long form `fgd`, as far as they are installed."""
     known = {plugin.name for plugin in plugins.discover(GROUP)}
-    for policy in (*CYCLE_MS, "fgd"):
+    for policy in CYCLE_MS if quick else (*CYCLE_MS, "fgd"):
         if policy in known:
             yield from whole_cycles(policy, 1 if quick else 3)
             if policy in CYCLE_MS:
                 yield from all_asked(policy, 1 if quick else 3)
             if policy == "multi-array":
                 yield from lent_cycles(policy, 1 if quick else 3)
-            yield from steps(policy)
+            yield from steps(policy, NODES[:2] if quick else NODES)
             yield from one_huge_gang(policy)
             yield from steady(policy, 0.5 if quick else 2.0)
 

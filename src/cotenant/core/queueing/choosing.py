@@ -8,9 +8,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import partial
 
 import numpy as np
 
@@ -114,7 +115,7 @@ class Choice:
     within their tenant's guarantee; None where nobody has one. `turns` says for each victim how many of the starts,
     the first ones, may have its room; None: those that come before it in the order. `ranked` holds all rows in order;
     the waiting ones alone where nobody is stopped for others. Where the order is enforced, `selected` marks those that
-    should run, and `outrankers` tells who goes before the others. `standings` number groups of victims
+    should run, and `tell_outrankers` counts who goes before the others. `standings` number groups of victims
     that stand alike, so that it is for their cost to say who goes; None: the order says so.
     """
 
@@ -126,8 +127,13 @@ class Choice:
     turns: Ints | None = None
     entitled: Flags | None = None
     selected: Flags | None = None
-    outrankers: Outrankers | None = None
+    tell_outrankers: Callable[[], Outrankers] | None = None
     standings: Ints | None = None
+
+    @property
+    def outrankers(self) -> Outrankers | None:
+        """Who goes before those that the order leaves out, counted when asked for, while the jobs are as they were."""
+        return self.tell_outrankers() if self.tell_outrankers else None
 
     def ahead(self) -> Ints:
         """Count for each victim the starts that may have its room, always the first ones."""
@@ -294,14 +300,17 @@ def _enforce(
     if tenancy.limits:
         beyond = tenancy.over_limit(jobs, selected)[left_out]
         left_out, over = left_out[~beyond], left_out[beyond]
-    before = outrankers(jobs, ranked, selected, protected, capacity) if len(left_out) and not strict else None
+    outranked = len(left_out) and not strict
+    before = partial(outrankers, jobs, ranked, selected, protected, capacity) if outranked else None
     if not len(starts):
-        return Choice(ranked, starts, starts, left_out, over, entitled=entitled, selected=selected, outrankers=before)
+        return Choice(
+            ranked, starts, starts, left_out, over, entitled=entitled, selected=selected, tell_outrankers=before
+        )
     unwanted = ranked[(jobs.running & ~selected)[ranked]][::-1]
     after = ranked[int(np.argmax(ranked == starts[0])) :]
     in_the_way = after[(jobs.running & selected & ~protected)[after]][::-1]
     victims = np.concatenate([unwanted, in_the_way[:IN_THE_WAY_MAX]])
-    return Choice(ranked, starts, victims, left_out, over, entitled=entitled, selected=selected, outrankers=before)
+    return Choice(ranked, starts, victims, left_out, over, entitled=entitled, selected=selected, tell_outrankers=before)
 
 
 def _fill(jobs: Jobs, ranked: Ints, protected: Flags, capacity: Capacity, tenancy: Tenancy, *, strict: bool) -> Flags:
