@@ -10,7 +10,8 @@ import asyncio
 import os
 import time as clock
 import uuid
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 
@@ -59,6 +60,7 @@ class AgentConfig:
     that the node has, in bytes per second; 0: the most that was seen. `kept_max` and `kept_seconds_max` bound for how
     many acknowledged attempts, and for how long, output stays readable. `pids_max` is how many processes and threads
     each task of a job that names none may have; 0 means no limit but that of the whole attempt, half of the node's.
+    `users` says as whom submitters' jobs run where the agent is root, if not as the user of the same name.
     """
 
     node_id: str
@@ -81,6 +83,7 @@ class AgentConfig:
     kept_seconds_max: float = 30 * DAY_SECONDS
     pids_max: int = 32_768
     runtime: str = "process"
+    users: Mapping[str, str] = field(default_factory=dict)
 
 
 class Agent:
@@ -191,6 +194,7 @@ class Agent:
             kept_seconds_max=self._config.kept_seconds_max,
             pids_max=self._config.pids_max,
             gpu_minors=self._health.gpu_minors,
+            users=self._config.users,
         )
 
     def _watch(self, inventory: resources_pb2.Inventory) -> Health:

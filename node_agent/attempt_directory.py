@@ -54,17 +54,30 @@ class AttemptDirectory:
         if self.path.exists():
             shutil.rmtree(self.path)
         (self.path / "work").mkdir(parents=True, mode=0o700)
-        (self.path / "assignment").write_bytes(assignment.SerializeToString())
+        self._write_privately("assignment", assignment.SerializeToString(), synced=False)
         (self.path / "boot").write_text(boot_id())
         self.write_stop_order(None)
 
+    def open_to(self, uid: int, gid: int) -> None:
+        """Give the working directory to a user, and let them reach it; all else is for the agent alone to read."""
+        os.chown(self.path / "work", uid, gid)
+        for directory in (self.path, self.path.parent, self.path.parent.parent):
+            directory.chmod(0o711)
+
+    def _write_privately(self, name: str, content: bytes, *, synced: bool = True) -> Path:
+        """Write a file that holds the job's environment; `synced`: on the disk when this returns. Raises `OSError`."""
+        path = self.path / name
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with open(descriptor, "wb") as file:
+            file.write(content)
+            file.flush()
+            if synced:
+                os.fsync(file.fileno())
+        return path
+
     def replace_assignment(self, assignment: node_service_pb2.Assignment) -> None:
         """Replace what is recorded, as a whole and on the disk when this returns. Raises `OSError`."""
-        fresh = self.path / "assignment.new"
-        with fresh.open("wb") as file:
-            file.write(assignment.SerializeToString())
-            file.flush()
-            os.fsync(file.fileno())
+        fresh = self._write_privately("assignment.new", assignment.SerializeToString())
         fresh.rename(self.path / "assignment")
         sync_directory(str(self.path))
 

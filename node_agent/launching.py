@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from cotenant.node_agent.environment import task_environment
 from cotenant.node_agent.gpu_devices import GpuDevices, denied_to, deny_devices
 from cotenant.node_agent.holding import attempt_weight, weight_of
 from cotenant.node_agent.lease import boot_seconds, read_lease
+from cotenant.node_agent.users import NoUser, User, Users
 from cotenant.v1 import node_service_pb2, resources_pb2
 
 SUPERVISOR = Path(__file__).with_name("supervisor.py")
@@ -45,6 +47,7 @@ class Surroundings:
     pids_max: int = 0
     gpu_devices: GpuDevices = field(default_factory=dict)
     home: Group | None = None
+    users: Users = field(default_factory=Users)
 
 
 def grace_seconds_of(assignment: node_service_pb2.Assignment) -> float:
@@ -86,12 +89,16 @@ def launch(
     group = attempt_group(surroundings, directory)
     try:
         check_working_directory(assignment.spec.working_directory)
+        user = surroundings.users.of(assignment.submitter)
         directory.create(assignment)
+        if user is not None:
+            directory.open_to(user.uid, user.gid)
+            give_socket(progress_path, user.uid)
         if group is not None:
             make_groups(group, assignment, surroundings)
-        directory.write_spec(supervisor_spec(surroundings, directory, assignment, group, progress_path))
+        directory.write_spec(supervisor_spec(surroundings, directory, assignment, group, progress_path, user))
         return start_supervisor(directory)
-    except (OSError, GroupError) as error:
+    except (OSError, GroupError, NoUser) as error:
         if group is not None:
             group.remove(patience_seconds=0)
         raise CannotLaunch(str(error)) from error
@@ -102,6 +109,14 @@ def check_working_directory(path: str) -> None:
     if path and not os.path.isdir(path):
         problem = "is not a directory" if os.path.exists(path) else "does not exist"
         raise CannotLaunch(f"the working directory {path} {problem}")
+
+
+def give_socket(path: str, uid: int) -> None:
+    """Let this user alone tell an attempt's progress."""
+    with suppress(FileNotFoundError):
+        os.chown(path, uid, -1)
+        os.chmod(path, 0o600)
+    Path(path).parent.chmod(0o711)  # what lies there is for its owner alone
 
 
 def make_groups(group: Group, assignment: node_service_pb2.Assignment, surroundings: Surroundings) -> None:
@@ -138,9 +153,11 @@ def supervisor_spec(
     assignment: node_service_pb2.Assignment,
     group: Group | None,
     progress_path: str,
+    user: User | None = None,
 ) -> dict[str, object]:
     """What the supervisor needs to know, in plain types."""
     working_directory = assignment.spec.working_directory or str(directory.path / "work")
+    base = {**surroundings.base_environment, **(user.environment() if user else {})}
     return {
         "job_id": assignment.job_id,
         "number": assignment.number,
@@ -156,10 +173,10 @@ def supervisor_spec(
             {
                 "rank": task.rank,
                 "command": command_of(assignment, task),
-                "environment": task_environment(
-                    assignment, task, base=surroundings.base_environment, progress_path=progress_path
-                ),
+                "environment": task_environment(assignment, task, base=base, progress_path=progress_path),
                 "directory": working_directory,
+                "directory_is_ours": not assignment.spec.working_directory,
+                "user": user.to_plain() if user else None,
                 "cpus": affinity_at_start(surroundings, task, group),
                 "memory_limit_bytes": task.memory_bytes,
             }

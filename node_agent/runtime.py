@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
@@ -19,7 +19,7 @@ class RuntimeContext:
     `output_bytes_max` is what is kept of each task's output; `kept_max` and `kept_seconds_max` bound how many
     acknowledged attempts' output is kept, and for how long. `pids_max` is how many processes and threads each task of a
     job that names none may have; 0 means no limit. `gpu_minors` tells the numbers N of /dev/nvidiaN by UUID, as far
-    as NVML tells.
+    as NVML tells. `users` maps submitters to users of this machine.
     """
 
     node_id: str
@@ -30,6 +30,7 @@ class RuntimeContext:
     kept_seconds_max: float
     pids_max: int = 0
     gpu_minors: Callable[[], Mapping[str, int]] = dict
+    users: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

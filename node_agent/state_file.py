@@ -49,7 +49,8 @@ class StateFile:
 
     def _reserve(self) -> None:
         try:
-            with open(self._spare, "wb") as file:
+            descriptor = os.open(self._spare, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+            with open(descriptor, "wb") as file:
                 file.write(b" " * self._capacity_bytes)
         except OSError:
             return  # the next write must find its own blocks, and says so if it cannot

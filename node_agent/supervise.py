@@ -46,6 +46,7 @@ from cotenant.node_agent.runtime import Found, Held, RuntimeContext, Usage
 from cotenant.node_agent.sockets import NOTIFY, progress_socket, socket_directory
 from cotenant.node_agent.supervised import Supervised, first_status
 from cotenant.node_agent.systemd_scope import reach_systemd
+from cotenant.node_agent.users import Users
 from cotenant.rpc.background import Background
 from cotenant.v1 import node_service_pb2
 
@@ -88,6 +89,7 @@ class ProcessRuntime:
             base_environment=environment.inherited(os.environ),
             pids_max=context.pids_max,
             home=place.home,
+            users=Users(context.users),
         )
         self._not_enforced += await self._look_at_gpus()
         self._listen()

@@ -36,6 +36,9 @@ class TaskProcess:
         self.cpus = [number(cpu) for cpu in sequence(spec["cpus"])]
         self.memory_limit_bytes = number(spec["memory_limit_bytes"])
         self.directory = str(spec["directory"])
+        self.directory_is_ours = bool(spec.get("directory_is_ours"))
+        user = spec.get("user")
+        self.user: dict[str, object] | None = user if isinstance(user, dict) else None
         variables = spec["environment"]
         assert isinstance(variables, dict)
         self.environment: dict[str, str] = variables
@@ -75,15 +78,22 @@ class TaskProcess:
         try:
             reset_signals()
             os.setsid()
-            die_with_parent(parent)
             doing = "control group"
             if self.group is not None:
                 self.group.attach()
             doing = "cpus"
             if self.cpus:
                 os.sched_setaffinity(0, self.cpus)
-            doing = "directory"
-            os.chdir(self.directory)
+            if self.user is None or self.directory_is_ours:  # which may lie where only the agent may go
+                doing = "directory"
+                os.chdir(self.directory)
+            if self.user is not None:
+                doing = "user"
+                become(self.user)
+                doing = "directory"
+                os.chdir("." if self.directory_is_ours else self.directory)
+            doing = "starting"
+            die_with_parent(parent)  # only now: the kernel forgets that wish where a process becomes another user's
             null = os.open(os.devnull, os.O_RDONLY)
             for source, target in ((null, 0), (output_writer, 1), (output_writer, 2)):
                 os.dup2(source, target)
@@ -201,6 +211,16 @@ def reset_signals() -> None:
         if which not in UNSETTABLE_SIGNALS and signal.getsignal(which) != signal.SIG_DFL:
             signal.signal(which, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
+
+
+def become(user: dict[str, object]) -> None:
+    """Become a user, with their groups and nothing of what we were."""
+    gid, uid = number(user["gid"]), number(user["uid"])
+    os.setgroups([number(group) for group in sequence(user["groups"])])
+    os.setresgid(gid, gid, gid)
+    os.setresuid(uid, uid, uid)
+    if os.getresuid() != (uid, uid, uid) or os.getresgid() != (gid, gid, gid):
+        raise OSError(errno.EPERM, "the kernel did not let go")
 
 
 def die_with_parent(parent: int) -> None:

@@ -115,6 +115,7 @@ def assignment(live: Live, node_rank: int) -> node_pb2.ConnectResponse:
         master_port=attempt.master_port,
         node_rank=node_rank,
         trace_parent=live.record.trace_parent,
+        submitter=live.record.submitter,
         expected_rate_per_second=expected_rate_per_second(live.record.estimate, attempt.allocations),
         pre_run=attempt.pre_run,
     )

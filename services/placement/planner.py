@@ -257,6 +257,7 @@ def assign(cluster: Cluster, start: cycle.Start, candidate: placement_pb2.Candid
         schema_version=SCHEMA_VERSION,
         spec=candidate.spec,
         trace_parent=candidate.trace_parent,
+        submitter=candidate.submitter,
         estimate=candidate.estimate,
     )
     for role, part in zip(record.spec.roles, start.gang.parts, strict=True):

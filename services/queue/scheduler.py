@@ -380,6 +380,7 @@ def candidate_of(record: Record, now: float, *, whole: bool = False) -> placemen
         spec=translate.spec_to_wire(asked) if asked else record.job.spec,
         trace_parent=record.job.trace_parent,
         pre_run=pre_run,
+        submitter=record.job.submitter,
     )
     if record.estimate and not pre_run:
         candidate.estimate.CopyFrom(record.estimate)

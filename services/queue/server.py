@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -13,19 +12,16 @@ import structlog
 
 from cotenant import plugins, telemetry
 from cotenant.core.failing.retrying import RetryRules
-from cotenant.core.jobs import QUEUE_DEFAULT, JobSpec
-from cotenant.core.options import did_you_mean
-from cotenant.core.placing import obstacles
 from cotenant.core.policy import QueuePolicy
 from cotenant.core.queueing.choosing import RULES, Rules
-from cotenant.core.validate import Violation, shown
-from cotenant.rpc import errors, translate
+from cotenant.rpc import translate
 from cotenant.rpc.background import Background
 from cotenant.rpc.identity import caller
 from cotenant.rpc.pages import page_of
 from cotenant.rpc.policies import PolicyServicer
 from cotenant.rpc.server import Host, Server
 from cotenant.services.queue import explain, moving, outlook, summary
+from cotenant.services.queue.accepting import accept
 from cotenant.services.queue.arrays import Arrays
 from cotenant.services.queue.endings import Endings
 from cotenant.services.queue.failing import Failing, read_rules
@@ -62,8 +58,6 @@ QUEUES = "cotenant.queue_policies"
 JOB = "cotenant.v1.JobService"
 TENANT = "cotenant.v1.TenantService"
 SERVICES = (JOB, TENANT)
-SPEC_BYTES_MAX = 256 * 1024
-ARRAY_BYTES_MAX = 64 * 2**20  # over all jobs of an array
 ENDED_KEPT_MAX = 20_000
 STORE_PROBE_SECONDS = 2.0
 
@@ -81,6 +75,7 @@ class QueueConfig:
     retrying: RetryRules = RETRYING
     failure_rules: str = ""  # a file of the operator's, whose rules come before those that are shipped
     window_seconds: float = WINDOW_SECONDS  # over which the rates of running jobs are seen
+    tenant_jobs_max: int = 0  # of a tenant, that have not ended; 0: any number
 
 
 class JobQueue(job_service_pb2_grpc.JobServiceServicer):
@@ -183,7 +178,8 @@ class JobQueue(job_service_pb2_grpc.JobServiceServicer):
             once = request_of("CreateJob", request.request_id, request.spec)
             if not request.validate_only and (made := await self.keeper.repeated(once)):
                 return pb.CreateJobResponse(job=View(self.state).message(View(self.state).job(made.id)))
-            spec = self._accept(request.spec)
+            spec = accept(self.state, request.spec)
+            self.state.check_room(spec, self.config.tenant_jobs_max)
             if request.validate_only:
                 record = new_record("", spec, caller().name, "")
                 return pb.CreateJobResponse(job=record.job)
@@ -196,36 +192,6 @@ class JobQueue(job_service_pb2_grpc.JobServiceServicer):
             span.set(job=record.id)
             log.info("job_created", job=record.id, name=spec.name, tenant=spec.tenant, gpus=spec.gpu_milli / 1000)
             return pb.CreateJobResponse(job=View(self.state).message(record))
-
-    def _accept(self, message: job_pb2.JobSpec) -> JobSpec:
-        message = View(self.state).tenant_of(message)
-        if message.ByteSize() > SPEC_BYTES_MAX:
-            raise errors.invalid(
-                [Violation("spec", f"has {message.ByteSize()} bytes; {SPEC_BYTES_MAX} are taken at most")]
-            )
-        spec = translate.accept_spec(message, now=time.time())
-        if spec.queue != QUEUE_DEFAULT:
-            near = did_you_mean(spec.queue, [QUEUE_DEFAULT])
-            raise errors.invalid([Violation("spec.queue", f"there is no queue {spec.queue!r}{near}")])
-        if wrong := self._out_of_place(spec, message):
-            raise errors.invalid(wrong)
-        if refusal := obstacles.never_fits(spec, self.state.shapes, elastic=self.state.elastic):
-            raise errors.failed_precondition("NEVER_FITS", refusal.detail, remedy=refusal.remedy)
-        return spec
-
-    def _out_of_place(self, spec: JobSpec, message: job_pb2.JobSpec) -> list[Violation]:
-        """Name what a job cannot wait for, and arrays that are none or too large."""
-        view, wrong = View(self.state), []
-        for place, one in enumerate(spec.dependencies):
-            if not view.knows(one.job_id):
-                near = did_you_mean(one.job_id, view.near())
-                what = f"there is no job and no array {shown(one.job_id)}{near}"
-                wrong.append(Violation(f"spec.dependencies[{place}].id", what))
-        if spec.array_task:
-            wrong.append(Violation("spec.array_task", "is set by the queue; spec.array makes an array"))
-        if spec.array and (size := message.ByteSize() * len(spec.array.indices)) > ARRAY_BYTES_MAX:
-            wrong.append(Violation("spec.array", f"has {size} bytes in all; {ARRAY_BYTES_MAX} are taken at most"))
-        return wrong
 
     # Jobs out ------------------------------------------------------------------------------------------------
 
@@ -285,7 +251,7 @@ class JobQueue(job_service_pb2_grpc.JobServiceServicer):
 
     async def SimulateJob(self, request: pb.SimulateJobRequest, context: Any) -> pb.SimulateJobResponse:
         """Ask placement whether jobs that were not submitted would start now, and when else."""
-        specs = [self._accept(spec) for spec in (request.spec, *request.more)]
+        specs = [accept(self.state, spec) for spec in (request.spec, *request.more)]
         names = ["whatif", *(f"whatif-{number}" for number in range(2, len(specs) + 1))]
         records = [new_record(name, spec, caller().name, "") for name, spec in zip(names, specs, strict=True)]
         answer = await simulate(self.state, self.scheduler, records)

@@ -5,17 +5,18 @@ from __future__ import annotations
 import asyncio
 import time
 from bisect import bisect_left, insort
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from weakref import WeakValueDictionary
 
-from cotenant.core.jobs import Shape
+from cotenant.core.jobs import JobSpec, Shape
 from cotenant.core.lifecycle import Phase
 from cotenant.core.nodes import NodeShape
 from cotenant.core.policy import Order
 from cotenant.core.refusals import Code, Refusal
 from cotenant.core.table import Capacity, JobRow, JobTable
-from cotenant.rpc import refusals, translate
+from cotenant.rpc import errors, refusals, translate
 from cotenant.services.queue import avoiding
 from cotenant.services.queue.gates import Gates
 from cotenant.services.queue.reasons import NOT_YET, Reasons
@@ -75,6 +76,7 @@ class State:
         self._sequence = 0
         self._shapes: WeakValueDictionary[Shape, ShapeKey] = WeakValueDictionary()
         self._tenant_numbers: dict[str, int] = {}
+        self._active: Counter[str] = Counter()  # jobs that have not ended, by tenant
 
     @property
     def capacity(self) -> Capacity:
@@ -115,6 +117,7 @@ class State:
         record.sequence = self._sequence
         record.shape = self._shapes.setdefault(record.asks.shape, record.shape)
         self.records[record.id] = record
+        self._active[record.spec.tenant] += not record.told_ended
         insort(self.ids, record.id)
         if not (record.phase.ended or record.spec.array_task):
             self.unestimated[record.id] = None
@@ -169,6 +172,7 @@ class State:
             self.moving.pop(job_id, None)
         if phase.ended and not record.told_ended:
             record.told_ended = True
+            self._active[record.spec.tenant] -= 1
             self.ended(record)
         if ((waits and not backs_off) or phase is Phase.SUSPENDED) and (why := self.gates.hopeless(record)):
             self.hopeless(record, why)
@@ -258,6 +262,18 @@ class State:
     def backing_off(record: Record) -> bool:
         """Whether a job waits for the time at which it may be tried again."""
         return translate.seconds(record.stored.not_before_time) > time.time()
+
+    def check_room(self, spec: JobSpec, jobs_max: int) -> None:
+        """Refuse jobs beyond what a tenant may have; 0 means any number.
+
+        Raises:
+            Problem: RESOURCE_EXHAUSTED.
+        """
+        more = len(spec.array.indices) if spec.array else 1
+        if jobs_max and self._active[spec.tenant] + more > jobs_max:
+            has = self._active[spec.tenant]
+            told = f"tenant {spec.tenant} has {has} jobs that have not ended; {jobs_max} are taken at most"
+            raise errors.exhausted("TENANT_JOBS", told, limit=str(jobs_max))
 
     # What is told --------------------------------------------------------------------------------------------
 

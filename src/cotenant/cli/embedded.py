@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, cast
 
 import structlog
 
+from cotenant.cli.security import Guarding, security_of
 from cotenant.core.failing.retrying import RetryRules
 from cotenant.core.options import by_owner
 from cotenant.core.queueing.choosing import RULES, Rules
@@ -18,6 +19,7 @@ from cotenant.rpc import access
 from cotenant.rpc.channel import Channel, connect
 from cotenant.rpc.endpoints import Endpoints
 from cotenant.rpc.policies import serve_policies
+from cotenant.rpc.security import PLAIN
 from cotenant.rpc.server import Server
 from cotenant.services.contention import server as contention
 from cotenant.services.placement import server as placement
@@ -60,6 +62,7 @@ class MeshConfig:
     retrying: RetryRules = RETRYING
     checkpoint_seconds: float = 300.0  # jobs are taken to save their work about that often
     profile_seconds: float = 300.0  # what a profile of a running job may take; 0: none is made
+    guarding: Guarding | None = None  # None: the mesh's own token alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +107,9 @@ class EmbeddedMesh:
         self.token = access.ensure_token(config.state_dir)
         store = await open_store(config.store_url or f"sqlite:{config.state_dir / STORE_FILE}")
         self._closing.append(Closing("store", store.close))
-        server = Server(config.listen, self.token)
+        guarding = config.guarding
+        security = security_of(guarding, config.state_dir, "cotenant", self.token) if guarding else PLAIN
+        server = Server(config.listen, self.token, security=security)
         port = server.bind()
         self.address = f"{config.listen.rpartition(':')[0]}:{port}"
         channel = self.channel = connect(_reachable(self.address), self.token)
@@ -162,6 +167,7 @@ class EmbeddedMesh:
             window_seconds=config.window_seconds,
             failure_rules=config.failure_rules,
             retrying=config.retrying,
+            tenant_jobs_max=config.guarding.limits.jobs_per_tenant if config.guarding else 0,
         )
 
     def _start_agents(self) -> None:

@@ -8,7 +8,14 @@ from typing import Any
 
 import typer
 
-GLOBAL_OPTIONS: Mapping[str, str] = {"--state-dir": "state_dir", "--endpoint": "endpoint", "--token": "token"}
+GLOBAL_OPTIONS: Mapping[str, str] = {
+    "--state-dir": "state_dir",
+    "--endpoint": "endpoint",
+    "--token": "token",
+    "--tls-ca": "tls_ca",
+    "--tls-cert": "tls_cert",
+    "--tls-key": "tls_key",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +25,9 @@ class Flags:
     state_dir: str = ""
     endpoint: str = ""
     token: str = ""
+    tls_ca: str = ""
+    tls_cert: str = ""
+    tls_key: str = ""
 
     @classmethod
     def of(cls, context: typer.Context) -> Flags:

@@ -43,6 +43,9 @@ _ENTRIES = (
     ("backup", "backup", "Save all that the store holds.", MESH),
     ("restore", "backup", "Fill a store with what a backup holds.", MESH),
     ("migrate", "backup", "Move the state to another store, with the mesh stopped.", MESH),
+    ("tokens", "tokens", "List, make and revoke tokens for people, agents and services.", MESH),
+    ("certs", "certs", "Make certificates for a lab, and renew them.", MESH),
+    ("audit", "audit", "Show who did what, on what, from where.", MESH),
     ("health", "health", "Ask each service whether it can do its work.", MESH),
     ("policies", "policies", "List installed policies, and which of them work.", MESH),
     ("simulate", "simulate", "Replay a trace on a simulated cluster.", RESEARCH),
@@ -72,6 +75,9 @@ def cotenant(
     state_dir: Annotated[str, typer.Option(metavar="DIR", help="Where `cotenant up` keeps its state.")] = "",
     endpoint: Annotated[str, typer.Option(metavar="HOST:PORT", help="The mesh to talk to, instead.")] = "",
     token: Annotated[str, typer.Option(metavar="TOKEN", help="The token that it asks for.")] = "",
+    tls_ca: Annotated[str, typer.Option(metavar="FILE", help="The authorities whose certificates are believed.")] = "",
+    tls_cert: Annotated[str, typer.Option(metavar="FILE", help="The certificate to show.")] = "",
+    tls_key: Annotated[str, typer.Option(metavar="FILE", help="Its key.")] = "",
     version: Annotated[
         bool, typer.Option("--version", help="Print the version and stop.", callback=_version, is_eager=True)
     ] = False,
@@ -79,7 +85,8 @@ def cotenant(
     """Schedule deep-learning training, inference and CPU jobs together on one shared GPU cluster.
 
     What to reach is looked for in these options, which may also stand behind the command; then in
-    COTENANT_STATE_DIR, COTENANT_ENDPOINT and COTENANT_TOKEN; then in ~/.config/cotenant/config.toml.
+    COTENANT_STATE_DIR, COTENANT_ENDPOINT, COTENANT_TOKEN and COTENANT_TLS_CA, _CERT and _KEY; then in
+    ~/.config/cotenant/config.toml.
 
     Exit codes: 0 done, 1 the thing failed, 2 bad usage or input, 3 not reachable.
 

@@ -14,10 +14,11 @@ import grpc
 import grpc.aio
 
 from cotenant.cli.flags import Flags
-from cotenant.cli.outcome import CommandError, ExitCode
+from cotenant.cli.outcome import CommandError, ExitCode, usage
 from cotenant.rpc.access import Access, NoAccess, find
 from cotenant.rpc.channel import connect
 from cotenant.rpc.errors import Problem, from_error
+from cotenant.rpc.tls import BadTls
 from cotenant.v1.contention_service_pb2_grpc import ContentionServiceStub
 from cotenant.v1.job_service_pb2_grpc import JobServiceStub
 from cotenant.v1.node_service_pb2_grpc import NodeServiceStub
@@ -107,7 +108,7 @@ class Mesh:
         if not address:
             raise NoAccess(f"it is not known where {service} is; name it in --endpoint {service}=HOST:PORT")
         if address not in self._channels:
-            self._channels[address] = connect(address, self._access.token)
+            self._channels[address] = connect(address, self._access.token, tls=self._access.tls)
         return self._channels[address]
 
 
@@ -118,7 +119,8 @@ def access_of(flags: Flags) -> Access:
         NoAccess: nothing tells.
     """
     state_dir = Path(flags.state_dir).expanduser() if flags.state_dir else None
-    return find(state_dir, os.environ, endpoint=flags.endpoint, token=flags.token)
+    tls = flags.tls_ca, flags.tls_cert, flags.tls_key
+    return find(state_dir, os.environ, endpoint=flags.endpoint, token=flags.token, tls=tls)
 
 
 @asynccontextmanager
@@ -150,6 +152,8 @@ def reach(flags: Flags, work: Callable[[Mesh], Awaitable[T]]) -> T:
         return asyncio.run(session())
     except NoAccess as error:
         raise CommandError(str(error), code=ExitCode.UNREACHABLE) from None
+    except BadTls as error:
+        raise usage(str(error)) from None
     except grpc.aio.AioRpcError as error:
         raise told(from_error(error)) from error
 

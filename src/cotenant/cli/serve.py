@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from cotenant.cli.flags import Flags
 from cotenant.cli.outcome import CommandError, ExitCode, note, usage
+from cotenant.cli.security import Guarding, check_listen, guarding_of, secure_calls, security_of
 from cotenant.cli.settings import (
     Settings,
     check_failure_rules,
@@ -50,6 +52,7 @@ class Told:
     store_url: str
     token: str
     endpoints: str
+    guarding: Guarding
     address: str = ""
 
 
@@ -70,6 +73,7 @@ def serve(
         str | None,
         typer.Option(metavar="HOST:PORT", help="The predictor that takes observations; this one reads what it keeps."),
     ] = None,
+    insecure: Annotated[bool, typer.Option("--insecure", help="Serve other machines without TLS.")] = False,
     option: Annotated[list[str] | None, typer.Option(metavar="GROUP.KEY=VALUE", help="Of a policy; again.")] = None,
 ) -> None:
     """Run one service of the mesh in the foreground: queue, placement, predictor, contention or agent.
@@ -81,10 +85,13 @@ def serve(
     each run several times: one leads, the others pass calls on to it, and when it ends another one leads. Several
     predictors on one etcd answer alike: one takes observations, the others name it with --follow.
 
+    Other machines are served with TLS: --tls-ca, --tls-cert and --tls-key, or [tls] in the settings. Then every part
+    is known by its certificate, and no token is needed; `cotenant certs` makes certificates.
+
     \b
     Examples:
       cotenant serve placement
-      cotenant serve queue --store etcd://10.0.0.1:2379 --listen 0.0.0.0:7070 --address 10.0.0.5
+      cotenant serve queue --store etcd://10.0.0.1:2379 --listen 0.0.0.0:7070 --address 10.0.0.5 --config head.toml
       cotenant serve predictor --store etcd://10.0.0.1:2379 --listen 0.0.0.0:7082 --follow 10.0.0.5:7072
       cotenant serve agent --endpoints 'placement=10.0.0.5:7071|10.0.0.6:7071' --gpus auto
     """
@@ -96,13 +103,17 @@ def serve(
     if settings.follow and service == "predictor" and not (store or settings.store).startswith("etcd:"):
         raise usage("to follow another predictor takes the etcd that both share: --store etcd://HOST:PORT")
     state_dir = state_dir_of(context)
+    guarding = guarding_of(settings.sections, Flags.of(context), insecure=insecure)
+    if listen and service != "agent":
+        check_listen(listen, guarding)
     told = Told(
         settings=settings,
         options=merged(BACKFILL if settings.queue == "fifo" else {}, settings.options, read_options(option or ())),
         state_dir=state_dir,
         listen=listen or f"127.0.0.1:{PORTS.get(service, 0)}",
         store_url=_store_url(store or settings.store, state_dir, service),
-        token=_token(state_dir),
+        token=os.environ.get("COTENANT_TOKEN", "") if guarding.mutual else _token(state_dir),
+        guarding=guarding,
         address=address,
         endpoints=endpoints or ",".join(f"{name}=127.0.0.1:{port}" for name, port in PORTS.items()),
     )
@@ -146,6 +157,7 @@ def _cpus(text: str) -> tuple[int, ...] | None:
 def _service(service: str, told: Told) -> Coroutine[Any, Any, None]:
     """Compose one of the four services."""
     common: dict[str, Any] = {"address": told.listen, "store_url": told.store_url, "token": told.token}
+    common["security"] = security_of(told.guarding, told.state_dir, service, told.token)
     common["on_start"] = lambda port: note(f"{service} serves at {told.listen.rpartition(':')[0]}:{port}")
     compose = {"placement": _placement, "predictor": _predictor, "contention": _contention, "queue": _queue}
     return compose[service](told, common)
@@ -203,6 +215,7 @@ def _queue(told: Told, common: dict[str, Any]) -> Coroutine[Any, Any, None]:
         window_seconds=told.settings.window_seconds,
         failure_rules=check_failure_rules(told.settings),
         retrying=retrying_of(told.settings),
+        tenant_jobs_max=told.guarding.limits.jobs_per_tenant,
     )
     return run(**common, endpoints=_endpoints(told), config=config, advertised=told.address)
 
@@ -244,6 +257,7 @@ async def _agent(told: Told, node: str, gpus: str, cpus: tuple[int, ...] | None,
     from cotenant.node_agent.agent import AgentConfig
 
     settings, endpoints = told.settings, _endpoints(told)
+    secure_calls(told.guarding)
     telemetry.setup("agent")
     try:
         await serve_agent(
@@ -262,6 +276,7 @@ async def _agent(told: Told, node: str, gpus: str, cpus: tuple[int, ...] | None,
                 sample_interval_seconds=settings.sample_seconds,
                 memory_bandwidth_peak=settings.memory_bandwidth_peak,
                 pids_max=settings.pids_max,
+                users=told.guarding.users,
             )
         )
     finally:

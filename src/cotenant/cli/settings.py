@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cotenant.cli.outcome import usage
+from cotenant.cli.security import SECTIONS, wrong_sections
 from cotenant.core.options import BadOption, did_you_mean, names_of, parse, written
 
 if TYPE_CHECKING:
@@ -56,6 +57,7 @@ class Settings:
     retry_seconds: float = 10.0
     infrastructure_retries: int = 3
     options: Mapping[str, Mapping[str, str]] | None = None
+    sections: Mapping[str, Mapping[str, Any]] | None = None  # those of cotenant.cli.security, by name
 
     @property
     def predictors(self) -> tuple[str, ...]:
@@ -77,15 +79,17 @@ def read_settings(path: Path | None) -> Settings:
         raise usage(f"cannot read {path}: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise usage(f"{path} is no TOML: {error}") from None
-    kinds = {field.name: field for field in fields(Settings)}
-    wrong = [f"{key}: no such setting{did_you_mean(key, kinds)}" for key in table if key not in kinds]
+    sections = {name: table.pop(name) for name in SECTIONS if name in table}
+    kinds = {field.name: field for field in fields(Settings) if field.name != "sections"}
+    wrong = [f"{key}: no such setting{did_you_mean(key, [*kinds, *SECTIONS])}" for key in table if key not in kinds]
+    wrong += wrong_sections(sections)
     known = {key: value for key, value in table.items() if key in kinds}
     wrong += [told for key, value in known.items() if (told := _unfit(key, value))]
     if wrong:
         raise usage(f"{path} cannot be taken", details=wrong)
     if "options" in known:
         known["options"] = {group: dict(_flat(own)) for group, own in known["options"].items()}
-    return Settings(**known)
+    return Settings(**known, sections=sections)
 
 
 def _flat(own: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

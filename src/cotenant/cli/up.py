@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from cotenant.cli.flags import Flags
 from cotenant.cli.outcome import CommandError, ExitCode, note, usage
+from cotenant.cli.security import Guarding, check_listen, guarding_of
 from cotenant.cli.settings import (
     Settings,
     check_failure_rules,
@@ -64,6 +66,7 @@ def up(
     reclaim: Annotated[
         bool | None, typer.Option("--reclaim/--no-reclaim", help="Whether tenants take lent room back.")
     ] = None,
+    insecure: Annotated[bool, typer.Option("--insecure", help="Serve other machines without TLS.")] = False,
     option: Annotated[list[str] | None, typer.Option(metavar="GROUP.KEY=VALUE", help="Of a policy; again.")] = None,
 ) -> None:
     """Run the whole mesh on this machine, in the foreground.
@@ -99,7 +102,9 @@ def up(
         **{name: getattr(settings, name) for name in Settings.__dataclass_fields__}
         | {name: value for name, value in flags.items() if value is not None}
     )
-    mesh = mesh_config(settings, state_dir_of(context), read_options(option or ()))
+    guarding = guarding_of(settings.sections, Flags.of(context), insecure=insecure)
+    check_listen(settings.listen, guarding)
+    mesh = mesh_config(settings, state_dir_of(context), read_options(option or ()), guarding)
     asyncio.run(run(mesh))
 
 
@@ -107,11 +112,13 @@ def state_dir_of(context: typer.Context) -> Path:
     """The state directory: from the flag, else COTENANT_STATE_DIR, else the default one."""
     from cotenant.rpc.access import default_state_dir  # imports no grpc, but a little that --help need not wait for
 
-    given = (context.parent.params.get("state_dir") if context.parent else "") or os.environ.get("COTENANT_STATE_DIR")
+    given = context.find_root().params.get("state_dir") or os.environ.get("COTENANT_STATE_DIR")
     return Path(given).absolute() if given else default_state_dir(os.environ)
 
 
-def mesh_config(settings: Settings, state_dir: Path, options: dict[str, dict[str, str]]) -> MeshConfig:
+def mesh_config(
+    settings: Settings, state_dir: Path, options: dict[str, dict[str, str]], guarding: Guarding | None = None
+) -> MeshConfig:
     """Make of settings what the mesh is made of.
 
     Raises:
@@ -136,6 +143,7 @@ def mesh_config(settings: Settings, state_dir: Path, options: dict[str, dict[str
             sample_interval_seconds=settings.sample_seconds,
             memory_bandwidth_peak=settings.memory_bandwidth_peak,
             pids_max=settings.pids_max,
+            users=guarding.users if guarding else {},
         )
         for number, cpus in enumerate(parts, 1)
     ]
@@ -158,6 +166,7 @@ def mesh_config(settings: Settings, state_dir: Path, options: dict[str, dict[str
         retrying=retrying_of(settings),
         checkpoint_seconds=settings.checkpoint_seconds,
         profile_seconds=settings.profile_seconds,
+        guarding=guarding,
     )
 
 

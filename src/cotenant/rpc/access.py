@@ -20,10 +20,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from cotenant.rpc.endpoints import SERVICES, Endpoints, addresses_of, host_and_port
+from cotenant.rpc.tlsfiles import TlsFiles
 
 TOKEN_FILE = "token"  # noqa: S105 a file's name
 ENDPOINT_FILE = "endpoint.json"
 TOKEN_BYTES = 32
+Tls = tuple[str, str, str]  # the files of authorities, certificate and key; "" where one is not given
+NO_TLS: Tls = ("", "", "")
 
 
 class NoAccess(Exception):
@@ -32,10 +35,11 @@ class NoAccess(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """Where the services are, and the token that they ask for."""
+    """Where the services are, the token that they ask for, and the certificates of a connection; None: no TLS."""
 
     endpoints: Endpoints
     token: str = ""
+    tls: TlsFiles | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +50,7 @@ class _Level:
     endpoint: str = ""
     token: str = ""
     state_dir: Path | None = None
+    tls: Tls = NO_TLS
 
 
 def find(
@@ -54,14 +59,15 @@ def find(
     *,
     endpoint: str = "",
     token: str = "",
+    tls: Tls = NO_TLS,
     config: Path | None = None,
 ) -> Access:
-    """Find out what to reach. `state_dir`, `endpoint` and `token` are what flags say.
+    """Find out what to reach. `state_dir`, `endpoint`, `token` and `tls` are what flags say.
 
     Raises:
         NoAccess: nothing was found, or what was found cannot be read.
     """
-    flags = _Level("the command line", endpoint, token, state_dir)
+    flags = _Level("the command line", endpoint, token, state_dir, tls)
     levels = [
         flags,
         _environment(env),
@@ -73,7 +79,7 @@ def find(
     found = _token(levels, deciding, endpoints)
     if not found.isascii() or any(not letter.isprintable() for letter in found):
         raise NoAccess("the token has characters that cannot be sent; copy it again from the server's state directory")
-    return Access(endpoints, found)
+    return Access(endpoints, found, _tls(levels))
 
 
 def default_state_dir(env: Mapping[str, str]) -> Path:
@@ -141,6 +147,7 @@ def _environment(env: Mapping[str, str]) -> _Level:
         env.get("COTENANT_ENDPOINT", ""),
         env.get("COTENANT_TOKEN", ""),
         Path(directory) if directory else None,
+        (env.get("COTENANT_TLS_CA", ""), env.get("COTENANT_TLS_CERT", ""), env.get("COTENANT_TLS_KEY", "")),
     )
 
 
@@ -158,10 +165,24 @@ def _configuration(path: Path) -> _Level:
     for key in ("endpoint", "token", "state_dir"):
         if not isinstance(said.get(key, ""), str):
             raise NoAccess(f"{path}: {key} must be a text, not {said[key]!r}")
+    section = said.get("tls", {})
+    if not isinstance(section, dict) or not all(isinstance(section.get(key, ""), str) for key in ("ca", "cert", "key")):
+        raise NoAccess(f"{path}: [tls] takes the texts ca, cert and key")
+    tls = section.get("ca", ""), section.get("cert", ""), section.get("key", "")
     directory = said.get("state_dir")
-    return _Level(
-        str(path), said.get("endpoint", ""), said.get("token", ""), Path(directory).expanduser() if directory else None
-    )
+    kept_in = Path(directory).expanduser() if directory else None
+    return _Level(str(path), said.get("endpoint", ""), said.get("token", ""), kept_in, tls)
+
+
+def _tls(levels: list[_Level]) -> TlsFiles | None:
+    """Take the certificates of the first level that names any."""
+    for level in levels:
+        if any(level.tls):
+            ca, cert, key = (Path(path).expanduser() if path else None for path in level.tls)
+            if ca is None:
+                raise NoAccess(f"{level.source} names a certificate, but no authorities to believe: --tls-ca does")
+            return TlsFiles(ca, cert, key)
+    return None
 
 
 def _endpoints(level: _Level) -> Endpoints:
@@ -210,10 +231,11 @@ def _token(levels: list[_Level], deciding: _Level, endpoints: Endpoints) -> str:
 
 def _all_local(endpoints: Endpoints) -> bool:
     addresses = (address for endpoint in asdict(endpoints).values() for address in addresses_of(endpoint))
-    return all(_is_local(host_and_port(address)[0]) for address in addresses)
+    return all(is_local(host_and_port(address)[0]) for address in addresses)
 
 
-def _is_local(host: str) -> bool:
+def is_local(host: str) -> bool:
+    """Tell whether an address is this machine's own, by which nobody else reaches it."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

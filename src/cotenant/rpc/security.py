@@ -18,6 +18,7 @@ class Security:
     tls: Watched | None = None
     limits: Limits | None = None
     audit: Audit | None = None
+    message_bytes_max: int = 0  # 0: as the server has it
 
 
 PLAIN = Security()

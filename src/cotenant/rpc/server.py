@@ -71,7 +71,7 @@ class Server:
         self._address = address
         self._tls = security.tls
         self._guard = Guard(authenticator, deadline_seconds_default, security.limits, security.audit)
-        self._message_bytes_max = message_bytes_max
+        self._message_bytes_max = security.message_bytes_max or message_bytes_max
         self._calls_max = calls_max
         self._servicers: list[tuple[AddServicer, Any]] = []
         self._serving: dict[str, bool] = {}

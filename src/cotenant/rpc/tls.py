@@ -18,6 +18,19 @@ from typing import Any
 import grpc
 import structlog
 
+from cotenant.rpc.tlsfiles import TlsFiles
+
+__all__ = [
+    "BadTls",
+    "Material",
+    "TlsFiles",
+    "Watched",
+    "channel_credentials",
+    "handshake_word",
+    "load",
+    "server_credentials",
+]
+
 log = structlog.get_logger()
 
 LOOK_SECONDS = 1.0
@@ -29,24 +42,6 @@ class BadTls(Exception):
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(f"{reason}: {message}")
         self.reason = reason
-
-
-@dataclass(frozen=True, slots=True)
-class TlsFiles:
-    """Where the certificates are, in PEM.
-
-    `ca` are the authorities that this end believes; `cert` and `key` are what it shows, which a client with a token
-    may leave out. A server with `client_certificates` talks only to who shows a certificate of these authorities.
-    """
-
-    ca: Path
-    cert: Path | None = None
-    key: Path | None = None
-    client_certificates: bool = True
-
-    def paths(self) -> tuple[Path, ...]:
-        """All files."""
-        return tuple(path for path in (self.ca, self.cert, self.key) if path is not None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,74 @@
+"""As whom a job's processes run: as its submitter where the agent is root, else as the agent's own user.
+
+Who holds the mesh's own token is its operator, and what they submit runs as whoever runs the agent: so `cotenant up`
+is of use at once, by root on a laptop too. Everybody else is looked up among the machine's users by name, or in the
+`[users]` of the agent's settings. A user id of 0 is taken from there alone: only an operator allows root.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+OF_THE_MESH = frozenset({"", "operator", "anyone"})  # submitters that are no persons; "" is of before there were any
+ANYBODY_ELSE = "*"
+
+
+class NoUser(Exception):
+    """A submitter is nobody on this machine, or not somebody as whom jobs may run."""
+
+
+@dataclass(frozen=True, slots=True)
+class User:
+    """A user of this machine."""
+
+    name: str
+    uid: int
+    gid: int
+    groups: tuple[int, ...]
+    home: str
+    shell: str
+
+    def environment(self) -> dict[str, str]:
+        """What a login would set."""
+        return {"HOME": self.home, "USER": self.name, "LOGNAME": self.name, "SHELL": self.shell}
+
+    def to_plain(self) -> dict[str, object]:
+        """What the supervisor needs to become this user."""
+        return {"uid": self.uid, "gid": self.gid, "groups": list(self.groups)}
+
+
+@dataclass(frozen=True, slots=True)
+class Users:
+    """Who runs jobs here. `names` maps submitters to users of this machine, `*` all that are not named."""
+
+    names: Mapping[str, str] = field(default_factory=dict)
+    own_uid: int = field(default_factory=os.geteuid)
+    look_up: Callable[[str], pwd.struct_passwd] = pwd.getpwnam
+
+    def of(self, submitter: str) -> User | None:
+        """Return as whom a submitter's jobs run; None: as whoever runs the agent. May ask a directory service.
+
+        Raises:
+            NoUser: nobody may run them.
+        """
+        if self.own_uid != 0:
+            return None
+        told = self.names.get(submitter)
+        if told is None and submitter in OF_THE_MESH:
+            return None
+        name = told or self.names.get(ANYBODY_ELSE) or submitter
+        try:
+            found = self.look_up(name)
+        except (KeyError, ValueError):
+            why = f", as which {submitter!r} is to run here," if name != submitter else ""
+            raise NoUser(
+                f"this node has no user {name!r}{why} and jobs run as whoever submitted them: make the user, or name "
+                "another one in [users] of the agent's settings"
+            ) from None
+        if found.pw_uid == 0 and told is None:
+            raise NoUser(f"jobs of {submitter!r} would run as root, which only [users] of the agent's settings allows")
+        groups = os.getgrouplist(found.pw_name, found.pw_gid)
+        return User(found.pw_name, found.pw_uid, found.pw_gid, tuple(groups), found.pw_dir, found.pw_shell)

@@ -1,0 +1,54 @@
+"""Which jobs are taken in: all that is wrong with one is named at once."""
+
+from __future__ import annotations
+
+import time
+
+from cotenant.core.jobs import QUEUE_DEFAULT, JobSpec
+from cotenant.core.options import did_you_mean
+from cotenant.core.placing import obstacles
+from cotenant.core.validate import Violation, shown
+from cotenant.rpc import errors, translate
+from cotenant.services.queue.state import State
+from cotenant.services.queue.views import View
+from cotenant.v1 import job_pb2
+
+SPEC_BYTES_MAX = 256 * 1024
+ARRAY_BYTES_MAX = 64 * 2**20  # over all jobs of an array
+
+
+def accept(state: State, message: job_pb2.JobSpec) -> JobSpec:
+    """Read a job that the caller submits, or asks about.
+
+    Raises:
+        Problem: INVALID_ARGUMENT naming each bad field, PERMISSION_DENIED for a tenant that is not the caller's, or
+            FAILED_PRECONDITION where no node that is known could ever take it.
+    """
+    view = View(state)
+    message = view.tenant_of(message)
+    if message.ByteSize() > SPEC_BYTES_MAX:
+        raise errors.invalid([Violation("spec", f"has {message.ByteSize()} bytes; {SPEC_BYTES_MAX} are taken at most")])
+    spec = translate.accept_spec(message, now=time.time())
+    if spec.queue != QUEUE_DEFAULT:
+        near = did_you_mean(spec.queue, [QUEUE_DEFAULT])
+        raise errors.invalid([Violation("spec.queue", f"there is no queue {spec.queue!r}{near}")])
+    if wrong := _out_of_place(view, spec, message):
+        raise errors.invalid(wrong)
+    if refusal := obstacles.never_fits(spec, state.shapes, elastic=state.elastic):
+        raise errors.failed_precondition("NEVER_FITS", refusal.detail, remedy=refusal.remedy)
+    return spec
+
+
+def _out_of_place(view: View, spec: JobSpec, message: job_pb2.JobSpec) -> list[Violation]:
+    """Name what a job cannot wait for, and arrays that are none or too large."""
+    wrong = []
+    for place, one in enumerate(spec.dependencies):
+        if not view.knows(one.job_id):
+            near = did_you_mean(one.job_id, view.near())
+            what = f"there is no job and no array {shown(one.job_id)}{near}"
+            wrong.append(Violation(f"spec.dependencies[{place}].id", what))
+    if spec.array_task:
+        wrong.append(Violation("spec.array_task", "is set by the queue; spec.array makes an array"))
+    if spec.array and (size := message.ByteSize() * len(spec.array.indices)) > ARRAY_BYTES_MAX:
+        wrong.append(Violation("spec.array", f"has {size} bytes in all; {ARRAY_BYTES_MAX} are taken at most"))
+    return wrong
