@@ -19,7 +19,6 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -84,8 +83,15 @@ class Mesh:
         return json.loads(self.run(*arguments, "--json"))
 
     def look(self, train: str, hog: str) -> tuple[float, float]:
-        """The training job's rate, and the cores that the other keeps busy."""
+        """The training job's rate, and the cores that the other keeps busy.
+
+        Raises:
+            SystemExit: one of them does not run.
+        """
         jobs = {job["id"]: job for job in self.json("top", "--once")["jobs"]}
+        for id in (train, hog):
+            if id not in jobs:
+                raise SystemExit(f"{id} does not run: {self.run('show', id)}")
         self.had.append(float(jobs[train]["cores_busy"] or 0))
         return float(jobs[train]["rate_per_second"] or 0), float(jobs[hog]["cores_busy"] or 0)
 
@@ -145,7 +151,7 @@ def beside(policy: str, load: Sequence[str], stress: str, directory: Path) -> di
 
 def measure(quick: bool) -> Sequence[Row]:
     """Each load, off and on."""
-    stress = os.environ.get("STRESS_NG") or shutil.which("stress-ng")
+    stress = shutil.which(os.environ.get("STRESS_NG") or "stress-ng")
     if stress is None:
         raise SystemExit("stress-ng is needed: apt-get install stress-ng, or say where it is with STRESS_NG")
     rows = []
@@ -158,22 +164,30 @@ def measure(quick: bool) -> Sequence[Row]:
 
 
 def rows_of(name: str, off: dict[str, float], on: dict[str, float]) -> list[Row]:
-    """Three bars for a load that hurts; one that does not has nothing to be noticed."""
-    hurts = off["late"] < 1 - HURT_MIN
+    """Three bars for a load that hurts; one that does not has nothing to be noticed, and says how little it does.
+
+    A load hurts by what the loop loses while it has its core: what it loses with its core's time is the machine's doing.
+    """
     quiet = min(off["had alone"], off["had"], on["had alone"]) >= QUIET_MIN
-    note = "off, in the same run" if hurts else "off, in the same run: it does not hurt by 5 %"
-    judged = "" if quiet else ", not judged: others took the CPU time"
+    harm = 1 - off["late"] / max(0.01, min(1.0, off["had"] / max(0.01, off["had alone"])))
+    hurts = harm >= HURT_MIN
+    note = "off, in the same run" if hurts else f"off, in the same run: it takes {max(0.0, harm):.0%} of the rate"
+    judged = hurts and quiet
+    why = "" if judged else ", not judged: " + ("others took the CPU time" if hurts else "no measurable harm here")
     rows = [
-        Row(f"{name}: noticed after", on["noticed"], "windows", bar="≤ 3 windows" if hurts else "",
-            holds=on["noticed"] <= NOTICED_WINDOWS_MAX if hurts else None),
-        Row(f"{name}: the victim's rate from window 6 on", on["late"], "of its baseline", off["late"], note,
-            "≥ 0.95 of its baseline", on["late"] >= RECOVERED_MIN),
-        Row(f"{name}: the CPU job keeps", on["kept"], "cores", off["kept"], note, "≥ 10 % unless suspended",
-            bool(on["suspended"]) or on["kept"] >= KEPT_MIN * off["kept"]),
+        Row(f"{name}: noticed after", on["noticed"], "windows", bar=f"≤ {NOTICED_WINDOWS_MAX} windows{why}",
+            holds=on["noticed"] <= NOTICED_WINDOWS_MAX if judged else None),
+        Row(f"{name}: the victim's rate from window {RECOVERED_WINDOWS_MAX} on", on["late"], "of its baseline",
+            off["late"], note, f"≥ {RECOVERED_MIN:g} of its baseline{why}",
+            on["late"] >= RECOVERED_MIN if judged else None),
+        Row(f"{name}: the CPU job keeps", on["kept"], "cores", off["kept"], note, f"≥ 10 % unless suspended{why}",
+            bool(on["suspended"]) or on["kept"] >= KEPT_MIN * off["kept"] if judged else None),
     ]  # fmt: skip
-    if not quiet:
-        rows = [replace(row, bar=row.bar + judged if row.bar else "", holds=None) for row in rows]
-    return [*rows, Row(f"{name}: the victim's CPU time then", on["had"], "cores", off["had"], note)]
+    return [
+        *rows,
+        Row(f"{name}: what the load takes of the rate by itself", 100 * max(0.0, harm), "%"),
+        Row(f"{name}: the victim's CPU time then", on["had"], "cores", off["had"], note),
+    ]
 
 
 if __name__ == "__main__":

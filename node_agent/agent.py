@@ -33,7 +33,7 @@ from cotenant.node_agent.probe import SYSFS, ProbeWishes, probe
 from cotenant.node_agent.profiles import Profiles
 from cotenant.node_agent.progress import Track
 from cotenant.node_agent.progress_reader import ProgressReader
-from cotenant.node_agent.records import AttemptKey, timestamp
+from cotenant.node_agent.records import AttemptKey, Status, timestamp
 from cotenant.node_agent.runtime import Heals, Runtime, RuntimeContext
 from cotenant.node_agent.samples import Sampler, Sight
 from cotenant.node_agent.sockets import remove_socket_directory, socket_directory
@@ -159,7 +159,7 @@ class Agent:
         self._uploads = OutputUploads(self._link.upload, runtime.output_directory, self._is_running)
         try:
             await health.open()
-            for found in await runtime.open(self._context(inventory), orders.changed):
+            for found in await runtime.open(self._context(inventory), self._changed):
                 orders.take_up(found)
             throttling.take_up()
             inventory.not_enforced.extend(runtime.not_enforced())
@@ -285,6 +285,12 @@ class Agent:
             self._health.release(response.released_gpus)
         for read in response.reads:
             self._uploads.order(read)
+
+    def _changed(self, status: Status) -> None:
+        """The runtime tells of an attempt."""
+        self._orders.changed(status)
+        if status.ended:
+            self._throttling.ended(status.key)
 
     def _is_running(self, key: AttemptKey) -> bool:
         attempt = self._orders.attempts.get(key)

@@ -196,6 +196,8 @@ def _make_version_1(mount: Mount, controller: str, node_id: str) -> str:
             top.create()
             node = top.child(node_id)
             node.create()
+            if not os.access(path := node.directories[controller], os.W_OK):
+                raise GroupError(f"{path} was left by an agent before us and cannot be written")
             for group in (top, node):
                 _weigh(group)
         except GroupError as error:

@@ -10,7 +10,7 @@ import psutil
 
 from cotenant.core.health import Era, NodeReading
 from cotenant.node_agent.cgroups import read_text
-from cotenant.node_agent.samples import read_pressure
+from cotenant.node_agent.pressure import read_pressure
 
 TRIAL = "health.trial"
 

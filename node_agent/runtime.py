@@ -9,7 +9,7 @@ from typing import Protocol, runtime_checkable
 
 from cotenant.core.throttle import FREE, Throttle
 from cotenant.node_agent.records import AttemptKey, Status
-from cotenant.v1 import node_service_pb2, resources_pb2
+from cotenant.v1 import contention_service_pb2, node_service_pb2, resources_pb2
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,13 +38,16 @@ class Usage:
     """What an attempt has used of the CPUs since it began, and holds of memory now.
 
     Of the memory bandwidth it tells the bytes that were moved since somebody began to look, and what it holds of the
-    last-level cache; None where the hardware does not tell.
+    last-level cache; None where the hardware does not tell. Pressures are those within its control group, None where the
+    kernel does not tell.
     """
 
     cpu_seconds: float
     memory_bytes: int
     moved_bytes: int | None = None
     cache_bytes: int | None = None
+    cpu_pressure: contention_service_pb2.Pressure | None = None
+    memory_pressure: contention_service_pb2.Pressure | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,48 +5,20 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import psutil
 
 from cotenant.core.throttle import FREE, Throttle
 from cotenant.node_agent.bandwidth import NodeBandwidth, rate_between
 from cotenant.node_agent.orders import Attempt
+from cotenant.node_agent.pressure import read_pressure
 from cotenant.node_agent.records import AttemptKey, duration, timestamp
 from cotenant.node_agent.runtime import Runtime, Usage
 from cotenant.v1 import contention_service_pb2, job_pb2
 
 UNKNOWN = -1.0
-PRESSURE = Path("/proc/pressure")
 WINDOWS_TO_WARM_UP = 6  # of a job that has begun, or was found by an agent that has
 WINDOWS_TO_SETTLE = 2  # after what it holds has changed
-
-
-def parse_pressure(text: str) -> contention_service_pb2.Pressure:
-    """Read a file of /proc/pressure; what it does not say is 0.
-
-    >>> parse_pressure("some avg10=1.50 avg60=0 avg300=0 total=9").some_avg10
-    1.5
-    """
-    shares = {"some": 0.0, "full": 0.0}
-    for line in text.splitlines():
-        kind, _, rest = line.partition(" ")
-        for word in rest.split():
-            name, _, value = word.partition("=")
-            if kind in shares and name == "avg10":
-                try:
-                    shares[kind] = float(value)
-                except ValueError:
-                    continue
-    return contention_service_pb2.Pressure(some_avg10=shares["some"], full_avg10=shares["full"])
-
-
-def read_pressure(resource: str, root: Path = PRESSURE) -> contention_service_pb2.Pressure:
-    """The pressure on `cpu`, `memory` or `io`; zeros where the kernel does not tell."""
-    try:
-        return parse_pressure((root / resource).read_text())
-    except OSError:
-        return contention_service_pb2.Pressure()
 
 
 def is_cpu_job(attempt: Attempt) -> bool:
@@ -100,7 +72,9 @@ class Sampler:
         window_seconds, self._window_began = now - self._window_began, now
         live = {key: attempt for key, attempt in self._sight.attempts().items() if not attempt.status.ended}
         self._readings = {key: reading for key, reading in self._readings.items() if key in live}
-        samples = [await self._attempt_sample(key, attempt, window_seconds) for key, attempt in sorted(live.items())]
+        told = [await self._attempt_sample(key, attempt, window_seconds) for key, attempt in sorted(live.items())]
+        samples, cpu_percent = [sample for sample in told if sample], psutil.cpu_percent()
+        busy = cpu_percent / 100 * (psutil.cpu_count() or 1)
         return contention_service_pb2.NodeSample(
             node_id=self._node_id,
             time=timestamp(time.time()),
@@ -108,12 +82,13 @@ class Sampler:
             cpu=read_pressure("cpu"),
             memory=read_pressure("memory"),
             io=read_pressure("io"),
-            cpu_percent=psutil.cpu_percent(),
+            cpu_percent=cpu_percent,
             memory_used_bytes=psutil.virtual_memory().used,
             memory_bandwidth_bytes_per_second=_told(self._bandwidth.window()),
             memory_bandwidth_peak_bytes_per_second=self._bandwidth.peak_bytes_per_second,
             bandwidth_enforced=self._bandwidth.enforced,
-            attempts=[sample for sample in samples if sample],
+            attempts=samples,
+            cores_of_others=max(0.0, busy - sum(sample.cores_used for sample in samples)),
         )
 
     async def _attempt_sample(
@@ -145,6 +120,8 @@ class Sampler:
             phase=phase,
             tasks=len(tasks),
             unsteady=self._unsteady(key, attempt, now.time),
+            cpu=usage.cpu_pressure,
+            memory=usage.memory_pressure,
         )
 
     def _unsteady(self, key: AttemptKey, attempt: Attempt, now: float) -> bool:

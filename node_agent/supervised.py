@@ -16,6 +16,7 @@ from cotenant.node_agent.attempt_directory import AttemptDirectory
 from cotenant.node_agent.attempt_throttle import AttemptThrottle
 from cotenant.node_agent.cgroups import Group, GroupError
 from cotenant.node_agent.core_changes import CoresRefused
+from cotenant.node_agent.pressure import pressure_within
 from cotenant.node_agent.records import AttemptKey, Status
 from cotenant.node_agent.runtime import Usage
 from cotenant.v1 import node_service_pb2, resources_pb2
@@ -116,7 +117,12 @@ class Supervised:
     async def usage(self) -> Usage | None:
         """Read the account of the control group, or without one of the processes; and what the hardware tells."""
         if self.group is not None:
-            usage: Usage | None = Usage(self.group.cpu_seconds(), self.group.memory_bytes())
+            usage: Usage | None = Usage(
+                self.group.cpu_seconds(),
+                self.group.memory_bytes(),
+                cpu_pressure=pressure_within(self.group, "cpu"),
+                memory_pressure=pressure_within(self.group, "memory"),
+            )
         else:
             pid = self.status.pid if self.status else 0
             usage = await asyncio.to_thread(remains.usage_of_descendants, pid)

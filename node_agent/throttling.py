@@ -41,13 +41,19 @@ CHANGES = telemetry.counter("cotenant.agent.throttles", "{attempt}", "Changes of
 
 @dataclass(slots=True)
 class Lease:
-    """What is wanted of an attempt, why, and until when on the monotonic clock."""
+    """What is wanted of an attempt, why, and until when on the monotonic clock.
+
+    `holds` is how it has been held back since `began`, in unix time, and `because` why.
+    """
 
     wanted: Throttle
     reason: str
     until: float
     directive: str = ""
     trace_parent: str = ""
+    holds: Throttle = FREE
+    began: float = 0.0
+    because: str = ""
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     task: asyncio.Task[None] | None = None
 
@@ -118,6 +124,11 @@ class Throttling:
         best_effort = attempt.assignment.spec.best_effort
         return throttle_for(directive.share, max(cores, default=0), best_effort, self._bandwidth_enforced)
 
+    def ended(self, key: AttemptKey) -> None:
+        """An attempt has ended: it is not held back any more."""
+        if lease := self._leases.get(key):
+            lease.changed.set()
+
     def away(self) -> None:
         """The stream is lost: what is not renewed soon is let go."""
         soon = time.monotonic() + AWAY_SECONDS_MAX
@@ -131,7 +142,7 @@ class Throttling:
         if lease is None:
             if self._closing or (wanted.free and self.held(key).throttle.free):
                 return
-            lease = self._leases[key] = Lease(wanted, reason, until, directive)
+            lease = self._leases[key] = Lease(wanted, reason, until, directive, self._attempts()[key].assignment.trace_parent)
             lease.task = self._background.start(self._carry_out(key, lease))
         elif lease.wanted != wanted or lease.reason != reason:
             lease.wanted, lease.reason, lease.directive = wanted, reason, directive
@@ -156,6 +167,7 @@ class Throttling:
                     log.warning("throttle_ran_out", attempt=str(key), throttle=words(lease.wanted))
                     lease.wanted, lease.reason = FREE, "contention does not say any more that it should be held back"
         finally:
+            _record(key, lease)
             if self._leases.get(key) is lease:
                 del self._leases[key]
             self._changed(key)
@@ -183,6 +195,9 @@ class Throttling:
         except Exception as error:  # a stranger's runtime may raise whatever it likes
             log.exception("runtime_failed", attempt=str(key))
             held = Held(before.throttle, (f"the runtime failed: {type(error).__name__}: {error}",))
+        if held.throttle != lease.holds:
+            _record(key, lease)
+            lease.holds, lease.began, lease.because = held.throttle, time.time(), lease.reason
         if held != before:
             CHANGES.add()
             refused = {"refused": held.refused} if held.refused else {}
@@ -203,6 +218,21 @@ class Throttling:
         if tasks:
             await asyncio.wait(tasks, timeout=CLOSE_SECONDS_MAX)
         await self._background.close()
+
+
+def _record(key: AttemptKey, lease: Lease) -> None:
+    """Put into the job's trace for how long, how and why it was held back up to now."""
+    if not lease.holds.free:
+        telemetry.record(
+            "throttle",
+            lease.trace_parent,
+            lease.began,
+            time.time(),
+            job=key.job_id,
+            attempt=key.number,
+            throttle=words(lease.holds),
+            why=lease.because,
+        )
 
 
 def throttle_for(share: float, cores: int, best_effort: bool, bandwidth_enforced: bool) -> Throttle:

@@ -48,6 +48,7 @@ def window_of(sample: pb.NodeSample, now: float) -> NodeWindow:
         )
         or None,
         bandwidth_enforced=sample.bandwidth_enforced,
+        cores_of_others=_number("cores_of_others", sample.cores_of_others, CORES_MAX),
     )
 
 
@@ -74,6 +75,8 @@ def _attempt(sample: pb.AttemptSample) -> AttemptWindow:
         expected_rate_per_second=_number(f"expected_rate_per_second {job}", sample.expected_rate_per_second) or None,
         phase=sample.phase,
         unsteady=sample.unsteady,
+        cpu_some_percent=_pressure(f"cpu {job}", sample.cpu) if sample.HasField("cpu") else None,
+        memory_some_percent=_pressure(f"memory {job}", sample.memory) if sample.HasField("memory") else None,
     )
 
 

@@ -65,6 +65,12 @@ class Cluster:
         self.touch()
         return node
 
+    def remove_node(self, node: Node) -> None:
+        """Forget a node on which no attempt is left."""
+        del self.nodes[node.id]
+        self.claimed.pop(node.id, None)
+        self.touch()
+
     def touch(self) -> None:
         """Note that nodes came or changed: the ledger is made anew when it is next asked for."""
         self._ledger = None

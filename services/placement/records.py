@@ -40,6 +40,7 @@ class Node:
     number: int
     connected: bool = False
     lost: bool = False
+    given_up: str = ""  # why, where an operator says that it will not come back
     strained: bool = False  # what its attempts hold is more than it has
     was_open: bool = False  # when that was last looked at
     seen_seconds: float = 0.0

@@ -84,7 +84,7 @@ class Registry:
         session.put(self._welcome())
         self._reconcile(node, session, hello)
         self.sessions.open(session)
-        node.connected, node.lost, node.seen_seconds = True, False, time.monotonic()
+        node.connected, node.lost, node.given_up, node.seen_seconds = True, False, "", time.monotonic()
         self.cluster.reopen(node)
         self.attempts.feed.publish_capacity()
         if node.record.node.state == NodeState.NODE_STATE_DRAINING:
@@ -263,12 +263,52 @@ class Registry:
                 if not node.lost:
                     node.lost = True
                     self.attempts.feed.publish_capacity()
-                for live in self.cluster.on_node(node.id):
-                    if silent <= may_run_on_seconds(live, self.lost_after_seconds, self.heartbeat_seconds):
-                        continue  # it stops by itself, and must have before it is started elsewhere
-                    self.attempts.give_up(
-                        live, node.id, AttemptState.LOST, f"{node.id} has been away for {silent:.0f} s"
-                    )
+                self._give_up(node, f"{node.id} has been away for {silent:.0f} s", self.lost_after_seconds)
+            elif not node.connected and node.given_up:
+                self._give_up(node, node.given_up, 0.0)
+
+    def _give_up(self, node: Node, why: str, after_seconds: float) -> None:
+        """Take attempts of a node as lost; who stops by itself must have before it is started elsewhere."""
+        silent = time.monotonic() - node.seen_seconds
+        for live in self.cluster.on_node(node.id):
+            if silent > may_run_on_seconds(live, after_seconds, self.heartbeat_seconds):
+                self.attempts.give_up(live, node.id, AttemptState.LOST, why)
+
+    async def forget(self, node: Node, reason: str, *, powered_off: bool) -> node_pb2.Node:
+        """Give up a node that will not come back, and what it has; a node that does come back is a new one.
+
+        Attempts that must not run twice are kept until they must have stopped by themselves, unless it is `powered_off`.
+        The node is forgotten as soon as none is left.
+
+        Raises:
+            RpcError: its agent is there.
+        """
+        if node.connected:
+            raise errors.failed_precondition("NODE_CONNECTED", f"the agent of {node.id} is connected: drain {node.id}")
+        log.warning("node_given_up", node=node.id, reason=reason, powered_off=powered_off)
+        node.lost, node.given_up = True, f"{node.id} was given up by an operator{f': {reason}' if reason else ''}"
+        if powered_off:
+            for live in self.cluster.on_node(node.id):
+                self.attempts.give_up(live, node.id, AttemptState.LOST, node.given_up)
+        self._give_up(node, node.given_up, 0.0)
+        self.attempts.feed.publish_capacity()
+        told = self.describe(node)
+        await self._forget_if_empty(node)
+        return told
+
+    async def forget_the_given_up(self) -> None:
+        """Remove the nodes that were given up and that nothing is known to be on any more."""
+        for node in [node for node in self.cluster.nodes.values() if node.given_up and not node.connected]:
+            await self._forget_if_empty(node)
+
+    async def _forget_if_empty(self, node: Node) -> None:
+        async with self._lock(node.id):
+            if node.connected or self.cluster.nodes.get(node.id) is not node or self.cluster.on_node(node.id):
+                return
+            await self.committer.commit([Write(NODES + node.id, None)])
+            self.cluster.remove_node(node)
+        self.attempts.feed.publish_capacity()
+        log.info("node_forgotten", node=node.id)
 
     async def mark(self, node_id: str, state: NodeState.ValueType, reason: str, owner: str) -> Node:
         """Cordon, drain or uncordon a node, durably."""

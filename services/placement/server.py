@@ -18,7 +18,7 @@ from cotenant.rpc.policies import PolicyServicer
 from cotenant.rpc.server import Host, Server
 from cotenant.services.placement import planner
 from cotenant.services.placement.agents import Sessions
-from cotenant.services.placement.attempts import Attempts
+from cotenant.services.placement.attempts import NOT_COMMITTED, Attempts
 from cotenant.services.placement.cluster import MESSAGE_LENGTH_MAX, Cluster
 from cotenant.services.placement.committer import Committer, Fenced, Halted, TooLarge
 from cotenant.services.placement.dealing import Dealing
@@ -166,6 +166,8 @@ class Placement(placement_grpc.PlacementServiceServicer, node_grpc.NodeServiceSe
         while True:
             await asyncio.sleep(min(self.config.heartbeat_seconds, self.config.lost_after_seconds / 4))
             self.registry.give_up_silent_nodes()
+            with suppress(*NOT_COMMITTED):
+                await self.registry.forget_the_given_up()
 
     async def _probe(self) -> None:
         while True:
@@ -312,6 +314,15 @@ class Placement(placement_grpc.PlacementServiceServicer, node_grpc.NodeServiceSe
             raise errors.not_found("GPU", request.gpu_uuid, near=uuids)
         self.registry.release_gpu(node, request.gpu_uuid)
         return node_pb2.ReleaseGpuResponse(node=self.registry.describe(node))
+
+    async def ForgetNode(self, request: node_pb2.ForgetNodeRequest, context: object) -> node_pb2.ForgetNodeResponse:
+        """Give up what a node has that will not come back."""
+        node = self._node(request.id)
+        with committing():
+            told = await self.background.finish(
+                self.registry.forget(node, request.reason, powered_off=request.powered_off)
+            )
+        return node_pb2.ForgetNodeResponse(node=told)
 
     async def _mark(self, node_id: str, state: NodeState.ValueType, reason: str) -> node_pb2.Node:
         self._node(node_id)

@@ -363,6 +363,9 @@ class Nodes(nodes_grpc.NodeServiceServicer):
         found.inventory.problems.extend(problems)
         return nodes_pb.ReleaseGpuResponse(node=found)
 
+    async def ForgetNode(self, request: nodes_pb.ForgetNodeRequest, context: Any) -> nodes_pb.ForgetNodeResponse:
+        return nodes_pb.ForgetNodeResponse(node=self._known(request.id))
+
     def _put(self, request: Any, state: nodes_pb.NodeState.ValueType) -> nodes_pb.Node:
         found = self._known(request.id)
         found.state, found.state_reason = state, getattr(request, "reason", "")

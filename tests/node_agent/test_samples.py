@@ -13,7 +13,8 @@ from tests.node_agent.jobs import CPUS, PYTHON, assignment, resize_order, shell,
 from tests.node_agent.placement import Placement
 
 from cotenant.node_agent import cgroup_mounts
-from cotenant.node_agent.samples import parse_pressure, read_pressure
+from cotenant.node_agent.cgroups import Group
+from cotenant.node_agent.pressure import parse_pressure, pressure_within, read_pressure
 from cotenant.v1 import contention_service_pb2, job_pb2
 
 STEPS = "import time; from cotenant import progress\nwhile True: time.sleep(0.05); progress.step(phase='validation')"
@@ -23,6 +24,15 @@ def test_pressure_is_read_and_odd_content_is_none(tmp_path: Path) -> None:
     told = parse_pressure("some avg10=2.50 avg60=1 total=5\nfull avg10=0.75 avg60=x\nfull avg10=x\nnonsense")
     assert (told.some_avg10, told.full_avg10) == (2.5, 0.75)
     assert read_pressure("cpu", tmp_path) == contention_service_pb2.Pressure()
+
+
+def test_pressure_within_a_group_is_told_by_version_2_alone(tmp_path: Path) -> None:
+    (tmp_path / "cpu.pressure").write_text("some avg10=12.50 avg60=0 avg300=0 total=9\n")
+    told = pressure_within(Group(2, {"unified": str(tmp_path)}, ()), "cpu")
+    assert told is not None
+    assert told.some_avg10 == 12.5
+    assert pressure_within(Group(2, {"unified": str(tmp_path)}, ()), "memory") is None
+    assert pressure_within(Group(1, {"cpu": str(tmp_path)}, ()), "cpu") is None
 
 
 @pytest.mark.parametrize("groups", [pytest.param(True, marks=pytest.mark.root), False], ids=["groups", "no groups"])

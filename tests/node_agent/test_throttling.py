@@ -17,6 +17,7 @@ from tests.node_agent.jobs import CPUS, assignment, profile_order, resize_order,
 from tests.node_agent.placement import Placement
 from tests.node_agent.test_profiling import BOTH, OTHER, PACED, cpus_of, directory, pid_of
 
+from cotenant import telemetry
 from cotenant.core.policy import Throttle
 from cotenant.node_agent import cgroup_mounts, throttling
 from cotenant.node_agent.throttling import throttle_for, words
@@ -272,3 +273,31 @@ def test_a_way_to_a_share_is_found() -> None:
     assert throttle_for(0.3, 1, False, False).free  # nothing can be done
     assert throttle_for(0.1, 8, False, False) == Throttle(cores=1)
     assert words(Throttle(bandwidth_percent=20, suspended=True)) == "with 20 % of the memory bandwidth, suspended"
+
+
+async def test_the_jobs_trace_tells_for_how_long_how_and_why_it_was_held_back(
+    placement: Placement, watched: RunningAgent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spans: list[tuple[str, str, float, float, dict[str, Any]]] = []
+
+    def record(name: str, parent: str, start: float, end: float, **attributes: Any) -> str:
+        spans.append((name, parent, start, end, attributes))
+        return ""
+
+    monkeypatch.setattr(telemetry, "record", record)
+    job = cpu_job()
+    job.trace_parent = "00-" + "1" * 32 + "-" + "2" * 16 + "-01"
+    await begun(placement, watched, job)
+    placement.directives.append(directive(cores=1))
+    await held(placement, cores=1)
+    placement.directives.append(directive(share=1.0, bandwidth_percent=100))
+    await until(lambda: any(name == "throttle" for name, *_ in spans))
+    ((_, parent, start, end, told),) = [span for span in spans if span[0] == "throttle"]
+    assert (parent, told["throttle"], told["why"]) == (job.trace_parent, "on 1 of its cores", "job gpu is 20 % slower")
+    assert 0 < start < end
+    await freed(placement)
+    placement.directives.append(directive(cores=1))
+    await held(placement, cores=1)
+    placement.send(stops=[stop_order("job", grace_seconds=0)])
+    await placement.ended("job")
+    await until(lambda: len([name for name, *_ in spans if name == "throttle"]) == 2)

@@ -33,6 +33,7 @@ _ENTRIES = (
     ("cordon", "nodes", "Give a node no new work.", NODES),
     ("uncordon", "nodes", "Take back a cordon or a drain.", NODES),
     ("release", "nodes", "Give a GPU that was not well back to work.", NODES),
+    ("forget", "nodes", "Take a node that will not come back as gone.", NODES),
     ("snapshot", "snapshot", "Save the cluster and its jobs as they are, to be simulated from there.", NODES),
     ("tenants", "tenants", "List tenants, their guarantees and limits, and change them.", NODES),
     ("incidents", "incidents", "List who slowed whom on a node, and what was done about it.", NODES),

@@ -1,4 +1,4 @@
-"""Commands for nodes: list, drain, cordon, uncordon, release."""
+"""Commands for nodes: list, drain, cordon, uncordon, release, forget."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from cotenant.cli.render import Column, print_table
 from cotenant.v1.node_service_pb2 import (
     CordonNodeRequest,
     DrainNodeRequest,
+    ForgetNodeRequest,
     Node,
     ReleaseGpuRequest,
     UncordonNodeRequest,
@@ -42,6 +43,7 @@ def register(app: typer.Typer) -> None:
     app.command("cordon")(cordon)
     app.command("uncordon")(uncordon)
     app.command("release")(release)
+    app.command("forget")(forget)
 
 
 def nodes(context: typer.Context, as_json: options.AsJson = False) -> None:
@@ -123,6 +125,41 @@ def release(
         return await mesh.nodes.ReleaseGpu(ReleaseGpuRequest(id=node.id, gpu_uuid=_gpu_of(node, gpu)))
 
     _act(context, node_id, as_json, act)
+
+
+def forget(
+    context: typer.Context,
+    node_id: options.NodeId,
+    reason: Reason = "",
+    powered_off: Annotated[
+        bool,
+        typer.Option("--powered-off", help="Nothing runs there: also give up jobs that must never run twice at once."),
+    ] = False,
+    as_json: options.AsJson = False,
+) -> None:
+    """Take a node whose agent is away as gone: what it had is started elsewhere at once, and the node is not listed.
+
+    If it comes back, it is a new node, and what still runs there from before is stopped.
+
+    \b
+    Examples:
+      cotenant forget gpu-7 --reason "sent back to the vendor"
+      cotenant forget gpu-7 --powered-off
+    """
+    request = ForgetNodeRequest(reason=reason, powered_off=powered_off)
+
+    async def work(mesh: Mesh) -> Node:
+        node: Node = (await mesh.nodes.ForgetNode(_to(request, await find_node(mesh, node_id)))).node
+        return node
+
+    view = views.node_view(reach(Flags.of(context), work), time.time())
+    if as_json:
+        views.print_json(view)
+    elif kept := view["attempts"]:
+        print(f"{view['id']} is forgotten once these have gone: {', '.join(kept)}")
+        note("who must never run twice at once is waited for, unless with --powered-off, and so is who stops elsewhere")
+    else:
+        print(f"{view['id']} is forgotten")
 
 
 def _gpu_of(node: Node, text: str) -> str:

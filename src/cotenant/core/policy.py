@@ -240,6 +240,8 @@ class AttemptWindow:
     expected_rate_per_second: float | None = None  # what the predictor expects of it on what it holds
     phase: str = ""  # phases have rates of their own; "" is training
     unsteady: bool = False  # its rate may not be judged: it is being profiled, resized or has just begun
+    cpu_some_percent: float | None = None  # of the time somebody in it waits for a CPU
+    memory_some_percent: float | None = None  # the same for memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,6 +258,7 @@ class NodeWindow:
     memory_bandwidth_bytes_per_second: float | None = None
     memory_bandwidth_peak_bytes_per_second: float | None = None
     bandwidth_enforced: bool = False  # the hardware can hold an attempt to a share of the memory bandwidth
+    cores_of_others: float = 0.0  # busy with what is of no attempt
 
 
 @dataclass(frozen=True, slots=True)

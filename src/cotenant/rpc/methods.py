@@ -57,6 +57,7 @@ _BY_SERVICE = {
         "CordonNode": WRITE,
         "UncordonNode": WRITE,
         "ReleaseGpu": WRITE,
+        "ForgetNode": WRITE,
     },
     "PlacementService": {
         # Not retried: the next cycle plans anew, from what is free then.

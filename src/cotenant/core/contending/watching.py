@@ -1,5 +1,9 @@
 """What is known of a node: its jobs' baselines, what its CPU jobs used lately, and whether anything is short there.
 
+What is short by the node's own figures may be short for others alone: for somebody's own processes, or for a CPU job
+that has more threads than cores. Where the kernel tells how long each attempt waits, and how busy the node is with what
+is of no attempt, that is not held against CPU jobs.
+
 A fall near an onset, within half a minute after a CPU job began to use much more, needs less to be believed than one at
 any other time. How much less follows from how rare such times are on the node: noise may set off as many alarms a day
 near onsets as at all other times.
@@ -20,6 +24,8 @@ GAP_WINDOWS = 12.0  # after a silence of so many windows nothing before it count
 DAY_SECONDS = 86_400.0
 EXPOSURE = 0.005  # the least share of windows that are taken to be near an onset
 EXPOSURE_SHARE = 1 / 4320  # what one window counts in that share: a memory of six hours
+OTHERS_CORES = 0.5  # of others' processes beyond what is usual: they explain why somebody waits for a CPU
+OTHERS_SHARE = 0.02  # what one window counts in what is usual: a memory of four minutes
 RATE, UTILISATION = "rate", "GPU utilisation"
 
 Key = tuple[str, int, str]  # phase, cores, what is measured
@@ -64,6 +70,7 @@ class Watch:
     gpu_jobs: frozenset[str] = frozenset()
     onset: str = ""  # which CPU job began to use much more lately; "": none
     exposure: float = 0.01  # the share of windows in which one had
+    others: float = math.nan  # cores that were busy with what is of no attempt, on average over a few minutes
 
     def see(self, window: NodeWindow, *, held: bool) -> None:
         """Take a window in. `held`: somebody is held back, so that rates may be those of jobs that nobody hurts."""
@@ -79,7 +86,10 @@ class Watch:
         self.cpu = {id: one for id, one in here.items() if one.cpu_job and one.job_id not in self.gpu_jobs}
         training = {id: one for id, one in here.items() if not one.cpu_job}
         self._note_uses(window)
+        if math.isnan(self.others):
+            self.others = window.cores_of_others
         self._judge(window, training, held)
+        self.others += OTHERS_SHARE * (window.cores_of_others - self.others)
         for known in (self.baselines, self.active):
             for gone in known.keys() - training.keys():
                 del known[gone]
@@ -152,13 +162,25 @@ class Watch:
         limits, used = self.limits, self.bandwidth_percent(window)
         if used is not None and used > limits.bandwidth_percent:
             return f"memory bandwidth is at {used:.0f} % of the node's peak"
-        if window.memory_some_percent > limits.memory_percent:
+        if window.memory_some_percent > limits.memory_percent and self._felt(window):
             return f"tasks wait for memory {window.memory_some_percent:.0f} % of the time"
         if window.io_some_percent > limits.io_percent:
             return f"tasks wait for storage {window.io_some_percent:.0f} % of the time"
-        if window.cpu_some_percent > limits.cpu_percent:
+        if window.cpu_some_percent > limits.cpu_percent and self._of_ours(window):
             return f"tasks wait for a CPU {window.cpu_some_percent:.0f} % of the time"
         return ""
+
+    def _felt(self, window: NodeWindow) -> bool:
+        """Tell whether some job that may be a victim waits for memory; true too where the kernel does not tell."""
+        waits = [attempt.memory_some_percent for attempt in window.attempts if attempt.job_id in self.gpu_jobs]
+        return any(wait is None or wait > self.limits.memory_percent for wait in waits)
+
+    def _of_ours(self, window: NodeWindow) -> bool:
+        """Tell whether those who wait for a CPU may wait for an attempt, not for somebody else's processes."""
+        if window.cores_of_others - self.others >= OTHERS_CORES:
+            return False
+        waits = [attempt.cpu_some_percent for attempt in window.attempts]
+        return any(wait is None or wait > self.limits.cpu_percent for wait in waits)
 
     def _onset(self, window: NodeWindow) -> str:
         """Say which CPU job began to use much more lately; nothing where none did."""
