@@ -24,7 +24,8 @@ class Kernel:
 def bursts(seed: int, kernel: Kernel, hours: int = 4) -> list[Directive]:
     """A training job beside a CPU job that does the same all the time, each on cores of its own.
 
-    Every ten minutes somebody's own processes run on the training job's cores for one minute, and take 30 % of its rate.
+    Every ten minutes somebody's own processes run for one minute on the training job's cores, and take 30 % of its
+    rate.
     """
     rng, policy = random.Random(seed), CodaEliminator()
     said: list[Directive] = []

@@ -9,10 +9,10 @@ import pytest
 from tests.node_agent.conditions import until
 from tests.node_agent.conftest import RunningAgent, end_jobs
 from tests.node_agent.jobs import shell, task
-from tests.node_agent.placement import Placement
+from tests.node_agent.placement import ENDS, Placement
 from tests.vm.reboot.agents import DISK, ENDED, RUNNING, STARTS, agent_on_disk
 
-from cotenant.v1 import job_pb2
+from cotenant.v1 import job_pb2, node_service_pb2
 
 pytestmark = pytest.mark.root
 
@@ -27,12 +27,21 @@ async def agent(placement: Placement) -> AsyncIterator[RunningAgent]:
     await end_jobs(DISK / "state")
 
 
+async def told(placement: Placement, job_id: str) -> node_service_pb2.AttemptReport:
+    """How a job ended, as the agent says in its greeting, where it has found out by then, or later."""
+
+    def end() -> node_service_pb2.AttemptReport | None:
+        greetings = (report for hello in placement.hellos for report in hello.attempts if report.state in ENDS)
+        return placement.end(job_id) or next((report for report in greetings if report.job_id == job_id), None)
+
+    found: node_service_pb2.AttemptReport = await placement.until(end)
+    return found
+
+
 async def test_what_ran_is_told_as_failed_what_had_ended_as_it_ended_and_nothing_starts_again(
     placement: Placement, agent: RunningAgent
 ) -> None:
-    running, ended = await placement.ended(RUNNING), placement.end(ENDED)
-    if ended is None:  # told in the greeting, before anything new
-        (ended,) = [report for report in placement.hellos[0].attempts if report.job_id == ENDED]
+    running, ended = await told(placement, RUNNING), await told(placement, ENDED)
     assert running.state == job_pb2.ATTEMPT_STATE_FAILED
     assert running.message
     assert (ended.state, ended.exit.code) == (job_pb2.ATTEMPT_STATE_FAILED, 4)
