@@ -64,10 +64,17 @@ class Visit:
 # What of those says the same on any kernel all the same, or would say it several times.
 ANYWHERE = ("bad_disks", "link", "profiling", "systemd_scope")
 AGAIN = "test_resizing.py::test_an_agent_killed_in_the_middle_goes_back_to_its_record"
+TIMED = (  # by the agent's own clocks and records, whatever the kernel
+    "test_silence_frees_it",
+    "test_the_loss_of_contention_frees_it",
+    "test_an_agent_that_was_killed_is_followed_by_one_that_knows",
+    "test_the_jobs_trace_tells_for_how_long_how_and_why_it_was_held_back",
+)
 AGENT_TESTS = (
     "tests/node_agent",
     *(f"--ignore=tests/node_agent/test_{name}.py" for name in ANYWHERE),
     *(f"--deselect=tests/node_agent/{AGAIN}[{moment}]" for moment in ("replace_assignment", "answer")),
+    *(f"--deselect=tests/node_agent/test_throttling.py::{name}" for name in TIMED),
 )
 
 VISITS = (
