@@ -166,7 +166,7 @@ def measure(quick: bool) -> Sequence[Row]:
 def rows_of(name: str, off: dict[str, float], on: dict[str, float]) -> list[Row]:
     """Three bars for a load that hurts; one that does not has nothing to be noticed, and says how little it does.
 
-    A load hurts by what the loop loses while it has its core: what it loses with its core's time is the machine's doing.
+    A load hurts by what the loop loses while it has its core, not by the time on it that others take.
     """
     quiet = min(off["had alone"], off["had"], on["had alone"]) >= QUIET_MIN
     harm = 1 - off["late"] / max(0.01, min(1.0, off["had"] / max(0.01, off["had alone"])))

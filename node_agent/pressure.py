@@ -36,7 +36,7 @@ def read_pressure(resource: str, root: Path = PRESSURE) -> contention_service_pb
 
 
 def pressure_within(group: Group, resource: str) -> contention_service_pb2.Pressure | None:
-    """The pressure on `cpu` or `memory` within a control group; None where the kernel does not tell, as in version 1."""
+    """The pressure on `cpu` or `memory` within a control group; None where it is not told, as in version 1."""
     directory = group.directories.get(UNIFIED) if group.version == 2 else None
     text = read_text(f"{directory}/{resource}.pressure") if directory else ""
     return parse_pressure(text) if text else None

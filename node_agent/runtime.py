@@ -38,8 +38,8 @@ class Usage:
     """What an attempt has used of the CPUs since it began, and holds of memory now.
 
     Of the memory bandwidth it tells the bytes that were moved since somebody began to look, and what it holds of the
-    last-level cache; None where the hardware does not tell. Pressures are those within its control group, None where the
-    kernel does not tell.
+    last-level cache; None where the hardware does not tell. Pressures are those within its control group, None where
+    the kernel does not tell.
     """
 
     cpu_seconds: float

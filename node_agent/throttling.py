@@ -142,7 +142,8 @@ class Throttling:
         if lease is None:
             if self._closing or (wanted.free and self.held(key).throttle.free):
                 return
-            lease = self._leases[key] = Lease(wanted, reason, until, directive, self._attempts()[key].assignment.trace_parent)
+            trace_parent = self._attempts()[key].assignment.trace_parent
+            lease = self._leases[key] = Lease(wanted, reason, until, directive, trace_parent)
             lease.task = self._background.start(self._carry_out(key, lease))
         elif lease.wanted != wanted or lease.reason != reason:
             lease.wanted, lease.reason, lease.directive = wanted, reason, directive

@@ -277,8 +277,8 @@ class Registry:
     async def forget(self, node: Node, reason: str, *, powered_off: bool) -> node_pb2.Node:
         """Give up a node that will not come back, and what it has; a node that does come back is a new one.
 
-        Attempts that must not run twice are kept until they must have stopped by themselves, unless it is `powered_off`.
-        The node is forgotten as soon as none is left.
+        Attempts that must not run twice are kept until they must have stopped by themselves, unless the node is
+        `powered_off`. It is forgotten as soon as none is left.
 
         Raises:
             RpcError: its agent is there.
