@@ -114,6 +114,7 @@ _BY_SERVICE: Mapping[str, Mapping[str, Rule]] = {
         "CordonNode": _RUN_CLUSTER,
         "UncordonNode": _RUN_CLUSTER,
         "ReleaseGpu": _RUN_CLUSTER,
+        "ForgetNode": _RUN_CLUSTER,
     },
     "AgentService": {
         "Connect": _rule(operator=None, agent=Scope.OWN_NODE, changes=True),
