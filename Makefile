@@ -16,7 +16,7 @@ ARGS ?=
 APART := tests/core tests/policies tests/contract tests/simulation tests/services tests/rpc tests/store tests/cli src
 APART += tests/benchmarks tests/reproduction tests/integrations tests/transcripts
 
-.PHONY: help setup test test-vm tests lint bench docs demo clean
+.PHONY: help setup test test-vm tests lint bench docs reproduce demo clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 16
@@ -58,6 +58,13 @@ docs: $(STAMP) ## draw the pages and pictures of docs/ that come from the code
 	@python tools/metrics.py
 	@python tools/dashboards.py
 	@python tools/roles.py
+
+reproduce: $(STAMP) ## what five papers report, measured again, and written down in docs (ARGS=--quick for minutes)
+	@for paper in coda genie aiturbo philly xiao; do \
+	  printf '── %s\n' $$paper; \
+	  cotenant reproduce $$paper --markdown --png docs/plots $(ARGS) > docs/reproduction/$$paper.part; \
+	  mv docs/reproduction/$$paper.part docs/reproduction/$$paper.md; \
+	done
 
 demo: $(STAMP) ## the whole mesh on this machine, with a real mixed workload
 	@cotenant demo $(ARGS)

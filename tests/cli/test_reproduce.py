@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
+import psutil
 import pytest
 
 from cotenant.cli.main import run
+from cotenant.reproduction import papers
 from cotenant.reproduction.papers import NAMES, xiao
+from cotenant.reproduction.words import Asked, Case, Claim, Done, Figures, Findings, Stopped, Table
 
 
 def test_a_paper_that_nobody_knows_is_told_with_those_that_there_are(capsys: pytest.CaptureFixture[str]) -> None:
@@ -36,3 +44,95 @@ def test_a_report_and_figures_are_written(
 def test_a_report_of_all_papers_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["reproduce", "all", "--report", "a.html"]) == 2
     assert "a report is of one paper" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("paper", ["coda", "genie", "philly", "xiao", "aiturbo"])
+def test_a_trace_in_another_format_is_told_with_what_it_lacks(
+    paper: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    for name in ("openb/openb_pod_list_default.csv", "itp/cluster10.csv", "philly/0e4a51.csv", "philly/2869ce.csv"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("apples,pears\n1,2\n")
+    (tmp_path / "synergy").mkdir()
+    (tmp_path / "synergy" / "static_100job_6_3_1100.0").write_text("")
+    asked = ["reproduce", paper, "--quick", "--seeds", "1", "--jobs", "1", "--data", str(tmp_path)]
+    assert run(asked) == 2
+    told = capsys.readouterr().err
+    assert "is no trace as it is expected: it has no column" in told
+    assert str(tmp_path) in told.replace("\n", "")
+    assert "Traceback" not in told
+
+
+def test_a_number_that_is_none_is_told_with_its_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "itp").mkdir()
+    (tmp_path / "itp" / "cluster10.csv").write_text("num_gpu,duration\n1,long\n")
+    assert run(["reproduce", "genie", "--quick", "--seeds", "1", "--jobs", "1", "--data", str(tmp_path)]) == 2
+    assert "could not convert string to float: 'long'" in capsys.readouterr().err
+
+
+@dataclass(frozen=True, slots=True)
+class Interrupting:
+    """Does its work, and has the user press Ctrl-C meanwhile, if it is the second."""
+
+    number: int
+
+    def run(self, stopped: Stopped) -> Figures | None:
+        """Do it."""
+        if stopped():
+            return None
+        if self.number == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+        return Figures({"number": float(self.number)})
+
+
+class Small:
+    """A paper of three cases."""
+
+    name, title, reference = "small", "A small paper", "nobody, never"
+    claims: Sequence[Claim] = ()
+    assumptions: Sequence[str] = ()
+    unsaid: Sequence[str] = ()
+
+    def cases(self, asked: Asked) -> Sequence[Case]:
+        """Give three numbers."""
+        return [Case("numbers", "itself", number, Interrupting(number)) for number in (1, 2, 3)]
+
+    def findings(self, asked: Asked, done: Done) -> Findings:
+        """List the numbers that were done."""
+        rows = tuple((one.values["number"],) for one in done.of("numbers", "itself").values())
+        return Findings((), (Table("numbers", "Numbers", ("number",), (".0f",), rows),))
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setattr(papers, "NAMES", ("small",))
+    monkeypatch.setattr(papers, "paper", lambda name: Small())
+    return "small"
+
+
+def test_what_was_done_before_ctrl_c_is_kept_and_said(small: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["reproduce", small, "--jobs", "1"]) == 130
+    told = capsys.readouterr().out
+    assert "cut short: 2 of 3 runs were done, and only they count" in told
+    assert [line for line in told.splitlines() if line.strip().isdigit()] == ["     1", "     2"]
+    assert run(["reproduce", small, "--jobs", "1", "--json"]) == 130
+    found = json.loads(capsys.readouterr().out)
+    assert (found["complete"], found["cases"]) == (False, {"done": 2, "of": 3})
+
+
+def test_too_little_memory_for_the_processes_is_said_and_fewer_run(
+    small: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=1_100 << 20))
+    run(["reproduce", small, "--jobs", "9"])
+    assert "9 processes would need 4.4 GiB of memory and 1.1 GiB is available; 2 are used" in capsys.readouterr().err
+
+
+def test_the_plots_of_two_papers_do_not_overwrite_each_other(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(xiao, "SWEEPS", ())
+    monkeypatch.setattr(xiao.Xiao, "cases", lambda paper, asked: ())
+    assert run(["reproduce", "xiao", "--quick", "--markdown", "--png", str(tmp_path)]) == 0
+    assert sorted(path.name for path in tmp_path.glob("*.png")) == ["xiao-cores.png", "xiao-jct.png"]
+    assert "The quick version: 0 runs with seeds 0, 1, 2, 3, 4 in 0 s." in capsys.readouterr().out

@@ -9,6 +9,7 @@ from cotenant.reproduction.papers.aiturbo_arms import (
     BORDA,
     FIFO,
     ITP,
+    ITP_FASTER,
     ITP_SERVERS,
     LAS,
     LEARNED,
@@ -46,6 +47,16 @@ def test_the_findings_are_whole_where_one_workload_was_run(figures: dict[str, Fi
     assert {one.verdict for one in findings.measured if one.workload == SMALL.name} == {Verdict.OPEN}
     assert all(one.ours for one in findings.measured if one.workload == ITP.name and one.learned)
     assert all(len(row) == len(table.columns) == len(table.formats) for table in findings.tables for row in table.rows)
+
+
+def test_where_jobs_come_faster_the_same_jobs_wait_longer_and_ours_gains_more_on_srtf() -> None:
+    faster = ITP_FASTER[0]
+    slow, fast = (load.jobs(Data(), 11).jobs for load in (ITP, faster))
+    assert [job.work_seconds for job in slow] == [job.work_seconds for job in fast]
+    assert fast[-1].submitted_seconds == slow[-1].submitted_seconds / 2
+    found = [Replayed(faster, arm, Data(), seed=11).run(lambda: False) for arm in (ARMS[2], ARMS[4])]
+    srtf, ours = (one.values["avg_jct_hours"] for one in found if one)
+    assert srtf > 1.3 * ours
 
 
 def test_a_virtual_cluster_begins_with_its_own_first_job_and_its_names_depend_on_the_seed() -> None:

@@ -89,5 +89,5 @@ def test_the_best_of_the_sweep_is_judged_and_what_was_not_run_is_open(figures: d
 def test_a_trace_in_another_format_is_named(tmp_path: Path) -> None:
     (tmp_path / "itp").mkdir()
     (tmp_path / "itp" / "cluster10.csv").write_text("a,b\n1,2\n")
-    with pytest.raises(BadData, match="no trace with columns duration and num_gpu"):
+    with pytest.raises(BadData, match="has no column duration and no num_gpu"):
         drawn(SETTING, 5, Data(tmp_path), SEED)

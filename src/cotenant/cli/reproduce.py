@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -151,8 +152,9 @@ def _writer(report: Path | None, png: Path | None) -> Callable[[Reproduced], Non
         from cotenant.reproduction.charts import draw
         from cotenant.simulator.report.style import look
 
+        name = found.paper.name  # two papers may have a chart of the same name, and their files one directory
         with look():
-            return [draw(chart) for chart in found.findings.charts]
+            return [draw(replace(chart, name=f"{name}-{chart.name}")) for chart in found.findings.charts]
 
     def page_of(found: Reproduced, drawn: Sequence[tuple[object, str]]) -> str:
         from cotenant.reproduction.telling import page
@@ -166,7 +168,7 @@ def _writer(report: Path | None, png: Path | None) -> Callable[[Reproduced], Non
 
 
 def _tell(found: Reproduced) -> None:
-    from cotenant.reproduction.telling import claim_rows, table_rows
+    from cotenant.reproduction.telling import claim_rows, ran, table_rows
 
     print(f"{found.paper.title}\n{found.paper.reference}\n")
     print_table(CLAIM, list(claim_rows(found.findings.measured)), nothing="nothing was measured")
@@ -181,10 +183,7 @@ def _tell(found: Reproduced) -> None:
         print_table(columns, table_rows(table))
         if table.note:
             print(table.note)
-    cut = "" if found.complete else f"; cut short: {found.done} of {found.of} runs were done, and only they count"
-    print(
-        f"\n{found.done} runs with seeds {', '.join(map(str, found.asked.seeds))} in {found.wall_seconds:.0f} s{cut}\n"
-    )
+    print(f"\n{ran(found)}\n")
 
 
 def _print_json(found: Sequence[Reproduced], *, many: bool) -> None:
@@ -195,7 +194,7 @@ def _print_json(found: Sequence[Reproduced], *, many: bool) -> None:
 
 
 def _print_markdown(found: Sequence[Reproduced]) -> None:
-    from cotenant.reproduction.telling import markdown
+    from cotenant.reproduction.telling import markdown, ran
 
     for one in found:
-        print(f"## {one.paper.title}\n\n{one.paper.reference}\n\n{markdown(one)}")
+        print(f"## {one.paper.title}\n\n{one.paper.reference}. {ran(one)}\n\n{markdown(one)}")

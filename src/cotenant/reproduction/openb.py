@@ -8,7 +8,6 @@ those of the overlay `cpu-jobs`.
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
@@ -18,12 +17,13 @@ import numpy as np
 
 from cotenant import simulator
 from cotenant.core.jobs import WHOLE_GPU_MILLI, Request, Role
-from cotenant.reproduction.words import Data
+from cotenant.reproduction.words import Data, reading, table
 
 SAMPLES = Path(simulator.__file__).parent / "samples"
 PODS, NODES = "openb/openb_pod_list_default.csv", "openb/openb_node_list_all_node.csv"
 SECONDS_MIN, SECONDS_MAX = 60.0, 86_400.0
 TENANTS = 8
+TIMES = ("creation_time", "scheduled_time", "deletion_time")
 EVERY = 50  # so many nodes stand for one
 
 
@@ -39,9 +39,12 @@ def cluster(data: Data) -> simulator.Cluster:
 @cache
 def pods(data: Data) -> tuple[tuple[Role, float], ...]:
     """Read the pods with GPUs: what each asks for, and the seconds that it ran."""
-    with (data.file(PODS) or SAMPLES / "openb_gpu_pods.csv").open(newline="", encoding="utf-8") as file:
-        read = [(row, _seconds(row)) for row in csv.DictReader(file) if int(row["num_gpu"])]
-    return tuple((_role(row), seconds) for row, seconds in read if SECONDS_MIN <= seconds <= SECONDS_MAX)
+    whole = data.file(PODS)
+    path = whole or SAMPLES / "openb_gpu_pods.csv"
+    with reading(path):
+        rows = table(path, "num_gpu", "gpu_milli", "cpu_milli", *(TIMES if whole else ()))
+        read = [(row, _seconds(row)) for row in rows if int(row["num_gpu"])]
+        return tuple((_role(row), seconds) for row, seconds in read if SECONDS_MIN <= seconds <= SECONDS_MAX)
 
 
 def _seconds(row: dict[str, str]) -> float:

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 
 import psutil
 
-from cotenant.reproduction.words import Asked, Case, Done, Figures, Findings, Paper, Stopped
+from cotenant.reproduction.words import Asked, BadData, Case, Done, Figures, Findings, Paper, Stopped
 from cotenant.simulator.pool import Broken, workers
+from cotenant.simulator.traces import BadTrace
 
 PROCESS_BYTES = 500 << 20  # what one needs for the largest of the cases, measured
 Progress = Callable[[int, int], None]
@@ -39,7 +40,10 @@ class Reproduced:
 
 @dataclass(frozen=True, slots=True)
 class _Failure:
+    """Why a case could not be run; `of_data`: for the data, which all cases share."""
+
     why: str
+    of_data: bool = False
 
 
 def processes_for(wanted: int, available_bytes: int | None = None) -> tuple[int, str]:
@@ -89,6 +93,8 @@ def _run(
     progress(0, len(cases))
     with workers(_done, min(processes, max(1, len(cases))), stopped) as answers:
         for case, answer in answers(deque(cases)):
+            if isinstance(answer, _Failure) and answer.of_data:
+                raise BadData(answer.why)
             if isinstance(answer, Broken | _Failure):
                 raise CaseFailed(f"{case}: {answer.why}")
             if answer is not None:
@@ -100,5 +106,7 @@ def _run(
 def _done(case: Case, stopped: Stopped) -> Figures | _Failure | None:
     try:
         return case.work.run(stopped)
+    except (BadData, BadTrace) as error:
+        return _Failure(str(error), of_data=True)
     except Exception as error:  # a policy's, or a trace's: the case that it was is told where all are
         return _Failure(f"{type(error).__name__}: {error}")

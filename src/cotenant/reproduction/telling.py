@@ -52,6 +52,13 @@ def _ends(spread: Spread, unit: str) -> str:
     return f"{_figure(least, unit)} to {_figure(most, unit)}, {len(spread.per_seed)} seeds"
 
 
+def ran(found: Reproduced) -> str:
+    """Say what was run for some findings, in a sentence, and whether it was cut short."""
+    what, seeds = "quick" if found.asked.quick else "full", ", ".join(map(str, found.asked.seeds))
+    cut = "" if found.complete else f"; cut short: {found.done} of {found.of} runs were done, and only they count"
+    return f"The {what} version: {found.done} runs with seeds {seeds} in {found.wall_seconds:.0f} s{cut}."
+
+
 def written(cell: Cell, form: str) -> str:
     """Write a cell of a table; a number that is none is a dash.
 
@@ -120,7 +127,12 @@ def _measured_json(one: Measured) -> dict[str, Any]:
 def markdown(found: Reproduced) -> str:
     """Write the findings as Markdown, as docs/reproduction.md has them."""
     lines = [*_markdown_table(CLAIM_COLUMNS, list(claim_rows(found.findings.measured)))]
-    lines += [f"- {one.claim.text} ({one.workload}): {one.why}" for one in found.findings.measured if one.why]
+    told: dict[tuple[str, str], list[str]] = {}  # the workloads of which the same is said of a claim
+    for one in found.findings.measured:
+        if one.why:
+            told.setdefault((one.claim.text, one.why), []).append(one.workload)
+    lines += [""] * bool(told)
+    lines += [f"- {text} ({'; '.join(workloads)}): {why}" for (text, why), workloads in told.items()]
     for table in found.findings.tables:
         lines += ["", f"**{table.title}**", "", *_markdown_table(table.columns, table_rows(table))]
         lines += ["", table.note] if table.note else []

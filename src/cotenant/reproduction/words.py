@@ -8,8 +8,10 @@ from the figures by one rule, and tables and charts for those who would rather l
 
 from __future__ import annotations
 
+import csv
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -52,6 +54,31 @@ class Data:
         if not path.is_file():
             raise BadData(f"{self.directory} has no {name}; docs/reproduction.md tells what the directory has to hold")
         return path
+
+
+def table(path: Path, *columns: str) -> Iterator[dict[str, str]]:
+    """Read a table with a heading line, row by row.
+
+    Raises:
+        BadData: it cannot be read, or has not these columns.
+    """
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            rows = csv.DictReader(file)
+            if missing := [name for name in columns if name not in (rows.fieldnames or ())]:
+                raise BadData(f"{path} is no trace as it is expected: it has no column {' and no '.join(missing)}")
+            yield from rows
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise BadData(f"{path} cannot be read: {error}") from error
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Turn what a number that is none raises into a word on the file that it is in."""
+    try:
+        yield
+    except (ValueError, TypeError) as error:
+        raise BadData(f"{path} is no trace as it is expected: {error}") from error
 
 
 @dataclass(frozen=True, slots=True)

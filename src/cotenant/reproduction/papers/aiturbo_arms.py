@@ -75,7 +75,7 @@ class Workload:
     """A trace on the smallest cluster of 8-GPU nodes that can do its work in its time.
 
     `recurs`: jobs have names. `cores`: speed depends on them, and they are the allocator's. `servers`: gangs have
-    parameter servers or are one process.
+    parameter servers or are one process. `faster`: jobs come so many times as fast as in the trace.
     """
 
     name: str
@@ -84,10 +84,11 @@ class Workload:
     recurs: bool = True
     cores: bool = False
     servers: bool = False
+    faster: float = 1.0
 
     def jobs(self, data: Data, seed: int) -> simulator.Trace:
         """Load the trace, with what the seed adds to it."""
-        trace = self._loaded(data)
+        trace = _hastened(self._loaded(data), self.faster)
         trace = named(trace, seed) if self.recurs else trace
         return _with_servers(trace) if self.servers else trace
 
@@ -99,6 +100,15 @@ class Workload:
             shifted = (replace(job, submitted_seconds=job.submitted_seconds - first) for job in jobs)
             return simulator.Trace(self.trace, both.format, tuple(shifted))
         return simulator.load(data.file(self.trace) or self.trace if self.trace.endswith(".csv") else self.trace)
+
+
+def _hastened(trace: simulator.Trace, times: float) -> simulator.Trace:
+    """Let jobs come so many times as fast."""
+    if times == 1.0:
+        return trace
+    return replace(
+        trace, jobs=tuple(replace(job, submitted_seconds=job.submitted_seconds / times) for job in trace.jobs)
+    )
 
 
 def _with_servers(trace: simulator.Trace) -> simulator.Trace:
@@ -121,6 +131,7 @@ ITP = Workload("ITP cluster 10, 16 GPUs", "sample", "2x8")
 ITP_BARE = replace(ITP, name=f"{ITP.name}, no names", recurs=False)
 ITP_CORES = replace(ITP, name=f"{ITP.name}, speed by cores", cores=True)
 ITP_SERVERS = replace(ITP, name=f"{ITP.name}, parameter servers", servers=True)
+ITP_FASTER = tuple(replace(ITP, name=f"{ITP.name}, {times:g} times as fast", faster=times) for times in (2.0, 3.0))
 SMALL = Workload("Philly 2869ce, 40 GPUs", "2869ce", "5x8")
 SMALL_BARE = replace(SMALL, name=f"{SMALL.name}, no names", recurs=False)
 LARGE = Workload("Philly 0e4a51, 48 GPUs", "0e4a51", "6x8")

@@ -3,7 +3,6 @@ GPU Clusters" (GENIE, IEEE TPDS 31(1), 2020)."""
 
 from __future__ import annotations
 
-import csv
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,7 +16,6 @@ from cotenant.core.nodes import NodeShape
 from cotenant.reproduction.profiled import Profiled
 from cotenant.reproduction.words import (
     Asked,
-    BadData,
     Better,
     Case,
     Chart,
@@ -32,6 +30,8 @@ from cotenant.reproduction.words import (
     Stopped,
     Table,
     gain_percent,
+    reading,
+    table,
 )
 from cotenant.simulator.overlays import parse_overlays
 from cotenant.simulator.traces import workers
@@ -156,11 +156,9 @@ def _pairs(source: Source, data: Data) -> tuple[tuple[int, float], ...]:
     files = [data.file(name) for name in source.files]
     read: list[tuple[int, float]] = []
     for path in [SAMPLES / source.sample] if None in files else [one for one in files if one]:
-        try:
-            with path.open(newline="", encoding="utf-8") as file:
-                read += [(int(row[source.gpus]), float(row["duration"])) for row in csv.DictReader(file)]
-        except (KeyError, ValueError, TypeError) as error:
-            raise BadData(f"{path} is no trace with columns duration and {source.gpus}: {error}") from error
+        with reading(path):
+            rows = table(path, "duration", source.gpus)
+            read += [(int(row[source.gpus]), float(row["duration"])) for row in rows]
     return tuple(
         (gpus, seconds) for gpus, seconds in read if SECONDS_MIN <= seconds <= SECONDS_MAX and 1 <= gpus <= GPUS_MAX
     )

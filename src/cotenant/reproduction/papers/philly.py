@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -31,6 +30,8 @@ from cotenant.reproduction.words import (
     Table,
     gain_percent,
     line_of,
+    reading,
+    table,
 )
 from cotenant.simulator.recording import Event, Kind
 from cotenant.simulator.traces import workers
@@ -153,29 +154,35 @@ class Replayed:
 def jobs_of(data: Data, virtual_clusters: tuple[str, ...]) -> simulator.Trace:
     """Read the jobs of some virtual clusters, each of which is a tenant."""
     files = [data.file(f"philly/{name}.csv") for name in virtual_clusters]
-    rows = [row for path in ([SAMPLE] if None in files else files) if path for row in _rows(path)]
-    rows.sort(key=lambda row: (row["timestamp"], row["cluster"]))
-    begin = _seconds(rows[0])
+    read = [row for path in ([SAMPLE] if None in files else files) if path for row in _rows(path)]
+    read.sort(key=lambda row: (row.at, row.cluster))
     jobs = (
-        simulator.TraceJob(
-            f"job{number}",
-            _seconds(row) - begin,
-            float(row["duration"]),
-            workers(int(row["num_gpus"])),
-            tenant=row["cluster"],
-        )
-        for number, row in enumerate(rows)
+        simulator.TraceJob(f"job{number}", row.at - read[0].at, row.seconds, workers(row.gpus), tenant=row.cluster)
+        for number, row in enumerate(read)
     )
     return simulator.Trace("+".join(virtual_clusters), "philly", tuple(jobs))
 
 
-def _rows(path: Path) -> list[dict[str, str]]:
-    with path.open(newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """A job as the trace has it."""
+
+    at: float
+    seconds: float
+    gpus: int
+    cluster: str
 
 
-def _seconds(row: Mapping[str, str]) -> float:
-    return datetime.fromisoformat(row["timestamp"]).replace(tzinfo=UTC).timestamp()
+def _rows(path: Path) -> list[_Row]:
+    with reading(path):
+        return [
+            _Row(_at(row["timestamp"]), float(row["duration"]), int(row["num_gpus"]), row["cluster"])
+            for row in table(path, "timestamp", "duration", "num_gpus", "cluster")
+        ]
+
+
+def _at(timestamp: str) -> float:
+    return datetime.fromisoformat(timestamp).replace(tzinfo=UTC).timestamp()
 
 
 def _figures(result: simulator.Result, spread: Spread) -> Iterator[tuple[str, float]]:
