@@ -60,6 +60,7 @@ docs: $(STAMP) ## draw the pages and pictures of docs/ that come from the code
 	@python tools/roles.py
 
 reproduce: $(STAMP) ## what five papers report, measured again, and written down in docs (ARGS=--quick for minutes)
+	@mkdir -p docs/reproduction
 	@for paper in coda genie aiturbo philly xiao; do \
 	  printf '── %s\n' $$paper; \
 	  cotenant reproduce $$paper --markdown --png docs/plots $(ARGS) > docs/reproduction/$$paper.part; \

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 LANES_MAX = 64  # GPUs of a cluster whose runs are drawn GPU by GPU
 LANES_ARMS_MAX = 6
 PNG_DOTS_PER_INCH = 160
+PNG_COLOURS = 128
 
 
 class BadReport(Exception):
@@ -137,9 +138,15 @@ def svg_of(plot: Plot) -> str:
 
 
 def _png(plot: Plot) -> bytes:
+    """Draw a plot in so few colours that its file is small."""
+    from PIL import Image  # comes with matplotlib
+
     from cotenant.simulator.report.style import PAPER, look
 
     out = io.BytesIO()
     with look():
         plot.figure.savefig(out, format="png", dpi=PNG_DOTS_PER_INCH, facecolor=PAPER, metadata={"Software": None})
-    return out.getvalue()
+    small = io.BytesIO()
+    with Image.open(out) as image:
+        image.convert("RGB").quantize(PNG_COLOURS, dither=Image.Dither.NONE).save(small, format="png", optimize=True)
+    return small.getvalue()
