@@ -30,7 +30,9 @@ from cotenant.rpc import translate
 from cotenant.rpc.tenants import tenant_of
 from cotenant.services.placement.asking import gang_of
 from cotenant.services.placement.cluster import Cluster
+from cotenant.services.placement.planner import reserving_of
 from cotenant.services.placement.records import Live
+from cotenant.services.placement.scene import STOP_COSTS, Moment
 from cotenant.v1 import job_pb2
 from cotenant.v1 import placement_service_pb2 as placement_pb2
 
@@ -57,8 +59,11 @@ class Forecasting:
         async with self._lock:
             self._check_trust()
             begin = time.monotonic()
+            now = time.time()
             lefts = {(left.job_id, left.number): _rest(left) for left in request.runs}
-            ledger, holders = self._stand(lefts)
+            ledger, holders = self._stand(lefts, now)
+            held_now = {(holder.job_id, self._cluster.attempts[holder.job_id].key[1]) for holder in holders}
+            stoppable = {one.job_id: one.ahead for one in request.stoppable if (one.job_id, one.number) in held_now}
             there = frozenset(key for key, live in self._cluster.attempts.items() if not live.state.ended)
             shapes = self._cluster.open_shapes()
             budget = min(BUDGET_SECONDS_MAX, translate.seconds(request.budget) or BUDGET_SECONDS_MAX)
@@ -70,7 +75,7 @@ class Forecasting:
                 for holder in holders:
                     headroom.take(holder.tenant, *held(holder.holdings))
                 told = forecast(
-                    Picture(ledger, holders, waiters, request.strict, headroom),
+                    Picture(ledger, holders, waiters, request.strict, headroom, reserving_of(request), stoppable, now),
                     policy,
                     np.random.default_rng(request.seed),
                     request.wanted_job_ids or None,
@@ -83,9 +88,10 @@ class Forecasting:
         SECONDS.record(time.monotonic() - begin)
         return response
 
-    def _stand(self, lefts: Mapping[tuple[str, int], Rest]) -> tuple[Ledger, list[Holder]]:
+    def _stand(self, lefts: Mapping[tuple[str, int], Rest], now: float) -> tuple[Ledger, list[Holder]]:
         """Copy what is free, with what is coming back anyway, and say who holds the rest and for how long."""
-        cluster, now = self._cluster, time.time()
+        cluster = self._cluster
+        residents = Moment(cluster, STOP_COSTS, now).residents()
         ledger = cluster.ledger.copy()
         for holding in cluster.leaving():
             ledger.release(holding)
@@ -95,6 +101,7 @@ class Forecasting:
                 cluster.firm(live),
                 lefts.get(live.key) or rest_of(UNKNOWN, _ran_seconds(live, now)),
                 live.record.spec.tenant,
+                residents.get(live.key[0]),
             )
             for live in cluster.attempts.values()
             if live.state in (AttemptState.ASSIGNED, AttemptState.RUNNING)

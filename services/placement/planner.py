@@ -118,7 +118,7 @@ def victim_of(cluster: Cluster, live: Live, told: placement_pb2.Victim, ahead: i
     )
 
 
-def reserving_of(request: placement_pb2.PlanPlacementRequest) -> Reserving:
+def reserving_of(request: placement_pb2.PlanPlacementRequest | placement_pb2.ForecastStartsRequest) -> Reserving:
     """Read who is to get a reservation."""
     if not request.HasField("reserve_after"):
         return NO_RESERVING

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from cotenant.core.estimates import Estimate
+from cotenant.core.estimates import as_of
 from cotenant.core.gangs import Gang
 from cotenant.core.lifecycle import AttemptState
 from cotenant.core.queueing import cycle
@@ -73,7 +73,7 @@ class Moment:
             live.gang = _gang(live)
         gang, since = live.gang, since_seconds(live)
         if gang.estimate.predictable:
-            gang = replace(gang, estimate=_by_now(gang.estimate, self.now - max(since, live.told_seconds)))
+            gang = replace(gang, estimate=as_of(gang.estimate, self.now - max(since, live.told_seconds)))
         return Resident(
             gang,
             self._cluster.firm(live),
@@ -94,17 +94,3 @@ def since_seconds(live: Live) -> float:
     """When an attempt began to run, or else was given its places, in unix seconds."""
     attempt = live.attempt
     return translate.seconds(attempt.start_time if attempt.HasField("start_time") else attempt.assign_time)
-
-
-def _by_now(estimate: Estimate, passed_seconds: float) -> Estimate:
-    """An estimate that was told a while ago, as of now."""
-
-    def left(seconds: float | None) -> float | None:
-        return None if seconds is None else max(0.0, seconds - max(0.0, passed_seconds))
-
-    return replace(
-        estimate,
-        remaining_seconds=left(estimate.remaining_seconds),
-        remaining_p10_seconds=left(estimate.remaining_p10_seconds),
-        remaining_p90_seconds=left(estimate.remaining_p90_seconds),
-    )

@@ -38,11 +38,16 @@ Forecasts = Mapping[str, job_pb2.StartForecast]
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """Waiting jobs in order, and those of them to be told of (None: all)."""
+    """Waiting jobs in order, and those of them to be told of (None: all).
+
+    `stoppable` are those that may be stopped for others, each with how many waiting jobs come before it; None: as the
+    last cycle found.
+    """
 
     waiting: Sequence[Record]
     wanted: Sequence[str] | None = None
     draws: int = DRAWS
+    stoppable: Sequence[tuple[str, int]] | None = None
 
 
 async def foretell(
@@ -81,6 +86,12 @@ async def _request(state: State, config: SchedulerConfig, question: Question) ->
         tenants=[tenant for tenant, _ in state.tenants.values()],
         wanted_job_ids=[job_id for job_id in question.wanted or () if job_id in names],
     )
+    if reserving := config.rules.reserving:
+        request.reserve_after.CopyFrom(translate.duration(reserving.after_seconds))
+        request.reservations = reserving.most
+    for job_id, before in state.stoppable if question.stoppable is None else question.stoppable:
+        if runs := state.held.get(job_id):
+            request.stoppable.add(job_id=job_id, number=runs.attempt_number, ahead=before)
     usual = _usual_seconds([*state.held.values(), *waiting], now)
     for number, record in enumerate(waiting):
         if number % SLICE == SLICE - 1:

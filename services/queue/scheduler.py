@@ -25,7 +25,7 @@ import structlog
 from cotenant import telemetry
 from cotenant.core.lifecycle import Phase
 from cotenant.core.policy import Order, QueuePolicy
-from cotenant.core.queueing.choosing import RULES, Rules, beyond_share, choose
+from cotenant.core.queueing.choosing import RULES, Rules, beyond_share, choose, stoppable
 from cotenant.core.queueing.outrankers import Outrankers
 from cotenant.core.queueing.reservations import has_reservation
 from cotenant.core.refusals import Code, Refusal
@@ -84,6 +84,7 @@ class Ranking:
     order: Order
     valid_seconds: float
     outrankers: Outrankers | None = None  # of those that the order leaves out, where it is enforced
+    stoppable: tuple[tuple[str, int], ...] = ()  # who may be stopped for others, with how many that wait come before it
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +160,7 @@ class Scheduler:
         times = _Times(began, estimated, time.time())
         reasons = Reasons(estimated)
         state.ranked, state.last_order = ranking.waiting, (ranking.ids, ranking.order)
-        state.beyond = ranking.beyond
+        state.beyond, state.stoppable = ranking.beyond, ranking.stoppable
         self.endings.give_up(ranking.given_up)
         if ranking.outranked:
             place_of = {job_id: place for place, job_id in enumerate(ranking.waiting)}
@@ -199,6 +200,7 @@ class Scheduler:
             given_up=[] if order.given_up is None else named(np.flatnonzero(order.given_up & waits)),
             ids=ids,
             order=order,
+            stoppable=tuple((ids[row], before) for row, before in stoppable(jobs, choice, rules, policy, now)),
             valid_seconds=min(
                 rules.starves_in(jobs, now), rules.valid_seconds(jobs, order, now) if stops else order.valid_seconds
             ),

@@ -137,7 +137,8 @@ async def _foretell(
     """Add when each would start and finish, and who would start later because of all of them together."""
     mine = {record.id: record for record in asked}
     with_them = [one for job_id in ranking.waiting if (one := mine.get(job_id) or state.records.get(job_id))]
-    told = await outlook.foretell(state, scheduler.config, scheduler.placement, outlook.Question(with_them, list(mine)))
+    question = outlook.Question(with_them, list(mine), stoppable=ranking.stoppable)
+    told = await outlook.foretell(state, scheduler.config, scheduler.placement, question)
     for job_id, answer in answers.items():
         if job_id not in told:
             continue
@@ -147,16 +148,18 @@ async def _foretell(
     without = [one for one in with_them if one.id not in mine]
     if not without:
         return
-    after = await _medians(state, scheduler, with_them)
-    delayed = outlook.delayed(state, await _medians(state, scheduler, without), after)
+    after = await _medians(state, scheduler, with_them, ranking)
+    delayed = outlook.delayed(state, await _medians(state, scheduler, without, scheduler.rank(time.time())), after)
     for answer in answers.values():
         answer.delayed.extend(delayed[: outlook.NAMED_MAX])
         answer.delayed_count = len(delayed)
 
 
-async def _medians(state: State, scheduler: Scheduler, waiting: Sequence[Record]) -> outlook.Forecasts:
+async def _medians(
+    state: State, scheduler: Scheduler, waiting: Sequence[Record], ranking: Ranking
+) -> outlook.Forecasts:
     """Foretell all starts by the medians of the run times alone."""
-    question = outlook.Question(waiting, draws=0)
+    question = outlook.Question(waiting, draws=0, stoppable=ranking.stoppable)
     return await outlook.foretell(state, scheduler.config, scheduler.placement, question)
 
 

@@ -71,6 +71,7 @@ class State:
         self.ranked: list[str] = []  # waiting jobs, in the last cycle's order
         self.beyond: frozenset[str] = frozenset()  # jobs beyond their tenant's share, in the last cycle's eyes
         self.last_order: tuple[list[str], Order] | None = None  # ids by row, and the policy's answer
+        self.stoppable: Sequence[tuple[str, int]] = ()  # by the last cycle, with how many that wait come before each
         self.unestimated: dict[str, None] = {}  # jobs of which the predictor was not asked yet
         self._watchers: set[Watcher] = set()
         self._sequence = 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from cotenant.core.jobs import Qos, Role
 from cotenant.core.loss_goal import NO_GOAL, LossGoal
@@ -69,6 +69,24 @@ class Estimate:
     candidates: tuple[CandidateEstimate, ...] = ()
     source: str = ""
     cores_useful_confidence: float = 0.0
+
+
+def as_of(estimate: Estimate, passed_seconds: float) -> Estimate:
+    """An estimate that was told a while ago, as of now.
+
+    >>> as_of(Estimate(predictable=True, remaining_seconds=60, remaining_p90_seconds=90), 70).remaining_p90_seconds
+    20
+    """
+
+    def left(seconds: float | None) -> float | None:
+        return None if seconds is None else max(0.0, seconds - max(0.0, passed_seconds))
+
+    return replace(
+        estimate,
+        remaining_seconds=left(estimate.remaining_seconds),
+        remaining_p10_seconds=left(estimate.remaining_p10_seconds),
+        remaining_p90_seconds=left(estimate.remaining_p90_seconds),
+    )
 
 
 NO_QOS = Qos()

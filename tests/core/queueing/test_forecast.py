@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,8 @@ from cotenant.core.queueing.forecast import (
     Waiter,
     forecast,
 )
+from cotenant.core.queueing.reservations import NO_RESERVING, Reserving
+from cotenant.core.scenes import Resident
 from cotenant.core.tenancy import Headroom, Tenant
 from cotenant.policies.consolidate import Consolidate
 from cotenant.policies.first_fit import FirstFit
@@ -97,6 +100,31 @@ def test_a_gang_that_relaxes_starts_when_it_does() -> None:
     told = forecast(picture(ledger, held, [Waiter(gang("w", 1, 4), exactly(10))]), policy, rng())
     assert starts(told)["w"] == pytest.approx(150)
     assert told.expected["w"].ends == ()
+
+
+def waits(job_id: str, gpus: int, seconds: float, waited: float = 0.0) -> Waiter:
+    known = replace(gang(job_id, gpus), waited_seconds=waited, estimate=sure(seconds))
+    return Waiter(known, exactly(seconds))
+
+
+def test_what_is_reserved_for_a_starving_gang_is_promised_to_nobody_who_would_hold_it_up() -> None:
+    known = Resident(replace(gang("a", 3), estimate=sure(60)), (Holding(0, 3),), 0.0)
+    held = [replace(on("a", 0, 3, 60), resident=known)]
+    waiters = [waits("gang", 4, 10, waited=100.0), waits("long", 1, 500), waits("short", 1, 20)]
+    shown = picture(Ledger([NodeShape(4, 8)]), held, waiters, reserving=Reserving(50.0))
+    assert starts(forecast(shown, FirstFit(), rng())) == {"gang": 60, "long": 70, "short": 0}
+    assert starts(forecast(replace(shown, reserving=NO_RESERVING), FirstFit(), rng()))["long"] == 0
+
+
+def test_who_stands_after_a_waiting_job_makes_it_room_and_goes_on_after_it() -> None:
+    held = [on("low", 0, 4, 100), on("high", 1, 4, 30)]
+    residents = {one.job_id: Resident(gang(one.job_id, 4), one.holdings, 0.0, stop_cost_seconds=7.0) for one in held}
+    waiters = [Waiter(gang("w", 4), exactly(10)), Waiter(gang("v", 4), exactly(50))]
+    shown = picture(two_servers(), [replace(one, resident=residents[one.job_id]) for one in held], waiters)
+    told = forecast(replace(shown, stoppable={"low": 1}), FirstFit(), rng())
+    assert starts(told) == {"w": 0, "v": 30}, "low goes on at 10, for it stands before v"
+    assert told.expected["v"].ends[0] == "high"
+    assert starts(forecast(shown, FirstFit(), rng())) == {"w": 30, "v": 40}
 
 
 def test_what_never_fits_never_starts_and_holds_nobody_back() -> None:
@@ -173,11 +201,21 @@ def taken(draw: st.DrawFn) -> Snapshot:
     return Snapshot(1000.0, tuple(nodes), tuple(jobs))
 
 
-def pictured(snapshot: Snapshot, *, strict: bool) -> Picture:
+def sure(seconds: float) -> Estimate:
+    return Estimate(predictable=True, confidence=1.0, remaining_seconds=seconds)
+
+
+def resident(job: Job, holdings: tuple[Holding, ...]) -> Resident:
+    parts = tuple(GangPart(part.name, part.replicas, Demand(part.gpu_milli, 1)) for part in job.roles)
+    left = (job.expected_seconds or 0.0) - 100.0
+    return Resident(Gang(job.id, parts, estimate=sure(left)), holdings, 900.0, stop_cost_seconds=0.0)
+
+
+def pictured(snapshot: Snapshot, *, strict: bool, reserving: Reserving = NO_RESERVING) -> Picture:
     """The same as a picture. A waiting job begins to wait when the simulation sets in."""
     held = snapshot.holdings()
     holders = [
-        Holder(job.id, held[job.id], exactly(job.expected_seconds - 100.0))
+        Holder(job.id, held[job.id], exactly(job.expected_seconds - 100.0), resident=resident(job, held[job.id]))
         for job in snapshot.jobs
         if job.running_since_seconds is not None and job.expected_seconds
     ]
@@ -187,9 +225,10 @@ def pictured(snapshot: Snapshot, *, strict: bool) -> Picture:
             parts = tuple(
                 GangPart(part.name, part.replicas, Demand(part.gpu_milli, part.cores or 0)) for part in job.roles
             )
-            waiters.append(Waiter(Gang(job.id, parts), exactly(job.expected_seconds)))
+            gang = Gang(job.id, parts, estimate=sure(job.expected_seconds))
+            waiters.append(Waiter(gang, exactly(job.expected_seconds)))
     ledger = Ledger([node.shape for node in snapshot.nodes], [node.rack for node in snapshot.nodes])
-    return picture(ledger, holders, waiters, strict=strict)
+    return picture(ledger, holders, waiters, strict=strict, reserving=reserving, now=1000.0)
 
 
 @pytest.mark.parametrize("name", ["first-fit", "consolidate", "locality"])  # fgd remembers whom it was asked about
@@ -199,17 +238,38 @@ def pictured(snapshot: Snapshot, *, strict: bool) -> Picture:
 def test_with_certain_run_times_it_says_what_a_simulation_of_the_same_snapshot_says(
     tmp_path_factory: pytest.TempPathFactory, name: str, mode: str, snapshot: Snapshot
 ) -> None:
-    path = tmp_path_factory.mktemp("taken") / "snapshot.json"
-    Path(path).write_text(snapshot.dump())
-    result = Scenario.of_snapshot(path).choosing({"queue": "fifo", "placement": name}, {"queue": {"mode": mode}}).run()
+    simulated = simulated_starts(tmp_path_factory.mktemp("taken"), snapshot, name, mode)
+    policy: PlacementPolicy = plugins.load("cotenant.placement_policies", name, {})
+    told = starts(forecast(pictured(snapshot, strict=mode == "strict"), policy, rng()))
+    assert {job_id: at for job_id, at in told.items() if at < math.inf} == pytest.approx(simulated)
+
+
+def simulated_starts(
+    folder: Path, snapshot: Snapshot, placement: str, mode: str, reserve: float | None = None
+) -> dict[str, float]:
+    """When waiting jobs start in a simulation that knows all run times."""
+    path = folder / "snapshot.json"
+    path.write_text(snapshot.dump())
+    chosen = {"queue": "fifo", "placement": placement, "predictor": "oracle"}
+    options = {"queue": {"mode": mode}, "simulator": {} if reserve is None else {"reserve_after_seconds": str(reserve)}}
+    result = Scenario.of_snapshot(path).choosing(chosen, options).run()
     first = min(job.submitted_seconds for job in snapshot.jobs)
-    simulated = {
+    return {
         one.id: one.finished_seconds + first - snapshot.taken_seconds - one.work_seconds
         for one in result.outcomes
         if one.id.startswith("w") and one.finished_seconds is not None
     }
+
+
+@pytest.mark.parametrize("name", ["first-fit", "consolidate", "qos"])
+@settings(max_examples=20)
+@given(snapshot=taken(), reserve=st.sampled_from([0.0, 5.0, 20.0]))
+def test_a_forecast_keeps_the_reservations_that_a_simulation_keeps(
+    tmp_path_factory: pytest.TempPathFactory, name: str, snapshot: Snapshot, reserve: float
+) -> None:
+    simulated = simulated_starts(tmp_path_factory.mktemp("taken"), snapshot, name, "backfill", reserve)
     policy: PlacementPolicy = plugins.load("cotenant.placement_policies", name, {})
-    told = starts(forecast(pictured(snapshot, strict=mode == "strict"), policy, rng()))
+    told = starts(forecast(pictured(snapshot, strict=False, reserving=Reserving(reserve)), policy, rng()))
     assert {job_id: at for job_id, at in told.items() if at < math.inf} == pytest.approx(simulated)
 
 

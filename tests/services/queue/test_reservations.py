@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
 from tests.services.mesh import WAIT_SECONDS, Mesh, running
 
 from cotenant.core.queueing.choosing import Rules
@@ -38,6 +39,10 @@ async def test_a_starving_gang_is_told_when_it_will_start_and_is_not_overtaken()
         held_back = await mesh.refused(small, "RESERVED")
         assert f"is reserved for {gang}, which has waited for" in held_back.refusal.detail
         assert f"{gang} starts" in held_back.refusal.remedy
+        told = await mesh.jobs.ExplainJob(pb.ExplainJobRequest(id=small))
+        assert told.forecast.start.ToTimedelta().total_seconds() > 900, "what is free now is not promised to it"
+        told = await mesh.jobs.ExplainJob(pb.ExplainJobRequest(id=gang))
+        assert told.forecast.start.ToTimedelta().total_seconds() == pytest.approx(1000, abs=100)
         short = await mesh.submit(gpus=1, expected_duration=duration(60))
         await mesh.reach(short, "RUNNING")
         await mesh.restart("queue", "placement")

@@ -19,7 +19,7 @@ from cotenant.core.jobs import WHOLE_GPU_MILLI
 from cotenant.core.policy import Order, QueuePolicy
 from cotenant.core.queueing.outrankers import Outrankers, outrankers
 from cotenant.core.queueing.ranking import rank, select
-from cotenant.core.queueing.reservations import NO_RESERVING, Reserving
+from cotenant.core.queueing.reservations import NO_RESERVING, Reserving, starving_first
 from cotenant.core.table import Capacity, Flags, Ints, Jobs
 from cotenant.core.tenancy import NO_TENANTS, Tenancy
 from cotenant.core.validate import Violation
@@ -189,6 +189,26 @@ def choose(
     return Choice(ranked, starts, victims, nobody, over, turns, entitled, standings=standings)
 
 
+def stoppable(jobs: Jobs, choice: Choice, rules: Rules, policy: QueuePolicy, now: float) -> list[tuple[int, int]]:
+    """Give rows of running jobs that may be stopped for others, the first to go first, and how many that wait may.
+
+    Those are always the first of all that wait, in order. `choose` names victims for those alone that may start now;
+    these are for whoever starts later, if the order stays as it is.
+    """
+    waiting = ~jobs.running[choice.ranked]
+    before = np.zeros(len(jobs), dtype=np.int64)
+    if rules.enforces(policy):
+        before[choice.ranked] = np.cumsum(waiting)
+        rows = choice.ranked[(jobs.running & ~rules.protects(jobs, now))[choice.ranked]][::-1]
+    else:
+        rows = choice.victims
+        place = np.append(np.flatnonzero(waiting), len(choice.ranked))
+        starts = np.flatnonzero(np.isin(choice.ranked[place[:-1]], choice.starts))
+        reach = np.append(starts, len(place) - 1)
+        before[rows] = reach[np.minimum(choice.ahead(), len(starts))]
+    return [(row, before[row]) for row in rows[before[rows] > 0][:IN_THE_WAY_MAX].tolist()]
+
+
 def beyond_share(
     jobs: Jobs,
     policy: QueuePolicy,
@@ -236,19 +256,10 @@ def _starving_first(jobs: Jobs, starts: Ints, entitled: Flags | None, now: float
     """
     since = jobs.waiting_since[starts]
     gangs = (jobs.replicas[starts] > 1) | (jobs.gpu_milli[starts] > WHOLE_GPU_MILLI)
-    starving = np.flatnonzero(gangs & (now - since >= rules.reserving.after_seconds))
-    if not len(starving):
-        return starts
-    chosen = starving[np.lexsort((jobs.sequence[starts[starving]], since[starving]))][: rules.reserving.tries]
     apart = jobs.priority[starts[1:]] != jobs.priority[starts[:-1]]
     if entitled is not None:
         apart |= entitled[starts[1:]] != entitled[starts[:-1]]
-    equals = np.concatenate([[0], np.cumsum(apart)])
-    place, turn = np.arange(len(starts), dtype=np.float64), np.full(len(starts), len(starts), dtype=np.int64)
-    for number, at in enumerate(chosen.tolist()):
-        first_later = int(np.argmax((equals == equals[at]) & ((since > since[at]) | (place == at))))
-        place[at], turn[at] = min(place[at], first_later - 0.5), number
-    rows: Ints = starts[np.lexsort((turn, place))]
+    rows: Ints = starts[starving_first(since, now, gangs, jobs.sequence[starts], apart, rules.reserving)]
     return rows
 
 

@@ -20,11 +20,14 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
+import numpy as np
+
 from cotenant.core.gangs import Gang
 from cotenant.core.ledger import Holding, Ledger
 from cotenant.core.policy import Discerns, PlacementPolicy
 from cotenant.core.queueing.earliest import Ask, Departure, earliest, ends_within_seconds, in_the_end, span
 from cotenant.core.refusals import Code, Refusal, plural, span_in_words
+from cotenant.core.table import Flags, Floats, Ints
 
 TRIES = 4  # for each reservation there may be
 TOLD_ANEW_SECONDS = 60.0  # an estimated start is told anew after that
@@ -69,6 +72,25 @@ class Reserving:
 
 
 NO_RESERVING = Reserving()
+
+
+def starving_first(since: Floats, now: float, gangs: Flags, sequence: Ints, apart: Flags, rule: Reserving) -> Ints:
+    """Order jobs so that the gangs that have waited longest, and for long enough, go before equals who came later.
+
+    All columns are by place in the order of the queue: `since` when each waits, whether it is one of the `gangs`, its
+    `sequence`; `apart` says of each but the first whether it is no equal of the one before. Gives places, in order.
+    """
+    starving = np.flatnonzero(gangs & (now - since >= rule.after_seconds))
+    place = np.arange(len(since), dtype=np.float64)
+    if not len(starving):
+        return np.arange(len(since))
+    chosen = starving[np.lexsort((sequence[starving], since[starving]))][: rule.tries]
+    equals = np.concatenate([[0], np.cumsum(apart)])
+    turn = np.full(len(since), len(since), dtype=np.int64)
+    for number, at in enumerate(chosen.tolist()):
+        first_later = int(np.argmax((equals == equals[at]) & ((since > since[at]) | (place == at))))
+        place[at], turn[at] = min(place[at], first_later - 0.5), number
+    return np.lexsort((turn, place))
 
 
 @dataclass(slots=True)
