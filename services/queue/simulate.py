@@ -82,15 +82,18 @@ def _plan(
     for record in asked:
         position = answers[record.id].position - 1
         if record.id not in starts and not answers[record.id].HasField("refusal"):
-            answers[record.id].refusal.CopyFrom(_told(_left_out(state, record, position)))
+            answers[record.id].refusal.CopyFrom(_told(_left_out(state, ranking, record, position)))
     return plan
 
 
-def _left_out(state: State, record: Record, position: int) -> Refusal:
+def _left_out(state: State, ranking: Ranking, record: Record, position: int) -> Refusal:
     """Say why the order does not let a job start."""
     asked = asked_by(record)
     over = headroom_of(state).refuse(record.spec.tenant, asked.gpu_milli, asked.cores)
-    return over or outranked(position + 1, position)
+    if over:
+        return over
+    before = ranking.outrankers
+    return before.refusal(position, ranking.ids) if before else outranked(position + 1, position)
 
 
 def _up_to_the_last(

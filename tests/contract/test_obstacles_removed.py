@@ -21,7 +21,7 @@ from cotenant.core.placing.avoiding import yielding
 from cotenant.core.policy import Ended
 from cotenant.core.queueing.choosing import Choice, Rules, choose
 from cotenant.core.queueing.cycle import place
-from cotenant.core.refusals import Code
+from cotenant.core.refusals import Code, Refusal
 from cotenant.core.scenes import Resident
 from cotenant.core.table import JobTable
 
@@ -41,7 +41,7 @@ def test_who_is_outranked_does_not_fit_beside_those_before_it_and_should_run_onc
 ) -> None:
     choice, jobs, ids = chosen(plugin, table, history, rules), table.jobs(NOW), list(table.ids)
     if choice.outrankers is None:
-        assert not len(choice.outranked) or taught(plugin, history).strict
+        assert not len(choice.outranked)
         return
     assert choice.selected is not None
     waiting = choice.ranked[~jobs.running[choice.ranked]].tolist()
@@ -50,6 +50,14 @@ def test_who_is_outranked_does_not_fit_beside_those_before_it_and_should_run_onc
         place_of = waiting.index(row)
         refusal = choice.outrankers.refusal(place_of, ids)
         needs = {name: int(getattr(jobs, name)[row]) for name in RESOURCES}
+        ahead = waiting[:place_of]
+        assert refusal.numbers["ahead"] == len(ahead)
+        if ahead:
+            assert refusal.numbers["ahead_gpu_milli"] == int(jobs.gpu_milli[ahead].sum())
+            assert f"the nearest, {ids[ahead[-1]]}, has the score" in refusal.detail
+        if "head_cores" in refusal.numbers:
+            beyond_the_head(plugin, table, history, rules, refusal, row)
+            continue
         assert any(need > refusal.numbers[f"left_{name}"] for name, need in needs.items()), refusal
         ranked = choice.ranked.tolist()
         before = {one for one in ranked[: ranked.index(row)] if choice.selected[one]} | staying
@@ -69,6 +77,28 @@ def test_who_is_outranked_does_not_fit_beside_those_before_it_and_should_run_onc
             assert after.outrankers.before(still), "it waits for nobody, and yet does not run"
 
 
+def beyond_the_head(
+    plugin: plugins.Plugin, table: JobTable, history: list[Ended], rules: Rules, refusal: Refusal, row: int
+) -> None:
+    """A strict order names who does not fit: it does not, and once it is gone, whoever waited for it alone runs."""
+    choice, ids = chosen(plugin, table, history, rules), list(table.ids)
+    assert choice.outrankers
+    assert choice.outrankers.head
+    head = ids[choice.outrankers.head[1]]
+    assert f"no further than {head}, " in refusal.detail
+    numbers = refusal.numbers
+    assert any(numbers[f"head_{name}"] > numbers[f"left_{name}"] for name in RESOURCES), refusal
+    fewer = deepcopy(table)
+    fewer.remove(head)
+    after, left = chosen(plugin, fewer, history, rules), fewer.row(ids[row])
+    assert after.selected is not None
+    if not after.selected[left]:  # another one is in its way by now, which it is told
+        still = after.ranked[~fewer.jobs(NOW).running[after.ranked]].tolist().index(left)
+        assert after.outrankers
+        now = after.outrankers.refusal(still, list(fewer.ids))
+        assert f"no further than {head}, " not in now.detail
+
+
 @every_policy
 @settings(max_examples=12)
 @given(busy())
@@ -77,7 +107,7 @@ def test_who_waits_for_a_reservation_alone_starts_where_nothing_is_reserved(
 ) -> None:
     plan = place(world.gangs, world.ledger, ready(plugin), rng(), scene=world.scene, reserving=RULE)
     reserved = {one.gang.job_id for one in plan.reservations}
-    holdings = {start.gang.job_id: start.holdings for start in plan.starts}
+    starts = {start.gang.job_id: start for start in plan.starts}
     if any(start.moves or start.reclaims for start in plan.starts):
         return  # who moved is elsewhere than the scene shows
     for number, gang in enumerate(world.gangs):
@@ -88,14 +118,13 @@ def test_who_waits_for_a_reservation_alone_starts_where_nothing_is_reserved(
         scene = replace(world.scene, all=dict(world.scene.all))
         with world.ledger.undone():
             for other in world.gangs[:number]:
-                for holding in holdings.get(other.job_id, ()):
+                if (start := starts.get(other.job_id)) is None:
+                    continue
+                for holding in start.holdings:
                     world.ledger.hold(holding)
-                if other.job_id in holdings:
-                    scene.all[other.job_id] = Resident(other, holdings[other.job_id], scene.now)
+                lent = start.reclaimable
+                scene.all[other.job_id] = Resident(other, start.holdings, scene.now, reclaimable=lent)
             again = place([gang], world.ledger, ready(plugin), rng(), scene=scene)
-        if plugin.name == "multi-array" and not again.starts:
-            assert "reserved for jobs with GPUs" in again.refusals[gang.job_id].detail  # its split keeps them back too
-            continue
         assert again.starts, f"{refusal}, but without the reservation {again.refusals}"
 
 

@@ -51,9 +51,18 @@ MEANINGS: Mapping[Code, Meaning] = MappingProxyType(
             },
         ),
         Code.NEVER_FITS: Meaning(
-            "All of the cluster, empty, could not hold it. Most such jobs are refused when they are submitted.",
-            "Less per replica, more replicas, another type of GPU, or larger nodes.",
-            {"largest_": "GPUs, cores and memory of the largest node"},
+            "All of the cluster, empty, could not hold it, or a service that leaves its replicas open would answer too "
+            "late with the most that it may have. Most such jobs are refused when they are submitted.",
+            "Less per replica, more replicas, another type of GPU, or larger nodes; of a service: a higher "
+            "`replicas_max`, a longer target, or fewer requests.",
+            {
+                "largest_": "GPUs, cores and memory of the largest node",
+                "replicas_needed": "of a service: the fewest replicas that keep its promise",
+                "replicas_max": "of a service: the most that it may have",
+                "latency_seconds": "of a service: the latency that those keep",
+                "arrivals_max": "of a service: about the requests per second that those answer in time",
+                "target_seconds": "of a service: the latency that it promises",
+            },
         ),
         Code.BEHIND: Meaning(
             "The queue is strict: the job at its head does not fit, and nobody may pass it. The reason names the head, "
@@ -68,6 +77,10 @@ MEANINGS: Mapping[Code, Meaning] = MappingProxyType(
                 "rank": "its place among those that wait, from 1",
                 "ahead": "waiting jobs before it",
                 "left_": "what those leave who go before it: `gpu_milli` (thousandths), `cores`, `memory_bytes`",
+                "ahead_gpu_milli": "GPUs that the waiting jobs before it ask for, in thousandths",
+                "score": "what the order gave it, of its priority and level; the lower runs first",
+                "nearest_score": "the same of the job right before it",
+                "head_": "of a strict order: what the job needs that does not fit, and that nobody may pass",
             },
         ),
         Code.MAKING_ROOM: Meaning(

@@ -208,7 +208,26 @@ def behind(job_id: str, wanted: str) -> Refusal:
     )
 
 
-def outranked(rank: int, ahead: int, first: Sequence[str] = (), left: tuple[int, int, int] | None = None) -> Refusal:
+@dataclass(frozen=True, slots=True)
+class Nearest:
+    """The job that stands right before another one in the order, and their scores: the lower runs first.
+
+    `wanted_milli` are the GPUs, in thousandths, that all who wait before that other one ask for.
+    """
+
+    job_id: str
+    score: float
+    own_score: float
+    wanted_milli: int
+
+
+def outranked(
+    rank: int,
+    ahead: int,
+    first: Sequence[str] = (),
+    left: tuple[int, int, int] | None = None,
+    nearest: Nearest | None = None,
+) -> Refusal:
     """The policy gave what there is to jobs that go before it: `first` are the first of them.
 
     `left` are the GPUs, in thousandths, cores and memory, in bytes, that they leave, where that is known.
@@ -220,14 +239,48 @@ def outranked(rank: int, ahead: int, first: Sequence[str] = (), left: tuple[int,
     numbers: dict[str, float] = {"rank": rank, "ahead": ahead}
     much = "leave too little of the cluster"
     if left is not None:
-        much = f"leave {gpus(left[0])}, {plural(left[1], 'core')} and {gib(left[2])} of memory"
+        much = f"leave {_amounts(left)}"
         numbers |= {"left_gpu_milli": left[0], "left_cores": left[1], "left_memory_bytes": left[2]}
     return Refusal(
         Code.OUTRANKED,
-        f"is number {rank} in the order; {who} {much}",
+        f"is number {rank} in the order; {who} {much}{_nearness(ahead, nearest, numbers)}",
         "jobs before it finish, or fall in the order",
         numbers,
     )
+
+
+def held_back_in_order(
+    rank: int, ahead: int, head: str, wanted: tuple[int, int, int], left: tuple[int, int, int], nearest: Nearest | None
+) -> Refusal:
+    """A strict order goes no further than a job that does not fit, the `head`, and this one stands behind that.
+
+    `wanted` and `left` are GPUs, in thousandths, cores and memory, in bytes: what the head needs and what there is.
+    """
+    numbers: dict[str, float] = {"rank": rank, "ahead": ahead}
+    numbers |= {"left_gpu_milli": left[0], "left_cores": left[1], "left_memory_bytes": left[2]}
+    names = ("head_gpu_milli", "head_cores", "head_memory_bytes")
+    numbers |= dict(zip(names, map(float, wanted), strict=True))
+    return Refusal(
+        Code.OUTRANKED,
+        f"is number {rank} in a strict order that goes no further than {head}, which needs {_amounts(wanted)}; those "
+        f"before that leave {_amounts(left)}{_nearness(ahead, nearest, numbers)}",
+        f"{head} finds room, is cancelled or falls in the order, or the queue is set to backfill",
+        numbers,
+    )
+
+
+def _amounts(of: tuple[int, int, int]) -> str:
+    return f"{gpus(of[0])}, {plural(of[1], 'core')} and {gib(of[2])} of memory"
+
+
+def _nearness(ahead: int, nearest: Nearest | None, numbers: dict[str, float]) -> str:
+    """Tell how much waits before a job, and how far the next of them is; adds the numbers."""
+    if nearest is None or not ahead:
+        return ""
+    numbers |= {"ahead_gpu_milli": nearest.wanted_milli, "score": nearest.own_score, "nearest_score": nearest.score}
+    who = "1 job that waits before it wants" if ahead == 1 else f"{ahead} jobs that wait before it want"
+    scores = f"has the score {nearest.score:.6g}, it {nearest.own_score:.6g}"
+    return f"; {who} {gpus(nearest.wanted_milli)}; the nearest, {nearest.job_id}, {scores}"
 
 
 def given_up(policy: str) -> Refusal:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,11 +10,33 @@ import numpy as np
 from cotenant.core.ledger import Ledger
 from cotenant.core.placing.obstacles import no_place
 from cotenant.core.policy import QueuePolicy
+from cotenant.core.queueing.choosing import Choice
+from cotenant.core.queueing.outrankers import Outrankers
 from cotenant.core.refusals import Code, Refusal, behind, outranked
-from cotenant.core.table import Ints
+from cotenant.core.table import Ints, Jobs
 from cotenant.simulator.free import Free
 from cotenant.simulator.lives import Life, Shape
 from cotenant.simulator.recording import Reason, Story, counted, reason_of
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """What a cycle chose, by the sequences of the jobs, for the rows of the table change."""
+
+    ranked: Ints
+    starts: Ints
+    outrankers: Outrankers | None
+    ids: tuple[str, ...]  # by row, as the outrankers name them
+
+    @classmethod
+    def of(cls, choice: Choice, jobs: Jobs, ids: Sequence[str]) -> Chosen:
+        """Take note of a choice among jobs."""
+        return cls(jobs.sequence[choice.ranked], jobs.sequence[choice.starts], choice.outrankers, tuple(ids))
+
+    def outranked(self, sequence: int) -> Refusal:
+        """Say who goes before a job that waits, since this cycle or before."""
+        at = int(np.flatnonzero(self.ranked == sequence)[0])
+        return self.outrankers.refusal_at(at, self.ids) if self.outrankers else outranked(at + 1, at)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,16 +67,13 @@ class Listening:
 
         self.story.reasons_of_jobs([life for life in self.lives.values() if life.meter], why, Code.CAPACITY, now)
 
-    def in_order(
-        self, queue: QueuePolicy, refusals: Mapping[str, Refusal], choice: tuple[Ints, Ints] | None, now: float
-    ) -> None:
-        """Most jobs wait because of others before them; `choice` are the order and the starts, if any were chosen."""
+    def in_order(self, queue: QueuePolicy, refusals: Mapping[str, Refusal], choice: Chosen | None, now: float) -> None:
+        """Most jobs wait because of others before them; `choice` is what was chosen, if anything was."""
         most = Code.OUTRANKED if queue.preemptive else Code.BEHIND
         if choice is None:  # nothing was decided, for what is free suffices for none of those who wait
             self.story.reasons_of_jobs((), lambda life: self._too_little(life.shape), most, now)
             return
-        ranked, starts = choice
-        head = next((life for life in map(self.lives.__getitem__, starts.tolist()) if life.meter), None)
+        head = next((life for life in map(self.lives.__getitem__, choice.starts.tolist()) if life.meter), None)
         asked = {
             life.sequence: self._of(life, reason_of(refusals[life.job.id]))
             for life in self.lives.values()
@@ -69,7 +88,7 @@ class Listening:
             if most is Code.BEHIND and head:
                 told = Reason((Code.BEHIND,), lambda: behind(head.job.id, asked[head.sequence].words().detail))
             else:
-                told = Reason((Code.OUTRANKED,), lambda: _outranked(life.sequence, ranked))
+                told = Reason((Code.OUTRANKED,), lambda: choice.outranked(life.sequence))
             return self._of(life, told)
 
         beyond = [sequence for sequence in sorted(self.over_share) if sequence not in asked]
@@ -86,8 +105,3 @@ class Listening:
 
     def _too_little(self, shape: Shape) -> Reason:
         return counted(self.free.lacking(shape), lambda: no_place(shape.gang("the gang"), self.ledger))
-
-
-def _outranked(sequence: int, ranked: Ints) -> Refusal:
-    ahead = int(np.flatnonzero(ranked == sequence)[0])
-    return outranked(ahead + 1, ahead)

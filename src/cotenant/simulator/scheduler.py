@@ -38,7 +38,7 @@ from cotenant.simulator.lives import Life, Shape, row_of
 from cotenant.simulator.physics.rates import FULL
 from cotenant.simulator.physics.world import World
 from cotenant.simulator.policies import AskedPlacement, Policies, PolicyFailed, ordered, teach
-from cotenant.simulator.reasons import Listening
+from cotenant.simulator.reasons import Chosen, Listening
 from cotenant.simulator.recording import Kind, Story
 from cotenant.simulator.resizing import Resizing
 from cotenant.simulator.scene import Moment
@@ -80,7 +80,7 @@ class Scheduler:
         self._labels = Labels(by_shape=self._by_shape)
         self._arm = arm
         self._story = story
-        self._choice: tuple[Ints, Ints] | None = None  # of the present cycle, while somebody listens: order and starts
+        self._choice: Chosen | None = None  # of the present cycle, while somebody listens
         self.rng = np.random.default_rng(seed)
         self._world = world
         self._ledger = cluster.ledger()
@@ -273,7 +273,7 @@ class Scheduler:
         self._asked_able = self._reserves and not (self._enforced or len(choice.victims))
         self._asked_all = self._asked_able or self._enforced or len(choice.victims) > 0
         if self._story:
-            self._choice = jobs.sequence[choice.ranked], jobs.sequence[choice.starts]
+            self._choice = Chosen.of(choice, jobs, self._table.ids)
         try:
             return cycle.place(
                 self._gangs(jobs.sequence[choice.starts], now),

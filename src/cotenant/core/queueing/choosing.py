@@ -20,7 +20,7 @@ from cotenant.core.policy import Order, QueuePolicy
 from cotenant.core.queueing.outrankers import Outrankers, outrankers
 from cotenant.core.queueing.ranking import rank, select
 from cotenant.core.queueing.reservations import NO_RESERVING, Reserving, starving_first
-from cotenant.core.table import Capacity, Flags, Ints, Jobs
+from cotenant.core.table import Capacity, Flags, Floats, Ints, Jobs
 from cotenant.core.tenancy import NO_TENANTS, Tenancy
 from cotenant.core.validate import Violation
 
@@ -177,7 +177,7 @@ def choose(
         entitled = _entitled(jobs, ranked, policy, protected, rules, tenancy)
         ranked = np.concatenate([ranked[entitled[ranked]], ranked[~entitled[ranked]]])
     if enforced:
-        return _enforce(jobs, ranked, protected, capacity, tenancy, entitled, strict=policy.strict)
+        return _enforce(jobs, ranked, protected, capacity, tenancy, entitled, order.score, strict=policy.strict)
     starts, over = _admit(jobs, ranked, tenancy, static=not claims)
     if rules.reserving and not policy.strict:
         starts = _starving_first(jobs, starts, entitled, now, rules)
@@ -300,6 +300,7 @@ def _enforce(
     capacity: Capacity,
     tenancy: Tenancy,
     entitled: Flags | None,
+    scores: Floats,
     *,
     strict: bool,
 ) -> Choice:
@@ -311,8 +312,9 @@ def _enforce(
     if tenancy.limits:
         beyond = tenancy.over_limit(jobs, selected)[left_out]
         left_out, over = left_out[~beyond], left_out[beyond]
-    outranked = len(left_out) and not strict
-    before = partial(outrankers, jobs, ranked, selected, protected, capacity) if outranked else None
+    before = None
+    if len(left_out):
+        before = partial(outrankers, jobs, ranked, selected, protected, capacity, scores, strict=strict, passed=over)
     if not len(starts):
         return Choice(
             ranked, starts, starts, left_out, over, entitled=entitled, selected=selected, tell_outrankers=before
