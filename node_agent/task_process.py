@@ -98,7 +98,7 @@ class TaskProcess:
             for source, target in ((null, 0), (output_writer, 1), (output_writer, 2)):
                 os.dup2(source, target)
             doing = "command"
-            os.execvpe(self.command[0], self.command, self.environment)
+            execute(self.command, self.environment)
         except BaseException as error:  # whatever it is, it must be told
             os.write(exec_writer, self._reason(doing, error).encode(errors="replace"))
         finally:
@@ -211,6 +211,25 @@ def reset_signals() -> None:
         if which not in UNSETTABLE_SIGNALS and signal.getsignal(which) != signal.SIG_DFL:
             signal.signal(which, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
+
+
+def execute(command: list[str], environment: dict[str, str]) -> None:
+    """Become the program, looked for along its own PATH.
+
+    As `os.execvpe`, which imports a module first: whoever it runs as may have no right to read our library.
+    """
+    program = command[0]
+    if "/" in program:
+        os.execve(program, command, environment)
+    failed: OSError | None = None
+    for place in environment.get("PATH", os.defpath).split(os.pathsep):
+        path = os.path.join(place, program)
+        try:
+            os.execve(path, command, environment)
+        except OSError as error:
+            if failed is None and os.path.exists(path):
+                failed = error
+    raise failed or FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
 
 
 def become(user: dict[str, object]) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from tests.node_agent.conditions import until
-from tests.node_agent.jobs import NODE, shell
+from tests.node_agent.jobs import NODE, assignment, shell
 from tests.node_agent.test_runtime import Opened
 
 from cotenant.node_agent.records import AttemptKey
@@ -117,6 +117,18 @@ async def test_a_job_runs_as_its_submitter_with_their_groups_and_nothing_of_root
     assert output.splitlines() == [
         uid, str(daemon.pw_gid), groups, zero, zero, zero, f"{daemon.pw_dir} {DAEMON}", uid, uid,
     ]  # fmt: skip
+
+
+@pytest.mark.root
+async def test_a_program_is_looked_for_along_its_path(opened: Opened) -> None:
+    """Not by what of Python's library only root may read."""
+    found = assignment("found", ["env", "echo", "here"])
+    found.submitter = "eve"
+    assert await run(opened, found) == ("SUCCEEDED", "", "here\n")
+    lost = assignment("lost", ["no-such-program"])
+    lost.submitter = "eve"
+    state, message, _ = await run(opened, lost)
+    assert (state, message) == ("FAILED", "rank 0: command not found: no-such-program")
 
 
 @pytest.mark.root

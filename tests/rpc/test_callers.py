@@ -23,7 +23,7 @@ from cotenant.rpc.errors import Problem
 from cotenant.rpc.identity import OPERATOR, Identity
 from cotenant.rpc.limits import LimitRules, Limits
 from cotenant.rpc.oidc import BadOidc, Oidc, OidcRules
-from cotenant.rpc.permissions import Role
+from cotenant.rpc.permissions import ROLES, Role
 from cotenant.rpc.security import Security
 from cotenant.rpc.tokens import BadTokens, TokenFile
 from cotenant.v1 import job_pb2
@@ -299,6 +299,20 @@ async def test_what_changes_something_is_written_down_without_secrets(mesh: Mesh
     assert stat.S_IMODE(log.path.stat().st_mode) == 0o600
     await mesh.job_stub(token).CreateJob(jobs_pb.CreateJobRequest(spec=SPEC, validate_only=True))
     assert len(log.lines()) == 1  # nothing was changed
+
+
+async def test_a_call_that_is_passed_on_as_bytes_is_read_and_a_stream_is_told_without_a_request(tmp_path: Path) -> None:
+    """A replica that follows hands on bytes; who is refused on a stream is told all the same."""
+    audit = Audit(tmp_path / "audit.jsonl", "queue")
+    path = "/cotenant.v1.JobService/CreateJob"
+    request = jobs_pb.CreateJobRequest(spec=SPEC).SerializeToString()
+    made = jobs_pb.CreateJobResponse(job=job_pb2.Job(id="0abc")).SerializeToString()
+    await audit.entry(path, ROLES[path], "ipv4:1").answered(request, made)
+    await audit.entry(path, ROLES[path], "ipv4:1").answered(b"\xff\xff", b"\xff\xff")
+    connect = "/cotenant.v1.AgentService/Connect"
+    await audit.entry(connect, ROLES[connect], "ipv4:1").refused(iter([]), Problem(grpc.StatusCode.UNKNOWN, "X", ""))
+    told = [json.loads(line)["on"] for line in (tmp_path / "audit.jsonl").read_text().splitlines()]
+    assert told == [{"id": "0abc", "name": "train", "tenant": "lab"}, {}, {}]
 
 
 async def test_who_was_refused_is_written_down_whatever_was_asked(mesh: Mesh, tmp_path: Path) -> None:

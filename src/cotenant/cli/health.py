@@ -19,8 +19,9 @@ from cotenant.cli.mesh import access_of
 from cotenant.cli.outcome import CommandError, ExitCode, usage
 from cotenant.cli.render import Column, print_table
 from cotenant.rpc.access import NoAccess
-from cotenant.rpc.channel import connect
+from cotenant.rpc.channel import connect, secure
 from cotenant.rpc.endpoints import Endpoints
+from cotenant.rpc.tls import BadTls
 
 SERVING = "serving"
 SECONDS = 3.0
@@ -78,16 +79,17 @@ def health(
 
 def _asked(flags: Flags, address: str) -> list[Health]:
     """Say whom to ask."""
-    if address:
-        try:
-            return [Health("", Endpoints.parse(address).queue)]
-        except ValueError as error:
-            raise usage(str(error)) from None
     try:
-        endpoints = access_of(flags).endpoints
+        only = Endpoints.parse(address).queue if address else ""
+        access = access_of(replace(flags, endpoint=address or flags.endpoint))
+        secure(access.tls)
+    except (ValueError, BadTls) as error:
+        raise usage(str(error)) from None
     except NoAccess as error:
         raise CommandError(str(error), code=ExitCode.UNREACHABLE) from None
-    return [Health(service, where) for service, where in asdict(endpoints).items() if where]
+    if only:
+        return [Health("", only)]
+    return [Health(service, where) for service, where in asdict(access.endpoints).items() if where]
 
 
 async def _ask(wanted: Sequence[Health]) -> list[Health]:

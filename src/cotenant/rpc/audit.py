@@ -14,11 +14,12 @@ import time
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import grpc
 import structlog
+from google.protobuf import descriptor_pool, message_factory
+from google.protobuf.message import DecodeError
 
 from cotenant import telemetry
 from cotenant.rpc.errors import Problem
@@ -31,7 +32,6 @@ AUDIT_FILE = "audit.jsonl"
 TEXT_LENGTH_MAX = 256
 FIELDS_TOLD = ("id", "job_id", "node_id", "gpu_uuid", "number")
 REFUSED_FOR_WHO = frozenset({grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED})
-NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 lines_lost = telemetry.counter("cotenant.audit.lost", "{line}", "Lines of the audit log that could not be written.")
 
@@ -66,7 +66,8 @@ class Audit:
         telemetry.emit("audit", told)
         try:
             descriptor = self._open()
-            os.write(descriptor, json.dumps(told, ensure_ascii=True, separators=(",", ":")).encode() + b"\n")
+            text = json.dumps(told, ensure_ascii=True, separators=(",", ":"), default=str)
+            os.write(descriptor, text.encode() + b"\n")
             if self._fsync:
                 await asyncio.to_thread(os.fsync, descriptor)
         except OSError as error:
@@ -106,15 +107,26 @@ class Entry:
 
     async def answered(self, request: Any, response: Any) -> None:
         """The call was served."""
-        if self._reads or (self._always and not getattr(request, "validate_only", False)):
-            await self._append(request, {**target(response), **target(request)}, "OK")
+        if self._reads or (self._always and not getattr(self._read(request, "input_type"), "validate_only", False)):
+            asked, told = self._read(request, "input_type"), self._read(response, "output_type")
+            await self._append({**target(told), **target(asked)}, "OK")
 
     async def refused(self, request: Any, problem: Problem) -> None:
         """The call was not."""
         if self._always or self._reads or problem.code in REFUSED_FOR_WHO:
-            await self._append(request, target(request), problem.code.name, problem.reason)
+            await self._append(target(self._read(request, "input_type")), problem.code.name, problem.reason)
 
-    async def _append(self, request: Any, on: Mapping[str, Any], answer: str, reason: str = "") -> None:
+    def _read(self, message: Any, kind: str) -> Any:
+        """Read a message that is passed on as it came; what cannot be read tells nothing."""
+        if not isinstance(message, bytes):
+            return message
+        try:
+            method = descriptor_pool.Default().FindMethodByName(self._method[1:].replace("/", "."))
+            return message_factory.GetMessageClass(getattr(method, kind)).FromString(message)
+        except (KeyError, DecodeError):
+            return None
+
+    async def _append(self, on: Mapping[str, Any], answer: str, reason: str = "") -> None:
         who = self.identity
         line = {
             "who": who.name if who else "",
@@ -141,7 +153,7 @@ def target(message: Any) -> Mapping[str, Any]:
     """
     fields = getattr(getattr(message, "DESCRIPTOR", None), "fields_by_name", None)
     if fields is None:
-        return NOTHING  # a stream
+        return {}  # a stream
     told: dict[str, Any] = {
         name: _short(value) for name in FIELDS_TOLD if name in fields and (value := getattr(message, name))
     }

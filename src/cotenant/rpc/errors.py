@@ -246,6 +246,7 @@ PLAIN = {
 }
 
 
+_ENDED_AT_ONCE = re.compile(r"(failed to connect|connections to all).*: Socket closed$")
 _TOO_LARGE = re.compile(r"message larger than max \((\d+) vs\. (\d+)\)")
 
 
@@ -254,6 +255,9 @@ def _from_plain(code: grpc.StatusCode, details: str) -> Problem:
         return exhausted("MESSAGE_TOO_LARGE", f"a message has {size[1]} bytes; at most {size[2]} bytes are taken")
     if code is grpc.StatusCode.UNAVAILABLE and (handshake := handshake_word(details)):
         return Problem(code, *handshake)
+    if code is grpc.StatusCode.UNAVAILABLE and _ENDED_AT_ONCE.search(details):
+        message = "the server ends each connection at once: it may ask for TLS, or for a certificate that it believes"
+        return Problem(code, code.name, message)
     words = PLAIN.get(code)
     message = f"{words}: {details}" if words and details else words or details or code.name
     return Problem(code, code.name, message)

@@ -1,0 +1,77 @@
+"""Separate processes that know each other by certificates, and people who are known by theirs."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import subprocess
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from tests.end_to_end.commands import COTENANT, Cli, Outcome, environment_of
+from tests.end_to_end.waiting import until
+from tests.etcd_server import free_ports
+
+from cotenant.rpc.bearers import Bearer
+from cotenant.rpc.certificates import Authority
+
+SERVICES = ("placement", "predictor", "contention", "queue")
+SUBMITTER = "daemon"  # a user that each machine has
+
+
+class Lab:
+    """Four services and an agent, each with a certificate of its own."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.authority = Authority(directory / "certs")
+        self.authority.create()
+        ports = dict(zip(SERVICES, free_ports(len(SERVICES)), strict=True))
+        self.endpoints = ",".join(f"{name}=127.0.0.1:{port}" for name, port in ports.items())
+        self.cli = Cli(environment_of(directory, COTENANT_STATE_DIR=str(directory / "state")))
+        self.serving = ExitStack()
+        for name, port in ports.items():
+            self.start(name, *self.shown(f"service/{name}", "127.0.0.1"), "--listen", f"127.0.0.1:{port}")
+        self.start("agent", *self.shown("agent/n1"), "--node", "n1", "--gpus", "fake:1")
+
+    def start(self, service: str, *flags: str) -> None:
+        log = self.directory / f"{service}.log"
+        process = self.cli.start("serve", service, "--endpoints", self.endpoints, *flags, log=log)
+        self.serving.callback(process.terminate)
+
+    def shown(self, bearer: str, *names: str) -> tuple[str, ...]:
+        issued = self.authority.issue(Bearer.parse(bearer), names)
+        files = ("--tls-ca", self.authority.cert_path, "--tls-cert", issued.path, "--tls-key", issued.key_path)
+        return tuple(map(str, files))
+
+    def by(self, bearer: str, *words: str, code: int = 0) -> Outcome:
+        command, *rest = words
+        return self.cli(command, "--endpoint", self.endpoints, *self.shown(bearer), *rest, code=code)
+
+    def has_a_node(self) -> bool:
+        arguments = ("nodes", "--endpoint", self.endpoints, *self.shown("operator/ann"))
+        ended = subprocess.run([COTENANT, *arguments], env=self.cli.environment, capture_output=True, text=True)
+        return "n1" in ended.stdout
+
+
+@pytest.fixture
+def lab(tmp_path: Path) -> Iterator[Lab]:
+    made = Lab(tmp_path)
+    with made.serving:
+        yield made
+
+
+def test_a_cluster_with_certificates_serves_whom_it_knows_and_nobody_else(lab: Lab) -> None:
+    eve, bob = f"user/{SUBMITTER}?tenants=a", "user/bob?tenants=b"
+    until(lab.has_a_node, "node")
+    told = lab.by(eve, "submit", "--tenant", "a", "--gpus", "1", "--wait", "--", "id", "-u")
+    uid = pwd.getpwnam(SUBMITTER).pw_uid if os.geteuid() == 0 else os.geteuid()
+    assert told.out.splitlines()[-1] == str(uid)
+    assert lab.by(bob, "jobs", "--all").out == ""
+    assert "NOT_YOUR_TENANT" in lab.by(bob, "submit", "--tenant", "a", "--", "true", code=1).err
+    assert "ROLE_MAY_NOT" in lab.by(bob, "drain", "n1", code=1).err
+    assert "TLS" in lab.cli("jobs", "--endpoint", lab.endpoints, code=3).err
+    audit = lab.cli("audit").out
+    assert all(word in audit for word in ("CreateJob", SUBMITTER, "DrainNode", "ROLE_MAY_NOT", "agent/n1"))
