@@ -9,6 +9,7 @@ from cotenant.replicas.election import Election
 from cotenant.replicas.replica import Replica, reached_at, serve_replica
 from cotenant.replicas.stores import FencedStore
 from cotenant.replicas.tenure import Held
+from cotenant.rpc.background import Background
 from cotenant.rpc.channel import connect
 from cotenant.rpc.endpoints import Endpoints
 from cotenant.rpc.policies import serve_policies
@@ -17,6 +18,7 @@ from cotenant.rpc.server import Host, Server
 from cotenant.services.queue.server import QUEUES, SERVICES, JobQueue, QueueConfig
 from cotenant.store.open import open_store
 from cotenant.store.port import Store
+from cotenant.store.upkeep import Upkeep
 
 PREFIX = "queue/"
 LEADER = "queue/leader"
@@ -42,6 +44,7 @@ async def serve(
     store = await open_store(store_url)
     placement = connect(endpoints.placement, token or "")
     predictor = connect(endpoints.predictor, token or "")
+    background = Background()
     try:
         JobQueue(store, config, placement, predictor)  # what cannot be made is told before anybody is elected
         serve_policies(server).use(QUEUES, config.policy, options=config.options)
@@ -55,8 +58,10 @@ async def serve(
 
         election = Election(store, LEADER, reached_at(server.bind(), address, advertised))
         replica = Replica(server, store, election, SERVICES, PREFIX, lead)
+        background.forever("store-upkeep", Upkeep(store).run)
         await serve_replica(server, replica, on_start)
     finally:
+        await background.close()
         await placement.close()
         await predictor.close()
         await store.close()

@@ -1,51 +1,94 @@
-"""Forgets the oldest ended jobs once there are too many, but none that others wait for, and arrays only as a whole."""
+"""Forgets ended jobs once they are too many or too old, but none that others wait for, and arrays only as a whole.
+
+What is forgotten is written into the archive first, where there is one; where that fails nothing is forgotten.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import math
+import time
+from collections.abc import Sequence
 
 import structlog
 
+from cotenant.rpc import translate
+from cotenant.services.queue.archive import Archive
 from cotenant.services.queue.arrays import Arrays
+from cotenant.services.queue.records import Record
 from cotenant.services.queue.state import State
 from cotenant.store.port import StoreUnavailable
 
 log = structlog.get_logger()
 
 SWEEP_SECONDS = 30.0
+AT_ONCE_MAX = 50  # between two looks at whether others need the queue
 
 
 class Forgetting:
     """Sweeps now and then."""
 
-    def __init__(self, state: State, arrays: Arrays, kept_max: int) -> None:
-        self._state, self._arrays, self._kept_max = state, arrays, kept_max
+    def __init__(
+        self,
+        state: State,
+        arrays: Arrays,
+        kept_max: int,
+        kept_seconds: float = math.inf,
+        archive: Archive | None = None,
+    ) -> None:
+        self._state, self._arrays, self._archive = state, arrays, archive
+        self._kept_max, self._kept_seconds = kept_max, kept_seconds
 
     async def run(self) -> None:
         """Sweep for ever."""
         while True:
             await asyncio.sleep(SWEEP_SECONDS)
             try:
-                await self.sweep()
-            except StoreUnavailable as error:
-                log.info("purge_delayed", error=str(error))
+                await self.sweep(time.time())
+            except (StoreUnavailable, OSError) as error:
+                log.warning("purge_delayed", error=str(error))
 
-    async def sweep(self) -> None:
-        """Forget jobs that ended, oldest first, until no more are kept than should be or may go."""
-        state = self._state
+    async def sweep(self, now: float) -> None:
+        """Forget jobs that ended, oldest first, until no more are kept than should be or may go.
+
+        Raises:
+            StoreUnavailable: the store is away.
+            OSError: the archive cannot be written.
+        """
+        state, old = self._state, now - self._kept_seconds
         ended = [job_id for job_id in state.ids if state.records[job_id].phase.ended]
-        over = len(ended) - self._kept_max
+        over, gone = len(ended) - self._kept_max, 0
+        some: list[Record] = []
         for job_id in ended:
             record = state.records.get(job_id)
-            if over <= 0:
-                return
             if record is None or state.gates.wanted(record):
                 continue
+            if gone + len(some) >= over and translate.seconds(record.job.end_time) > old:
+                continue  # ids rise with their jobs' submission, not with their end
             if record.spec.array_task is None:
-                with state.gates.leaving(job_id):
-                    await self._arrays.keeper.purge([job_id])
-                over -= 1
+                some.append(record)
+                if len(some) == AT_ONCE_MAX:
+                    gone += await self._forget(some)
+                    some = []
             elif (array := state.gates.arrays[record.spec.array_task.array_id]) and not array.standing[0]:
-                over -= len(array.ids)
+                records = [state.records[one] for one in array.ids]
+                await self._keep(records)
                 with state.gates.leaving(array.id):
                     await self._arrays.purge(array)
+                gone += len(records)
+        await self._forget(some)
+
+    async def _forget(self, records: Sequence[Record]) -> int:
+        """Forget jobs that belong to no array; those that somebody began to wait for meanwhile stay."""
+        await self._keep(records)
+        gone = 0
+        for record in records:
+            if record.id in self._state.records and not self._state.gates.wanted(record):
+                with self._state.gates.leaving(record.id):
+                    await self._arrays.keeper.purge([record.id])
+                gone += 1
+        return gone
+
+    async def _keep(self, records: Sequence[Record]) -> None:
+        if self._archive and records:
+            await self._archive.add([record.job for record in records])

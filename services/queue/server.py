@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator
 from typing import Any, cast
 
 import grpc
 import structlog
 
 from cotenant import plugins, telemetry
-from cotenant.core.failing.retrying import RetryRules
 from cotenant.core.policy import QueuePolicy
-from cotenant.core.queueing.choosing import RULES, Rules
 from cotenant.rpc import translate
 from cotenant.rpc.background import Background
 from cotenant.rpc.identity import caller
@@ -22,17 +19,19 @@ from cotenant.rpc.policies import PolicyServicer
 from cotenant.rpc.server import Host, Server
 from cotenant.services.queue import explain, moving, outlook, summary
 from cotenant.services.queue.accepting import accept
+from cotenant.services.queue.archive import Archive
 from cotenant.services.queue.arrays import Arrays
+from cotenant.services.queue.config import QueueConfig as QueueConfig
 from cotenant.services.queue.endings import Endings
 from cotenant.services.queue.failing import Failing, read_rules
 from cotenant.services.queue.filters import Filter, folded
 from cotenant.services.queue.follower import Follower, wished
 from cotenant.services.queue.forgetting import Forgetting
 from cotenant.services.queue.keeper import Keeper, request_of
-from cotenant.services.queue.observations import WINDOW_SECONDS, Observations
+from cotenant.services.queue.observations import Observations
 from cotenant.services.queue.output import Output
 from cotenant.services.queue.profiles import Profiles
-from cotenant.services.queue.records import RETRYING, Record, new_record
+from cotenant.services.queue.records import Record, new_record
 from cotenant.services.queue.renewals import Renewals
 from cotenant.services.queue.scheduler import Scheduler, SchedulerConfig
 from cotenant.services.queue.simulate import simulate
@@ -58,24 +57,7 @@ QUEUES = "cotenant.queue_policies"
 JOB = "cotenant.v1.JobService"
 TENANT = "cotenant.v1.TenantService"
 SERVICES = (JOB, TENANT)
-ENDED_KEPT_MAX = 20_000
 STORE_PROBE_SECONDS = 2.0
-
-
-@dataclass(frozen=True, slots=True)
-class QueueConfig:
-    """How the queue is run."""
-
-    policy: str = "fifo"
-    options: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # by policy
-    debounce_seconds: float = 0.003
-    rules: Rules = RULES
-    seed: int = 0
-    ended_kept_max: int = ENDED_KEPT_MAX
-    retrying: RetryRules = RETRYING
-    failure_rules: str = ""  # a file of the operator's, whose rules come before those that are shipped
-    window_seconds: float = WINDOW_SECONDS  # over which the rates of running jobs are seen
-    tenant_jobs_max: int = 0  # of a tenant, that have not ended; 0: any number
 
 
 class JobQueue(job_service_pb2_grpc.JobServiceServicer):
@@ -94,7 +76,8 @@ class JobQueue(job_service_pb2_grpc.JobServiceServicer):
         self.state = State()
         self.keeper = Keeper(store, self.state)
         self.arrays = Arrays(self.keeper)
-        self.forgetting = Forgetting(self.state, self.arrays, config.ended_kept_max)
+        archive = Archive(config.archive) if config.archive else None
+        self.forgetting = Forgetting(self.state, self.arrays, config.ended_kept_max, config.ended_kept_seconds, archive)
         self.observations = Observations(predictor_stub, config.window_seconds)
         self.renewals = Renewals(self.state, self.placement, predictor_stub)
         self.observations.on_seen = self.renewals.seen

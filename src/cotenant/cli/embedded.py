@@ -61,6 +61,9 @@ class MeshConfig:
     failure_rules: str = ""  # a file of the operator's
     retrying: RetryRules = RETRYING
     checkpoint_seconds: float = 300.0  # jobs are taken to save their work about that often
+    ended_jobs: int = 20_000  # so many are kept
+    ended_days: float = 30.0  # for so long at most
+    archive: Path | None = None  # where they are written before they are forgotten
     profile_seconds: float = 300.0  # what a profile of a running job may take; 0: none is made
     guarding: Guarding | None = None  # None: the mesh's own token alone
 
@@ -168,6 +171,9 @@ class EmbeddedMesh:
             failure_rules=config.failure_rules,
             retrying=config.retrying,
             tenant_jobs_max=config.guarding.limits.jobs_per_tenant if config.guarding else 0,
+            ended_kept_max=config.ended_jobs,
+            ended_kept_seconds=config.ended_days * 86_400,
+            archive=config.archive,
         )
 
     def _start_agents(self) -> None:

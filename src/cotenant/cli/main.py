@@ -26,6 +26,7 @@ _ENTRIES = (
     ("update", "change", "Change a job that has not ended.", JOBS),
     ("explain", "explain", "Tell why a job stands where it stands, and what would change it.", JOBS),
     ("failures", "failures", "Sum up how jobs fail, and whose matter that is.", JOBS),
+    ("history", "history", "List jobs that the mesh no longer keeps.", JOBS),
     ("predict", "predict", "Tell how fast and how long jobs run, and how sure that is.", JOBS),
     ("whatif", "whatif", "Tell what would happen to a job, without submitting it.", JOBS),
     ("nodes", "nodes", "List nodes, what they have and what of it is free.", NODES),

@@ -18,6 +18,7 @@ from cotenant.cli.outcome import CommandError, ExitCode, note, usage
 from cotenant.cli.security import Guarding, check_listen, guarding_of, secure_calls, security_of
 from cotenant.cli.settings import (
     Settings,
+    archive_of,
     check_failure_rules,
     merged,
     node_name,
@@ -216,6 +217,9 @@ def _queue(told: Told, common: dict[str, Any]) -> Coroutine[Any, Any, None]:
         failure_rules=check_failure_rules(told.settings),
         retrying=retrying_of(told.settings),
         tenant_jobs_max=told.guarding.limits.jobs_per_tenant,
+        ended_kept_max=told.settings.ended_jobs,
+        ended_kept_seconds=told.settings.ended_days * 86_400,
+        archive=archive_of(told.settings, told.state_dir),
     )
     return run(**common, endpoints=_endpoints(told), config=config, advertised=told.address)
 

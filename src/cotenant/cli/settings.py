@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from cotenant.core.failing.retrying import RetryRules
     from cotenant.core.queueing.choosing import Rules
 
+ARCHIVE_FILE = "archive.sqlite"
 GROUPS = ("queue", "placement", "allocator", "predictor", "contention")
 
 
@@ -56,6 +57,9 @@ class Settings:
     failure_rules: str = ""
     retry_seconds: float = 10.0
     infrastructure_retries: int = 3
+    ended_jobs: int = 20_000
+    ended_days: float = 30.0
+    archive: str = ""
     options: Mapping[str, Mapping[str, str]] | None = None
     sections: Mapping[str, Mapping[str, Any]] | None = None  # those of cotenant.cli.security, by name
 
@@ -140,6 +144,17 @@ def retrying_of(settings: Settings) -> RetryRules:
     from cotenant.core.failing.retrying import RetryRules
 
     return RetryRules(back_off_seconds=settings.retry_seconds, infrastructure_retries=settings.infrastructure_retries)
+
+
+def archive_of(settings: Settings, state_dir: Path) -> Path | None:
+    """Say into which file ended jobs are written before they are forgotten; None where they are not.
+
+    >>> archive_of(Settings(), Path("/s")), archive_of(Settings(archive="none"), Path("/s"))
+    (PosixPath('/s/archive.sqlite'), None)
+    """
+    if settings.archive == "none":
+        return None
+    return state_dir / (settings.archive or ARCHIVE_FILE)
 
 
 def _unfit(key: str, value: Any) -> str:

@@ -18,6 +18,7 @@ from cotenant.cli.outcome import CommandError, ExitCode, note, usage
 from cotenant.cli.security import Guarding, check_listen, guarding_of
 from cotenant.cli.settings import (
     Settings,
+    archive_of,
     check_failure_rules,
     merged,
     node_name,
@@ -167,6 +168,9 @@ def mesh_config(
         checkpoint_seconds=settings.checkpoint_seconds,
         profile_seconds=settings.profile_seconds,
         guarding=guarding,
+        ended_jobs=settings.ended_jobs,
+        ended_days=settings.ended_days,
+        archive=archive_of(settings, state_dir),
     )
 
 

@@ -16,7 +16,7 @@ import structlog
 from aetcd import rpc  # type: ignore[import-untyped]  # ships no types; only its stubs and messages are used
 
 from cotenant.store.checks import check_key, check_transaction, check_ttl
-from cotenant.store.etcd_members import PAUSE_SECONDS_FIRST, PAUSE_SECONDS_MAX, Member, Members, Refused
+from cotenant.store.etcd_members import PAUSE_SECONDS_FIRST, PAUSE_SECONDS_MAX, Member, Members, Refused, meaning
 from cotenant.store.etcd_watch import HistoryCompacted, StreamBroken, follow
 from cotenant.store.port import (
     Changes,
@@ -38,6 +38,8 @@ log = structlog.get_logger()
 PAGE_KEYS_FIRST = 64
 PAGE_KEYS_MAX = 8_192
 PAGE_BYTES_WANTED = 2 * 1024 * 1024
+LOOSE_SHARE, LOOSE_BYTES = 0.5, 64 * 1024 * 1024  # from when on a member's file is worth giving back
+DEFRAGMENT_SECONDS_MAX = 60.0
 LISTING_ATTEMPTS = 5  # a listing starts over when its revision is compacted away before the last page
 
 
@@ -187,6 +189,17 @@ class EtcdStore:
         except Refused as refusal:
             if not refusal.is_compacted:
                 raise
+
+    async def defragment(self) -> Sequence[str]:
+        """Have members give back room of which half or more is empty, one after another; say which did."""
+        done = []
+        for member in await self._members.each_loose(LOOSE_SHARE, LOOSE_BYTES):
+            try:
+                await member.maintenance.Defragment(rpc.DefragmentRequest(), timeout=DEFRAGMENT_SECONDS_MAX)
+            except rpc.AioRpcError as error:
+                raise meaning(error, member.endpoint) from error
+            done.append(member.endpoint)
+        return done
 
     async def close(self) -> None:
         """End all watches and calls, and let go of the connections."""

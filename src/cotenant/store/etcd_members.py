@@ -69,6 +69,7 @@ class Member:
         self.kv = rpc.KVStub(self.channel)
         self.lease = rpc.LeaseStub(self.channel)
         self.watch = rpc.WatchStub(self.channel)
+        self.maintenance = rpc.MaintenanceStub(self.channel)
 
     @property
     def is_ready(self) -> bool:
@@ -142,6 +143,23 @@ class Members:
                 raise
             await self.pause(pause_seconds)
             pause_seconds = min(2 * pause_seconds, PAUSE_SECONDS_MAX)
+
+    async def each_loose(self, share_min: float, bytes_min: int) -> list[Member]:
+        """Name the members whose files are mostly empty; none where one of them does not answer or is not well.
+
+        A member that gives room back answers nothing meanwhile, so all the others have to be there.
+        """
+        loose = []
+        for member in list(self._members):
+            try:
+                status = await member.maintenance.Status(rpc.StatusRequest(), timeout=self._timeout_seconds)
+            except rpc.AioRpcError:
+                return []
+            if status.errors or not status.leader:
+                return []
+            if status.dbSize >= bytes_min and status.dbSize - status.dbSizeInUse >= share_min * status.dbSize:
+                loose.append(member)
+        return loose
 
     def raise_if_closed(self) -> None:
         """Tell a call that `close` cut off from a task that was cancelled: only the former may go on."""

@@ -29,6 +29,7 @@ from cotenant.store.port import (
     Store,
     StoreUnavailable,
 )
+from cotenant.store.upkeep import Defragments
 
 OWN = "store/"  # keys about the store itself, of which its users see nothing
 BASE = f"{OWN}base"  # decimal: what is added to revisions
@@ -136,6 +137,10 @@ class ShiftedStore:
     async def compact(self, revision: int) -> None:
         """Forget the history up to and including a revision."""
         await self.inner.compact(max(0, revision - await self._shift()))  # 0 is forgotten in every store
+
+    async def defragment(self) -> Sequence[str]:
+        """Have the store give back room, where it can."""
+        return await self.inner.defragment() if isinstance(self.inner, Defragments) else []
 
     async def close(self) -> None:
         """Let go of the store."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
@@ -262,10 +263,10 @@ async def test_arrays_are_forgotten_as_a_whole(mesh: Mesh) -> None:
     await stand(mesh, array_id, RUNNING=1, SUCCEEDED=2)
     service = mesh.parts["queue"].service
     service.forgetting._kept_max = 0
-    await service.forgetting.sweep()
+    await service.forgetting.sweep(time.time())
     assert len(await tasks(mesh, array_id)) == 3
     agent.finish((f"{array_id}_2", 1))
     await stand(mesh, array_id, SUCCEEDED=3)
-    await service.forgetting.sweep()
+    await service.forgetting.sweep(time.time())
     assert await mesh.records_left("queue/") == []
     assert await tasks(mesh, array_id) == {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 
 import grpc
@@ -179,7 +180,7 @@ async def test_what_others_wait_for_is_not_forgotten(mesh: Mesh) -> None:
         await mesh.reach(job_id, "SUCCEEDED")
     service = mesh.parts["queue"].service
     service.forgetting._kept_max = 0
-    await service.forgetting.sweep()
+    await service.forgetting.sweep(time.time())
     assert list(service.state.records) == [first, last]
     await mesh.reach(last, "RUNNING")
     await mesh.restart("queue")
@@ -188,7 +189,7 @@ async def test_what_others_wait_for_is_not_forgotten(mesh: Mesh) -> None:
     await mesh.reach(last, "SUCCEEDED")
     service = mesh.parts["queue"].service
     service.forgetting._kept_max = 0
-    await service.forgetting.sweep()
+    await service.forgetting.sweep(time.time())
     assert await mesh.records_left("queue/jobs/") == []
 
 
@@ -198,7 +199,7 @@ async def test_nobody_begins_to_wait_for_what_is_being_forgotten(mesh: Mesh) -> 
     queue = mesh.parts["queue"]
     queue.service.forgetting._kept_max = 0
     queue.store.held_back = asyncio.Event()
-    sweep = asyncio.create_task(queue.service.forgetting.sweep())
+    sweep = asyncio.create_task(queue.service.forgetting.sweep(time.time()))
     await asyncio.sleep(0)
     with pytest.raises(grpc.aio.AioRpcError) as refused:
         await mesh.submit(dependencies=after(gone))

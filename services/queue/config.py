@@ -1,0 +1,33 @@
+"""How the queue is run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from cotenant.core.failing.retrying import RetryRules
+from cotenant.core.queueing.choosing import RULES, Rules
+from cotenant.services.queue.observations import WINDOW_SECONDS
+from cotenant.services.queue.records import RETRYING
+
+ENDED_KEPT_MAX = 20_000
+ENDED_KEPT_SECONDS = 30 * 86_400.0
+
+
+@dataclass(frozen=True, slots=True)
+class QueueConfig:
+    """How the queue is run."""
+
+    policy: str = "fifo"
+    options: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # by policy
+    debounce_seconds: float = 0.003
+    rules: Rules = RULES
+    seed: int = 0
+    ended_kept_max: int = ENDED_KEPT_MAX
+    ended_kept_seconds: float = ENDED_KEPT_SECONDS
+    archive: Path | None = None  # the SQLite file into which ended jobs are written before they are forgotten
+    retrying: RetryRules = RETRYING
+    failure_rules: str = ""  # a file of the operator's, whose rules come before those that are shipped
+    window_seconds: float = WINDOW_SECONDS  # over which the rates of running jobs are seen
+    tenant_jobs_max: int = 0  # of a tenant, that have not ended; 0: any number

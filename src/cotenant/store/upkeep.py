@@ -1,0 +1,62 @@
+"""What a store forgets, and when: history that no watch asks for any more, and the room that it took on disk."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Protocol, runtime_checkable
+
+import structlog
+
+from cotenant.store.port import Store, StoreUnavailable
+
+log = structlog.get_logger()
+
+KEPT_SECONDS = 600.0  # of history: a watch that was away for less goes on where it was
+TEND_SECONDS = 60.0
+
+
+@runtime_checkable
+class Defragments(Protocol):
+    """A store that takes room on disk for what it has forgotten, until it is told to give it back."""
+
+    async def defragment(self) -> Sequence[str]:
+        """Give room back where there is much, and say where that was."""
+
+
+class Upkeep:
+    """Forgets history older than `kept_seconds`. Several processes may do it: what is forgotten is no error."""
+
+    def __init__(
+        self, store: Store, *, kept_seconds: float = KEPT_SECONDS, now: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._store, self._kept_seconds, self._now = store, kept_seconds, now
+        self._seen: deque[tuple[float, int]] = deque()  # when the store was at which revision
+        self._forgotten = 0
+
+    async def run(self) -> None:
+        """Tend the store for ever."""
+        while True:
+            try:
+                await self.tend()
+            except StoreUnavailable as error:
+                log.info("store_not_tended", error=str(error))
+            await asyncio.sleep(TEND_SECONDS)
+
+    async def tend(self) -> int:
+        """Forget what is old enough, and return up to which revision."""
+        revision = (await self._store.list("store/")).revision
+        now = self._now()
+        self._seen.append((now, revision))
+        old = 0
+        while self._seen and now - self._seen[0][0] >= self._kept_seconds:
+            old = self._seen.popleft()[1]
+        if old > self._forgotten:
+            await self._store.compact(old)
+            self._forgotten = old
+        if isinstance(self._store, Defragments):  # of what was forgotten some time ago: a store forgets at its leisure
+            for where in await self._store.defragment():
+                log.info("store_defragmented", member=where)
+        return self._forgotten

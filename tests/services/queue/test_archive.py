@@ -1,0 +1,80 @@
+"""Ended jobs are written down before they are forgotten, or not forgotten."""
+
+from __future__ import annotations
+
+import math
+import sqlite3
+import time
+from pathlib import Path
+
+import pytest
+from tests.services.mesh import running
+
+from cotenant.cli import main
+from cotenant.services.queue.server import QueueConfig
+
+
+def kept(path: Path) -> list[tuple[str, str, float]]:
+    with sqlite3.connect(path) as connection:
+        return connection.execute("SELECT id, phase, gpu_seconds FROM jobs ORDER BY id").fetchall()
+
+
+async def test_what_is_forgotten_is_in_the_archive(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "archive.sqlite"
+    config = QueueConfig(ended_kept_max=1, ended_kept_seconds=math.inf, archive=path)
+    async with running(queue_config=config) as mesh:
+        await mesh.agent("n1", run_seconds=0.0)
+        ids = [await mesh.submit(environment={"SECRET": "s3cr3t"}) for _ in range(3)]
+        await mesh.all_ended()
+        forgetting = mesh.parts["queue"].service.forgetting
+        await forgetting.sweep(time.time())
+        assert [row[:2] for row in kept(path)] == [(job_id, "succeeded") for job_id in ids[:2]]
+        assert await mesh.records_left("queue/jobs/") == [f"queue/jobs/{ids[2]}"]
+        assert b"s3cr3t" not in path.read_bytes()
+        assert path.stat().st_mode & 0o777 == 0o600
+        await forgetting.sweep(time.time() + 1)
+        assert len(kept(path)) == 2
+    assert main.run(["history", "--archive", str(path), "--phase", "succeeded"]) == 0
+    out = capsys.readouterr().out
+    assert all(job_id in out for job_id in ids[:2])
+    assert main.run(["history", "--archive", str(path), "--since", "2999-01-01"]) == 0
+    assert "no such jobs" in capsys.readouterr().err
+
+
+async def test_a_job_that_ended_long_ago_is_forgotten_though_there_are_few() -> None:
+    async with running(queue_config=QueueConfig(ended_kept_seconds=60.0)) as mesh:
+        await mesh.agent("n1", run_seconds=0.0)
+        await mesh.submit()
+        await mesh.all_ended()
+        forgetting = mesh.parts["queue"].service.forgetting
+        await forgetting.sweep(time.time() + 30)
+        assert len(await mesh.records_left("queue/jobs/")) == 1
+        await forgetting.sweep(time.time() + 90)
+        assert await mesh.records_left("queue/jobs/") == []
+
+
+async def test_what_cannot_be_written_down_stays(tmp_path: Path) -> None:
+    path = tmp_path / "archive.sqlite"
+    path.write_text("this is no database, and longer than a header of SQLite would be: " * 20)
+    async with running(queue_config=QueueConfig(ended_kept_max=0, archive=path)) as mesh:
+        await mesh.agent("n1", run_seconds=0.0)
+        await mesh.submit()
+        await mesh.all_ended()
+        with pytest.raises(OSError, match="cannot write"):
+            await mesh.parts["queue"].service.forgetting.sweep(time.time())
+        assert len(await mesh.records_left("queue/jobs/")) == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--phase", "running"], "is not one of cancelled, failed, succeeded"),
+        (["--since", "yesterday"], "is no date"),
+        ([], "there is no archive"),
+    ],
+)
+def test_what_history_cannot_tell(
+    words: list[str], told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main.run(["history", "--archive", str(tmp_path / "none"), *words]) in (1, 2)
+    assert told in capsys.readouterr().err
