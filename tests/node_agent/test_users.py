@@ -11,6 +11,7 @@ from tests.node_agent.conditions import until
 from tests.node_agent.jobs import NODE, assignment, shell
 from tests.node_agent.test_runtime import Opened
 
+from cotenant.node_agent import task_process
 from cotenant.node_agent.records import AttemptKey
 from cotenant.node_agent.runtime import RuntimeContext
 from cotenant.node_agent.users import NoUser, Users
@@ -169,3 +170,19 @@ async def test_a_submitters_job_hears_its_warning_and_dies_with_its_supervisor(o
     opened.runtime.stop(AttemptKey("long", 1), 10)
     assert (await opened.ended("long")).state == "STOPPED"
     assert "warned" in output.read_text()
+
+
+@pytest.mark.root
+def test_groups_of_whoever_ran_the_agent_are_left_behind() -> None:
+    need_root()
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.setgroups([4242])
+        task_process.become({"uid": 1, "gid": 1, "groups": [1, 7]})
+        os.write(writer, f"{sorted(os.getgroups())} {os.getresuid()} {os.getresgid()}".encode())
+        os._exit(0)
+    os.waitpid(pid, 0)
+    assert os.read(reader, 200).decode() == "[1, 7] (1, 1, 1) (1, 1, 1)"
+    os.close(reader)
+    os.close(writer)

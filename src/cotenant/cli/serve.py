@@ -93,7 +93,7 @@ def serve(
     Examples:
       cotenant serve placement
       cotenant serve queue --store etcd://10.0.0.1:2379 --listen 0.0.0.0:7070 --address 10.0.0.5 --config head.toml
-      cotenant serve predictor --store etcd://10.0.0.1:2379 --listen 0.0.0.0:7082 --follow 10.0.0.5:7072
+      cotenant serve predictor --store etcd://10.0.0.1:2379 --listen 0.0.0.0:7082 --follow 10.0.0.5:7072 --insecure
       cotenant serve agent --endpoints 'placement=10.0.0.5:7071|10.0.0.6:7071' --gpus auto
     """
     if service not in SERVICES:
