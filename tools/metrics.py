@@ -29,6 +29,7 @@ PARTS = {
     "predictor": "Predictor",
     "contention": "Contention",
     "agent": "Node agents",
+    "audit": "The audit log",
 }
 
 
