@@ -245,6 +245,7 @@ class Philly:
             "%",
             Better.HIGHER,
             SOURCE,
+            figure=False,
         ),
         Claim("apart", "average JCT, with own servers and moves", 0.0, "%", Better.LOWER, SOURCE, figure=False),
         Claim("retries", "GPU time of failing jobs, with wise retries", 0.0, "%", Better.LOWER, SOURCE, figure=False),
