@@ -56,6 +56,7 @@ docs: $(STAMP) ## draw the pages and pictures of docs/ that come from the code
 	@python tools/failures.py
 	@python tools/eliminator.py
 	@python tools/metrics.py
+	@python tools/replicas.py
 	@python tools/dashboards.py
 	@python tools/roles.py
 

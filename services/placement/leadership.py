@@ -17,6 +17,7 @@ from cotenant.services.placement.feed import Feed
 from cotenant.services.placement.kinds import Kinds
 from cotenant.services.placement.records import ATTEMPTS, GUARDS, KINDS, NODES, Live
 from cotenant.services.placement.registry import Registry
+from cotenant.store import schema
 from cotenant.store.port import Listing, NotLeader, Store, StoreUnavailable
 from cotenant.v1 import records_pb2
 
@@ -123,12 +124,12 @@ class Leadership:
         fresh = Cluster()
         now = time.monotonic()
         for entry in nodes.entries:
-            stored = records_pb2.StoredNode.FromString(entry.value)
+            stored = schema.read(records_pb2.StoredNode, entry)
             old = self._cluster.nodes.get(stored.node.id)
             node = fresh.put_node(stored.node.id, translate.inventory_from_wire(stored.node.inventory), stored)
             node.seen_seconds = old.seen_seconds if old else now
         for entry in attempts.entries:
-            record = records_pb2.StoredAttempt.FromString(entry.value)
+            record = schema.read(records_pb2.StoredAttempt, entry)
             allocation = tuple(translate.allocation_from_wire(part) for part in record.attempt.allocations)
             record.attempt.epoch = record.attempt.epoch or entry.mod_revision
             target = tuple(translate.allocation_from_wire(part) for part in record.resizing)

@@ -7,21 +7,16 @@ from collections.abc import Callable
 from cotenant import telemetry
 from cotenant.replicas.election import Election
 from cotenant.replicas.replica import Replica, reached_at, serve_replica
-from cotenant.replicas.stores import FencedStore
-from cotenant.replicas.tenure import Held
 from cotenant.rpc.background import Background
 from cotenant.rpc.channel import connect
 from cotenant.rpc.endpoints import Endpoints
 from cotenant.rpc.policies import serve_policies
 from cotenant.rpc.security import PLAIN, Security
-from cotenant.rpc.server import Host, Server
-from cotenant.services.queue.server import QUEUES, SERVICES, JobQueue, QueueConfig
+from cotenant.rpc.server import Server
+from cotenant.services.queue.replicated import LEADER, PREFIX, Replicated
+from cotenant.services.queue.server import QUEUES, SERVICES, QueueConfig
 from cotenant.store.open import open_store
-from cotenant.store.port import Store
 from cotenant.store.upkeep import Upkeep
-
-PREFIX = "queue/"
-LEADER = "queue/leader"
 
 
 async def serve(
@@ -46,18 +41,11 @@ async def serve(
     predictor = connect(endpoints.predictor, token or "")
     background = Background()
     try:
-        JobQueue(store, config, placement, predictor)  # what cannot be made is told before anybody is elected
+        replicated = Replicated(config, placement, predictor)
+        replicated.check(store)
         serve_policies(server).use(QUEUES, config.policy, options=config.options)
-
-        async def lead(host: Host, store: Store, held: Held) -> JobQueue:
-            queue = JobQueue(FencedStore(store, held), config, placement, predictor)
-            queue.add_to(host)
-            await queue.start()
-            queue.run()
-            return queue
-
         election = Election(store, LEADER, reached_at(server.bind(), address, advertised))
-        replica = Replica(server, store, election, SERVICES, PREFIX, lead)
+        replica = Replica(server, store, election, SERVICES, PREFIX, replicated.lead, read=replicated.read)
         background.forever("store-upkeep", Upkeep(store).run)
         await serve_replica(server, replica, on_start)
     finally:

@@ -21,6 +21,7 @@ from cotenant.services.queue.gates import Array
 from cotenant.services.queue.keeper import ARRAYS, JOBS, REQUESTS, Change, Keeper, Request
 from cotenant.services.queue.records import SCHEMA_VERSION, Record, loaded, new_record, turn
 from cotenant.services.queue.state import clone
+from cotenant.store import schema
 from cotenant.store.port import Compare, Conflict, Delete, Entry, Operation, Put, StoreUnavailable
 from cotenant.v1 import records_pb2
 
@@ -87,7 +88,7 @@ class Arrays:
             await self._discard(array_id)
             return
         found = await self.store.list(JOBS + array_id + SEPARATOR)
-        jobs = [loaded(records_pb2.StoredJob.FromString(one.value), one.mod_revision) for one in found.entries]
+        jobs = [loaded(schema.read(records_pb2.StoredJob, one), one.mod_revision) for one in found.entries]
         self._add(sorted(jobs, key=turn))
 
     async def _discard(self, array_id: str) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from types import MappingProxyType
 
 import structlog
 from google.protobuf.message import Message
@@ -16,6 +17,7 @@ from cotenant.rpc import errors
 from cotenant.services.queue.ids import Ids
 from cotenant.services.queue.records import SCHEMA_VERSION, STATES, Record, loaded, new_record, take_attempt, turn
 from cotenant.services.queue.state import State, clone
+from cotenant.store import schema
 from cotenant.store.port import Committed, Compare, Conflict, Delete, Entry, Operation, Put, Store, StoreUnavailable
 from cotenant.v1 import records_pb2
 
@@ -43,17 +45,24 @@ class Keeper:
         self._doubtful: dict[str, Settle] = {}  # of which a write may have been committed without our knowing
         self._doubted = asyncio.Event()
 
-    async def load(self) -> None:
-        """Read every job and tenant, once, before anything is served."""
+    async def load(self, known: Mapping[str, Record] = MappingProxyType({})) -> None:
+        """Read every job and tenant, once, before anything is served; of `known` jobs only what has changed since.
+
+        Raises:
+            StoreUnavailable: they cannot be read.
+            NewerSchema: a newer version wrote one of them.
+        """
         tenants = await self.store.list(TENANTS)
         for entry in tenants.entries:
-            tenant = records_pb2.StoredTenant.FromString(entry.value).tenant
+            tenant = schema.read(records_pb2.StoredTenant, entry).tenant
             self.state.tenants[tenant.id] = (tenant, entry.mod_revision)
         arrays = {entry.key.removeprefix(ARRAYS) for entry in (await self.store.list(ARRAYS)).entries}
         found = []
         jobs = await self.store.list(JOBS)
         for entry in jobs.entries:
-            record = loaded(records_pb2.StoredJob.FromString(entry.value), entry.mod_revision)
+            record = known.get(entry.key.removeprefix(JOBS))
+            if record is None or record.revision != entry.mod_revision:
+                record = loaded(schema.read(records_pb2.StoredJob, entry), entry.mod_revision)
             if record.spec.array_task and record.spec.array_task.array_id not in arrays:
                 self.orphans.append(entry)
             else:
@@ -104,7 +113,7 @@ class Keeper:
             self.state.sync(record)
             self.on_reread(record)
         elif entry := await self.store.get(JOBS + job_id):
-            found = loaded(records_pb2.StoredJob.FromString(entry.value), entry.mod_revision)
+            found = loaded(schema.read(records_pb2.StoredJob, entry), entry.mod_revision)
             if found.spec.array_task:
                 await self.settle_array(found.spec.array_task.array_id)
             else:
@@ -116,7 +125,7 @@ class Keeper:
         if entry is None or entry.mod_revision <= record.revision:
             return
         live = record.job.attempt
-        fresh = loaded(records_pb2.StoredJob.FromString(entry.value), entry.mod_revision)
+        fresh = loaded(schema.read(records_pb2.StoredJob, entry), entry.mod_revision)
         if live.number and not STATES.from_wire(live.state).ended:
             take_attempt(fresh.stored, live)
         record.stored, record.spec, record.revision = fresh.stored, fresh.spec, fresh.revision
@@ -154,7 +163,7 @@ class Keeper:
         entry = await self.store.get(REQUESTS + request.id)
         if entry is None:
             return None
-        stored = records_pb2.StoredRequest.FromString(entry.value)
+        stored = schema.read(records_pb2.StoredRequest, entry)
         if stored.method != request.method or stored.fingerprint != request.fingerprint:
             raise errors.failed_precondition(
                 "REQUEST_ID_REUSED", f"request id {request.id!r} was used for another call before", id=stored.id

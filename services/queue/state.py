@@ -283,15 +283,7 @@ class State:
 
         With `phases` also how many jobs of its array are in each phase.
         """
-        job = job_pb2.Job()
-        job.CopyFrom(record.job)
-        job.etag = str(record.revision)
-        if record.spec.open:
-            job.spec.roles[0].replicas = record.asks.roles[0].replicas
-        if job.avoided_nodes:
-            kept = avoiding.live(job, time.time())
-            del job.avoided_nodes[:]
-            job.avoided_nodes.extend(kept)
+        job = kept_message(record)
         if record.phase is Phase.QUEUED:
             refusal, since = self.refusal(record)
             job.refusal.CopyFrom(refusals.to_people(refusal))
@@ -332,6 +324,20 @@ class State:
     def unwatch(self, watcher: Watcher) -> None:
         """Stop watching."""
         self._watchers.discard(watcher)
+
+
+def kept_message(record: Record) -> job_pb2.Job:
+    """A job as callers see it, as far as its record tells: all there is of one that has ended."""
+    job = job_pb2.Job()
+    job.CopyFrom(record.job)
+    job.etag = str(record.revision)
+    if record.spec.open:
+        job.spec.roles[0].replicas = record.asks.roles[0].replicas
+    if job.avoided_nodes:
+        kept = avoiding.live(job, time.time())
+        del job.avoided_nodes[:]
+        job.avoided_nodes.extend(kept)
+    return job
 
 
 def clone(stored: records_pb2.StoredJob) -> records_pb2.StoredJob:

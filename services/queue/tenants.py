@@ -19,6 +19,7 @@ from cotenant.rpc.tenants import tenant_of
 from cotenant.services.queue.keeper import TENANTS, Keeper
 from cotenant.services.queue.records import SCHEMA_VERSION, Use, held_by
 from cotenant.services.queue.views import View
+from cotenant.store import schema
 from cotenant.store.port import Compare, Conflict, Delete, Put
 from cotenant.v1 import records_pb2, tenant_service_pb2_grpc
 from cotenant.v1 import tenant_service_pb2 as pb
@@ -146,7 +147,7 @@ class Tenants(tenant_service_pb2_grpc.TenantServiceServicer):
         if entry is None:
             self._keeper.state.tenants.pop(tenant_id, None)
         else:
-            stored = records_pb2.StoredTenant.FromString(entry.value)
+            stored = schema.read(records_pb2.StoredTenant, entry)
             self._keeper.state.tenants[tenant_id] = (stored.tenant, entry.mod_revision)
 
     def _revision(self, tenant_id: str) -> int:

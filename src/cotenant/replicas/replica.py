@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any, Protocol
 
@@ -31,6 +31,8 @@ from cotenant.store.port import NotLeader, Store, StoreUnavailable
 
 log = structlog.get_logger()
 
+REVISION = "cotenant-revision"  # trailer of an answer from records: the store's revision up to which they were known
+
 
 class Leading(Protocol):
     """A service that was built to lead."""
@@ -39,17 +41,40 @@ class Leading(Protocol):
         """End it; what runs on nodes runs on."""
 
 
+class Reader(Protocol):
+    """What answers some calls of a replica that follows."""
+
+    def take(self, mirror: Mirror, keys: Iterable[str]) -> None:
+        """Hear that these keys of the mirror have changed."""
+
+    async def run(self) -> None:
+        """Keep up, until cancelled."""
+
+    async def answer(self, path: str, request: bytes, context: Any) -> bytes | None:
+        """Answer a call, or None where the leader is to be asked."""
+
+
 Lead = Callable[[Host, Store, Held], Awaitable[Leading]]
 
 
 class Replica:
     """A process's part in a service. `lead` builds and loads the service for a term, and has it serve on a host.
 
-    `prefix` is where the service keeps its records; they are followed, so that a new leader need not read them.
+    `prefix` is where the service keeps its records; they are followed, so that a new leader need not read them, and
+    `read` makes what answers from them. With `patient` the store need not be there at the start.
     """
 
     def __init__(
-        self, server: Server, store: Store, election: Election, services: Sequence[str], prefix: str, lead: Lead
+        self,
+        server: Server,
+        store: Store,
+        election: Election,
+        services: Sequence[str],
+        prefix: str,
+        lead: Lead,
+        *,
+        read: Callable[[], Reader] | None = None,
+        patient: bool = False,
     ) -> None:
         self._server, self._store, self._election, self._lead = server, store, election, lead
         self._services, self._prefix = services, prefix
@@ -58,7 +83,8 @@ class Replica:
         self._leading: Leading | None = None
         self._held: Held | None = None
         self._tasks: list[asyncio.Task[None]] = []
-        self._mirroring: asyncio.Task[None] | None = None
+        self._read, self._patient = read, patient
+        self._reader: Reader | None = None
         self._moved = asyncio.Event()  # set and cleared at once, to wake all who wait at that moment
         for service in services:
             server.add(self._add_to, service, service)
@@ -77,7 +103,8 @@ class Replica:
             StoreUnavailable: the store cannot be asked.
             Exception: whatever keeps a lone process from leading.
         """
-        await self._store.get(self._election.key)
+        if not self._patient:
+            await self._store.get(self._election.key)
         self._tasks.append(asyncio.create_task(self._election.follow(), name=f"{self._election.key}-follow"))
         self._tasks.append(asyncio.create_task(self._tell(), name=f"{self._election.key}-health"))
         if self._election.alone:
@@ -111,13 +138,18 @@ class Replica:
 
     async def _campaign(self) -> None:
         """Follow until this process is elected and serves."""
-        mirror = Mirror(self._store, self._prefix)
-        mirroring = asyncio.create_task(mirror.run(), name=f"{self._prefix}-mirror")
+        reader = self._reader = self._read() if self._read else None
+        mirror = Mirror(self._store, self._prefix, lambda keys: reader.take(mirror, keys) if reader else None)
+        tasks = [asyncio.create_task(mirror.run(), name=f"{self._prefix}-mirror")]
+        if reader:
+            tasks.append(asyncio.create_task(reader.run(), name=f"{self._prefix}-reader"))
         try:
             await self._take_office(mirror)
         finally:
-            mirroring.cancel()
-            await asyncio.gather(mirroring, return_exceptions=True)
+            self._reader = None
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _take_office(self, mirror: Mirror) -> None:
         while self._held is None:
@@ -207,6 +239,8 @@ class Replica:
                         raise _told(error) from None
                 await self._lost(stage, deadline)
             else:
+                if self._reader and (told := await self._reader.answer(path, request, context)) is not None:
+                    return told
                 leader = await self._forwarder.leader(context, deadline)
                 if self._stage or leader.address == self._election.address:
                     await self._coming(deadline)

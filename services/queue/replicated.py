@@ -1,0 +1,45 @@
+"""What a replica of the queue is made of, whether it leads or follows."""
+
+from __future__ import annotations
+
+import grpc.aio
+
+from cotenant.replicas.stores import FencedStore
+from cotenant.replicas.tenure import Held
+from cotenant.rpc.server import Host
+from cotenant.services.queue.reader import QueueReader
+from cotenant.services.queue.server import JobQueue, QueueConfig
+from cotenant.store.port import Store
+
+PREFIX = "queue/"
+LEADER = "queue/leader"
+
+
+class Replicated:
+    """Makes a queue anew for each term, and what answers between them."""
+
+    def __init__(self, config: QueueConfig, placement: grpc.aio.Channel, predictor: grpc.aio.Channel) -> None:
+        self._config, self._placement, self._predictor = config, placement, predictor
+        self._reader = QueueReader()
+
+    def check(self, store: Store) -> None:
+        """Find out before anybody is elected whether a queue can be made.
+
+        Raises:
+            UnknownPolicy: the policy is not installed, or broken.
+            BadOption: it does not take an option.
+        """
+        JobQueue(store, self._config, self._placement, self._predictor)
+
+    def read(self) -> QueueReader:
+        """Begin to follow."""
+        self._reader = QueueReader()
+        return self._reader
+
+    async def lead(self, host: Host, store: Store, held: Held) -> JobQueue:
+        """Begin to lead, from the records that were read while this replica followed."""
+        queue = JobQueue(FencedStore(store, held), self._config, self._placement, self._predictor)
+        queue.add_to(host)
+        await queue.start(self._reader.records)
+        queue.run()
+        return queue

@@ -1,0 +1,106 @@
+"""Draws docs/replicas.md from the table of routes: `make docs`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from cotenant.replicas.routes import ROUTES
+
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "replicas.md"
+
+TEXT = """\
+# Several processes of each service
+
+Every service may run as many times as you like. What they have in common is in etcd; nobody is told which of them is
+the first.
+
+```
+cotenant serve queue     --store etcd://e1:2379,e2:2379,e3:2379 --listen 0.0.0.0:7070 --address 10.0.0.5 …
+cotenant serve queue     --store etcd://e1:2379,e2:2379,e3:2379 --listen 0.0.0.0:7070 --address 10.0.0.6 …
+cotenant serve placement --store etcd://e1:2379,e2:2379,e3:2379 --listen 0.0.0.0:7071 --address 10.0.0.5
+cotenant serve placement --store etcd://e1:2379,e2:2379,e3:2379 --listen 0.0.0.0:7071 --address 10.0.0.6
+```
+
+`--address` is where the other replicas reach this one; without it, that is the address of `--listen`, or the machine's
+name where it listens everywhere. All replicas need the same token.
+
+## Who leads
+
+Queue, placement and predictor elect a leader each: whoever holds the service's key in etcd (`queue/leader`,
+`placement/leader`, `predictor/leader`) under a lease of two seconds. Only the leader decides and writes. Each of its
+transactions compares the key's revision, so that a leader which was cut off, paused or replaced writes nothing any
+more, however late it wakes.
+
+- **Killed** (`kill -9`, a power cut): its lease runs out, and another replica leads 1.3 to 2.5 s later, with the
+  records in its memory already. Running jobs notice nothing. Calls wait for it, up to five seconds.
+- **Asked to end** (SIGTERM, Ctrl-C): it gives the lease back, and another one leads at once. That makes a rolling
+  restart or upgrade: end one, start its successor, wait until it says that it serves, and go on with the next.
+- **Paused or cut off** for longer than its lease: it finds out, closes what it had built, and follows. It does not end.
+- **etcd is away**: nobody is elected and nothing is written; reads go on, writes fail with UNAVAILABLE and when to come
+  again, jobs run on.
+
+A store that one process holds (SQLite, memory) has one process of each service, which leads at once, also after
+`kill -9`; a second one is told that the store is in use.
+
+## Who answers what
+
+Whichever replica a call reaches, it is answered. What only the leader knows is passed on to it: the request's bytes,
+the metadata with the caller's token, what is left of the deadline, and streams in both directions. A call whose leader
+dies is made again by the replica where nothing was done or where a repeat does no harm; other calls, and streams, end
+with UNAVAILABLE, for their callers to resume. Without a leader for five seconds a call fails with UNAVAILABLE, the
+reason `NO_LEADER` and a time to come again.
+
+Answers from records carry the trailer `cotenant-revision`: the store's revision up to which the replica knew them.
+
+{table}
+
+Of `ListJobs` any replica answers what asks for phases that end a job, and folds no arrays.
+
+By the health protocol a replica is SERVING as long as a call would find somebody to answer it, there or elsewhere.
+
+## Where they are
+
+`--endpoints`, `--endpoint` and `COTENANT_ENDPOINT` take the replicas of a service beside each other, or a name that has
+several addresses:
+
+```
+--endpoints 'queue=10.0.0.5:7070|10.0.0.6:7070,placement=10.0.0.5:7071|10.0.0.6:7071'
+--endpoints 'queue=queue.mesh:7070,placement=placement.mesh:7071'
+```
+
+Calls take turns over all of them; in a list, only over those that say that they are SERVING. Names in a list are looked
+up when a channel is opened; one name whose addresses change is looked up again by itself.
+
+## Predictors and contention
+
+All predictors on one etcd know the same: the leader takes observations and writes what it learns, the others read it
+and answer estimates alike, so that estimates are spread over all of them and go on while a leader is elected.
+
+Contention keeps samples and incidents of a node in memory, so a node's agent sends them to one replica: the one that
+its name chooses among those listed (rendezvous hashing), or the next one in its order while that one is away.
+`cotenant top` and `cotenant incidents` ask all of them and show what they say as one.
+
+## Versions
+
+Every record carries the version of its schema. A process that meets a newer one than it knows ends with an error that
+says so and gives the lead back; it changes nothing. Within a schema fields are only added, and old and new versions of
+the services work beside each other. A version without elections that still runs is fenced as soon as a newer one leads.
+"""
+
+
+def table() -> str:
+    """Draw who answers which call."""
+    lines = ["| service | call | who answers |", "|---|---|---|"]
+    for path, route in ROUTES.items():
+        service, name = path.removeprefix("/cotenant.v1.").split("/")
+        lines.append(f"| {service} | {name} | {route.value} |")
+    return "\n".join(lines)
+
+
+def page() -> str:
+    """Draw the page."""
+    return TEXT.format(table=table())
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())
