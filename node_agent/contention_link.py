@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 from random import Random
 from typing import Any
@@ -13,13 +14,21 @@ import structlog
 
 from cotenant.node_agent.backoff import Backoff
 from cotenant.rpc import channel
+from cotenant.rpc.endpoints import addresses_of
+from cotenant.rpc.shards import ranked
 from cotenant.v1 import contention_service_pb2, contention_service_pb2_grpc
 
 log = structlog.get_logger()
 
 
+LASTED_SECONDS = 30.0  # a replica that held a stream so long is asked first again
+
+
 class ContentionLink:
-    """One stream at a time. A sample that nobody takes is dropped: it would be old news."""
+    """One stream at a time. A sample that nobody takes is dropped: it would be old news.
+
+    Of several replicas (`a:1|b:1`) each node has its own: the first that is there of those that its name prefers.
+    """
 
     def __init__(
         self,
@@ -33,7 +42,9 @@ class ContentionLink:
         interval_seconds: float,
         rng: Random,
     ) -> None:
-        self._endpoint, self._token, self._node_id = endpoint, token, node_id
+        self._addresses = ranked(node_id, addresses_of(endpoint))
+        self._place = 0  # of the address that is asked next
+        self._token, self._node_id = token, node_id
         self._sample, self._obey, self._away = sample, obey, away
         self._interval_seconds = interval_seconds
         self._backoff = Backoff(first_seconds=0.5, longest_seconds=10.0, rng=rng)
@@ -41,18 +52,21 @@ class ContentionLink:
     async def run(self) -> None:
         """Keep a stream open until cancelled."""
         while True:
+            address, since = self._addresses[self._place], time.monotonic()
             try:
-                await self._hold_stream()
+                await self._hold_stream(address)
                 reason = "contention ended the stream"
             except grpc.aio.AioRpcError as error:
                 reason = f"{error.code().name}: {error.details()}"
             self._away()
             wait_seconds = self._backoff.next_seconds()
-            log.info("contention_away", endpoint=self._endpoint, why=reason, retry_seconds=round(wait_seconds, 2))
+            lasted = time.monotonic() - since >= LASTED_SECONDS
+            self._place = 0 if lasted else (self._place + 1) % len(self._addresses)
+            log.info("contention_away", endpoint=address, why=reason, retry_seconds=round(wait_seconds, 2))
             await asyncio.sleep(wait_seconds)
 
-    async def _hold_stream(self) -> None:
-        async with channel.connect(self._endpoint, self._token) as connection:
+    async def _hold_stream(self, address: str) -> None:
+        async with channel.connect(address, self._token) as connection:
             stub: Any = contention_service_pb2_grpc.ContentionServiceStub(connection)
             call = stub.StreamSamples()
             sender = asyncio.create_task(self._send(call))

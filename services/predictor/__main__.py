@@ -8,11 +8,15 @@ from collections.abc import Callable
 import structlog
 
 from cotenant import telemetry
+from cotenant.replicas.election import Election
+from cotenant.replicas.replica import Replica, reached_at, serve_replica
 from cotenant.rpc.policies import serve_policies
 from cotenant.rpc.security import PLAIN, Security
 from cotenant.rpc.server import Server
-from cotenant.services.predictor.server import Config, start
+from cotenant.services.predictor.replicated import LEADER, Replicated
+from cotenant.services.predictor.server import GROUP, SERVICE, Config, start
 from cotenant.store.open import open_store
+from cotenant.store.port import Store
 
 log = structlog.get_logger()
 
@@ -25,26 +29,45 @@ async def serve(
     store_url: str,
     token: str | None = None,
     config: Config = DEFAULTS,
+    advertised: str = "",
     on_start: Callable[[int], None] = lambda port: None,
     security: Security = PLAIN,
 ) -> None:
-    """Serve until cancelled; then keep what was learnt last. `on_start` is told the port."""
+    """Serve until cancelled, as the one that observes or as one that follows; then keep what was learnt last.
+
+    `on_start` is told the port; `advertised` is the host at which other replicas reach this one. Who is told to follow
+    (`config.follow`) never observes.
+    """
     telemetry.setup("predictor")
     server = Server(address, token, security=security)
     store = await open_store(store_url)
     try:
-        predicting = await start(server, store, serve_policies(server), config)
-        try:
-            port = await server.start()
-            log.info("serving", port=port, predictors=list(config.predictors))
-            on_start(port)
-            await asyncio.Event().wait()  # until cancelled
-        finally:
-            await server.stop()
-            await predicting.close()
+        if config.follow:
+            await _follow(server, store, config, on_start)
+        else:
+            replicated = Replicated(store, config)
+            replicated.check()
+            serve_policies(server).use(GROUP, *config.predictors, options=config.options)
+            election = Election(store, LEADER, reached_at(server.bind(), address, advertised))
+            replica = Replica(
+                server, store, election, (SERVICE,), "", replicated.lead, read=replicated.read, patient=True
+            )
+            await serve_replica(server, replica, on_start)
     finally:
         await store.close()
         telemetry.shutdown()
+
+
+async def _follow(server: Server, store: Store, config: Config, on_start: Callable[[int], None]) -> None:
+    predicting = await start(server, store, serve_policies(server), config)
+    try:
+        port = await server.start()
+        log.info("serving", port=port, predictors=list(config.predictors))
+        on_start(port)
+        await asyncio.Event().wait()  # until cancelled
+    finally:
+        await server.stop()
+        await predicting.close()
 
 
 if __name__ == "__main__":

@@ -65,6 +65,7 @@ class Keeper:
         self._present = self._ready = False
         self._revision = 0
         self.restored = False
+        self.read = asyncio.Event()  # set once it is
 
     async def run(self, pause_seconds: float) -> None:
         """Restore as soon as the store is there, then keep what changes, until cancelled."""
@@ -94,6 +95,7 @@ class Keeper:
                 await self._set_aside(entry)
         gc.freeze()  # what was restored stays: to look through it for garbage again and again would delay estimates
         self.restored = True
+        self.read.set()
         self._tell(present=True)
 
     async def keep(self) -> bool:

@@ -20,7 +20,7 @@ from cotenant.rpc.errors import Violation
 from cotenant.rpc.identity import check_tenant
 from cotenant.rpc.pages import page_of
 from cotenant.rpc.policies import PolicyServicer
-from cotenant.rpc.server import Server
+from cotenant.rpc.server import Host, Server
 from cotenant.services.predictor import words
 from cotenant.services.predictor.failures import Failures
 from cotenant.services.predictor.keeper import Follower, Keeper, Kept
@@ -220,7 +220,7 @@ class Predicting:
     """A predictor that is being served."""
 
     def __init__(self, keeper: Keeper, trainer: Trainer, servicer: PredictorServicer, config: Config) -> None:
-        self._keeper, self._config = keeper, config
+        self.keeper, self._config = keeper, config
         self._tasks = (
             asyncio.create_task(keeper.run(config.keep_seconds), name="predictor-keeper"),
             asyncio.create_task(trainer.run(config.train_seconds), name="predictor-trainer"),
@@ -232,7 +232,7 @@ class Predicting:
         for task in self._tasks:
             task.cancel()
         await asyncio.wait(self._tasks)
-        await self._keeper.keep_all(self._config.close_seconds)
+        await self.keeper.keep_all(self._config.close_seconds)
 
 
 async def start(server: Server, store: Store, policies: PolicyServicer, config: Config = Config()) -> Predicting:
@@ -242,23 +242,42 @@ async def start(server: Server, store: Store, policies: PolicyServicer, config: 
     given all the same.
 
     Raises:
+        UnknownPolicy, BadOption, ValueError: see `chain_of`.
+    """
+    predicting = make(server, store, config, config.follow)
+    policies.use(GROUP, *config.predictors, options=config.options)
+    return predicting
+
+
+def chain_of(config: Config, failures: Failures) -> Chain:
+    """Make the predictors.
+
+    Raises:
         UnknownPolicy: a predictor is not installed, or broken.
         BadOption: a predictor does not take an option.
         ValueError: no predictor, one twice, or options for one that is not used.
     """
     if stray := sorted(set(config.options) - set(config.predictors)):
         raise ValueError(f"options are given for {stray[0]!r}, which is not among the predictors in use")
+    return Chain([plugins.load(GROUP, name, config.options.get(name, {})) for name in config.predictors], failures.add)
+
+
+def make(host: Host, store: Store, config: Config, follows: str) -> Predicting:
+    """Make a predictor that serves on a host: one that observes, or one that follows who does.
+
+    Raises:
+        UnknownPolicy, BadOption, ValueError: see `chain_of`.
+    """
     failures = Failures()
-    chain = Chain([plugins.load(GROUP, name, config.options.get(name, {})) for name in config.predictors], failures.add)
-    policies.use(GROUP, *config.predictors, options=config.options)
+    chain = chain_of(config, failures)
     measured, kinds = Measured(bounds=config.bounds), Kinds()
     kept: dict[str, Kept] = {**chain.predictors, MEASURED: measured, KINDS: kinds}
-    kind = Follower if config.follow else Keeper
-    keeper = kind(store, kept, lambda ready: server.set_serving(SERVICE, ready))
-    servicer = PredictorServicer(chain, measured, keeper, failures, config.profiles, kinds, config.follow)
-    server.add(pb_grpc.add_PredictorServiceServicer_to_server, servicer, SERVICE)
-    server.set_serving(SERVICE, False)
-    learners = {} if config.follow else chain.predictors  # a model is learnt once, by the one that observes
+    kind = Follower if follows else Keeper
+    keeper = kind(store, kept, lambda ready: host.set_serving(SERVICE, ready))
+    servicer = PredictorServicer(chain, measured, keeper, failures, config.profiles, kinds, follows)
+    host.add(pb_grpc.add_PredictorServiceServicer_to_server, servicer, SERVICE)
+    host.set_serving(SERVICE, False)
+    learners = {} if follows else chain.predictors  # a model is learnt once, by the one that observes
     return Predicting(keeper, Trainer(learners, lambda: keeper.restored), servicer, config)
 
 

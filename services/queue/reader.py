@@ -45,6 +45,8 @@ class QueueReader:
             "/cotenant.v1.JobService/SummarizeFailures": self._summarize,
         }
 
+    serves = False  # without a leader only what has ended can be told
+
     # What there is -------------------------------------------------------------------------------------------
 
     def take(self, mirror: Mirror, keys: Iterable[str]) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import grpc.aio
 
 from cotenant.replicas.stores import FencedStore
@@ -31,7 +33,7 @@ class Replicated:
         """
         JobQueue(store, self._config, self._placement, self._predictor)
 
-    def read(self) -> QueueReader:
+    def read(self, on_serving: Callable[[], None]) -> QueueReader:
         """Begin to follow."""
         self._reader = QueueReader()
         return self._reader

@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 from tests.cli.conftest import Shell
 from tests.cli.standin import Standin, node
+from tests.etcd_server import free_ports
 
 from cotenant.cli.outcome import ExitCode
 from cotenant.core.jobs import JobSpec
@@ -118,3 +119,22 @@ def test_a_job_that_is_held_back_says_so(shell: Shell, standin: Standin, spec: J
     assert shell("show", job.id, "--json").json["progress"]["throttle"] == "suspended: bert is slowed"
     standin.call(standin.jobs.finish, job.id)
     assert "held back" not in shell("show", job.id).out
+
+
+def test_incidents_of_all_replicas_are_shown_as_one_and_who_is_away_is_told(shell: Shell, incidents: Standin) -> None:
+    (port,) = free_ports(1)
+    both = f"contention={incidents.address}|127.0.0.1:{port},placement={incidents.address}"
+    ended = shell("--endpoint", both, "incidents", "--json")
+    assert [one["id"] for one in ended.json] == ["2", "1"]
+    assert "a replica of contention is away" in ended.err
+    other = Standin()
+    other.start()
+    try:
+        other.contention.incidents = [Incident(id="3", node_id="gpu-2", start_time=timestamp(START + 10))]
+        both = f"contention={incidents.address}|{other.address},placement={incidents.address}"
+        ended = shell("--endpoint", both, "incidents", "--json")
+        assert [one["id"] for one in ended.json] == ["3", "2", "1"]
+        assert not ended.err
+        assert [one["id"] for one in shell("--endpoint", both, "incidents", "--limit", "1", "--json").json] == ["3"]
+    finally:
+        other.stop()

@@ -112,6 +112,25 @@ class Submitting:
         self._thread.join()
 
 
+def test_all_parts_are_restarted_one_after_another_and_jobs_notice_nothing(mesh: Separate, tmp_path: Path) -> None:
+    holder, load = Counter(tmp_path, "holder"), Load(tmp_path, mesh.client)
+    held = mesh.cli.submit(*ONE_CORE, *holder.command)
+    mesh.client.wait_for(held, Phase.RUNNING)
+    submitting = Submitting(load)
+    for part in ("queue-a", "queue-b", "placement-a", "placement-b"):
+        process = mesh.processes.pop(part)
+        asked = time.monotonic()
+        assert process.terminate() == 0
+        submitting.answered_after(asked)
+        mesh.start(part)
+    submitting.stop()
+    load.wait_until_done()
+    assert mesh.client.job(held).attempt.number == 1
+    holder.finish()
+    mesh.client.wait_for(held, Phase.SUCCEEDED)
+    holder.assert_one_life()
+
+
 @pytest.mark.parametrize("service", ["queue", "placement"])
 async def test_a_leader_is_killed_under_load_and_the_next_one_takes_over(
     mesh: Separate, etcd_of_all: EtcdServer, tmp_path: Path, service: str

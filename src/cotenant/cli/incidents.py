@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import grpc.aio
 import typer
@@ -21,6 +21,9 @@ from cotenant.cli.patience import Patience
 from cotenant.cli.render import Column, console, plain_lines, print_table, styled
 from cotenant.rpc.translate import seconds
 from cotenant.v1.contention_service_pb2 import Incident, ListIncidentsRequest
+
+if TYPE_CHECKING:  # this name is the type checker's alone
+    from cotenant.v1.contention_service_pb2_grpc import ContentionServiceAsyncStub
 
 LIMIT_DEFAULT = 50
 PAGE_SIZE_MAX = 1000
@@ -90,14 +93,17 @@ async def _found(mesh: Mesh, wanted: ListIncidentsRequest, limit: int) -> list[I
         request.node_id = (await find_node(mesh, wanted.node_id)).id
     if wanted.job_id:
         request.job_id = (await find_job(mesh, wanted.job_id)).id
-    return await _listed(mesh, request, limit)
+    found = await mesh.of_each_contention(lambda contention: _listed(contention, request, limit))
+    return sorted(found, key=lambda one: seconds(one.start_time), reverse=True)[:limit]
 
 
-async def _listed(mesh: Mesh, request: ListIncidentsRequest, limit: int) -> list[Incident]:
+async def _listed(contention: ContentionServiceAsyncStub, wanted: ListIncidentsRequest, limit: int) -> list[Incident]:
+    request = ListIncidentsRequest()
+    request.CopyFrom(wanted)
     found: list[Incident] = []
     while len(found) < limit:
         request.page_size = min(PAGE_SIZE_MAX, limit - len(found))
-        page = await mesh.contention.ListIncidents(request)
+        page = await contention.ListIncidents(request)
         found += page.incidents
         request.page_token = page.next_page_token
         if not page.next_page_token:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -14,9 +14,10 @@ import grpc
 import grpc.aio
 
 from cotenant.cli.flags import Flags
-from cotenant.cli.outcome import CommandError, ExitCode, usage
+from cotenant.cli.outcome import CommandError, ExitCode, note, usage
 from cotenant.rpc.access import Access, NoAccess, find
 from cotenant.rpc.channel import connect
+from cotenant.rpc.endpoints import addresses_of
 from cotenant.rpc.errors import Problem, from_error
 from cotenant.rpc.tls import BadTls
 from cotenant.v1.contention_service_pb2_grpc import ContentionServiceStub
@@ -71,10 +72,29 @@ class Mesh:
         """The predictor's estimates."""
         return cast("PredictorServiceAsyncStub", PredictorServiceStub(self._channel("predictor")))
 
-    @property
-    def contention(self) -> ContentionServiceAsyncStub:
-        """Contention's samples and incidents."""
-        return cast("ContentionServiceAsyncStub", ContentionServiceStub(self._channel("contention")))
+    async def of_each_contention(self, ask: Callable[[ContentionServiceAsyncStub], Awaitable[Sequence[T]]]) -> list[T]:
+        """Ask all replicas of contention, each of which knows of its own nodes; tells of those that are away.
+
+        Raises:
+            AioRpcError: one refused, or all are away.
+        """
+        told_by: list[T] = []
+        failed: grpc.aio.AioRpcError | None = None
+        answered = False
+        for address in addresses_of(self._address("contention")):
+            stub = cast("ContentionServiceAsyncStub", ContentionServiceStub(self._connected(address)))
+            try:
+                told_by += await ask(stub)
+                answered = True
+            except grpc.aio.AioRpcError as error:
+                if not away(error.code()):
+                    raise
+                failed = error
+        if failed and not answered:
+            raise failed
+        if failed:
+            note(f"a replica of contention is away, so its nodes are missing: {told(from_error(failed)).message}")
+        return told_by
 
     def policies(self) -> dict[str, PolicyServiceAsyncStub]:
         """Each service's list of policies, by the first service at each address."""
@@ -103,10 +123,16 @@ class Mesh:
         for channel in channels.values():
             await channel.close()
 
-    def _channel(self, service: str) -> grpc.aio.Channel:
+    def _address(self, service: str) -> str:
         address: str = getattr(self._access.endpoints, service)
         if not address:
             raise NoAccess(f"it is not known where {service} is; name it in --endpoint {service}=HOST:PORT")
+        return address
+
+    def _channel(self, service: str) -> grpc.aio.Channel:
+        return self._connected(self._address(service))
+
+    def _connected(self, address: str) -> grpc.aio.Channel:
         if address not in self._channels:
             self._channels[address] = connect(address, self._access.token, tls=self._access.tls)
         return self._channels[address]

@@ -82,9 +82,9 @@ def serve(
     All of them read the same token: from COTENANT_TOKEN, else from the file `token` of the state directory, which the
     first one makes. Without --listen they serve on loopback at the ports 7070 (queue), 7071 (placement), 7072
     (predictor) and 7073 (contention); without --endpoints they look for each other there. With the store `sqlite`
-    each keeps a file of its own in the state directory; several machines share an etcd. There queue and placement may
-    each run several times: one leads, the others pass calls on to it, and when it ends another one leads. Several
-    predictors on one etcd answer alike: one takes observations, the others name it with --follow.
+    each keeps a file of its own in the state directory; several machines share an etcd. There each may run
+    several times: one leads, the others pass on to it what only it can answer, and when it ends another one leads.
+    A predictor that is to take no observations at all names the one that does with --follow.
 
     Other machines are served with TLS: --tls-ca, --tls-cert and --tls-key, or [tls] in the settings. Then every part
     is known by its certificate, and no token is needed; `cotenant certs` makes certificates.
@@ -194,7 +194,8 @@ def _predictor(told: Told, common: dict[str, Any]) -> Coroutine[Any, Any, None]:
     options = by_owner(names, told.options.get("predictor", {}))
     profiles = ProfileRules(seconds=told.settings.profile_seconds)
     follow = told.settings.follow
-    return run(**common, config=Config(predictors=names, options=options, profiles=profiles, follow=follow))
+    config = Config(predictors=names, options=options, profiles=profiles, follow=follow)
+    return run(**common, config=config, advertised=told.address)
 
 
 def _contention(told: Told, common: dict[str, Any]) -> Coroutine[Any, Any, None]:

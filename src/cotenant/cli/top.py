@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import grpc.aio
 import typer
@@ -24,6 +24,9 @@ from cotenant.rpc.errors import from_error
 from cotenant.rpc.translate import PHASES
 from cotenant.v1.contention_service_pb2 import AttemptSample, ListSamplesRequest, NodeSample
 from cotenant.v1.job_service_pb2 import JobFilter
+
+if TYPE_CHECKING:  # this name is the type checker's alone
+    from cotenant.v1.contention_service_pb2_grpc import ContentionServiceAsyncStub
 
 INTERVAL_DEFAULT = "2s"
 INTERVAL_SECONDS_MIN = 0.2
@@ -119,12 +122,16 @@ async def look(mesh: Mesh) -> Picture:
 async def _samples(mesh: Mesh) -> list[NodeSample]:
     """Ask contention; without it there is still much to see."""
     try:
-        answer = await mesh.contention.ListSamples(ListSamplesRequest())
+        return await mesh.of_each_contention(_listed)
     except grpc.aio.AioRpcError as error:
         if not away(error.code()) and error.code() is not grpc.StatusCode.UNIMPLEMENTED:
             raise
         note(f"no samples: {told(from_error(error)).message}")
         return []
+
+
+async def _listed(contention: ContentionServiceAsyncStub) -> Sequence[NodeSample]:
+    answer = await contention.ListSamples(ListSamplesRequest())
     return list(answer.samples)
 
 

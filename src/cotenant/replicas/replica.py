@@ -42,7 +42,11 @@ class Leading(Protocol):
 
 
 class Reader(Protocol):
-    """What answers some calls of a replica that follows."""
+    """What answers some calls of a replica that follows; with `serves` it is of use also where nobody leads."""
+
+    @property
+    def serves(self) -> bool:
+        """Whether the health protocol is to say SERVING without a leader."""
 
     def take(self, mirror: Mirror, keys: Iterable[str]) -> None:
         """Hear that these keys of the mirror have changed."""
@@ -60,8 +64,9 @@ Lead = Callable[[Host, Store, Held], Awaitable[Leading]]
 class Replica:
     """A process's part in a service. `lead` builds and loads the service for a term, and has it serve on a host.
 
-    `prefix` is where the service keeps its records; they are followed, so that a new leader need not read them, and
-    `read` makes what answers from them. With `patient` the store need not be there at the start.
+    `prefix` is where the service keeps its records; they are followed, so that a new leader need not read them (""
+    where it does so itself). `read` makes what answers from them; it is given what to call when that changes what the
+    health protocol is to say. With `patient` the store need not be there at the start.
     """
 
     def __init__(
@@ -73,7 +78,7 @@ class Replica:
         prefix: str,
         lead: Lead,
         *,
-        read: Callable[[], Reader] | None = None,
+        read: Callable[[Callable[[], None]], Reader] | None = None,
         patient: bool = False,
     ) -> None:
         self._server, self._store, self._election, self._lead = server, store, election, lead
@@ -82,6 +87,7 @@ class Replica:
         self._stage: Stage | None = None
         self._leading: Leading | None = None
         self._held: Held | None = None
+        self._holding: asyncio.Task[str] | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._read, self._patient = read, patient
         self._reader: Reader | None = None
@@ -120,8 +126,8 @@ class Replica:
         while True:
             if self._held is None:
                 await self._campaign()
-            assert self._held
-            await self._election.hold(self._held)
+            assert self._holding
+            await self._holding
             await self._leave_office()
 
     async def leave(self) -> None:
@@ -138,9 +144,11 @@ class Replica:
 
     async def _campaign(self) -> None:
         """Follow until this process is elected and serves."""
-        reader = self._reader = self._read() if self._read else None
+        reader = self._reader = self._read(self._set_serving) if self._read else None
         mirror = Mirror(self._store, self._prefix, lambda keys: reader.take(mirror, keys) if reader else None)
-        tasks = [asyncio.create_task(mirror.run(), name=f"{self._prefix}-mirror")]
+        tasks = []
+        if self._prefix:
+            tasks.append(asyncio.create_task(mirror.run(), name=f"{self._prefix}-mirror"))
         if reader:
             tasks.append(asyncio.create_task(reader.run(), name=f"{self._prefix}-reader"))
         try:
@@ -154,6 +162,7 @@ class Replica:
     async def _take_office(self, mirror: Mirror) -> None:
         while self._held is None:
             held = await self._election.win()
+            self._holding = asyncio.create_task(self._election.hold(held), name=f"{held.key}-hold")
             try:
                 await self._serve(held, mirror)
             except (StoreUnavailable, NotLeader) as error:
@@ -171,6 +180,9 @@ class Replica:
         stage = Stage(self._set_serving)
         store = Through(self._store) if self._election.alone else WarmStore(self._store, mirror, held.term)
         self._leading = await self._lead(stage, store, held)
+        if held.lost:
+            await self._leading.close()
+            raise NotLeader(held.lost)
         self._held, self._stage = held, stage
         self._set_serving()
         log.info("serves_as_leader", key=held.key, term=held.term)
@@ -188,6 +200,9 @@ class Replica:
                 log.exception("close_failed", key=self._election.key)
         if held:
             await self._election.resign(held)
+        if self._holding:
+            await asyncio.gather(self._holding, return_exceptions=True)
+            self._holding = None
 
     # Health --------------------------------------------------------------------------------------------------
 
@@ -200,7 +215,7 @@ class Replica:
         """Say whether a call would find somebody to answer it, and wake those that wait for that."""
         self._moved.set()
         self._moved.clear()
-        known = self._election.leader is not None
+        known = self._election.leader is not None or (self._reader is not None and self._reader.serves)
         for service in self._services:
             serving = self._stage.serving.get(service, True) if self._stage else known
             self._server.set_serving(service, serving)
