@@ -42,6 +42,16 @@ more, however late it wakes.
 A store that one process holds (SQLite, memory) has one process of each service, which leads at once, also after
 `kill -9`; a second one is told that the store is in use.
 
+`cotenant replicas` shows all of them: who leads, under which term, and how far each has followed the records.
+
+```
+SERVICE    ADDRESS          STATE    TERM  REVISION SEEN  LEADER, OR WHAT IS WRONG
+placement  10.0.0.5:7071    follows   842            917  10.0.0.6:7071
+placement  10.0.0.6:7071    leads     842              -  10.0.0.6:7071
+queue      10.0.0.5:7070    leads      12              -  10.0.0.5:7070
+queue      10.0.0.6:7070    follows    12            921  10.0.0.5:7070
+```
+
 ## Who answers what
 
 Whichever replica a call reaches, it is answered. What only the leader knows is passed on to it: the request's bytes,

@@ -112,6 +112,23 @@ class Submitting:
         self._thread.join()
 
 
+def test_who_leads_is_shown(mesh: Separate) -> None:
+    found = mesh.cli.json("replicas")
+    states = sorted((one["service"], one["state"]) for one in found)
+    assert states == [
+        ("placement", "follows"),
+        ("placement", "leads"),
+        ("predictor", "leads"),
+        ("queue", "follows"),
+        ("queue", "leads"),
+    ]
+    for one in found:
+        (leader,) = [other for other in found if other["service"] == one["service"] and other["state"] == "leads"]
+        assert (one["leader"], one["term"]) == (leader["address"], leader["term"])
+        assert (one["revision"] is not None) == (one["state"] == "follows")
+    assert mesh.cli("replicas").out.startswith("SERVICE")
+
+
 def test_all_parts_are_restarted_one_after_another_and_jobs_notice_nothing(mesh: Separate, tmp_path: Path) -> None:
     holder, load = Counter(tmp_path, "holder"), Load(tmp_path, mesh.client)
     held = mesh.cli.submit(*ONE_CORE, *holder.command)

@@ -279,6 +279,18 @@ async def test_without_a_leader_a_call_says_so_and_when_to_come_again() -> None:
         assert not follower.services
 
 
+async def test_each_tells_what_it_is() -> None:
+    async with replicas() as all_:
+        leader, follower = await all_.two()
+        await until(lambda: follower.election.leader)
+        led, followed = leader.replica.describe(), follower.replica.describe()
+        assert (led.service, led.leads, followed.leads) == ("svc", True, False)
+        assert led.leader_address == followed.leader_address == led.address == leader.address
+        assert led.term == followed.term > 0
+        assert not led.revision
+        await until(lambda: follower.replica.describe().revision >= followed.term)
+
+
 async def test_health_says_whether_somebody_would_answer() -> None:
     async with replicas() as all_:
         nobody = await all_.start("b", fails=(StoreUnavailable("away"),) * 1000)

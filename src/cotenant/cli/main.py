@@ -50,6 +50,7 @@ _ENTRIES = (
     ("audit", "audit", "Show who did what, on what, from where.", MESH),
     ("health", "health", "Ask each service whether it can do its work.", MESH),
     ("policies", "policies", "List installed policies, and which of them work.", MESH),
+    ("replicas", "replicas", "List the processes of each service, and which of them leads.", MESH),
     ("simulate", "simulate", "Replay a trace on a simulated cluster.", RESEARCH),
     ("trace", "trace", "Sum up a trace, or write it in our own format.", RESEARCH),
     ("compare", "compare", "Compare policies on the same trace and cluster.", RESEARCH),

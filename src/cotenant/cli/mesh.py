@@ -25,6 +25,7 @@ from cotenant.v1.job_service_pb2_grpc import JobServiceStub
 from cotenant.v1.node_service_pb2_grpc import NodeServiceStub
 from cotenant.v1.policy_service_pb2_grpc import PolicyServiceStub
 from cotenant.v1.predictor_service_pb2_grpc import PredictorServiceStub
+from cotenant.v1.replica_service_pb2_grpc import ReplicaServiceStub
 from cotenant.v1.tenant_service_pb2_grpc import TenantServiceStub
 
 if TYPE_CHECKING:  # these names are the type checker's alone
@@ -33,6 +34,7 @@ if TYPE_CHECKING:  # these names are the type checker's alone
     from cotenant.v1.node_service_pb2_grpc import NodeServiceAsyncStub
     from cotenant.v1.policy_service_pb2_grpc import PolicyServiceAsyncStub
     from cotenant.v1.predictor_service_pb2_grpc import PredictorServiceAsyncStub
+    from cotenant.v1.replica_service_pb2_grpc import ReplicaServiceAsyncStub
     from cotenant.v1.tenant_service_pb2_grpc import TenantServiceAsyncStub
 
 T = TypeVar("T")
@@ -95,6 +97,14 @@ class Mesh:
         if failed:
             note(f"a replica of contention is away, so its nodes are missing: {told(from_error(failed)).message}")
         return told_by
+
+    def replicas(self) -> list[tuple[str, str, ReplicaServiceAsyncStub]]:
+        """Every service that elects a leader, at each of its addresses, with who tells of the process there."""
+        return [
+            (service, address, cast("ReplicaServiceAsyncStub", ReplicaServiceStub(self._connected(address))))
+            for service in ("queue", "placement", "predictor")
+            for address in addresses_of(getattr(self._access.endpoints, service))
+        ]
 
     def policies(self) -> dict[str, PolicyServiceAsyncStub]:
         """Each service's list of policies, by the first service at each address."""

@@ -18,6 +18,7 @@ import grpc
 import structlog
 from google.protobuf import descriptor_pool
 
+from cotenant.replicas.describing import serve_description
 from cotenant.replicas.election import Election
 from cotenant.replicas.forwarding import Forwarder
 from cotenant.replicas.mirror import RETRY_SECONDS, Mirror
@@ -28,6 +29,7 @@ from cotenant.rpc import errors
 from cotenant.rpc.methods import METHODS, Method
 from cotenant.rpc.server import Host, Server
 from cotenant.store.port import NotLeader, Store, StoreUnavailable
+from cotenant.v1 import replica_service_pb2
 
 log = structlog.get_logger()
 
@@ -91,6 +93,7 @@ class Replica:
         self._tasks: list[asyncio.Task[None]] = []
         self._read, self._patient = read, patient
         self._reader: Reader | None = None
+        self._mirror: Mirror | None = None
         self._moved = asyncio.Event()  # set and cleared at once, to wake all who wait at that moment
         for service in services:
             server.add(self._add_to, service, service)
@@ -99,6 +102,18 @@ class Replica:
     def leads(self) -> bool:
         """Whether this process serves as the leader."""
         return self._stage is not None
+
+    def describe(self) -> replica_service_pb2.Replica:
+        """Tell what this process is among the replicas."""
+        leader = self._election.leader
+        return replica_service_pb2.Replica(
+            service=self._election.key.partition("/")[0],
+            address=self._election.address,
+            leads=self.leads,
+            leader_address=leader.address if leader else "",
+            term=leader.term if leader else 0,
+            revision=self._mirror.revision if self._mirror else 0,
+        )
 
     # Life ----------------------------------------------------------------------------------------------------
 
@@ -147,6 +162,7 @@ class Replica:
         reader = self._reader = self._read(self._set_serving) if self._read else None
         mirror = Mirror(self._store, self._prefix, lambda keys: reader.take(mirror, keys) if reader else None)
         tasks = []
+        self._mirror = mirror
         if self._prefix:
             tasks.append(asyncio.create_task(mirror.run(), name=f"{self._prefix}-mirror"))
         if reader:
@@ -154,7 +170,7 @@ class Replica:
         try:
             await self._take_office(mirror)
         finally:
-            self._reader = None
+            self._reader = self._mirror = None
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -316,6 +332,7 @@ def _told(error: Exception) -> Exception:
 
 async def serve_replica(server: Server, replica: Replica, on_start: Callable[[int], None]) -> None:
     """Serve until cancelled, or until something keeps this process from leading."""
+    serve_description(server, replica.describe)
     try:
         await replica.start()
         port = await server.start()

@@ -76,6 +76,7 @@ _BY_SERVICE = {
         "ListIncidents": Route.NODE,
         "ListSamples": Route.NODE,
     },
+    "ReplicaService": {"ListReplicas": Route.ANY},
     "PolicyService": {"ListPolicies": Route.ANY},
 }
 

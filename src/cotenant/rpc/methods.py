@@ -78,6 +78,9 @@ _BY_SERVICE = {
         "ListIncidents": READ,
         "ListSamples": READ,
     },
+    "ReplicaService": {
+        "ListReplicas": READ,
+    },
     "PolicyService": {
         "ListPolicies": READ,
     },
