@@ -1,8 +1,9 @@
 """What a queue that follows answers itself: what has ended changes no more, so its record says all there is of it.
 
-Jobs that live are asked of the leader, which alone knows why they wait and how far they have come. Records are read as
-they come, a few at a time; while some are still to be read, or the store cannot be followed, the leader is asked too.
-A queue that begins to lead takes the records over, and need not read them again.
+Jobs that live are asked of the leader, which alone knows why they wait and how far they have come; so are all jobs by
+a caller who may see only those of some tenants. Records are read as they come, a few at a time; while some are still to
+be read, or the store cannot be followed, the leader is asked too. A queue that begins to lead takes the records over,
+and need not read them again.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from google.protobuf.message import DecodeError
 from cotenant.replicas.mirror import Mirror
 from cotenant.replicas.replica import REVISION
 from cotenant.rpc import translate
+from cotenant.rpc.identity import caller
 from cotenant.rpc.pages import page_of
 from cotenant.services.queue import summary
 from cotenant.services.queue.filters import Filter
@@ -86,6 +88,8 @@ class QueueReader:
         answers = self._answers.get(path)
         if answers is None or self._pending or self._mirror is None or not self._mirror.following:
             return None
+        if caller().tenants is not None:
+            return None  # to whom a tenant belongs is for the leader to say
         try:
             answer = answers(request)
         except DecodeError:

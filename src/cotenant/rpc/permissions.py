@@ -141,6 +141,9 @@ _BY_SERVICE: Mapping[str, Mapping[str, Rule]] = {
         "ListIncidents": _SEE_ALL,
         "ListSamples": _SEE_ALL,
     },
+    "ReplicaService": {
+        "ListReplicas": _SEE_CLUSTER,
+    },
     "PolicyService": {
         "ListPolicies": _SEE_CLUSTER,
     },

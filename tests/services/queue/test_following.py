@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 from collections.abc import Callable
 from random import Random
 from typing import Any
@@ -12,6 +13,8 @@ from tests.services.mesh import Mesh, running, until
 
 from cotenant.replicas.mirror import Mirror
 from cotenant.replicas.replica import REVISION
+from cotenant.rpc.identity import Identity, enter
+from cotenant.rpc.permissions import Role
 from cotenant.services.queue.keeper import Keeper
 from cotenant.services.queue.reader import QueueReader
 from cotenant.services.queue.state import State
@@ -82,6 +85,12 @@ async def test_what_has_ended_is_told_as_the_leader_tells_it_and_nothing_else() 
             failures = pb.SummarizeFailuresRequest()
             told = await ask(reader, "SummarizeFailures", failures, pb.SummarizeFailuresResponse)
             assert told == await mesh.jobs.SummarizeFailures(failures)
+            some = Identity("eve", frozenset({Role.VIEWER}), frozenset({"lab"}))
+            told = contextvars.copy_context()
+            told.run(enter, some)
+            asked = pb.GetJobRequest(id=cancelled)
+            hidden = asyncio.create_task(ask(reader, "GetJob", asked, pb.GetJobResponse), context=told)
+            assert await hidden is None
             assert await reader.answer(SERVICE + "GetJob", b"\xff\xff", Trailers()) is None
             assert await reader.answer(SERVICE + "CreateJob", b"", Trailers()) is None
 
