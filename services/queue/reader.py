@@ -24,7 +24,8 @@ from cotenant.services.queue import summary
 from cotenant.services.queue.filters import Filter
 from cotenant.services.queue.keeper import ARRAYS, JOBS
 from cotenant.services.queue.records import Record, loaded
-from cotenant.services.queue.state import kept_message
+from cotenant.services.queue.state import State, kept_message
+from cotenant.services.queue.views import View
 from cotenant.store import schema
 from cotenant.v1 import job_pb2, records_pb2
 from cotenant.v1 import job_service_pb2 as pb
@@ -37,6 +38,7 @@ class QueueReader:
 
     def __init__(self) -> None:
         self.records: dict[str, Record] = {}
+        self._nothing = State()  # which a view that sees everything need not look at
         self._mirror: Mirror | None = None
         self._pending: dict[str, None] = {}
         self._wake = asyncio.Event()
@@ -109,7 +111,7 @@ class QueueReader:
         known = job_pb2.JobPhase.values()
         if asked.fold_arrays or not phases or not all(one in known and _ends(one) for one in phases):
             return None
-        chosen = Filter(asked.filter)
+        chosen = Filter(asked.filter, View(self._nothing))
         ids = [job_id for job_id in self._ended_ids() if chosen.takes(self.records[job_id])]
         page, token = page_of(ids, asked.page_size, asked.page_token, descending=True, scope=chosen.digest)
         jobs = [kept_message(self.records[job_id]) for job_id in page]

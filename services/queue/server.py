@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping
-from types import MappingProxyType
 from typing import Any, cast
 
 import grpc
@@ -108,9 +107,9 @@ class JobQueue(job_service_pb2_grpc.JobServiceServicer):
         host.add(job_service_pb2_grpc.add_JobServiceServicer_to_server, self, JOB)
         host.add(tenant_service_pb2_grpc.add_TenantServiceServicer_to_server, self.tenants, TENANT)
 
-    async def start(self, known: Mapping[str, Record] = MappingProxyType({})) -> None:
+    async def start(self, known: Mapping[str, Record] | None = None) -> None:
         """Read the state, but for `known` jobs that are still so; nothing is followed or scheduled before `run`."""
-        await self.keeper.load(known)
+        await self.keeper.load(known or {})
         await self.arrays.discard(self.keeper.orphans)
         self.endings.learn_all(self.state.records.values())
         self.state.ended = self.endings.learn
