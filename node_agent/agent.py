@@ -254,7 +254,7 @@ class Agent:
         if self._fence.raise_term(welcome.term):
             self._background.start(self._persist_term())
             return True
-        log.warning("old_term_refused", term=welcome.term, seen=self._fence.term)
+        log.error("old_term_refused", term=welcome.term, seen=self._fence.term, remedy=self._fence.remedy)
         return False
 
     def _heard(self, sent_seconds: float) -> None:

@@ -57,6 +57,15 @@ class Fence:
         """The largest epoch seen for a job; 0 where none was."""
         return self._epochs.get(job_id, 0)
 
+    @property
+    def remedy(self) -> str:
+        """What to do where every leader's term is older than one that was seen: stores are erased, fences are not."""
+        return (
+            "a placement that was cut off gives way to the one that leads; but if placement's store was erased or "
+            "restored from a backup, its terms begin anew, and this node obeys it again only once it forgets: end its "
+            f"jobs, stop the agent, remove {self._path}, and start the agent"
+        )
+
     def raise_term(self, term: int) -> bool:
         """Take a term; False where a larger one was seen."""
         if term > self.term:

@@ -21,6 +21,16 @@ def test_only_what_is_not_older_is_taken(tmp_path: Path) -> None:
     assert not fence.raise_term(2)
 
 
+def test_who_lets_go_of_a_fence_as_told_obeys_a_store_that_begins_anew(tmp_path: Path) -> None:
+    fence = Fence(tmp_path / "fence")
+    assert fence.raise_term(120)
+    asyncio.run(fence.flush())
+    assert not Fence(tmp_path / "fence").raise_term(5)
+    assert f"remove {tmp_path / 'fence'}, and start the agent" in fence.remedy
+    (tmp_path / "fence").unlink()
+    assert Fence(tmp_path / "fence").raise_term(5)
+
+
 @settings(deadline=None, max_examples=40)
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 20), st.booleans()), max_size=30))
 def test_a_restart_forgets_nothing_that_was_flushed(
