@@ -63,6 +63,7 @@ _BY_SERVICE = {
         "CordonNode": Route.LEADER,
         "UncordonNode": Route.LEADER,
         "ReleaseGpu": Route.LEADER,
+        "ForgetNode": Route.LEADER,
     },
     "AgentService": {"Connect": Route.LEADER, "UploadOutput": Route.LEADER},
     "PredictorService": {
