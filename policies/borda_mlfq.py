@@ -118,7 +118,8 @@ class BordaMlfq:
     def __init__(self, options: Options | None = None) -> None:
         self.options = options or self.Options()
         first = self.options.level_seconds * (self.options.gpu_weight + self.options.replica_weight)
-        ends = first * self.options.level_factor ** np.arange(LEVELS_MAX, dtype=np.float64)
+        with np.errstate(over="ignore"):  # what is beyond all numbers is no end of a level
+            ends = first * self.options.level_factor ** np.arange(LEVELS_MAX, dtype=np.float64)
         self._ends = ends[ends < SERVICE_MAX]
 
     def order(self, jobs: Jobs, now: float) -> Order:

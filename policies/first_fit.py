@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from cotenant.core.gangs import Gang
+from cotenant.core.jobs import Locality
 from cotenant.core.ledger import Ledger, Offer
 from cotenant.core.placing.obstacles import no_place
 from cotenant.core.placing.packing import in_node_order, on_many, on_one, room_for_all
@@ -14,7 +15,8 @@ from cotenant.core.refusals import Refusal
 class FirstFit:
     """Put a gang on the first node that has room for all of it; else let its replicas fill nodes in order.
 
-    No paper: a baseline, the quickest rule that keeps small gangs together. A gang never waits for a better place.
+    No paper: a baseline, the quickest rule that keeps small gangs together. A gang never waits for a better
+    place, but for one that insists on one server.
 
     >>> from cotenant.core.gangs import Demand, Part
     >>> from cotenant.core.nodes import NodeShape
@@ -32,5 +34,7 @@ class FirstFit:
         for node in room_for_all(gang, ledger).tolist():
             if (whole := on_one(gang, ledger, node)) is not None:
                 return whole
+        if gang.locality is Locality.SERVER:
+            return no_place(gang, ledger, within=Locality.SERVER)
         offer = on_many(gang, ledger, lambda part, room: in_node_order(room, part.replicas))
         return no_place(gang, ledger) if offer is None else offer

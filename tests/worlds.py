@@ -44,7 +44,7 @@ def parts(*, shares: bool = True) -> st.SearchStrategy[Part]:
     return st.builds(Part, st.sampled_from(["worker", "ps"]), st.sampled_from([1, 2, 2, 3, 5]), demands(shares=shares))
 
 
-LOCALITIES = st.sampled_from([None, None, Locality.SERVER, Locality.ANYWHERE])
+LOCALITIES = st.sampled_from([None, None, None, Locality.SERVER, Locality.RACK, Locality.ANYWHERE])
 
 
 @st.composite

@@ -95,14 +95,14 @@ class History:
 
     def _preempted(self, event: Event) -> None:
         assert event.by, "somebody was preempted for nobody"
-        self._stopped(event)
-        self.waiting_since[event.job_id] = event.at_seconds
+        self._migrated(event)
 
     def _reclaimed(self, event: Event) -> None:
         self._preempted(event)
 
     def _migrated(self, event: Event) -> None:
-        self._preempted(event)
+        self._stopped(event)
+        self.waiting_since[event.job_id] = event.at_seconds
 
     def _finished(self, event: Event) -> None:
         self._stopped(event)
@@ -128,7 +128,7 @@ class History:
 
     def _rate_changed(self, event: Event) -> None:
         assert self.running[event.job_id].run == event.run
-        assert event.rate
+        assert event.rate is not None  # 0: it is suspended
 
     def _waiting(self, event: Event) -> None:
         assert event.code in set(Code)

@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Mapping
+from typing import Any
 
 import pytest
 from tests.simulation.histories import History, Tape
 
 from cotenant import plugins
 from cotenant.core.jobs import Request, Role
-from cotenant.simulator import Trace, TraceJob, parse_cluster, simulate
+from cotenant.core.nodes import NodeShape
+from cotenant.core.tenancy import Tenant
+from cotenant.simulator import Cluster, Trace, TraceJob, parse_cluster, simulate
 from cotenant.simulator.policies import GROUPS
 from cotenant.simulator.recording import Event, Kind
 
@@ -124,3 +127,41 @@ def test_each_kind_of_event_speaks_for_itself() -> None:
     ]
     preempted = next(event for event in tape.events if event.kind is Kind.PREEMPTED)
     assert (preempted.by, preempted.run, preempted.ran_seconds) == (("new",), 1, 5000.0)
+
+
+def gpu_job(job_id: str, at: float, seconds: float, gpus: int, **more: Any) -> TraceJob:
+    return TraceJob(job_id, at, seconds, (Role("worker", gpus, Request(gpu_milli=1000, cores=0)),), **more)
+
+
+def test_who_makes_room_under_its_tenants_limit_does_so_for_a_job_that_starts_elsewhere() -> None:
+    jobs = gpu_job("low", 0.0, 100.0, 1, tenant="t"), gpu_job("high", 5.0, 10.0, 2, tenant="t", priority=100)
+    cluster = Cluster("two sizes", (NodeShape(1, 8), NodeShape(2, 8)), ("", ""))
+    tape = Tape()
+    simulate(
+        Trace("made up", "none", jobs),
+        cluster,
+        tenants=[Tenant("t", limit_gpu_milli=2000)],
+        options={"simulator": {"preemption": "priority"}},
+        recorder=tape,
+    )
+    stopped = next(event for event in tape.events if event.kind is Kind.PREEMPTED)
+    started = next(event for event in tape.events if event.kind is Kind.STARTED and event.job_id == "high")
+    assert (stopped.job_id, stopped.by) == ("low", ("high",))
+    assert [place.node for place in started.nodes] == [1]
+
+
+def test_who_is_beyond_its_tenants_share_no_more_is_told_another_reason() -> None:
+    jobs = (
+        gpu_job("first", 0.0, 10.0, 2, tenant="a"),
+        gpu_job("stays", 0.0, 100.0, 2, tenant="b", preemptible=False),
+        gpu_job("large", 1.0, 5.0, 4, tenant="a"),
+    )
+    tape, cluster = Tape(), parse_cluster("1x4")
+    tenants = [Tenant("a", quota_gpu_milli=4000)]
+    result = simulate(Trace("made up", "none", jobs), cluster, queue="las", tenants=tenants, recorder=tape)
+    told = [(event.at_seconds, event.wait) for event in tape.events if event.kind is Kind.WAITING]
+    assert told == [(1.0, "fair_share"), (10.0, "capacity")]
+    history = History(cluster)
+    for event in tape.events:
+        history.take(event)
+    history.agrees(result)

@@ -11,6 +11,7 @@ import numpy as np
 from cotenant.core.abilities import able
 from cotenant.core.gangs import Gang
 from cotenant.core.ledger import Ledger, Offer, Share
+from cotenant.core.placing.racks import place_in_one
 from cotenant.core.policy import (
     CpuAllocator,
     Discerns,
@@ -178,7 +179,7 @@ class AskedPlacement:
             PolicyFailed: it raised an error, or offered what there is not.
         """
         try:
-            answer = self._policy.place(gang, ledger, rng)
+            answer = place_in_one(self._policy, gang, ledger, rng)
             self.refusal = answer if isinstance(answer, Refusal) else None
             wrong = (
                 [] if isinstance(answer, Refusal) else [share for share in answer if not _exists(share, gang, ledger)]

@@ -229,6 +229,7 @@ class Story:
     def preempted(self, life: Life, starts: Iterable[Start], now: float, kind: Kind = Kind.PREEMPTED) -> None:
         """A job is about to make room for those starts that need it and that take a place on one of its nodes.
 
+        Where it is its tenant's limit that it makes room under, that is for starts of its tenant, wherever they are.
         One that migrates starts again elsewhere, for the sake of those that name it.
         """
         left = {holding.node for holding in life.holdings}
@@ -236,7 +237,9 @@ class Story:
             by = [start.gang.job_id for start in starts if life.job.id in start.moves]
         else:
             taking = [start for start in starts if start.needs_room]
-            by = [start.gang.job_id for start in taking if any(holding.node in left for holding in start.holdings)]
+            there = [start for start in taking if any(holding.node in left for holding in start.holdings)]
+            of_tenant = [start for start in taking if start.gang.tenant == life.shape.tenant != ""]
+            by = [start.gang.job_id for start in there or of_tenant]
         ran = now - life.running_since
         self._record(Event(now, kind, life.job.id, run=life.runs, by=tuple(by), ran_seconds=ran))
 
@@ -355,7 +358,7 @@ class Story:
             if life.meter is None:
                 continue  # it was started at this instant
             reason = why(life)
-            if reason.key[0] != most:
+            if reason.key != (most,):  # one of another code, or one whose tenant has what it is due
                 self._special[sequence] = life
             if self._told.get(sequence) != reason.key:
                 self._told[sequence] = reason.key

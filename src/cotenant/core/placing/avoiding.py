@@ -36,12 +36,13 @@ def kept_away(gang: Gang, ledger: Ledger) -> Iterator[None]:
     if not gang.avoided:
         yield
         return
-    with _taking_work(ledger, _others(gang.avoided, ledger) & ledger.open):
+    with taking_work(ledger, _others(gang.avoided, ledger) & ledger.open):
         yield
 
 
 @contextmanager
-def _taking_work(ledger: Ledger, nodes: NDArray[np.bool_]) -> Iterator[None]:
+def taking_work(ledger: Ledger, nodes: NDArray[np.bool_]) -> Iterator[None]:
+    """Let those nodes alone take work for a while that are marked."""
     before = ledger.open.copy()
     ledger.open[:] = nodes
     try:
@@ -71,7 +72,7 @@ def yielding(gang: Gang, ledger: Ledger) -> Gang:
 
 
 def _could_hold(gang: Gang, ledger: Ledger, nodes: NDArray[np.bool_]) -> bool:
-    with _taking_work(ledger, nodes):
+    with taking_work(ledger, nodes):
         return fits(gang, ledger, within=gang.locality or Locality.ANYWHERE, empty=True)
 
 

@@ -14,6 +14,7 @@ from cotenant.core.abilities import able
 from cotenant.core.gangs import Gang
 from cotenant.core.ledger import Holding, Ledger, Offer
 from cotenant.core.placing.avoiding import kept_away, with_avoidance
+from cotenant.core.placing.racks import place_in_one
 from cotenant.core.placing.taking import Victim, cores_of, gpu_milli_of, hold_all, release_all, take
 from cotenant.core.policy import PlacementPolicy, alike_by
 from cotenant.core.queueing.earliest import Departure, departure_of, departures_of
@@ -167,9 +168,8 @@ class Floor:
     def _without_reservations(self, gang: Gang) -> Offer | Refusal:
         """Ask for places, also on the room of all victims, as if nothing were reserved."""
         offer = self._ask(gang, kept=())
-        if isinstance(offer, Refusal) and self._victims:
-            return self._try_without(gang, len(self._victims), kept=())
-        return offer
+        more = isinstance(offer, Refusal) and bool(self._victims)
+        return self._try_without(gang, len(self._victims), kept=()) if more else offer
 
     def _try(self, gang: Gang) -> Start | Refusal:
         offer = self._ask(gang)
@@ -276,10 +276,10 @@ class Floor:
 
     def _offer(self, gang: Gang) -> Offer | Refusal:
         if self._on_broken is None:
-            offer = self._policy.place(gang, self._ledger, self._rng)
+            offer = place_in_one(self._policy, gang, self._ledger, self._rng)
         else:
             with self._ledger.undone():
-                if not isinstance(offer := self._policy.place(gang, self._ledger, self._rng), Refusal):
+                if not isinstance(offer := place_in_one(self._policy, gang, self._ledger, self._rng), Refusal):
                     take(self._ledger, gang, offer)
         return with_avoidance(offer, gang) if isinstance(offer, Refusal) else offer
 

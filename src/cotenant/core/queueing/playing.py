@@ -16,6 +16,7 @@ from cotenant.core.gangs import Demand, Gang
 from cotenant.core.jobs import WHOLE_GPU_MILLI, Locality
 from cotenant.core.ledger import Holding, Ledger, Offer
 from cotenant.core.placing.obstacles import fits
+from cotenant.core.placing.racks import place_in_one
 from cotenant.core.placing.shortness import shortage
 from cotenant.core.placing.taking import Victim
 from cotenant.core.policy import Discerns, PlacementPolicy, alike_by
@@ -43,7 +44,7 @@ class _Asked:
 
     def place(self, gang: Gang, ledger: Ledger, rng: np.random.Generator) -> Offer | Refusal:
         self.refusal = Refusal(Code.POLICY_FAILED, "")  # should it fail
-        answer = self._policy.place(gang, ledger, rng)
+        answer = place_in_one(self._policy, gang, ledger, rng)
         self.refusal = answer if isinstance(answer, Refusal) else None
         return answer
 
