@@ -14,6 +14,7 @@ from cotenant import plugins
 from cotenant.core.gangs import Gang
 from cotenant.core.jobs import Locality
 from cotenant.core.ledger import Holding, Ledger
+from cotenant.core.placing.racks import place_in_one
 from cotenant.core.policy import PlacementPolicy
 from cotenant.core.queueing.cycle import Plan, place
 from cotenant.core.refusals import Code, Refusal
@@ -137,13 +138,13 @@ def test_whoever_still_waits_starts_when_what_stands_in_the_way_is_gone(
     for gang in waiting:
         if len(gang.parts) > 1:
             continue  # where several roles find their places depends on where the first of them go
-        refusal = policy.place(gang, ledger, rng())
+        refusal = place_in_one(policy, gang, ledger, rng())
         assert isinstance(refusal, Refusal), "it was refused, and yet there is a place for it"
         assert not contradiction(gang, refusal, ledger, plugin), refusal
         idle = emptied(ledger)
         if refusal.code is Code.NO_NODES:
             idle.open[:] = True
-        starts = isinstance(ready(plugin).place(gang, idle, rng()), tuple)
+        starts = isinstance(place_in_one(ready(plugin), gang, idle, rng()), tuple)
         assert starts == (refusal.code is not Code.NEVER_FITS) or not ledger.open.any()
 
 
@@ -158,7 +159,7 @@ def contradiction(gang: Gang, refusal: Refusal, ledger: Ledger, plugin: plugins.
             (part,) = gang.parts
             demand = replace(part.demand, cores=0) if name == "cores" else replace(part.demand, memory_bytes=0)
             less = replace(gang, parts=(replace(part, demand=demand),))
-            if isinstance(ready(plugin).place(less, ledger, rng()), Refusal):
+            if isinstance(place_in_one(ready(plugin), less, ledger, rng()), Refusal):
                 return f"{name}: without them it does not start either"
     return ""
 

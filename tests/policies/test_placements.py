@@ -11,6 +11,7 @@ from cotenant.core.jobs import Locality
 from cotenant.core.ledger import Ledger, Offer
 from cotenant.core.nodes import NodeShape
 from cotenant.core.placing.packing import could_hold_all
+from cotenant.core.placing.racks import place_in_one
 from cotenant.core.policy import PlacementPolicy
 from cotenant.core.refusals import Code, Refusal
 from cotenant.policies.consolidate import Consolidate
@@ -157,6 +158,27 @@ def test_shares_of_several_sizes_are_tried_before_they_are_offered() -> None:
     for policy in (FirstFit(), Consolidate()):
         assert places(policy, gang, Ledger([tight, wide])) == {1: 5}
         assert isinstance(places(policy, gang, Ledger([tight])), Code)
+
+
+@pytest.mark.parametrize("policy", ALL[1:], ids=lambda policy: policy.name)
+def test_who_insists_on_one_server_waits_for_it(policy: PlacementPolicy) -> None:
+    assert places(policy, workers(4, locality=Locality.SERVER), cluster(3, 2)) is Code.FRAGMENTED
+
+
+@pytest.mark.parametrize("policy", ALL, ids=lambda policy: policy.name)
+def test_who_insists_on_one_rack_gets_the_fullest_that_will_do_or_waits(policy: PlacementPolicy) -> None:
+    ledger = Ledger([NodeShape(2, 8)] * 5, ["a", "b", "a", "b", "b"])
+    ledger.take(0, Demand(1000), 2)
+    gang = workers(4, locality=Locality.RACK)
+    offer = place_in_one(policy, gang, ledger, rng())
+    assert not isinstance(offer, Refusal)
+    assert {ledger.racks[share.node] for share in offer} == {"b"}
+    ledger.take(1, Demand(1000), 2)
+    ledger.take(3, Demand(1000), 1)
+    refusal = place_in_one(policy, gang, ledger, rng())
+    assert isinstance(refusal, Refusal)
+    assert refusal.code in (Code.CAPACITY, Code.FRAGMENTED)
+    assert place_in_one(policy, workers(9, locality=Locality.RACK), ledger, rng()).code is Code.NEVER_FITS
 
 
 def test_count_passes_over_a_wish_for_locality() -> None:

@@ -29,8 +29,10 @@ def place_in_one(policy: PlacementPolicy, gang: Gang, ledger: Ledger, rng: np.ra
     [(1, 1), (2, 1)]
     """
     answer = policy.place(gang, ledger, rng)
-    if gang.locality is not Locality.RACK or isinstance(answer, Refusal):
+    if gang.locality is not Locality.RACK:
         return answer
+    if isinstance(answer, Refusal):  # all of the cluster might hold it, but no rack
+        return answer if fits(gang, ledger, within=Locality.RACK, empty=True) else _nowhere(gang, ledger)
     racks, nodes = ledger.rack_numbers, [share.node for share in answer if 0 <= share.node < len(ledger)]
     if len(set(racks[nodes].tolist())) <= 1:
         return answer
@@ -42,4 +44,8 @@ def place_in_one(policy: PlacementPolicy, gang: Gang, ledger: Ledger, rng: np.ra
             answer = policy.place(gang, ledger, rng)
         if not isinstance(answer, Refusal):
             return answer
+    return _nowhere(gang, ledger)
+
+
+def _nowhere(gang: Gang, ledger: Ledger) -> Refusal:
     return no_place(gang, ledger, within=Locality.RACK)
