@@ -178,7 +178,9 @@ def test_who_insists_on_one_rack_gets_the_fullest_that_will_do_or_waits(policy: 
     refusal = place_in_one(policy, gang, ledger, rng())
     assert isinstance(refusal, Refusal)
     assert refusal.code in (Code.CAPACITY, Code.FRAGMENTED)
-    assert place_in_one(policy, workers(9, locality=Locality.RACK), ledger, rng()).code is Code.NEVER_FITS
+    never = place_in_one(policy, workers(9, locality=Locality.RACK), ledger, rng())
+    assert isinstance(never, Refusal)
+    assert never.code is Code.NEVER_FITS
 
 
 def test_count_passes_over_a_wish_for_locality() -> None:

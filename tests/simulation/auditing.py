@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from tests.simulation.combinations import Case
 from tests.simulation.histories import History
 
 from cotenant.core.nodes import is_of_type
-from cotenant.core.placing.obstacles import fits
 from cotenant.core.queueing.choosing import Preemption
 from cotenant.simulator.engine import Simulation
 from cotenant.simulator.lives import Life
@@ -140,7 +140,13 @@ class Auditor:
         """Each job that came runs, is done, was given up or can never run, or waits and there is a reason."""
         history = self.history
         came = {job.id for job in self.case.jobs[: simulation.submitted]}
-        ends = [history.running, history.finished, history.given_up, self.unschedulable, history.waiting_since]
+        ends: list[Collection[str]] = [
+            history.running,
+            history.finished,
+            history.given_up,
+            self.unschedulable,
+            history.waiting_since,
+        ]
         assert sum(map(len, ends)) == len(came)
         assert set().union(*ends) == came
         if simulation._scheduler.order_expires <= simulation.now:
@@ -152,8 +158,3 @@ class Auditor:
         """Nothing happens any more: whoever still waits is one whom the policies place nowhere as things stand."""
         assert not self.history.running, "it runs, and nothing will ever happen"
         assert all(math.isfinite(life.rest_seconds) for life in simulation.lives)
-
-
-def can_hold(case: Case, life: Life) -> bool:
-    """Tell whether an empty cluster would hold a job's gang, by counting."""
-    return fits(life.shape.gang(life.job.id), case.cluster.ledger(), empty=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 from unittest import mock
 
@@ -214,18 +215,14 @@ def options_of(draw: st.DrawFn, plugin: plugins.Plugin) -> dict[str, str]:
 
 
 @st.composite
-def simulator_options(draw: st.DrawFn, *, exact: bool) -> dict[str, str]:
-    given = {
+def simulator_options(draw: st.DrawFn) -> dict[str, str]:
+    return {
         "cores": draw(st.sampled_from(["none", "auto"])),
         "preemption": draw(st.sampled_from(["policy", "policy", "priority", "never"])),
         "run_seconds_min": draw(st.sampled_from(["0", "0", "30", "200"])),
         "reclaim": draw(st.sampled_from(["true", "true", "false"])),
         "reserve_after_seconds": draw(st.sampled_from(["none", "0", "20", "300"])),
         "reservations": draw(st.sampled_from(["1", "2"])),
-    }
-    if exact:
-        return given
-    return given | {
         "speed": draw(st.sampled_from(SLOWING)),
         "model_default": draw(st.sampled_from(["", "resnet50"])),
         "contention_hardware": draw(st.sampled_from(["enforced", "told", "none"])),
@@ -242,10 +239,10 @@ def simulator_options(draw: st.DrawFn, *, exact: bool) -> dict[str, str]:
 
 
 @st.composite
-def cases(draw: st.DrawFn, *, exact: bool = False, **fixed: str) -> Case:
-    """Draw a whole simulation; `exact`: nothing fails, nobody is slowed down. `fixed` names policies by kind."""
+def cases(draw: st.DrawFn, fixed: Mapping[str, str] = MappingProxyType({})) -> Case:
+    """Draw a whole simulation; `fixed` names policies by kind."""
     names: dict[str, str] = {}
-    options: dict[str, Mapping[str, str]] = {"simulator": draw(simulator_options(exact=exact))}
+    options: dict[str, Mapping[str, str]] = {"simulator": draw(simulator_options())}
     for kind, found in FOUND.items():
         arms = [*OWN_ARMS, *OWN_ARMS] if kind == "predictor" else []
         name = fixed.get(kind) or draw(st.sampled_from([*(plugin.name for plugin in found), *arms]))

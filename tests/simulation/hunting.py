@@ -47,7 +47,7 @@ class Hunt:
             phases=[Phase.generate],
             suppress_health_check=list(HealthCheck),
         )
-        @given(cases(**names))
+        @given(cases(names))
         def look(case: Case) -> None:
             self.examples += 1
             self.tried.add(case.combination)
