@@ -1,12 +1,14 @@
 """A model of one node with training and CPU jobs on it, for closing the loop around a contention policy.
 
 Jobs share the memory bandwidth as in `cotenant.simulator.physics.bandwidth`: each CPU job wants so much for each core
-that it may use, and a training job waits for memory once all wants exceed the peak. What the policy says is done before
-the next window begins. Rates are measured with noise, from a seed.
+that it may use, and a training job waits for memory once all wants exceed the peak; what is wanted beyond the node's
+saturation slows nobody down any more. What the policy says is done before the next window begins. Rates are measured
+with noise, from a seed.
 """
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -83,6 +85,7 @@ class ModelNode:
     enforced: bool = False
     seconds: float = 5.0
     peak: float = PEAK
+    saturation: float = math.inf  # of the peak
     now: float = 0.0
     rng: random.Random = field(init=False)
 
@@ -97,7 +100,7 @@ class ModelNode:
         total = sum(wants.values()) + sum(trainer.demand for trainer in self.trainers)
         given = {id: bandwidth.granted(wish, total, self.peak) for id, wish in wants.items()}
         for trainer in self.trainers:
-            trainer.speed = bandwidth.speed(total, self.peak, SENSITIVITY)
+            trainer.speed = bandwidth.speed(min(total, self.saturation * self.peak), self.peak, SENSITIVITY)
         for job in here:
             cores = min(job.cores, job.throttle.cores or job.cores) / job.cores
             bound = given[job.id] / (job.demand * self._part(job, begin)) if job.demand else cores

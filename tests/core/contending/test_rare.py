@@ -70,9 +70,9 @@ def test_what_was_given_back_altogether_is_kept_in_mind_for_a_while_and_then_for
     while cpu_job.throttle != FREE:
         node.run(policy, 1)
     node.run(policy, 20)
-    assert [hold.rung for hold in policy.holds.values()] == [-1]
+    assert [hold.rung for hold in policy.held.holds.values()] == [-1]
     node.run(policy, 50)
-    assert policy.holds == {}
+    assert policy.held.holds == {}
 
 
 def test_a_victim_that_draws_much_itself_does_not_hold_others_back_for_ever() -> None:
@@ -91,8 +91,8 @@ def test_a_victim_that_draws_much_itself_does_not_hold_others_back_for_ever() ->
 def test_each_fruitless_trial_leaves_a_suspect_in_peace_for_twice_as_long_up_to_16_times() -> None:
     policy, until = Policy(), []
     for _ in range(6):
-        policy._clear(("cpu", 1), now=0.0)
-        until.append(policy.cleared["cpu", 1][0])
+        policy.held.clear(("cpu", 1), now=0.0)
+        until.append(policy.held.cleared["cpu", 1][0])
     assert until == [300, 600, 1200, 2400, 4800, 4800]
 
 

@@ -89,6 +89,24 @@ def first_rung(found: tuple[Rung, ...], slowdown: float) -> int:
     return min(START + (slowdown > LARGE), telling[-1]) if telling else len(found) - 1
 
 
+def telling_rung(found: tuple[Rung, ...]) -> int:
+    """Choose the rung for a trial of several together, which should tell all there is: the lowest of the gentlest kind.
+
+    That is the least share of the bandwidth where the hardware can hold a job to one, else the fewest cores; a
+    suspension only where there is nothing else.
+
+    >>> job = AttemptWindow("cpu", 1, cpu_job=True, cores_used=8, cores=8)
+    >>> for enforced in (False, True):
+    ...     ladder = rungs(job, NodeWindow("n1", 0, 5, (job,), bandwidth_enforced=enforced))
+    ...     told(ladder[telling_rung(ladder)].throttle)
+    '1 core for each task'
+    '10 % of the memory bandwidth'
+    """
+    running = [number for number, rung in enumerate(found[:-1]) if not rung.throttle.idle]
+    bandwidth = [number for number in running if not found[number].throttle.cores]
+    return (bandwidth or running or [len(found) - 1])[-1]
+
+
 def rung_of(found: tuple[Rung, ...], throttle: Throttle) -> int:
     """Find the rung that a throttle is, or the first that holds back as much; -1: it is free.
 

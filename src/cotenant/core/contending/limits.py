@@ -28,6 +28,7 @@ class Limits:
     suspended_seconds_max: nobody stands still for longer than that.
     suspended_within_seconds: counted within so long a time; after that it is asked to move away.
     cleared_seconds: a suspect whose trial brought nothing is left alone for so long; doubled each time, up to 16 times.
+    suspects_together_max: where holding each suspect back alone brought nothing, up to so many are held back together.
     """
 
     slowdown: float = 0.05
@@ -46,6 +47,7 @@ class Limits:
     suspended_seconds_max: float = 300.0
     suspended_within_seconds: float = 1800.0
     cleared_seconds: float = 300.0
+    suspects_together_max: int = 4
 
     def check(self) -> Iterator[Violation]:
         """Name every figure that makes no sense."""
@@ -62,6 +64,8 @@ class Limits:
             yield Violation("false_alarms_per_day", f"must be from 1e-6 to 1e4, not {self.false_alarms_per_day:g}")
         if not 1 <= self.look_windows <= 12:
             yield Violation("look_windows", f"must be from 1 to 12, not {self.look_windows}")
+        if not 1 <= self.suspects_together_max <= 16:
+            yield Violation("suspects_together_max", f"must be from 1 to 16, not {self.suspects_together_max}")
         if self.slowdown > self.slowdown_fast:
             yield Violation("slowdown_fast", "must not be below slowdown")
         if self.bandwidth_calm_percent > self.bandwidth_percent:
