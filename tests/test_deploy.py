@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -207,3 +208,15 @@ def test_dashboards_have_places_of_their_own() -> None:
     for path in (DEPLOY / "grafana" / "dashboards").glob("*.json"):
         places = [(panel["gridPos"]["x"], panel["gridPos"]["y"]) for panel in json.loads(path.read_text())["panels"]]
         assert len(set(places)) == len(places), path.name
+
+
+def test_secrets_are_made_once_for_every_part(tmp_path: Path) -> None:
+    command = ["sh", str(DEPLOY / "secrets.sh"), str(tmp_path / "s"), "gpu-1"]
+    environment = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "COTENANT": str(Path(sys.executable).with_name("cotenant"))}
+    for _ in range(2):
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+    assert done.stderr == ""  # nothing was issued again
+    for part in (*SERVICES, "agent-gpu-1", "operator"):
+        assert sorted(path.name for path in (tmp_path / "s" / part).iterdir()) == ["ca.crt", "tls.crt", "tls.key"]
+        assert (tmp_path / "s" / part / "tls.key").stat().st_mode & 0o777 == 0o600

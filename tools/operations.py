@@ -1,0 +1,374 @@
+"""Does what docs/operations.md tells of, with real processes on this machine, and writes the page: `make operations`.
+
+Three members of etcd, two processes of each service and five agents, all with certificates. What the page shows is what
+the commands printed; only ports, directories and pids were given names. Ends with an error where a step did not bring
+what the page says, and leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from tests.end_to_end import remains  # noqa: E402 - the root of the checkout has to be on the path first
+from tests.end_to_end.commands import COTENANT, Serving, environment_of  # noqa: E402 - likewise
+from tests.etcd_server import EtcdServer, free_ports, start_cluster  # noqa: E402 - likewise
+
+PAGE = ROOT / "docs" / "operations.md"
+SERVICES = ("placement", "predictor", "contention", "queue")
+AGENTS = tuple(f"gpu-{number}" for number in range(1, 6))
+JOBS = 30
+WAIT_SECONDS_MAX = 60.0
+LINES_MAX = 14  # of one command's output
+
+HEAD = """\
+# Operating a mesh of many machines
+
+This page is a session at a terminal, made by `make operations`: what it shows was printed by the commands shown, with
+real processes. Each process has an address of its own on one machine, named here as if each were on a machine of its
+own (`head-1`, `head-2`, …); the five agents have two declared GPUs each and share this machine's CPUs. How services find a
+leader is in [replicas](replicas.md), who may do what in [security](security.md), what is kept in
+[the store](backups.md), units and manifests in [deploying](deploying.md).
+"""
+
+
+class Page:
+    """What was done and what came of it, as it will be read."""
+
+    def __init__(self) -> None:
+        self.parts: list[str] = [HEAD]
+        self.names: list[tuple[str, str]] = []  # what this machine says, and what the page says
+
+    def name(self, said: object, named: str) -> None:
+        """Give something of this machine the name that it has on the page."""
+        self.names.append((str(said), named))
+
+    def tell(self, text: str) -> None:
+        """Write prose."""
+        self.parts.append(self._named(text))
+        print(f"   {text.strip().splitlines()[0][:110]}", file=sys.stderr)
+
+    def show(self, command: str, output: str) -> None:
+        """Write a command, and what it printed."""
+        lines = [line.rstrip() for line in self._named(output).splitlines() if line.strip()]
+        if len(lines) > LINES_MAX:
+            lines = [*lines[: LINES_MAX - 2], f"… {len(lines) - LINES_MAX + 1} more", lines[-1]]
+        shown = "\n".join([f"$ {self._named(command)}", *lines])
+        self.parts.append(f"```console\n{shown}\n```")
+
+    def _named(self, text: str) -> str:
+        for said, named in sorted(self.names, key=lambda pair: -len(pair[0])):
+            text = text.replace(said, named)
+        return text
+
+    def written(self) -> str:
+        """The whole page."""
+        return "\n\n".join(part.strip("\n") for part in self.parts) + "\n"
+
+
+class Mesh:
+    """All processes, and the command line of an operator."""
+
+    def __init__(self, directory: Path, page: Page) -> None:
+        self.directory, self.page = directory, page
+        self.environment = environment_of(directory, COTENANT_STATE_DIR=str(directory / "operator"))
+        self.etcd: list[EtcdServer] = []
+        self.ports: dict[str, int] = {}
+        self.processes: dict[str, Serving] = {}
+
+    # The command line -------------------------------------------------------------------------------------
+
+    def run(self, *words: str, code: int = 0) -> str:
+        """Run a command and return what it printed."""
+        done = subprocess.run(
+            [COTENANT, *words],
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            timeout=WAIT_SECONDS_MAX,
+            check=False,
+        )
+        if done.returncode != code:
+            raise SystemExit(f"cotenant {' '.join(words)} ended with {done.returncode}:\n{done.stdout}{done.stderr}")
+        return done.stdout + done.stderr
+
+    def show(self, *words: str, code: int = 0, shown: str = "") -> str:
+        """Run a command, and put it and its output on the page."""
+        output = self.run(*words, code=code)
+        self.page.show(shown or f"cotenant {' '.join(words)}", output)
+        return output
+
+    def jobs(self) -> list[dict[str, object]]:
+        """All jobs, as the mesh tells."""
+        found: list[dict[str, object]] = json.loads(self.run("jobs", "--all", "--json"))
+        return found
+
+    # Processes --------------------------------------------------------------------------------------------
+
+    def address(self, part: str) -> str:
+        """Where a part serves."""
+        return f"127.0.0.1:{self.ports[part]}"
+
+    @property
+    def endpoints(self) -> str:
+        """Where everything is, as the command line wants it."""
+        return ",".join(f"{one}={self.address(one + '-1')}|{self.address(one + '-2')}" for one in SERVICES)
+
+    @property
+    def store(self) -> str:
+        """The store's URL, with all members."""
+        return f"etcd://{','.join(server.endpoint for server in self.etcd)}"
+
+    def start(self, part: str) -> None:
+        """Start a service's process, or an agent, and wait until it serves."""
+        service, agent = part.rpartition("-")[0], part in AGENTS
+        certs = self.directory / "certs"
+        stem = f"agent-{part}" if agent else f"service-{service}"
+        tls = ["--tls-ca", certs / "ca.pem", "--tls-cert", certs / f"{stem}.pem", "--tls-key", certs / f"{stem}.key"]
+        words = ["--state-dir", self.directory / part, *tls, "serve", "agent" if agent else service]
+        if agent:
+            words += ["--node", part, "--gpus", "fake:2", "--address", "127.0.0.1"]
+        else:
+            words += ["--listen", self.address(part), "--store", self.store]
+        words += ["--endpoints", self.endpoints]
+        log = self.directory / f"{part}.log"
+        process = Serving([COTENANT, *map(str, words)], self.environment, log)
+        process.wait_to_say("placement_joined" if agent else f"{service} serves at")
+        self.processes[part] = process
+
+    def restart(self, part: str) -> None:
+        """End a process as an operator does, and start it again."""
+        self.processes.pop(part).terminate()
+        self.start(part)
+
+    def kill(self, part: str) -> None:
+        """End a process as a power cut would."""
+        self.processes.pop(part).kill()
+
+    def leader(self, service: str) -> str:
+        """Which part leads a service."""
+        replicas = json.loads(self.run("replicas", "--json"))
+        return next(
+            part
+            for one in replicas
+            for part in (f"{service}-1", f"{service}-2")
+            if one["service"] == service and one["state"] == "leads" and one["address"] == self.address(part)
+        )
+
+    def close(self) -> None:
+        """Leave nothing behind."""
+        for part in list(self.processes):
+            self.kill(part)
+        for server in self.etcd:
+            server.kill()
+        remains.end(remains.processes_of(self.directory))
+
+
+def until(what: str, holds: Callable[[], bool]) -> float:
+    """Wait until something is so; returns for how many seconds."""
+    begin = time.monotonic()
+    while not holds():
+        if time.monotonic() - begin > WAIT_SECONDS_MAX:
+            raise SystemExit(f"{what}: not within {WAIT_SECONDS_MAX:.0f} s")
+        time.sleep(0.1)
+    return time.monotonic() - begin
+
+
+# The steps ------------------------------------------------------------------------------------------------
+
+
+def set_up(mesh: Mesh, page: Page) -> None:
+    page.tell("## Certificates\n\nOne authority on the operator's machine, and a certificate for each part and person.")
+    certs = mesh.directory / "certs"
+    page.name(certs, "/etc/cotenant/certs")
+    mesh.show("certs", "init", "--dir", str(certs))
+    for service in SERVICES:
+        mesh.run("certs", "issue", f"service/{service}", "--dir", str(certs))
+    for agent in AGENTS:
+        mesh.run("certs", "issue", f"agent/{agent}", "--dir", str(certs))
+    mesh.show("certs", "issue", "operator/ann", "--dir", str(certs))
+    mesh.show("certs", "show", "--dir", str(certs))
+    for name, file in (("CA", "ca.pem"), ("CERT", "operator-ann.pem"), ("KEY", "operator-ann.key")):
+        mesh.environment[f"COTENANT_TLS_{name}"] = str(certs / file)
+
+    page.tell("## Three members, two of each service, five agents")
+    mesh.etcd = start_cluster(mesh.directory, members=3, arguments=("--max-txn-ops=4096",))
+    for number, server in enumerate(mesh.etcd, 1):
+        page.name(server.endpoint, f"etcd-{number}:2379")
+    parts = [f"{service}-{number}" for service in SERVICES for number in (1, 2)]
+    mesh.ports = dict(zip(parts, free_ports(len(parts)), strict=True))
+    for part in parts:
+        service, _, number = part.rpartition("-")
+        default = {"queue": 7070, "placement": 7071, "predictor": 7072, "contention": 7073}[service]
+        page.name(mesh.address(part), f"head-{number}:{default}")
+    mesh.environment["COTENANT_ENDPOINT"] = mesh.endpoints
+    page.show(
+        "cotenant serve queue --store etcd://etcd-1:2379,etcd-2:2379,etcd-3:2379 --listen 0.0.0.0:7070 --tls-ca …   "
+        "# on head-1 and head-2; placement, predictor and contention alike",
+        "",
+    )
+    page.show("cotenant serve agent --node gpu-1 --endpoints … --tls-ca …   # on each GPU server", "")
+    for part in (*parts, *AGENTS):
+        mesh.start(part)
+    page.show(f"export COTENANT_ENDPOINT='{mesh.endpoints}'", "")
+    mesh.show("health")
+    mesh.show("replicas")
+    mesh.show("nodes")
+
+
+def lose_the_leader(mesh: Mesh, page: Page) -> None:
+    page.tell(
+        "## The queue's leader dies while jobs are submitted\n\n"
+        f"{JOBS} jobs are submitted one after another; after the tenth, the process that leads is killed with `kill -9`."
+    )
+    done = mesh.directory / "done"
+    accepted: list[str] = []
+    longest = 0.0
+    for number in range(JOBS):
+        if number == 10:
+            page.show("kill -9 …", f"# {mesh.leader('queue')}")
+            mesh.kill(mesh.leader("queue"))
+        begin = time.monotonic()
+        accepted += mesh.run("submit", "--cpus", "1", "--", "sh", "-c", f"echo {number} >> {done}").split()
+        longest = max(longest, time.monotonic() - begin)
+    until("all jobs end", lambda: sum(one["phase"] == "succeeded" for one in mesh.jobs()) >= JOBS)
+    ran = sorted(map(int, done.read_text().split()))
+    told = [one["id"] for one in mesh.jobs()]
+    if ran != list(range(JOBS)) or sorted(told) != sorted(accepted):
+        raise SystemExit(f"lost or run twice: accepted {accepted}, known {told}, ran {ran}")
+    page.tell(
+        f"All {JOBS} were accepted, each is known once and ran once. The submission that met the dead leader took "
+        f"{longest:.1f} s, waiting for the next one; nobody had to repeat it."
+    )
+    mesh.show("replicas")
+    dead = next(part for part in ("queue-1", "queue-2") if part not in mesh.processes)
+    mesh.start(dead)
+    page.tell("Started again, it follows.")
+
+
+def lose_members(mesh: Mesh, page: Page, counted: Path) -> None:
+    page.tell("## A member of etcd goes away, then another\n\nOne of three is not missed:")
+    mesh.etcd[0].kill()
+    mesh.show("submit", "--cpus", "1", "--wait", "--", "true")
+    page.tell("Without a majority nothing can be promised, and so it is not; what runs, runs on.")
+    mesh.etcd[1].kill()
+    before = counted.stat().st_size
+    mesh.show("submit", "--cpus", "1", "--", "true", code=3)
+    until("the running job goes on", lambda: counted.stat().st_size > before)
+    for server in mesh.etcd[:2]:
+        server.start()
+    until("the mesh is well", lambda: _well(mesh))
+    mesh.show("health")
+
+
+def _well(mesh: Mesh) -> bool:
+    done = subprocess.run([COTENANT, "health"], env=mesh.environment, capture_output=True, check=False)
+    return done.returncode == 0
+
+
+def roll(mesh: Mesh, page: Page, counted: Path) -> None:
+    page.tell(
+        "## An upgrade, one process after another\n\n"
+        "Install the new version, then restart one process at a time, and wait until it serves: the one that follows "
+        "before the one that leads, agents last. The new and the old version speak with each other meanwhile."
+    )
+    for service in SERVICES:
+        leads = mesh.leader(service) if service in ("queue", "placement") else f"{service}-2"
+        for part in sorted((f"{service}-1", f"{service}-2"), key=lambda one, leads=leads: one == leads):
+            mesh.restart(part)
+    for agent in AGENTS:
+        mesh.restart(agent)
+    before = counted.stat().st_size
+    until("the running job goes on", lambda: counted.stat().st_size > before)
+    page.show("systemctl restart cotenant@queue   # … and so on, on each machine", "")
+    mesh.show("jobs")
+    page.tell("The job that ran through all this is still in its first attempt.")
+
+
+def restore(mesh: Mesh, page: Page, counted: Path, job_id: str) -> None:
+    page.tell("## All of etcd is lost\n\nA backup is taken while everything runs:")
+    backup = mesh.directory / "nightly.backup"
+    page.name(backup, "nightly.backup")
+    mesh.show("backup", str(backup), "--store", mesh.store)
+    page.tell("Then etcd's disks die, all three. Jobs run on.")
+    for part in [part for part in mesh.processes if part not in AGENTS]:
+        mesh.processes.pop(part).terminate()
+    for server in mesh.etcd:
+        server.kill()
+        shutil.rmtree(mesh.directory / server.name)
+    for server in mesh.etcd:
+        server.start(wait=False)
+    for server in mesh.etcd:
+        server.wait_until_healthy()
+    page.tell("With the services stopped, three empty members are filled from the backup; then the services start.")
+    mesh.show("restore", str(backup), "--store", mesh.store)
+    for part in mesh.ports:
+        mesh.start(part)
+    until("the mesh is well", lambda: _well(mesh))
+    before = counted.stat().st_size
+    until("the running job goes on", lambda: counted.stat().st_size > before)
+    until("its agent has told of it", lambda: json.loads(mesh.run("show", job_id, "--json"))["phase"] == "running")
+    mesh.show("jobs")
+    (mesh.directory / "stop").touch()
+    until("the job ends", lambda: json.loads(mesh.run("show", job_id, "--json"))["phase"] == "succeeded")
+    attempt = json.loads(mesh.run("show", job_id, "--json"))["attempt"]
+    if attempt["number"] != 1:
+        raise SystemExit(f"the job was started again: {attempt}")
+    page.tell(
+        "The job has run through the death of a leader, the loss of a majority, an upgrade and the loss of the store, in "
+        "one attempt. Its end is told by its agent:"
+    )
+    mesh.show("show", job_id)
+
+
+@contextmanager
+def directory() -> Iterator[Path]:
+    """A directory of this run's own."""
+    path = Path(tempfile.mkdtemp(prefix="ops-"))
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Do it all, and write the page, or with --check write nothing."""
+    page = Page()
+    with directory() as path:
+        mesh = Mesh(path, page)
+        page.name(path, "…")
+        try:
+            set_up(mesh, page)
+            counted, stop = path / "counted", path / "stop"
+            page.tell("## A job that will see all of it\n\nIt writes a line now and then, until it is told to end.")
+            loop = f"while [ ! -e {stop} ]; do echo . >> {counted}; sleep 0.2; done"
+            words = ("submit", "--name", "witness", "--gpus", "1", "--cpus", "1", "--", "sh", "-c", loop)
+            shown = "cotenant submit --name witness --gpus 1 --cpus 1 -- sh -c 'while …; do …; sleep 0.2; done'"
+            job_id = mesh.show(*words, shown=shown).split()[0]
+            until("it runs", counted.exists)
+            lose_the_leader(mesh, page)
+            lose_members(mesh, page, counted)
+            roll(mesh, page, counted)
+            restore(mesh, page, counted, job_id)
+        finally:
+            mesh.close()
+    if "--check" not in arguments:
+        PAGE.write_text(re.sub(r"[ \t]+\n", "\n", page.written()))
+        print(f"   {PAGE.relative_to(ROOT)} is written")
+
+
+if __name__ == "__main__":
+    os.environ.pop("COTENANT_ENDPOINT", None)
+    main(sys.argv[1:])
