@@ -44,12 +44,15 @@ def free_ports(count: int) -> list[int]:
 class EtcdServer:
     """One etcd process and its data directory, which outlives it."""
 
-    def __init__(self, directory: Path, *, name: str = "etcd", arguments: Sequence[str] = ()) -> None:
+    def __init__(
+        self, directory: Path, *, name: str = "etcd", arguments: Sequence[str] = (), scheme: str = "http"
+    ) -> None:
         self.name = name
         self.client_port, self.peer_port = free_ports(2)  # the former may be changed while it is down
         self.peers = [self]
         self._directory = directory
         self._arguments = arguments
+        self._scheme = scheme  # of clients
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -78,7 +81,7 @@ class EtcdServer:
         assert self._process is None, "etcd runs already"
         binary = etcd_binary()
         assert binary, "there is no etcd here"
-        client_url = f"http://{self.endpoint}"
+        client_url = f"{self._scheme}://{self.endpoint}"
         command = [
             binary,
             f"--name={self.name}",

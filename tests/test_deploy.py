@@ -212,7 +212,11 @@ def test_dashboards_have_places_of_their_own() -> None:
 
 def test_secrets_are_made_once_for_every_part(tmp_path: Path) -> None:
     command = ["sh", str(DEPLOY / "secrets.sh"), str(tmp_path / "s"), "gpu-1"]
-    environment = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "COTENANT": str(Path(sys.executable).with_name("cotenant"))}
+    environment = {
+        "PATH": "/usr/bin:/bin",
+        "HOME": str(tmp_path),
+        "COTENANT": str(Path(sys.executable).with_name("cotenant")),
+    }
     for _ in range(2):
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr

@@ -37,9 +37,9 @@ HEAD = """\
 # Operating a mesh of many machines
 
 This page is a session at a terminal, made by `make operations`: what it shows was printed by the commands shown, with
-real processes. Each process has an address of its own on one machine, named here as if each were on a machine of its
-own (`head-1`, `head-2`, …); the five agents have two declared GPUs each and share this machine's CPUs. How services find a
-leader is in [replicas](replicas.md), who may do what in [security](security.md), what is kept in
+real processes. Each process has an address of its own on one machine, named here as if each had a machine of its own
+(`head-1`, `head-2`, …); the five agents have two declared GPUs each and share this machine's CPUs. How services find
+a leader is in [replicas](replicas.md), who may do what in [security](security.md), what is kept in
 [the store](backups.md), units and manifests in [deploying](deploying.md).
 """
 
@@ -110,9 +110,9 @@ class Mesh:
         self.page.show(shown or f"cotenant {' '.join(words)}", output)
         return output
 
-    def jobs(self) -> list[dict[str, object]]:
+    def jobs(self) -> list[dict[str, str]]:
         """All jobs, as the mesh tells."""
-        found: list[dict[str, object]] = json.loads(self.run("jobs", "--all", "--json"))
+        found: list[dict[str, str]] = json.loads(self.run("jobs", "--all", "--json"))
         return found
 
     # Processes --------------------------------------------------------------------------------------------
@@ -190,6 +190,7 @@ def until(what: str, holds: Callable[[], bool]) -> float:
 
 
 def set_up(mesh: Mesh, page: Page) -> None:
+    """Make certificates, and start everything."""
     page.tell("## Certificates\n\nOne authority on the operator's machine, and a certificate for each part and person.")
     certs = mesh.directory / "certs"
     page.name(certs, "/etc/cotenant/certs")
@@ -210,9 +211,9 @@ def set_up(mesh: Mesh, page: Page) -> None:
     parts = [f"{service}-{number}" for service in SERVICES for number in (1, 2)]
     mesh.ports = dict(zip(parts, free_ports(len(parts)), strict=True))
     for part in parts:
-        service, _, number = part.rpartition("-")
+        service, _, head = part.rpartition("-")
         default = {"queue": 7070, "placement": 7071, "predictor": 7072, "contention": 7073}[service]
-        page.name(mesh.address(part), f"head-{number}:{default}")
+        page.name(mesh.address(part), f"head-{head}:{default}")
     mesh.environment["COTENANT_ENDPOINT"] = mesh.endpoints
     page.show(
         "cotenant serve queue --store etcd://etcd-1:2379,etcd-2:2379,etcd-3:2379 --listen 0.0.0.0:7070 --tls-ca …   "
@@ -229,19 +230,20 @@ def set_up(mesh: Mesh, page: Page) -> None:
 
 
 def lose_the_leader(mesh: Mesh, page: Page) -> None:
+    """Kill the queue's leader while jobs are submitted, and count them."""
     page.tell(
         "## The queue's leader dies while jobs are submitted\n\n"
-        f"{JOBS} jobs are submitted one after another; after the tenth, the process that leads is killed with `kill -9`."
+        f"{JOBS} jobs are submitted one after another; after the tenth, the process that leads is killed (`kill -9`)."
     )
     done = mesh.directory / "done"
     accepted: list[str] = []
     longest = 0.0
-    for number in range(JOBS):
-        if number == 10:
+    for turn in range(JOBS):
+        if turn == 10:
             page.show("kill -9 …", f"# {mesh.leader('queue')}")
             mesh.kill(mesh.leader("queue"))
         begin = time.monotonic()
-        accepted += mesh.run("submit", "--cpus", "1", "--", "sh", "-c", f"echo {number} >> {done}").split()
+        accepted += mesh.run("submit", "--cpus", "1", "--", "sh", "-c", f"echo {turn} >> {done}").split()
         longest = max(longest, time.monotonic() - begin)
     until("all jobs end", lambda: sum(one["phase"] == "succeeded" for one in mesh.jobs()) >= JOBS)
     ran = sorted(map(int, done.read_text().split()))
@@ -259,6 +261,7 @@ def lose_the_leader(mesh: Mesh, page: Page) -> None:
 
 
 def lose_members(mesh: Mesh, page: Page, counted: Path) -> None:
+    """Kill one member of etcd, then the majority; bring them back."""
     page.tell("## A member of etcd goes away, then another\n\nOne of three is not missed:")
     mesh.etcd[0].kill()
     mesh.show("submit", "--cpus", "1", "--wait", "--", "true")
@@ -279,6 +282,7 @@ def _well(mesh: Mesh) -> bool:
 
 
 def roll(mesh: Mesh, page: Page, counted: Path) -> None:
+    """Restart every process, one after another."""
     page.tell(
         "## An upgrade, one process after another\n\n"
         "Install the new version, then restart one process at a time, and wait until it serves: the one that follows "
@@ -286,8 +290,9 @@ def roll(mesh: Mesh, page: Page, counted: Path) -> None:
     )
     for service in SERVICES:
         leads = mesh.leader(service) if service in ("queue", "placement") else f"{service}-2"
-        for part in sorted((f"{service}-1", f"{service}-2"), key=lambda one, leads=leads: one == leads):
-            mesh.restart(part)
+        follows = f"{service}-1" if leads.endswith("2") else f"{service}-2"
+        mesh.restart(follows)
+        mesh.restart(leads)
     for agent in AGENTS:
         mesh.restart(agent)
     before = counted.stat().st_size
@@ -298,6 +303,7 @@ def roll(mesh: Mesh, page: Page, counted: Path) -> None:
 
 
 def restore(mesh: Mesh, page: Page, counted: Path, job_id: str) -> None:
+    """Lose all of etcd, and go on from a backup."""
     page.tell("## All of etcd is lost\n\nA backup is taken while everything runs:")
     backup = mesh.directory / "nightly.backup"
     page.name(backup, "nightly.backup")
@@ -327,8 +333,8 @@ def restore(mesh: Mesh, page: Page, counted: Path, job_id: str) -> None:
     if attempt["number"] != 1:
         raise SystemExit(f"the job was started again: {attempt}")
     page.tell(
-        "The job has run through the death of a leader, the loss of a majority, an upgrade and the loss of the store, in "
-        "one attempt. Its end is told by its agent:"
+        "The job has run through the death of a leader, the loss of a majority, an upgrade and the loss of the store, "
+        "in one attempt. Its end is told by its agent:"
     )
     mesh.show("show", job_id)
 

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from pathlib import Path
 
 import pytest
+from tests.conftest import require_etcd
 from tests.contract.stores import put
 from tests.etcd_server import EtcdServer
 
+from cotenant.rpc.bearers import Bearer
+from cotenant.rpc.certificates import Authority
 from cotenant.store.etcd import EtcdStore
 from cotenant.store.memory import MemoryStore
-from cotenant.store.open import open_raw, open_store
+from cotenant.store.open import credentials_of, open_raw, open_store
 from cotenant.store.port import Store, StoreInUse, StoreUnavailable
 from cotenant.store.sqlite import SqliteStore
 
@@ -82,3 +86,52 @@ async def test_anything_else_is_refused_with_advice(url: str, advice: str) -> No
     with pytest.raises(ValueError, match=advice) as refusal:
         await open_store(url)
     assert repr(url) in str(refusal.value)
+
+
+async def test_an_etcd_by_tls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    require_etcd()
+    authority = Authority(tmp_path / "certs")
+    authority.create(days=1)
+    made = authority.issue(Bearer.parse("service/etcd", ""), ["localhost", "127.0.0.1"], 1)
+    files = {"ca": authority.cert_path, "cert": made.path, "key": made.key_path}
+    for name, path in files.items():
+        monkeypatch.setenv(f"COTENANT_ETCD_{name.upper()}", str(path))
+    server = EtcdServer(
+        tmp_path,
+        arguments=(
+            f"--trusted-ca-file={files['ca']}",
+            f"--cert-file={files['cert']}",
+            f"--key-file={files['key']}",
+            "--client-cert-auth",
+        ),
+        scheme="https",
+    )
+    server.start(wait=False)
+    try:
+        store = await open_raw(f"etcds://{server.endpoint}")
+        async with asyncio.timeout(20):
+            while True:
+                try:
+                    await put(store, "/a", b"secret")
+                    break
+                except StoreUnavailable:
+                    await asyncio.sleep(0.05)
+        await store.close()
+        plain = EtcdStore([server.endpoint], timeout_seconds=1.0)
+        with pytest.raises(StoreUnavailable):
+            await plain.get("/a")
+        await plain.close()
+    finally:
+        server.kill()
+
+
+@pytest.mark.parametrize(
+    ("environment", "told"),
+    [
+        ({"COTENANT_ETCD_CERT": "c"}, "belong together"),
+        ({"COTENANT_ETCD_CA": "/nowhere/ca.pem"}, "COTENANT_ETCD_CA: cannot read /nowhere/ca.pem"),
+    ],
+)
+def test_certificates_that_are_not_there(environment: dict[str, str], told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        credentials_of(environment)

@@ -101,7 +101,7 @@ def serve(
     settings = read_settings(config)
     if follow is not None:
         settings = replace(settings, follow=follow)
-    if settings.follow and service == "predictor" and not (store or settings.store).startswith("etcd:"):
+    if settings.follow and service == "predictor" and not (store or settings.store).startswith(("etcd:", "etcds:")):
         raise usage("to follow another predictor takes the etcd that both share: --store etcd://HOST:PORT")
     state_dir = state_dir_of(context)
     guarding = guarding_of(settings.sections, Flags.of(context), insecure=insecure)

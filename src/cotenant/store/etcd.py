@@ -14,6 +14,7 @@ from typing import Any
 
 import structlog
 from aetcd import rpc  # type: ignore[import-untyped]  # ships no types; only its stubs and messages are used
+from grpc import ChannelCredentials
 
 from cotenant.store.checks import check_key, check_transaction, check_ttl
 from cotenant.store.etcd_members import PAUSE_SECONDS_FIRST, PAUSE_SECONDS_MAX, Member, Members, Refused, meaning
@@ -48,13 +49,23 @@ class EtcdStore:
 
     Make it inside the event loop that will use it. Each call is over within `timeout_seconds`, one way or the other. A
     watch leaves a member that has been silent for `silence_seconds_max`; below 7.5, etcd's `grpc-keepalive-min-time`
-    has to be lowered, or it hangs up on who asks so often.
+    has to be lowered, or it hangs up on who asks so often. With `credentials` it is spoken to by TLS.
     """
 
     def __init__(
-        self, endpoints: Sequence[str], *, timeout_seconds: float = 5.0, silence_seconds_max: float = 15.0
+        self,
+        endpoints: Sequence[str],
+        *,
+        timeout_seconds: float = 5.0,
+        silence_seconds_max: float = 15.0,
+        credentials: ChannelCredentials | None = None,
     ) -> None:
-        self._members = Members(endpoints, timeout_seconds=timeout_seconds, silence_seconds_max=silence_seconds_max)
+        self._members = Members(
+            endpoints,
+            timeout_seconds=timeout_seconds,
+            silence_seconds_max=silence_seconds_max,
+            credentials=credentials,
+        )
         self._timeout_seconds = timeout_seconds
 
     async def get(self, key: str) -> Entry | None:

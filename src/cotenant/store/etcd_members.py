@@ -11,8 +11,9 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
+import grpc.aio
 from aetcd import rpc  # type: ignore[import-untyped]  # ships no types; only its stubs and messages are used
-from grpc import ChannelConnectivity
+from grpc import ChannelConnectivity, ChannelCredentials
 
 from cotenant.store.port import StoreUnavailable
 
@@ -63,9 +64,13 @@ def channel_options(silence_seconds_max: float) -> list[tuple[str, int]]:
 class Member:
     """One member and the stubs to call it by."""
 
-    def __init__(self, endpoint: str, silence_seconds_max: float) -> None:
+    def __init__(self, endpoint: str, silence_seconds_max: float, credentials: ChannelCredentials | None) -> None:
         self.endpoint = endpoint
-        self.channel = rpc.insecure_channel(endpoint, options=channel_options(silence_seconds_max))
+        options = channel_options(silence_seconds_max)
+        if credentials is None:
+            self.channel: Any = grpc.aio.insecure_channel(endpoint, options=options)
+        else:
+            self.channel = grpc.aio.secure_channel(endpoint, credentials, options=options)
         self.kv = rpc.KVStub(self.channel)
         self.lease = rpc.LeaseStub(self.channel)
         self.watch = rpc.WatchStub(self.channel)
@@ -80,13 +85,20 @@ class Member:
 class Members:
     """All members, the one in use first. `closing` ends every wait."""
 
-    def __init__(self, endpoints: Sequence[str], *, timeout_seconds: float, silence_seconds_max: float) -> None:
+    def __init__(
+        self,
+        endpoints: Sequence[str],
+        *,
+        timeout_seconds: float,
+        silence_seconds_max: float,
+        credentials: ChannelCredentials | None = None,
+    ) -> None:
         if not endpoints:
             raise ValueError("etcd needs at least one endpoint, as host:port")
         self.endpoints = ", ".join(endpoints)
         self.closing = asyncio.Event()
         self._timeout_seconds = timeout_seconds
-        self._members = deque(Member(endpoint, silence_seconds_max) for endpoint in endpoints)
+        self._members = deque(Member(endpoint, silence_seconds_max, credentials) for endpoint in endpoints)
 
     async def ready(self, timeout_seconds: float) -> Member:
         """Choose a member that is connected, waiting for one if need be."""

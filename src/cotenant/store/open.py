@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import difflib
+import os
 import re
+from collections.abc import Mapping
+from pathlib import Path
+
+import grpc
 
 from cotenant.store.etcd import EtcdStore
 from cotenant.store.memory import MemoryStore
@@ -11,7 +16,13 @@ from cotenant.store.port import Store
 from cotenant.store.shifted import ShiftedStore
 from cotenant.store.sqlite import SqliteStore
 
-FORMS = {"memory": "memory:", "sqlite": "sqlite:PATH", "etcd": "etcd://HOST:PORT,HOST:PORT"}
+FORMS = {
+    "memory": "memory:",
+    "sqlite": "sqlite:PATH",
+    "etcd": "etcd://HOST:PORT,HOST:PORT",
+    "etcds": "etcds://HOST:PORT,HOST:PORT",
+}
+TLS_CA, TLS_CERT, TLS_KEY = "COTENANT_ETCD_CA", "COTENANT_ETCD_CERT", "COTENANT_ETCD_KEY"
 ENDPOINT = re.compile(r"(\[[0-9a-fA-F:.]+\]|[^\s/:@\[\]]+):(\d{1,5})")
 
 
@@ -21,7 +32,10 @@ async def open_store(url: str) -> Store:
 
 
 async def open_raw(url: str) -> Store:
-    """Open the store that a URL names: `memory:`, `sqlite:PATH` or `etcd://HOST:PORT,HOST:PORT`.
+    """Open the store that a URL names: `memory:`, `sqlite:PATH`, `etcd://HOST:PORT,HOST:PORT` or, by TLS, `etcds://…`.
+
+    For the last, COTENANT_ETCD_CA names the authorities that are believed (else those of the system), and
+    COTENANT_ETCD_CERT with COTENANT_ETCD_KEY what is shown to etcd. Files that change are read at the next start.
 
     Raises `ValueError` for any other, `StoreInUse` where a file is open elsewhere, and `StoreUnavailable` where it
     cannot be opened. An etcd need not be there yet.
@@ -33,6 +47,8 @@ async def open_raw(url: str) -> Store:
         return SqliteStore(path_of(url, rest))
     if colon and scheme == "etcd":
         return EtcdStore(endpoints_of(url, rest))
+    if colon and scheme == "etcds":
+        return EtcdStore(endpoints_of(url, rest), credentials=credentials_of(os.environ))
     raise ValueError(f"{url!r} names no store: {advice(scheme)}")
 
 
@@ -66,6 +82,23 @@ def endpoints_of(url: str, rest: str) -> list[str]:
     if not rest.startswith("//") or not all(map(is_endpoint, endpoints)):
         raise ValueError(f"{url!r} names no etcd cluster: expected {FORMS['etcd']}")
     return endpoints
+
+
+def credentials_of(environment: Mapping[str, str]) -> grpc.ChannelCredentials:
+    """Read what an etcd with TLS asks for.
+
+    Raises:
+        ValueError: a file cannot be read, or a certificate has no key, or a key no certificate.
+    """
+    if bool(environment.get(TLS_CERT)) != bool(environment.get(TLS_KEY)):
+        raise ValueError(f"{TLS_CERT} and {TLS_KEY} belong together: one of them is not set")
+    read = {}
+    for name in (TLS_CA, TLS_KEY, TLS_CERT):
+        try:
+            read[name] = Path(environment[name]).read_bytes() if environment.get(name) else None
+        except OSError as error:
+            raise ValueError(f"{name}: cannot read {environment[name]}: {error.strerror}") from None
+    return grpc.ssl_channel_credentials(read[TLS_CA], read[TLS_KEY], read[TLS_CERT])
 
 
 def is_endpoint(text: str) -> bool:
