@@ -20,7 +20,7 @@ from cotenant.cli.settings import read_settings
 
 DEPLOY = Path(__file__).resolve().parent.parent / "deploy"
 BASE = DEPLOY / "kubernetes" / "base"
-WORKLOADS = {"Deployment", "StatefulSet", "DaemonSet"}
+WORKLOADS = {"StatefulSet", "DaemonSet"}
 SERVICES = {"queue": 7070, "placement": 7071, "predictor": 7072, "contention": 7073}
 
 
@@ -94,14 +94,14 @@ def test_every_object_is_what_the_published_schemas_allow() -> None:
 @pytest.mark.parametrize("service", SERVICES)
 def test_a_service_is_probed_where_it_listens_and_stays_through_a_drain(service: str) -> None:
     port = SERVICES[service]
-    deployment = named("Deployment", service)
-    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    workload = named("StatefulSet", service)
+    (container,) = workload["spec"]["template"]["spec"]["containers"]
     assert f"--listen=0.0.0.0:{port}" in container["args"]
     assert [one["containerPort"] for one in container["ports"]] == [port]
     assert named("Service", service)["spec"]["ports"][0]["port"] == port
-    labels = deployment["spec"]["template"]["metadata"]["labels"]
+    labels = workload["spec"]["template"]["metadata"]["labels"]
     for selects in (
-        deployment["spec"]["selector"]["matchLabels"],
+        workload["spec"]["selector"]["matchLabels"],
         named("Service", service)["spec"]["selector"],
         named("PodDisruptionBudget", service)["spec"]["selector"]["matchLabels"],
         named("NetworkPolicy", "control-plane")["spec"]["podSelector"]["matchLabels"],
@@ -109,7 +109,7 @@ def test_a_service_is_probed_where_it_listens_and_stays_through_a_drain(service:
         assert selects.items() <= labels.items()
     assert {"port": port} in named("NetworkPolicy", "control-plane")["spec"]["ingress"][0]["ports"]
     mounted = {one["name"] for one in container["volumeMounts"]}
-    assert mounted == {one["name"] for one in deployment["spec"]["template"]["spec"]["volumes"]}
+    assert mounted == {one["name"] for one in workload["spec"]["template"]["spec"]["volumes"]}
 
 
 def test_nothing_has_more_rights_than_it_needs() -> None:
