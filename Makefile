@@ -16,7 +16,7 @@ ARGS ?=
 APART := tests/core tests/policies tests/contract tests/simulation tests/services tests/rpc tests/store tests/cli src
 APART += tests/benchmarks tests/reproduction tests/integrations tests/transcripts
 
-.PHONY: help setup test test-vm tests lint bench docs reproduce demo clean
+.PHONY: help setup test test-vm test-images operations tests lint bench docs reproduce demo clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 16
@@ -67,6 +67,12 @@ reproduce: $(STAMP) ## what five papers report, measured again, and written down
 	  cotenant reproduce $$paper --markdown --png docs/plots $(ARGS) > docs/reproduction/$$paper.part; \
 	  mv docs/reproduction/$$paper.part docs/reproduction/$$paper.md; \
 	done
+
+operations: $(STAMP) ## do what docs/operations.md tells of, with real processes, and write the page
+	@python tools/operations.py $(ARGS)
+
+test-images: $(STAMP) ## carry out the images' instructions in directories, as root on Debian
+	@python tools/images.py
 
 demo: $(STAMP) ## the whole mesh on this machine, with a real mixed workload
 	@cotenant demo $(ARGS)

@@ -1,8 +1,8 @@
 """Tries the images of deploy/containers without an engine: `make test-images`, as root on Debian.
 
-Each Containerfile's instructions are carried out in directories: `FROM debian:…` is what debootstrap makes, `RUN` is done
-by chroot, and at the end the entry point answers `--version` as the image's user. What an engine would add (layers,
-namespaces) is not tried.
+Each Containerfile's instructions are carried out in directories: `FROM debian:…` is what debootstrap makes, `RUN` is
+done by chroot, and at the end the entry point answers `--version` as the image's user. What an engine would add
+(layers, namespaces) is not tried.
 """
 
 from __future__ import annotations
@@ -21,7 +21,13 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 CONTAINERS = ROOT / "deploy" / "containers"
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "cotenant-images"
-OF_THIS_MACHINE = ("/etc/resolv.conf", "/etc/apt", "/etc/pip.conf", "/etc/ssl/certs", "/usr/local/share/ca-certificates")
+OF_THIS_MACHINE = (
+    "/etc/resolv.conf",
+    "/etc/apt",
+    "/etc/pip.conf",
+    "/etc/ssl/certs",
+    "/usr/local/share/ca-certificates",
+)
 TRIED = {"Containerfile": ["--version"], "Containerfile.etcd": ["--version"]}
 
 
@@ -38,10 +44,12 @@ class Stage:
     def run(self, command: str, user: str = "root") -> str:
         """Run a command of a shell inside; what it prints."""
         become = ["--userspec", user] if user != "root" else []
-        passed = {name: value for name, value in os.environ.items() if "proxy" in name.lower() or name.startswith("PIP_")}
+        passed = {
+            name: value for name, value in os.environ.items() if "proxy" in name.lower() or name.startswith("PIP_")
+        }
         done = subprocess.run(
             ["chroot", *become, str(self.root), "/bin/sh", "-ec", f"cd {self.directory}; {command}"],
-            env={**passed, **self.environment, "DEBIAN_FRONTEND": "noninteractive", "HOME": "/tmp"},
+            env={**passed, **self.environment, "DEBIAN_FRONTEND": "noninteractive", "HOME": "/root"},
             capture_output=True,
             text=True,
             check=False,
@@ -73,6 +81,7 @@ def base(image: str) -> Path:
                 target = partial / path[1:]
                 target.parent.mkdir(parents=True, exist_ok=True)
                 subprocess.run(["cp", "-rL", "--remove-destination", "-T", path, str(target)], check=False)
+        partial.chmod(0o755)
         partial.rename(kept)
     return kept
 
@@ -88,7 +97,6 @@ def build(path: Path, work: Path) -> Stage:
                 image, _, name = rest.partition(" AS ")
                 root = work / (name or f"stage{len(stages)}")
                 subprocess.run(["cp", "-a", str(base(image)), str(root)], check=True)
-                (root / "dev").mkdir(exist_ok=True)
                 stage = stages[name or root.name] = Stage(root)
             case "RUN":
                 stage.run(rest)
@@ -130,6 +138,7 @@ def main() -> None:
     for name, words in TRIED.items():
         print(f"── {name}")
         with tempfile.TemporaryDirectory(prefix="images-") as work:
+            Path(work).chmod(0o755)
             stage = build(CONTAINERS / name, Path(work))
             print(f"   {stage.run(shlex.join([*stage.entry, *words]), stage.user).splitlines()[0]}")
 

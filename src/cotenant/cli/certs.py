@@ -18,6 +18,7 @@ from cotenant.cli.render import Column, print_table
 from cotenant.cli.up import state_dir_of
 from cotenant.rpc.bearers import Bearer
 from cotenant.rpc.certificates import CA_CERT, CA_DAYS, LEAF_DAYS, Authority, BadCertificate, Issued
+from cotenant.rpc.endpoints import MESH_NAME
 from cotenant.rpc.permissions import Role
 
 HERE = ("localhost", "127.0.0.1")
@@ -97,7 +98,7 @@ def issue(
         whose = Bearer.parse(bearer, tenants)
     except ValueError as error:
         raise usage(f"no certificate can be issued: {error}") from None
-    names = [*(name or [socket.getfqdn()]), *HERE] if whose.serves else list(name or ())
+    names = [*(name or [socket.getfqdn()]), MESH_NAME, *HERE] if whose.serves else list(name or ())
     with _told():
         made = _authority(context, directory).issue(whose, list(dict.fromkeys(names)), days)
     note(f"issued {made.path} with its key {made.key_path.name}: {made.bearer}, until {made.ends:%Y-%m-%d}")

@@ -16,7 +16,7 @@ import grpc
 import grpc.aio
 
 from cotenant import telemetry
-from cotenant.rpc.endpoints import Endpoints, addresses_of, host_and_port
+from cotenant.rpc.endpoints import MESH_NAME, Endpoints, addresses_of, host_and_port
 from cotenant.rpc.methods import METHODS, Method
 from cotenant.rpc.tls import TlsFiles, Watched, channel_credentials
 
@@ -47,6 +47,8 @@ def connect(
     if not (token.isascii() and (token.isprintable() or not token)):
         raise ValueError("the token has characters that cannot be sent")
     target, options, interceptors = target_of(endpoint), _options(health_service), telemetry.client_interceptors()
+    if len(addresses_of(endpoint)) > 1:  # gRPC takes one name for all of a list, and each has a certificate of its own
+        options.append(("grpc.ssl_target_name_override", MESH_NAME))
     watched = Watched(tls) if tls is not None else _of_process
     return Channel(lambda: dial(target, options, interceptors, watched), token, watched)
 

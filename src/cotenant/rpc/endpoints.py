@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 SERVICES = ("queue", "placement", "predictor", "contention")
 PORT_MAX = 65_535
+MESH_NAME = "mesh.cotenant"  # what all services' certificates are for, beside their own names
 
 
 @dataclass(frozen=True, slots=True)
