@@ -1,0 +1,376 @@
+"""What a cluster of 1,000 nodes and 8,000 GPUs does: each service a process of its own, on an etcd of three members.
+
+The agents are simulated and speak the real stream; they and all callers share one process, this one. Everything runs
+on the same machine, which may have other work besides: so each rate stands beside what the same etcd did in the same
+minutes with nothing around it, and beside what the processors were used for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import cast
+
+import grpc.aio
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from benchmarks import harness, processes  # noqa: E402 - the root of the checkout has to be on the path first
+from benchmarks.agents import SimulatedAgent  # noqa: E402 - likewise
+from benchmarks.mesh import empty_calls, raw_commits  # noqa: E402 - likewise
+from tests.etcd_server import etcd_binary, start_cluster  # noqa: E402 - likewise
+
+from cotenant.rpc.channel import connect  # noqa: E402 - likewise
+from cotenant.store.open import open_store  # noqa: E402 - likewise
+from cotenant.v1 import job_pb2, job_service_pb2_grpc  # noqa: E402 - likewise
+from cotenant.v1 import job_service_pb2 as pb  # noqa: E402 - likewise
+
+AGENTS, QUICK_AGENTS = (100, 300, 1_000), (100,)
+GPUS, CORES = 8, 24
+CHANNELS = 10  # over which the agents connect
+SUBMITTERS, BACKLOG = 64, 500  # so many more than run are submitted at most
+WARM_SECONDS = 2.0
+RUN_SECONDS = 2.0
+SUBMITS_PER_SECOND = 50.0
+WATCHERS = 100
+RUNNING_BAR, SUBMIT_BAR_MS, PAGE_BAR_MS, RSS_BAR_MIB = 300.0, 100.0, 20.0, 400.0
+JOB_BYTES_BAR = 4096.0
+PAGE = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """How much is done: seconds of each load, jobs that watchers hear of, jobs that run at once, jobs listed."""
+
+    load_seconds: float
+    submit_seconds: float
+    watched: int
+    running: int
+    waiting: int
+
+
+FULL, SMALLER, QUICK = Size(60, 20, 1_000, 10_000, 50_000), Size(15, 0, 0, 0, 0), Size(8, 5, 100, 500, 10_000)
+
+
+@dataclass
+class Cluster:
+    """The mesh, its agents, and what has been heard of."""
+
+    processes: processes.Processes
+    queue: grpc.aio.Channel
+    agents: list[SimulatedAgent]
+    ran: dict[str, float] = field(default_factory=dict)  # jobs that came to an agent, and when
+
+    @property
+    def jobs(self) -> job_service_pb2_grpc.JobServiceAsyncStub:
+        """The queue, to be called."""
+        return cast("job_service_pb2_grpc.JobServiceAsyncStub", job_service_pb2_grpc.JobServiceStub(self.queue))
+
+
+@asynccontextmanager
+async def cluster(nodes: int, directory: Path) -> AsyncIterator[Cluster]:
+    """Run etcd, the services and so many agents."""
+    directory.mkdir()
+    etcd = tuple(start_cluster(directory, members=3))
+    try:
+        async with AsyncExitStack() as stack:
+            served = await stack.enter_async_context(processes.mesh(directory / "state", etcd))
+            told = served.endpoints
+            queue = await stack.enter_async_context(connect(told["queue"], served.token))
+            channels = [
+                await stack.enter_async_context(connect(told["placement"], served.token)) for _ in range(CHANNELS)
+            ]
+            made = Cluster(served, queue, [])
+            made.agents += [
+                SimulatedAgent(
+                    f"node-{n:04}",
+                    channels[n % CHANNELS],
+                    gpus=GPUS,
+                    cores=CORES,
+                    run_seconds=RUN_SECONDS,
+                    on_assigned=lambda job_id: made.ran.setdefault(job_id, time.perf_counter()) and None,
+                )
+                for n in range(nodes)
+            ]
+            for agent in made.agents:
+                agent.start()
+            stack.push_async_callback(lambda: asyncio.gather(*(agent.stop() for agent in made.agents)))
+            await until(lambda: all(agent.welcomes for agent in made.agents))
+            yield made
+    finally:
+        for server in etcd:
+            server.kill()
+
+
+async def until(holds: Callable[[], bool], seconds: float = 300.0) -> None:
+    """Wait for something."""
+    end = time.perf_counter() + seconds
+    while not holds():
+        if time.perf_counter() > end:
+            raise TimeoutError(f"not within {seconds:g} s")
+        await asyncio.sleep(0.02)
+
+
+def spec(*, gpus: int = 1, cores: int = 2, replicas: int = 1) -> job_pb2.JobSpec:
+    """A job; without GPUs it is a CPU job."""
+    told = job_pb2.JobSpec(name="bench", command=["true"], model="bench")
+    told.kind = job_pb2.JOB_KIND_TRAINING if gpus else job_pb2.JOB_KIND_CPU
+    role = told.roles.add(name="worker", replicas=replicas)
+    role.resources.gpu_milli, role.resources.cores = 1000 * gpus, cores
+    return told
+
+
+# Jobs brought to running -------------------------------------------------------------------------------------
+
+
+async def load(made: Cluster, seconds: float, where: str, raw: float) -> list[harness.Row]:
+    """Submit as fast as jobs are brought to running, for so long; then wait for those that are left."""
+    sent, stop = 0, False
+    one, first = spec(), len(made.ran)
+
+    async def submit() -> None:
+        nonlocal sent
+        while not stop:
+            if sent - (len(made.ran) - first) >= BACKLOG:
+                await asyncio.sleep(0.005)
+                continue
+            sent += 1
+            await made.jobs.CreateJob(pb.CreateJobRequest(spec=one))
+
+    submitters = [asyncio.ensure_future(submit()) for _ in range(SUBMITTERS)]
+    await asyncio.sleep(WARM_SECONDS)
+    before, own, ran, began = made.processes.processor_seconds(), time.process_time(), len(made.ran), time.perf_counter()
+    await asyncio.sleep(seconds)
+    took, ran = time.perf_counter() - began, len(made.ran) - ran
+    used = {name: now - before[name] for name, now in made.processes.processor_seconds().items()}
+    used["agents and callers"] = time.process_time() - own
+    stop = True
+    await asyncio.gather(*submitters)
+    await until(lambda: len(made.ran) - first >= sent)
+    rate, total = ran / took, sum(used.values())
+    return [
+        harness.Row(
+            f"{where}: brought to running, for {seconds:g} s",
+            rate,
+            "1/s",
+            raw,
+            "raw commits",
+            f"≥ {RUNNING_BAR:g}",
+            rate >= RUNNING_BAR,
+        ),
+        harness.Row(f"{where}: brought to running in a processor second of all", ran / total, "1"),
+        harness.Row(f"{where}: processors used", total / took, "1"),
+        *(
+            harness.Row(f"{where}: processor time of a job, {name}", 1e3 * seconds / ran, "ms", 1e3 * total / ran, "all")
+            for name, seconds in used.items()
+        ),
+    ]
+
+
+async def submits(made: Cluster, seconds: float, where: str) -> list[harness.Row]:
+    """Submit at a steady pace, whether or not the answers come, and time each answer."""
+    calls = await empty_calls(made.queue, 1.0)
+    took: list[float] = []
+    one = spec()
+
+    async def submit() -> None:
+        began = time.perf_counter()
+        await made.jobs.CreateJob(pb.CreateJobRequest(spec=one))
+        took.append(1e3 * (time.perf_counter() - began))
+
+    waiting, began = [], time.perf_counter()
+    for number in range(int(seconds * SUBMITS_PER_SECOND)):
+        await asyncio.sleep(max(0.0, began + number / SUBMITS_PER_SECOND - time.perf_counter()))
+        waiting.append(asyncio.ensure_future(submit()))
+    await asyncio.gather(*waiting)
+    p50, p99 = (harness.percentile(took, percent) for percent in (50, 99))
+    told = f"{where}: submit at {SUBMITS_PER_SECOND:g}/s"
+    return [
+        harness.Row(f"{told}, p50", p50, "ms", 1e3 / calls, "an empty call"),
+        harness.Row(
+            f"{told}, p99", p99, "ms", 1e3 / calls, "an empty call", f"≤ {SUBMIT_BAR_MS:g}", p99 <= SUBMIT_BAR_MS
+        ),
+    ]
+
+
+# Watchers ----------------------------------------------------------------------------------------------------
+
+
+async def watchers(made: Cluster, jobs: int, where: str) -> list[harness.Row]:
+    """Let many watch while jobs come, run and end: each must hear of the end of each."""
+    heard: list[set[str]] = [set() for _ in range(WATCHERS)]
+    told, synced = 0, 0
+
+    async def watch(ended: set[str]) -> None:
+        nonlocal told, synced
+        only = pb.JobFilter(labels={"watched": "yes"})
+        async for news in made.jobs.WatchJobs(pb.WatchJobsRequest(filter=only)):
+            synced += news.synced
+            told += news.HasField("job")
+            if news.job.phase == job_pb2.JOB_PHASE_SUCCEEDED:
+                ended.add(news.job.id)
+
+    watching = [asyncio.ensure_future(watch(each)) for each in heard]
+    await until(lambda: synced == WATCHERS)
+    one = spec()
+    one.labels["watched"] = "yes"
+    began, ids, numbers = time.perf_counter(), set[str](), iter(range(jobs))
+
+    async def submit() -> None:
+        for _ in numbers:
+            ids.add((await made.jobs.CreateJob(pb.CreateJobRequest(spec=one))).job.id)
+
+    await asyncio.gather(*(submit() for _ in range(SUBMITTERS)))
+    try:
+        await until(lambda: all(len(each) >= jobs for each in heard), 120.0)
+    except TimeoutError:
+        pass  # the figure tells
+    took = time.perf_counter() - began
+    for task in watching:
+        task.cancel()
+    await asyncio.gather(*watching, return_exceptions=True)
+    lost = sum(len(ids - each) for each in heard)
+    return [
+        harness.Row(f"{where}: ends of {jobs} jobs that {WATCHERS} watchers did not hear of", lost, "", bar="0", holds=not lost),
+        harness.Row(f"{where}: seconds until all had heard of all", took, "s"),
+        harness.Row(f"{where}: messages to watchers", told / took, "1/s"),
+    ]
+
+
+# What is kept ------------------------------------------------------------------------------------------------
+
+
+async def kept(made: Cluster, jobs: int, where: str) -> list[harness.Row]:
+    """Let jobs run on and on, and see what the store holds of them, and how large requests to it have become."""
+    for agent in made.agents:
+        agent.run_seconds = None
+    await until(lambda: not any(agent.attempts for agent in made.agents))
+    before, ran = await sizes(made), len(made.ran)
+    one, numbers = spec(gpus=0, cores=1), iter(range(jobs))
+
+    async def submit() -> None:
+        for _ in numbers:
+            await made.jobs.CreateJob(pb.CreateJobRequest(spec=one))
+
+    began = time.perf_counter()
+    await asyncio.gather(*(submit() for _ in range(SUBMITTERS)))
+    await until(lambda: len(made.ran) - ran >= jobs)
+    took = time.perf_counter() - began
+    await asyncio.sleep(WARM_SECONDS)
+    after = await sizes(made)
+    each = (sum(after.values()) - sum(before.values())) / jobs
+    return [
+        harness.Row(f"{where}: {jobs:,} jobs that run on: bytes of each in the store", each, "B", bar=f"≤ {JOB_BYTES_BAR:g}", holds=each <= JOB_BYTES_BAR),
+        harness.Row(f"{where}: keys of each", (len(after) - len(before)) / jobs, ""),
+        harness.Row(f"{where}: the largest value in the store", max(after.values()) / 1024, "KiB"),
+        harness.Row(f"{where}: brought to running until all {jobs:,} did", jobs / took, "1/s"),
+    ]
+
+
+async def sizes(made: Cluster) -> dict[str, int]:
+    """Bytes of all that the store holds, by key."""
+    store = await open_store(made.processes.store_url)
+    try:
+        return {one.key: len(one.key) + len(one.value) for one in (await store.list("")).entries}
+    finally:
+        await store.close()
+
+
+# Lists -------------------------------------------------------------------------------------------------------
+
+
+async def lists(made: Cluster, jobs: int, where: str) -> list[harness.Row]:
+    """Let many wait that need all of the cluster, while others run on, and ask for pages of them."""
+    rss = processes.status_bytes(made.processes.pids["queue"], "VmRSS")
+    before = (await made.jobs.ListJobs(pb.ListJobsRequest(page_size=1))).total_size
+    each = 10_000
+    for _ in range(jobs // each):
+        array = spec(gpus=GPUS, cores=CORES, replicas=len(made.agents))  # while anything runs
+        array.array.ranges.add(first=0, last=each - 1)
+        await made.jobs.CreateJob(pb.CreateJobRequest(spec=array), timeout=300.0)
+    there = (await made.jobs.ListJobs(pb.ListJobsRequest(page_size=1))).total_size
+    assert there >= before + jobs, f"{there} jobs are listed, not {before + jobs}"
+    more = processes.status_bytes(made.processes.pids["queue"], "VmRSS") - rss
+    rows = []
+    for name, wanted in (
+        ("", pb.JobFilter()),
+        (", of a phase", pb.JobFilter(phases=[job_pb2.JOB_PHASE_QUEUED])),
+        (", of a tenant", pb.JobFilter(tenant="default")),
+        (", of a label", pb.JobFilter(labels={"watched": "yes"})),
+    ):
+        took, token = [], ""
+        for _ in range(20):
+            began = time.perf_counter()
+            page = await made.jobs.ListJobs(pb.ListJobsRequest(page_size=PAGE, page_token=token, filter=wanted))
+            took.append(1e3 * (time.perf_counter() - began))
+            token = page.next_page_token
+        median = statistics.median(took)
+        bar = {"": f"≤ {PAGE_BAR_MS:g}"}.get(name, "")
+        rows.append(
+            harness.Row(
+                f"{where}: a page of {PAGE} over {there:,} jobs{name}",
+                median,
+                "ms",
+                bar=bar,
+                holds=median <= PAGE_BAR_MS if bar else None,
+            )
+        )
+    rows.append(harness.Row(f"{where}: memory of the queue for a waiting job", more / jobs / 1024, "KiB"))
+    return rows
+
+
+def memory(made: Cluster, where: str) -> list[harness.Row]:
+    """The most memory that each service has had."""
+    return [
+        harness.Row(
+            f"{where}: peak memory, {name}",
+            rss / 2**20,
+            "MiB",
+            bar=f"≤ {RSS_BAR_MIB:g}",
+            holds=rss / 2**20 <= RSS_BAR_MIB,
+        )
+        for name, rss in made.processes.peak_rss_bytes().items()
+    ]
+
+
+async def measure_size(nodes: int, size: Size, directory: Path) -> list[harness.Row]:
+    """Measure one cluster."""
+    where = f"{nodes:,} agents"
+    async with cluster(nodes, directory / f"of-{nodes}") as made:
+        raw = await raw_commits(made.processes.store_url)
+        rows = await load(made, size.load_seconds, where, raw)
+        if size.submit_seconds:
+            rows += await submits(made, size.submit_seconds, where)
+            rows += await watchers(made, size.watched, where)
+            rows += await kept(made, size.running, where)
+            rows += await lists(made, size.waiting, where)
+        rows += memory(made, where)
+    return rows
+
+
+async def _measure(quick: bool) -> list[harness.Row]:
+    rows = []
+    with tempfile.TemporaryDirectory(prefix="cotenant-bench-") as directory:
+        for nodes in QUICK_AGENTS if quick else AGENTS:
+            size = QUICK if quick else FULL if nodes == AGENTS[-1] else SMALLER
+            rows += await measure_size(nodes, size, Path(directory))
+    return rows
+
+
+def measure(quick: bool) -> Sequence[harness.Row]:
+    """Measure three clusters, or a small one."""
+    if etcd_binary() is None:
+        return [harness.Row("etcd: no binary here, not measured", 0.0, "")]
+    return asyncio.run(_measure(quick))
+
+
+if __name__ == "__main__":
+    harness.main(measure, __doc__ or "")
