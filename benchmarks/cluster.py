@@ -8,6 +8,7 @@ minutes with nothing around it, and beside what the processors were used for.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import statistics
 import sys
 import tempfile
@@ -69,6 +70,10 @@ class Cluster:
     agents: list[SimulatedAgent]
     ran: dict[str, float] = field(default_factory=dict)  # jobs that came to an agent, and when
 
+    def take(self, job_id: str) -> None:
+        """An agent was told to run a job."""
+        self.ran.setdefault(job_id, time.perf_counter())
+
     @property
     def jobs(self) -> job_service_pb2_grpc.JobServiceAsyncStub:
         """The queue, to be called."""
@@ -78,7 +83,7 @@ class Cluster:
 @asynccontextmanager
 async def cluster(nodes: int, directory: Path) -> AsyncIterator[Cluster]:
     """Run etcd, the services and so many agents."""
-    directory.mkdir()
+    directory.mkdir()  # noqa: ASYNC240  # once, before anything runs
     etcd = tuple(start_cluster(directory, members=3))
     try:
         async with AsyncExitStack() as stack:
@@ -96,7 +101,7 @@ async def cluster(nodes: int, directory: Path) -> AsyncIterator[Cluster]:
                     gpus=GPUS,
                     cores=CORES,
                     run_seconds=RUN_SECONDS,
-                    on_assigned=lambda job_id: made.ran.setdefault(job_id, time.perf_counter()) and None,
+                    on_assigned=made.take,
                 )
                 for n in range(nodes)
             ]
@@ -147,7 +152,12 @@ async def load(made: Cluster, seconds: float, where: str, raw: float) -> list[ha
 
     submitters = [asyncio.ensure_future(submit()) for _ in range(SUBMITTERS)]
     await asyncio.sleep(WARM_SECONDS)
-    before, own, ran, began = made.processes.processor_seconds(), time.process_time(), len(made.ran), time.perf_counter()
+    before, own, ran, began = (
+        made.processes.processor_seconds(),
+        time.process_time(),
+        len(made.ran),
+        time.perf_counter(),
+    )
     await asyncio.sleep(seconds)
     took, ran = time.perf_counter() - began, len(made.ran) - ran
     used = {name: now - before[name] for name, now in made.processes.processor_seconds().items()}
@@ -169,7 +179,9 @@ async def load(made: Cluster, seconds: float, where: str, raw: float) -> list[ha
         harness.Row(f"{where}: brought to running in a processor second of all", ran / total, "1"),
         harness.Row(f"{where}: processors used", total / took, "1"),
         *(
-            harness.Row(f"{where}: processor time of a job, {name}", 1e3 * seconds / ran, "ms", 1e3 * total / ran, "all")
+            harness.Row(
+                f"{where}: processor time of a job, {name}", 1e3 * seconds / ran, "ms", 1e3 * total / ran, "all"
+            )
             for name, seconds in used.items()
         ),
     ]
@@ -229,17 +241,17 @@ async def watchers(made: Cluster, jobs: int, where: str) -> list[harness.Row]:
             ids.add((await made.jobs.CreateJob(pb.CreateJobRequest(spec=one))).job.id)
 
     await asyncio.gather(*(submit() for _ in range(SUBMITTERS)))
-    try:
+    with contextlib.suppress(TimeoutError):  # the figure tells
         await until(lambda: all(len(each) >= jobs for each in heard), 120.0)
-    except TimeoutError:
-        pass  # the figure tells
     took = time.perf_counter() - began
     for task in watching:
         task.cancel()
     await asyncio.gather(*watching, return_exceptions=True)
     lost = sum(len(ids - each) for each in heard)
     return [
-        harness.Row(f"{where}: ends of {jobs} jobs that {WATCHERS} watchers did not hear of", lost, "", bar="0", holds=not lost),
+        harness.Row(
+            f"{where}: ends of {jobs} jobs that {WATCHERS} watchers did not hear of", lost, "", bar="0", holds=not lost
+        ),
         harness.Row(f"{where}: seconds until all had heard of all", took, "s"),
         harness.Row(f"{where}: messages to watchers", told / took, "1/s"),
     ]
@@ -268,7 +280,13 @@ async def kept(made: Cluster, jobs: int, where: str) -> list[harness.Row]:
     after = await sizes(made)
     each = (sum(after.values()) - sum(before.values())) / jobs
     return [
-        harness.Row(f"{where}: {jobs:,} jobs that run on: bytes of each in the store", each, "B", bar=f"≤ {JOB_BYTES_BAR:g}", holds=each <= JOB_BYTES_BAR),
+        harness.Row(
+            f"{where}: {jobs:,} jobs that run on: bytes of each in the store",
+            each,
+            "B",
+            bar=f"≤ {JOB_BYTES_BAR:g}",
+            holds=each <= JOB_BYTES_BAR,
+        ),
         harness.Row(f"{where}: keys of each", (len(after) - len(before)) / jobs, ""),
         harness.Row(f"{where}: the largest value in the store", max(after.values()) / 1024, "KiB"),
         harness.Row(f"{where}: brought to running until all {jobs:,} did", jobs / took, "1/s"),

@@ -1,4 +1,4 @@
-"""Every service of the mesh as a process of its own, over an etcd of three members: what `benchmarks/cluster.py` loads."""
+"""Every service of the mesh as a process of its own, over an etcd of several members, to be loaded and measured."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from pathlib import Path
 
 import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from tests.etcd_server import EtcdServer, free_ports
 
 from cotenant.rpc.channel import connect
-from tests.etcd_server import EtcdServer, free_ports
 
 SERVICES = ("placement", "predictor", "queue", "contention")
 START_SECONDS_MAX = 60.0
@@ -65,11 +65,9 @@ def store_url(etcd: tuple[EtcdServer, ...]) -> str:
 @asynccontextmanager
 async def mesh(directory: Path, etcd: tuple[EtcdServer, ...]) -> AsyncIterator[Processes]:
     """Run each service by `cotenant serve`, and end them all afterwards."""
-    endpoints = {
-        name: f"127.0.0.1:{port}" for name, port in zip(SERVICES, free_ports(len(SERVICES)), strict=True)
-    }
+    endpoints = {name: f"127.0.0.1:{port}" for name, port in zip(SERVICES, free_ports(len(SERVICES)), strict=True)}
     token = secrets.token_hex(16)
-    directory.mkdir(mode=0o700)
+    directory.mkdir(mode=0o700)  # noqa: ASYNC240  # once, before anything runs
     running: dict[str, asyncio.subprocess.Process] = {}
     try:
         for name in SERVICES:

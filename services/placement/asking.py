@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 
 from cotenant.core.estimates import Estimate
 from cotenant.core.gangs import Gang
@@ -12,7 +13,10 @@ from cotenant.core.policy import CpuAllocator
 from cotenant.core.queueing import cycle
 from cotenant.rpc import estimates, translate
 from cotenant.services.placement.cluster import Cluster
+from cotenant.v1 import job_pb2
 from cotenant.v1 import placement_service_pb2 as placement_pb2
+
+SPECS_KEPT_MAX, SPEC_BYTES_KEPT_MAX = 16_384, 2_048
 
 Informed = Callable[[JobSpec, Estimate], Estimate]
 
@@ -24,7 +28,7 @@ def gang_of(
     informed: Informed = lambda _, estimate: estimate,
 ) -> Gang:
     """Decide a candidate's cores; `informed` adds to its estimate what is remembered of jobs like it."""
-    spec = translate.spec_from_wire(candidate.spec)
+    spec = spec_of(candidate.spec)
     return cycle.gang_of(
         candidate.job_id,
         spec,
@@ -35,6 +39,17 @@ def gang_of(
         translate.seconds(candidate.fragmented),
         candidate.avoided_nodes,
     )
+
+
+def spec_of(message: job_pb2.JobSpec) -> JobSpec:
+    """Read a spec; small ones are remembered, for who waits is asked about again in each cycle."""
+    raw = message.SerializeToString()
+    return _remembered(raw) if len(raw) <= SPEC_BYTES_KEPT_MAX else translate.spec_from_wire(message)
+
+
+@lru_cache(SPECS_KEPT_MAX)
+def _remembered(raw: bytes) -> JobSpec:
+    return translate.spec_from_wire(job_pb2.JobSpec.FromString(raw))
 
 
 def heeding(

@@ -12,6 +12,7 @@ from cotenant.v1 import placement_service_pb2 as placement_pb2
 
 HISTORY_MAX = 10_000
 BEHIND_MAX = 2_000  # events that wait for a slow watcher before it is given a whole picture instead
+TOGETHER_MAX = 200  # attempts that are told of in one message, where many events wait
 Event = placement_pb2.WatchAttemptsResponse
 
 
@@ -115,7 +116,7 @@ class Feed:
         try:
             while not self._closed:
                 while watcher.events:
-                    yield watcher.events.popleft()
+                    yield _together(watcher.events)
                 if watcher.progress:
                     told, watcher.progress = watcher.progress, {}
                     yield Event(
@@ -130,6 +131,21 @@ class Feed:
                 watcher.wake.clear()
         finally:
             self._watchers.discard(watcher)
+
+
+def _together(events: deque[Event]) -> Event:
+    """Take what waits, as one event: each message costs the one who hears it as much as what it tells.
+
+    Attempts stay in order. A whole picture goes alone, for what is not in it is gone.
+    """
+    first = events.popleft()
+    if first.snapshot or not events or events[0].snapshot:
+        return first
+    told = Event()
+    told.CopyFrom(first)  # the history has it as it was
+    while events and not events[0].snapshot and len(told.attempts) + len(events[0].attempts) <= TOGETHER_MAX:
+        told.MergeFrom(events.popleft())
+    return told
 
 
 def _copy(attempt: job_pb2.Attempt) -> job_pb2.Attempt:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from cotenant.services.queue.records import Record
 from cotenant.services.queue.state import State
@@ -11,41 +11,66 @@ from cotenant.services.queue.views import View
 from cotenant.v1 import job_service_pb2 as pb
 
 
+Holds = Callable[[Record], bool]
+
+
 class Filter:
     """Conditions that must all hold, of jobs that the caller may see."""
 
     def __init__(self, message: pb.JobFilter, view: View) -> None:
-        self._message, self._view = message, view
-        self._phases = frozenset(message.phases)
-        self._labels = dict(message.labels)
+        self._array_id = message.array_id
         self._ids = frozenset(message.ids)
-        self.everything = message.ByteSize() == 0 and view.everything
+        self._conditions = list(_conditions(message, view))
+        self.everything = not self._conditions
         raw = message.SerializeToString(deterministic=True) + view.key.encode()
         self.digest = "" if self.everything else hashlib.blake2b(raw, digest_size=8).hexdigest()
 
     def ids(self, state: State) -> Sequence[str]:
         """Ids of the jobs that are meant, sorted."""
+        found: Sequence[str] = state.ids
         if self._ids:
-            return sorted(i for i in self._ids if i in state.records and self.takes(state.records[i]))
-        if self._message.array_id:
-            array = state.gates.arrays.get(self._message.array_id)
-            return sorted(job_id for job_id in (array.ids if array else ()) if self.takes(state.records[job_id]))
-        return [job_id for job_id in state.ids if self.takes(state.records[job_id])]
+            found = sorted(self._ids & state.records.keys())
+        elif self._array_id:
+            array = state.gates.arrays.get(self._array_id)
+            found = sorted(array.ids if array else ())
+        records = state.records
+        for holds in self._conditions:  # one after the other over all jobs, which may be very many
+            found = [job_id for job_id in found if holds(records[job_id])]
+        return found
 
     def takes(self, record: Record) -> bool:
         """Whether a job is meant."""
-        job, wanted = record.job, self._message
-        return (
-            self._view.sees(record)
-            and (not self._phases or job.phase in self._phases)
-            and (not self._ids or job.id in self._ids)
-            and (not wanted.tenant or record.spec.tenant == wanted.tenant)
-            and (not wanted.queue or record.spec.queue == wanted.queue)
-            and (not wanted.array_id or job.spec.array_task.array_id == wanted.array_id)
-            and (not wanted.name or record.spec.name == wanted.name)
-            and all(job.spec.labels.get(key) == value for key, value in self._labels.items())
-            and (not wanted.node_id or any(part.node_id == wanted.node_id for part in job.attempt.allocations))
-        )
+        return all(holds(record) for holds in self._conditions)
+
+
+def _conditions(wanted: pb.JobFilter, view: View) -> Iterator[Holds]:
+    """Give the conditions that there are, the cheap ones first."""
+    if not view.everything:
+        yield view.sees
+    if wanted.tenant:
+        tenant = wanted.tenant
+        yield lambda record: record.spec.tenant == tenant
+    if wanted.queue:
+        queue = wanted.queue
+        yield lambda record: record.spec.queue == queue
+    if wanted.name:
+        name = wanted.name
+        yield lambda record: record.spec.name == name
+    if wanted.ids:
+        ids = frozenset(wanted.ids)
+        yield lambda record: record.id in ids
+    if wanted.array_id:
+        array_id = wanted.array_id
+        yield lambda record: record.spec.array_task is not None and record.spec.array_task.array_id == array_id
+    if wanted.phases:
+        phases = frozenset(wanted.phases)
+        yield lambda record: record.stored.job.phase in phases
+    if wanted.labels:
+        labels = frozenset(wanted.labels.items())
+        yield lambda record: labels.issubset(record.spec.labels)
+    if wanted.node_id:
+        node_id = wanted.node_id
+        yield lambda record: any(part.node_id == node_id for part in record.job.attempt.allocations)
 
 
 def folded(ids: Sequence[str], state: State) -> Sequence[str]:

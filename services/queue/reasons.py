@@ -138,7 +138,11 @@ class Reasons:
 
 def ends_within(record: Record) -> float:
     """Say within how long a job ends if it starts now, as far as anybody knows."""
-    return math.inf if record.estimate is None else ends_within_seconds(estimates.estimate_from_wire(record.estimate))
+    if record.estimate is None:
+        return math.inf
+    if record.ends_within_seconds is None:  # each cycle asks of all that wait
+        record.ends_within_seconds = ends_within_seconds(estimates.estimate_from_wire(record.estimate))
+    return record.ends_within_seconds
 
 
 NOT_YET = Refusal(Code.NOT_YET_CONSIDERED, "the next scheduling cycle will consider it")

@@ -48,6 +48,7 @@ class Record:
     shape: ShapeKey = field(default_factory=ShapeKey)  # one object for all jobs of one shape
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     estimate: predictor_service_pb2.Estimate | None = None
+    ends_within_seconds: float | None = None  # if it starts now, by that estimate; None until somebody asks
     ran_before_estimate_seconds: float = 0.0  # of which that estimate tells the rest
     estimated_after: int | None = None  # the last attempt before it was estimated while it waited
     renewed_under: tuple[int, int] = (0, 0)  # the attempt and its epoch when it was last estimated while it ran
@@ -76,7 +77,8 @@ class Record:
 
         `now` is when it was told, of a job that runs.
         """
-        self.estimate, self.ran_before_estimate_seconds = estimate, translate.seconds(self.job.run_time)
+        self.estimate, self.ends_within_seconds = estimate, None
+        self.ran_before_estimate_seconds = translate.seconds(self.job.run_time)
         if self.phase is Phase.QUEUED:
             self.estimated_after = self.attempt_number
         if now and self.phase is Phase.RUNNING:

@@ -11,7 +11,7 @@ import structlog
 
 from cotenant import plugins, telemetry
 from cotenant.core.policy import QueuePolicy
-from cotenant.rpc import translate
+from cotenant.rpc import errors, translate
 from cotenant.rpc.background import Background
 from cotenant.rpc.identity import caller
 from cotenant.rpc.pages import page_of
@@ -27,6 +27,7 @@ from cotenant.services.queue.failing import Failing, read_rules
 from cotenant.services.queue.filters import Filter, folded
 from cotenant.services.queue.follower import Follower, wished
 from cotenant.services.queue.forgetting import Forgetting
+from cotenant.services.queue.groups import GroupedStore
 from cotenant.services.queue.keeper import Keeper, request_of
 from cotenant.services.queue.observations import Observations
 from cotenant.services.queue.output import Output
@@ -64,7 +65,7 @@ class JobQueue(job_service_pb2_grpc.JobServiceServicer):
     """Serves jobs from one picture of them all, and runs the scheduling cycle."""
 
     def __init__(self, store: Store, config: QueueConfig, placement: grpc.aio.Channel, predictor: grpc.aio.Channel):
-        self.store, self.config = store, config
+        self.store, self.config = (store := GroupedStore(store)), config
         self.placement = cast(
             "placement_service_pb2_grpc.PlacementServiceAsyncStub",
             placement_service_pb2_grpc.PlacementServiceStub(placement),
@@ -159,10 +160,13 @@ class JobQueue(job_service_pb2_grpc.JobServiceServicer):
         """Check, commit, acknowledge."""
         with telemetry.span("submit", job_name=request.spec.name) as span:
             once = request_of("CreateJob", request.request_id, request.spec)
-            if not request.validate_only and (made := await self.keeper.repeated(once)):
-                return pb.CreateJobResponse(job=View(self.state).message(View(self.state).job(made.id)))
-            spec = accept(self.state, request.spec)
-            self.state.check_room(spec, self.config.tenant_jobs_max)
+            try:
+                spec = accept(self.state, request.spec)
+                self.state.check_room(spec, self.config.tenant_jobs_max)
+            except errors.Problem:
+                if not request.validate_only and (made := await self.keeper.repeated(once)):
+                    return pb.CreateJobResponse(job=View(self.state).message(View(self.state).job(made.id)))
+                raise
             if request.validate_only:
                 record = new_record("", spec, caller().name, "")
                 return pb.CreateJobResponse(job=record.job)
@@ -174,7 +178,8 @@ class JobQueue(job_service_pb2_grpc.JobServiceServicer):
                 self.state.gates.pin(spec.dependencies, -1)
             span.set(job=record.id)
             log.info("job_created", job=record.id, name=spec.name, tenant=spec.tenant, gpus=spec.gpu_milli / 1000)
-            return pb.CreateJobResponse(job=View(self.state).message(record))
+            view = View(self.state)
+            return pb.CreateJobResponse(job=view.message(view.job(record.id)))
 
     # Jobs out ------------------------------------------------------------------------------------------------
 

@@ -329,6 +329,16 @@ async def test_who_was_refused_is_written_down_whatever_was_asked(mesh: Mesh, tm
     assert "guessed" not in log.path.read_text()
 
 
+async def test_a_refused_stream_is_written_down_though_it_is_about_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "audit.jsonl"
+    entry = Audit(path, "placement").entry(
+        "/cotenant.v1.AgentService/Connect", ROLES["/cotenant.v1.JobService/CreateJob"], "ipv4:127.0.0.1:1"
+    )
+    await entry.refused(iter(()), Problem(grpc.StatusCode.UNAVAILABLE, "NOT_LEADER", "another one leads"))
+    (line,) = map(json.loads, path.read_text().splitlines())
+    assert (line["what"], line["on"], line["reason"]) == ("Connect", {}, "NOT_LEADER")
+
+
 async def test_a_refused_change_has_its_reason_and_reads_are_told_where_wanted(mesh: Mesh, tmp_path: Path) -> None:
     log, token = await audited(mesh, tmp_path, reads=True, fsync=True)
 

@@ -132,7 +132,7 @@ class Entry:
             "who": who.name if who else "",
             "roles": sorted(who.roles) if who else [],
             "what": self._method.rpartition("/")[2],
-            "on": on,
+            "on": dict(on),
             "from": self._peer,
             "answer": answer,
             "ms": round((time.monotonic() - self._begun) * 1000, 1),

@@ -1,0 +1,56 @@
+"""What the queue hears of attempts: all of it, in order, in few messages where much waits."""
+
+from __future__ import annotations
+
+from contextlib import aclosing
+from typing import cast
+
+from cotenant.services.placement.feed import TOGETHER_MAX, Event, Feed
+from cotenant.v1 import job_pb2
+
+
+def attempt(number: int) -> job_pb2.Attempt:
+    return job_pb2.Attempt(job_id=f"job-{number}", number=1)
+
+
+async def heard(feed: Feed, after: int, until: int) -> list[Event]:
+    events: list[Event] = []
+    async with aclosing(feed.watch(after)) as watch:  # type: ignore[type-var]  # it is a generator
+        async for event in watch:
+            copy = Event()
+            copy.CopyFrom(event)
+            events.append(copy)
+            if event.revision >= until:
+                break
+    return events
+
+
+async def test_what_waits_is_told_together_in_order() -> None:
+    feed, count = Feed(), 3 * TOGETHER_MAX
+    feed.start(1, [])
+    for number in range(count):
+        feed.publish(2 + number, [attempt(number)])
+    for _ in range(2):  # the second time from the history, which the first has left as it was
+        events = await heard(feed, 2, count + 1)
+        told = [one.job_id for event in events for one in event.attempts]
+        assert told == [f"job-{number}" for number in range(count)]
+        assert len(events) == 3
+        assert [event.revision for event in events] == [1 + TOGETHER_MAX * part for part in (1, 2, 3)]
+
+
+async def test_a_whole_picture_goes_alone() -> None:
+    feed = Feed()
+    feed.start(1, [attempt(0)])
+    watch = feed.watch(0)
+    first = cast("Event", await anext(watch))
+    assert first.snapshot
+    feed.publish(2, [attempt(1)])
+    feed.start(3, [attempt(2)])
+    feed.publish(4, [attempt(3)])
+    feed.publish_capacity()
+    snapshot = await anext(watch)
+    assert snapshot.snapshot
+    assert [one.job_id for one in snapshot.attempts] == ["job-2"]
+    later = await anext(watch)
+    assert later.capacity_changed
+    assert [one.job_id for one in later.attempts] == ["job-3"]
