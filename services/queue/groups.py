@@ -19,18 +19,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cotenant.replicas.stores import Through
-from cotenant.store.port import Committed, Compare, Conflict, LeaseLost, Operation, Put, Store
+from cotenant.store.port import Committed, Compare, Conflict, Entry, LeaseLost, Listing, Operation, Put, Store
 
 OPERATIONS_MAX = 96  # and as many comparisons: etcd takes 128 of each unless told otherwise, and a fence may be added
 BYTES_MAX = 256 * 1024  # etcd takes 1.5 MiB in a request
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(frozen=True, slots=True)
 class _Waiting:
     compares: Sequence[Compare]
     operations: Sequence[Operation]
     answer: asyncio.Future[Committed | Conflict]
-    begun: bool = False
 
 
 class _Group:
@@ -40,7 +39,8 @@ class _Group:
         self.members: list[_Waiting] = []
         self.compares: dict[str, Compare] = {}
         self.operations: list[Operation] = []
-        self._written: set[str] = set()
+        self.written: set[str] = set()
+        self.decided: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._bytes = 0
 
     def take(self, one: _Waiting) -> bool:
@@ -51,7 +51,7 @@ class _Group:
         self.members.append(one)
         self.compares.update((each.key, each) for each in one.compares)
         self.operations += one.operations
-        self._written.update(each.key for each in one.operations)
+        self.written.update(each.key for each in one.operations)
         self._bytes += size
         return True
 
@@ -65,11 +65,9 @@ class _Group:
     def _is_apart(self, one: _Waiting) -> bool:
         written = {each.key for each in one.operations}
         return (
-            written.isdisjoint(self._written)
+            written.isdisjoint(self.written)
             and written.isdisjoint(self.compares)
-            and all(
-                each.key not in self._written and self.compares.get(each.key, each) == each for each in one.compares
-            )
+            and all(each.key not in self.written and self.compares.get(each.key, each) == each for each in one.compares)
         )
 
 
@@ -80,35 +78,52 @@ class GroupedStore(Through):
         super().__init__(store)
         self._waiting: deque[_Waiting] = deque()
         self._worker: asyncio.Task[None] | None = None
+        self._under_way: _Group | None = None
+
+    async def get(self, key: str) -> Entry | None:
+        """Read one key, with what is being written to it now."""
+        await self._decided(key)
+        return await super().get(key)
+
+    async def list(self, prefix: str) -> Listing:
+        """Read all keys under a prefix, with what is being written to them now."""
+        await self._decided(prefix)
+        return await super().list(prefix)
+
+    async def _decided(self, prefix: str) -> None:
+        """Wait until it is decided what becomes of writes under way.
+
+        Their callers may have been cancelled, and be looking for what came of them.
+        """
+        if (group := self._under_way) and any(key.startswith(prefix) for key in group.written):
+            await asyncio.wait([group.decided])
 
     async def transact(self, compares: Sequence[Compare], operations: Sequence[Operation]) -> Committed | Conflict:
         """Do all operations if all comparisons hold, else nothing; with others, where some wait.
 
-        A caller that is cancelled before its turn is left out. One that is cancelled later is let go only once it is
-        decided whether its transaction was committed, so that it finds the outcome in the store if it looks.
+        A caller that is cancelled before its turn is left out.
         """
         one = _Waiting(compares, operations, asyncio.get_running_loop().create_future())
         self._waiting.append(one)
         if self._worker is None:
             self._worker = asyncio.create_task(self._run(), name="store-groups")
-        try:
-            return await asyncio.shield(one.answer)
-        except asyncio.CancelledError:
-            if one.begun:
-                await asyncio.wait([one.answer])
-            one.answer.cancel()
-            raise
+        return await one.answer
 
     async def _run(self) -> None:
         """Commit group after group until nobody waits."""
-        group = _Group()
         try:
             while self._waiting:
-                group = self._next()
-                await self._commit(group)
+                self._under_way = group = self._next()
+                try:
+                    await self._commit(group)
+                finally:
+                    self._under_way = None
+                    group.decided.set_result(None)
+                    for one in group.members:
+                        one.answer.cancel()  # of one that was not answered, since this is cut off
         finally:
             self._worker = None
-            for one in (*group.members, *self._waiting):  # somebody, only where this is cut off
+            for one in self._waiting:  # the same
                 one.answer.cancel()
             self._waiting.clear()
 
@@ -118,7 +133,7 @@ class GroupedStore(Through):
         while self._waiting:
             if not self._waiting[0].answer.done() and not group.take(self._waiting[0]):
                 break
-            self._waiting.popleft().begun = True
+            self._waiting.popleft()
         return group
 
     async def _commit(self, group: _Group) -> None:

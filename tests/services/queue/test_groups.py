@@ -114,11 +114,15 @@ async def test_who_goes_away_later_finds_in_the_store_what_came_of_it() -> None:
     going = asyncio.ensure_future(grouped.transact(*put("going")))
     await counting.begun.wait()
     going.cancel()
-    await asyncio.sleep(0)
-    counting.goes_on.set()
     with pytest.raises(asyncio.CancelledError):
         await going
-    assert await grouped.get("going")
+    found, listed = asyncio.ensure_future(grouped.get("going")), asyncio.ensure_future(grouped.list("go"))
+    assert await grouped.get("other") is None  # which waits for nobody
+    assert not found.done()
+    assert not listed.done()
+    counting.goes_on.set()
+    assert await found
+    assert (await listed).entries
 
 
 async def test_nobody_waits_for_ever_where_the_work_is_cut_off() -> None:
