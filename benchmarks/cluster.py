@@ -309,7 +309,7 @@ async def lists(made: Cluster, jobs: int, where: str) -> list[harness.Row]:
     """Let many wait that need all of the cluster, while others run on, and ask for pages of them."""
     rss = processes.status_bytes(made.processes.pids["queue"], "VmRSS")
     before = (await made.jobs.ListJobs(pb.ListJobsRequest(page_size=1))).total_size
-    each = 10_000
+    each = 1_000
     for _ in range(jobs // each):
         array = spec(gpus=GPUS, cores=CORES, replicas=len(made.agents))  # while anything runs
         array.array.ranges.add(first=0, last=each - 1)
@@ -360,17 +360,24 @@ def memory(made: Cluster, where: str) -> list[harness.Row]:
 
 
 async def measure_size(nodes: int, size: Size, directory: Path) -> list[harness.Row]:
-    """Measure one cluster."""
+    """Measure one cluster; what is known is told at once, for all of it takes minutes."""
     where = f"{nodes:,} agents"
+    rows: list[harness.Row] = []
+
+    def tell(more: Sequence[harness.Row]) -> None:
+        rows.extend(more)
+        for row in more:
+            sys.stderr.write(f"{row.name}: {row.value:,.4g} {row.unit}\n")
+
     async with cluster(nodes, directory / f"of-{nodes}") as made:
         raw = await raw_commits(made.processes.store_url)
-        rows = await load(made, size.load_seconds, where, raw)
+        tell(await load(made, size.load_seconds, where, raw))
         if size.submit_seconds:
-            rows += await submits(made, size.submit_seconds, where)
-            rows += await watchers(made, size.watched, where)
-            rows += await kept(made, size.running, where)
-            rows += await lists(made, size.waiting, where)
-        rows += memory(made, where)
+            tell(await submits(made, size.submit_seconds, where))
+            tell(await watchers(made, size.watched, where))
+            tell(await kept(made, size.running, where))
+            tell(await lists(made, size.waiting, where))
+        tell(memory(made, where))
     return rows
 
 

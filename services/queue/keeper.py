@@ -16,7 +16,7 @@ from cotenant.core.validate import Violation
 from cotenant.rpc import errors
 from cotenant.services.queue.ids import Ids
 from cotenant.services.queue.records import SCHEMA_VERSION, STATES, Record, loaded, new_record, take_attempt, turn
-from cotenant.services.queue.state import State, clone
+from cotenant.services.queue.state import LOADED_AT_ONCE, State, clone
 from cotenant.store import schema
 from cotenant.store.port import Committed, Compare, Conflict, Delete, Entry, Operation, Put, Store, StoreUnavailable
 from cotenant.v1 import records_pb2
@@ -48,6 +48,8 @@ class Keeper:
     async def load(self, known: Mapping[str, Record] = MappingProxyType({})) -> None:
         """Read every job and tenant, once, before anything is served; of `known` jobs only what has changed since.
 
+        There may be very many, and meanwhile the lease of whoever leads has to be kept alive.
+
         Raises:
             StoreUnavailable: they cannot be read.
             NewerSchema: a newer version wrote one of them.
@@ -59,7 +61,9 @@ class Keeper:
         arrays = {entry.key.removeprefix(ARRAYS) for entry in (await self.store.list(ARRAYS)).entries}
         found = []
         jobs = await self.store.list(JOBS)
-        for entry in jobs.entries:
+        for place, entry in enumerate(jobs.entries):
+            if not place % LOADED_AT_ONCE:
+                await asyncio.sleep(0)
             record = known.get(entry.key.removeprefix(JOBS))
             if record is None or record.revision != entry.mod_revision:
                 record = loaded(schema.read(records_pb2.StoredJob, entry), entry.mod_revision)
@@ -67,7 +71,8 @@ class Keeper:
                 self.orphans.append(entry)
             else:
                 found.append(record)
-        self.state.load(sorted(found, key=turn))
+        for _ in self.state.loading(sorted(found, key=turn)):
+            await asyncio.sleep(0)
         log.info("queue_loaded", jobs=len(found), arrays=len(arrays), tenants=len(tenants.entries))
 
     # What may have been written ------------------------------------------------------------------------------

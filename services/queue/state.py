@@ -6,7 +6,7 @@ import asyncio
 import time
 from bisect import bisect_left, insort
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import replace
 from weakref import WeakValueDictionary
 
@@ -23,6 +23,7 @@ from cotenant.services.queue.reasons import NOT_YET, Reasons
 from cotenant.services.queue.records import Record, ShapeKey, held_by
 from cotenant.v1 import job_pb2, records_pb2, tenant_service_pb2
 
+LOADED_AT_ONCE = 200  # jobs
 IN_TABLE = frozenset({Phase.QUEUED, Phase.STARTING, Phase.RUNNING})
 
 
@@ -107,10 +108,19 @@ class State:
 
     def load(self, records: Sequence[Record]) -> None:
         """Take in all jobs that were kept, in their order."""
-        for record in records:
+        for _ in self.loading(records):
+            pass
+
+    def loading(self, records: Sequence[Record]) -> Iterator[None]:
+        """Take in all jobs that were kept, in their order; stop now and then, so that others may go on."""
+        for place, record in enumerate(records):
             self.gates.learn(record, backs_off=self.backing_off(record))
-        for record in records:
+            if not place % LOADED_AT_ONCE:
+                yield
+        for place, record in enumerate(records):
             self.add(record)
+            if not place % LOADED_AT_ONCE:
+                yield
 
     def add(self, record: Record) -> None:
         """Take a job in."""
