@@ -38,13 +38,12 @@ AGENTS, QUICK_AGENTS = (100, 300, 1_000), (100,)
 GPUS, CORES = 8, 24
 CHANNELS = 10  # over which the agents connect
 SUBMITTERS, BACKLOG = 64, 500  # so many more than run are submitted at most
-WARM_SECONDS = 2.0
-RUN_SECONDS = 2.0
+WARM_SECONDS, RUN_SECONDS = 2.0, 2.0
 SUBMITS_PER_SECOND = 50.0
 WATCHERS = 100
 RUNNING_BAR, SUBMIT_BAR_MS, PAGE_BAR_MS, RSS_BAR_MIB = 300.0, 100.0, 20.0, 400.0
 JOB_BYTES_BAR = 4096.0
-PAGE = 100
+PAGE, ARRAY = 100, 1_000  # jobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,7 +218,7 @@ async def submits(made: Cluster, seconds: float, where: str) -> list[harness.Row
 async def watchers(made: Cluster, jobs: int, where: str) -> list[harness.Row]:
     """Let many watch while jobs come, run and end: each must hear of the end of each."""
     heard: list[set[str]] = [set() for _ in range(WATCHERS)]
-    told, synced = 0, 0
+    told = synced = 0
 
     async def watch(ended: set[str]) -> None:
         nonlocal told, synced
@@ -309,10 +308,9 @@ async def lists(made: Cluster, jobs: int, where: str) -> list[harness.Row]:
     """Let many wait that need all of the cluster, while others run on, and ask for pages of them."""
     rss = processes.status_bytes(made.processes.pids["queue"], "VmRSS")
     before = (await made.jobs.ListJobs(pb.ListJobsRequest(page_size=1))).total_size
-    each = 1_000
-    for _ in range(jobs // each):
+    for _ in range(jobs // ARRAY):
         array = spec(gpus=GPUS, cores=CORES, replicas=len(made.agents))  # while anything runs
-        array.array.ranges.add(first=0, last=each - 1)
+        array.array.ranges.add(first=0, last=ARRAY - 1)
         await made.jobs.CreateJob(pb.CreateJobRequest(spec=array), timeout=300.0)
     there = (await made.jobs.ListJobs(pb.ListJobsRequest(page_size=1))).total_size
     assert there >= before + jobs, f"{there} jobs are listed, not {before + jobs}"
