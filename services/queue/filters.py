@@ -10,7 +10,6 @@ from cotenant.services.queue.state import State
 from cotenant.services.queue.views import View
 from cotenant.v1 import job_service_pb2 as pb
 
-
 Holds = Callable[[Record], bool]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Iterable
 
 from cotenant import telemetry
 from cotenant.core.lifecycle import Phase
@@ -12,6 +13,7 @@ from cotenant.services.queue.records import Record
 from cotenant.services.queue.state import State
 
 TELL_SECONDS = 5.0
+COUNTED_AT_ONCE = 500  # jobs
 
 JOBS = telemetry.gauge("cotenant.queue.jobs", "{job}", "Jobs that have not ended, by phase and kind.")
 WAITING = telemetry.gauge("cotenant.queue.waiting", "{job}", "Jobs that wait, by kind of wait and tenant.")
@@ -27,18 +29,32 @@ class Waits:
         self._phases: Counter[tuple[str, str]] = Counter()
 
     async def run(self) -> None:
-        """Count for ever."""
+        """Count for ever; others go on meanwhile, for there may be very many."""
         while True:
             await asyncio.sleep(TELL_SECONDS)
-            self.tell(TELL_SECONDS)
-            self.tell_phases()
+            waits: Counter[tuple[str, str]] = Counter()
+            phases: Counter[tuple[str, str]] = Counter()
+            records = list(self._state.records.values())
+            for start in range(0, len(records), COUNTED_AT_ONCE):
+                some = records[start : start + COUNTED_AT_ONCE]
+                waits += self._count_waits(some)
+                phases += _count_phases(some)
+                await asyncio.sleep(0)
+            self._tell_waits(waits, TELL_SECONDS)
+            self._tell_phases(phases)
 
     def tell(self, seconds: float) -> Counter[tuple[str, str]]:
         """Tell who waits now; they have done so for that long since they were last counted."""
-        counts: Counter[tuple[str, str]] = Counter()
-        for record in self._state.records.values():
-            if wait := wait_of(self._state, record):
-                counts[wait.value, record.spec.tenant] += 1
+        return self._tell_waits(self._count_waits(self._state.records.values()), seconds)
+
+    def tell_phases(self) -> Counter[tuple[str, str]]:
+        """Tell how many jobs there are that have not ended."""
+        return self._tell_phases(_count_phases(self._state.records.values()))
+
+    def _count_waits(self, records: Iterable[Record]) -> Counter[tuple[str, str]]:
+        return Counter((wait.value, record.spec.tenant) for record in records if (wait := wait_of(self._state, record)))
+
+    def _tell_waits(self, counts: Counter[tuple[str, str]], seconds: float) -> Counter[tuple[str, str]]:
         for kind, tenant in sorted(counts.keys() | self._told.keys()):
             WAITING.set(counts[kind, tenant], wait=kind, tenant=tenant)
             if counts[kind, tenant]:
@@ -46,17 +62,15 @@ class Waits:
         self._told = counts
         return counts
 
-    def tell_phases(self) -> Counter[tuple[str, str]]:
-        """Tell how many jobs there are that have not ended."""
-        counts = Counter(
-            (record.phase.value, record.spec.kind.value)
-            for record in self._state.records.values()
-            if not record.phase.ended
-        )
+    def _tell_phases(self, counts: Counter[tuple[str, str]]) -> Counter[tuple[str, str]]:
         for phase, kind in sorted(counts.keys() | self._phases.keys()):
             JOBS.set(counts[phase, kind], phase=phase, kind=kind)
         self._phases = counts
         return counts
+
+
+def _count_phases(records: Iterable[Record]) -> Counter[tuple[str, str]]:
+    return Counter((record.phase.value, record.spec.kind.value) for record in records if not record.phase.ended)
 
 
 def wait_of(state: State, record: Record) -> Wait | None:
