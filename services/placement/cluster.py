@@ -18,6 +18,7 @@ from cotenant.core.ledger import Holding, Ledger, Overcommitted
 from cotenant.core.lifecycle import AttemptEvent, AttemptState, StopReason
 from cotenant.core.nodes import Illness, Inventory, NodeShape, shape_of
 from cotenant.core.placing.books import Book
+from cotenant.core.tenancy import Headroom
 from cotenant.rpc import translate
 from cotenant.services.placement.records import Live, Node, State, healthy, within
 from cotenant.v1 import job_pb2, node_service_pb2, records_pb2
@@ -39,6 +40,7 @@ class Cluster:
         self._by_node: dict[str, dict[str, Live]] = {}
         self._resized: set[str] = set()  # ids of those whose cores were ever changed, or are being changed
         self.claimed: dict[str, int] = {}  # cores by node that a waiting job was promised: nobody grows there
+        self.limits = Headroom(())  # tenants' limits as the queue last told them, with nothing counted
         self.stirred: set[str] = set()  # nodes on which somebody came, went or changed since cores were last dealt
         self._ledger: Ledger | None = None
         self._order: list[Node] = []
@@ -254,6 +256,15 @@ class Cluster:
         nodes = [self.nodes.get(node_id) for node_id in live.nodes]
         there = all(node and node.connected and not node.strained for node in nodes)
         return there and not any(live.ended_on(node_id) for node_id in live.nodes)
+
+    def headroom(self) -> Headroom:
+        """Count the cores that tenants with limits hold for good: while they change, as many as before or after."""
+        room = self.limits.copy()
+        for live in self.attempts.values() if room else ():
+            if live.record.spec.tenant in room.bound and not live.state.ended:
+                cores = max(sum(part.own_cores for part in parts) for parts in (live.allocation, live.target))
+                room.take(live.record.spec.tenant, 0, cores)
+        return room
 
     def master_port(self, node_id: str) -> int:
         """The first port of the range that no live attempt's rank 0 has on a node."""

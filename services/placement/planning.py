@@ -11,7 +11,9 @@ from cotenant.core.lifecycle import StopReason
 from cotenant.core.policy import CpuAllocator, PlacementPolicy
 from cotenant.core.queueing import cycle
 from cotenant.core.refusals import Code, Refusal
+from cotenant.core.tenancy import Headroom
 from cotenant.rpc.background import Background
+from cotenant.rpc.tenants import tenant_of
 from cotenant.services.placement import planner
 from cotenant.services.placement.attempts import Attempts
 from cotenant.services.placement.cluster import Cluster
@@ -61,7 +63,10 @@ class Planning:
         async with self._lock:
             self._check_trust()
             begin = time.time()
-            standing = [] if request.validate_only else self._standing(request)
+            standing: list[placement_pb2.Placed] = []
+            if not request.validate_only:
+                standing = self._standing(request)
+                self._cluster.limits = Headroom(map(tenant_of, request.tenants))
             scene = Moment(self._cluster, self._costs, begin)
             promised = self._promised(request)
             informed = self._kinds.informed

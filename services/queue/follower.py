@@ -47,6 +47,7 @@ class Follower:
         self.state, self.keeper, self.placement = state, keeper, placement
         self.observations, self.profiles, self.failing = observations, profiles, failing
         self.synced = asyncio.Event()  # set while placement can be heard
+        self.connections = 0  # so many times placement could be heard anew
         self._revision = 0
         self._forget: dict[tuple[str, int], None] = {}
         self._forgetting = asyncio.Event()
@@ -90,6 +91,7 @@ class Follower:
         self._revision = max(self._revision, event.revision)
         if not self.synced.is_set():
             self.synced.set()
+            self.connections += 1
             self.state.wake()
 
     def _take_absent(self, present: set[str], revision: int) -> None:

@@ -6,6 +6,7 @@ from cotenant.core.tenancy import NO_TENANTS, Headroom, Tenancy, Tenant
 from cotenant.rpc.tenants import tenant_of
 from cotenant.services.queue.records import Record, Use, held_by
 from cotenant.services.queue.state import State
+from cotenant.v1 import tenant_service_pb2 as tenant_pb2
 
 
 def asked_by(record: Record) -> Use:
@@ -21,6 +22,12 @@ def tenancy_of(state: State) -> Tenancy:
     known = {tenant_id: tenant_of(tenant) for tenant_id, (tenant, _) in state.tenants.items()}
     busy = [known.pop(tenant_id, Tenant(tenant_id)) for tenant_id in state.tenant_ids]
     return Tenancy([*busy, *known.values()])  # those without jobs count for those that belong to them
+
+
+def limited(state: State) -> list[tenant_pb2.Tenant]:
+    """Give the tenants that a limit binds, their own or that of one that they belong to."""
+    bound = Headroom(tenant_of(tenant) for tenant, _ in state.tenants.values()).bound
+    return [state.tenants[tenant_id][0] for tenant_id in sorted(bound)]
 
 
 def headroom_of(state: State) -> Headroom:

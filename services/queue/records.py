@@ -145,8 +145,10 @@ class Use:
 
 
 def held_by(record: Record) -> Use:
-    """What a job's attempt holds."""
-    return Use(record.asks.gpu_milli, _cores(record.job.attempt))
+    """What a job's attempt holds for good. Cores that are lent to it count for nobody: they come back when asked."""
+    tasks = (task for part in record.job.attempt.allocations for task in part.tasks)
+    cores = sum(min(len(task.core_ids), task.own_cores or len(task.core_ids)) for task in tasks)
+    return Use(record.asks.gpu_milli, cores)
 
 
 def new_record(job_id: str, spec: JobSpec, submitter: str, trace_parent: str) -> Record:

@@ -17,7 +17,6 @@ from cotenant.simulator.lives import Life
 from cotenant.simulator.recording import Event, Kind
 from cotenant.simulator.traces import TraceJob
 
-RESIZING = ("aiturbo", "coda-adaptive", "xiao")
 STOPS = (Kind.PREEMPTED, Kind.RECLAIMED, Kind.MIGRATED)
 ROUNDING_SECONDS = 1e-6
 
@@ -134,8 +133,7 @@ class Auditor:
                 name = self.tenants[name].parent if name in self.tenants else ""
         for tenant in self.tenants.values():
             assert tenant.limit_gpu_milli is None or milli[tenant.id] <= tenant.limit_gpu_milli
-            if self.case.names["allocator"] not in RESIZING:
-                assert tenant.limit_cores is None or cores[tenant.id] <= tenant.limit_cores, (tenant, cores)
+            assert tenant.limit_cores is None or cores[tenant.id] <= tenant.limit_cores
 
     def _nobody_lost(self, simulation: Simulation) -> None:
         """Each job that came runs, is done, was given up or can never run, or waits and there is a reason."""

@@ -17,6 +17,7 @@ from cotenant.core.jobs import JobKind, Request, Role
 from cotenant.core.nodes import NodeShape
 from cotenant.core.policy import Predictor, Sizing
 from cotenant.core.sizing.resizing import Running
+from cotenant.core.tenancy import Tenant
 from cotenant.simulator import Result, Trace, TraceJob, parse_cluster, simulate
 from cotenant.simulator.arms import Learner
 from cotenant.simulator.eventfile import Recording, writing
@@ -44,11 +45,12 @@ def run(
     seed: int = 0,
     queue: str = "fifo",
     placement: str = "consolidate",
+    tenants: Sequence[Tenant] = (),
     **physics: str,
 ) -> tuple[Result, list[Event]]:
     tape = Tape()
     trace = Trace("made up", "none", tuple(sorted(jobs, key=lambda one: one.submitted_seconds)))
-    how: dict[str, Any] = {"queue": queue, "placement": placement, "allocator": allocator}
+    how: dict[str, Any] = {"queue": queue, "placement": placement, "allocator": allocator, "tenants": tenants}
     options = {"simulator": PHYSICS | physics}
     result = simulate(trace, cluster, **how, options=options, seed=seed, recorder=tape)
     history = History(parse_cluster(cluster))
@@ -243,3 +245,26 @@ def test_a_gang_takes_no_core_that_is_lent_on_a_node_where_nothing_happened() ->
     d = [cores for at, cores in cores_of(events, "d") if at <= ended][-1]
     assert d > 4, "it has cores on loan then"
     assert cores_of(events, "g")[-1][1] > 8
+
+
+def test_no_job_grows_beyond_the_limit_of_its_tenant_or_of_those_above() -> None:
+    jobs = [replace(job(name, "resnet18", work=20_000), tenant="group") for name in "ab"]
+    family = [Tenant("group", parent="dept"), Tenant("dept", limit_cores=14)]  # six are enough to start
+    _, free = run(jobs, "1x2x24", "coda-adaptive", rate_noise="0")
+    _, held = run(jobs, "1x2x24", "coda-adaptive", rate_noise="0", tenants=family)
+    assert own_at_most(free) > 14
+    assert 12 < own_at_most(held) <= 14
+    assert [event for event in held if "lent_cores" in event.numbers], "what is beyond is lent"
+
+
+def own_at_most(events: Sequence[Event]) -> int:
+    """The most cores that all who run hold for good together."""
+    own: dict[str, int] = {}
+    most = 0
+    for event in events:
+        if event.kind in (Kind.STARTED, Kind.RESIZED):
+            own[event.job_id] = (event.cores or 0) - int(event.numbers.get("lent_cores", 0))
+        elif event.kind is Kind.FINISHED:
+            own.pop(event.job_id)
+        most = max(most, sum(own.values()))
+    return most

@@ -57,6 +57,11 @@ class NodeAllocation:
         return sum(len(task.core_ids) for task in self.tasks)
 
     @property
+    def own_cores(self) -> int:
+        """Cores on this node that it has for good."""
+        return self.cores - sum(task.lent for task in self.tasks)
+
+    @property
     def memory_bytes(self) -> int:
         """Memory on this node."""
         return sum(task.memory_bytes for task in self.tasks)

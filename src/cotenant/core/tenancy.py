@@ -304,6 +304,12 @@ class Headroom:
         """Tell whether a tenant may hold so much more."""
         return not any(self._over(tenant, gpu_milli, cores) for tenant in self.bound.get(tenant_id, ()))
 
+    def cores_left(self, tenant_id: str) -> int:
+        """Count the cores that a tenant may hold yet; `UNLIMITED` where no limit binds it."""
+        binding = self.bound.get(tenant_id, ())
+        left = (limit - self._held[one.id][1] for one in binding if (limit := one.limit_cores) is not None)
+        return max(0, min(left, default=UNLIMITED))
+
     def refuse(self, tenant_id: str, gpu_milli: int, cores: int) -> Refusal | None:
         """Say why a tenant may not hold so much more, if it may not."""
         for tenant in self.bound.get(tenant_id, ()):

@@ -18,7 +18,7 @@ from cotenant.core.jobs import JobSpec
 from cotenant.core.ledger import Ledger, Offer
 from cotenant.core.predicting.remembered import Key
 from cotenant.core.queueing.cycle import Start
-from cotenant.core.sizing.dealing import Hand, Party, deal, room
+from cotenant.core.sizing.dealing import NO_LIMITS, Hand, Party, deal, room
 from cotenant.core.sizing.resizing import (
     Resizes,
     Running,
@@ -30,6 +30,8 @@ from cotenant.core.sizing.resizing import (
     resized,
 )
 from cotenant.core.sizing.tracks import Track, Tracks, kind_of
+from cotenant.core.table import JobTable
+from cotenant.core.tenancy import Headroom, Tenancy
 from cotenant.simulator.arms import Arm
 from cotenant.simulator.lives import Life
 from cotenant.simulator.physics.world import World
@@ -101,6 +103,8 @@ class Resizing:
         ledger: Ledger,
         arm: Arm,
         world: World,
+        tenancy: Tenancy,
+        table: JobTable,
         moved: Callable[[Life, int], None],
         story: Story | None = None,
     ) -> None:
@@ -108,6 +112,7 @@ class Resizing:
         self.figures = Figures()
         self.freed = False  # cores were freed after everybody was asked: somebody might start
         self._allocator, self._ledger, self._arm, self._world, self._story = allocator, ledger, arm, world, story
+        self._tenancy, self._table = tenancy, table
         self._moved = moved  # hears that a job holds so many cores more on the ledger
         self._gpu_types = sorted({shape.gpu_type for shape in ledger.shapes})
         self._estimates: dict[int, Estimate] = {}  # as they were given at submission
@@ -244,11 +249,19 @@ class Resizing:
         if not runs:
             return
         parties = [self._ask(run, free, now) for run in runs]
-        for run, hand in zip(runs, deal(parties, free, self._allocator.weight), strict=True):
+        hands = deal(parties, free, self._allocator.weight, self._headroom(now))
+        for run, hand in zip(runs, hands, strict=True):
             before = run.firm + run.lent
             self._take(run, hand, now)
             if hand.cores != before:
                 yield run.life, self._apply(run, now)
+
+    def _headroom(self, now: float) -> Headroom:
+        """Count what tenants with limits hold for good."""
+        if not self._tenancy.limits:
+            return NO_LIMITS
+        jobs = self._table.jobs(now)
+        return self._tenancy.headroom(jobs, jobs.running)
 
     def _concerned(self) -> tuple[list[Run], dict[int, int]]:
         """Find all runs on nodes that were touched, and what nobody has for good on the nodes of these runs.

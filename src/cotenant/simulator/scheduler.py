@@ -85,16 +85,16 @@ class Scheduler:
         self._world = world
         self._ledger = cluster.ledger()
         self._table = JobTable()
-        memory_bytes = int(self._ledger.total_memory.sum())
-        self._capacity = self._table.capacity = Capacity(self._ledger.total_gpu_milli, cluster.cores, memory_bytes)
-        self._free = Free(self._ledger.total_gpu_milli, cluster.cores, memory_bytes)
+        whole = self._ledger.total_gpu_milli, cluster.cores, int(self._ledger.total_memory.sum())
+        self._capacity = self._table.capacity = Capacity(*whole)
+        self._free = Free(*whole)
         self._lives: dict[int, Life] = {}
         self._sequences: dict[str, int] = {}
-        self._waiting = Waiting(self._placement, jobs)
-        self._headroom = Headroom(())  # of the present cycle
+        self._waiting, self._headroom = Waiting(self._placement, jobs), Headroom(())  # the latter: of the present cycle
         self._asked_all = self._asked_able = False  # whether the present cycle asked about all, or all with some hope
         changes = isinstance(policies.allocator, Resizes) and policies.allocator
-        self.resizing = Resizing(changes, self._ledger, arm, world, self._moved, story) if changes else None
+        shown = self._ledger, arm, world, tenancy, self._table, self._moved, story
+        self.resizing = Resizing(changes, *shown) if changes else None
         self._over_share: frozenset[int] = frozenset()  # waiting jobs beyond their tenant's share, by sequence
 
     def submit(self, life: Life, now: float) -> None:

@@ -10,14 +10,17 @@ from cotenant.core.jobs import JobSpec, Request, Role
 from cotenant.core.predicting.curves import Point
 from cotenant.core.sizing.dealing import Hand, Party, deal, room
 from cotenant.core.sizing.resizing import Running
+from cotenant.core.tenancy import Headroom, Tenant
 
 GPU, SERVER = Role("worker", request=Request(gpu_milli=1000)), Role("ps", request=Request(cores=2))
 NODES = st.dictionaries(st.integers(0, 2), st.integers(1, 3), min_size=1, max_size=3)
 
 
-def running(job_id: str, own: int, lent: int, share: int, points: tuple[Point, ...] = ()) -> Running:
+def running(
+    job_id: str, own: int, lent: int, share: int, points: tuple[Point, ...] = (), tenant: str = "group"
+) -> Running:
     """A job with a server that comes first, and has cores that its user gave."""
-    spec = JobSpec(roles=(SERVER, GPU))
+    spec = JobSpec(tenant=tenant, roles=(SERVER, GPU))
     return Running(job_id, spec, UNKNOWN, (2, own + lent), (0, 99), points, node_share=(0, share), lent=(0, lent))
 
 
@@ -61,6 +64,42 @@ def room_left(some: list[Party], hands: list[Hand], free: dict[int, int], of: Pa
             if party is of:
                 break
     return room(left, of.replicas)
+
+
+@given(
+    parties(),
+    st.lists(st.integers(0, 30), min_size=3, max_size=3),
+    st.integers(0, 40),
+    st.none() | st.integers(0, 40),
+    st.integers(0, 20),
+)
+def test_nobody_gets_more_for_good_than_tenants_may_hold(
+    some: list[Party], unheld: list[int], whole: int, own: int | None, elsewhere: int
+) -> None:
+    held = sum(party.running.own * sum(party.replicas.values()) for party in some)
+    limits = Headroom([Tenant("group", limit_cores=own, parent="dept"), Tenant("dept", limit_cores=whole)])
+    limits.take("group", 0, held)
+    limits.take("dept", 0, elsewhere)
+    free = dict(enumerate(unheld))
+    hands = deal(some, free, lambda one: 1.0, limits)
+    grown = sum(
+        max(0, hand.firm - party.running.own) * sum(party.replicas.values())
+        for party, hand in zip(some, hands, strict=True)
+    )
+    assert grown <= max(0, whole - held - elsewhere)
+    assert own is None or grown <= max(0, own - held)
+    assert limits.held("dept") == (0, held + elsewhere), "to deal changes no count"
+    loose = deal(some, free, lambda one: 1.0)
+    for party, hand, other in zip(some, hands, loose, strict=True):
+        shrinks = other.firm < party.running.own
+        assert hand.firm == other.firm if shrinks else hand.firm >= party.running.own
+
+
+def test_who_may_hold_no_more_is_lent_what_is_spare() -> None:
+    limits = Headroom([Tenant("small", limit_cores=5)], {"small": (0, 4)})
+    gang = Party(running("a", 1, 0, 3, tenant="small"), 5, {0: 2})
+    other = Party(running("b", 1, 0, 3, tenant="small"), 3, {1: 1})
+    assert deal([gang, other], {0: 8, 1: 8}, lambda one: 1.0, limits) == [Hand(1, 4), Hand(2, 1)]
 
 
 def test_what_is_spare_goes_to_whoever_gains_most_not_to_whoever_came_first() -> None:

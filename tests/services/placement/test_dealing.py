@@ -14,6 +14,7 @@ from cotenant.services.placement import kinds
 from cotenant.services.placement.server import PlacementConfig
 from cotenant.v1 import job_pb2
 from cotenant.v1 import node_service_pb2 as node_pb2
+from cotenant.v1 import tenant_service_pb2 as tenant_pb2
 
 T0 = 1_000_000
 
@@ -163,3 +164,39 @@ async def test_a_job_that_waits_is_sized_by_what_has_become_known_of_its_kind(ad
     agent.finish((first, 1))
     job = await adaptive.reach(second, "RUNNING", holds(1, 1))
     assert "jobs like it need 1" in job.attempt.sizing
+
+
+async def test_no_job_gets_more_for_good_than_its_tenant_may_hold_and_more_when_the_limit_is_raised(
+    mesh: Mesh, allocator: Obedient
+) -> None:
+    dept = tenant_pb2.Tenant(id="dept", limit_cores=4)
+    for tenant in (dept, tenant_pb2.Tenant(id="group", parent="dept")):
+        await mesh.tenants.CreateTenant(tenant_pb2.CreateTenantRequest(tenant=tenant))
+    await mesh.agent("n1", gpus=8, cores=24)
+    allocator.otherwise = lambda running: (1,)
+    first = await mesh.submit(tenant="group")
+    await mesh.reach(first, "RUNNING", holds(1, 1))
+    second = await mesh.submit(tenant="group")
+    await mesh.reach(second, "RUNNING", holds(1, 1))
+    allocator.wishes[first] = (3,)
+    await mesh.reach(first, "RUNNING", holds(3, 3))
+    allocator.wishes[second] = (3,)
+    await mesh.reach(second, "RUNNING", holds(3, 1))  # two are lent
+
+    async def used() -> int:
+        request = tenant_pb2.GetTenantRequest(id="dept")
+        return (await mesh.tenants.GetTenant(request)).tenant.used_cores
+
+    assert await used() == 4
+    for limit, own in ((5, 2), (9, 3)):  # nobody waits meanwhile
+        raised = tenant_pb2.Tenant(id="dept", limit_cores=limit)
+        await mesh.tenants.UpdateTenant(tenant_pb2.UpdateTenantRequest(tenant=raised))
+        await mesh.reach(second, "RUNNING", holds(3, own))
+    await mesh.restart("placement")
+    lowered = tenant_pb2.UpdateTenantRequest(tenant=tenant_pb2.Tenant(id="dept", limit_cores=6))
+    await mesh.tenants.UpdateTenant(lowered)
+    allocator.wishes[second] = (1,)
+    await mesh.reach(second, "RUNNING", holds(1, 1))
+    await mesh.tenants.UpdateTenant(tenant_pb2.UpdateTenantRequest(tenant=tenant_pb2.Tenant(id="dept", limit_cores=5)))
+    allocator.wishes[second] = (3,)
+    await mesh.reach(second, "RUNNING", holds(3, 2))

@@ -1,7 +1,8 @@
 """Cores dealt to the running jobs of some nodes: what each has for good, and what is lent to whom.
 
 The live mesh and the simulator ask their allocator for wishes, and both deal here. Up to its GPUs' share a job has for
-good what it wishes for, as long as nobody else has it for good; what is left then is lent, to whoever gains most.
+good what it wishes for, as long as nobody else has it for good and its tenant may hold it. What is left then is lent,
+to whoever gains most; that counts for no tenant, since it is taken back as soon as somebody needs it.
 """
 
 from __future__ import annotations
@@ -12,6 +13,9 @@ from dataclasses import dataclass, replace
 from cotenant.core.sizing.climbing import expected
 from cotenant.core.sizing.lending import Borrower, lend
 from cotenant.core.sizing.resizing import Running
+from cotenant.core.tenancy import Headroom
+
+NO_LIMITS = Headroom(())
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +52,18 @@ def room(free: Mapping[int, int], replicas: Mapping[int, int]) -> int:
     return max(0, min((free[node] // count for node, count in replicas.items()), default=0))
 
 
-def deal(parties: Sequence[Party], free: Mapping[int, int], weigh: Callable[[Running], float]) -> list[Hand]:
+def deal(
+    parties: Sequence[Party],
+    free: Mapping[int, int],
+    weigh: Callable[[Running], float],
+    headroom: Headroom = NO_LIMITS,
+) -> list[Hand]:
     """Deal cores to jobs in their order.
 
     `free` counts by node what nobody has for good: what nobody holds, and what is lent to those at the table. `weigh`
-    says how much a job's gain counts beside equal gains of others.
+    says how much a job's gain counts beside equal gains of others. `headroom` counts what tenants hold for good, at
+    this table and elsewhere. What a job gives back makes others of its tenant room when they are dealt to next: until
+    its nodes have done it, the job holds it still.
 
     >>> from cotenant.core.estimates import UNKNOWN
     >>> from cotenant.core.jobs import JobSpec, Request, Role
@@ -61,11 +72,14 @@ def deal(parties: Sequence[Party], free: Mapping[int, int], weigh: Callable[[Run
     >>> deal([Party(slim, 1, {0: 1}), Party(wide, 9, {0: 1})], {0: 0}, weigh=lambda running: 1.0)
     [Hand(firm=1, lent=0), Hand(firm=3, lent=2)]
     """
-    left = dict(free)
+    left, within = dict(free), headroom.copy()
     firm: list[int] = []
     for party in parties:
-        own = party.running.own
+        own, tenant, replicas = party.running.own, party.running.spec.tenant, sum(party.replicas.values())
         more = min(min(party.wish, party.running.share) - own, room(left, party.replicas))
+        if more > 0:
+            more = min(more, within.cores_left(tenant) // replicas)
+            within.take(tenant, 0, more * replicas)
         for node, count in party.replicas.items():
             left[node] -= more * count
         firm.append(own + more)
