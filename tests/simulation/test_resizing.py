@@ -145,7 +145,7 @@ def world(seed: int) -> list[TraceJob]:
 @pytest.mark.parametrize("queue", ["fifo", "srtf"])
 def test_no_core_is_held_twice_whoever_comes_and_goes(allocator: str, queue: str) -> None:
     for seed in range(2):
-        more: Mapping[str, str] = {"node_mtbf_hours": "2", "speed": "all"} if seed == 1 else {}
+        more: Mapping[str, Any] = {"node_mtbf_hours": "2", "speed": "all"} if seed == 1 else {}
         result, events = run(world(seed), "2x4x14", allocator, seed, queue, **more)
         assert result.finished == result.jobs, f"seed {seed}"
         assert any(event.kind is Kind.RESIZED for event in events), f"seed {seed}"

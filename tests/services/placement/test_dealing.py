@@ -185,7 +185,8 @@ async def test_no_job_gets_more_for_good_than_its_tenant_may_hold_and_more_when_
 
     async def used() -> int:
         request = tenant_pb2.GetTenantRequest(id="dept")
-        return (await mesh.tenants.GetTenant(request)).tenant.used_cores
+        tenant: tenant_pb2.Tenant = (await mesh.tenants.GetTenant(request)).tenant
+        return tenant.used_cores
 
     assert await used() == 4
     for limit, own in ((5, 2), (9, 3)):  # nobody waits meanwhile
