@@ -173,6 +173,7 @@ class Story:
         self._told: dict[int, tuple[str, ...]] = {}  # each waiting job's reason, by sequence
         self._of_shape: dict[int, tuple[str, ...]] = {}  # the same for shapes, by code
         self._apart: set[int] = set()  # back off, by sequence: what is told of their shape is not of them
+        self._came_as: dict[int, int] = {}  # the code of each one's shape as it was told when it came, by sequence
         self._new: list[Life] = []  # began to wait since reasons were last told
         self._special: dict[int, Life] = {}  # those whose reason is not that of most
 
@@ -195,7 +196,7 @@ class Story:
 
     def submitted(self, life: Life, now: float) -> None:
         """A job came."""
-        shape = life.shape
+        shape, self._came_as[life.sequence] = life.shape, life.shape.code
         self._record(
             Event(
                 now,
@@ -214,9 +215,9 @@ class Story:
         )
 
     def waits(self, life: Life, *, anew: bool = False) -> None:
-        """A job begins to wait; why, is told at the end of the instant, to itself if it is of another shape `anew`."""
+        """A job begins to wait; why, is told at the end of the instant: to itself if it is of another shape."""
         self._new.append(life)
-        if anew:
+        if anew or life.shape.code != self._came_as[life.sequence]:
             self._apart.add(life.sequence)
 
     def planned(self, plan: Plan, waiting: int, now: float) -> None:

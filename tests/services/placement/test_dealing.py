@@ -194,10 +194,10 @@ async def test_no_job_gets_more_for_good_than_its_tenant_may_hold_and_more_when_
         await mesh.tenants.UpdateTenant(tenant_pb2.UpdateTenantRequest(tenant=raised))
         await mesh.reach(second, "RUNNING", holds(3, own))
     await mesh.restart("placement")
-    lowered = tenant_pb2.UpdateTenantRequest(tenant=tenant_pb2.Tenant(id="dept", limit_cores=6))
-    await mesh.tenants.UpdateTenant(lowered)
-    allocator.wishes[second] = (1,)
+    lowered = tenant_pb2.Tenant(id="dept", limit_cores=5)
+    await mesh.tenants.UpdateTenant(tenant_pb2.UpdateTenantRequest(tenant=lowered))
+    allocator.wishes[second] = (1,)  # what it has it keeps, but it gets back no more than that
     await mesh.reach(second, "RUNNING", holds(1, 1))
-    await mesh.tenants.UpdateTenant(tenant_pb2.UpdateTenantRequest(tenant=tenant_pb2.Tenant(id="dept", limit_cores=5)))
+    await mesh.reach(await mesh.submit(gpus=0, cores=1), "RUNNING")  # placement was told of the limits by then
     allocator.wishes[second] = (3,)
     await mesh.reach(second, "RUNNING", holds(3, 2))
