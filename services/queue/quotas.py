@@ -30,6 +30,12 @@ def limited(state: State) -> list[tenant_pb2.Tenant]:
     return [state.tenants[tenant_id][0] for tenant_id in sorted(bound)]
 
 
+def to_tell(state: State, connection: int) -> tuple[int, list[bytes]]:
+    """Make what differs once placement has to be told of limits: they have changed, or it is heard anew."""
+    known = [tenant.SerializeToString(deterministic=True) for tenant in limited(state)]
+    return connection if known else 0, known
+
+
 def headroom_of(state: State) -> Headroom:
     """Count what tenants with limits hold: usage is derived, never kept. What is stopping is still held."""
     room = Headroom(tenant_of(tenant) for tenant, _ in state.tenants.values())

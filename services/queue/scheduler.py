@@ -36,7 +36,7 @@ from cotenant.services.queue import avoiding
 from cotenant.services.queue.endings import Endings
 from cotenant.services.queue.follower import Follower
 from cotenant.services.queue.observations import query_of
-from cotenant.services.queue.quotas import asked_by, headroom_of, limited, tenancy_of
+from cotenant.services.queue.quotas import asked_by, headroom_of, limited, tenancy_of, to_tell
 from cotenant.services.queue.reasons import Reasons
 from cotenant.services.queue.records import Record, held_by
 from cotenant.services.queue.state import State
@@ -151,13 +151,9 @@ class Scheduler:
         if not self.state.table.jobs(0.0).running.all():
             self.cycles += 1
             return await self._cycle()
-        if self._limits() != self._told:  # while nobody waits nothing else tells placement of them
+        if to_tell(self.state, self.follower.connections) != self._told:  # nobody waits: no other plan tells them
             await self._plan((), (), time.time())
         return math.inf
-
-    def _limits(self) -> tuple[int, list[bytes]]:
-        known = [tenant.SerializeToString(deterministic=True) for tenant in limited(self.state)]
-        return self.follower.connections if known else 0, known
 
     async def _cycle(self) -> float:
         state, began = self.state, time.time()
@@ -316,7 +312,7 @@ class Scheduler:
     async def _plan(
         self, page: Sequence[_Entry], victims: Sequence[tuple[Record, int, int | None]], now: float
     ) -> placement_pb2.PlanPlacementResponse:
-        request, limits = new_request(self.config), self._limits()
+        request, told = new_request(self.config), to_tell(self.state, self.follower.connections)
         request.tenants.extend(limited(self.state))
         for entry in page:
             request.candidates.append(candidate_of(entry.record, now))
@@ -326,7 +322,7 @@ class Scheduler:
         response: placement_pb2.PlanPlacementResponse = await self.placement.PlanPlacement(
             request, timeout=PLAN_DEADLINE_SECONDS
         )
-        self._told = limits
+        self._told = told
         return response
 
     def _take(
