@@ -14,9 +14,9 @@ unexport VIRTUAL_ENV PYTHONPATH PYTHONHOME
 ARGS ?=
 # Tests that leave each other alone run on all cores; those with real processes and control groups one after another.
 APART := tests/core tests/policies tests/contract tests/simulation tests/services tests/rpc tests/store tests/cli src
-APART += tests/benchmarks tests/reproduction tests/integrations tests/transcripts
+APART += tests/fuzz tests/benchmarks tests/reproduction tests/integrations tests/transcripts
 
-.PHONY: help setup test test-vm test-images operations tests lint bench docs reproduce demo clean
+.PHONY: help setup test fuzz test-vm test-images operations tests lint bench docs reproduce demo clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 16
@@ -37,6 +37,10 @@ ifeq ($(strip $(ARGS)),)
 else
 	@pytest -q $(ARGS)
 endif
+
+fuzz: $(STAMP) ## bad inputs to everything that reads others' (ARGS="--inputs 1000000", --only, --seed, --keep DIR)
+	@printf '\n── fuzzing\n'
+	@python -m tests.fuzz $(ARGS)
 
 test-vm: $(STAMP) ## the node agent's tests on other machines, under QEMU (ARGS="-k numa" for some)
 	@printf '\n── machines\n'

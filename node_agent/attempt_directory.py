@@ -97,7 +97,7 @@ class AttemptDirectory:
         try:
             marked = json.loads((self.path / "narrowed").read_text())
             return {int(rank): [int(cpu) for cpu in cpus] for rank, cpus in marked.items()}
-        except (OSError, ValueError, AttributeError, TypeError):
+        except (OSError, ValueError, AttributeError, TypeError, OverflowError, RecursionError):
             return {}
 
     def mark_throttled(self, throttle: Throttle) -> None:
@@ -122,7 +122,7 @@ class AttemptDirectory:
             )
         except FileNotFoundError:
             return None
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
             log.warning("throttle_unreadable", attempt=str(self.key), error=str(error))
             return FREE
 
@@ -131,7 +131,7 @@ class AttemptDirectory:
         try:
             tasks = json.loads((self.path / "state.json").read_bytes())["tasks"]
             return {int(task["rank"]): int(task["pid"]) for task in tasks if task["pid"] and task["status"] is None}
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
             return {}
 
     def write_spec(self, spec: dict[str, object]) -> None:
@@ -185,7 +185,7 @@ class AttemptDirectory:
     def of_earlier_boot(self) -> bool:
         """Whether the machine was booted since it was made."""
         try:
-            made = (self.path / "boot").read_text().strip()
+            made = (self.path / "boot").read_text(errors="replace").strip()
         except OSError:
             return False
         return bool(made) and made != boot_id()

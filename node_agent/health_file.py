@@ -44,7 +44,7 @@ class HealthFile:
             return Remembered(findings, tuple(raw["gpus"]), Era(str(raw["boot"]), str(raw["driver"])))
         except FileNotFoundError:
             return Remembered()
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
             log.error("health_file_unreadable", path=str(self._path), error=f"{type(error).__name__}: {error}")
             return Remembered()
 

@@ -81,7 +81,9 @@ def _number(value: object) -> float | int | None:
             return int(value) if value.isdecimal() and len(value) < 20 else float(value)
         except ValueError:
             return None
-    return value if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    return value if isinstance(value, float) or abs(value) <= STEP_MAX else None  # JSON's integers have no end
 
 
 class Track:

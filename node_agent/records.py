@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
@@ -19,6 +20,7 @@ STATES = {
     "FAILED": job_pb2.ATTEMPT_STATE_FAILED,
     "STOPPED": job_pb2.ATTEMPT_STATE_STOPPED,
 }
+PID_MAX = 2**31 - 1
 ENDS = frozenset({"SUCCEEDED", "FAILED", "STOPPED"})
 
 
@@ -93,31 +95,38 @@ class Status:
 
 
 def parse_status(text: str | bytes) -> Status:
-    """Read a supervisor's state. Raises `ValueError` where it is none."""
+    """Read a supervisor's state. Raises `ValueError` where it is none, or has a value that cannot be told on."""
     try:
-        raw = json.loads(text)
-        told = raw["exit"]
-        if raw["state"] not in STATES:
-            raise ValueError(f"no such state: {raw['state']!r}")
-        return Status(
-            key=AttemptKey(str(raw["job_id"]), int(raw["number"])),
-            epoch=int(raw["epoch"]),
-            state=raw["state"],
-            time=float(raw["time"]),
-            message=str(raw["message"]),
-            exit=Exit(int(told["rank"]), int(told["code"]), int(told["signal"]), bool(told["out_of_memory"]))
-            if told
-            else None,
-            start_time=float(raw["start_time"]),
-            end_time=float(raw["end_time"]),
-            cpu_seconds=float(raw["cpu_seconds"]),
-            memory_peak_bytes=int(raw["memory_peak_bytes"]),
-            pid=int(raw["pid"]),
-            pid_start_ticks=int(raw["pid_start_ticks"]),
-            stop_reason=_stop_reason(raw.get("stop_reason", "")),
-        )
-    except (KeyError, TypeError, UnicodeDecodeError) as error:
+        status = _status(json.loads(text))
+        if not all(map(math.isfinite, (status.start_time, status.end_time))) or not 0 <= status.pid <= PID_MAX:
+            raise ValueError("a time or a process that cannot be")
+        report(status, "").SerializeToString()
+    except (KeyError, TypeError, UnicodeDecodeError, OverflowError, RecursionError) as error:
         raise ValueError(f"not a supervisor's state: {error!r}") from error
+    return status
+
+
+def _status(raw: Any) -> Status:
+    told = raw["exit"]
+    if raw["state"] not in STATES:
+        raise ValueError(f"no such state: {raw['state']!r}")
+    return Status(
+        key=AttemptKey(str(raw["job_id"]), int(raw["number"])),
+        epoch=int(raw["epoch"]),
+        state=raw["state"],
+        time=float(raw["time"]),
+        message=str(raw["message"]),
+        exit=Exit(int(told["rank"]), int(told["code"]), int(told["signal"]), bool(told["out_of_memory"]))
+        if told
+        else None,
+        start_time=float(raw["start_time"]),
+        end_time=float(raw["end_time"]),
+        cpu_seconds=float(raw["cpu_seconds"]),
+        memory_peak_bytes=int(raw["memory_peak_bytes"]),
+        pid=int(raw["pid"]),
+        pid_start_ticks=int(raw["pid_start_ticks"]),
+        stop_reason=_stop_reason(raw.get("stop_reason", "")),
+    )
 
 
 def _stop_reason(name: str) -> str:

@@ -297,9 +297,9 @@ class Supervisor:
         try:
             with open("stop.json", encoding="utf-8") as file:
                 grace_seconds = json.load(file)["grace_seconds"]
-        except (OSError, ValueError, KeyError):
+            return float(grace_seconds) if 0 <= grace_seconds < float("inf") else None
+        except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):  # none, or damaged
             return None
-        return None if grace_seconds is None else float_of(grace_seconds)
 
     def warn_then_kill(self, grace_seconds: float) -> None:
         """Send the warning signal once, and kill when grace is over."""

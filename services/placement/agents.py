@@ -3,14 +3,47 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Iterator
 
 from cotenant.core.lifecycle import StopReason
-from cotenant.rpc import translate
+from cotenant.rpc import errors, translate
+from cotenant.rpc.errors import Violation
 from cotenant.services.placement.expected import expected_rate_per_second
 from cotenant.services.placement.records import Live
 from cotenant.v1 import node_service_pb2 as node_pb2
 from cotenant.v1 import placement_service_pb2 as placement_pb2
+from cotenant.v1 import resources_pb2
+
+
+def check_message(message: node_pb2.ConnectRequest) -> None:
+    """Refuse what no agent of ours says, before any of it is taken in.
+
+    Raises:
+        Problem: INVALID_ARGUMENT, naming every field that is wrong.
+    """
+    wrong: list[Violation] = []
+    for path, reports in (("hello.attempts", message.hello.attempts), ("reports", message.reports)):
+        wrong += [
+            Violation(f"{path}[{at}].state", f"is {told.state}, which is no state of an attempt")
+            for at, told in enumerate(reports)
+            if told.state not in translate.ATTEMPT_STATES.names
+        ]
+    wrong += _wrong_inventory("hello.inventory", message.hello.inventory)
+    wrong += _wrong_inventory("inventory", message.inventory)
+    if wrong:
+        raise errors.invalid(wrong)
+
+
+def _wrong_inventory(path: str, inventory: resources_pb2.Inventory) -> Iterator[Violation]:
+    """Name what a node cannot be made of: it would be written down, and counted with from then on."""
+    if inventory.memory_bytes < 0:
+        yield Violation(f"{path}.memory_bytes", f"must not be negative, not {inventory.memory_bytes}")
+    for name, ids in (
+        ("cores", [core.id for core in inventory.cores]),
+        ("gpus", [gpu.uuid for gpu in inventory.gpus]),
+    ):
+        if len(set(ids)) != len(ids):
+            yield Violation(f"{path}.{name}", "names one of them twice")
 
 
 class Session:

@@ -79,7 +79,7 @@ class Forecasting:
                     policy,
                     np.random.default_rng(request.seed),
                     request.wanted_job_ids or None,
-                    draws=min(request.draws, DRAWS_MAX),
+                    draws=max(0, min(request.draws, DRAWS_MAX)),
                     spent=lambda: time.monotonic() - begin > budget,
                 )
                 return _answer(told)

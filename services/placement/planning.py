@@ -12,7 +12,9 @@ from cotenant.core.policy import CpuAllocator, PlacementPolicy
 from cotenant.core.queueing import cycle
 from cotenant.core.refusals import Code, Refusal
 from cotenant.core.tenancy import Headroom
+from cotenant.rpc import errors
 from cotenant.rpc.background import Background
+from cotenant.rpc.errors import Violation
 from cotenant.rpc.tenants import tenant_of
 from cotenant.services.placement import planner
 from cotenant.services.placement.attempts import Attempts
@@ -57,6 +59,7 @@ class Planning:
 
     async def plan(self, request: placement_pb2.PlanPlacementRequest) -> placement_pb2.PlanPlacementResponse:
         """Place what can be placed. Once it is decided it is done, even where the caller has gone meanwhile."""
+        _check_candidates(request)
         return await self._background.finish(self._plan(request))
 
     async def _plan(self, request: placement_pb2.PlanPlacementRequest) -> placement_pb2.PlanPlacementResponse:
@@ -145,3 +148,18 @@ class Planning:
             telemetry.record("place", parent, begin, placed, job=job, nodes=nodes)
             telemetry.record("commit", parent, placed, committed, job=job, epoch=live.epoch)
             telemetry.record("assign", parent, committed, time.time(), job=job, nodes=nodes)
+
+
+def _check_candidates(request: placement_pb2.PlanPlacementRequest) -> None:
+    """Refuse gangs of nobody, before anything is held for one.
+
+    Raises:
+        Problem: INVALID_ARGUMENT, naming each candidate that has no replica to place.
+    """
+    wrong = [
+        Violation(f"candidates[{at}].spec.roles", "has no role, or one without a replica")
+        for at, candidate in enumerate(request.candidates)
+        if not candidate.spec.roles or min(role.replicas for role in candidate.spec.roles) < 1
+    ]
+    if wrong:
+        raise errors.invalid(wrong)

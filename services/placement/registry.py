@@ -10,6 +10,7 @@ import structlog
 
 from cotenant.core.lifecycle import AttemptState, StopReason
 from cotenant.rpc import errors, translate
+from cotenant.rpc.errors import Problem
 from cotenant.rpc.identity import caller, check_node
 from cotenant.services.placement import agents
 from cotenant.services.placement.attempts import Attempts
@@ -67,6 +68,7 @@ class Registry:
         if first is None or not first.hello.node_id:
             raise errors.failed_precondition("HELLO_FIRST", "an agent's stream begins with its hello")
         check_node(first.hello.node_id)
+        agents.check_message(first)
         session = await self._admit(first.hello)
         reader = asyncio.create_task(self._read(session, first, requests), name=f"agent-{session.node_id}")
         try:
@@ -181,7 +183,11 @@ class Registry:
 
     async def _understood(self, session: agents.Session, request: node_pb2.ConnectRequest) -> bool:
         try:
+            agents.check_message(request)
             await self._take(session, request)
+        except Problem as error:
+            log.warning("agent_refused", node=session.node_id, error=error.message)
+            return False
         except Exception:  # a stranger's words; the stream ends, and the agent comes back with its hello
             log.exception("agent_not_understood", node=session.node_id)
             return False

@@ -13,6 +13,7 @@ from cotenant.core.policy import CpuAllocator, PlacementPolicy
 from cotenant.replicas.tenure import Held, Tenure
 from cotenant.rpc import errors, translate
 from cotenant.rpc.background import Background
+from cotenant.rpc.errors import Violation
 from cotenant.rpc.pages import page_of
 from cotenant.rpc.policies import PolicyServicer
 from cotenant.rpc.server import Host, Server
@@ -201,6 +202,8 @@ class Placement(placement_grpc.PlacementServiceServicer, node_grpc.NodeServiceSe
     ) -> placement_pb2.StopAttemptsResponse:
         """Stop attempts with their grace."""
         self.leadership.check()
+        if request.reason not in translate.STOP_REASONS.names:
+            raise errors.invalid([Violation("reason", f"is {request.reason}, which is no reason to stop")])
         found = [self.cluster.attempts.get(victim.job_id) for victim in request.attempts]
         lives = [
             live for live, victim in zip(found, request.attempts, strict=True) if live and live.key[1] == victim.number

@@ -91,7 +91,7 @@ def _lines(path: Path) -> Iterator[Mapping[str, Any]]:
             for text in file:
                 try:
                     line = json.loads(text)
-                except ValueError:
+                except (ValueError, RecursionError):
                     continue
                 if isinstance(line, dict):
                     yield line

@@ -81,7 +81,7 @@ def read_settings(path: Path | None) -> Settings:
         table = tomllib.loads(path.read_text())
     except OSError as error:
         raise usage(f"cannot read {path}: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # also no UTF-8, a number without end, or nested too deeply
         raise usage(f"{path} is no TOML: {error}") from None
     sections = {name: table.pop(name) for name in SECTIONS if name in table}
     kinds = {field.name: field for field in fields(Settings) if field.name != "sections"}

@@ -122,6 +122,8 @@ def read_token(state_dir: Path) -> str:
         token = path.read_text().strip()
     except (FileNotFoundError, NotADirectoryError):
         return ""
+    except UnicodeDecodeError:
+        raise NoAccess(f"{path} holds no token; remove it and start the server again") from None
     except OSError as error:
         raise NoAccess(f"cannot read the token in {path}: {error.strerror}") from None
     if not token:
@@ -160,7 +162,7 @@ def _configuration(path: Path) -> _Level:
         return _Level(str(path))
     except OSError as error:
         raise NoAccess(f"cannot read {path}: {error.strerror}") from None
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:  # no TOML, no UTF-8, a number without end, or nested too deeply
         raise NoAccess(f"{path} is no TOML: {error}") from None
     for key in ("endpoint", "token", "state_dir"):
         if not isinstance(said.get(key, ""), str):
@@ -170,15 +172,22 @@ def _configuration(path: Path) -> _Level:
         raise NoAccess(f"{path}: [tls] takes the texts ca, cert and key")
     tls = section.get("ca", ""), section.get("cert", ""), section.get("key", "")
     directory = said.get("state_dir")
-    kept_in = Path(directory).expanduser() if directory else None
+    kept_in = _at_home(directory, str(path)) if directory else None
     return _Level(str(path), said.get("endpoint", ""), said.get("token", ""), kept_in, tls)
+
+
+def _at_home(path: str, source: str) -> Path:
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        raise NoAccess(f"{source} names {path!r}, and nobody here is called so") from None
 
 
 def _tls(levels: list[_Level]) -> TlsFiles | None:
     """Take the certificates of the first level that names any."""
     for level in levels:
         if any(level.tls):
-            ca, cert, key = (Path(path).expanduser() if path else None for path in level.tls)
+            ca, cert, key = (_at_home(path, level.source) if path else None for path in level.tls)
             if ca is None:
                 raise NoAccess(f"{level.source} names a certificate, but no authorities to believe: --tls-ca does")
             return TlsFiles(ca, cert, key)
@@ -211,7 +220,7 @@ def _published(state_dir: Path) -> Endpoints:
         ) from None
     except OSError as error:
         raise NoAccess(f"cannot read {path}: {error.strerror}") from None
-    except (ValueError, TypeError, AttributeError):
+    except (ValueError, TypeError, AttributeError, RecursionError):
         raise NoAccess(f"{path} is damaged; start `cotenant up` again to write it anew") from None
 
 

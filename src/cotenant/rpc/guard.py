@@ -16,10 +16,11 @@ from typing import Any, NoReturn
 import grpc
 import grpc.aio
 import structlog
+from google.protobuf.message import DecodeError
 
 from cotenant.rpc import errors
 from cotenant.rpc.audit import Audit, Entry
-from cotenant.rpc.errors import Problem
+from cotenant.rpc.errors import Problem, Violation
 from cotenant.rpc.identity import Authenticator, Identity, denied, enter, spoken_for
 from cotenant.rpc.limits import Limits
 from cotenant.rpc.permissions import ROLES, Rule, Scope
@@ -86,7 +87,7 @@ class Guard(grpc.aio.ServerInterceptor):
         else:  # generated base classes answer in such a function that they know nothing
             wrapped = self._coroutine(method, _unimplemented(method), streams=True)
         make = getattr(grpc, f"{kind}_rpc_method_handler")
-        return make(wrapped, handler.request_deserializer, handler.response_serializer)
+        return make(wrapped, _reading(handler.request_deserializer), handler.response_serializer)
 
     def _coroutine(self, method: str, behavior: Behavior, streams: bool) -> Behavior:
         rule = ROLES.get(method, NOBODYS)
@@ -95,6 +96,7 @@ class Guard(grpc.aio.ServerInterceptor):
             entry = self._entry(method, rule, context)
             try:
                 with self._admit(method, rule, context, entry, streams):
+                    request = _legible(request)
                     if not streams and context.time_remaining() is None:
                         response = await self._within_default(behavior(request, context))
                     else:
@@ -116,6 +118,7 @@ class Guard(grpc.aio.ServerInterceptor):
             entry = self._entry(method, rule, context)
             try:
                 with self._admit(method, rule, context, entry, streams=True):
+                    request = _legible(request)
                     if entry is not None:
                         await entry.answered(request, None)
                     async for response in behavior(request, context):
@@ -189,6 +192,40 @@ def scope_of(identity: Identity, method: str, rule: Rule) -> Scope:
     else:
         message = f"{method} is for nobody"
     raise denied("ROLE_MAY_NOT", message)
+
+
+class _Illegible:
+    """Stands for a request that is no message of the method's type."""
+
+
+def _reading(deserialize: Callable[[bytes], Any] | None) -> Callable[[bytes], Any] | None:
+    """Have bytes that are no message come to the guard, which refuses them; gRPC would tell of a fault of ours."""
+    if deserialize is None:
+        return None
+
+    def read(data: bytes) -> Any:
+        try:
+            return deserialize(data)
+        except (DecodeError, ValueError):
+            return _Illegible()
+
+    return read
+
+
+def _legible(request: Any) -> Any:
+    """Return a request, or a stream of them, in which none is illegible.
+
+    Raises:
+        Problem: INVALID_ARGUMENT; of a stream, where such a one is read.
+    """
+    if isinstance(request, _Illegible):
+        raise errors.invalid([Violation("request", "is no message of this method's type")])
+    return _legible_each(request) if hasattr(request, "__aiter__") else request
+
+
+async def _legible_each(requests: AsyncIterator[Any]) -> AsyncIterator[Any]:
+    async for request in requests:
+        yield _legible(request)
 
 
 def _unimplemented(method: str) -> Behavior:

@@ -98,7 +98,11 @@ def _check_key(path: Path, pem: bytes, certificate: Any) -> None:
         key = load_pem_private_key(pem, password=None)
     except (ValueError, TypeError, UnsupportedAlgorithm):
         raise BadTls("KEY_UNREADABLE", f"{path} holds no private key in PEM that can be read without a word") from None
-    if key.public_key() != certificate.public_key():
+    try:
+        belongs = key.public_key() == certificate.public_key()
+    except (ValueError, UnsupportedAlgorithm):  # damaged within, so that it could still be parsed
+        raise BadTls("CERTIFICATE_UNREADABLE", f"the certificate to {path} has a public key that is none") from None
+    if not belongs:
         raise BadTls("KEY_OF_ANOTHER", f"{path} is the key of another certificate")
 
 

@@ -96,7 +96,7 @@ class TokenFile:
         try:
             told = json.loads(raw)["tokens"]
             return sorted((_token(one) for one in told), key=lambda one: (one.created, one.id))
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
             raise BadTokens(f"{self.path} is damaged: {type(error).__name__}") from None
 
     def create(self, bearer: Bearer, expires: float = 0.0) -> tuple[Token, str]:

@@ -97,7 +97,11 @@ def parse_cluster(text: str) -> Cluster:
     if short := _SHORT.fullmatch(text.strip().lower()):
         return _cluster(text, [_short(text, int(short[1]), int(short[2]), short[3])])
     path = Path(text)
-    if not path.is_file():
+    try:
+        found = path.is_file()
+    except OSError:  # no name that a file may have
+        found = False
+    if not found:
         raise BadCluster(f"cluster {shown(text)} is neither NxG[xC], such as 6x8 or 6x8x48, nor a file")
     from cotenant.simulator import snapshots
 

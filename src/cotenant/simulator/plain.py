@@ -24,6 +24,8 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 from cotenant.core.options import did_you_mean
 from cotenant.core.validate import shown
 
+INTEGER_MAX = 2**63 - 1  # what the arrays that it comes into can hold
+
 _WORDS: Mapping[type, str] = MappingProxyType(
     {int: "a whole number", float: "a finite number", str: "a text", bool: "true or false"}
 )
@@ -76,6 +78,8 @@ def _read(kind: Any, value: Any, place: _Place) -> Any:
 
 def _scalar(kind: type, value: Any, place: _Place) -> Any:
     number = not isinstance(value, bool) and isinstance(value, int | float)
+    if number and isinstance(value, int) and abs(value) > INTEGER_MAX:
+        raise place.refuse(f"must be a number of at most 64 bits, not {shown(str(value))}")
     if kind is float and number and math.isfinite(value):
         return float(value)
     if kind is not float and isinstance(value, kind) and isinstance(value, bool) == (kind is bool):

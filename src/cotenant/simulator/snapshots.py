@@ -271,7 +271,7 @@ def read(path: Path | str) -> Snapshot:
         raise BadSnapshot(f"cannot read {path}: {(error.strerror or str(error)).lower()}") from error
     except json.JSONDecodeError as error:
         raise BadSnapshot(f"{path}:{error.lineno}:{error.colno}: is no JSON: {error.msg.lower()}") from error
-    except (UnicodeDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # no UTF-8, a number without end, or nested too deeply
         raise BadSnapshot(f"{path} is no snapshot: {error}") from error
     version = plain_value.get(KEY) if isinstance(plain_value, dict) else None
     if version != VERSION:
@@ -310,6 +310,7 @@ def _contradictions(snapshot: Snapshot) -> list[str]:
         try:
             for holding in holdings:
                 ledger.hold(holding)
-        except (Overcommitted, IndexError) as error:
-            wrong.append(f"jobs {job_id}: holds what is not there: {error}")
+        except (Overcommitted, IndexError, KeyError) as error:  # a share of a GPU that is not shared is a KeyError
+            told = str(error) if isinstance(error, Overcommitted) else "a GPU, or a share of one, that its node has not"
+            wrong.append(f"jobs {job_id}: holds what is not there: {told}")
     return wrong

@@ -117,9 +117,10 @@ def read_file(path: Path) -> Contents:
     try:
         entries = tuple((str(line["k"]), base64.b64decode(line["v"], validate=True)) for line in lines[1:-1])
         contents = Contents(int(head["revision"]), entries)
-    except (KeyError, TypeError, ValueError) as error:
+        digest = contents.digest
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise BadBackup(f"{path}: a line between the first and the last is no key and value: {error}") from None
-    if (head.get("keys"), tail.get("sha256")) != (len(entries), contents.digest):
+    if (head.get("keys"), tail.get("sha256")) != (len(entries), digest):
         raise BadBackup(f"{path} is not whole: {len(entries)} keys of {head.get('keys')}, or another digest")
     return contents
 
@@ -127,7 +128,7 @@ def read_file(path: Path) -> Contents:
 def _object(line: bytes, number: int) -> dict[str, Any]:
     try:
         read = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise BadBackup(f"line {number} is no JSON: {error}") from None
     if not isinstance(read, dict):
         raise BadBackup(f"line {number} is no JSON object")

@@ -84,7 +84,7 @@ def parse_rules(text: str, source: str) -> tuple[Rule, ...]:
     """
     try:
         table = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:  # also a number without end, or nested too deeply
         raise BadRules(f"{source} is no TOML: {error}") from None
     if unknown := [key for key in table if key not in ("version", "rule")]:
         raise BadRules(f"{source}: {unknown[0]}: no such key; version and rule are")

@@ -1,0 +1,119 @@
+"""What the node agent and its supervisors read: datagrams of jobs, and the files by which they outlive a restart."""
+
+from __future__ import annotations
+
+import json
+import marshal
+import math
+import sys
+from collections.abc import Callable, Iterator
+from importlib import import_module
+from pathlib import Path
+from types import SimpleNamespace
+
+from tests.fuzz.targets import Prepared, Target, of_file, within
+
+from cotenant.node_agent import attempt_directory
+from cotenant.node_agent.agent import Agent
+from cotenant.node_agent.attempt_directory import AttemptDirectory, key_of
+from cotenant.node_agent.health_file import HealthFile
+from cotenant.node_agent.progress import Track, parse_line
+from cotenant.node_agent.records import AttemptKey, Exit, Status, parse_status, report
+from cotenant.v1 import node_service_pb2, resources_pb2
+
+KEY = AttemptKey("job", 1)
+STATUS = Status(
+    KEY, 3, "FAILED", 1e9, "told", Exit(0, 1), 1e9, 1e9 + 5, 2.5, 4096, 77, 123456, "DISCONNECTED"
+).to_json()
+STATE = json.dumps({**STATUS, "tasks": [{"rank": 0, "pid": 7, "status": None}]}).encode()
+PROGRESS = (
+    b"step=12 loss=0.5 phase=validation\nstep=13",
+    b'{"step": 12, "loss": 0.25, "phase": "train"}\n{"batch": 8, "batch_seconds": 0.02}',
+    b"batch=8, batch_seconds=0.02, step=4",
+)
+FINDING = {"rule": "xid-79", "detail": "x", "gpu_uuid": "GPU-0", "mark": "m", "since": 5.0, "lasted_seconds": 1.0}
+HEALTH = json.dumps(
+    {
+        "table_version": 1,
+        "boot": "b",
+        "driver": "d",
+        "gpus": [{"uuid": "GPU-0", "index": 0}],
+        "findings": [{**FINDING, "calm_seconds": 0.0, "boot": "b", "driver": "d"}],
+    }
+).encode()
+ASSIGNMENT = node_service_pb2.Assignment(
+    job_id="job", number=1, epoch=4, allocation=resources_pb2.NodeAllocation(node_id="n")
+).SerializeToString()
+SPEC = marshal.dumps({"group": {"path": "/x", "controllers": ["cpu"]}, "command": ["true"], "grace_seconds": 5.0})
+
+
+def targets() -> Iterator[Target]:
+    """Give the targets."""
+    yield Target("progress datagram", lambda directory: Prepared(_progress, PROGRESS), share=2.0)
+    yield Target("supervisor's datagram", lambda directory: Prepared(_status, (STATE,)), (ValueError,))
+    yield Target("state.json", _of("state.json", _state, STATE))
+    yield Target("narrowed", _of("narrowed", lambda there: there.narrowed(), b'{"0": [1, 2], "1": [3]}'))
+    throttle = b'{"bandwidth_percent": 50, "cores": 2, "idle": false, "suspended": true}'
+    yield Target("throttle", _of("throttle", lambda there: there.throttled(), throttle))
+    yield Target("assignment", _of("assignment", lambda there: there.assignment(), ASSIGNMENT))
+    yield Target("spec", _of("spec", lambda there: there.recorded_group(), SPEC), share=0.5)
+    yield Target("boot", _of("boot", lambda there: there.of_earlier_boot(), b"1f0c-77\n"))
+    yield Target("supervisor.log", _of("supervisor.log", lambda there: there.last_words(), b"a\nOSError: b\n"))
+    yield Target("directory's name", lambda directory: Prepared(_name, (b"job-1", b"j-0-22", b"a-b-3")))
+    yield Target("health.json", of_file("health.json", lambda path: HealthFile(path.parent).read(), (HEALTH,)))
+    yield Target("stop.json", _stop_order)
+
+
+def _of(name: str, read: Callable[[AttemptDirectory], object], *seeds: bytes) -> Callable[[Path], Prepared]:
+    def prepare(directory: Path) -> Prepared:
+        there = AttemptDirectory(directory, KEY)
+        there.path.mkdir(exist_ok=True)
+        return of_file(name, lambda path: read(there), seeds)(there.path)
+
+    return prepare
+
+
+def _progress(data: bytes) -> None:
+    track, now = Track(), 5.0
+    for line in data.splitlines():
+        if told := parse_line(line):
+            now += 0.5
+            track.take(told, now)
+    rate = track.rate_per_second(now)
+    if not (math.isfinite(rate) and rate >= 0):
+        raise AssertionError(f"a rate of {rate}")
+    reports: list[node_service_pb2.ProgressReport] = []
+    agent = SimpleNamespace(
+        _throttling=SimpleNamespace(told=lambda key: None), _link=SimpleNamespace(report_progress=reports.append)
+    )
+    Agent._tell_progress(agent, KEY, track, rate, 1e9)  # type: ignore[arg-type]  # it needs no more of an agent
+    reports[0].SerializeToString()
+
+
+def _status(data: bytes) -> None:
+    report(parse_status(data), "node").SerializeToString()
+
+
+def _state(there: AttemptDirectory) -> None:
+    if status := there.status():
+        report(status, "node").SerializeToString()
+    there.task_pids()
+
+
+def _name(data: bytes) -> None:
+    key_of(Path(data.replace(b"\0", b"").decode(errors="surrogateescape")))
+
+
+def _stop_order(directory: Path) -> Prepared:
+    """A supervisor loads its modules without the package around them."""
+    sys.path.append(str(Path(attempt_directory.__file__).parent))
+    try:
+        supervisor = import_module("supervision").Supervisor
+    finally:
+        sys.path.pop()
+
+    def read(path: Path) -> None:
+        supervisor._ordered_grace_seconds(SimpleNamespace())  # it reads the file alone
+
+    prepared = of_file("stop.json", read, (b'{"grace_seconds": 30.0}'.ljust(64), b'{"grace_seconds": null}'))(directory)
+    return Prepared(within(directory, prepared.run), prepared.seeds)

@@ -1,0 +1,123 @@
+"""A short run of every target with one seed, and each input that once showed a fault."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+from tests.fuzz import calls
+from tests.fuzz.agent_files import HEALTH, STATUS
+from tests.fuzz.operator_files import TOKENS
+from tests.fuzz.running import Outcome, run
+from tests.fuzz.targets import Prepared, Target, all_targets
+from tests.fuzz.trace_files import SNAPSHOT
+
+TARGETS = {target.name: target for target in all_targets()}
+SEED = 7
+INPUTS = 40
+CALLS = 96
+DEEP = b'{"a":' * 3000
+HUGE = b"1" + b"0" * 400
+ENDLESS = b"9" * 5000
+
+
+def state(**changes: object) -> bytes:
+    return json.dumps({**STATUS, **changes}).encode()
+
+
+def snapshot(path: str, value: object) -> bytes:
+    """The good one, with another value at a path such as `nodes.0.cores`."""
+    whole = inner = json.loads(SNAPSHOT)
+    *way, last = [int(step) if step.isdecimal() else step for step in path.split(".")]
+    for step in way:
+        inner = inner[step]
+    inner[last] = value
+    return json.dumps(whole).encode()
+
+
+FOUND = [
+    ("settings", b"nodes = " + ENDLESS),
+    ("settings", b"a = " + b"[" * 3000),
+    ("failure rules", b"version = " + ENDLESS),
+    ("client's settings", b"\xde"),
+    ("client's settings", b"state_dir = '~nobody-of-this-name/x'"),
+    ("client's settings", b"[tls]\nca = '~nobody-of-this-name/x'"),
+    ("cluster words", b"9" * 300),
+    ("token", b"\xfe"),
+    ("endpoint.json", DEEP),
+    ("tokens.json", TOKENS[0].replace(b"1.5", HUGE)),
+    ("audit log", DEEP),
+    ("backups", b'{"cotenant_backup":1,"revision":Infinity,"keys":0}\n{"sha256":""}\n'),
+    ("backups", b'{"cotenant_backup":1,"revision":1,"keys":1}\n{"k":"\\ud800","v":""}\n{"sha256":""}\n'),
+    ("backups", DEEP),
+    ("snapshot", SNAPSHOT.replace(b"1000.0", HUGE)),
+    ("snapshot", SNAPSHOT.replace(b"1000.0", ENDLESS)),
+    ("snapshot", snapshot("nodes.0.memory_bytes", 2**64)),
+    ("snapshot", snapshot("nodes.0.shareable", False)),
+    ("snapshot", snapshot("jobs.0.held.0.shares", [[99, 500]])),
+    ("progress datagram", b'{"step": ' + HUGE + b"}"),
+    ("progress datagram", b'{"loss": ' + HUGE + b"}"),
+    ("supervisor's datagram", state(number=float("inf"))),
+    ("supervisor's datagram", state(message="\ud800")),
+    ("supervisor's datagram", DEEP),
+    *(("state.json", state(**{name: value})) for name in ("time", "cpu_seconds") for value in (float("nan"), 1e308)),
+    *(("state.json", state(**{name: 2**64})) for name in ("number", "epoch", "memory_peak_bytes", "pid")),
+    ("state.json", state(end_time=float("nan"))),
+    ("narrowed", b'{"0": [Infinity]}'),
+    ("throttle", b'{"bandwidth_percent": Infinity, "cores": 1, "idle": false, "suspended": false}'),
+    ("boot", b"\xd3"),
+    ("health.json", HEALTH.replace(b"5.0", HUGE)),
+    ("health.json", DEEP),
+    ("stop.json", b"true"),
+    ("stop.json", b'{"grace_seconds": ""}'),
+    ("stop.json", b'{"grace_seconds": NaN}'),
+    ("stop.json", b'{"grace_seconds": ' + HUGE + b"}"),
+    ("stop.json", DEEP),
+]
+
+
+def shown(outcome: Outcome) -> str:
+    return "\n".join(map(str, outcome.findings))
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_whatever_is_read_is_taken_or_refused_in_words(name: str, tmp_path: Path) -> None:
+    outcome = run(TARGETS[name], INPUTS, SEED, tmp_path)
+    assert not outcome.findings, shown(outcome)
+
+
+@pytest.mark.parametrize(("name", "data"), FOUND, ids=lambda part: part if isinstance(part, str) else "")
+def test_what_was_found_stays_mended(name: str, data: bytes, tmp_path: Path) -> None:
+    target, packed = TARGETS[name], gzip.compress(data) if name == "backups" else data
+
+    def prepare(directory: Path) -> Prepared:
+        return Prepared(target.prepare(directory).run, (packed,))
+
+    outcome = run(Target(name, prepare, target.errors), 0, SEED, tmp_path)
+    assert not outcome.findings, shown(outcome)
+
+
+@pytest.mark.parametrize("name", calls.NAMES)
+def test_whatever_is_called_is_answered_or_refused_in_words(name: str, tmp_path: Path) -> None:
+    outcome = calls.run(name, CALLS, SEED, tmp_path)
+    assert not outcome.findings, shown(outcome)
+
+
+def test_a_fault_is_found_and_its_input_made_small(tmp_path: Path) -> None:
+    def fails(data: bytes) -> None:
+        assert b"7" not in data
+
+    [finding] = run(Target("faulty", lambda directory: Prepared(fails, (b"1 2 3",))), 500, SEED, tmp_path).findings
+    assert finding.data == b"7"
+    assert finding.what.startswith("AssertionError")
+
+
+def test_what_takes_too_long_is_found(tmp_path: Path) -> None:
+    def hangs(data: bytes) -> None:
+        while data.startswith(b"x"):
+            pass
+
+    outcome = run(Target("slow", lambda directory: Prepared(hangs, (b"x",)), seconds_max=0.05), 0, SEED, tmp_path)
+    assert [finding.what for finding in outcome.findings] == ["a good input: hung: more than 0.05 s"]
