@@ -58,7 +58,7 @@ def test_certificates_are_made_shown_and_renewed(shell: Shell, tmp_path: Path) -
     assert shell("certs", "issue", "service/queue", "--name", "head.lab", "--dir", lab).code == 0
     assert shell("certs", "issue", "user/eve", "--tenants", "vision", "--days", "30", "--dir", lab).code == 0
     shown = {one["bearer"]: one for one in shell("certs", "show", "--dir", lab, "--json").json}
-    assert shown["cotenant://service/queue"]["names"] == ["head.lab", "localhost", "127.0.0.1"]
+    assert shown["cotenant://service/queue"]["names"] == ["head.lab", "mesh.cotenant", "localhost", "127.0.0.1"]
     assert "user/eve?tenants=vision" in shell("certs", "show", "--dir", lab).out
     before = (tmp_path / "lab" / "service-queue.pem").read_bytes()
     assert shell("certs", "rotate", "service/queue", "--dir", lab).code == 0

@@ -77,7 +77,7 @@ def wrong_sections(sections: Mapping[str, Any]) -> list[str]:
     """Name everything that is wrong with the sections of a configuration file.
 
     >>> wrong_sections({"tls": {"crt": "x"}, "users": {"eve": 7}})
-    ["tls.crt: no such setting; did you mean 'cert'?", 'users.eve: must be a text, not 7']
+    ['tls.crt: no such setting; did you mean cert?', 'users.eve: must be a text, not 7']
     """
     wrong: list[str] = []
     for name, table in sections.items():
