@@ -14,7 +14,8 @@ unexport VIRTUAL_ENV PYTHONPATH PYTHONHOME
 ARGS ?=
 # Tests that leave each other alone run on all cores; those with real processes and control groups one after another.
 APART := tests/core tests/policies tests/contract tests/simulation tests/services tests/rpc tests/store tests/cli src
-APART += tests/fuzz tests/benchmarks tests/reproduction tests/integrations tests/transcripts
+APART += tests/fuzz tests/benchmarks tests/reproduction tests/integrations tests/transcripts tests/replicas
+APART += $(wildcard tests/test_*.py)
 
 .PHONY: help setup test fuzz test-vm test-images operations tests lint bench docs reproduce demo clean
 

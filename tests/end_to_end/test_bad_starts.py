@@ -43,7 +43,7 @@ def test_an_unknown_service_is_refused_with_the_nearest(elsewhere: Cli) -> None:
     ("text", "told"),
     [
         ("gpus = [", "is no TOML"),
-        ("gpuss = 'auto'", "gpuss: no such setting; did you mean gpus?"),
+        ("listn = 'x'", "listn: no such setting; did you mean listen?"),
         ("nodes = 'two'", "nodes: must be a whole number, not 'two'"),
         ("checkpoint_seconds = -1", "checkpoint_seconds: must be 0 or more, not -1"),
         ("[options.queue]\nmode = 'sideways'", "sideways"),

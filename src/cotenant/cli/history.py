@@ -57,7 +57,7 @@ def history(
     Examples:
       cotenant history --tenant vision --since 2026-01-01
       cotenant history --name nightly --phase failed --json
-      sqlite3 archive.sqlite 'SELECT tenant, sum(gpu_seconds) FROM jobs GROUP BY 1'
+      sqlite3 archive.sqlite 'SELECT tenant, count(*) FROM jobs GROUP BY 1'
     """
     if phase and phase not in set(ENDED):
         raise usage(f"--phase: {phase!r} is not one of {', '.join(sorted(ENDED))}")
