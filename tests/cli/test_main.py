@@ -65,6 +65,15 @@ def test_help_imports_neither_grpc_nor_rich() -> None:
     assert ended.stderr.strip() == "[]"
 
 
+def test_a_list_of_jobs_imports_no_logs_tables_or_numbers(tmp_path: Path) -> None:
+    script = (
+        "import sys; from cotenant.cli.main import run; code = run(['--state-dir', sys.argv[1], 'jobs']);"
+        "print([name for name in ('structlog', 'rich', 'numpy', 'yaml') if name in sys.modules], code, file=sys.stderr)"
+    )
+    ended = subprocess.run([sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, check=True)
+    assert ended.stderr.splitlines()[-1] == f"[] {ExitCode.UNREACHABLE:d}"
+
+
 @pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.name)
 def test_every_command_is_there_with_help_of_its_own(entry: Entry) -> None:
     command = load(entry)

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import grpc
-import structlog
 
+from cotenant import telemetry
 from cotenant.rpc.tlsfiles import TlsFiles
 
 __all__ = [
@@ -31,7 +31,7 @@ __all__ = [
     "server_credentials",
 ]
 
-log = structlog.get_logger()
+log = telemetry.logger()
 
 LOOK_SECONDS = 1.0
 

@@ -4,6 +4,7 @@ Logs are on: events with fields, not prose. Spans and metrics are off until the 
 for them; until then the SDK is not even imported and each call below costs a fraction of a microsecond.
 """
 
+from cotenant.telemetry.lines import logger
 from cotenant.telemetry.metrics import Counter, Gauge, Histogram, counter, gauge, histogram
 from cotenant.telemetry.records import emit
 from cotenant.telemetry.switch import setup, shutdown
@@ -30,6 +31,7 @@ __all__ = [
     "emit",
     "gauge",
     "histogram",
+    "logger",
     "record",
     "root",
     "server_interceptors",

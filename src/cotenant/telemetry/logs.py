@@ -10,8 +10,8 @@ import structlog
 from structlog.typing import EventDict, Processor, WrappedLogger
 
 from cotenant.telemetry import tracing
+from cotenant.telemetry.lines import LEVEL_DEFAULT
 
-LEVEL_DEFAULT = "info"
 LEVELS = {
     "debug": logging.DEBUG,
     "info": logging.INFO,
@@ -19,7 +19,6 @@ LEVELS = {
     "error": logging.ERROR,
     "critical": logging.CRITICAL,
 }
-LEVEL_OF_SERVICE = {"cli": "warning"}  # a command's own output is what its user reads
 
 
 def configure(service: str, level: str, stream: TextIO | None = None) -> None:

@@ -8,14 +8,13 @@ from collections.abc import Collection, Mapping
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
-import structlog
-
-from cotenant.telemetry import logs, metrics, records, tracing
+from cotenant.telemetry import metrics, records, tracing
+from cotenant.telemetry.lines import LEVEL_DEFAULT, LEVEL_OF_SERVICE, logger
 
 if TYPE_CHECKING:
     from cotenant.telemetry.otel import Metrics, Records, Tracing
 
-log = structlog.get_logger()
+log = logger()
 
 SIGNALS = ("TRACES", "METRICS", "LOGS")
 
@@ -27,8 +26,10 @@ def setup(service: str) -> None:
 
     Reads COTENANT_LOG (debug, info, warning, error, critical) and the standard OTEL_ variables.
     """
+    from cotenant.telemetry import logs  # see `lines`
+
     environment = os.environ
-    logs.configure(service, environment.get("COTENANT_LOG") or logs.LEVEL_OF_SERVICE.get(service, logs.LEVEL_DEFAULT))
+    logs.configure(service, environment.get("COTENANT_LOG") or LEVEL_OF_SERVICE.get(service, LEVEL_DEFAULT))
     if _running:
         return
     wanted = [signal for signal in SIGNALS if wants(environment, signal)]

@@ -1,0 +1,27 @@
+"""A logger for modules that short commands import too: structlog takes longer to import than they take to answer."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+LEVEL_DEFAULT = "info"
+LEVEL_OF_SERVICE = {"cli": "warning"}  # a command's own output is what its user reads
+
+
+class Logger:
+    """structlog's logger, had when something is first said; on stderr, as a command's, where nobody set up logs."""
+
+    def __getattr__(self, method: str) -> Any:
+        import structlog
+
+        from cotenant.telemetry import logs
+
+        if not structlog.is_configured():
+            logs.configure("cli", os.environ.get("COTENANT_LOG") or LEVEL_OF_SERVICE["cli"])
+        return getattr(structlog.get_logger(), method)
+
+
+def logger() -> Any:
+    """A logger whose import costs nothing. As structlog's, it takes an event and fields."""
+    return Logger()
