@@ -12,7 +12,8 @@ export GRPC_VERBOSITY ?= ERROR
 unexport VIRTUAL_ENV PYTHONPATH PYTHONHOME
 
 ARGS ?=
-# Tests that leave each other alone run on all cores; those with real processes and control groups one after another.
+# Tests that leave each other alone run on all cores; those with real processes and control groups two at a time, for
+# they wait a lot; those that measure real cores one after another.
 APART := tests/core tests/policies tests/contract tests/simulation tests/services tests/rpc tests/store tests/cli src
 APART += tests/fuzz tests/benchmarks tests/reproduction tests/integrations tests/transcripts tests/replicas
 APART += $(wildcard tests/test_*.py)
@@ -34,7 +35,8 @@ tests: $(STAMP)
 	@printf '\n── tests\n'
 ifeq ($(strip $(ARGS)),)
 	@pytest -q -r fER -n auto --dist worksteal $(APART)
-	@pytest -q -r fER $(addprefix --ignore=,$(APART)) tests
+	@pytest -q -r fER -n 2 --dist loadfile -m "not calm" $(addprefix --ignore=,$(APART)) tests
+	@pytest -q -r fER -m calm $(addprefix --ignore=,$(APART)) tests
 else
 	@pytest -q $(ARGS)
 endif

@@ -13,6 +13,8 @@ from tests.end_to_end.waiting import until
 
 from cotenant.core.lifecycle import Phase
 
+pytestmark = pytest.mark.calm
+
 # A step takes 20 ms, and twice as long while the other job lives up to its file: what they share here is that file. A
 # process that was kept waiting catches up, so that a busy machine makes no difference.
 TRAIN = """

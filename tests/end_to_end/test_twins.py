@@ -11,6 +11,8 @@ from tests.end_to_end import remains
 from cotenant.reproduction.live import LiveStopped
 from cotenant.reproduction.papers.twins import CPUS, compared, run_live, twins
 
+pytestmark = pytest.mark.calm
+
 BAND = (0.7, 1.4)  # wide, for a machine that does much else; the bar of a quiet one is 10 %
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from cotenant.v1 import job_pb2, node_service_pb2, resources_pb2
 
-NODE = "test-node"
+NODE = os.environ.get("COTENANT_TEST_NODE") or f"test-node-{os.getpid()}"  # runs share the tree of control groups
 CPUS = sorted(os.sched_getaffinity(0))
 PYTHON = [sys.executable, "-I", "-S", "-c"]
 

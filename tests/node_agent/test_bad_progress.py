@@ -19,7 +19,7 @@ from cotenant.node_agent import progress_reader
 from cotenant.node_agent.meter import Meter, Patience
 from cotenant.node_agent.progress import Told, Track, parse_line
 from cotenant.node_agent.records import AttemptKey
-from cotenant.node_agent.sockets import progress_socket
+from cotenant.node_agent.sockets import progress_socket, socket_directory
 from cotenant.v1 import job_pb2
 
 MEBIBYTE = 1 << 20
@@ -122,7 +122,7 @@ async def test_jobs_of_one_name_are_told_apart_by_their_ids(placement: Placement
 async def test_a_socket_that_a_job_asks_for_is_not_the_one_that_it_gets(
     placement: Placement, agent: RunningAgent
 ) -> None:
-    victims = str(progress_socket(agent.config.state_dir / "sockets", AttemptKey("victim", 1)))
+    victims = str(progress_socket(socket_directory(agent.config.state_dir), AttemptKey("victim", 1)))
     placement.assign(assignment("victim", ["sleep", "600"]))
     await placement.running("victim")
     spec = job_pb2.JobSpec(environment={"COTENANT_PROGRESS": victims})
@@ -134,7 +134,7 @@ async def test_a_socket_that_a_job_asks_for_is_not_the_one_that_it_gets(
 async def test_a_job_that_puts_a_socket_in_anothers_place_harms_nobody_else(
     placement: Placement, agent: RunningAgent
 ) -> None:
-    path = str(progress_socket(agent.config.state_dir / "sockets", AttemptKey("victim", 1)))
+    path = str(progress_socket(socket_directory(agent.config.state_dir), AttemptKey("victim", 1)))
     script = "import os, socket; os.unlink(%r); socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM).bind(%r)"
     placement.assign(assignment("victim", ["sleep", "600"]))
     await placement.running("victim")

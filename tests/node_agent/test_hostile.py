@@ -21,6 +21,7 @@ from tests.node_agent.placement import Placement
 from cotenant.node_agent import cgroup_mounts
 from cotenant.node_agent.records import AttemptKey, Status
 from cotenant.node_agent.runtime import RuntimeContext
+from cotenant.node_agent.sockets import socket_directory
 from cotenant.node_agent.supervise import ProcessRuntime
 from cotenant.rpc.translate import duration
 from cotenant.v1 import job_pb2, node_service_pb2, resources_pb2
@@ -161,7 +162,7 @@ def test_whatever_comes_ends_and_leaves_nothing(tmp_path_factory: pytest.TempPat
             assert "Traceback" not in end.message
             assert end.state != "FAILED" or end.message
             assert os.listdir(runs.state_dir / "attempts") == os.listdir(runs.state_dir / "kept") == []
-            assert os.listdir(runs.state_dir / "sockets") in ([], ["notify"])
+            assert os.listdir(socket_directory(runs.state_dir)) in ([], ["notify"])
             assert not groups_here()
 
     asyncio.run(run())

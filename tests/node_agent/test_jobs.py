@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tests.node_agent.conditions import alive, need_groups, until, written_number
 from tests.node_agent.conftest import RunningAgent
-from tests.node_agent.jobs import CPUS, PYTHON, assignment, shell, stop_order, task
+from tests.node_agent.jobs import CPUS, NODE, PYTHON, assignment, shell, stop_order, task
 from tests.node_agent.placement import Placement
 
 from cotenant.v1 import job_pb2, node_service_pb2
@@ -32,7 +32,7 @@ async def test_an_attempt_is_running_then_succeeded(placement: Placement, agent:
     placement.assign(shell("hello", "echo hi"))
     end = await placement.ended("hello")
     assert placement.states("hello") == ["RUNNING", "SUCCEEDED"]
-    assert (end.epoch, end.exit.code, end.exit.signal, end.exit.node_id) == (10, 0, 0, "test-node")
+    assert (end.epoch, end.exit.code, end.exit.signal, end.exit.node_id) == (10, 0, 0, NODE)
     assert output(agent, "hello") == "hi\n"
 
 

@@ -12,6 +12,7 @@ from tests.node_agent.jobs import NODE, shell
 from tests.node_agent.placement import Placement
 
 from cotenant.node_agent.cgroup_mounts import open_node_group
+from cotenant.node_agent.sockets import socket_directory
 
 JOBS = 60
 
@@ -33,7 +34,7 @@ async def test_short_jobs_leave_no_group_descriptor_process_or_file(placement: P
     await until(lambda: len(list((agent.config.state_dir / "kept").iterdir())) == 5)
     await until(lambda: set(psutil.Process().children()) <= children)
     assert psutil.Process().num_fds() <= descriptors
-    assert [path.name for path in (agent.config.state_dir / "sockets").iterdir()] == ["notify"]
+    assert [path.name for path in socket_directory(agent.config.state_dir).iterdir()] == ["notify"]
     group, _ = open_node_group(NODE)
     if group is not None:
         assert not [name for path in group.paths() for name in os.listdir(path) if (Path(path) / name).is_dir()]

@@ -24,7 +24,7 @@ from cotenant.node_agent.records import AttemptKey
 from cotenant.node_agent.supervise import ProcessRuntime
 from cotenant.v1 import job_pb2, node_service_pb2, resources_pb2
 
-pytestmark = pytest.mark.skipif(len(CPUS) < 2, reason="needs two CPUs")
+pytestmark = [pytest.mark.calm, pytest.mark.skipif(len(CPUS) < 2, reason="needs two CPUs")]
 ONE, OTHER, BOTH = set(CPUS[:1]), set(CPUS[1:2]), set(CPUS[:2])
 
 TELL = "from cotenant import progress; import os, time, sys; print(os.getpid(), flush=True)\n"

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from tests.node_agent.conditions import alive, need_groups, until, written_number
 from tests.node_agent.conftest import RunningAgent
-from tests.node_agent.jobs import CPUS, shell, stop_order, task
+from tests.node_agent.jobs import CPUS, NODE, shell, stop_order, task
 from tests.node_agent.placement import Placement
 from tests.node_agent.test_restarts import supervisor_pid
 
@@ -150,9 +150,9 @@ async def test_the_state_of_another_node_is_not_taken_over(placement: Placement,
     await placement.running("long")
     await agent.stop()
     await agent.start(node_id="renamed")
-    with pytest.raises(AnotherNode, match=r"is the state of node 'test-node' with 1 attempts of it, such as long-1"):
+    with pytest.raises(AnotherNode, match=rf"is the state of node '{NODE}' with 1 attempts of it, such as long-1"):
         await agent.stop()
-    await agent.start(node_id="test-node")
+    await agent.start(node_id=NODE)
     assert [report.state for report in (await placement.connected(2)).attempts] == [RUNNING]
 
 

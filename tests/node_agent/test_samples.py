@@ -9,13 +9,15 @@ import pytest
 from structlog.testing import capture_logs
 from tests.node_agent.conditions import need_groups
 from tests.node_agent.conftest import RunningAgent
-from tests.node_agent.jobs import CPUS, PYTHON, assignment, resize_order, shell, stop_order, task
+from tests.node_agent.jobs import CPUS, NODE, PYTHON, assignment, resize_order, shell, stop_order, task
 from tests.node_agent.placement import Placement
 
 from cotenant.node_agent import cgroup_mounts
 from cotenant.node_agent.cgroups import Group
 from cotenant.node_agent.pressure import parse_pressure, pressure_within, read_pressure
 from cotenant.v1 import contention_service_pb2, job_pb2
+
+pytestmark = pytest.mark.calm
 
 STEPS = "import time; from cotenant import progress\nwhile True: time.sleep(0.05); progress.step(phase='validation')"
 
@@ -67,7 +69,7 @@ async def test_each_attempt_is_sampled(
     assert sample["spinner"].cores_used < 1.5
     assert sample["sleeper"].cores_used < 0.1
     assert (sample["spinner"].cpu_job, sample["sleeper"].cpu_job) == (True, False)
-    assert (node.node_id, node.memory_bandwidth_bytes_per_second) == ("test-node", -1)
+    assert (node.node_id, node.memory_bandwidth_bytes_per_second) == (NODE, -1)
     assert node.window.ToMilliseconds() >= 250
     assert node.memory_used_bytes > 0
     placement.send(stops=[stop_order(job_id, grace_seconds=0) for job_id in sample])

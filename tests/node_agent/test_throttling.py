@@ -13,7 +13,7 @@ import pytest
 from tests.node_agent.agent_process import AgentProcess
 from tests.node_agent.conditions import PATIENCE, need_groups, until
 from tests.node_agent.conftest import RunningAgent
-from tests.node_agent.jobs import CPUS, assignment, profile_order, resize_order, stop_order, task
+from tests.node_agent.jobs import CPUS, NODE, assignment, profile_order, resize_order, stop_order, task
 from tests.node_agent.placement import Placement
 from tests.node_agent.test_profiling import BOTH, OTHER, PACED, cpus_of, directory, pid_of
 
@@ -24,7 +24,7 @@ from cotenant.node_agent.throttling import throttle_for, words
 from cotenant.v1 import contention_service_pb2 as contention
 from cotenant.v1 import job_pb2
 
-pytestmark = pytest.mark.skipif(len(CPUS) < 2, reason="needs two CPUs")
+pytestmark = [pytest.mark.calm, pytest.mark.skipif(len(CPUS) < 2, reason="needs two CPUs")]
 
 POLITE = """
 import os, signal, time
@@ -78,7 +78,7 @@ async def freed(placement: Placement) -> None:
 
 
 def group_of(state_dir: Path) -> Any:
-    found, _ = cgroup_mounts.open_node_group("test-node")
+    found, _ = cgroup_mounts.open_node_group(NODE)
     assert found is not None
     return found.child(directory(state_dir).path.name)
 

@@ -38,6 +38,7 @@ NONE_SELECTED = 5  # pytest's exit status
 INSIDE = """\
 export LANG=C.UTF-8 HOME=/root PATH=/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin GRPC_VERBOSITY=ERROR CI=1
 export COTENANT_MACHINE={machine} COTENANT_PATIENCE={patience} COTENANT_PERSISTENT=/persistent
+export COTENANT_TEST_NODE=test-node
 cd /opt/cotenant
 {{ {command}; }} >/dev/vport0p1 2>&1
 echo $? >/results/status
