@@ -2,7 +2,8 @@
 
 Quiet days are days of windows with 5 % noise in which nobody is hurt: on a calm node, on one whose CPU jobs come and go
 all day, and on one whose memory bandwidth is above its limit all day. Anything that is done in them is a false alarm.
-Slowdowns begin at a random instant of a window, which counts as the first one.
+Slowdowns begin at a random instant of a window, which counts as the first one. Suspects that hide each other each
+saturate the memory alone, so that holding one of them back brings nothing.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from benchmarks import harness
-from benchmarks.contention_node import CpuJob, ModelNode, Trainer, hog
+from benchmarks.contention_node import CpuJob, ModelNode, Trainer, glutton, hog
 
+from cotenant.core.contending.limits import Limits
 from cotenant.core.policy import AttemptWindow, ContentionPolicy, NodeWindow
 from cotenant.policies.coda_eliminator import CodaEliminator
 from cotenant.policies.no_contention import NoContention
@@ -28,6 +30,9 @@ BARRED = 0.15  # slowdowns from this on are to be noticed in time
 HARDWARE = {"held to shares": (True, True), "told only": (True, False), "told nothing": (False, False)}
 NOTICED_MAX, RELIEVED_MAX, WELL, KEPT = 3, 6, 0.95, 0.1
 SIZES = (10, 100, 1000)
+JOINT = {2: 3.5, 3: 2.2, 4: 1.9}  # CPU jobs that each saturate the memory alone, and how much of the peak each wants
+SATURATION = 1.5  # of the peak; what is wanted beyond it slows nobody down any more
+JOINT_WINDOWS, JOINT_WELL_MIN = 30, 97.0
 GROWTH_MAX = 2.0  # of the time for one attempt, from 10 to 1,000 of them
 
 
@@ -143,6 +148,48 @@ def detection(quick: bool) -> Iterator[harness.Row]:
     )
 
 
+class Joint(NamedTuple):
+    """What became of a victim of several that hide each other: when it was well first, and how it was from then on."""
+
+    well: int  # the window
+    lasting: float  # its speed, the median of the five minutes that follow the first `JOINT_WINDOWS`
+    kept: float  # the least speed of a CPU job that is not suspended, as a share of that before one was held back
+
+
+def joint(count: int, seed: int, limits: Limits) -> Joint:
+    """Let CPU jobs come of which each saturates the memory alone."""
+    jobs = [glutton(f"cpu-{number}", JOINT[count], begin=5.0 * LEARNT_WINDOWS) for number in range(count)]
+    trainer, policy = Trainer(), CodaEliminator(limits)
+    node = ModelNode([trainer], jobs, seed, told=False, saturation=SATURATION)
+    node.run(policy, LEARNT_WINDOWS)
+    speeds = []
+    for _ in range(JOINT_WINDOWS + 60):
+        node.run(policy, 1)
+        speeds.append(trainer.speed)
+    ran = [speed / job.speeds[0] for job in jobs for speed in job.speeds if speed > 0]
+    well = next((number for number, speed in enumerate(speeds, 1) if speed >= WELL), 999)
+    return Joint(well, statistics.median(speeds[JOINT_WINDOWS:]), min(ran))
+
+
+def hidden(quick: bool) -> Iterator[harness.Row]:
+    """Tell how often and how soon a victim is relieved of suspects that hide each other."""
+    seeds = range(50 if quick else 500)
+    kept: list[float] = []
+    for count in JOINT:
+        together = [joint(count, seed, Limits()) for seed in seeds]
+        alone = [joint(count, seed, Limits(suspects_together_max=1)) for seed in seeds]
+        kept += [one.kept for one in together]
+        well, otherwise = (100 * statistics.fmean(one.lasting >= WELL for one in ones) for ones in (together, alone))
+        yield harness.Row(
+            f"victims well for good of {count} suspects that hide each other", well, "%", otherwise,
+            "each tried alone", f"at least {JOINT_WELL_MIN:g}", well >= JOINT_WELL_MIN,
+        )  # fmt: skip
+        yield harness.Row("  windows until then, median", statistics.median(one.well for one in together), "1")
+    least = 100 * min(kept)
+    what = "least speed of one that is not suspended, of that among the others before"
+    yield harness.Row(what, least, "%", bar="at least 10", holds=least > 9.99)
+
+
 def crowd(count: int, number: int, rng: random.Random) -> NodeWindow:
     """A window of a node with so many attempts, half of them CPU jobs."""
     attempts = tuple(
@@ -181,7 +228,7 @@ def price(quick: bool) -> Iterator[harness.Row]:
 
 def measure(quick: bool) -> Sequence[harness.Row]:
     """Notice and relieve, then be quiet, then tell the price."""
-    return [*detection(quick), *false_alarms(quick), *price(quick)]
+    return [*detection(quick), *hidden(quick), *false_alarms(quick), *price(quick)]
 
 
 if __name__ == "__main__":

@@ -73,6 +73,11 @@ def hog(slowdown: float, trainer: Trainer | None = None, id: str = "hog", **othe
     return CpuJob(id, over * PEAK - (trainer or Trainer()).demand, **others)  # type: ignore[arg-type]  # floats, by name
 
 
+def glutton(id: str, demand: float, **others: float) -> CpuJob:
+    """Make a CPU job of eight cores that wants so many times the peak, unless it has but one of them."""
+    return CpuJob(id, demand * PEAK, **others)  # type: ignore[arg-type]  # floats, by name
+
+
 @dataclass(slots=True)
 class ModelNode:
     """The node. `told`: whether its hardware tells bandwidth; `enforced`: whether it can hold a job to a share."""

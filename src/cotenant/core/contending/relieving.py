@@ -7,8 +7,10 @@ gets all back, is left alone for five minutes, and the next one is tried.
 
 Two that each saturate what they share hide each other: what one is denied, the other takes. So when the trial of every
 suspect brought nothing and the victim is still hurt, the two that most speak against are held back **together**, then
-three, up to a limit. If the victim regains half of what it lost they are proven; then each gets all back once, the one
-that least speaks against first, for it may have had no part in it. If not, all are freed, and left alone for longer.
+three, up to a limit. One that was proven, and cannot be held lower but by a suspension, counts as the first of them: it
+may have been noise that spoke against it alone. If the victim regains half of what it lost they are proven; then each
+gets all back once, the one that least speaks against first, for it may have had no part in it. If not, all are freed,
+and left alone for longer.
 
 When nothing is left to try, the job has simply become slower: that is its baseline from then on.
 
@@ -135,7 +137,10 @@ class Relief:
         unsure = noise * math.sqrt(1 / look.windows + 1 / max(1, look.loss_windows))
         needed = max((TOGETHER_GAIN_MIN if together else GAIN_MIN) * look.loss, 1.28 * unsure)
         enough = max(self.limits.look_windows, min(LOOK_WINDOWS_MAX, math.ceil((2.5 * noise / look.loss) ** 2)))
-        if look.windows < enough and abs(gain - needed) < unsure:
+        doubt = unsure
+        if together and gain < needed:  # to free them all is for long: nobody else is left to try
+            enough, doubt = LOOK_WINDOWS_MAX, 2 * unsure
+        if look.windows < enough and abs(gain - needed) < doubt:
             return
         if gain < needed:
             self._end_trial(look, window)
@@ -172,7 +177,7 @@ class Relief:
         running = any(0 <= hold.rung < hold.gentlest for hold in self.held.holds.values() if hold.proven)
         if look.left - unsure > self.limits.slowdown and (running or look.windows >= self.limits.look_windows):
             self.look = None  # one window alone lets nobody stand still
-            self._deepen(victim, look.left, look.windows, window)
+            self._deepen(victim, look.left, look.windows, window, look)
         elif look.windows >= self.limits.look_windows:
             self.look = None
 
@@ -217,8 +222,8 @@ class Relief:
         else:
             victim.baseline.fallen.clear()
 
-    def _deepen(self, victim: Victim, loss: float, windows: int, window: NodeWindow) -> None:
-        """Hold the proven ones lower; then try others; only then let one stand still, or ask it to move."""
+    def _deepen(self, victim: Victim, loss: float, windows: int, window: NodeWindow, look: Look | None = None) -> None:
+        """Hold the proven ones lower; then try others, alone and with these; only then let one stand still or move."""
         proven = [(hold.since, id) for id, hold in self.held.holds.items() if hold.proven and hold.rung >= 0]
         running = sorted((since, id) for since, id in proven if self.held.holds[id].rung < self.held.holds[id].gentlest)
         if running:
@@ -229,6 +234,8 @@ class Relief:
             return
         start = window.now - (windows - 1) * window.seconds
         if self._try_next(victim, loss, windows, start, window):
+            return
+        if look is not None and self._try_together(victim, look, window):
             return
         for _, id in sorted(proven, reverse=True):
             hold = self.held.holds[id]
