@@ -68,6 +68,7 @@ class Health:
         self._gpus: dict[str, dict[str, Any]] = {}  # as NVML told of them
         self._utilisation: dict[str, float] = {}
         self._answering: frozenset[str] = frozenset()  # of which NVML told at the last look
+        self._released: set[str] = set()  # by an operator, before NVML has told which GPUs it has
         self._events: list[Sign] = []
         self._written: Remembered | None = None
         self._looked_seconds = time.monotonic()
@@ -181,6 +182,7 @@ class Health:
             if raw.get("utilisation_percent") is not None
         }
         self._answering = frozenset(told)
+        self._forget_gone()
         return [self._reading(uuid, told.get(uuid), without) for uuid in self._gpus], ""
 
     async def _take_newcomers(self, link: NvmlLink) -> None:
@@ -251,11 +253,17 @@ class Health:
         """Forget what was found of some GPUs, and look anew: what is still so is found again."""
         log.warning("gpus_released", gpus=list(gpu_uuids))
         self._findings = core.released(self._findings, gpu_uuids)
-        for uuid in set(gpu_uuids) & self._gpus.keys() - self._answering:
-            if self._answering:  # NVML has it no more, and the operator knows
-                del self._gpus[uuid]
+        self._released |= set(gpu_uuids)
+        self._forget_gone()
         self._tell()
         self._wake.set()
+
+    def _forget_gone(self) -> None:
+        """Forget GPUs that NVML has no more, and the operator knows; which those are the first look tells."""
+        if self._answering:
+            for uuid in self._released & self._gpus.keys() - self._answering:
+                del self._gpus[uuid]
+            self._released.clear()
 
     # GPUs that are given and given back -----------------------------------------------------------------------
 

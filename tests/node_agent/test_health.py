@@ -215,3 +215,39 @@ async def test_the_agent_itself_never_loads_nvml(node: RunningAgent, placement: 
     await placement.connected()
     assert "pynvml" not in sys.modules
     assert "libnvidia-ml" not in await asyncio.to_thread(Path("/proc/self/maps").read_text)
+
+
+class Told:
+    """NVML's answers without NVML: these GPUs and no others."""
+
+    troubles: tuple[str, ...] = ()
+
+    def __init__(self, *uuids: str) -> None:
+        self.minors = {uuid: number for number, uuid in enumerate(uuids)}
+
+    async def gpus(self) -> list[dict[str, object]]:
+        return [
+            {"uuid": uuid, "model": "A100", "memory_bytes": 1, "numa_node": 0, "island": 0, "pci_bus_id": ""}
+            for uuid in self.minors
+        ]
+
+    async def readings(self) -> list[dict[str, object]]:
+        return [{"uuid": uuid} for uuid in self.minors]
+
+
+async def test_a_lost_gpu_that_is_released_before_the_first_look_is_forgotten(tmp_path: Path) -> None:
+    async def looked_after(*uuids: str, released: str = "") -> dict[str, bool]:
+        inventory = resources_pb2.Inventory()
+        watched = health.Health(
+            inventory, tmp_path, link=Told(*uuids), attempts=dict, changed=lambda: None,  # type: ignore[arg-type]  # all it asks
+            interval_seconds=1.0, sysfs=tmp_path,
+        )  # fmt: skip
+        await watched.open()
+        if released:
+            watched.release([released])
+        await watched.look()
+        return {gpu.uuid: not gpu.unhealthy_reason for gpu in inventory.gpus}
+
+    assert await looked_after("one", "two") == {"one": True, "two": True}
+    assert await looked_after("one") == {"one": True, "two": False}
+    assert await looked_after("one", released="two") == {"one": True}
