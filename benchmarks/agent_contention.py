@@ -1,15 +1,16 @@
 """A training loop beside CPU jobs of stress-ng, on real cores, with the eliminator off and on in the same run.
 
-The loop is bound by memory (numpy, larger than the last-level cache) and holds a core of its own; the CPU job holds
-another. What they share is the cache and the memory; where others take CPU time from the loop, its rate follows that
-and nothing is judged: the CPU time that it had is shown. Speeds are medians of what the agent samples; a window is
-`WINDOW_SECONDS`. Needs root's control groups, two cores and stress-ng (`apt-get install stress-ng`; or say where it
-is: STRESS_NG=/path/to/stress-ng).
+The loop (numpy) is bound by memory, three times as large as the last-level cache, or beside the load that thrashes the
+cache by that, half as large. It holds a core of its own; the CPU job holds another. What they share is the cache and
+the memory; where others take CPU time from the loop, its rate follows that and nothing is judged: the CPU time that it
+had is shown. So that the benchmark is not itself among these others, it reads the agent's samples over one connection,
+and starts a command only between two loads. Speeds are medians of what the agent samples; a window is `WINDOW_SECONDS`,
+and windows are counted from a load's start. Needs root's control groups, two cores and stress-ng (`apt-get install
+stress-ng`; or say where it is: STRESS_NG=/path/to/stress-ng).
 """
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import statistics
@@ -19,30 +20,43 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+
+import grpc
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.harness import Row, main
 
+from cotenant.rpc.access import find
+from cotenant.v1 import contention_service_pb2 as pb
+from cotenant.v1.contention_service_pb2_grpc import ContentionServiceStub
+
 COTENANT = str(Path(sys.executable).with_name("cotenant"))
-WINDOW_SECONDS = 1.5
-BASELINE_WINDOWS, WATCHED_WINDOWS = 14, 12
+WINDOW_SECONDS = 1.0
 NOTICED_WINDOWS_MAX, RECOVERED_WINDOWS_MAX, RECOVERED_MIN, KEPT_MIN = 3, 6, 0.95, 0.1
+WARM_WINDOWS = {"none": 4, "coda-eliminator": 13}  # after the agent has called the job steady; a baseline takes 12
+ALONE_WINDOWS, BETWEEN_WINDOWS = 5, 2
+WATCHED_WINDOWS = {"none": 8, "coda-eliminator": 11}
 QUIET_MIN = 0.9  # of its core, which the loop never leaves idle; with less, others are on it
 HURT_MIN = 0.05  # who loses less is no victim
-LOADS = {
-    "stream": ["--stream", "1"],
-    "cache": ["--cache", "1"],
-    "cpu": ["--cpu", "1"],
+SECONDS_MAX = 30.0  # for what should take one
+LOADS = {  # by what the loop beside them is bound by
+    "memory": {"stream": ["--stream", "1"], "cpu": ["--cpu", "1"]},
+    "cache": {"cache": ["--cache", "1"]},
 }
+LAST_LEVEL_CACHES = {"memory": 3.0, "cache": 0.5}  # how large the loop's two arrays are together
+STEP_BYTES = 96 << 20  # what a step reads
 TRAIN = """
+import sys
 import numpy as np
 from cotenant import progress
-one, other = np.ones(6_000_000), np.ones(6_000_000)
+doubles, times = map(int, sys.argv[1:])
+one, other = np.ones(doubles), np.ones(doubles)
 while True:
-    np.add(one, other, out=other)
+    for _ in range(times):
+        np.add(one, other, out=other)
     progress.step()
 """
 # the CPU job's own measure of its speed would need its own words; its CPU time stands for it
@@ -53,11 +67,26 @@ os.execvp(sys.argv[2], sys.argv[2:])
 """
 
 
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What the agent saw in one window: the training job's rate, and the cores that it and the CPU job were busy on."""
+
+    rate: float
+    cores: float
+    load_cores: float
+
+
+def last_level_cache_bytes() -> int:
+    """How large the largest cache of the first CPU is; 32 MiB where the kernel does not tell."""
+    sizes = [path.read_text().strip() for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")]
+    return max((int(size[:-1]) << 10 for size in sizes if size.endswith("K")), default=32 << 20)
+
+
 class Mesh:
     """`cotenant up` with one policy, and what its agent samples."""
 
     def __init__(self, directory: Path, policy: str) -> None:
-        self.had: list[float] = []  # cores that the training job was busy on, look by look
+        self.directory = directory
         self.environment = {**os.environ, "COTENANT_STATE_DIR": str(directory)}
         config = directory / "config.toml"
         config.write_text(f'gpus = "fake:1"\nsample_seconds = {WINDOW_SECONDS}\ncontention = "{policy}"\n')
@@ -67,6 +96,18 @@ class Mesh:
         )
         while "the mesh is up" not in (directory / "up.log").read_text():
             time.sleep(0.05)
+        access = find(directory, {})
+        self._token = (("authorization", f"Bearer {access.token}"),)
+        self._channel = grpc.insecure_channel(access.endpoints.contention)
+        self._contention = ContentionServiceStub(self._channel)
+        self._last = 0.0
+
+    def close(self) -> None:
+        """End it."""
+        self._channel.close()
+        self.process.terminate()
+        self.process.wait()
+        self.log.close()
 
     def run(self, *arguments: str) -> str:
         """Run a command."""
@@ -78,22 +119,46 @@ class Mesh:
         """Submit a job; its id."""
         return self.run("submit", *arguments).split()[0]
 
-    def json(self, *arguments: str) -> Any:
-        """Run a command that prints JSON."""
-        return json.loads(self.run(*arguments, "--json"))
+    def sample(self) -> dict[str, pb.AttemptSample]:
+        """Wait for the next window, and tell what was seen of each job in it."""
+        deadline = time.monotonic() + SECONDS_MAX
+        while time.monotonic() < deadline:
+            for sample in self._contention.ListSamples(pb.ListSamplesRequest(), metadata=self._token).samples:
+                ended = sample.time.ToNanoseconds() / 1e9
+                if ended > self._last:
+                    self._last = ended
+                    return {attempt.job_id: attempt for attempt in sample.attempts}
+            time.sleep(0.1)
+        raise SystemExit(f"the agent tells no samples any more: {(self.directory / 'up.log').read_text()[-2000:]}")
 
-    def look(self, train: str, hog: str) -> tuple[float, float]:
-        """The training job's rate, and the cores that the other keeps busy.
+    def incidents(self, victim: str, suspect: str) -> list[pb.Incident]:
+        """All cases in which the one is said to have hurt the other, or was on trial for it."""
+        told = self._contention.ListIncidents(pb.ListIncidentsRequest(page_size=100), metadata=self._token)
+        return [one for one in told.incidents if (one.victim_job_id, one.suspect_job_id) == (victim, suspect)]
+
+    def windows(self, count: int, train: str, load: str = "") -> list[Seen]:
+        """What is seen in so many windows.
 
         Raises:
-            SystemExit: one of them does not run.
+            SystemExit: a job does not run.
         """
-        jobs = {job["id"]: job for job in self.json("top", "--once")["jobs"]}
-        for id in (train, hog):
-            if id not in jobs:
-                raise SystemExit(f"{id} does not run: {self.run('show', id)}")
-        self.had.append(float(jobs[train]["cores_busy"] or 0))
-        return float(jobs[train]["rate_per_second"] or 0), float(jobs[hog]["cores_busy"] or 0)
+        found = []
+        for _ in range(count):
+            here = self.sample()
+            for id in filter(None, (train, load)):
+                if id not in here:
+                    raise SystemExit(f"{id} does not run: {self.run('show', id)}")
+            found.append(
+                Seen(here[train].rate_per_second, here[train].cores_used, here[load].cores_used if load else 0.0)
+            )
+        return found
+
+    def wait_for(self, *ids: str, steady: str = "") -> None:
+        """Wait until just these jobs are sampled, and one of them is called steady."""
+        deadline = time.monotonic() + SECONDS_MAX
+        while (here := self.sample()).keys() != set(ids) or (steady and here[steady].unsteady):
+            if time.monotonic() > deadline:
+                raise SystemExit(f"{' and '.join(ids)} should run, not {' and '.join(here)}: {self.run('jobs')}")
 
 
 @contextmanager
@@ -104,49 +169,53 @@ def mesh(policy: str) -> Iterator[Mesh]:
         try:
             yield up
         finally:
-            for job in up.json("jobs"):
-                up.run("cancel", job["id"])
-            while up.json("jobs"):
-                time.sleep(0.1)
-            up.process.terminate()
-            up.process.wait()
-            up.log.close()
+            for job in up.sample():
+                up.run("cancel", job)
+            while up.sample():
+                pass
+            up.close()
 
 
-def windows(up: Mesh, train: str, hog: str, count: int) -> list[tuple[float, float]]:
-    """What is seen in so many windows."""
-    found, began = [], time.monotonic()
-    for number in range(1, count + 1):
-        time.sleep(max(0.0, began + number * WINDOW_SECONDS - time.monotonic()))
-        found.append(up.look(train, hog))
+def beside(policy: str, bound_by: str, names: Sequence[str], stress: str) -> dict[str, dict[str, float]]:
+    """Train alone, then beside one load after the other; rates as shares of that alone, by load."""
+    found = {}
+    python = ["--", sys.executable, "-c"]
+    with mesh(policy) as up:
+        doubles = int(LAST_LEVEL_CACHES[bound_by] * last_level_cache_bytes()) // 16
+        loop = [TRAIN, str(doubles), str(max(1, STEP_BYTES // (16 * doubles)))]
+        train = up.submit("--gpus", "1", "--cpus", "1", "--kind", "training", *python, *loop)
+        up.wait_for(train, steady=train if policy != "none" else "")
+        up.windows(WARM_WINDOWS[policy], train)
+        for name in names:
+            go = up.directory / f"go-{name}"
+            command = [*python, STARTER, str(go), stress, *LOADS[bound_by][name]]
+            load = up.submit("--gpus", "0", "--cpus", "1", "--kind", "cpu", *command)
+            up.wait_for(train, load)
+            up.windows(BETWEEN_WINDOWS, train, load)
+            alone = up.windows(ALONE_WINDOWS, train, load)
+            go.touch()
+            began = time.time()
+            seen = up.windows(WATCHED_WINDOWS[policy], train, load)
+            found[name] = _told(alone, seen, up.incidents(train, load), began)
+            print(f"{policy}, {name}: {found[name]}", file=sys.stderr, flush=True)
+            if name != names[-1]:
+                up.run("cancel", load)
+                up.wait_for(train)
     return found
 
 
-def beside(policy: str, load: Sequence[str], stress: str, directory: Path) -> dict[str, float]:
-    """Train alone, then beside a load; rates as shares of that alone. Windows are counted from the load's start."""
-    with mesh(policy) as up:
-        go = directory / f"go-{policy}-{load[0]}"
-        python = ["--", sys.executable, "-c"]
-        train = up.submit("--gpus", "1", "--cpus", "1", "--kind", "training", *python, TRAIN)
-        hog = up.submit("--gpus", "0", "--cpus", "1", "--kind", "cpu", *python, STARTER, str(go), stress, *load)
-        windows(up, train, hog, 7)  # a job's first windows are not judged
-        baseline = statistics.median(rate for rate, _ in windows(up, train, hog, BASELINE_WINDOWS))
-        go.touch()
-        began = time.time()
-        seen = windows(up, train, hog, WATCHED_WINDOWS)
-        incidents = [one for one in up.json("incidents") if one["victim"] == train]
-        first = min((one["began_seconds_ago"] for one in incidents), default=None)
-        noticed = float("inf") if first is None else (time.time() - first - began) / WINDOW_SECONDS
-        rates = [rate / baseline for rate, _ in seen]
-        return {
-            "noticed": noticed,
-            "hurt": min(statistics.median(rates[:4]), statistics.median(rates)),
-            "late": statistics.median(rates[RECOVERED_WINDOWS_MAX:]),
-            "kept": statistics.median(cores for _, cores in seen[RECOVERED_WINDOWS_MAX:]),
-            "had alone": statistics.median(up.had[-WATCHED_WINDOWS - BASELINE_WINDOWS : -WATCHED_WINDOWS]),
-            "had": statistics.median(up.had[RECOVERED_WINDOWS_MAX - WATCHED_WINDOWS :]),
-            "suspended": float(any("suspended" in action for one in incidents for action in one["actions"])),
-        }
+def _told(alone: list[Seen], seen: list[Seen], incidents: list[pb.Incident], began: float) -> dict[str, float]:
+    baseline = statistics.median(window.rate for window in alone)
+    first = min((one.start_time.ToNanoseconds() / 1e9 for one in incidents), default=float("inf"))
+    late = seen[RECOVERED_WINDOWS_MAX - 1 :]
+    return {
+        "noticed": (first - began) / WINDOW_SECONDS,
+        "late": statistics.median(window.rate for window in late) / baseline,
+        "kept": statistics.median(window.load_cores for window in late),
+        "had alone": statistics.median(window.cores for window in alone),
+        "had": statistics.median(window.cores for window in late),
+        "suspended": float(any("suspended" in action for one in incidents for action in one.actions)),
+    }
 
 
 def measure(quick: bool) -> Sequence[Row]:
@@ -155,11 +224,9 @@ def measure(quick: bool) -> Sequence[Row]:
     if stress is None:
         raise SystemExit("stress-ng is needed: apt-get install stress-ng, or say where it is with STRESS_NG")
     rows = []
-    with tempfile.TemporaryDirectory() as scratch:
-        for name in ["stream"] if quick else list(LOADS):
-            off = beside("none", LOADS[name], stress, Path(scratch))
-            on = beside("coda-eliminator", LOADS[name], stress, Path(scratch))
-            rows += rows_of(name, off, on)
+    for bound_by, loads in LOADS.items() if not quick else [("memory", ["stream"])]:
+        off, on = (beside(policy, bound_by, list(loads), stress) for policy in ("none", "coda-eliminator"))
+        rows += [row for name in loads for row in rows_of(name, off[name], on[name])]
     return rows
 
 
