@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import cotenant.node_agent
+import cotenant.rpc
 import cotenant.services
 from cotenant.telemetry.metrics import Known, known
 
@@ -29,11 +30,12 @@ PARTS = {
     "predictor": "Predictor",
     "contention": "Contention",
     "agent": "Node agents",
+    "loop": "Every service",
     "audit": "The audit log",
 }
 
 
-PACKAGES = (cotenant.services, cotenant.node_agent)
+PACKAGES = (cotenant.rpc, cotenant.services, cotenant.node_agent)
 MAKES_ONE = re.compile(r"\btelemetry\.(counter|gauge|histogram)\(")
 
 

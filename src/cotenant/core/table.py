@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -98,6 +99,61 @@ _FLOATS = (
 )
 
 
+class _Arrivals:
+    """Rows in the order of their jobs' arrival, kept, for sorting anew in each cycle costs more.
+
+    A row that goes leaves a gap, which is closed when the rows are next asked for: many may go before that.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self._rows: Ints = np.zeros(capacity, dtype=np.int64)  # -1 in a gap
+        self._places: Ints = np.zeros(capacity, dtype=np.int64)  # of each row in these
+        self._count = self._gaps = 0
+
+    def add(self, row: int, new: tuple[float, int], arrived: Callable[[int], tuple[float, int]]) -> None:
+        """Put a row after all that have not arrived later."""
+        if self._count == len(self._rows):
+            self._close()
+        if self._count == len(self._rows):
+            self._rows, self._places = (np.concatenate([old, old]) for old in (self._rows, self._places))
+        last = int(self._rows[self._count - 1]) if self._count else -1
+        place = self._count
+        if place and (last < 0 or arrived(last) > new):
+            place = self._make_room(new, arrived)
+        self._rows[place], self._places[row] = row, place
+        self._count += 1
+
+    def _make_room(self, new: tuple[float, int], arrived: Callable[[int], tuple[float, int]]) -> int:
+        """Find the place of a row that is not the last, and move those after it."""
+        self._close()
+        place = bisect_right(self._rows[: self._count], new, key=arrived)
+        later = self._rows[place : self._count].copy()
+        self._rows[place + 1 : self._count + 1] = later
+        self._places[later] += 1
+        return place
+
+    def remove(self, row: int, last: int) -> None:
+        """Drop a row, whose number `last` has from now on."""
+        self._rows[self._places[row]] = -1
+        self._gaps += 1
+        if row != last:
+            place = self._places[last]
+            self._rows[place], self._places[row] = row, place
+
+    def rows(self) -> Ints:
+        """Give all rows: good until the next is added or removed."""
+        self._close()
+        return self._rows[: self._count]
+
+    def _close(self) -> None:
+        if self._gaps:
+            kept = self._rows[: self._count]
+            kept = kept[kept >= 0]
+            self._count, self._gaps = len(kept), 0
+            self._rows[: self._count] = kept
+            self._places[kept] = np.arange(self._count)
+
+
 class JobTable:
     """Active jobs, dense: removing a job moves the last row into its place.
 
@@ -112,8 +168,8 @@ class JobTable:
         self.ids: list[str] = []
         self.capacity = Capacity()
         self._row: dict[str, int] = {}
-        self._by_arrival: Ints = np.zeros(0, dtype=np.int64)  # kept, for sorting anew in each cycle costs more
         capacity = max(1, capacity)  # it grows by doubling
+        self._arrivals = _Arrivals(capacity)
         self._columns: dict[str, NDArray[Any]] = {
             **{name: np.zeros(capacity, dtype=np.int64) for name in _INTS},
             **{name: np.zeros(capacity, dtype=np.bool_) for name in _FLAGS},
@@ -174,18 +230,13 @@ class JobTable:
         def arrived(other: int) -> tuple[float, int]:
             return float(arrivals[other]), int(sequences[other])
 
-        new, known = (job.arrival_seconds, job.sequence), self._by_arrival
-        if not len(known) or arrived(known[-1]) <= new:
-            self._by_arrival = np.concatenate([known, np.array([row])])
-        else:
-            self._by_arrival = np.insert(known, bisect_right(known, new, key=arrived), row)
+        self._arrivals.add(row, (job.arrival_seconds, job.sequence), arrived)
 
     def remove(self, job_id: str) -> None:
         """Let a job go."""
         row, last = self._row.pop(job_id), len(self.ids) - 1
-        self._by_arrival = self._by_arrival[self._by_arrival != row]
+        self._arrivals.remove(row, last)
         if row != last:
-            self._by_arrival[self._by_arrival == last] = row
             for column in self._columns.values():
                 column[row] = column[last]
             moved = self.ids[last]
@@ -235,4 +286,4 @@ class JobTable:
         columns["attained_gpu_seconds"] = columns["attained_gpu_seconds"] + ran * columns["gpu_milli"] / 1000
         rest = np.maximum(0.0, columns["predicted_seconds"] - columns["attained_seconds"])
         columns["remaining_seconds"] = np.where(np.isnan(rest), columns["remaining_seconds"], rest)
-        return Jobs(**columns, capacity=self.capacity, by_arrival=self._by_arrival)
+        return Jobs(**columns, capacity=self.capacity, by_arrival=self._arrivals.rows())

@@ -20,6 +20,7 @@ from cotenant.rpc.guard import Guard
 from cotenant.rpc.identity import Anyone, Authenticator, BearerToken
 from cotenant.rpc.methods import METHODS
 from cotenant.rpc.security import PLAIN, Security
+from cotenant.rpc.stalls import Stalls
 from cotenant.rpc.tls import server_credentials
 
 log = structlog.get_logger()
@@ -77,6 +78,7 @@ class Server:
         self._serving: dict[str, bool] = {}
         self._health = health_aio.HealthServicer()
         self._health_updates: set[asyncio.Task[None]] = set()
+        self._stalls: asyncio.Task[None] | None = None
         self._server: Any = None
         self._port = 0
         self._started = False
@@ -122,6 +124,7 @@ class Server:
             await self._health.set(service, _status(serving))
         await self._health.set(OVERALL, _status(all(self._serving.values())))
         await self._server.start()
+        self._stalls = asyncio.create_task(Stalls().run(), name="stalls")
         return self._port
 
     def set_serving(self, service: str, serving: bool) -> None:
@@ -137,6 +140,8 @@ class Server:
         """Take no new calls, let those under way finish within the grace, then cut them off."""
         if not self._started:
             return
+        if self._stalls:
+            self._stalls.cancel()
         await asyncio.gather(*self._health_updates)
         await self._health.enter_graceful_shutdown()
         await self._server.stop(grace_seconds)
