@@ -21,7 +21,6 @@ from cotenant.services.queue.gates import Array
 from cotenant.services.queue.keeper import ARRAYS, JOBS, REQUESTS, Change, Keeper, Request
 from cotenant.services.queue.records import SCHEMA_VERSION, Record, loaded, new_record, turn
 from cotenant.services.queue.state import clone
-from cotenant.store import schema
 from cotenant.store.port import Compare, Conflict, Delete, Entry, Operation, Put, StoreUnavailable
 from cotenant.v1 import records_pb2
 
@@ -44,6 +43,7 @@ class Arrays:
         array_id = self.keeper.new_id()
         records: list[Record] = []
         for record in _tasks(array_id, spec, submitter, trace_parent):
+            record.rest()
             records.append(record)
             if not len(records) % CHUNK_MAX:
                 await asyncio.sleep(0)  # whoever else calls need not wait for all of them
@@ -53,7 +53,7 @@ class Arrays:
         try:
             for chunk in _chunks(records):
                 compares = [Compare(JOBS + record.id, 0) for record in chunk]
-                puts = [Put(JOBS + record.id, record.stored.SerializeToString()) for record in chunk]
+                puts = [Put(JOBS + record.id, record.packed) for record in chunk]
                 result = await self.store.transact(compares, puts)
                 if isinstance(result, Conflict):
                     raise errors.unavailable("two arrays were given one id; the call may be repeated")
@@ -73,13 +73,17 @@ class Arrays:
         except (StoreUnavailable, asyncio.CancelledError):  # it may be committed all the same
             self.keeper.doubt(array_id, self.settle)
             raise
-        return self._add(records)
+        return await self._add(records)
 
-    def _add(self, records: Sequence[Record]) -> Record:
-        """Let everybody see them, at once."""
-        for record in records:
-            if record.id not in self.state.records:
-                self.state.add(record)
+    async def _add(self, records: Sequence[Record]) -> Record:
+        """Let everybody see them, at once; they get their turns some at a time, so that others have theirs."""
+        adding = self.state.adding([record for record in records if record.id not in self.state.records])
+        try:
+            for _ in adding:
+                await asyncio.sleep(0)
+        finally:  # also where the caller goes away meanwhile
+            for _ in adding:
+                pass
         return self.state.records[records[0].id]
 
     async def settle(self, array_id: str) -> None:
@@ -88,8 +92,8 @@ class Arrays:
             await self._discard(array_id)
             return
         found = await self.store.list(JOBS + array_id + SEPARATOR)
-        jobs = [loaded(schema.read(records_pb2.StoredJob, one), one.mod_revision) for one in found.entries]
-        self._add(sorted(jobs, key=turn))
+        jobs = [loaded(one) for one in found.entries]
+        await self._add(sorted(jobs, key=turn))
 
     async def _discard(self, array_id: str) -> None:
         """Delete jobs whose array was never written; with the first ones goes what it would have to find."""
@@ -162,10 +166,10 @@ def _tasks(array_id: str, spec: JobSpec, submitter: str, trace_parent: str) -> I
     first = new_record("", spec, submitter, trace_parent)
     for index in indices:
         task = ArrayTask(array_id, index, len(indices), running_max)
-        record = Record(clone(first.stored), replace(spec, array_task=task))
-        record.job.id = f"{array_id}{SEPARATOR}{index}"
-        record.job.spec.array_task.CopyFrom(sequence.task_to_wire(task))
-        yield record
+        stored = clone(first.stored)
+        stored.job.id = f"{array_id}{SEPARATOR}{index}"
+        stored.job.spec.array_task.CopyFrom(sequence.task_to_wire(task))
+        yield Record(stored, replace(spec, array_task=task))
 
 
 def _chunks(records: Iterable[Record]) -> Iterator[list[Record]]:
@@ -173,10 +177,11 @@ def _chunks(records: Iterable[Record]) -> Iterator[list[Record]]:
     chunk: list[Record] = []
     size = 0
     for record in records:
-        size += record.stored.ByteSize() + 256  # and its key, and what compares it
+        own = len(record.packed) + 256  # and its key, and what compares it
+        size += own
         if chunk and (len(chunk) == CHUNK_MAX or size > CHUNK_BYTES_MAX):
             yield chunk
-            chunk, size = [], record.stored.ByteSize() + 256
+            chunk, size = [], own
         chunk.append(record)
     if chunk:
         yield chunk

@@ -29,15 +29,18 @@ class Endings:
 
     def learn_all(self, records: Iterable[Record]) -> None:
         """Tell the policy of what the store knows of ends, oldest first: so a restart learns again."""
+        if not isinstance(self._policy, Learns):
+            return
         ended = [record for record in records if record.phase.ended]
-        for record in sorted(ended, key=lambda record: (translate.seconds(record.job.end_time), record.id)):
+        for record in sorted(ended, key=lambda record: (record.ended_seconds, record.id)):
             self.learn(record)
 
     def learn(self, record: Record) -> None:
         """Tell the policy of a job that ended, if it ever ran."""
-        job, spec = record.job, record.spec
-        attained = translate.seconds(job.run_time)
-        if not isinstance(self._policy, Learns) or attained <= 0:
+        if not isinstance(self._policy, Learns):
+            return
+        spec, attained = record.spec, translate.seconds(record.job.run_time)
+        if attained <= 0:
             return
         cores = sum(role.replicas * (role.request.cores or 1) for role in spec.roles)
         ended = Ended(spec.gpu_milli, cores, spec.replicas, attained, attained * spec.gpu_milli / 1000)

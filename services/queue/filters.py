@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 
+from cotenant.rpc import translate
 from cotenant.services.queue.records import Record
 from cotenant.services.queue.state import State
 from cotenant.services.queue.views import View
@@ -62,8 +63,9 @@ def _conditions(wanted: pb.JobFilter, view: View) -> Iterator[Holds]:
         array_id = wanted.array_id
         yield lambda record: record.spec.array_task is not None and record.spec.array_task.array_id == array_id
     if wanted.phases:
-        phases = frozenset(wanted.phases)
-        yield lambda record: record.stored.job.phase in phases
+        known = translate.PHASES.names
+        phases = frozenset(translate.PHASES.from_wire(phase) for phase in wanted.phases if phase in known)
+        yield lambda record: record.phase in phases
     if wanted.labels:
         labels = frozenset(wanted.labels.items())
         yield lambda record: labels.issubset(record.spec.labels)

@@ -100,9 +100,9 @@ class Follower:
         An attempt that was committed at the picture's revision or later is only too young to be in it.
         """
         for record in list(self.state.records.values()):
-            if record.phase.ended or record.id in present or record.job.attempt.epoch >= revision:
+            if record.phase.ended or record.id in present:
                 continue
-            if record.phase.holds_resources or record.stored.wish:
+            if (record.phase.holds_resources or record.wish) and record.job.attempt.epoch < revision:
                 lost = job_pb2.Attempt()
                 lost.CopyFrom(record.job.attempt)
                 lost.state = translate.ATTEMPT_STATES.to_wire(AttemptState.LOST)

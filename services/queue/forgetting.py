@@ -12,7 +12,6 @@ from collections.abc import Sequence
 
 import structlog
 
-from cotenant.rpc import translate
 from cotenant.services.queue.archive import Archive
 from cotenant.services.queue.arrays import Arrays
 from cotenant.services.queue.records import Record
@@ -63,7 +62,7 @@ class Forgetting:
             record = state.records.get(job_id)
             if record is None or state.gates.wanted(record):
                 continue
-            if gone + len(some) >= over and translate.seconds(record.job.end_time) > old:
+            if gone + len(some) >= over and record.ended_seconds > old:
                 continue  # ids rise with their jobs' submission, not with their end
             if record.spec.array_task is None:
                 some.append(record)

@@ -83,15 +83,18 @@ class Gates:
                     del self._dependents[dependency.job_id]
 
     def _count(self, array: Array, record: Record, before: Phase | None, phase: Phase) -> Sequence[str]:
-        known = array.standing
+        dependents = self._dependents.get(array.id, ())
+        known = array.standing if dependents else (0, 0)  # who waits for it, if anybody does, wants to know
         if before is not None and record.id in array.ids:
             array.phases[before] -= 1
         assert record.spec.array_task
         array.ids[record.id] = record.spec.array_task.index
         array.phases[phase] += 1
+        if not dependents:
+            return ()
         left, failed = array.standing
         changed = (not left, bool(failed)) != (not known[0], bool(known[1]))
-        return list(self._dependents.get(array.id, ())) if changed else []
+        return list(dependents) if changed else []
 
     def _take_slot(self, slots: Slots, record: Record, backs_off: bool) -> Sequence[str]:
         if record.phase.holds_resources:

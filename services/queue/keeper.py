@@ -66,7 +66,7 @@ class Keeper:
                 await asyncio.sleep(0)
             record = known.get(entry.key.removeprefix(JOBS))
             if record is None or record.revision != entry.mod_revision:
-                record = loaded(schema.read(records_pb2.StoredJob, entry), entry.mod_revision)
+                record = loaded(entry)
             if record.spec.array_task and record.spec.array_task.array_id not in arrays:
                 self.orphans.append(entry)
             else:
@@ -118,7 +118,7 @@ class Keeper:
             self.state.sync(record)
             self.on_reread(record)
         elif entry := await self.store.get(JOBS + job_id):
-            found = loaded(schema.read(records_pb2.StoredJob, entry), entry.mod_revision)
+            found = loaded(entry)
             if found.spec.array_task:
                 await self.settle_array(found.spec.array_task.array_id)
             else:
@@ -130,7 +130,7 @@ class Keeper:
         if entry is None or entry.mod_revision <= record.revision:
             return
         live = record.job.attempt
-        fresh = loaded(schema.read(records_pb2.StoredJob, entry), entry.mod_revision)
+        fresh = loaded(entry)
         if live.number and not STATES.from_wire(live.state).ended:
             take_attempt(fresh.stored, live)
         record.stored, record.spec, record.revision = fresh.stored, fresh.spec, fresh.revision
@@ -149,7 +149,7 @@ class Keeper:
         record = new_record(self.new_id(), spec, submitter, trace_parent)
         record.stored.request_ids[:] = [request.id] if request.id else []
         compares = [Compare(JOBS + record.id, 0)]
-        puts = [Put(JOBS + record.id, record.stored.SerializeToString())]
+        puts = [Put(JOBS + record.id, record.packed)]
         if request.id:
             compares.append(Compare(REQUESTS + request.id, 0))
             puts.append(request.put(record.id))

@@ -27,7 +27,7 @@ from cotenant.services.queue.records import Record, loaded
 from cotenant.services.queue.state import State, kept_message
 from cotenant.services.queue.views import View
 from cotenant.store import schema
-from cotenant.v1 import job_pb2, records_pb2
+from cotenant.v1 import job_pb2
 from cotenant.v1 import job_service_pb2 as pb
 
 READ_AT_ONCE = 50  # records, about 2 ms
@@ -78,7 +78,7 @@ class QueueReader:
         before = self.records.pop(job_id, None)
         if entry is not None:
             with suppress(schema.NewerSchema, DecodeError):  # whoever leads says so
-                self.records[job_id] = loaded(schema.read(records_pb2.StoredJob, entry), entry.mod_revision)
+                self.records[job_id] = loaded(entry)
         after = self.records.get(job_id)
         if (before is not None and before.phase.ended) or (after is not None and after.phase.ended):
             self._ended = None

@@ -1,22 +1,24 @@
-"""A job as the queue holds it, and what events make of it. No IO: whoever calls commits the result."""
+"""What events make of a job's record. No IO: whoever calls commits the result."""
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from cotenant.core.failing.retrying import RetryRules, Tries, decide
 from cotenant.core.jobs import JobSpec
 from cotenant.core.lifecycle import AttemptState, JobEvent, Phase, next_phase
-from cotenant.core.pre_runs import pre_run_of
 from cotenant.core.refusals import plural
 from cotenant.rpc import translate
-from cotenant.services.queue import avoiding, open_replicas
+from cotenant.services.queue import avoiding
 from cotenant.services.queue.avoiding import nodes_of
 from cotenant.services.queue.failing import broke, failure, from_wire, in_words
-from cotenant.v1 import job_pb2, predictor_service_pb2, records_pb2
+from cotenant.services.queue.record import Record as Record
+from cotenant.services.queue.record import ShapeKey as ShapeKey
+from cotenant.store import schema
+from cotenant.store.port import Entry
+from cotenant.v1 import job_pb2, records_pb2
 
 SCHEMA_VERSION = 1
 EVENTS_MAX = 40
@@ -29,106 +31,6 @@ PHASES, STATES = translate.PHASES, translate.ATTEMPT_STATES
 MOVED = (job_pb2.STOP_REASON_MIGRATED, job_pb2.STOP_REASON_CONTENTION)  # it goes on elsewhere, for others' sake
 _AGE = {AttemptState.ASSIGNED: 0, AttemptState.RUNNING: 1, AttemptState.STOPPING: 2}  # news that is older is stale
 _AGE_ENDED = 3
-
-
-class ShapeKey:
-    """Stands for a shape: jobs that are refused for the same reasons. Gone when the last job of the shape is."""
-
-    __slots__ = ("__weakref__",)
-
-
-@dataclass(slots=True)
-class Record:
-    """A job: its record as kept, the spec in the core's words, and the revision of the last commit."""
-
-    stored: records_pb2.StoredJob
-    spec: JobSpec
-    revision: int = 0
-    sequence: int = 0  # the order in which jobs were taken in
-    shape: ShapeKey = field(default_factory=ShapeKey)  # one object for all jobs of one shape
-    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    estimate: predictor_service_pb2.Estimate | None = None
-    ends_within_seconds: float | None = None  # if it starts now, by that estimate; None until somebody asks
-    ran_before_estimate_seconds: float = 0.0  # of which that estimate tells the rest
-    estimated_after: int | None = None  # the last attempt before it was estimated while it waited
-    renewed_under: tuple[int, int] = (0, 0)  # the attempt and its epoch when it was last estimated while it ran
-    renew_after: float = 0.0  # when it may be so again, in unix seconds
-    told_ended: bool = False  # whoever learns from ends has been told
-    fragmented_seconds: float = 0.0  # of its present wait, those in which its places were in fragments, by cycles' eyes
-    aged_to: float = 0.0  # up to when these were counted
-
-    @property
-    def job(self) -> job_pb2.Job:
-        """The job's message."""
-        return self.stored.job
-
-    @property
-    def id(self) -> str:
-        """The job's id."""
-        return self.stored.job.id
-
-    @property
-    def phase(self) -> Phase:
-        """Where the job stands."""
-        return PHASES.from_wire(self.stored.job.phase)
-
-    def expect(self, estimate: predictor_service_pb2.Estimate, now: float = 0.0) -> None:
-        """Keep what the predictor says, and from when on: the rest that it tells shrinks while the job runs.
-
-        `now` is when it was told, of a job that runs.
-        """
-        self.estimate, self.ends_within_seconds = estimate, None
-        self.ran_before_estimate_seconds = translate.seconds(self.job.run_time)
-        if self.phase is Phase.QUEUED:
-            self.estimated_after = self.attempt_number
-        if now and self.phase is Phase.RUNNING:
-            self.ran_before_estimate_seconds += max(0.0, now - translate.seconds(self.job.attempt.start_time))
-
-    @property
-    def pre_runs(self) -> bool:
-        """Whether what it holds, or else waits for, is its pre-run."""
-        if self.spec.pre_run_seconds is None:
-            return False
-        return self.stored.job.attempt.pre_run if self.phase.holds_resources else not self.stored.pre_run_passed
-
-    @property
-    def asks(self) -> JobSpec:
-        """What it holds, or else waits for: all that its user wants, or one replica of it for its pre-run."""
-        if self.pre_runs:
-            return pre_run_of(self.spec)
-        return open_replicas.decided(self) if self.spec.open else self.spec
-
-    @property
-    def moving(self) -> bool:
-        """Whether it waits only because it was moved, and its new place is kept for it for a while."""
-        attempt = self.stored.job.attempt
-        return (
-            self.phase is Phase.QUEUED
-            and attempt.state == job_pb2.ATTEMPT_STATE_STOPPED
-            and attempt.stop_reason == job_pb2.STOP_REASON_MIGRATED
-        )
-
-    @property
-    def waiting_since(self) -> float:
-        """When it last began to wait, in unix seconds: when its last attempt ended, or else at its submission."""
-        job = self.stored.job
-        return translate.seconds(job.attempt.end_time if job.attempt.HasField("end_time") else job.create_time)
-
-    def age(self, now: float, *, fragmented: bool) -> None:
-        """Count the time since it was last counted, or since it began to wait: its places may have been in fragments.
-
-        After a restart of the queue this begins anew.
-        """
-        if self.aged_to < self.waiting_since:
-            self.fragmented_seconds, self.aged_to = 0.0, self.waiting_since
-        if fragmented:
-            self.fragmented_seconds += max(0.0, now - self.aged_to)
-        self.aged_to = max(self.aged_to, now)
-
-    @property
-    def attempt_number(self) -> int:
-        """The number of the last attempt; 0 before the first."""
-        return self.stored.job.attempt.number
 
 
 @dataclass(slots=True)
@@ -164,11 +66,18 @@ def new_record(job_id: str, spec: JobSpec, submitter: str, trace_parent: str) ->
     return Record(stored, spec)
 
 
-def loaded(stored: records_pb2.StoredJob, revision: int) -> Record:
-    """Make a record of what was kept. Whether the job still holds something is for placement to say."""
-    record = Record(stored, translate.spec_from_wire(stored.job.spec), revision)
+def loaded(entry: Entry) -> Record:
+    """Make a record of what was kept; it rests. Whether the job still holds something is for placement to say.
+
+    Raises:
+        NewerSchema: a newer version wrote it.
+        DecodeError: it is none.
+    """
+    stored = schema.read(records_pb2.StoredJob, entry)
+    record = Record(stored, translate.spec_from_wire(stored.job.spec), entry.mod_revision)
     if record.phase.holds_resources:
         stored.job.phase = PHASES.to_wire(Phase.QUEUED)
+    record.rest(like=entry.value)
     return record
 
 

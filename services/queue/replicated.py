@@ -43,5 +43,6 @@ class Replicated:
         queue = JobQueue(FencedStore(store, held), self._config, self._placement, self._predictor)
         queue.add_to(host)
         await queue.start(self._reader.records)
+        self._reader = QueueReader()  # what was read is the leader's now
         queue.run()
         return queue

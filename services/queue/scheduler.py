@@ -34,23 +34,21 @@ from cotenant.core.tenancy import Headroom
 from cotenant.rpc import errors, refusals, translate
 from cotenant.services.queue import avoiding
 from cotenant.services.queue.endings import Endings
+from cotenant.services.queue.estimating import Estimating
 from cotenant.services.queue.follower import Follower
-from cotenant.services.queue.observations import query_of
 from cotenant.services.queue.quotas import asked_by, headroom_of, limited, tenancy_of, to_tell
 from cotenant.services.queue.reasons import Reasons
 from cotenant.services.queue.records import Record, held_by
 from cotenant.services.queue.state import State
 from cotenant.v1 import placement_service_pb2 as placement_pb2
 from cotenant.v1 import placement_service_pb2_grpc, predictor_service_pb2_grpc
-from cotenant.v1 import predictor_service_pb2 as predictor_pb2
 
 log = structlog.get_logger()
 
 SHARED = (Code.CAPACITY, Code.FRAGMENTED, Code.NO_NODES, Code.RESERVED)  # reasons of all jobs of a shape
 PAGE_MIN, PAGE_MAX = 32, 256
+LOOKED_AT_ONCE = 1_000  # waiting jobs, between two looks at whether others need the queue
 MOVED = -1  # the place of those who come before all others, for they were moved
-ESTIMATES_MAX = 1000
-ESTIMATE_DEADLINE_SECONDS = 2.0
 PLAN_DEADLINE_SECONDS = 30.0
 HOLDS_SECONDS_MIN = 0.01  # no cycle sooner for the time's sake alone, so that rounding makes no haste
 
@@ -116,11 +114,10 @@ class Scheduler:
         endings: Endings,
     ) -> None:
         self.state, self.follower, self.config, self.endings = state, follower, config, endings
-        self.placement, self.predictor = placement, predictor
+        self.placement, self.estimating = placement, Estimating(state, predictor)
         self.cycles = 0
         self._told: tuple[int, list[bytes]] = (0, [])  # the limits that placement knows, and since which connection
         self._woken = asyncio.Event()
-        self._predictor_away = False
 
     def wake(self) -> None:
         """Something has happened."""
@@ -157,7 +154,7 @@ class Scheduler:
 
     async def _cycle(self) -> float:
         state, began = self.state, time.time()
-        await self._estimate()
+        await self.estimating.ask_unknown()
         estimated = time.time()
         ranking = self.rank(estimated)
         times = _Times(began, estimated, time.time())
@@ -209,35 +206,6 @@ class Scheduler:
             ),
         )
 
-    async def _estimate(self) -> None:
-        """Ask the predictor about jobs of which nothing was asked yet. Without an answer they are unpredictable."""
-        unknown = self.state.take_unestimated(ESTIMATES_MAX)
-        if not unknown:
-            return
-        request = predictor_pb2.EstimateRequest(queries=[query_of(record, self.state.shapes) for record in unknown])
-        try:
-            response = await self.predictor.Estimate(request, timeout=ESTIMATE_DEADLINE_SECONDS)
-        except grpc.aio.AioRpcError as error:
-            if not self._predictor_away:
-                log.warning("predictor_away", error=errors.from_error(error).message)
-            self._predictor_away = True
-            self.state.unestimated.update(dict.fromkeys(record.id for record in unknown))
-            return
-        self._predictor_away = False
-        for record, estimate in zip(unknown, response.estimates, strict=True):
-            record.expect(estimate)
-            self.state.estimate(record)
-
-    async def estimate(self, record: Record) -> None:
-        """Ask the predictor about one job that is not in the table; without an answer it is unpredictable."""
-        request = predictor_pb2.EstimateRequest(queries=[query_of(record, self.state.shapes)])
-        try:
-            response = await self.predictor.Estimate(request, timeout=ESTIMATE_DEADLINE_SECONDS)
-        except grpc.aio.AioRpcError as error:
-            log.info("predictor_away", error=errors.from_error(error).message)
-            return
-        record.expect(response.estimates[0])
-
     async def _place(self, ranking: Ranking, reasons: Reasons, times: _Times) -> None:
         victims = [(self.state.records[job_id], ahead, standing) for job_id, ahead, standing in ranking.victims]
         size = max(PAGE_MIN, max((ahead for _, ahead, _ in victims), default=0))  # those who may have victims' room
@@ -246,8 +214,8 @@ class Scheduler:
         self._refuse_over_limit(ranking.over_limit, room, reasons)
         reserved: list[_Entry] = []  # whose places nobody on a later page may take: they are asked about there again
         while reasons.head is None:
-            page, postponed = self._page(left, size, room, reasons)
-            if not page:
+            page, postponed = await self._page(left, size, room, reasons)
+            if not page:  # where all that were found have changed meanwhile, another cycle comes at once
                 return
             if postponed:
                 left = chain(postponed, left)
@@ -277,7 +245,7 @@ class Scheduler:
                 record, refusal or Refusal(Code.QUOTA, f"tenant {tenant} is at its limit"), self.state.reasons
             )
 
-    def _page(
+    async def _page(
         self, entries: Iterator[_Entry], size: int, room: Headroom, reasons: Reasons
     ) -> tuple[list[_Entry], list[_Entry]]:
         """Gather the next candidates; those that have to wait for the answer about these come apart.
@@ -288,12 +256,14 @@ class Scheduler:
         page: list[_Entry] = []
         postponed: list[_Entry] = []
         asked_for = room.copy()
-        for entry in entries:
+        for looked, entry in enumerate(entries, 1):
+            if not looked % LOOKED_AT_ONCE:
+                await asyncio.sleep(0)
             record = entry.record
             if record.phase is not Phase.QUEUED:
                 continue
             self.state.reasons.age(record, reasons.now)
-            avoids = avoiding.live(record.job, reasons.now)  # which its reason counts, and no other job's
+            avoids = record.avoids and avoiding.live(record.job, reasons.now)  # its reason counts them, no other job's
             if entry.place != MOVED and not avoids and reasons.known(record):
                 continue
             tenant, asked = record.spec.tenant, asked_by(record)
@@ -307,7 +277,7 @@ class Scheduler:
                 postponed.append(entry)
             if len(page) == size:
                 break
-        return page, postponed
+        return [entry for entry in page if entry.record.phase is Phase.QUEUED], postponed
 
     async def _plan(
         self, page: Sequence[_Entry], victims: Sequence[tuple[Record, int, int | None]], now: float

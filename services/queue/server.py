@@ -34,6 +34,7 @@ from cotenant.services.queue.output import Output
 from cotenant.services.queue.profiles import Profiles
 from cotenant.services.queue.records import Record, new_record
 from cotenant.services.queue.renewals import Renewals
+from cotenant.services.queue.resting import Resting
 from cotenant.services.queue.scheduler import Scheduler, SchedulerConfig
 from cotenant.services.queue.simulate import simulate
 from cotenant.services.queue.state import State
@@ -128,6 +129,7 @@ class JobQueue(job_service_pb2_grpc.JobServiceServicer):
             ("queue-renewals", self.renewals.run),
             ("queue-sweep", self.forgetting.run),
             ("queue-waits", self.waits.run),
+            ("queue-resting", Resting(self.state).run),
             ("queue-probe", self._probe),
         ):
             self.background.forever(name, work)

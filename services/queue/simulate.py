@@ -24,7 +24,7 @@ AHEAD_MAX = 1_000  # jobs before them that placement is asked about too
 async def simulate(state: State, scheduler: Scheduler, asked: Sequence[Record]) -> pb.SimulateJobResponse:
     """Order jobs among those that wait, ask placement about them and those before them, and when each would start."""
     for record in asked:
-        await scheduler.estimate(record)
+        await scheduler.estimating.ask(record)
     ranking = _rank_with(state, scheduler, asked)
     answers = {record.id: pb.SimulateJobResponse(position=ranking.waiting.index(record.id) + 1) for record in asked}
     ready: list[Record] = []

@@ -8,6 +8,7 @@ from bisect import bisect_left, insort
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from weakref import WeakValueDictionary
 
 from cotenant.core.jobs import JobSpec, Shape
@@ -24,6 +25,8 @@ from cotenant.services.queue.records import Record, ShapeKey, held_by
 from cotenant.v1 import job_pb2, records_pb2, tenant_service_pb2
 
 LOADED_AT_ONCE = 200  # jobs
+ADDED_AT_ONCE = 200
+SPECS_KEPT_MAX = 4_096
 IN_TABLE = frozenset({Phase.QUEUED, Phase.STARTING, Phase.RUNNING})
 
 
@@ -119,20 +122,43 @@ class State:
                 yield
         for place, record in enumerate(records):
             self.add(record)
+            record.rest()
             if not place % LOADED_AT_ONCE:
                 yield
 
     def add(self, record: Record) -> None:
         """Take a job in."""
+        self._number(record)
+        insort(self.ids, record.id)
+        self.sync(record)
+
+    def adding(self, records: Sequence[Record]) -> Iterator[None]:
+        """Take in many jobs that belong together: all are there at once, and get their turns some at a time.
+
+        Whoever stops in between has to go on: until then the last of them are not tried.
+        """
+        for record in records:
+            self._number(record)
+            self.ids.append(record.id)
+        self.ids.sort()
+        for record in records:
+            self.gates.learn(record, backs_off=self.backing_off(record))
+        for start in range(0, len(records), ADDED_AT_ONCE):
+            yield
+            for record in records[start : start + ADDED_AT_ONCE]:
+                self.sync(record)
+                record.rest()
+
+    def _number(self, record: Record) -> None:
         self._sequence += 1
         record.sequence = self._sequence
+        if record.spec.array_task is None:
+            record.spec = _one_of(record.spec)
         record.shape = self._shapes.setdefault(record.asks.shape, record.shape)
         self.records[record.id] = record
         self._active[record.spec.tenant] += not record.told_ended
-        insort(self.ids, record.id)
         if not (record.phase.ended or record.spec.array_task):
             self.unestimated[record.id] = None
-        self.sync(record)
 
     def take_unestimated(self, most: int) -> list[Record]:
         """Jobs about which the predictor should be asked now; they are asked about once."""
@@ -165,7 +191,7 @@ class State:
             self.unestimated[job_id] = None  # as many replicas as it needs by what it showed while it ran
         backs_off = phase is Phase.QUEUED and self.backing_off(record)
         if backs_off:
-            self.later(translate.seconds(record.stored.not_before_time) - time.time(), record)
+            self.later(record.not_before_seconds - time.time(), record)
         touched = self.gates.learn(record, backs_off=backs_off)
         waits = backs_off or (phase is Phase.QUEUED and not self.gates.open(record))
         if phase in IN_TABLE and not waits:
@@ -182,7 +208,7 @@ class State:
         else:
             self.moving.pop(job_id, None)
         if phase.ended and not record.told_ended:
-            record.told_ended = True
+            record.told_ended, record.estimate = True, None
             self._active[record.spec.tenant] -= 1
             self.ended(record)
         if ((waits and not backs_off) or phase is Phase.SUSPENDED) and (why := self.gates.hopeless(record)):
@@ -272,7 +298,7 @@ class State:
     @staticmethod
     def backing_off(record: Record) -> bool:
         """Whether a job waits for the time at which it may be tried again."""
-        return translate.seconds(record.stored.not_before_time) > time.time()
+        return record.not_before_seconds > time.time()
 
     def check_room(self, spec: JobSpec, jobs_max: int) -> None:
         """Refuse jobs beyond what a tenant may have; 0 means any number.
@@ -310,12 +336,12 @@ class State:
 
     def refusal(self, record: Record) -> tuple[Refusal, float]:
         """Why a job waits, and since when that has been the reason."""
-        job, waits_since = record.job, record.waiting_since
+        waits_since = record.waiting_since
         if self.backing_off(record):
-            until = translate.seconds(record.stored.not_before_time)
+            left = max(0.0, record.not_before_seconds - time.time())
             return Refusal(
                 Code.BACK_OFF,
-                f"{job.phase_reason}; waits {max(0.0, until - time.time()):.0f} s before the next attempt",
+                f"{record.job.phase_reason}; waits {left:.0f} s before the next attempt",
                 "the time passes",
             ), waits_since
         if shut := self.gates.refusal(record):
@@ -334,6 +360,12 @@ class State:
     def unwatch(self, watcher: Watcher) -> None:
         """Stop watching."""
         self._watchers.discard(watcher)
+
+
+@lru_cache(SPECS_KEPT_MAX)
+def _one_of(spec: JobSpec) -> JobSpec:
+    """Give one object for equal specs: many jobs differ in nothing that their users wrote."""
+    return spec
 
 
 def kept_message(record: Record) -> job_pb2.Job:

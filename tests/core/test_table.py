@@ -26,16 +26,20 @@ class SlowJob:
         return self.attained + (now - self.running_since if self.running_since is not None else 0.0)
 
 
-VERBS = ["add", "add", "remove", "start", "stop", "attain", "update"]
+VERBS = ["add", "add", "return", "remove", "start", "stop", "attain", "update", "look"]
 steps = st.lists(st.tuples(st.sampled_from(VERBS), st.integers(0, 5), st.floats(0, 50), st.integers(0, 3)), max_size=60)
 
 
 def do(table: JobTable, slow: dict[str, SlowJob], verb: str, job_id: str, now: float, gpus: int) -> None:
     job = slow.get(job_id)
-    if verb == "add" and job is None:
-        row = JobRow(job_id, now, len(slow), gpu_milli=gpus * 1000, cores=gpus, replicas=gpus + 1, priority=-gpus)
+    if verb in ("add", "return") and job is None:
+        arrived = now if verb == "add" else now / 2  # one that comes back arrived before others
+        sequence = 1 + max((one.row.sequence for one in slow.values()), default=0)
+        row = JobRow(job_id, arrived, sequence, gpu_milli=gpus * 1000, cores=gpus, replicas=gpus + 1, priority=-gpus)
         table.add(row)
-        slow[job_id] = SlowJob(row, waiting_since=now)
+        slow[job_id] = SlowJob(row, waiting_since=arrived)
+    elif verb == "look":
+        table.jobs(now)
     elif job is None:
         return
     elif verb == "remove":
@@ -65,6 +69,9 @@ def test_the_table_agrees_with_a_dict_of_jobs(steps: list[tuple[str, int, float,
         assert sorted(table.ids) == sorted(slow)
     jobs = table.jobs(now)
     assert len(jobs) == len(table) == len(slow)
+    assert jobs.by_arrival is not None
+    in_turn = sorted(slow.values(), key=lambda job: (job.row.arrival_seconds, job.row.sequence))
+    assert [table.ids[row] for row in jobs.by_arrival] == [job.row.id for job in in_turn]
     for job_id, job in slow.items():
         assert job_id in table
         row = table.row(job_id)

@@ -15,7 +15,7 @@ from tests.replicas.test_election import TTL_SECONDS, until
 from cotenant.replicas.election import Election
 from cotenant.replicas.forwarding import FORWARDED, PATIENCE_SECONDS
 from cotenant.replicas.replica import Replica
-from cotenant.replicas.stores import FencedStore
+from cotenant.replicas.stores import FencedStore, WarmStore
 from cotenant.replicas.tenure import Held
 from cotenant.rpc import errors
 from cotenant.rpc.channel import Channel, connect, passage
@@ -85,6 +85,7 @@ class Process:
         self.replica = Replica(self.server, store, self.election, (JOB, AGENT), "svc/", self._lead)
         self.services: list[Service] = []
         self.running: asyncio.Task[None] | None = None
+        self.given: Store | None = None  # the store that it was to lead with
         self.channel: Channel = connect(self.address, TOKEN)
         self.jobs: Any = job_service_pb2_grpc.JobServiceStub(self.channel)
         self.agents: Any = node_service_pb2_grpc.AgentServiceStub(self.channel)
@@ -92,6 +93,7 @@ class Process:
     async def _lead(self, host: Host, store: Store, held: Held) -> Service:
         if self._fails:
             raise self._fails.pop()
+        self.given = store
         service = Service(f"{self.name}{len(self.services) + 1}", FencedStore(store, held))  # type: ignore[abstract]  # the generated base answers the rest
         host.add(job_service_pb2_grpc.add_JobServiceServicer_to_server, service, JOB)
         host.add(node_service_pb2_grpc.add_AgentServiceServicer_to_server, service, AGENT)
@@ -207,6 +209,19 @@ async def test_the_next_one_leads_with_a_service_of_its_own_and_a_higher_term() 
         await leader.kill()
         assert await follower.get(timeout=10) == "b1"  # the call waits for the next leader
         assert follower.replica.leads
+
+
+async def test_a_leader_does_not_keep_what_was_read_while_it_followed() -> None:
+    async with replicas() as all_:
+        leader, follower = await all_.two()
+        await leader.get("write")
+        await leader.kill()
+        assert await follower.get(timeout=10) == "b1"
+        warm = follower.given
+        assert isinstance(warm, WarmStore)
+        await until(lambda: not warm._mirror.entries)
+        assert "svc/x" in [entry.key for entry in (await warm.list("svc/")).entries]
+        assert not warm._mirror.entries
 
 
 async def test_a_leader_that_is_asked_to_end_is_followed_at_once() -> None:

@@ -64,6 +64,10 @@ class Mirror:
         found = (entry for key, entry in self.entries.items() if key.startswith(prefix))
         return Listing(tuple(sorted(found, key=lambda entry: entry.key)), self.revision)
 
+    def forget(self) -> None:
+        """Let go of all entries, once nobody follows them any more."""
+        self.entries, self.revision = {}, 0
+
     def _replace(self, listing: Listing) -> None:
         gone = self.entries.keys() - {entry.key for entry in listing.entries}
         self.entries = {entry.key: entry for entry in listing.entries}

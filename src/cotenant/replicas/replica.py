@@ -174,6 +174,7 @@ class Replica:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+            mirror.forget()  # the leader's store still knows it, and would keep all that the store held at first
 
     async def _take_office(self, mirror: Mirror) -> None:
         while self._held is None:

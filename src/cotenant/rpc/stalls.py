@@ -13,7 +13,7 @@ log = structlog.get_logger()
 LOOK_SECONDS = 0.1
 TOLD_SECONDS = 0.5  # a stall of so long is told: three of them could cost a leader its lease of 2 s
 
-DELAY = telemetry.histogram("cotenant.loop.delay", "s", "By how much a service's event loop was late, ten times a second.")
+DELAY = telemetry.histogram("cotenant.loop.delay", "s", "Delay of a service's event loop, ten times a second.")
 
 
 class Stalls:

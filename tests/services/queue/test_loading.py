@@ -2,10 +2,12 @@ from __future__ import annotations
 
 import asyncio
 
+from cotenant.core.arrays import COUNT_MAX, read_array
 from cotenant.core.jobs import JobSpec, Role
-from cotenant.services.queue.keeper import JOBS, Keeper
-from cotenant.services.queue.records import new_record
-from cotenant.services.queue.state import LOADED_AT_ONCE, State
+from cotenant.services.queue.arrays import Arrays
+from cotenant.services.queue.keeper import JOBS, Keeper, Request
+from cotenant.services.queue.records import Record, new_record
+from cotenant.services.queue.state import ADDED_AT_ONCE, LOADED_AT_ONCE, State
 from cotenant.store.memory import MemoryStore
 from cotenant.store.port import Put
 
@@ -31,3 +33,50 @@ async def test_others_go_on_while_many_jobs_are_read() -> None:
     task.cancel()
     assert turns >= 3 * chunks  # while they are understood, while their gates are, and while they are taken in
     assert len(state.records) == chunks * LOADED_AT_ONCE
+
+
+class Counting(State):
+    """Counts the jobs that are looked at between two turns of others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.looked = self.most = 0
+        self.seen: set[int] = set()  # how many jobs there were whenever others looked
+
+    def sync(self, record: Record) -> None:
+        super().sync(record)
+        self.looked += 1
+        self.most = max(self.most, self.looked)
+
+    async def others(self) -> None:
+        while True:
+            self.seen.add(len(self.records))
+            self.looked = 0
+            await asyncio.sleep(0)
+
+
+def largest() -> JobSpec:
+    return JobSpec(roles=(Role(),), command=("true",), array=read_array(f"0-{COUNT_MAX - 1}"))
+
+
+async def test_others_go_on_while_the_largest_array_is_taken_in_and_see_all_of_it_or_nothing() -> None:
+    state = Counting()
+    others = asyncio.ensure_future(state.others())
+    await Arrays(Keeper(MemoryStore(), state)).create(largest(), "eve", "", Request("CreateJob", "", b""))
+    others.cancel()
+    assert state.most <= ADDED_AT_ONCE
+    assert state.seen == {0, COUNT_MAX}
+    assert len(state.table) == COUNT_MAX
+
+
+async def test_an_array_whose_caller_goes_away_gets_its_turns_all_the_same() -> None:
+    state = Counting()
+    creating = asyncio.ensure_future(
+        Arrays(Keeper(MemoryStore(), state)).create(largest(), "eve", "", Request("CreateJob", "", b""))
+    )
+    while not state.table:  # noqa: ASYNC110  # no event tells of it
+        await asyncio.sleep(0)
+    assert len(state.table) < COUNT_MAX
+    creating.cancel()
+    await asyncio.wait([creating])
+    assert len(state.table) == COUNT_MAX

@@ -1,0 +1,23 @@
+from __future__ import annotations
+
+import asyncio
+import time
+
+from cotenant.rpc.stalls import LOOK_SECONDS, TOLD_SECONDS, Stalls
+
+
+async def test_a_loop_that_is_held_up_is_told() -> None:
+    stalls = Stalls()
+    task = asyncio.ensure_future(stalls.run())
+    while not stalls.told:
+        await asyncio.sleep(LOOK_SECONDS / 2)
+        time.sleep(LOOK_SECONDS + TOLD_SECONDS)  # noqa: ASYNC251  # that is what is looked for
+    task.cancel()
+    assert stalls.longest_seconds >= TOLD_SECONDS
+
+
+def test_only_long_delays_are_told() -> None:
+    stalls = Stalls()
+    for late_seconds in (0.0, TOLD_SECONDS / 2, TOLD_SECONDS, 2 * TOLD_SECONDS):
+        stalls.take(late_seconds)
+    assert (stalls.longest_seconds, stalls.told) == (2 * TOLD_SECONDS, 2)
