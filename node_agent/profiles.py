@@ -189,7 +189,8 @@ class Profiles:
         """The next step that the job tells. Raises `Silent`."""
         seconds = self._patience.silence_seconds
         try:
-            return await asyncio.wait_for(profile.steps.get(), seconds)
+            async with asyncio.timeout(seconds):
+                return await profile.steps.get()
         except TimeoutError:
             raise Silent(f"the job told no step for {seconds:g} s") from None
 

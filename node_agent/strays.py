@@ -54,7 +54,8 @@ async def end_of(attempt: Supervised, marker: str) -> Status:
     while await asyncio.to_thread(attempt.group.pids):
         if attempt.stop_grace_seconds is None:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(attempt.stop_asked.wait(), LOOK_SECONDS)
+                async with asyncio.timeout(LOOK_SECONDS):
+                    await attempt.stop_asked.wait()
         else:
             await asyncio.to_thread(end_remains, attempt.group, marker, patience_seconds=LOOK_SECONDS)
     await asyncio.sleep(LOOK_SECONDS)  # a supervisor that lives tells how it ended

@@ -181,7 +181,8 @@ class Throttling:
         """Wait for news, at most so long, and no longer than the lease lasts."""
         left = max(0.0, lease.until - time.monotonic())
         try:
-            await asyncio.wait_for(lease.changed.wait(), left if seconds is None else seconds)
+            async with asyncio.timeout(left if seconds is None else seconds):
+                await lease.changed.wait()
         except TimeoutError:
             return
 

@@ -36,7 +36,7 @@ class Feed:
         self._history: deque[Event] = deque()
         self._forgotten = 0  # the revision up to which the history does not reach back
         self._revision = 0
-        self._watchers: set[_Watcher] = set()
+        self._watchers: dict[_Watcher, None] = {}  # in the order in which they came
         self._closed = False
 
     def start(self, revision: int, attempts: Iterable[job_pb2.Attempt]) -> None:
@@ -112,7 +112,7 @@ class Feed:
             watcher.events.extend(event for event in self._history if event.revision >= after_revision)
         else:
             watcher.events.append(self._snapshot())
-        self._watchers.add(watcher)
+        self._watchers[watcher] = None
         try:
             while not self._closed:
                 while watcher.events:
@@ -130,7 +130,7 @@ class Feed:
                 await watcher.wake.wait()
                 watcher.wake.clear()
         finally:
-            self._watchers.discard(watcher)
+            self._watchers.pop(watcher, None)
 
 
 def _together(events: deque[Event]) -> Event:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 
 import structlog
@@ -39,8 +40,7 @@ def read_rules(own: str = "") -> tuple[Rule, ...]:
     Raises:
         BadRules: naming the file, the line and the field.
     """
-    shipped = Path(cotenant.core.failing.__file__).with_name("rules.toml")
-    rules = parse_rules(shipped.read_text(encoding="utf-8"), shipped.name)
+    rules = _shipped()
     if not own:
         return rules
     try:
@@ -48,6 +48,13 @@ def read_rules(own: str = "") -> tuple[Rule, ...]:
     except (OSError, UnicodeDecodeError) as error:
         raise BadRules(f"cannot read {own}: {getattr(error, 'strerror', None) or error}") from None
     return merged(parse_rules(text, own), rules)
+
+
+@cache
+def _shipped() -> tuple[Rule, ...]:
+    """Read the shipped rules, once: a queue is made anew whenever this process begins to lead."""
+    shipped = Path(cotenant.core.failing.__file__).with_name("rules.toml")
+    return parse_rules(shipped.read_text(encoding="utf-8"), shipped.name)
 
 
 class Failing:

@@ -77,7 +77,7 @@ class State:
         self.last_order: tuple[list[str], Order] | None = None  # ids by row, and the policy's answer
         self.stoppable: Sequence[tuple[str, int]] = ()  # by the last cycle, with how many that wait come before each
         self.unestimated: dict[str, None] = {}  # jobs of which the predictor was not asked yet
-        self._watchers: set[Watcher] = set()
+        self._watchers: dict[Watcher, None] = {}  # in the order in which they came
         self._sequence = 0
         self._shapes: WeakValueDictionary[Shape, ShapeKey] = WeakValueDictionary()
         self._tenant_numbers: dict[str, int] = {}
@@ -354,12 +354,12 @@ class State:
     def watch(self, only: str = "") -> Watcher:
         """Begin to watch all jobs, or one; `unwatch` ends it."""
         watcher = Watcher(only)
-        self._watchers.add(watcher)
+        self._watchers[watcher] = None
         return watcher
 
     def unwatch(self, watcher: Watcher) -> None:
         """Stop watching."""
-        self._watchers.discard(watcher)
+        self._watchers.pop(watcher, None)
 
 
 @lru_cache(SPECS_KEPT_MAX)

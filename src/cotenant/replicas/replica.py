@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from typing import Any, Protocol
 
 import grpc
@@ -291,8 +291,9 @@ class Replica:
                 return
             await self._coming(deadline)
         try:
-            async for response in self._stage.stream(path, request, context):
-                yield response
+            async with aclosing(self._stage.stream(path, request, context)) as responses:
+                async for response in responses:
+                    yield response
         except Replaced as error:
             raise _told(error) from None
 

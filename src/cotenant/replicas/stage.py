@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -83,7 +83,7 @@ class Stage:
         with self._call():
             return bytes(handler.response_serializer(await _served(path, behavior)(message, context)))
 
-    async def stream(self, path: str, request: Any, context: Any) -> AsyncIterator[bytes]:
+    async def stream(self, path: str, request: Any, context: Any) -> AsyncGenerator[bytes, None]:
         """Serve a call that is answered by a stream."""
         handler = self._handlers[path]
         behavior = handler.stream_stream if handler.request_streaming else handler.unary_stream

@@ -8,6 +8,8 @@ from typing import Any, TypeVar
 
 import structlog
 
+from cotenant.rpc.errors import Problem
+
 log = structlog.get_logger()
 
 RESTART_SECONDS = 1.0
@@ -37,7 +39,7 @@ class Background:
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
-            task.add_done_callback(_tell)
+            task.add_done_callback(_tell_but_refusals)
             raise
 
     def _hold(self, task: asyncio.Task[Result]) -> asyncio.Task[Result]:
@@ -56,6 +58,12 @@ class Background:
 def _tell(task: asyncio.Task[Any]) -> None:
     if not task.cancelled() and (error := task.exception()):
         log.error("background_failed", exc_info=error)
+
+
+def _tell_but_refusals(task: asyncio.Task[Any]) -> None:
+    """A refusal was for the caller, who has gone."""
+    if not task.cancelled() and not isinstance(task.exception(), Problem):
+        _tell(task)
 
 
 async def _forever(name: str, work: Callable[[], Awaitable[None]]) -> None:
