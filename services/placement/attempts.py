@@ -17,12 +17,13 @@ from cotenant.services.placement.cluster import Cluster
 from cotenant.services.placement.committer import OPERATIONS_MAX, Committer, Fenced, Halted, Write
 from cotenant.services.placement.feed import Feed
 from cotenant.services.placement.records import ATTEMPTS, GUARDS, Live, Node
-from cotenant.store.port import StoreUnavailable
+from cotenant.store.port import Compare, StoreUnavailable
 from cotenant.v1 import job_pb2
 from cotenant.v1 import node_service_pb2 as node_pb2
 
 log = structlog.get_logger()
 
+QUEUE_LEADER = "queue/leader"  # the queue's leadership key: both services keep what they know in one store
 NOT_COMMITTED = (Fenced, Halted, StoreUnavailable)
 
 
@@ -40,15 +41,15 @@ class Attempts:
         self.cluster, self.committer, self.sessions, self.feed = cluster, committer, sessions, feed
         self._background = background
 
-    async def start(self, live: Live) -> None:
+    async def start(self, live: Live, under: Compare | None = None) -> None:
         """Commit an attempt with the guards of its nodes, then tell of it. What fails is undone.
 
         Raises:
-            Fenced, Halted, StoreUnavailable, TooLarge: see `Committer.commit`.
+            Fenced, Halted, StoreUnavailable, TooLarge, Outdated: see `Committer.submit`.
         """
         try:
             live.epoch = await self.committer.commit(
-                [live.write(), *(Write(GUARDS + node_id, b"") for node_id in live.nodes)]
+                [live.write(), *(Write(GUARDS + node_id, b"") for node_id in live.nodes)], under
             )
         except BaseException:
             self.cluster.undo(live)
@@ -139,20 +140,28 @@ class Attempts:
             live.end_kept = True
             self.sessions.ack(live)
 
-    async def forget(self, keys: Iterable[tuple[str, int]]) -> None:
-        """Delete the records of attempts that have ended, and of which nothing more is to be told."""
+    async def forget(self, keys: Sequence[tuple[str, int]], under: Compare | None = None) -> None:
+        """Delete the records of attempts that have ended, and of which nothing more is to be told.
+
+        Raises:
+            Fenced, Halted, StoreUnavailable, Outdated: see `Committer.submit`.
+        """
         gone = [
-            (job_id, number)
+            live
             for job_id, number in dict(keys).items()
             if (live := self.cluster.attempts.get(job_id)) and live.key[1] == number and live.end_kept
         ]
-        for job_id, number in gone:
-            self.cluster.forget(job_id)
-            self.feed.forget(job_id, number)
         for begin in range(0, len(gone), OPERATIONS_MAX):
-            await self.committer.commit(
-                [Write(ATTEMPTS + job_id, None) for job_id, _ in gone[begin : begin + OPERATIONS_MAX]]
-            )
+            some = gone[begin : begin + OPERATIONS_MAX]
+            await self.committer.commit([Write(ATTEMPTS + live.key[0], None) for live in some], under)
+            for live in some:
+                self.cluster.bury(live)
+                self.feed.forget(*live.key)
+
+
+def led_by(term: int) -> Compare | None:
+    """What has to hold for what a queue wants in its term; a queue without others beside it (0) leads always."""
+    return Compare(QUEUE_LEADER, term) if term else None
 
 
 def copy_of(attempt: job_pb2.Attempt) -> job_pb2.Attempt:

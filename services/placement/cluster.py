@@ -29,6 +29,7 @@ MASTER_PORTS = range(29500, 30000)
 UNEXPLAINED = (job_pb2.STOP_REASON_UNSPECIFIED, job_pb2.STOP_REASON_GANG_BROKEN, job_pb2.STOP_REASON_DISCONNECTED)
 MESSAGE_LENGTH_MAX = 1_000  # of what an agent says went wrong
 SIGN_LENGTH_MAX = 200
+PAST_MAX = 20_000
 
 
 class Cluster:
@@ -42,6 +43,7 @@ class Cluster:
         self.claimed: dict[str, int] = {}  # cores by node that a waiting job was promised: nobody grows there
         self.limits = Headroom(())  # tenants' limits as the queue last told them, with nothing counted
         self.stirred: set[str] = set()  # nodes on which somebody came, went or changed since cores were last dealt
+        self.past: dict[str, int] = {}  # the last attempts that were forgotten: a plan may come later that names one
         self._ledger: Ledger | None = None
         self._order: list[Node] = []
         self._stopping: dict[str, Live] = {}
@@ -175,6 +177,16 @@ class Cluster:
         if live := self.attempts.pop(job_id, None):
             for node_id in live.nodes:
                 self._by_node[node_id].pop(job_id, None)
+
+    def bury(self, live: Live) -> None:
+        """Drop an attempt for good: a plan that names it comes late. The next one may have taken its place already."""
+        job_id, number = live.key
+        if self.attempts.get(job_id) is live:
+            self.forget(job_id)
+        self.past.pop(job_id, None)
+        self.past[job_id] = number
+        if len(self.past) > PAST_MAX:
+            del self.past[next(iter(self.past))]
 
     def release(self, live: Live) -> None:
         """Give back what an attempt held."""

@@ -39,6 +39,10 @@ class Halted(Exception):
     """Nothing is committed now: the state is being read anew, or placement is shutting down."""
 
 
+class Outdated(Exception):
+    """Whoever wanted this written leads its own service no more; nothing was."""
+
+
 class TooLarge(ValueError):
     """One decision that would need more writes, or larger ones, than a transaction may have."""
 
@@ -55,6 +59,7 @@ class Write:
 class _Group:
     writes: Sequence[Write]
     done: asyncio.Future[int]
+    under: Compare | None = None
 
     @property
     def size(self) -> int:
@@ -94,27 +99,30 @@ class Committer:
         log.error("committer_halted", error=f"{type(error).__name__}: {error}")
         self._on_halt(error)
 
-    async def commit(self, writes: Sequence[Write]) -> int:
+    async def commit(self, writes: Sequence[Write], under: Compare | None = None) -> int:
         """Commit a group and return the revision.
 
         Raises: see `submit`.
         """
-        return await self.submit(writes)
+        return await self.submit(writes, under)
 
-    def submit(self, writes: Sequence[Write]) -> asyncio.Future[int]:
+    def submit(self, writes: Sequence[Write], under: Compare | None = None) -> asyncio.Future[int]:
         """Put a group in line at once, and promise its revision. What waits in line fails when the committer halts.
+
+        `under` is the leadership of another service at whose word this is written: it has to last as well.
 
         Raises (now, or when the promise is kept):
             Fenced: another writer owns one of the keys now.
             StoreUnavailable: the store did not answer; whether the group was committed is unknown.
             Halted: it was not tried.
             TooLarge: the group is more than a transaction may have.
+            Outdated: the leadership under which it was wanted is over.
         """
         if self._fence is None:
             raise Halted("placement is reading its state anew")
         if len(writes) > OPERATIONS_MAX:
             raise TooLarge(f"{len(writes)} writes belong together; a transaction takes {OPERATIONS_MAX}")
-        group = _Group(writes, asyncio.get_running_loop().create_future())
+        group = _Group(writes, asyncio.get_running_loop().create_future(), under)
         self._waiting.append(group)
         self._wake.set()
         return group.done
@@ -147,7 +155,8 @@ class Committer:
         if self._fence is None:
             raise Halted("placement is reading its state anew")
         last = {write.key: write for group in batch for write in group.writes}
-        compares = [self._fence, *(Compare(key, self._revisions.get(key, 0)) for key in last)]
+        leaderships = {self._fence, *(group.under for group in batch if group.under)}
+        compares = [*leaderships, *(Compare(key, self._revisions.get(key, 0)) for key in last)]
         operations = [Delete(w.key) if w.value is None else Put(w.key, w.value) for w in last.values()]
         problem: Exception
         try:
@@ -159,15 +168,23 @@ class Committer:
                 self._take(last, result.revision)
                 _tell(batch, result.revision)
                 return
-            problem = Fenced(f"another writer has changed one of {', '.join(sorted(last)[:3])}")
+            problem = await self._why_not(batch, last)
         COMMITS.add(outcome=type(problem).__name__)
         if len(batch) > 1:
             for group in batch:
                 await self._commit_batch([group])
-        elif isinstance(problem, TooLarge):
+        elif isinstance(problem, TooLarge | Outdated):
             _fail(batch, problem)
         else:
             raise problem
+
+    async def _why_not(self, batch: list[_Group], writes: Mapping[str, Write]) -> Exception:
+        """Say whose comparison failed: that of another service's leadership is no sign that ours is over."""
+        for under in {group.under for group in batch if group.under}:
+            entry = await self._store.get(under.key)
+            if (entry.mod_revision if entry else 0) != under.mod_revision:
+                return Outdated(f"term {under.mod_revision} of {under.key} is over")
+        return Fenced(f"another writer has changed one of {', '.join(sorted(writes)[:3])}")
 
     def _take(self, writes: Mapping[str, Write], revision: int) -> None:
         COMMITS.add(outcome="committed")

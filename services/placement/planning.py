@@ -12,12 +12,12 @@ from cotenant.core.policy import CpuAllocator, PlacementPolicy
 from cotenant.core.queueing import cycle
 from cotenant.core.refusals import Code, Refusal
 from cotenant.core.tenancy import Headroom
-from cotenant.rpc import errors
+from cotenant.rpc import errors, refusals
 from cotenant.rpc.background import Background
 from cotenant.rpc.errors import Violation
 from cotenant.rpc.tenants import tenant_of
 from cotenant.services.placement import planner
-from cotenant.services.placement.attempts import Attempts
+from cotenant.services.placement.attempts import Attempts, led_by
 from cotenant.services.placement.cluster import Cluster
 from cotenant.services.placement.committer import TooLarge
 from cotenant.services.placement.kinds import Kinds
@@ -25,6 +25,7 @@ from cotenant.services.placement.promises import Promises
 from cotenant.services.placement.records import Live
 from cotenant.services.placement.resizes import Resizes
 from cotenant.services.placement.scene import Moment, StopCosts
+from cotenant.store.port import Compare
 from cotenant.v1 import placement_service_pb2 as placement_pb2
 
 SECONDS = telemetry.histogram("cotenant.placement.plan", "s", "Time to decide and commit one plan.")
@@ -34,6 +35,7 @@ RECLAIMED = telemetry.counter("cotenant.placement.reclaimed", "{attempt}", "Atte
 REFUSED = telemetry.counter("cotenant.placement.refused", "{job}", "Jobs that were refused a place, by reason.")
 
 LAPSE_LATE_SECONDS = 0.1  # so that no promise is looked at just before its time is over
+LATE_SECONDS = 0.5  # before a job is asked about again whose attempt was over already
 
 
 class Planning:
@@ -67,8 +69,9 @@ class Planning:
             self._check_trust()
             begin = time.time()
             standing: list[placement_pb2.Placed] = []
+            late: list[placement_pb2.Refused] = []
             if not request.validate_only:
-                standing = self._standing(request)
+                standing, late = self._standing(request), self._late(request)
                 self._cluster.limits = Headroom(map(tenant_of, request.tenants))
             scene = Moment(self._cluster, self._costs, begin)
             promised = self._promised(request)
@@ -78,7 +81,7 @@ class Planning:
                 return planner.rehearse(self._cluster, outcome)
             decision = planner.decide(self._cluster, request, outcome, self._promises, time.monotonic())
             placed = time.time()
-            started = await self._start_all(decision, begin, placed)
+            started = await self._start_all(decision, led_by(request.term), begin, placed)
             self._attempts.order_stops(decision.stops, StopReason.PREEMPTED)
             self._send_away(decision.moves, StopReason.MIGRATED)
             self._send_away(decision.reclaimed, StopReason.RECLAIMED)
@@ -86,6 +89,7 @@ class Planning:
                 self._resizes.begin(loan.live, loan.cores, loan.reason)
             response = planner.answer(self._cluster, decision, started)
             response.placed.extend(standing)
+            response.refused.extend(late)
         SECONDS.record(time.time() - begin)
         for refused in response.refused:
             REFUSED.add(code=refused.refusal.code)
@@ -123,10 +127,27 @@ class Planning:
                 request.candidates.remove(candidate)
         return standing
 
-    async def _start_all(self, decision: planner.Decision, begin: float, placed: float) -> list[Live]:
+    def _late(self, request: placement_pb2.PlanPlacementRequest) -> list[placement_pb2.Refused]:
+        """Candidates that were asked for before it was known that the very attempt is over, and is forgotten even.
+
+        Whoever asks hears of it, and may ask again once it knows more.
+        """
+        late = []
+        for candidate in list(request.candidates):
+            last = self._cluster.past.get(candidate.job_id, 0)
+            if candidate.number <= last:
+                why = f"attempt {candidate.number} is over already; the next cycle asks for another one"
+                refusal = Refusal(Code.NOT_YET_CONSIDERED, why, numbers={"last": last}, holds_seconds=LATE_SECONDS)
+                late.append(placement_pb2.Refused(job_id=candidate.job_id, refusal=refusals.to_wire(refusal)))
+                request.candidates.remove(candidate)
+        return late
+
+    async def _start_all(
+        self, decision: planner.Decision, under: Compare | None, begin: float, placed: float
+    ) -> list[Live]:
         """Commit all starts; one that no transaction takes is refused, anything else fails the plan."""
         results = await asyncio.gather(
-            *(self._start(live, begin, placed) for live in decision.starts), return_exceptions=True
+            *(self._start(live, under, begin, placed) for live in decision.starts), return_exceptions=True
         )
         for live, result in zip(decision.starts, results, strict=True):
             if isinstance(result, TooLarge):
@@ -139,8 +160,8 @@ class Planning:
                 raise result
         return [live for live, result in zip(decision.starts, results, strict=True) if result is None]
 
-    async def _start(self, live: Live, begin: float, placed: float) -> None:
-        await self._attempts.start(live)
+    async def _start(self, live: Live, under: Compare | None, begin: float, placed: float) -> None:
+        await self._attempts.start(live, under)
         committed, parent, job = time.time(), live.record.trace_parent, live.key[0]
         PLACED.add()
         if parent:

@@ -19,9 +19,9 @@ from cotenant.rpc.policies import PolicyServicer
 from cotenant.rpc.server import Host, Server
 from cotenant.services.placement import planner
 from cotenant.services.placement.agents import Sessions
-from cotenant.services.placement.attempts import NOT_COMMITTED, Attempts
+from cotenant.services.placement.attempts import NOT_COMMITTED, Attempts, led_by
 from cotenant.services.placement.cluster import MESSAGE_LENGTH_MAX, Cluster
-from cotenant.services.placement.committer import Committer, Fenced, Halted, TooLarge
+from cotenant.services.placement.committer import Committer, Fenced, Halted, Outdated, TooLarge
 from cotenant.services.placement.dealing import Dealing
 from cotenant.services.placement.feed import Feed
 from cotenant.services.placement.fitting import Fitting
@@ -152,7 +152,8 @@ class Placement(placement_grpc.PlacementServiceServicer, node_grpc.NodeServiceSe
         self.feed.close()
         await self.background.close()
         with suppress(TimeoutError):
-            await asyncio.wait_for(self.kinds.save(), SAVE_SECONDS_MAX)
+            async with asyncio.timeout(SAVE_SECONDS_MAX):
+                await self.kinds.save()
         await self.committer.close()
 
     def _distrust(self, error: Exception) -> None:
@@ -220,7 +221,8 @@ class Placement(placement_grpc.PlacementServiceServicer, node_grpc.NodeServiceSe
         """Delete records of attempts whose end the queue has committed."""
         self.leadership.check()
         with committing():
-            await self.attempts.forget((victim.job_id, victim.number) for victim in request.attempts)
+            under = led_by(request.term)
+            await self.attempts.forget([(victim.job_id, victim.number) for victim in request.attempts], under)
         return placement_pb2.ForgetAttemptsResponse()
 
     async def WatchAttempts(
@@ -344,6 +346,8 @@ def committing() -> Iterator[None]:
         raise errors.unavailable("another placement leads now; nothing was decided", 0.5, errors.NOT_LEADER) from None
     except Halted as error:
         raise errors.unavailable(str(error), 0.5, "STORE_AWAY") from None
+    except Outdated as error:
+        raise errors.unavailable(f"another queue leads now, nothing was started: {error}", 0.5, "OLD_TERM") from None
     except TooLarge as error:
         raise errors.failed_precondition("TOO_LARGE", str(error)) from None
 

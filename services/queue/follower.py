@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 
 import grpc
 import structlog
@@ -43,12 +44,14 @@ class Follower:
         observations: Observations,
         profiles: Profiles,
         failing: Failing,
+        term: int = 0,
     ) -> None:
         self.state, self.keeper, self.placement = state, keeper, placement
         self.observations, self.profiles, self.failing = observations, profiles, failing
         self.synced = asyncio.Event()  # set while placement can be heard
         self.connections = 0  # so many times placement could be heard anew
-        self._revision = 0
+        self.ending: Counter[str] = Counter()  # jobs whose attempt has ended, which is being committed
+        self._term, self._revision = term, 0
         self._forget: dict[tuple[str, int], None] = {}
         self._forgetting = asyncio.Event()
         self._capacity_changed = asyncio.Event()
@@ -108,7 +111,7 @@ class Follower:
                 lost.state = translate.ATTEMPT_STATES.to_wire(AttemptState.LOST)
                 lost.message = "placement does not know this attempt any more"
                 lost.end_time.FromNanoseconds(time.time_ns())
-                self._background.start(self._end(record, lost))
+                self._end_soon(record, lost)
 
     def take_attempt(self, attempt: job_pb2.Attempt) -> None:
         """Let a job follow its attempt."""
@@ -120,7 +123,7 @@ class Follower:
                 self._forget_soon(attempt)
             return
         if ended:
-            self._background.start(self._end(record, attempt))
+            self._end_soon(record, attempt)
         elif not record.lock.locked():
             self._follow(record, attempt)
         else:
@@ -141,11 +144,22 @@ class Follower:
             self._background.start(self.stop(record, attempt.number, wished(record)))
         self.pre_runs.follow(record)
 
+    def _end_soon(self, record: Record, attempt: job_pb2.Attempt) -> None:
+        self.ending[record.id] += 1
+        self._background.start(self._end(record, attempt))
+
     async def _end(self, record: Record, attempt: job_pb2.Attempt) -> None:
-        """Take in that an attempt has ended, durably; then let placement forget it."""
+        """Take in that an attempt has ended, durably; then let placement forget it. It is not placed meanwhile."""
         attempt = self.failing.classified(attempt)
         retrying = self.failing.retrying
-        if await self.keeper.insist(record, lambda stored: take_attempt(stored, attempt, retrying)):
+        try:
+            news = await self.keeper.insist(record, lambda stored: take_attempt(stored, attempt, retrying))
+        finally:
+            self.ending[record.id] -= 1
+            if not self.ending[record.id]:
+                del self.ending[record.id]
+            self.state.wake()
+        if news:
             self.failing.note(attempt)
             log.info("attempt_ended", job=record.id, attempt=attempt.number, phase=record.phase.value)
             ENDED.add(state=translate.ATTEMPT_STATES.names[attempt.state], phase=record.phase.value)
@@ -165,7 +179,8 @@ class Follower:
             self._forgetting.clear()
             gone = list(self._forget)[:FORGET_MAX]
             request = placement_pb2.ForgetAttemptsRequest(
-                attempts=[placement_pb2.Victim(job_id=job_id, number=number) for job_id, number in gone]
+                attempts=[placement_pb2.Victim(job_id=job_id, number=number) for job_id, number in gone],
+                term=self._term,
             )
             try:
                 await self.placement.ForgetAttempts(request)

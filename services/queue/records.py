@@ -12,7 +12,6 @@ from cotenant.core.lifecycle import AttemptState, JobEvent, Phase, next_phase
 from cotenant.core.refusals import plural
 from cotenant.rpc import translate
 from cotenant.services.queue import avoiding
-from cotenant.services.queue.avoiding import nodes_of
 from cotenant.services.queue.failing import broke, failure, from_wire, in_words
 from cotenant.services.queue.record import Record as Record
 from cotenant.services.queue.record import ShapeKey as ShapeKey
@@ -114,9 +113,10 @@ def take_attempt(stored: records_pb2.StoredJob, attempt: job_pb2.Attempt, retryi
         return False
     if attempt.number == job.attempt.number and not _news(phase, STATES.from_wire(job.attempt.state), state):
         return _resized(stored, attempt)
-    if phase is Phase.SUSPENDED and not state.ended:
-        return False  # an attempt that nobody wants; it is being stopped
-    if attempt.number > job.attempt.number:
+    later = attempt.number > job.attempt.number
+    if not state.ended and (phase is Phase.SUSPENDED or (later and phase.holds_resources)):
+        return False  # it is being stopped; or it is of a queue that has replaced this one
+    if later:
         _archive(job)
     job.attempt.CopyFrom(attempt)
     if phase is Phase.SUSPENDED:
@@ -183,7 +183,7 @@ def _archive(job: job_pb2.Job) -> None:
 def _assigned(stored: records_pb2.StoredJob) -> None:
     attempt = stored.job.attempt
     move(stored, JobEvent.ASSIGNED)
-    nodes, at = nodes_of(attempt), translate.seconds(attempt.assign_time)
+    nodes, at = avoiding.nodes_of(attempt), translate.seconds(attempt.assign_time)
     back = [one.node_id for one in avoiding.live(stored.job, at) if one.node_id in nodes]
     told = f"; nothing else could hold it, so it no longer keeps away from {', '.join(back)}" if back else ""
     what = f"attempt {attempt.number}" + (", the pre-run," if attempt.pre_run else "")
@@ -283,7 +283,7 @@ def _requeued(stored: records_pb2.StoredJob, state: AttemptState) -> None:
 
 def _avoid_unhealthy(job: job_pb2.Job) -> None:
     """Keep away from the node that was not well; of several nobody knows here which one that was, unless it is said."""
-    where = [job.attempt.exit.node_id] if job.attempt.exit.node_id else nodes_of(job.attempt)
+    where = [job.attempt.exit.node_id] if job.attempt.exit.node_id else avoiding.nodes_of(job.attempt)
     if len(where) == 1:
         reason = job.attempt.stop_detail or "it was not well"
         avoiding.avoid(job, where, RETRYING.avoid_seconds, reason, time.time())

@@ -40,7 +40,8 @@ class Replicated:
 
     async def lead(self, host: Host, store: Store, held: Held) -> JobQueue:
         """Begin to lead, from the records that were read while this replica followed."""
-        queue = JobQueue(FencedStore(store, held), self._config, self._placement, self._predictor)
+        term = held.term if held.lease else 0
+        queue = JobQueue(FencedStore(store, held), self._config, self._placement, self._predictor, term)
         queue.add_to(host)
         await queue.start(self._reader.records)
         self._reader = QueueReader()  # what was read is the leader's now

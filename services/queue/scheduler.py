@@ -65,6 +65,7 @@ class SchedulerConfig:
     debounce_seconds: float = 0.003
     rules: Rules = RULES
     seed: int = 0
+    term: int = 0  # under which this queue leads; 0 where it has no others beside it
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +129,8 @@ class Scheduler:
         valid_seconds = math.inf
         while True:
             try:
-                await asyncio.wait_for(self._woken.wait(), None if math.isinf(valid_seconds) else valid_seconds)
+                async with asyncio.timeout(None if math.isinf(valid_seconds) else valid_seconds):
+                    await self._woken.wait()
                 await asyncio.sleep(self.config.debounce_seconds)
             except TimeoutError:
                 log.debug("order_expired")
@@ -260,8 +262,8 @@ class Scheduler:
             if not looked % LOOKED_AT_ONCE:
                 await asyncio.sleep(0)
             record = entry.record
-            if record.phase is not Phase.QUEUED:
-                continue
+            if record.phase is not Phase.QUEUED or record.id in self.follower.ending:
+                continue  # what has ended may be done
             self.state.reasons.age(record, reasons.now)
             avoids = record.avoids and avoiding.live(record.job, reasons.now)  # its reason counts them, no other job's
             if entry.place != MOVED and not avoids and reasons.known(record):
@@ -337,7 +339,7 @@ class Scheduler:
 
 def new_request(config: SchedulerConfig) -> placement_pb2.PlanPlacementRequest:
     """A question to placement that names nobody yet."""
-    request = placement_pb2.PlanPlacementRequest(strict=config.policy.strict, seed=config.seed)
+    request = placement_pb2.PlanPlacementRequest(strict=config.policy.strict, seed=config.seed, term=config.term)
     if reserving := config.rules.reserving:
         request.reserve_after.CopyFrom(translate.duration(reserving.after_seconds))
         request.reservations = reserving.most

@@ -65,12 +65,12 @@ STORE_PROBE_SECONDS = 2.0
 class JobQueue(job_service_pb2_grpc.JobServiceServicer):
     """Serves jobs from one picture of them all, and runs the scheduling cycle."""
 
-    def __init__(self, store: Store, config: QueueConfig, placement: grpc.aio.Channel, predictor: grpc.aio.Channel):
+    def __init__(
+        self, store: Store, config: QueueConfig, placement: grpc.aio.Channel, predictor: grpc.aio.Channel, term: int = 0
+    ):
         self.store, self.config = (store := GroupedStore(store)), config
-        self.placement = cast(
-            "placement_service_pb2_grpc.PlacementServiceAsyncStub",
-            placement_service_pb2_grpc.PlacementServiceStub(placement),
-        )
+        stub: Any = placement_service_pb2_grpc.PlacementServiceStub(placement)
+        self.placement = cast("placement_service_pb2_grpc.PlacementServiceAsyncStub", stub)
         predictor_stub = cast(
             "predictor_service_pb2_grpc.PredictorServiceAsyncStub",
             predictor_service_pb2_grpc.PredictorServiceStub(predictor),
@@ -86,9 +86,11 @@ class JobQueue(job_service_pb2_grpc.JobServiceServicer):
         self.profiles = Profiles(self.state, self.placement, predictor_stub, self.observations, self.renewals)
         self.observations.on_profile_wanted = self.profiles.want
         failing = Failing(read_rules(config.failure_rules), config.retrying)
-        self.follower = Follower(self.state, self.keeper, self.placement, self.observations, self.profiles, failing)
+        self.follower = Follower(
+            self.state, self.keeper, self.placement, self.observations, self.profiles, failing, term
+        )
         self.policy: QueuePolicy = plugins.load(QUEUES, config.policy, config.options.get(config.policy, {}))
-        cycle = SchedulerConfig(self.policy, config.debounce_seconds, config.rules, config.seed)
+        cycle = SchedulerConfig(self.policy, config.debounce_seconds, config.rules, config.seed, term)
         self.background = Background()
         self.endings = Endings(self.policy, self.keeper, self.background)
         self.scheduler = Scheduler(self.state, self.follower, cycle, self.placement, predictor_stub, self.endings)

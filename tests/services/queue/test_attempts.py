@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
+from google.protobuf.field_mask_pb2 import FieldMask
 from tests.services.mesh import LAS, Mesh, eventually, running, spec, until
 
 from cotenant.core.failing.retrying import RetryRules
@@ -267,6 +268,54 @@ async def test_stale_news_of_an_attempt_change_nothing(mesh: Mesh) -> None:
     again = await mesh.job(job_id)
     assert again.attempt == job.attempt
     assert again.run_time.seconds < 60
+
+
+def test_news_of_an_attempt_that_another_queue_placed_change_nothing() -> None:
+    """A queue that was replaced, and cannot know, hears of the next attempt although it has not kept how one ended."""
+    stored = records_pb2.StoredJob()
+    stored.job.phase = job_pb2.JOB_PHASE_QUEUED
+    assert records.take_attempt(stored, job_pb2.Attempt(job_id="a", number=1, state=job_pb2.ATTEMPT_STATE_RUNNING))
+    before = stored.SerializeToString()
+    for state in (job_pb2.ATTEMPT_STATE_ASSIGNED, job_pb2.ATTEMPT_STATE_RUNNING, job_pb2.ATTEMPT_STATE_STOPPING):
+        assert not records.take_attempt(stored, job_pb2.Attempt(job_id="a", number=2, state=state))
+    assert stored.SerializeToString() == before
+
+
+async def test_a_job_is_not_placed_while_the_end_of_its_attempt_is_being_kept(mesh: Mesh) -> None:
+    agent = await mesh.agent("n1", gpus=1)
+    first, second = [await mesh.submit(name=name) for name in ("first", "second")]
+    await mesh.reach(first, "RUNNING")
+    changed = job_pb2.Job(id=first, spec=job_pb2.JobSpec(priority=1))
+    await mesh.jobs.UpdateJob(pb.UpdateJobRequest(job=changed, update_mask=FieldMask(paths=["spec.priority"])))
+    await mesh.kill("queue")
+    agent.finish((first, 1))
+    await until(lambda: (first, 1) in agent.acked)
+    await mesh.start("queue")
+    mesh.parts["queue"].store.held_back = kept = asyncio.Event()
+    await until(lambda: not {(first, 2), (second, 1)}.isdisjoint(agent.assignments))
+    assert (first, 2) not in agent.assignments
+    kept.set()
+    assert (await mesh.reach(first, "SUCCEEDED")).attempt.number == 1
+
+
+@pytest.mark.parametrize("turns", range(5))
+async def test_scheduling_ends_although_something_happens_at_that_very_moment(mesh: Mesh, turns: int) -> None:
+    scheduler, begun = mesh.parts["queue"].service.scheduler, asyncio.Event()
+
+    async def cycle() -> float:
+        begun.set()
+        return 100.0
+
+    scheduler.cycle = cycle
+    task = asyncio.create_task(scheduler.run())
+    scheduler.wake()
+    await begun.wait()
+    scheduler.wake()
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    task.cancel()
+    done, _ = await asyncio.wait([task], timeout=5)
+    assert done
 
 
 async def test_a_resize_is_taken_over_and_stale_news_of_it_are_not(mesh: Mesh) -> None:

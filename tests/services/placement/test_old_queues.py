@@ -1,0 +1,77 @@
+"""A queue that was replaced, or asks late, has nothing started any more."""
+
+from __future__ import annotations
+
+import grpc
+import pytest
+from tests.services.mesh import Mesh, reason, running, spec, until
+
+from cotenant.store.port import Put
+from cotenant.v1 import job_pb2
+from cotenant.v1 import placement_service_pb2 as pb
+
+LEADER = "queue/leader"
+
+
+async def lead(mesh: Mesh) -> int:
+    """Let a queue begin to lead; returns its term."""
+    result = await mesh.store.transact([], [Put(LEADER, b"a queue")])
+    return result.revision
+
+
+def plan(job_id: str, term: int = 0, number: int = 1) -> pb.PlanPlacementRequest:
+    return pb.PlanPlacementRequest(candidates=[pb.Candidate(job_id=job_id, number=number, spec=spec())], term=term)
+
+
+def forget(job_id: str, term: int = 0) -> pb.ForgetAttemptsRequest:
+    return pb.ForgetAttemptsRequest(attempts=[pb.Victim(job_id=job_id, number=1)], term=term)
+
+
+async def test_nothing_is_started_for_a_queue_that_leads_no_more() -> None:
+    async with running() as mesh:
+        agent = await mesh.agent("n1")
+        old = await lead(mesh)
+        assert (await mesh.plans.PlanPlacement(plan("a", old))).placed
+        new = await lead(mesh)
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await mesh.plans.PlanPlacement(plan("b", old), timeout=3)
+        assert reason(refused.value) == "OLD_TERM"
+        assert await mesh.records_left("placement/attempts/") == ["placement/attempts/a"]
+        assert (await mesh.plans.PlanPlacement(plan("b", new))).placed, "it holds nothing, and placement goes on"
+        assert len(agent.welcomes) == 1, "placement had no reason to doubt what it knows"
+
+
+async def test_nothing_is_forgotten_at_the_word_of_a_queue_that_leads_no_more() -> None:
+    """It takes jobs for unknown that were submitted to the next one, who has yet to hear how their attempts ended."""
+    async with running() as mesh:
+        await mesh.kill("queue")
+        agent = await mesh.agent("n1")
+        old = await lead(mesh)
+        await mesh.plans.PlanPlacement(plan("a", old))
+        agent.finish(("a", 1))
+        await until(lambda: ("a", 1) in agent.acked)
+        new = await lead(mesh)
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await mesh.plans.ForgetAttempts(forget("a", old))
+        assert reason(refused.value) == "OLD_TERM"
+        assert await mesh.records_left("placement/attempts/") == ["placement/attempts/a"]
+        (standing,) = (await mesh.plans.PlanPlacement(plan("a", new))).placed
+        assert standing.attempt.state == job_pb2.ATTEMPT_STATE_SUCCEEDED, "placement remembers it too"
+        await mesh.plans.ForgetAttempts(forget("a", new))
+        assert await mesh.records_left("placement/attempts/") == []
+
+
+async def test_a_plan_that_comes_after_its_attempt_was_forgotten_starts_nothing() -> None:
+    async with running() as mesh:
+        await mesh.kill("queue")  # which would have it stopped, for it knows no such job
+        agent = await mesh.agent("n1")
+        await mesh.plans.PlanPlacement(plan("a"))
+        agent.finish(("a", 1))
+        await until(lambda: ("a", 1) in agent.acked)
+        await mesh.plans.ForgetAttempts(forget("a"))
+        answer = await mesh.plans.PlanPlacement(plan("a"))
+        assert not answer.placed
+        (refused,) = answer.refused  # whoever asks is told, and when to ask again
+        assert (refused.job_id, refused.refusal.code) == ("a", "NOT_YET_CONSIDERED")
+        assert 0 < refused.refusal.holds.ToMilliseconds() <= 1000
+        assert [placed.attempt.number for placed in (await mesh.plans.PlanPlacement(plan("a", number=2))).placed] == [2]
