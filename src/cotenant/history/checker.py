@@ -1,0 +1,336 @@
+"""Checks a history, event by event, against what must always be true of a mesh.
+
+Theory of operation. The store's revisions order all commits, so that each commit is judged against all before it; what
+agents do is judged against the commits and the orders before it. Nothing is inferred from clocks but one thing: whether
+a node was away for so long that its attempts might be given up.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from cotenant.core.lifecycle import ENDED, HOLDING, JOB_NEXT, AttemptState, Phase
+from cotenant.history.events import (
+    Acknowledged,
+    AttemptGone,
+    AttemptPut,
+    Began,
+    Came,
+    Change,
+    Commit,
+    Event,
+    Holds,
+    JobGone,
+    JobPut,
+    LeaderGone,
+    LeaderPut,
+    Left,
+    Over,
+    Rebooted,
+    Resized,
+    Thing,
+    Told,
+    Welcomed,
+    Wrote,
+)
+
+WHOLE = 1000
+Key = tuple[str, int]  # a job's id and an attempt's number
+
+
+class Rule(StrEnum):
+    """What can be broken."""
+
+    OWNERSHIP = "no core and no GPU is owned by two"
+    LOST = "nothing acknowledged is lost"
+    ONCE = "a request makes one job at most, and a job runs once at a time"
+    GANG = "a gang runs whole or not at all"
+    EPOCH = "an agent obeys nothing older than it has seen"
+    LIFE = "a job's life is one line of revisions"
+    TERM = "nothing is written under an old term"
+    RESTART = "a restart kills nothing that runs"
+
+
+@dataclass(frozen=True, slots=True)
+class Broken:
+    """A rule that a history breaks: at which event of it, and what happened."""
+
+    rule: Rule
+    place: int
+    what: str
+
+    def __str__(self) -> str:
+        return f"event {self.place}: {self.what} ({self.rule})"
+
+
+def reachable() -> Mapping[Phase, frozenset[Phase]]:
+    """Which kept phase may follow which, in one commit: phases in which a job holds something are not kept."""
+    follows: dict[Phase, set[Phase]] = {phase: set() for phase in Phase}
+    for (phase, _), after in JOB_NEXT.items():
+        follows[phase].add(after)
+    reached = {}
+    for phase in Phase:
+        found, unseen = {phase}, list(follows[phase])
+        while unseen:
+            after = unseen.pop()
+            if after not in found:
+                found.add(after)
+                unseen += follows[after] if after in HOLDING else ()
+        reached[phase] = frozenset(found)
+    return reached
+
+
+REACHABLE = reachable()
+
+
+class Checker:
+    """Takes in a history; what is broken is in `broken` as soon as it can be known."""
+
+    def __init__(self, lost_after_seconds: float = 0.0) -> None:
+        self.broken: list[Broken] = []
+        self.jobs: dict[str, JobPut] = {}  # as last kept, those forgotten too
+        self.live: dict[str, AttemptPut] = {}
+        self.revision = 0
+        self._lost_after_seconds = lost_after_seconds
+        self._place = 0
+        self._numbers: dict[str, int] = {}
+        self._owners: Counter[Thing] = Counter()
+        self._requests: dict[str, str] = {}
+        self._acknowledged: dict[str, str] = {}
+        self._leaders: dict[str, list[tuple[int, str]]] = defaultdict(list)  # by service: since when who
+        self._wrote: list[tuple[int, Wrote]] = []
+        self._committed: dict[tuple[str, int, int], Holds] = {}  # by attempt and epoch
+        self._parts: dict[Key, set[str]] = defaultdict(set)  # nodes on which an attempt has begun
+        self._on_node: dict[str, dict[Key, Holds]] = defaultdict(dict)
+        self._epochs: dict[tuple[str, str], int] = {}
+        self._terms: dict[str, int] = {}
+        self._away: dict[str, float] = {}
+        self._forgotten: set[tuple[str, Key]] = set()  # what a reboot of a node ended
+
+    def take(self, event: Event) -> None:
+        """Take in what happened next."""
+        self._place += 1
+        match event:
+            case Commit():
+                self._commit(event)
+            case Wrote():
+                self._wrote.append((self._place, event))
+            case Acknowledged():
+                self._acknowledge(event)
+            case Welcomed():
+                self._welcome(event)
+            case Told():
+                seen = self._epochs.get((event.node_id, event.job_id), 0)
+                self._epochs[event.node_id, event.job_id] = max(seen, event.epoch)
+            case Began():
+                self._begin(event)
+            case Resized():
+                self._resize(event)
+            case Over():
+                self._over(event)
+            case Left():
+                self._away.setdefault(event.node_id, event.at_seconds)
+            case Came():
+                self._away.pop(event.node_id, None)
+            case Rebooted():
+                self._forgotten |= {(event.node_id, key) for key in self._on_node.pop(event.node_id, {})}
+
+    def finish(self, *, settled: bool = False) -> list[Broken]:
+        """Judge what only the end can show; with `settled`, everything has to be over.
+
+        Every request must have been repeated then until it was answered.
+        """
+        self._place += 1
+        for request_id, job_id in self._acknowledged.items():
+            if job_id not in self.jobs:
+                self._break(Rule.LOST, f"{job_id}, acknowledged for {request_id}, was never kept")
+            elif settled and self.jobs[job_id].phase not in ENDED:
+                self._break(Rule.LOST, f"{job_id}, acknowledged for {request_id}, has not ended")
+        for place, wrote in self._wrote:
+            self._check_term(place, wrote)
+        if settled:
+            made = set(self._acknowledged.values())
+            for job_id in self.jobs.keys() - made:
+                self._break(Rule.ONCE, f"{job_id} was kept, and no request was answered with it")
+            for attempt in self.live.values():
+                self._break(Rule.LIFE, f"{attempt.job_id}/{attempt.number} still holds something")
+        return self.broken
+
+    def _break(self, rule: Rule, what: str) -> None:
+        self.broken.append(Broken(rule, self._place, what))
+
+    # Commits -------------------------------------------------------------------------------------------------
+
+    def _commit(self, commit: Commit) -> None:
+        if commit.revision <= self.revision:
+            self._break(Rule.LIFE, f"revision {commit.revision} came after {self.revision}")
+        self.revision = max(self.revision, commit.revision)
+        touched: set[Thing] = set()
+        for change in commit.changes:
+            self._change(change, commit, touched)
+        for thing in sorted(touched):
+            if self._owners[thing] > WHOLE:
+                what = f"at {commit.revision} {' '.join(thing)} is owned {self._owners[thing]}/{WHOLE}"
+                self._break(Rule.OWNERSHIP, what)
+
+    def _change(self, change: Change, commit: Commit, touched: set[Thing]) -> None:
+        match change:
+            case JobPut():
+                self._put_job(change, commit.revision)
+            case JobGone():
+                known = self.jobs.get(change.job_id)
+                if known and known.phase not in ENDED:
+                    self._break(Rule.LOST, f"at {commit.revision} {change.job_id} was forgotten while {known.phase}")
+            case AttemptPut():
+                self._put_attempt(change, commit, touched)
+            case AttemptGone():
+                if old := self.live.pop(change.job_id, None):
+                    self._break(Rule.LIFE, f"at {commit.revision} {old.job_id}/{old.number} was forgotten while alive")
+                    self._owners.subtract(old.holds)
+            case LeaderPut():
+                self._leaders[change.service].append((commit.revision, change.identity))
+            case LeaderGone():
+                self._leaders[change.service].append((commit.revision, ""))
+
+    def _put_job(self, job: JobPut, revision: int) -> None:
+        before = self.jobs.get(job.job_id)
+        if before and job.phase not in REACHABLE[before.phase]:
+            self._break(Rule.LIFE, f"at {revision} {job.job_id} went from {before.phase} to {job.phase}")
+        if before and job.attempt < before.attempt:
+            self._break(Rule.LIFE, f"at {revision} {job.job_id} went back to attempt {job.attempt}")
+        for request_id in job.request_ids:
+            made = self._requests.setdefault(request_id, job.job_id)
+            if made != job.job_id:
+                self._break(Rule.ONCE, f"at {revision} {request_id} made {job.job_id} beside {made}")
+        self.jobs[job.job_id] = job
+
+    def _put_attempt(self, attempt: AttemptPut, commit: Commit, touched: set[Thing]) -> None:
+        name, last = f"at {commit.revision} {attempt.job_id}/{attempt.number}", self._numbers.get(attempt.job_id, 0)
+        before = self.live.pop(attempt.job_id, None)
+        if before:
+            self._owners.subtract(before.holds)
+        if attempt.number < last:
+            self._break(Rule.LIFE, f"{name} came after attempt {last}")
+        elif before and attempt.number != before.number:
+            self._break(Rule.ONCE, f"{name} took the place of {before.number}, which was alive")
+        elif attempt.number == last and before is None and not attempt.state.ended:
+            self._break(Rule.LIFE, f"{name} was alive again")
+        job = self.jobs.get(attempt.job_id)
+        if attempt.number > last and job and job.phase is Phase.SUCCEEDED:
+            self._break(Rule.ONCE, f"{name} began after the job had succeeded")
+        self._numbers[attempt.job_id] = max(last, attempt.number)
+        if sorted(attempt.ranks) != list(range(attempt.size)):
+            self._break(Rule.GANG, f"{name} has the ranks {sorted(attempt.ranks)} of {attempt.size}")
+        self._committed[attempt.job_id, attempt.number, attempt.epoch] = attempt.holds
+        if attempt.state is AttemptState.LOST and (before or attempt.number > last):
+            self._check_lost(attempt, commit, name)
+        if attempt.state is AttemptState.SUCCEEDED and (
+            missing := attempt.nodes - self._parts[attempt.job_id, attempt.number]
+        ):
+            self._break(Rule.GANG, f"{name} succeeded, and never began on {', '.join(sorted(missing))}")
+        if not attempt.state.ended:
+            self.live[attempt.job_id] = attempt
+            self._owners.update(attempt.holds)
+            touched.update(attempt.holds)
+
+    def _check_lost(self, attempt: AttemptPut, commit: Commit, name: str) -> None:
+        """Only what a reboot ended, or a node that was away for long enough held, may be given up."""
+        key = (attempt.job_id, attempt.number)
+        for node_id in attempt.nodes:
+            since = self._away.get(node_id)
+            if since is not None and commit.at_seconds - since >= self._lost_after_seconds:
+                return
+            if (node_id, key) in self._forgotten:
+                return
+        if all(key in self._on_node[node_id] for node_id in attempt.nodes):
+            self._break(Rule.RESTART, f"{name} was given up, and runs")
+
+    def _check_term(self, place: int, wrote: Wrote) -> None:
+        leader = ""
+        for since, identity in self._leaders[wrote.service]:
+            if since > wrote.revision:
+                break
+            leader = identity
+        if leader != wrote.identity:
+            what = (
+                f"{wrote.identity} wrote records of {wrote.service} at {wrote.revision} while {leader or 'nobody'} led"
+            )
+            self.broken.append(Broken(Rule.TERM, place, what))
+
+    # Clients and agents --------------------------------------------------------------------------------------
+
+    def _acknowledge(self, event: Acknowledged) -> None:
+        known = self._acknowledged.setdefault(event.request_id, event.job_id)
+        if known != event.job_id:
+            self._break(Rule.ONCE, f"{event.request_id} was answered with {event.job_id} after {known}")
+
+    def _welcome(self, event: Welcomed) -> None:
+        seen = self._terms.get(event.node_id, 0)
+        if event.term < seen:
+            self._break(Rule.EPOCH, f"{event.node_id} took term {event.term} after {seen}")
+        self._terms[event.node_id] = max(seen, event.term)
+
+    def _obey(self, event: Began | Resized) -> None:
+        """Check an order that was obeyed: none older than one that was seen, and none that was never committed."""
+        name, seen = (
+            f"{event.job_id}/{event.number} on {event.node_id}",
+            self._epochs.get((event.node_id, event.job_id)),
+        )
+        if seen is not None and event.epoch < seen:
+            self._break(Rule.EPOCH, f"{name} follows epoch {event.epoch} after {seen}")
+        self._epochs[event.node_id, event.job_id] = max(seen or 0, event.epoch)
+        committed = self._committed.get((event.job_id, event.number, event.epoch))
+        if committed is None or any(milli > committed.get(thing, 0) for thing, milli in event.holds.items()):
+            self._break(Rule.OWNERSHIP, f"{name} uses under epoch {event.epoch} what was not given to it")
+
+    def _begin(self, event: Began) -> None:
+        self._obey(event)
+        key = (event.job_id, event.number)
+        if key in self._on_node[event.node_id]:
+            self._break(Rule.ONCE, f"{event.job_id}/{event.number} began twice on {event.node_id}")
+        for node_id, others in self._on_node.items():
+            for other in others:
+                if other[0] == event.job_id and other[1] != event.number and node_id not in self._away:
+                    self._break(Rule.ONCE, f"{event.job_id}/{event.number} began while {other[1]} runs on {node_id}")
+        self._parts[key].add(event.node_id)
+        self._use(event.node_id, key, event.holds)
+
+    def _resize(self, event: Resized) -> None:
+        self._obey(event)
+        key = (event.job_id, event.number)
+        if key in self._on_node[event.node_id]:
+            self._use(event.node_id, key, event.holds)
+
+    def _use(self, node_id: str, key: Key, holds: Holds) -> None:
+        self._on_node[node_id][key] = holds
+        used: Counter[Thing] = Counter()
+        for one in self._on_node[node_id].values():
+            used.update(one)
+        for thing in sorted(holds):
+            if used[thing] > WHOLE:
+                self._break(Rule.OWNERSHIP, f"{' '.join(thing)} is used {used[thing]}/{WHOLE} once {key} runs there")
+
+    def _over(self, event: Over) -> None:
+        here = self._on_node[event.node_id].pop((event.job_id, event.number), None)
+        live = self.live.get(event.job_id)
+        if here is None or not event.superseded or live is None:
+            return
+        if live.number == event.number and event.node_id in live.nodes and live.state is not AttemptState.STOPPING:
+            self._break(
+                Rule.RESTART, f"{event.job_id}/{event.number} was ended on {event.node_id} as unknown, and lives"
+            )
+
+
+def check(events: Iterable[Event], *, lost_after_seconds: float = 0.0, settled: bool = False) -> list[Broken]:
+    """Check a whole history.
+
+    >>> check([Acknowledged("request 1", "a")])[0].what
+    'a, acknowledged for request 1, was never kept'
+    """
+    checker = Checker(lost_after_seconds)
+    for event in events:
+        checker.take(event)
+    return checker.finish(settled=settled)

@@ -1,0 +1,90 @@
+"""Reads a store's changes as events: the one place that knows under which keys services keep what."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from cotenant.core.lifecycle import AttemptState, Phase
+from cotenant.history.events import (
+    AttemptGone,
+    AttemptPut,
+    Change,
+    Commit,
+    Holds,
+    JobGone,
+    JobPut,
+    LeaderGone,
+    LeaderPut,
+    Thing,
+)
+from cotenant.store.port import Changes
+from cotenant.v1 import job_pb2, records_pb2, resources_pb2
+
+JOBS, ATTEMPTS = "queue/jobs/", "placement/attempts/"
+LEADER = "/leader"
+
+
+def commit_of(changes: Changes, at_seconds: float = 0.0) -> Commit:
+    """Read one transaction."""
+    read = (_change(change.key, change.value, changes.revision) for change in changes.changes)
+    return Commit(changes.revision, tuple(change for change in read if change), at_seconds)
+
+
+def _change(key: str, value: bytes | None, revision: int) -> Change | None:
+    if key.startswith(JOBS):
+        job_id = key.removeprefix(JOBS)
+        return JobGone(job_id) if value is None else _job(records_pb2.StoredJob.FromString(value))
+    if key.startswith(ATTEMPTS):
+        if value is None:
+            return AttemptGone(key.removeprefix(ATTEMPTS))
+        return _attempt(records_pb2.StoredAttempt.FromString(value), revision)
+    if key.endswith(LEADER):
+        service = key.removesuffix(LEADER)
+        if value is None:
+            return LeaderGone(service)
+        return LeaderPut(service, records_pb2.StoredLeader.FromString(value).identity)
+    return None
+
+
+def _job(stored: records_pb2.StoredJob) -> JobPut:
+    job = stored.job
+    requests = () if job.spec.HasField("array_task") else tuple(stored.request_ids)  # an array's are its jobs' together
+    return JobPut(job.id, _phase(job.phase), requests, job.attempt.number)
+
+
+def _phase(phase: job_pb2.JobPhase.ValueType) -> Phase:
+    return Phase(job_pb2.JobPhase.Name(phase).removeprefix("JOB_PHASE_").lower())
+
+
+def _attempt(stored: records_pb2.StoredAttempt, revision: int) -> AttemptPut:
+    attempt = stored.attempt
+    tasks = [task for part in attempt.allocations for task in part.tasks]
+    return AttemptPut(
+        attempt.job_id,
+        attempt.number,
+        attempt.epoch or revision,
+        AttemptState(job_pb2.AttemptState.Name(attempt.state).removeprefix("ATTEMPT_STATE_").lower()),
+        holds_of(attempt.allocations, stored.resizing),
+        frozenset(part.node_id for part in attempt.allocations),
+        tuple(task.rank for task in tasks),
+        1 if attempt.pre_run else sum(role.replicas for role in stored.spec.roles),
+    )
+
+
+def holds_of(
+    allocations: Sequence[resources_pb2.NodeAllocation], resizing: Sequence[resources_pb2.NodeAllocation] = ()
+) -> Holds:
+    """What allocations hold; while they are resized, the cores of before and after."""
+    holds: Counter[Thing] = Counter()
+    for part in allocations:
+        for task in part.tasks:
+            holds.update({(part.node_id, f"core {core}"): 1000 for core in task.core_ids})
+            for share in task.gpus:
+                holds[part.node_id, share.uuid] += share.milli
+    before = {(part.node_id, task.rank): set(task.core_ids) for part in allocations for task in part.tasks}
+    for part in resizing:
+        for task in part.tasks:
+            fresh = set(task.core_ids) - before.get((part.node_id, task.rank), set())
+            holds.update({(part.node_id, f"core {core}"): 1000 for core in fresh})
+    return dict(holds)

@@ -1,0 +1,181 @@
+"""A loop whose clock jumps to whatever comes next, and processes: groups of tasks that can be killed and paused."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import selectors
+import time
+import uuid
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager
+from contextvars import Context, ContextVar, copy_context
+from itertools import count
+from random import Random
+from typing import Any, ClassVar
+from unittest import mock
+
+from google.protobuf.internal import well_known_types
+
+BEGIN_UNIX_SECONDS = 1_700_000_000.0
+IDLE_SECONDS_MAX = 3600.0
+
+
+class NothingComes(Exception):
+    """All wait, and nothing is planned: it would never go on."""
+
+
+class _Selector(selectors.SelectSelector):
+    """Waits in no time at all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 1.0
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        if timeout is None:
+            raise NothingComes
+        self.now += max(0.0, min(timeout, IDLE_SECONDS_MAX))
+        return []
+
+
+class _Task(asyncio.Task[Any]):
+    """A task whose place in sets does not depend on its address."""
+
+    numbers: ClassVar[Iterator[int]] = count()
+
+    def __init__(self, *args: Any, **fields: Any) -> None:
+        self.number = next(self.numbers)
+        super().__init__(*args, **fields)
+
+    def __hash__(self) -> int:
+        return self.number
+
+
+class VirtualLoop(asyncio.SelectorEventLoop):
+    """An event loop without IO. What would be done in a thread is done at once."""
+
+    def __init__(self) -> None:
+        self.virtual = _Selector()
+        super().__init__(self.virtual)
+        self.set_task_factory(_make_task)
+
+    def time(self) -> float:
+        """Seconds since the loop began."""
+        return self.virtual.now
+
+    def run_in_executor(self, executor: Any, func: Any, *args: Any) -> Any:  # type: ignore[override]  # any work is done in the same way
+        """Do it at once."""
+        done = self.create_future()
+        try:
+            done.set_result(func(*args))
+        except Exception as error:
+            done.set_exception(error)
+        return done
+
+
+_process: ContextVar[Process | None] = ContextVar("process", default=None)
+
+
+def _make_task(loop: Any, coro: Any, context: Context | None = None, **fields: Any) -> _Task:
+    owner = context.get(_process) if context is not None else _process.get()
+    task = _Task(coro, loop=loop, context=context, **fields)
+    if owner is not None:
+        owner.hold(task)
+    return task
+
+
+def current_process() -> Process | None:
+    """The process to which the running task belongs."""
+    return _process.get()
+
+
+class Dead(Exception):
+    """The process was killed."""
+
+
+class Process:
+    """A program that runs: its tasks, and whether it gets any time of the processor's."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.dead = False
+        self.identity = ""  # under which it leads, or last tried to
+        self._goes = asyncio.Event()
+        self._goes.set()
+        self._tasks: dict[int, _Task] = {}
+        self._context = copy_context()
+        self._context.run(_process.set, self)
+
+    def hold(self, task: _Task) -> None:
+        """Take a task as this process's own."""
+        self._tasks[task.number] = task
+        task.add_done_callback(lambda _: self._tasks.pop(task.number, None))
+
+    def start(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        """Do something in this process."""
+        return asyncio.get_running_loop().create_task(work, context=self._context.copy())
+
+    def pause(self) -> None:
+        """Give it no time: nothing of it reaches anybody, and nothing reaches it."""
+        self._goes.clear()
+
+    def resume(self) -> None:
+        """Let it go on, as if nothing had happened."""
+        self._goes.set()
+
+    async def gate(self) -> None:
+        """Wait while it is paused."""
+        if self.dead:
+            raise Dead(self.name)
+        await self._goes.wait()
+        if self.dead:
+            raise Dead(self.name)
+
+    async def kill(self) -> None:
+        """End it: what it does on its way out reaches nobody."""
+        self.dead = True
+        self._goes.set()
+        while self._tasks:
+            tasks = list(self._tasks.values())
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks, timeout=1.0)
+
+
+@contextmanager
+def virtual_time(seed: int) -> Iterator[VirtualLoop]:
+    """A loop, and all clocks and sources of chance that services use bound to it and to a seed."""
+    loop, rng = VirtualLoop(), Random(f"chance {seed}")
+    _Task.numbers = count()
+
+    def now(self: Any) -> None:
+        self.FromNanoseconds(time.time_ns())
+
+    def unix() -> float:
+        return BEGIN_UNIX_SECONDS + loop.time()
+
+    def unix_ns() -> int:
+        return int(unix() * 1e9)
+
+    def token(size: int = 32) -> str:
+        return rng.randbytes(size).hex()
+
+    def drawn() -> uuid.UUID:
+        return uuid.UUID(int=rng.getrandbits(128))
+
+    with (
+        mock.patch.object(time, "monotonic", loop.time),
+        mock.patch.object(time, "time", unix),
+        mock.patch.object(time, "time_ns", unix_ns),
+        mock.patch.object(secrets, "randbits", rng.getrandbits),
+        mock.patch.object(secrets, "token_hex", token),
+        mock.patch.object(uuid, "uuid4", drawn),
+        mock.patch.object(well_known_types.Timestamp, "GetCurrentTime", now),
+    ):
+        asyncio.set_event_loop(loop)
+        try:
+            yield loop
+        finally:
+            asyncio.set_event_loop(None)
+            loop.close()
