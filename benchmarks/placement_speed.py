@@ -32,7 +32,7 @@ from cotenant.core.jobs import Request, Role  # noqa: E402 - likewise
 from cotenant.core.ledger import Holding, Ledger  # noqa: E402 - likewise
 from cotenant.core.nodes import NodeShape  # noqa: E402 - likewise
 from cotenant.core.queueing import cycle  # noqa: E402 - likewise
-from cotenant.core.scenes import Resident  # noqa: E402 - likewise
+from cotenant.core.scenes import Resident, Scene  # noqa: E402 - likewise
 from cotenant.simulator.scheduler import Scheduler  # noqa: E402 - likewise
 from cotenant.simulator.traces import TraceJob  # noqa: E402 - likewise
 from cotenant.simulator.traces.jobs import replicas  # noqa: E402 - likewise
@@ -63,7 +63,7 @@ class Cycle:
     starts: int
 
 
-class _There:
+class _There(Scene):
     """A scene of those who hold something."""
 
     now = 0.0

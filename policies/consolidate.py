@@ -8,7 +8,7 @@ from cotenant.core.gangs import Gang
 from cotenant.core.jobs import Locality
 from cotenant.core.ledger import Ledger, Offer
 from cotenant.core.placing.obstacles import no_place, plain_shortage
-from cotenant.core.placing.packing import best_fit, could_hold_all, on_fewest, on_one, room_for_all
+from cotenant.core.placing.packing import able_to_hold, best_place, could_hold_all, on_fewest
 from cotenant.core.refusals import Refusal
 
 
@@ -43,12 +43,8 @@ class Consolidate:
         if refusal := plain_shortage(gang, ledger, within=Locality.SERVER if together else Locality.ANYWHERE):
             return refusal
         if gang.gpu_milli or together:
-            nodes = room_for_all(gang, ledger)
-            while len(nodes):
-                best = best_fit(ledger, nodes)
-                if (offer := on_one(gang, ledger, best)) is not None:
-                    return offer
-                nodes = nodes[nodes != best]
+            if (offer := best_place(gang, ledger, able_to_hold(gang, ledger))) is not None:
+                return offer
             if together or (gang.locality is not Locality.ANYWHERE and could_hold_all(gang, ledger)):
                 return no_place(gang, ledger, within=Locality.SERVER)
         spread = on_fewest(gang, ledger)

@@ -15,7 +15,14 @@ from cotenant.core.gangs import Gang
 from cotenant.core.jobs import WHOLE_GPU_MILLI, JobKind, Locality
 from cotenant.core.ledger import Ledger, Offer
 from cotenant.core.placing.obstacles import fits, no_place, plain_shortage
-from cotenant.core.placing.packing import best_fit, could_hold_all, on_fewest, on_one, room_for_all
+from cotenant.core.placing.packing import (
+    able_to_hold,
+    best_place,
+    could_hold_all,
+    on_fewest,
+    on_one,
+    room_for_all,
+)
 from cotenant.core.placing.taking import take
 from cotenant.core.refusals import Code, Refusal
 from cotenant.core.scenes import NOBODY, Rearrangement, Resident, Scene
@@ -219,14 +226,8 @@ relaxes to rack in 4 min
 
     def _on_server(self, gang: Gang, ledger: Ledger) -> Offer | None:
         """Put a gang on the server that loses least."""
-        nodes = room_for_all(gang, ledger)
-        crowded = self._crowded(gang, ledger) if len(nodes) else None
-        while len(nodes):
-            best = best_fit(ledger, nodes, crowded)
-            if (offer := on_one(gang, ledger, best)) is not None:
-                return offer
-            nodes = nodes[nodes != best]
-        return None
+        able = able_to_hold(gang, ledger)
+        return best_place(gang, ledger, able, self._crowded(gang, ledger)) if able.any() else None
 
     def _crowded(self, gang: Gang, ledger: Ledger) -> NDArray[np.bool_] | None:
         """Mark the servers on which a gang would rather not be, for others are there; None where it does not mind."""

@@ -15,7 +15,7 @@ from cotenant.core.jobs import Locality
 from cotenant.core.ledger import Counts, Ledger, Offer
 from cotenant.core.placing.borrowing import Residence, counting, room_by
 from cotenant.core.placing.obstacles import no_place, plain_shortage
-from cotenant.core.placing.packing import best_fit, could_hold_all, on_fewest, on_one, room_for_all
+from cotenant.core.placing.packing import able_to_hold, best_place, could_hold_all, on_fewest
 from cotenant.core.placing.splitting import Array, Demand, Held, array_of, split
 from cotenant.core.placing.taking import take
 from cotenant.core.queueing.waits import Waits
@@ -96,7 +96,8 @@ class MultiArray:
         self._demand = Demand(self.options.resize_seconds)
         self._waits = Waits(self.options.guard_seconds)
         self._scene: Scene = NOBODY
-        self._there: Residence | None = None  # who is there, as of the scene
+        self._there: Residence | None = None  # who was there when it was last looked
+        self._looked = False  # since the scene was shown
         self._held = Held()
         self._counted_at: float | None = None
         self._gap_seconds = min(self.options.warm_up_seconds, self.options.resize_seconds)
@@ -105,7 +106,7 @@ class MultiArray:
 
     def see(self, scene: Scene) -> None:
         """Take note of who is there; looked at when it is first asked about."""
-        self._scene, self._there = scene, None
+        self._scene, self._looked = scene, False
 
     def alike(self, gang: Gang) -> Hashable:
         """Gangs with the same needs that may all be stopped, or none of them."""
@@ -117,11 +118,13 @@ class MultiArray:
 
     def _look(self, ledger: Ledger) -> Residence:
         """Count who is there, and what was held since that was last done; split the cluster where it is time."""
-        now, before = self._scene.now, self._there
-        same = self._shapes is ledger.shapes or self._shapes == ledger.shapes
-        if before is not None and same:
-            return before
-        there = Residence(self._scene.residents().values(), ledger, self.options.large_gpus)
+        now, there = self._scene.now, self._there
+        same = there is not None and (self._shapes is ledger.shapes or self._shapes == ledger.shapes)
+        if self._looked and same and there is not None:
+            return there
+        if there is None or not same:
+            there = self._there = Residence(ledger, self.options.large_gpus)
+        there.follow(self._scene.stays())
         if self._counted_at is None or now < self._counted_at:
             self._resizes_at = now + self._gap_seconds
         elif now > self._counted_at:
@@ -131,9 +134,9 @@ class MultiArray:
             if now >= self._resizes_at:
                 self._gap_seconds = min(2 * self._gap_seconds, self.options.resize_seconds)
                 self._resizes_at = now + self._gap_seconds
-            self._split, self._shapes = split(ledger, self._demand, self.options.large_gpus), ledger.shapes
+            self._split = split(ledger, self._demand, self.options.large_gpus)
             self._unreserved: Counts = ledger.total_cores - self._split.reserved
-        self._there = there
+        self._shapes, self._looked = ledger.shapes, True
         return there
 
     # Places ----------------------------------------------------------------------------------------------------
@@ -164,15 +167,15 @@ class MultiArray:
 
     def _for_cpus(self, gang: Gang, ledger: Ledger, there: Residence) -> Offer | None:
         """Put a gang without GPUs on the CPU array's cores; else on those that are lent."""
-        less = ledger.total_cores - ledger.free_cores  # in place from here on, for there are many nodes
-        np.minimum(there.firm, less, out=less)
-        np.subtract(self._unreserved, less, out=less)
-        np.maximum(less, 0, out=less)
-        less -= ledger.free_cores
-        np.minimum(less, 0, out=less)
-        with counting(ledger, less):
-            if (offer := _cores_for(gang, ledger)) is not None:
-                return offer
+        own = ledger.total_cores - ledger.free_cores  # in place from here on, for there are many nodes
+        np.minimum(there.firm, own, out=own)
+        np.subtract(self._unreserved, own, out=own)
+        np.minimum(own, ledger.free_cores, out=own)
+        if own.max(initial=0) >= min(part.demand.cores for part in gang.parts):  # else not one replica has room
+            own -= ledger.free_cores
+            with counting(ledger, np.maximum(own, -ledger.free_cores, out=own)):
+                if (offer := _cores_for(gang, ledger)) is not None:
+                    return offer
         if not _preemptible(gang):
             return _cores_for(gang, ledger) if self._homeless(gang, ledger) else None
         if not self.options.lend_cores:
@@ -205,23 +208,18 @@ class MultiArray:
 
     def _for_gpus(self, gang: Gang, ledger: Ledger, within: NDArray[np.bool_] | None = None) -> Offer | None:
         """Put a gang on one node of its array, else of another; on several of them where none could hold it."""
-        large = array_of(gang, self.options.large_gpus) is Array.LARGE
+        large = array_of(gang.gpu_milli, self.options.large_gpus) is Array.LARGE
         home = self._split.large if large else self._split.small
         allowed = within
         if not (large or self.options.lend_gpus):
             allowed = home if within is None else within & home
-        nodes = room_for_all(gang, ledger)
+        able = able_to_hold(gang, ledger)
         if allowed is not None:
-            nodes = nodes[allowed[nodes]]
-        if len(nodes):
-            at_home = home[nodes]
-            for here in (at_home, ~at_home):
-                some = nodes[here]
-                while len(some):
-                    best = best_fit(ledger, some)
-                    if (offer := on_one(gang, ledger, best)) is not None:
-                        return offer
-                    some = some[some != best]
+            able &= allowed
+        if able.any():
+            for here in (home, ~home):
+                if (offer := best_place(gang, ledger, able & here)) is not None:
+                    return offer
         if _within(gang, ledger) is Locality.SERVER:
             return None
         return on_fewest(gang, ledger, home if allowed is None else home & allowed) or on_fewest(gang, ledger, allowed)
@@ -229,11 +227,11 @@ class MultiArray:
     def lends(self, gang: Gang, offer: Offer, ledger: Ledger) -> bool:
         """Tell whether a gang has more there than its array's own, and count it among those that are there."""
         there = self._look(ledger)
-        array = array_of(gang, self.options.large_gpus)
+        array = array_of(gang.gpu_milli, self.options.large_gpus)
         if array is not Array.CPU:
             borrows = array is Array.SMALL and _preemptible(gang)
             return borrows and any(bool(self._split.large[share.node]) for share in offer)
-        if gang.job_id not in there.ids:
+        if gang.job_id not in there:
             self._waits.started(gang.job_id, self._scene.now, gang.waited_seconds)
         cores: dict[int, int] = {}
         for share in offer:
@@ -243,7 +241,7 @@ class MultiArray:
             if any(count and there.firm[node] + count > own[node] for node, count in cores.items()):
                 return True
         for node, count in cores.items():
-            there.firm[node] += count
+            there.expect(node, count)
         return False
 
     # The guard ---------------------------------------------------------------------------------------------------
@@ -281,7 +279,7 @@ class MultiArray:
         there = self._look(ledger)
         if not gang.gpu_milli:
             return None
-        large = array_of(gang, self.options.large_gpus) is Array.LARGE
+        large = array_of(gang.gpu_milli, self.options.large_gpus) is Array.LARGE
         able = there.borrowers
         able.leave(fixed)
         if not able.any(gpus=large):
@@ -292,7 +290,11 @@ class MultiArray:
                 offer = self._for_gpus(gang, ledger)
         if offer is None:
             return None
-        return self._make_room(gang, offer, lambda node: able.on(node, gpus=large), ledger, there)
+
+        def on(node: int) -> Iterator[Resident]:
+            return (self._scene.resident(job_id) for job_id in able.on(node, gpus=large))
+
+        return self._make_room(gang, offer, on, ledger, there)
 
     def _make_room(
         self, gang: Gang, offer: Offer, able: Callable[[int], Iterable[Resident]], ledger: Ledger, there: Residence
@@ -332,5 +334,4 @@ def _cores_for(gang: Gang, ledger: Ledger) -> Offer | None:
     """Put a gang without GPUs where it strands the fewest GPUs."""
     if gang.locality is not Locality.SERVER:
         return on_fewest(gang, ledger)
-    nodes = room_for_all(gang, ledger)
-    return on_one(gang, ledger, best_fit(ledger, nodes)) if len(nodes) else None
+    return best_place(gang, ledger, able_to_hold(gang, ledger))

@@ -13,6 +13,7 @@ from cotenant.core.ledger import Holding
 from cotenant.core.lifecycle import AttemptEvent, AttemptState, StopReason, next_state
 from cotenant.core.nodes import HealthAction, HealthProblem, Inventory, NodeShape, shape_of
 from cotenant.core.placing.books import Book
+from cotenant.core.scenes import Stay
 from cotenant.rpc import translate
 from cotenant.services.placement.committer import Write
 from cotenant.v1 import job_pb2, node_service_pb2, records_pb2
@@ -103,6 +104,7 @@ class Live:
     turned_back: bool = False  # the resize takes it back to what it held before one that could not be applied
     ordering: bool = False  # the resize is being committed: its revision will be the epoch
     gang: Gang | None = None  # as policies see it, once one has looked, until its cores or its estimate change
+    stay: Stay | None = None  # what it holds, as policies see it, once one has looked
     told_seconds: float = 0.0  # when its estimate was told, in unix seconds; 0: before its start
     resize_after_seconds: float = 0.0  # a resize has failed: not before then again; 0: whenever
 
@@ -130,6 +132,11 @@ class Live:
     def nodes(self) -> list[str]:
         """The nodes that it is on; rank 0's first."""
         return [allocation.node_id for allocation in self.allocation]
+
+    @property
+    def reclaimable(self) -> bool:
+        """Whether what it holds was lent to it."""
+        return any(task.reclaimable for part in self.allocation for task in part.tasks)
 
     @property
     def ended_everywhere(self) -> bool:

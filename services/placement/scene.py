@@ -7,9 +7,10 @@ from dataclasses import dataclass, replace
 
 from cotenant.core.estimates import as_of
 from cotenant.core.gangs import Gang
+from cotenant.core.ledger import Holding
 from cotenant.core.lifecycle import AttemptState
 from cotenant.core.queueing import cycle
-from cotenant.core.scenes import Resident
+from cotenant.core.scenes import Resident, Scene, Stay
 from cotenant.rpc import estimates, translate
 from cotenant.services.placement.cluster import Cluster
 from cotenant.services.placement.followed import own_cores_of
@@ -41,7 +42,7 @@ class StopCosts:
 STOP_COSTS = StopCosts()
 
 
-class Moment:
+class Moment(Scene):
     """The attempts that hold something at a moment and do not stop, each made a resident only when somebody looks.
 
     Times are unix seconds. One that stops is not there any more, in a policy's eyes: what it holds counts as free. One
@@ -62,6 +63,15 @@ class Moment:
         there = self._cluster.on_node(self._cluster.node_at(node).id)
         return [self._resident(live) for live in there if live.state in HELD]
 
+    def resident(self, job_id: str) -> Resident:
+        """Give one that holds something."""
+        return self._resident(self._cluster.attempts[job_id])
+
+    def stays(self) -> Mapping[str, Stay]:
+        """Say of all what they hold: the objects of the last cycle, but for those that hold something else now."""
+        there = (live for live in self._cluster.attempts.values() if live.state in HELD)
+        return {live.key[0]: _stay(live, self._cluster.firm(live)) for live in there}
+
     def _resident(self, live: Live) -> Resident:
         known = self._known.get(live.key[0])
         if known is None:
@@ -69,9 +79,7 @@ class Moment:
         return known
 
     def _made(self, live: Live) -> Resident:
-        if live.gang is None:
-            live.gang = _gang(live)
-        gang, since = live.gang, since_seconds(live)
+        gang, since = _gang(live), since_seconds(live)
         if gang.estimate.predictable:
             gang = replace(gang, estimate=as_of(gang.estimate, self.now - max(since, live.told_seconds)))
         return Resident(
@@ -80,14 +88,25 @@ class Moment:
             since,
             preemptible=not live.record.spec.not_preemptible and self._cluster.can_resize(live),
             stop_cost_seconds=self._costs.of(self.now - since),
-            reclaimable=any(task.reclaimable for part in live.allocation for task in part.tasks),
+            reclaimable=live.reclaimable,
         )
 
 
 def _gang(live: Live) -> Gang:
-    spec = translate.spec_from_wire(live.record.spec)
-    estimate = estimates.estimate_from_wire(live.record.estimate)
-    return cycle.gang_with(live.key[0], spec, estimate, own_cores_of(live, spec), live.attempt.sizing)
+    if live.gang is None:
+        spec = translate.spec_from_wire(live.record.spec)
+        estimate = estimates.estimate_from_wire(live.record.estimate)
+        live.gang = cycle.gang_with(live.key[0], spec, estimate, own_cores_of(live, spec), live.attempt.sizing)
+    return live.gang
+
+
+def _stay(live: Live, holdings: tuple[Holding, ...]) -> Stay:
+    """Say what an attempt holds; the object that it has, where that is still so."""
+    known, since, lent = live.stay, since_seconds(live), live.reclaimable
+    if known and (known.holdings, known.since_seconds, known.reclaimable) == (holdings, since, lent):
+        return known
+    live.stay = Stay(_gang(live).gpu_milli, holdings, since, lent)
+    return live.stay
 
 
 def since_seconds(live: Live) -> float:

@@ -55,7 +55,7 @@ class SlowMultiArray(MultiArray):
 
     def reclaim(self, gang: Gang, ledger: Ledger, rng: np.random.Generator, fixed: Collection[str]) -> Reclaim | None:
         there = self._look(ledger)
-        large = array_of(gang, self.options.large_gpus) is Array.LARGE
+        large = array_of(gang.gpu_milli, self.options.large_gpus) is Array.LARGE
         borrowers = sorted(self._at_first, key=lambda one: (-one.since_seconds, one.gang.job_id))
         able = [one for one in borrowers if one.reclaimable and one.gang.job_id not in fixed]
         able = [one for one in able if large or not one.gang.gpu_milli] if gang.gpu_milli else []

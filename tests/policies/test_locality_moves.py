@@ -19,7 +19,7 @@ from cotenant.core.ledger import Ledger
 from cotenant.core.nodes import NodeShape
 from cotenant.core.queueing import cycle
 from cotenant.core.refusals import Code, Refusal
-from cotenant.core.scenes import NOBODY, Resident
+from cotenant.core.scenes import NOBODY, Resident, Scene
 from cotenant.policies.locality import WaitsForLocality
 from cotenant.simulator import Trace, TraceJob, parse_cluster, simulate
 from cotenant.simulator.traces.jobs import workers as roles_of
@@ -29,7 +29,7 @@ OPTIONS = WaitsForLocality.Options(moves_max=2, settled_seconds=600.0, gain_min=
 
 
 @dataclass
-class Told:
+class Told(Scene):
     """A scene that is told who is there."""
 
     there: list[Resident]

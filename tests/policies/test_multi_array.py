@@ -18,7 +18,7 @@ from cotenant.core.ledger import Ledger
 from cotenant.core.nodes import NodeShape
 from cotenant.core.placing.taking import Victim
 from cotenant.core.queueing import cycle
-from cotenant.core.scenes import Resident
+from cotenant.core.scenes import Resident, Scene
 from cotenant.policies.multi_array import MultiArray
 
 OPTIONS = MultiArray.Options(warm_up_seconds=10.0, trial_cores=0)
@@ -31,7 +31,7 @@ def gang_of(job_id: str, gpus: int, cores: int, replicas: int = 1, *, preemptibl
 
 
 @dataclass
-class Floor:
+class Floor(Scene):
     """A cluster that does what the cycle says, at once."""
 
     ledger: Ledger

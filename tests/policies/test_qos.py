@@ -17,7 +17,7 @@ from cotenant.core.nodes import NodeShape
 from cotenant.core.placing import interference, serving
 from cotenant.core.queueing import cycle
 from cotenant.core.refusals import Code, Refusal, Wait
-from cotenant.core.scenes import Resident
+from cotenant.core.scenes import Resident, Scene
 from cotenant.policies.consolidate import Consolidate
 from cotenant.policies.qos import KeepsPromises
 from cotenant.policies.requested import Requested
@@ -49,7 +49,7 @@ def job(
 
 
 @dataclass
-class Stage:
+class Stage(Scene):
     """A cluster, and who is on it."""
 
     ledger: Ledger

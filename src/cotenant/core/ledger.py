@@ -101,6 +101,7 @@ class Ledger:
         self._free = self._total.copy()
         self.total_gpus, self.total_cores, self.total_memory = self._total
         self.has_gpus: NDArray[np.bool_] = self.total_gpus > 0
+        self.mixed = not self.has_gpus.all()  # some nodes have none
         self.free_gpus, self.free_cores, self.free_memory = self._free  # views: what changes there changes here
         self.open: NDArray[np.bool_] = np.ones(count, dtype=np.bool_)
         self.racks = tuple(racks) or ("",) * count

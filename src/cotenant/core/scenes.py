@@ -38,6 +38,25 @@ class Resident:
     reclaimable: bool = False
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Stay:
+    """What a run holds, of how many GPUs its gang is, and since when: one object for as long as all of that is so.
+
+    Sums over all who are there are kept up to date by those that came, went or changed: by objects that are others than
+    before. What changes by itself with time, as an estimate does, is a `Resident`'s.
+    """
+
+    gpu_milli: int
+    holdings: tuple[Holding, ...]
+    since_seconds: float
+    reclaimable: bool = False
+
+    @classmethod
+    def of(cls, resident: Resident) -> Stay:
+        """Say what a resident holds."""
+        return cls(resident.gang.gpu_milli, resident.holdings, resident.since_seconds, resident.reclaimable)
+
+
 class Scene(Protocol):
     """Who holds what at one moment. Read within the cycle that it was shown for, not later."""
 
@@ -48,6 +67,14 @@ class Scene(Protocol):
 
     def on(self, node: int) -> Sequence[Resident]:
         """Give those that hold something on a node, by its number in the ledger."""
+
+    def resident(self, job_id: str) -> Resident:
+        """Give one of those who hold something."""
+        return self.residents()[job_id]
+
+    def stays(self) -> Mapping[str, Stay]:
+        """Say of all what they hold; whoever keeps a scene from cycle to cycle gives the same objects again."""
+        return {job_id: Stay.of(one) for job_id, one in self.residents().items()}
 
 
 @runtime_checkable
@@ -91,7 +118,7 @@ class Rearranges(Protocol):
         """
 
 
-class Unfolding:
+class Unfolding(Scene):
     """A scene as a cycle goes on: without those who were sent away since it was shown, with those who were placed."""
 
     def __init__(self, scene: Scene) -> None:
@@ -112,6 +139,19 @@ class Unfolding:
         stay = [one for one in self._scene.on(node) if one.gang.job_id not in self._gone]
         some = [*stay, *self._by_node.get(node, {}).values()]
         return [one for one in some if one.gang.job_id not in self._hidden] if self._hidden else some
+
+    def resident(self, job_id: str) -> Resident:
+        """One of them."""
+        return self._came.get(job_id) or self._scene.resident(job_id)
+
+    def stays(self) -> Mapping[str, Stay]:
+        """What they hold."""
+        stays = self._scene.stays()
+        if not (self._gone or self._came or self._hidden):
+            return stays
+        stay = {job_id: one for job_id, one in stays.items() if job_id not in self._gone}
+        came = {job_id: Stay.of(one) for job_id, one in self._came.items()}
+        return {job_id: one for job_id, one in (stay | came).items() if job_id not in self._hidden}
 
     @contextmanager
     def without(self, job_ids: Collection[str]) -> Iterator[None]:
@@ -167,7 +207,7 @@ class Reclaims(Protocol):
         """
 
 
-class Still:
+class Still(Scene):
     """A scene in which nobody holds anything, at time 0: for tests and for policies asked outside a cycle."""
 
     now = 0.0

@@ -8,24 +8,56 @@ from dataclasses import replace
 from functools import cached_property
 
 from cotenant.core.estimates import Estimate
-from cotenant.core.scenes import Resident
+from cotenant.core.scenes import Resident, Scene, Stay
 from cotenant.core.table import Jobs
 from cotenant.simulator.lives import Life
 
 
-class Moment:
+class Occupants:
+    """Those that run: what each holds, and who is on a node; kept as they start and end."""
+
+    def __init__(self) -> None:
+        self.stays: dict[str, Stay] = {}
+        self._lives: dict[str, Life] = {}
+        self._on: dict[int, dict[int, Life]] = {}  # by node and sequence
+
+    def __getitem__(self, job_id: str) -> Life:
+        return self._lives[job_id]
+
+    def enter(self, life: Life) -> None:
+        """A job has started, or holds something else than before."""
+        if life.job.id in self.stays:
+            self.leave(life)
+        stay = Stay(life.shape.gpu_milli, life.holdings, life.running_since, life.reclaimable)
+        self.stays[life.job.id], self._lives[life.job.id] = stay, life
+        for holding in stay.holdings:
+            self._on.setdefault(holding.node, {})[life.sequence] = life
+
+    def leave(self, life: Life) -> None:
+        """A job runs no more."""
+        del self._lives[life.job.id]
+        for holding in self.stays.pop(life.job.id).holdings:
+            self._on[holding.node].pop(life.sequence, None)
+
+    def on(self, node: int) -> list[Life]:
+        """Give those on a node, as they were submitted."""
+        return [life for _, life in sorted(self._on.get(node, {}).items())]
+
+
+class Moment(Scene):
     """The running jobs at a moment, made only when somebody looks. `row` says where a job is in the table `jobs`."""
 
     def __init__(
         self,
         lives: Mapping[int, Life],
+        occupants: Occupants,
         jobs: Jobs,
         row: Callable[[str], int],
         stop_cost_seconds: Callable[[Life, float], float],
         now: float,
     ) -> None:
         self.now = now
-        self._lives, self._jobs, self._row = lives, jobs, row
+        self._lives, self._occupants, self._jobs, self._row = lives, occupants, jobs, row
         self._stop_cost_seconds = stop_cost_seconds
         self._met: dict[int, Resident] = {}
 
@@ -35,25 +67,24 @@ class Moment:
 
     def on(self, node: int) -> Sequence[Resident]:
         """Give those that run on a node."""
-        return [self._at(sequence) for sequence in self._by_node.get(node, ())]
+        return [self._met_as(life) for life in self._occupants.on(node)]
+
+    def resident(self, job_id: str) -> Resident:
+        """Give one that runs."""
+        return self._met_as(self._occupants[job_id])
+
+    def stays(self) -> Mapping[str, Stay]:
+        """Say of all what they hold."""
+        return self._occupants.stays
 
     @cached_property
     def _residents(self) -> dict[str, Resident]:
-        return {life.job.id: self._at(life.sequence) for life in self._lives.values() if life.running}
+        return {life.job.id: self._met_as(life) for life in self._lives.values() if life.running}
 
-    @cached_property
-    def _by_node(self) -> dict[int, list[int]]:
-        """The sequences of those who run, by node."""
-        by_node: dict[int, list[int]] = {}
-        for life in self._lives.values():
-            for node in {holding.node for holding in life.holdings}:
-                by_node.setdefault(node, []).append(life.sequence)
-        return by_node
-
-    def _at(self, sequence: int) -> Resident:
-        if sequence not in self._met:
-            self._met[sequence] = self._resident(self._lives[sequence])
-        return self._met[sequence]
+    def _met_as(self, life: Life) -> Resident:
+        if life.sequence not in self._met:
+            self._met[life.sequence] = self._resident(life)
+        return self._met[life.sequence]
 
     def _resident(self, life: Life) -> Resident:
         rest = float(self._jobs.remaining_seconds[self._row(life.job.id)])

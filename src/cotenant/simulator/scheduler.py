@@ -41,7 +41,7 @@ from cotenant.simulator.policies import AskedPlacement, Policies, PolicyFailed, 
 from cotenant.simulator.reasons import Chosen, Listening
 from cotenant.simulator.recording import Kind, Story
 from cotenant.simulator.resizing import Resizing
-from cotenant.simulator.scene import Moment
+from cotenant.simulator.scene import Moment, Occupants
 from cotenant.simulator.waiting import Waiting
 from cotenant.simulator.waits import CAUSE_OF, Cause, cause_of
 
@@ -89,7 +89,7 @@ class Scheduler:
         self._capacity = self._table.capacity = Capacity(*whole)
         self._free = Free(*whole)
         self._lives: dict[int, Life] = {}
-        self._sequences: dict[str, int] = {}
+        self._by_id, self._occupants = dict[str, Life](), Occupants()
         self._waiting, self._headroom = Waiting(self._placement, jobs), Headroom(())  # the latter: of the present cycle
         self._asked_all = self._asked_able = False  # whether the present cycle asked about all, or all with some hope
         changes = isinstance(policies.allocator, Resizes) and policies.allocator
@@ -124,7 +124,7 @@ class Scheduler:
         job, shape = life.job, life.shape
         self._waiting.join(life, shape)
         self._lives[life.sequence] = life
-        self._sequences[job.id] = life.sequence
+        self._by_id[job.id] = life
         tenant = self._tenants.setdefault(job.tenant, len(self._tenants))
         self._table.add(row_of(life, tenant, self._tenancy.weight(tenant)))
 
@@ -140,7 +140,7 @@ class Scheduler:
 
     def _leave(self, life: Life) -> None:
         self._table.remove(life.job.id)
-        del self._lives[life.sequence], self._sequences[life.job.id]
+        del self._lives[life.sequence], self._by_id[life.job.id]
 
     def fail(self, life: Life, wait_seconds: float, now: float) -> None:
         """Let a job go whose attempt failed, until it is tried again; for that it waits."""
@@ -283,7 +283,7 @@ class Scheduler:
                 victims=victims_of(self._lives, jobs, choice, self._world.stop_cost_seconds, now),
                 strict=self._queue.strict,
                 headroom=self._headroom,
-                scene=Moment(self._lives, jobs, self._table.row, self._world.stop_cost_seconds, now),
+                scene=Moment(self._lives, self._occupants, jobs, self._table.row, self._world.stop_cost_seconds, now),
                 reserving=rules.reserving,
             )
         except (Overcommitted, cycle.BrokenGang) as error:
@@ -301,11 +301,8 @@ class Scheduler:
             return some.up_to_a_refusal(sequences)
         return some.hopeful(sequences, self._waiting.codes[sequences])
 
-    def _life(self, job_id: str) -> Life:
-        return self._lives[self._sequences[job_id]]
-
     def _start(self, start: cycle.Start, now: float) -> tuple[Life, float]:
-        life = self._life(start.gang.job_id)
+        life = self._by_id[start.gang.job_id]
         self._waiting.remove(life)
         life.reclaimable = start.reclaimable
         services.scale(life, start.gang, self._table)
@@ -323,13 +320,14 @@ class Scheduler:
         self._table.start(life.job.id, since)
         rate = self._world.started(life, holdings)
         finish = life.start(holdings, since, rate)
+        self._occupants.enter(life)
         if rate is not FULL:
             self._arm.takes(life.sequence, life.total_seconds(since))
         return finish
 
     def preempt(self, job_id: str, starts: Sequence[cycle.Start], now: float, kind: Kind) -> None:
         """Stop a job for others, which waits again; one that migrates starts again at this instant if it can."""
-        life = self._life(job_id)
+        life = self._by_id[job_id]
         if self._story:
             self._story.preempted(life, starts, now, kind)
         life.stopped(kind is Kind.MIGRATED, kind is Kind.RECLAIMED)
@@ -347,6 +345,7 @@ class Scheduler:
             self._free.cores += cores
             self._table.update(life.job.id, cores=life.shape.cores)
         self._world.released(life)
+        self._occupants.leave(life)
         for holding in life.holdings:
             self._ledger.release(holding)
         self._free.take(life.shape, -(not life.reclaimable))
@@ -354,6 +353,7 @@ class Scheduler:
 
     def _moved(self, life: Life, cores: int) -> None:
         """Count cores that a running job has got or given back."""
+        self._occupants.enter(life)
         self._free.cores -= cores
         self._table.update(life.job.id, cores=sum(holding.cores for holding in life.holdings))
         if cores < 0:
@@ -392,7 +392,7 @@ class Scheduler:
         self._labels.turn(self._waiting.shapes, self._free.known, now)
         apart: dict[int, tuple[Life, Cause]] = {}
         if self._asked_all or not self._by_shape:
-            for life, refusal in ((self._life(job_id), refusal) for job_id, refusal in refusals.items()):
+            for life, refusal in ((self._by_id[job_id], refusal) for job_id, refusal in refusals.items()):
                 if self._by_shape or refusal.wait is not Wait.CAPACITY:
                     apart[life.sequence] = life, cause_of(refusal)
         for sequence in sorted(self._over_share):

@@ -9,9 +9,10 @@ from tests.worlds import picture
 from cotenant.core.gangs import Demand, Gang, Part
 from cotenant.core.ledger import Holding, Ledger
 from cotenant.core.nodes import NodeShape
-from cotenant.core.placing.borrowing import Borrowers
+from cotenant.core.placing.borrowing import Borrowers, Residence
+from cotenant.core.placing.splitting import Held
 from cotenant.core.placing.taking import hold_all, release_all
-from cotenant.core.scenes import Resident
+from cotenant.core.scenes import Resident, Stay
 
 SHAPES = [NodeShape(24, 64, 100), NodeShape(24, 64, 100), NodeShape(24, 64, 100, shareable=True)]
 NAMES = [f"job{number}" for number in range(6)]
@@ -39,7 +40,9 @@ def residents(draw: st.DrawFn) -> list[Resident]:
 def test_who_is_gone_is_left_out_of_the_sums_and_counted_again_when_it_comes_back(
     some: list[Resident], steps: list[set[str]]
 ) -> None:
-    borrowers = Borrowers(some, len(SHAPES))
+    borrowers = Borrowers(len(SHAPES))
+    for one in some:
+        borrowers.add(one.gang.job_id, Stay.of(one))
     for gone in [set[str](), *steps]:
         borrowers.leave(gone)
         there = [one for one in some if one.gang.job_id not in gone]
@@ -48,7 +51,7 @@ def test_who_is_gone_is_left_out_of_the_sums_and_counted_again_when_it_comes_bac
             able = [one for one in there if gpus or not one.gang.gpu_milli]
             assert borrowers.any(gpus=gpus) == bool(able)
             for node in range(len(SHAPES)):
-                mine = [one for one in able if any(held.node == node for held in one.holdings)]
+                mine = [one.gang.job_id for one in able if any(held.node == node for held in one.holdings)]
                 assert list(borrowers.on(node, gpus=gpus)) == mine
         held = [one for each in there if not each.gang.gpu_milli for one in each.holdings]
         for sums, what in ((borrowers.cores, "cores"), (borrowers.memory, "memory_bytes")):
@@ -65,3 +68,50 @@ def test_who_is_gone_is_left_out_of_the_sums_and_counted_again_when_it_comes_bac
             if one.gang.gpu_milli:
                 release_all(ledger, one.holdings)
         assert counted == picture(ledger)
+
+
+@st.composite
+def stays(draw: st.DrawFn, job_id: str) -> Stay:
+    one = draw(residents())
+    held = one[0].holdings if one else ()
+    milli = sum(1000 * holding.gpus + 500 * len(holding.shares) for holding in held)
+    return Stay(milli, held, float(draw(st.integers(0, 3))), draw(st.booleans()))
+
+
+@settings(max_examples=80)
+@given(st.data())
+def test_what_follows_who_comes_goes_and_changes_is_what_is_counted_anew(data: st.DataObject) -> None:
+    ledger, there = Ledger(SHAPES), dict[str, Stay]()
+    followed = Residence(ledger, 4)
+    for _ in range(data.draw(st.integers(1, 4))):
+        for job_id in data.draw(st.sets(st.sampled_from(NAMES))):
+            if job_id in there and data.draw(st.booleans()):
+                del there[job_id]
+            else:
+                there[job_id] = data.draw(stays(job_id))
+        followed.follow(dict(there))
+        anew = Residence(ledger, 4)
+        anew.follow(dict(there))
+        for name in ("firm", "lent_cores"):
+            assert getattr(followed, name).tolist() == getattr(anew, name).tolist()
+        assert nonzero(followed.held) == nonzero(anew.held)
+        assert [job_id in followed for job_id in NAMES] == [job_id in there for job_id in NAMES]
+        for since in (-1.0, 0.0, 2.0):
+            young = [one for one in there.values() if one.gpu_milli and one.since_seconds > since]
+            held = [one for stay in young for one in stay.holdings]
+            milli = [sum(_milli(one) for one in held if one.node == node) for node in range(len(SHAPES))]
+            assert followed.young_gpus(since).tolist() == [-(-each // 1000) for each in milli]
+        for node in range(len(SHAPES)):
+            assert list(followed.borrowers.on(node, gpus=True)) == list(anew.borrowers.on(node, gpus=True))
+        assert followed.borrowers.cores.tolist() == anew.borrowers.cores.tolist()
+        followed.expect(data.draw(st.integers(0, 2)), 3)  # for this cycle alone
+
+
+def _milli(held: Holding) -> int:
+    return 1000 * held.gpus + 500 * len(held.shares)
+
+
+def nonzero(held: Held) -> tuple[object, ...]:
+    """What is held, without what nobody holds any more."""
+    gpus = {array: count for array, count in held.gpus.items() if count}
+    return gpus, {kind: both for kind, both in held.by_type.items() if any(both)}, held.busy

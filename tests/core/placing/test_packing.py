@@ -12,6 +12,8 @@ from cotenant.core.gangs import Demand, Gang, Part
 from cotenant.core.ledger import Ledger, Overcommitted
 from cotenant.core.nodes import NodeShape
 from cotenant.core.placing.packing import (
+    best_fit,
+    best_of,
     could_hold_all,
     fewest,
     fill,
@@ -90,10 +92,21 @@ def test_the_first_nodes_are_those_of_the_full_order(world: World, gang: Gang, u
     room = np.minimum(ledger.room(part.demand), part.replicas)
     expected = slow_fill(room.tolist(), in_full_order(part, ledger, used), part.replicas)
     placed = fewest(part, ledger.room(part.demand), ledger, used)
+    if placed and len(placed) == 1 and part.demand.gpu_milli:
+        assert placed[0][0] == best_fit(ledger, np.flatnonzero(room == part.replicas))
     if placed and part.demand.gpu_milli:  # the rest goes where it fits best
         assert expected is not None
         placed, expected = placed[:-1], expected[:-1]
     assert placed == expected
+
+
+@given(worlds(), st.lists(st.booleans(), min_size=5, max_size=5), st.lists(st.booleans(), min_size=5, max_size=5))
+def test_keys_in_one_number_choose_as_one_after_the_other(world: World, able: list[bool], crowded: list[bool]) -> None:
+    count = len(world.ledger)
+    marked = np.array(able[:count])
+    for few in (None, np.array(crowded[:count])):
+        nodes = np.flatnonzero(marked)
+        assert best_of(world.ledger, marked, few) == (best_fit(world.ledger, nodes, few) if len(nodes) else None)
 
 
 @given(worlds(), gangs(roles_max=1))

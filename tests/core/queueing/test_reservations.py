@@ -18,7 +18,7 @@ from cotenant.core.queueing.cycle import Plan, Victim, place
 from cotenant.core.queueing.earliest import Departure, departure_of, departures_of, earliest, ends_within_seconds
 from cotenant.core.queueing.reservations import NO_RESERVING, Reservation, Reserving, has_reservation
 from cotenant.core.refusals import Code, Refusal
-from cotenant.core.scenes import Resident
+from cotenant.core.scenes import Resident, Scene
 from cotenant.policies.consolidate import Consolidate
 from cotenant.policies.count import Count
 from cotenant.policies.first_fit import FirstFit
@@ -29,7 +29,7 @@ placements: st.SearchStrategy[PlacementPolicy] = st.sampled_from([Count(), First
 
 
 @dataclass
-class Running:
+class Running(Scene):
     """A scene of jobs that run."""
 
     now: float = NOW

@@ -2,72 +2,106 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cached_property
 from itertools import count
+from operator import itemgetter
 
 import numpy as np
 
 from cotenant.core.gangs import Gang
 from cotenant.core.jobs import WHOLE_GPU_MILLI
-from cotenant.core.ledger import Counts, Holding, Ledger, Offer, Overcommitted, Share
+from cotenant.core.ledger import Counts, Ledger, Offer, Overcommitted, Share
 from cotenant.core.placing.splitting import Array, Held, array_of
-from cotenant.core.placing.taking import hold_all, release_all, take
-from cotenant.core.scenes import Resident
+from cotenant.core.placing.taking import gpu_milli_of, hold_all, release_all, take
+from cotenant.core.scenes import Resident, Stay
 
 GUISES = count(1)
 
 
 class Residence:
-    """Who is on the nodes of a ledger, summed up by node.
+    """Who is on the nodes of a ledger, summed up by node, and kept up to date by who came, went or changed.
 
     `firm` are the cores that CPU jobs hold and that nobody takes from them, `lent_cores` those that CPU jobs borrow;
-    `held` is what jobs with GPUs hold, `ids` are those of all.
+    `borrowers` are all who borrow.
     """
 
-    def __init__(self, residents: Iterable[Resident], ledger: Ledger, large_gpus: int) -> None:
-        self._count = len(ledger)
-        firm: list[Holding] = []
-        lent: list[Holding] = []
-        busy: list[tuple[int, float, float]] = []  # node, GPUs, since when
-        self._borrowing: list[Resident] = []
-        gpus: dict[Array, float] = {}
-        by_type: dict[str, tuple[float, float]] = {}
-        self.ids: set[str] = set()
-        for resident in residents:
-            self.ids.add(resident.gang.job_id)
-            array = array_of(resident.gang, large_gpus)
-            if resident.reclaimable:
-                self._borrowing.append(resident)
-            if array is Array.CPU:
-                (lent if resident.reclaimable else firm).extend(resident.holdings)
-                continue
-            for holding in resident.holdings:
-                here = gpus_of(holding)
-                kind = ledger.shapes[holding.node].gpu_type
-                cores, wide = by_type.get(kind, (0.0, 0.0))
-                by_type[kind] = cores + holding.cores, wide + here
-                gpus[array] = gpus.get(array, 0.0) + here
-                busy.append((holding.node, here, resident.since_seconds))
-        self.firm = _sum(firm, self._count)[1]
-        self.lent_cores = _sum(lent, self._count)[1]
-        self.held = Held(gpus, by_type, min(1.0, sum(gpus.values()) / max(1, int(ledger.total_gpus.sum()))))
-        self._busy = np.array(busy, dtype=np.float64).reshape(-1, 3)
+    def __init__(self, ledger: Ledger, large_gpus: int) -> None:
+        self._large_gpus = large_gpus
+        self._gpu_types = [shape.gpu_type for shape in ledger.shapes]
+        self._gpus = int(ledger.total_gpus.sum())
+        self._stays: dict[str, Stay] = {}
+        self._expected: list[tuple[int, int]] = []  # nodes, and firm cores that those hold who start in this cycle
+        self.firm: Counts = np.zeros(len(ledger), dtype=np.int64)
+        self.lent_cores: Counts = np.zeros(len(ledger), dtype=np.int64)
+        self.borrowers = Borrowers(len(ledger))
+        self._milli: dict[Array, int] = {}
+        self._by_type: dict[str, tuple[int, int]] = {}  # cores, and thousandths of GPUs
+        self._by_age: list[tuple[float, str]] = []  # those with GPUs: since when, and who
         self._young: tuple[float, Counts] | None = None
+
+    def __contains__(self, job_id: str) -> bool:
+        return job_id in self._stays
+
+    def follow(self, stays: Mapping[str, Stay]) -> None:
+        """Count those who are there now, and nobody else."""
+        for node, cores in self._expected:
+            self.firm[node] -= cores
+        self._expected.clear()
+        self.borrowers.leave(())
+        known = self._stays
+        for job_id in [job_id for job_id, stay in known.items() if stays.get(job_id) is not stay]:
+            self._count(job_id, known.pop(job_id), -1)
+        for job_id, stay in stays.items():
+            if job_id not in known:
+                known[job_id] = stay
+                self._count(job_id, stay, +1)
+
+    def expect(self, node: int, cores: int) -> None:
+        """Count firm cores of one who starts in this cycle, until it is seen who did."""
+        self.firm[node] += cores
+        self._expected.append((node, cores))
+
+    @property
+    def held(self) -> Held:
+        """What jobs with GPUs hold."""
+        gpus = {array: milli / WHOLE_GPU_MILLI for array, milli in self._milli.items()}
+        by_type = {kind: (float(cores), milli / WHOLE_GPU_MILLI) for kind, (cores, milli) in self._by_type.items()}
+        return Held(gpus, by_type, min(1.0, sum(gpus.values()) / max(1, self._gpus)))
+
+    def _count(self, job_id: str, stay: Stay, sign: int) -> None:
+        array = array_of(stay.gpu_milli, self._large_gpus)
+        if stay.reclaimable and sign > 0:
+            self.borrowers.add(job_id, stay)
+        elif stay.reclaimable:
+            self.borrowers.remove(job_id)
+        if array is Array.CPU:
+            cores = self.lent_cores if stay.reclaimable else self.firm
+            for holding in stay.holdings:
+                cores[holding.node] += sign * holding.cores
+            return
+        self._young = None
+        age = stay.since_seconds, job_id
+        if sign > 0:
+            insort(self._by_age, age)
+        else:
+            del self._by_age[bisect_left(self._by_age, age)]
+        for holding in stay.holdings:
+            milli, kind = sign * gpu_milli_of((holding,)), self._gpu_types[holding.node]
+            cores_before, milli_before = self._by_type.get(kind, (0, 0))
+            self._by_type[kind] = cores_before + sign * holding.cores, milli_before + milli
+            self._milli[array] = self._milli.get(array, 0) + milli
 
     def young_gpus(self, since: float) -> Counts:
         """Count on each node the GPUs of jobs that started after a time, rounded up."""
         if self._young is None or self._young[0] != since:
-            young = self._busy[self._busy[:, 2] > since]
-            sums = np.bincount(young[:, 0].astype(np.int64), young[:, 1], self._count)
-            self._young = since, np.ceil(sums).astype(np.int64)
+            milli = np.zeros(len(self._gpu_types), dtype=np.int64)
+            for _, job_id in self._by_age[bisect_right(self._by_age, since, key=itemgetter(0)) :]:
+                for holding in self._stays[job_id].holdings:
+                    milli[holding.node] += gpu_milli_of((holding,))
+            self._young = since, -(-milli // WHOLE_GPU_MILLI)
         return self._young[1]
-
-    @cached_property
-    def borrowers(self) -> Borrowers:
-        """Those who borrow, in the order in which they give back."""
-        return Borrowers(self._borrowing, self._count)
 
 
 class Borrowers:
@@ -77,20 +111,30 @@ class Borrowers:
     borrow, or walks over them, would cost it more than all else.
     """
 
-    def __init__(self, residents: Iterable[Resident], nodes: int) -> None:
-        order = sorted(residents, key=lambda one: (-one.since_seconds, one.gang.job_id))
-        self._there = {one.gang.job_id: one for one in order}
+    def __init__(self, nodes: int) -> None:
+        self._there: dict[str, Stay] = {}
         self._gone: set[str] = set()
-        self._on: dict[int, list[Resident]] = {}
+        self._on: dict[int, list[tuple[float, str]]] = {}  # by node: since when, less than 0, and who
         self._cores = _Lent(nodes)  # of jobs without GPUs
         self._gpus = _Lent(nodes)
-        for one in order:
-            self._lent(one).add(one, +1)
-            for node in {holding.node for holding in one.holdings}:
-                self._on.setdefault(node, []).append(one)
 
-    def _lent(self, one: Resident) -> _Lent:
-        return self._gpus if one.gang.gpu_milli else self._cores
+    def _lent(self, one: Stay) -> _Lent:
+        return self._gpus if one.gpu_milli else self._cores
+
+    def add(self, job_id: str, one: Stay) -> None:
+        """One borrows from now on."""
+        self._there[job_id] = one
+        self._lent(one).add(job_id, one, +1)
+        for node in {holding.node for holding in one.holdings}:
+            insort(self._on.setdefault(node, []), (-one.since_seconds, job_id))
+
+    def remove(self, job_id: str) -> None:
+        """One who is there does not borrow any more."""
+        one = self._there.pop(job_id)
+        self._lent(one).add(job_id, one, -1)
+        for node in {holding.node for holding in one.holdings}:
+            there = self._on[node]
+            del there[bisect_left(there, (-one.since_seconds, job_id))]
 
     def leave(self, gone: Collection[str]) -> None:
         """Leave those out who are gone, and nobody else."""
@@ -100,18 +144,18 @@ class Borrowers:
         for sign, some in ((-1, now - self._gone), (+1, self._gone - now)):
             for job_id in some:
                 if one := self._there.get(job_id):
-                    self._lent(one).add(one, sign)
+                    self._lent(one).add(job_id, one, sign)
         self._gone = now
 
     def any(self, *, gpus: bool) -> bool:
         """Tell whether anybody borrows cores, or with `gpus` GPUs."""
         return self._cores.jobs > 0 or (gpus and self._gpus.jobs > 0)
 
-    def on(self, node: int, *, gpus: bool) -> Iterator[Resident]:
+    def on(self, node: int, *, gpus: bool) -> Iterator[str]:
         """Name those who borrow cores on a node, and with `gpus` those who borrow GPUs, the newest first."""
-        for one in self._on.get(node, ()):
-            if one.gang.job_id not in self._gone and (gpus or not one.gang.gpu_milli):
-                yield one
+        for _, job_id in self._on.get(node, ()):
+            if job_id not in self._gone and (gpus or not self._there[job_id].gpu_milli):
+                yield job_id
 
     @property
     def cores(self) -> Counts:
@@ -144,27 +188,22 @@ class _Lent:
     def __init__(self, nodes: int) -> None:
         self.jobs = 0
         self.sums: Counts = np.zeros((3, nodes), dtype=np.int64)
-        self.sharing: dict[str, Resident] = {}
+        self.sharing: dict[str, Stay] = {}
 
-    def add(self, one: Resident, sign: int) -> None:
+    def add(self, job_id: str, one: Stay, sign: int) -> None:
         """Count one in, or out."""
         self.jobs += sign
         if any(holding.shares for holding in one.holdings):
             if sign > 0:
-                self.sharing[one.gang.job_id] = one
+                self.sharing[job_id] = one
             else:
-                del self.sharing[one.gang.job_id]
+                del self.sharing[job_id]
             return
+        gpus, cores, memory = self.sums
         for holding in one.holdings:
-            self.sums[:, holding.node] += sign * np.array((holding.gpus, holding.cores, holding.memory_bytes))
-
-
-def _sum(holdings: Sequence[Holding], nodes: int) -> Counts:
-    """Sum up GPUs, cores and memory by node."""
-    sums = np.zeros((3, nodes), dtype=np.int64)
-    what = np.array([(one.gpus, one.cores, one.memory_bytes) for one in holdings], dtype=np.int64).reshape(-1, 3)
-    np.add.at(sums.T, np.array([one.node for one in holdings], dtype=np.int64), what)
-    return sums
+            gpus[holding.node] += sign * holding.gpus
+            cores[holding.node] += sign * holding.cores
+            memory[holding.node] += sign * holding.memory_bytes
 
 
 @contextmanager
@@ -181,11 +220,6 @@ def counting(ledger: Ledger, cores: Counts, memory_bytes: Counts | int = 0, gpus
         ledger.guise = before
         for free, more in counted:
             free -= more
-
-
-def gpus_of(holding: Holding) -> float:
-    """Sum up the GPUs of a holding."""
-    return sum(milli for _, milli in holding.shares) / WHOLE_GPU_MILLI if holding.shares else holding.gpus
 
 
 def room_by(

@@ -22,7 +22,16 @@ from cotenant.core.placing import interference
 from cotenant.core.placing.interference import GANG_MILLI_MIN
 from cotenant.core.placing.neighbours import Neighbours, across_racks, shareable
 from cotenant.core.placing.outlook import ROUNDING, Outlook
-from cotenant.core.placing.packing import Nodes, best_fit, fewest, on_many, on_one, room_for_all
+from cotenant.core.placing.packing import (
+    Nodes,
+    able_to_hold,
+    best_fit,
+    best_place,
+    fewest,
+    on_many,
+    on_one,
+    room_for_all,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,17 +108,19 @@ class Search:
 
     def _on_one(self, heeds: Heeded) -> Found | None:
         ledger, gang = self.ledger, self.gang
-        nodes = room_for_all(gang, ledger)
-        if self.crowds and heeds.kind and len(nodes):
-            nodes = nodes[self.neighbours.spare_milli[nodes] >= gang.gpu_milli]
-        pace = self.view.on(1) if self._judged else None
-        if self._judged and pace is None:
+        able = able_to_hold(gang, ledger)
+        if self.crowds and heeds.kind:
+            able &= self.neighbours.spare_milli >= gang.gpu_milli
+        if not self._judged:
+            offer = best_place(gang, ledger, able)
+            return Found(offer, 1, 1.0, None) if offer else None
+        if (pace := self.view.on(1)) is None:
             return None
-        groups = list(self._by_crowding(nodes))
+        groups = list(self._by_crowding(np.flatnonzero(able)))
         if self._packed and len(groups) > 1:
             groups = [(np.concatenate([some for some, _ in groups]), np.concatenate([left for _, left in groups]))]
         for some, left in groups:
-            if heeds.own and pace and self.view.bound:
+            if heeds.own and self.view.bound:
                 enough = left >= pace.share - ROUNDING
                 some, left = some[enough], left[enough]
             while len(some):
@@ -117,13 +128,13 @@ class Search:
                 node = best_fit(ledger, some[fastest])
                 if offer := on_one(gang, ledger, node):
                     share = float(left[some == node][0])
-                    return Found(offer, 1, share, pace.speed * share if pace else None)
+                    return Found(offer, 1, share, pace.speed * share)
                 some, left = some[some != node], left[some != node]
         return None
 
     def _by_crowding(self, nodes: Nodes) -> Iterator[tuple[Nodes, NDArray[np.float64]]]:
         """Give nodes, and what others leave of the gang's speed, were all of it there; the quiet ones first."""
-        if not (self.crowds and self._judged):
+        if not self.crowds:
             yield nodes, np.ones(len(nodes))
             return
         others = self.neighbours.gangs_milli[nodes]

@@ -13,7 +13,10 @@ from cotenant.core.ledger import Counts, Ledger, Offer, Overcommitted, Share
 from cotenant.core.nodes import NodeShape
 from cotenant.core.placing.shortness import could_hold
 
+FIELD_BITS = 20  # more GPUs or cores no node has
+UNLIMITED_LOSS = np.int64(2**62)
 Nodes = NDArray[np.int64]
+Marks = NDArray[np.bool_]
 Placer = Callable[[Part, Counts], list[tuple[int, int]] | None]
 
 
@@ -33,7 +36,12 @@ def hardest_first(gang: Gang) -> list[int]:
 
 
 def room_for_all(gang: Gang, ledger: Ledger, *, empty: bool = False, everywhere: bool = False) -> Nodes:
-    """Number the nodes that could take all of a gang now, or if they were `empty`; `everywhere`: closed ones too.
+    """Number the nodes that could take all of a gang now, or if they were `empty`; `everywhere`: closed ones too."""
+    return np.flatnonzero(able_to_hold(gang, ledger, empty=empty, everywhere=everywhere))
+
+
+def able_to_hold(gang: Gang, ledger: Ledger, *, empty: bool = False, everywhere: bool = False) -> Marks:
+    """Mark the nodes that could take all of a gang now, or if they were `empty`; `everywhere`: closed ones too.
 
     Exact, save for shares of GPUs in several sizes: whether those fit only `on_one` tells.
     """
@@ -46,10 +54,10 @@ def room_for_all(gang: Gang, ledger: Ledger, *, empty: bool = False, everywhere:
             able &= ledger.room(demand, empty=empty, everywhere=everywhere) >= replicas
         else:
             _leave_able(able, demand, replicas, ledger)
-    return np.flatnonzero(able)
+    return able
 
 
-def _leave_able(nodes: NDArray[np.bool_], demand: Demand, replicas: int, ledger: Ledger) -> None:
+def _leave_able(nodes: Marks, demand: Demand, replicas: int, ledger: Ledger) -> None:
     """Unmark nodes that do not take so many replicas now: as `Ledger.room` counts, without dividing, which is slow."""
     nodes &= ledger.open
     there = (ledger.free_gpus, ledger.free_cores, ledger.free_memory)
@@ -93,6 +101,30 @@ def on_one(gang: Gang, ledger: Ledger, node: int) -> Offer | None:
     return offer
 
 
+def best_place(gang: Gang, ledger: Ledger, able: Marks, crowded: Marks | None = None) -> Offer | None:
+    """Put all of a gang on the node that loses least, of those that are marked as `able_to_hold` it."""
+    while (best := best_of(ledger, able, crowded)) is not None:
+        if (offer := on_one(gang, ledger, best)) is not None:
+            return offer
+        able[best] = False
+    return None
+
+
+def best_of(ledger: Ledger, able: Marks, crowded: Marks | None = None) -> int | None:
+    """Choose of the marked nodes as `best_fit` does; None where there are none.
+
+    What it compares one after the other stands in one number here, for where many nodes are marked, to number and to
+    sift them is what costs most.
+    """
+    if not able.any():
+        return None
+    loses: Counts = (ledger.free_gpus << FIELD_BITS) + ledger.free_cores
+    for rank, mark in ((2, ledger.has_gpus if ledger.mixed else None), (1, crowded)):
+        if mark is not None:
+            loses += mark.astype(np.int64) << (2 * FIELD_BITS + rank)
+    return int(np.where(able, loses, UNLIMITED_LOSS).argmin())
+
+
 def on_many(gang: Gang, ledger: Ledger, place: Placer) -> Offer | None:
     """Put a gang's parts where `place` says, the hardest part first; None where one of them finds no room."""
     offer: list[Share] = []
@@ -131,10 +163,10 @@ def fill(room: Counts, nodes: Sequence[int] | Counts, replicas: int) -> list[tup
 
 def in_node_order(room: Counts, replicas: int) -> list[tuple[int, int]] | None:
     """Fill nodes from the first on."""
-    return fill(room, np.flatnonzero(room), replicas)
+    return fill(room, np.flatnonzero(room > 0), replicas)
 
 
-def on_fewest(gang: Gang, ledger: Ledger, where: NDArray[np.bool_] | None = None) -> Offer | None:
+def on_fewest(gang: Gang, ledger: Ledger, where: Marks | None = None) -> Offer | None:
     """Put a gang on the fewest nodes, or the fewest of some; parts go where others of the gang are."""
     used: set[int] = set()
 
@@ -146,7 +178,7 @@ def on_fewest(gang: Gang, ledger: Ledger, where: NDArray[np.bool_] | None = None
     return on_many(gang, ledger, place)
 
 
-def best_fit(ledger: Ledger, nodes: Nodes, crowded: NDArray[np.bool_] | None = None) -> int:
+def best_fit(ledger: Ledger, nodes: Nodes, crowded: Marks | None = None) -> int:
     """Choose the node that loses least: no GPUs, then the fewest free, then the fewest free cores, then the first.
 
     Those that are `crowded`, by node, come after all others that have GPUs.
@@ -163,14 +195,16 @@ def best_fit(ledger: Ledger, nodes: Nodes, crowded: NDArray[np.bool_] | None = N
 def fewest(part: Part, room: Counts, ledger: Ledger, used: set[int]) -> list[tuple[int, int]] | None:
     """Put a part on the fewest nodes: where its gang is already, then the most room first, the rest best fit."""
     room = np.minimum(room, part.replicas)
-    nodes = np.flatnonzero(room)
-    keys: list[Callable[[Nodes], Counts | NDArray[np.bool_]]] = [
+    if not used and (node := _whole_on(part, room, ledger)) is not None:
+        return [(node, part.replicas)]
+    nodes = np.flatnonzero(room > 0)  # sooner found than what is not 0
+    keys: list[Callable[[Nodes], Counts | Marks]] = [
         lambda some: -room[some],
         lambda some: ledger.free_gpus[some],
         lambda some: ledger.free_cores[some],
     ]
     if not part.demand.gpu_milli:  # GPUs are at stake
-        keys.insert(0, lambda some: np.where(ledger.has_gpus[some], 1 + ledger.free_gpus[some], 0))
+        keys.insert(0, lambda some: _at_stake(ledger, some))
     if used:
         keys.insert(0, lambda some: _without(some, used, len(ledger)))
     placed = fill(room, _foremost(nodes, room, part.replicas, keys), part.replicas)
@@ -182,9 +216,28 @@ def fewest(part: Part, room: Counts, ledger: Ledger, used: set[int]) -> list[tup
     return [*whole, (best_fit(ledger, able), rest)]
 
 
-def _foremost(
-    nodes: Nodes, room: Counts, replicas: int, keys: Sequence[Callable[[Nodes], Counts | NDArray[np.bool_]]]
-) -> Nodes:
+def _whole_on(part: Part, room: Counts, ledger: Ledger) -> int | None:
+    """Name the node that comes first in the order of `fewest`, if all of a part goes there; else None.
+
+    Most parts do, and to compare all keys in one number costs half of what sifting by one after the other does.
+    """
+    keys = [ledger.free_gpus, ledger.free_cores] if part.demand.gpu_milli else [ledger.free_cores]
+    order = -room
+    if not part.demand.gpu_milli:
+        order += _at_stake(ledger, slice(None)) << FIELD_BITS
+    for key in keys:
+        order = (order << FIELD_BITS) + key
+    first = int(np.where(room > 0, order, UNLIMITED_LOSS).argmin()) if len(room) else 0
+    return first if len(room) and room[first] >= part.replicas > 0 else None
+
+
+def _at_stake(ledger: Ledger, nodes: Nodes | slice) -> Counts:
+    """Rank nodes by the GPUs that might be stranded there: those without any first."""
+    free: Counts = ledger.free_gpus[nodes]
+    return np.where(ledger.has_gpus[nodes], 1 + free, 0) if ledger.mixed else free
+
+
+def _foremost(nodes: Nodes, room: Counts, replicas: int, keys: Sequence[Callable[[Nodes], Counts | Marks]]) -> Nodes:
     """Sort nodes by keys, the first key first, then by number; those may be left out that come after enough room.
 
     Where those suffice of which a key is least, the others need not be sorted, and mostly few are left so.
@@ -198,9 +251,9 @@ def _foremost(
     return nodes
 
 
-def _without(nodes: Nodes, some: Iterable[int], count: int) -> NDArray[np.bool_]:
+def _without(nodes: Nodes, some: Iterable[int], count: int) -> Marks:
     """Mark those nodes that are not among some; there are `count` in all."""
     marked = np.ones(count, dtype=np.bool_)
     marked[list(some)] = False
-    outside: NDArray[np.bool_] = marked[nodes]
+    outside: Marks = marked[nodes]
     return outside

@@ -15,7 +15,6 @@ from enum import StrEnum
 import numpy as np
 from numpy.typing import NDArray
 
-from cotenant.core.gangs import Gang
 from cotenant.core.jobs import WHOLE_GPU_MILLI
 from cotenant.core.ledger import Counts, Ledger
 
@@ -28,16 +27,15 @@ class Array(StrEnum):
     LARGE = "large"
 
 
-def array_of(gang: Gang, large_gpus: int) -> Array:
-    """Name the array that a gang belongs to; those of so many GPUs, and more, are large.
+def array_of(gpu_milli: int, large_gpus: int) -> Array:
+    """Name the array that a gang of so many thousandths of GPUs belongs to; from so many GPUs on it is large.
 
-    >>> from cotenant.core.gangs import Demand, Part
-    >>> [array_of(Gang("a", (Part("worker", 2, Demand(milli)),)), 4).value for milli in (0, 500, 1000, 2000)]
+    >>> [array_of(milli, 4).value for milli in (0, 1000, 2000, 4000)]
     ['cpu', 'small', 'small', 'large']
     """
-    if not gang.gpu_milli:
+    if not gpu_milli:
         return Array.CPU
-    return Array.LARGE if gang.gpu_milli >= large_gpus * WHOLE_GPU_MILLI else Array.SMALL
+    return Array.LARGE if gpu_milli >= large_gpus * WHOLE_GPU_MILLI else Array.SMALL
 
 
 @dataclass(frozen=True, slots=True)

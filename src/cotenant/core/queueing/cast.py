@@ -10,7 +10,7 @@ from cotenant.core.gangs import Gang
 from cotenant.core.ledger import Holding, Ledger
 from cotenant.core.predicting.rests import Rest
 from cotenant.core.queueing.reservations import NO_RESERVING, Reserving
-from cotenant.core.scenes import Resident
+from cotenant.core.scenes import Resident, Scene, Stay
 from cotenant.core.tenancy import Headroom
 
 
@@ -54,13 +54,14 @@ class Picture:
     now: float = 0.0
 
 
-class Cast:
+class Cast(Scene):
     """The holders of one future, as a scene: `played` seconds of it have passed, and `now` is the policies' time."""
 
     def __init__(self, begins: float) -> None:
         self.played, self.now = 0.0, begins
         self._begins = begins
         self._there: dict[str, tuple[Holder, float]] = {}  # with when what is estimated of it was told
+        self._stays: dict[str, Stay] = {}
         self._by_node: dict[int, dict[str, None]] = {}
 
     def turn(self, played: float) -> None:
@@ -70,12 +71,19 @@ class Cast:
     def enter(self, holder: Holder, told: float | None = None) -> None:
         """A job holds something from now on; what is estimated of it was `told` then, or is now."""
         self._there[holder.job_id] = holder, self.played if told is None else told
+        seen = holder.resident
+        self._stays[holder.job_id] = (
+            Stay(seen.gang.gpu_milli, holder.holdings, seen.since_seconds, seen.reclaimable)
+            if seen
+            else Stay(0, holder.holdings, self._begins)
+        )
         for holding in holder.holdings:
             self._by_node.setdefault(holding.node, {})[holder.job_id] = None
 
     def leave(self, job_id: str) -> tuple[Holder, float]:
         """It holds nothing any more; gives what it was, and when what is estimated of it was told."""
         holder, told = self._there.pop(job_id)
+        del self._stays[job_id]
         for node in {holding.node for holding in holder.holdings}:
             del self._by_node[node][job_id]
         return holder, told
@@ -87,13 +95,18 @@ class Cast:
 
     def residents(self) -> Mapping[str, Resident]:
         """Give all that hold something, by id."""
-        return {job_id: self._resident(job_id) for job_id in self._there}
+        return {job_id: self.resident(job_id) for job_id in self._there}
 
     def on(self, node: int) -> Sequence[Resident]:
         """Give those on a node."""
-        return [self._resident(job_id) for job_id in self._by_node.get(node, ())]
+        return [self.resident(job_id) for job_id in self._by_node.get(node, ())]
 
-    def _resident(self, job_id: str) -> Resident:
+    def stays(self) -> Mapping[str, Stay]:
+        """Say of all what they hold."""
+        return self._stays
+
+    def resident(self, job_id: str) -> Resident:
+        """Give one of them."""
         holder, told = self._there[job_id]
         if holder.resident is None:
             return Resident(Gang(job_id, ()), holder.holdings, self._begins, preemptible=False)
