@@ -71,7 +71,8 @@ reproduce: $(STAMP) ## what five papers report, measured again, and written down
 	@mkdir -p docs/reproduction
 	@for paper in coda genie aiturbo philly xiao; do \
 	  printf '── %s\n' $$paper; \
-	  cotenant reproduce $$paper --markdown --png docs/plots $(ARGS) > docs/reproduction/$$paper.part; \
+	  cotenant reproduce $$paper --markdown --png docs/plots --keep report/kept $(ARGS) \
+    > docs/reproduction/$$paper.part || exit $$?; \
 	  mv docs/reproduction/$$paper.part docs/reproduction/$$paper.md; \
 	done
 

@@ -117,7 +117,25 @@ def test_what_was_done_before_ctrl_c_is_kept_and_said(small: str, capsys: pytest
     assert [line for line in told.splitlines() if line.strip().isdigit()] == ["     1", "     2"]
     assert run(["reproduce", small, "--jobs", "1", "--json"]) == 130
     found = json.loads(capsys.readouterr().out)
-    assert (found["complete"], found["cases"]) == (False, {"done": 2, "of": 3})
+    assert (found["complete"], found["cases"]) == (False, {"done": 2, "of": 3, "kept": 0})
+
+
+def test_the_next_run_goes_on_where_one_was_kept(
+    small: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    asked = ["reproduce", small, "--jobs", "1", "--keep", str(tmp_path / "kept")]
+    assert run(asked) == 130
+    capsys.readouterr()
+    assert run(asked) == 0
+    assert "3 runs with seeds 0, 1, 2, 3, 4, 2 of them kept from before" in capsys.readouterr().out
+
+
+def test_a_place_where_nothing_can_be_kept_is_told(
+    small: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("")
+    assert run(["reproduce", small, "--keep", str(tmp_path / "file")]) == 2
+    assert "figures cannot be kept in" in capsys.readouterr().err
 
 
 def test_too_little_memory_for_the_processes_is_said_and_fewer_run(

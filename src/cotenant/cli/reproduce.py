@@ -20,7 +20,7 @@ if TYPE_CHECKING:  # numpy and the core load only when something is simulated
     from collections.abc import Iterator
 
     from cotenant.reproduction.running import Reproduced
-    from cotenant.reproduction.words import Paper
+    from cotenant.reproduction.words import Asked, Paper
 
 SEEDS = 5
 SEEDS_MAX = 100
@@ -68,6 +68,10 @@ def reproduce(
     jobs: Annotated[
         int, typer.Option(metavar="N", min=0, max=1024, help="Processes; 0: one for each core that may be used.")
     ] = 0,
+    keep: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Keep figures there as runs are done; take those that the same code kept."),
+    ] = None,
     report: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write a report, one HTML file that needs nothing else.")
     ] = None,
@@ -78,17 +82,19 @@ def reproduce(
     """Run a paper's comparison on public workloads, and set our figures beside the published ones.
 
     Each claim gets a verdict: exceeded, reached (within 2 % or one standard deviation), missed, or open where it was
-    not measured. Ctrl-C keeps what is done. docs/reproduction.md tells the method and every assumption.
+    not measured. Ctrl-C tells what is done, and with --keep the next run goes on from there. docs/reproduction.md has
+    the method and every assumption.
 
     \b
     Examples:
       cotenant reproduce coda --quick
-      cotenant reproduce philly --report philly.html
+      cotenant reproduce philly --report philly.html --keep report/kept
       cotenant reproduce twins      live, on two CPUs of this machine, beside the simulation
       cotenant reproduce all --quick --json > figures.json
     """
     from cotenant.reproduction.papers import NAMES
     from cotenant.reproduction.papers import paper as load
+    from cotenant.reproduction.words import Asked, Data
 
     if paper not in (*NAMES, ALL):
         raise usage(f"no paper is called {paper!r}", hint=f"there are {', '.join(NAMES)}, and all")
@@ -98,7 +104,8 @@ def reproduce(
     found: list[Reproduced] = []
     with _told(), stop_on_interrupt() as stop:
         for name in NAMES if paper == ALL else (paper,):
-            found.append(_run(load(name), quick, range(seed, seed + seeds), data, jobs, lambda: stop.asked))
+            asked = Asked(quick, tuple(range(seed, seed + seeds)), Data(data))
+            found.append(_run(load(name), asked, jobs, keep, lambda: stop.asked))
             if not (as_json or as_markdown):
                 _tell(found[-1])
             if stop.asked:
@@ -114,30 +121,27 @@ def reproduce(
         raise typer.Exit(ExitCode.INTERRUPTED)
 
 
-def _run(
-    paper: Paper, quick: bool, seeds: range, data: Path | None, jobs: int, stopped: Callable[[], bool]
-) -> Reproduced:
+def _run(paper: Paper, asked: Asked, jobs: int, keep: Path | None, stopped: Callable[[], bool]) -> Reproduced:
     from cotenant.reproduction.running import processes_for, reproduce
-    from cotenant.reproduction.words import Asked, Data
 
     processes, why = processes_for(jobs or len(os.sched_getaffinity(0)))
     if why:
         note(f"note: {why}")
     with Bar(f"{paper.name}: runs") as bar:
-        asked = Asked(quick, tuple(seeds), Data(data))
-        return reproduce(paper, asked, processes=processes, stopped=stopped, progress=bar.show)
+        return reproduce(paper, asked, processes=processes, keep=keep, stopped=stopped, progress=bar.show)
 
 
 @contextmanager
 def _told() -> Iterator[None]:
     """Put what a reproduction raises into the one error that a user is shown."""
+    from cotenant.reproduction.keeping import BadDirectory
     from cotenant.reproduction.running import CaseFailed
     from cotenant.reproduction.words import BadData
     from cotenant.simulator.traces import BadTrace
 
     try:
         yield
-    except (BadData, BadTrace) as error:
+    except (BadData, BadDirectory, BadTrace) as error:
         raise usage(str(error)) from error
     except CaseFailed as error:
         raise CommandError(str(error)) from error

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
+from pathlib import Path
 
 import psutil
 
-from cotenant.reproduction.words import Asked, BadData, Case, Done, Figures, Findings, Paper, Stopped
+from cotenant.reproduction.keeping import Kept, Ran
+from cotenant.reproduction.words import Asked, BadData, Case, Done, Findings, Paper, Stopped
 from cotenant.simulator.pool import Broken, workers
 from cotenant.simulator.traces import BadTrace
 
@@ -23,7 +26,10 @@ class CaseFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Reproduced:
-    """A paper with what was found; `complete` False: somebody stopped it, and the findings are of what was done."""
+    """A paper with what was found; `complete` False: somebody stopped it, and the findings are of what was done.
+
+    `kept`: how many cases were done in earlier runs. `processor_seconds` are those of all cases, these too.
+    """
 
     paper: Paper
     asked: Asked
@@ -31,6 +37,8 @@ class Reproduced:
     done: int
     of: int
     wall_seconds: float
+    processor_seconds: float = 0.0
+    kept: int = 0
 
     @property
     def complete(self) -> bool:
@@ -69,28 +77,35 @@ def reproduce(
     asked: Asked,
     *,
     processes: int = 1,
+    keep: Path | None = None,
     stopped: Stopped = lambda: False,
     progress: Progress = lambda done, of: None,
 ) -> Reproduced:
-    """Run a paper's cases, and conclude.
+    """Run a paper's cases, and conclude. `keep`: a directory where figures are kept from one run to the next.
 
     Raises:
         BadData: the data that was given cannot be used.
+        BadDirectory: figures cannot be kept there.
         CaseFailed: a case could not be run; no other is waited for.
     """
     begin = time.monotonic()
     asked.data.check()
-    cases = paper.cases(asked)
-    figures = _run(cases, processes, stopped, progress)
-    findings = paper.findings(asked, Done(figures))
-    return Reproduced(paper, asked, findings, len(figures), len(cases), time.monotonic() - begin)
+    cases, kept = paper.cases(asked), Kept(keep, paper.name, asked.data)
+    ran = {case.key: before for case in cases if (before := kept.of(case))}
+    known = len(ran)
+    progress(known, len(cases))
+    with closing(_run([case for case in cases if case.key not in ran], processes, stopped)) as answers:
+        for case, one in answers:
+            ran[case.key] = one
+            kept.keep(case, one)
+            progress(len(ran), len(cases))
+    findings = paper.findings(asked, Done({key: one.figures for key, one in ran.items()}))
+    processor_seconds = sum(one.processor_seconds for one in ran.values())
+    passed = time.monotonic() - begin
+    return Reproduced(paper, asked, findings, len(ran), len(cases), passed, processor_seconds, known)
 
 
-def _run(
-    cases: Sequence[Case], processes: int, stopped: Stopped, progress: Progress
-) -> dict[tuple[str, str, int], Figures]:
-    found: dict[tuple[str, str, int], Figures] = {}
-    progress(0, len(cases))
+def _run(cases: Sequence[Case], processes: int, stopped: Stopped) -> Generator[tuple[Case, Ran], None, None]:
     with workers(_done, min(processes, max(1, len(cases))), stopped) as answers:
         for case, answer in answers(deque(cases)):
             if isinstance(answer, _Failure) and answer.of_data:
@@ -98,15 +113,15 @@ def _run(
             if isinstance(answer, Broken | _Failure):
                 raise CaseFailed(f"{case}: {answer.why}")
             if answer is not None:
-                found[case.workload, case.arm, case.seed] = answer
-            progress(len(found), len(cases))
-    return found
+                yield case, answer
 
 
-def _done(case: Case, stopped: Stopped) -> Figures | _Failure | None:
+def _done(case: Case, stopped: Stopped) -> Ran | _Failure | None:
+    begin = time.process_time()
     try:
-        return case.work.run(stopped)
+        figures = case.work.run(stopped)
     except (BadData, BadTrace) as error:
         return _Failure(str(error), of_data=True)
     except Exception as error:  # a policy's, or a trace's: the case that it was is told where all are
         return _Failure(f"{type(error).__name__}: {error}")
+    return Ran(figures, time.process_time() - begin) if figures else None

@@ -53,10 +53,12 @@ def _ends(spread: Spread, unit: str) -> str:
 
 
 def ran(found: Reproduced) -> str:
-    """Say what was run for some findings, in a sentence, and whether it was cut short."""
+    """Say what was run for some findings, what it cost, and whether it was cut short, in a sentence."""
     what, seeds = "quick" if found.asked.quick else "full", ", ".join(map(str, found.asked.seeds))
+    before = f", {found.kept} of them kept from before" if found.kept else ""
+    spent = f"{found.wall_seconds:.0f} s, {found.processor_seconds:,.0f} s of processor{' in all' * bool(found.kept)}"
     cut = "" if found.complete else f"; cut short: {found.done} of {found.of} runs were done, and only they count"
-    return f"The {what} version: {found.done} runs with seeds {seeds} in {found.wall_seconds:.0f} s{cut}."
+    return f"The {what} version: {found.done} runs with seeds {seeds}{before}; {spent}{cut}."
 
 
 def written(cell: Cell, form: str) -> str:
@@ -86,7 +88,7 @@ def as_json(found: Reproduced) -> dict[str, Any]:
         "seeds": list(found.asked.seeds),
         "data": found.asked.data.directory is not None,
         "complete": found.complete,
-        "cases": {"done": found.done, "of": found.of},
+        "cases": {"done": found.done, "of": found.of, "kept": found.kept},
         "claims": [_measured_json(one) for one in found.findings.measured],
         "tables": [
             asdict(table) | {"rows": [list(map(_plain, row)) for row in table.rows]} for table in found.findings.tables
@@ -96,6 +98,7 @@ def as_json(found: Reproduced) -> dict[str, Any]:
         "unsaid": list(paper.unsaid),
         "versions": versions(),
         "wall_seconds": round(found.wall_seconds, 3),
+        "processor_seconds": round(found.processor_seconds, 3),
     }
 
 

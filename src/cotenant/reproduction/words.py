@@ -56,6 +56,9 @@ class Data:
         return path
 
 
+BUNDLED = Data()
+
+
 def table(path: Path, *columns: str) -> Iterator[dict[str, str]]:
     """Read a table with a heading line, row by row.
 
@@ -99,7 +102,7 @@ class Figures:
 
 
 class Work(Protocol):
-    """Work that another process can be given: it can be pickled, and the same work has the same figures."""
+    """Work that another process can be given: it can be pickled. What it is is in its `repr`, to be known again."""
 
     def run(self, stopped: Stopped) -> Figures | None:
         """Do it; None where it was stopped. What is raised ends the reproduction with the case's name."""
@@ -107,12 +110,18 @@ class Work(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One run of one arm on one workload with one seed."""
+    """One run of one arm on one workload with one seed. `repeatable` False: another time its figures are others."""
 
     workload: str
     arm: str
     seed: int
     work: Work
+    repeatable: bool = True
+
+    @property
+    def key(self) -> tuple[str, str, int]:
+        """What tells it from the paper's other cases."""
+        return self.workload, self.arm, self.seed
 
     def __str__(self) -> str:
         """Its name, for people."""

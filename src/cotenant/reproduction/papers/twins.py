@@ -293,7 +293,7 @@ class Twins:
         """Run each twin, with `quick` once."""
         seeds = asked.seeds[:1] if asked.quick else asked.seeds
         return [
-            Case(twin.name, "live", seed, LiveTwin(twin, seed))
+            Case(twin.name, "live", seed, LiveTwin(twin, seed), repeatable=False)
             for seed in seeds
             for twin in twins(1.0 if asked.quick else 2.0)
         ]
