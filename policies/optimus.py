@@ -9,7 +9,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from cotenant.core.policy import Order
-from cotenant.core.queueing.service import CROSSING_SECONDS, attained_at, demands_of, dominant_share
+from cotenant.core.queueing.service import (
+    CROSSING_SECONDS,
+    attained_at,
+    demands_of,
+    dominant_share,
+    soonest,
+    unpredictable,
+)
 from cotenant.core.queueing.shortest import Unknown, bad_quantum, shortest_first
 from cotenant.core.table import Floats, Jobs
 from cotenant.core.validate import Violation
@@ -25,7 +32,8 @@ class Optimus:
     its resources, so its gain is 1 / (remaining time × dominant share), and the highest goes first. How many workers
     and servers a job has, the heart of the paper, is not decided here.
 
-    Between two looks nothing is taken away for those who came since: they get what is free.
+    Between two looks nothing is taken away for those who came since: they get what is free. A look is passed over where
+    nobody came and nobody who runs can have fallen back: those who run only come nearer to their end.
 
     A job of which nothing is known, and one that has outlived its prediction, is treated as `unknown` says; Optimus
     itself takes all jobs for predictable.
@@ -79,8 +87,18 @@ class Optimus:
             then, dominant_share(demands, capacity), self.options.unknown, self.options.quantum_seconds
         )
         came_since = jobs.arrival_seconds > look + CROSSING_SECONDS
-        changes = bool(jobs.running.any() or came_since.any())
-        return Order(order.level + 2 * came_since, order.score, look + interval - now if changes else math.inf)
+        changes_seconds = 0.0 if came_since.any() else _changes_in(then, order)
+        look_then = look + interval * np.maximum(1.0, np.ceil((changes_seconds - CROSSING_SECONDS) / interval))
+        return Order(order.level + 2 * came_since, order.score, float(look_then) - now)
+
+
+def _changes_in(then: Jobs, order: Order) -> float:
+    """Say when somebody who runs may fall back, in seconds from a look; until then looks find the same ahead.
+
+    Those who run and whose end is foreseen only come nearer to it, until one outlives what was foreseen.
+    """
+    rest = then.remaining_seconds[then.running & ~unpredictable(then)]
+    return min(order.valid_seconds, soonest(rest))
 
 
 def _at(jobs: Jobs, now: float, look: float) -> Jobs:

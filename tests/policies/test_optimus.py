@@ -39,8 +39,31 @@ def test_a_look_holds_until_the_next() -> None:
     table.start("r", LOOK)
     assert ranked(table, LOOK + 599) == "wr"  # though the running one would be done earlier by now
     assert ranked(table, LOOK + 600) == "rw"
-    jobs = table.jobs(LOOK + 599)
-    assert Optimus().order(jobs, LOOK + 599).valid_seconds == pytest.approx(1.0)
+
+
+def valid_seconds(table: JobTable, now: float) -> float:
+    return Optimus().order(table.jobs(now), now).valid_seconds
+
+
+def test_looks_are_passed_over_at_which_those_who_run_can_only_have_come_nearer_to_their_end() -> None:
+    table = table_of(("r", 0, 2, 2, 1000), ("w", 0, 2, 2, 900))
+    table.start("r", LOOK)
+    assert valid_seconds(table, LOOK + 599) == pytest.approx(601.0)  # it is to end at 1,000 s, and falls back if not
+    table.update("r", predicted_seconds=1200.0)
+    assert valid_seconds(table, LOOK + 599) == pytest.approx(601.0)
+
+
+def test_a_job_of_unknown_length_falls_back_at_the_look_after_more_is_expected_of_it() -> None:
+    table = table_of(("u", 0, 2, 2, math.nan), ("w", 0, 2, 2, 900))
+    table.start("u", LOOK)
+    assert valid_seconds(table, LOOK) == pytest.approx(600.0)  # at 60 s
+    assert valid_seconds(table, LOOK + 700) == pytest.approx(500.0)  # at 960 s
+    assert valid_seconds(table, LOOK + 1300) == pytest.approx(1100.0)  # at 1,920 s
+    assert valid_seconds(table, LOOK + 2500) == pytest.approx(1700.0)  # at 3,840 s
+
+
+def test_who_came_since_is_looked_at_next() -> None:
+    assert valid_seconds(table_of(("n", LOOK + 5, 1, 1, 10)), LOOK + 10) == pytest.approx(590.0)
 
 
 def test_who_came_since_the_look_waits_for_the_next() -> None:

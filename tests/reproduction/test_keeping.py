@@ -91,7 +91,7 @@ def test_other_code_takes_nothing_and_what_it_leaves_is_there_for_the_old(
 
 
 def test_the_code_is_that_which_simulates_and_what_is_bundled(tmp_path: Path) -> None:
-    rooms = [Path(keeping.cotenant.__file__).parent / room for room in keeping.ROOMS]
+    rooms = [Path(keeping.__file__).parent.parent / room for room in keeping.ROOMS]
     seen = {path.name for room in rooms for path in keeping._files(room)}
     assert {"cycle.py", "borda_mlfq.py", "engine.py", "coda.py", "philly_two.csv"} <= seen
 

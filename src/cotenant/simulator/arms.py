@@ -248,6 +248,7 @@ class Learner(Told):
         super().__init__(count)
         self._shapes = shapes
         self._chain = Chain(predictors, _failed)
+        self._asked: dict[str, tuple[int | None, Query]] = {}  # the last question about each job, and its θ
 
     def submitted(self, sequence: int, job: TraceJob) -> Estimate:
         """Ask the predictors once.
@@ -261,18 +262,22 @@ class Learner(Told):
         return estimate
 
     def _ask(self, job: TraceJob, cores_useful: int | None) -> Estimate:
+        before = self._asked.get(job.id)
+        if before is None or before[0] != cores_useful:
+            before = self._asked[job.id] = cores_useful, self._question(job, cores_useful)
+        return self._chain.estimate(before[1])
+
+    def _question(self, job: TraceJob, cores_useful: int | None) -> Query:
         spec = job.spec()
-        return self._chain.estimate(
-            Query(
-                job.tenant,
-                job.model,
-                spec.name,
-                spec.gpu_milli,
-                spec.replicas,
-                candidates=standard(spec, self._shapes, cores_useful),
-                qos=spec.qos,
-                submission=_submission(job),
-            )
+        return Query(
+            job.tenant,
+            job.model,
+            spec.name,
+            spec.gpu_milli,
+            spec.replicas,
+            candidates=standard(spec, self._shapes, cores_useful),
+            qos=spec.qos,
+            submission=_submission(job),
         )
 
     def takes(self, sequence: int, total_seconds: float) -> None:
@@ -306,6 +311,7 @@ class Learner(Told):
     def finished(self, job: TraceJob, run_seconds: float, now: float, *, passed: bool = True) -> None:
         """Show the predictors how long the job ran; where that makes it time to learn, learn at once."""
         spec = job.spec()
+        self._asked.pop(job.id, None)
         ended = Observation(
             job.tenant,
             job.model,

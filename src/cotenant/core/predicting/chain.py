@@ -40,6 +40,7 @@ class Chain:
         if twice := [name for name, count in Counter(names).items() if count > 1]:
             raise ValueError(f"the predictor {twice[0]!r} is named twice")
         self._predictors = tuple(predictors)
+        self._many = {one.name: one for one in predictors if isinstance(one, EstimatesMany)}  # slow to find out
         self._failed = failed
         self._combined: dict[tuple[int, ...], tuple[Query, Sequence[Told], Estimate]] = {}
         self._checked: dict[tuple[int, int], Estimate] = {}  # known by their identity, and kept, too
@@ -97,10 +98,11 @@ class Chain:
 
     def _ask_many(self, predictor: Predictor, queries: Sequence[Query]) -> Sequence[Estimate | None]:
         """Ask about all at once where the predictor can; where that fails, or it cannot, one by one."""
-        if not isinstance(predictor, EstimatesMany) or not queries:
+        many = self._many.get(predictor.name)
+        if many is None or not queries:
             return [self._ask(predictor, query) for query in queries]
         try:
-            estimates = predictor.estimate_many(queries)
+            estimates = many.estimate_many(queries)
             return [self._sound(predictor, one, query) for one, query in zip(estimates, queries, strict=True)]
         except Exception as error:  # whatever a stranger's predictor does
             self._failed(predictor, f"estimate_many: {type(error).__name__}: {error}")

@@ -56,18 +56,25 @@ def held_by(directive: Directive, cores: int, tasks: int, demand: float, peak: f
     return Held(throttle, steady(min(1.0, of_cores, of_bandwidth)))
 
 
-@dataclass(frozen=True, slots=True)
 class Noise:
-    """Noise of measured rates: a normal factor for each run and time, the same in whatever order they are asked for."""
+    """Noise of measured rates: a normal factor for each run and time, the same in whatever order they are asked for.
 
-    seed: int
-    spread: float  # standard deviation, relative to the rate
+    `spread` is the standard deviation, relative to the rate.
+    """
+
+    def __init__(self, seed: int, spread: float) -> None:
+        self.spread = spread
+        self._seeded = _mixed(seed ^ NOISE_STREAM << 56)
+        self._of_run: dict[int, tuple[int, int]] = {}  # by sequence: the run that was asked about last, and its state
 
     def factor(self, sequence: int, run: int, now: float) -> float:
         """Tell what a rate is multiplied with where it is measured; never below 0."""
         if not self.spread:
             return 1.0
-        state = _mixed(_mixed(_mixed(_mixed(self.seed ^ NOISE_STREAM << 56) ^ sequence) ^ run) ^ round(now * 1000))
+        known = self._of_run.get(sequence)
+        if known is None or known[0] != run:
+            known = self._of_run[sequence] = run, _mixed(_mixed(self._seeded ^ sequence) ^ run)
+        state = _mixed(known[1] ^ round(now * 1000))
         first, second = (state >> 32) + 1, _mixed(state) >> 32
         normal = math.sqrt(-2 * math.log(first / 2**32)) * math.cos(2 * math.pi * second / 2**32)
         return max(0.0, steady(1 + self.spread * normal))
