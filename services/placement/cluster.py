@@ -269,13 +269,15 @@ class Cluster:
         there = all(node and node.connected and not node.strained for node in nodes)
         return there and not any(live.ended_on(node_id) for node_id in live.nodes)
 
-    def headroom(self) -> Headroom:
-        """Count the cores that tenants with limits hold for good: while they change, as many as before or after."""
-        room = self.limits.copy()
+    def headroom(self, limits: Headroom) -> Headroom:
+        """Count what tenants with limits hold for good: of cores that change, as many as before or after."""
+        room = limits.copy()
         for live in self.attempts.values() if room else ():
-            if live.record.spec.tenant in room.bound and not live.state.ended:
+            spec = live.record.spec
+            if spec.tenant in room.bound and not live.state.ended:
+                milli = sum(role.replicas * role.resources.gpu_milli for role in spec.roles)
                 cores = max(sum(part.own_cores for part in parts) for parts in (live.allocation, live.target))
-                room.take(live.record.spec.tenant, 0, cores)
+                room.take(spec.tenant, milli, cores)
         return room
 
     def master_port(self, node_id: str) -> int:

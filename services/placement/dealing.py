@@ -93,7 +93,7 @@ class Dealing:
         free = self._free(seats)
         parties = [self._ask(allocator, live, followed, free) for live, followed in seats]
         try:
-            hands = deal(parties, free, allocator.weight, self._cluster.headroom())
+            hands = deal(parties, free, allocator.weight, self._cluster.headroom(self._cluster.limits))
         except Exception:
             log.exception("resizing_failed", allocator=self._name)
             return

@@ -22,8 +22,10 @@ from cotenant.core.queueing import cycle
 from cotenant.core.queueing.reservations import NO_RESERVING, Reserving
 from cotenant.core.refusals import Code, Refusal, plural, policy_failed
 from cotenant.core.scenes import NOBODY, Scene
+from cotenant.core.tenancy import Headroom
 from cotenant.rpc import refusals as refusals_on_the_wire
 from cotenant.rpc import translate
+from cotenant.rpc.tenants import tenant_of
 from cotenant.services.placement import lending
 from cotenant.services.placement.asking import Informed, gang_of, heeding
 from cotenant.services.placement.cluster import Cluster
@@ -61,7 +63,8 @@ def plan(
     """Run the core's `place` over the candidates; nothing is held afterwards.
 
     `informed` adds to an estimate what is remembered of jobs like the candidate. Candidates to whom a place is
-    `promised` get that one, before all others; nobody else gets it.
+    `promised` get that one, before all others; nobody else gets it. No tenant's limit is passed: the queue counts an
+    open number of cores as one a replica, and here is known how many they are.
     """
 
     def broken(gang: Gang, error: Exception) -> Refusal:
@@ -91,6 +94,9 @@ def plan(
             if job_id in promised
         ]
         now = {start.gang.job_id for start in due if not start.needs_room}
+        headroom = cluster.headroom(Headroom(map(tenant_of, request.tenants)))
+        for gang in (start.gang for start in due if not start.needs_room):
+            headroom.take(gang.tenant, gang.gpu_milli, gang.cores)
         outcome = cycle.place(
             gangs,
             ledger,
@@ -100,6 +106,7 @@ def plan(
             leaving=cluster.leaving(),
             promised=[one for job_id, start in promised.items() if job_id not in now for one in start.holdings],
             strict=request.strict,
+            headroom=headroom,
             scene=scene,
             reserving=reserving_of(request),
             on_broken=broken,
@@ -113,6 +120,7 @@ def victim_of(cluster: Cluster, live: Live, told: placement_pb2.Victim, ahead: i
         live.key[0],
         cluster.firm(live),
         ahead,
+        live.record.spec.tenant,
         standing=told.standing if told.HasField("standing") else None,
         stop_cost_seconds=STOP_COSTS.of(time.time() - since_seconds(live)) if told.HasField("standing") else 0.0,
     )

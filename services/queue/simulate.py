@@ -10,7 +10,7 @@ from cotenant.core.pre_runs import in_words
 from cotenant.core.refusals import Code, Refusal, about, outranked
 from cotenant.rpc import refusals, translate
 from cotenant.services.queue import outlook
-from cotenant.services.queue.quotas import asked_by, headroom_of
+from cotenant.services.queue.quotas import asked_by, headroom_of, limited
 from cotenant.services.queue.records import Record
 from cotenant.services.queue.scheduler import Ranking, Scheduler, candidate_of, new_request
 from cotenant.services.queue.state import State
@@ -67,6 +67,7 @@ def _plan(
     now, config = time.time(), scheduler.config
     plan = new_request(config)
     plan.validate_only = True
+    plan.tenants.extend(limited(state))
     before = 0
     ahead_of: list[int] = []  # by place among the starts, candidates before it
     for one in _up_to_the_last(state, ranking, asked, answers):

@@ -9,9 +9,11 @@ from functools import partial
 import grpc
 import pytest
 from google.protobuf.field_mask_pb2 import FieldMask
-from tests.services.mesh import Mesh, again, eventually, reason, running
+from tests.services.mesh import Mesh, again, eventually, reason, running, spec
 
 from cotenant.rpc.errors import from_error
+from cotenant.services.placement.server import PlacementConfig
+from cotenant.v1 import job_service_pb2
 from cotenant.v1 import tenant_service_pb2 as pb
 
 
@@ -175,3 +177,19 @@ async def test_tenants_belong_to_others_whose_use_counts_theirs(mesh: Mesh) -> N
     used = (await mesh.tenants.GetTenant(pb.GetTenantRequest(id="dept"))).tenant
     assert used.used_gpu_milli == 1000
     assert child.parent == "dept"
+
+
+async def test_cores_that_an_allocator_decides_on_are_within_the_limit_before_a_job_starts() -> None:
+    async with running(placement_config=PlacementConfig(allocator="proportional")) as mesh:
+        await made(mesh, "dept", limit_cores=4)
+        await made(mesh, "group", parent="dept")
+        agent = await mesh.agent("n1", gpus=8, cores=24)
+        first, second = await mesh.submit(tenant="group"), await mesh.submit(tenant="group")
+        await mesh.reach(first, "RUNNING")
+        told = (await mesh.refused(second, "QUOTA")).refusal.detail
+        assert told == "tenant dept, to which group belongs, would hold 6 cores of at most 4"
+        await mesh.reach(await mesh.submit(tenant="free"), "RUNNING")
+        what_if = await mesh.jobs.SimulateJob(job_service_pb2.SimulateJobRequest(spec=spec(tenant="group")))
+        assert (what_if.starts_now, what_if.refusal.code) == (False, "QUOTA")
+        agent.finish((first, 1))
+        await mesh.reach(second, "RUNNING")
