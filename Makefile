@@ -18,7 +18,7 @@ APART := tests/core tests/policies tests/contract tests/simulation tests/service
 APART += tests/fuzz tests/benchmarks tests/reproduction tests/integrations tests/transcripts tests/replicas
 APART += $(wildcard tests/test_*.py)
 
-.PHONY: help setup test fuzz test-vm test-images operations tests lint bench docs reproduce demo clean
+.PHONY: help setup test fuzz chaos test-vm test-images operations tests lint bench docs reproduce demo clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 16
@@ -44,6 +44,10 @@ endif
 fuzz: $(STAMP) ## bad inputs to everything that reads others' (ARGS="--inputs 1000000", --only, --seed, --keep DIR)
 	@printf '\n── fuzzing\n'
 	@python -m tests.fuzz $(ARGS)
+
+chaos: $(STAMP) ## kills, partitions and worse to a mesh of real processes, as root (ARGS="--steps 1000 --seed 7 --keep DIR")
+	@printf '\n── chaos\n'
+	@python -m tests.chaos $(ARGS)
 
 test-vm: $(STAMP) ## the node agent's tests on other machines, under QEMU (ARGS="-k numa" for some)
 	@printf '\n── machines\n'

@@ -1,7 +1,8 @@
 """A mesh of real processes that may be killed at any moment, the jobs that it runs, and what is recorded of them.
 
 Each job takes a lock on each core and GPU that it was given and on its own place in its gang, and leaves a daemon
-behind that inherits the locks: the kernel itself then says if anything was owned twice, or outlived its attempt.
+behind that inherits the locks: the kernel itself then says if anything was owned twice, or outlived its attempt. Told
+that nodes are machines `apart`, it names the locks after them.
 """
 
 from __future__ import annotations
@@ -40,13 +41,15 @@ GPUS_PER_NODE = 2
 JOB = """
 import fcntl, os, subprocess, sys, time
 directory, seconds, daemon = sys.argv[1], float(sys.argv[2]), sys.argv[3] == "daemon"
+where = [os.uname().nodename] if "apart" in sys.argv else []
+node = "".join(name + "-" for name in where)
 job, attempt, rank = (os.environ[name] for name in ("COTENANT_JOB_ID", "COTENANT_ATTEMPT", "RANK"))
 def say(*words):
     journal = os.open(directory + "/journal", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-    os.write(journal, (" ".join([*words, job, attempt, rank]) + "\\n").encode())
+    os.write(journal, (" ".join([*words, job, attempt, rank, *where]) + "\\n").encode())
     os.close(journal)
-cores = ["core-" + core for core in os.environ["COTENANT_CORES"].split(",") if core]
-gpus = [gpu for gpu in os.environ["CUDA_VISIBLE_DEVICES"].split(",") if gpu]
+cores = [node + "core-" + core for core in os.environ["COTENANT_CORES"].split(",") if core]
+gpus = [node + gpu for gpu in os.environ["CUDA_VISIBLE_DEVICES"].split(",") if gpu]
 for what in [*cores, *gpus, "job-" + job + "-" + rank]:
     lock = os.open(directory + "/held/" + what, os.O_RDWR | os.O_CREAT, 0o600)
     os.set_inheritable(lock, True)

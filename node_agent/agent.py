@@ -18,6 +18,8 @@ from random import Random
 import structlog
 
 from cotenant import plugins
+from cotenant.history.events import Came, Over
+from cotenant.history.recording import record
 from cotenant.node_agent.bandwidth import NodeBandwidth
 from cotenant.node_agent.contention_link import ContentionLink
 from cotenant.node_agent.fence import Fence
@@ -128,7 +130,7 @@ class Agent:
     async def _serve(self, inventory: resources_pb2.Inventory, stop: asyncio.Event) -> None:
         config = self._config
         runtime: Runtime = self._runtime or plugins.load("cotenant.runtimes", config.runtime)
-        fence = Fence(config.state_dir / "fence.jsonl")
+        fence = Fence(config.state_dir / "fence.jsonl", config.node_id)
         progress = ProgressReader(socket_directory(config.state_dir), self._tell_progress)
         profiles = Profiles(runtime, progress, lambda report: self._link.report_profile(report))
         bandwidth = NodeBandwidth.open(config.memory_bandwidth_peak)
@@ -161,6 +163,7 @@ class Agent:
             await health.open()
             for found in await runtime.open(self._context(inventory), self._changed):
                 orders.take_up(found)
+                self._record_end(found.status)
             throttling.take_up()
             inventory.not_enforced.extend(runtime.not_enforced())
             self._background.start(health.run())
@@ -253,6 +256,7 @@ class Agent:
         """Whether to obey; an older leader than one that was seen is not obeyed."""
         if self._fence.raise_term(welcome.term):
             self._background.start(self._persist_term())
+            record(Came(self._config.node_id))
             return True
         log.error("old_term_refused", term=welcome.term, seen=self._fence.term, remedy=self._fence.remedy)
         return False
@@ -288,9 +292,14 @@ class Agent:
 
     def _changed(self, status: Status) -> None:
         """The runtime tells of an attempt."""
+        self._record_end(status)
         self._orders.changed(status)
         if status.ended:
             self._throttling.ended(status.key)
+
+    def _record_end(self, status: Status) -> None:
+        if status.ended:
+            record(Over(self._config.node_id, status.key.job_id, status.key.number))
 
     def _is_running(self, key: AttemptKey) -> bool:
         attempt = self._orders.attempts.get(key)

@@ -9,6 +9,9 @@ from pathlib import Path
 
 import structlog
 
+from cotenant.history.events import Told, Welcomed
+from cotenant.history.recording import record
+
 log = structlog.get_logger()
 
 JOBS_MAX = 10_000
@@ -21,8 +24,8 @@ class Fence:
     disk when `flush` has returned.
     """
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, path: Path, node_id: str = "") -> None:
+        self._path, self._node_id = path, node_id
         self._pending: list[str] = []
         self._writing = asyncio.Lock()
         self.term = 0
@@ -71,6 +74,8 @@ class Fence:
         if term > self.term:
             self.term = term
             self._pending.append(_term_line(term))
+        if term == self.term:
+            record(Welcomed(self._node_id, term))
         return term == self.term
 
     def raise_epoch(self, job_id: str, epoch: int) -> bool:
@@ -78,6 +83,7 @@ class Fence:
         if epoch > self.epoch_of(job_id):
             self._raise(job_id, epoch)
             self._pending.append(_epoch_line(job_id, epoch))
+        record(Told(self._node_id, job_id, epoch))
         return epoch == self.epoch_of(job_id)
 
     def _raise(self, job_id: str, epoch: int) -> None:

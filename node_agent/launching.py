@@ -10,6 +10,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from cotenant.history.events import Began
+from cotenant.history.recording import record
+from cotenant.history.stored import holds_of
 from cotenant.node_agent.attempt_directory import SUPERVISOR_LOG, AttemptDirectory
 from cotenant.node_agent.cgroups import Group, GroupError, read_text
 from cotenant.node_agent.checks import command_of, warning_signal_of
@@ -97,11 +100,17 @@ def launch(
         if group is not None:
             make_groups(group, assignment, surroundings)
         directory.write_spec(supervisor_spec(surroundings, directory, assignment, group, progress_path, user))
+        record(_begins(assignment))
         return start_supervisor(directory)
     except (OSError, GroupError, NoUser) as error:
         if group is not None:
             group.remove(patience_seconds=0)
         raise CannotLaunch(str(error)) from error
+
+
+def _begins(assignment: node_service_pb2.Assignment) -> Began:
+    held = assignment.allocation
+    return Began(held.node_id, assignment.job_id, assignment.number, assignment.epoch, holds_of([held]))
 
 
 def check_working_directory(path: str) -> None:

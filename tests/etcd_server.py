@@ -45,7 +45,15 @@ class EtcdServer:
     """One etcd process and its data directory, which outlives it."""
 
     def __init__(
-        self, directory: Path, *, name: str = "etcd", arguments: Sequence[str] = (), scheme: str = "http"
+        self,
+        directory: Path,
+        *,
+        name: str = "etcd",
+        arguments: Sequence[str] = (),
+        scheme: str = "http",
+        host: str = "127.0.0.1",
+        prefix: Sequence[str] = (),
+        log: Path | None = None,
     ) -> None:
         self.name = name
         self.client_port, self.peer_port = free_ports(2)  # the former may be changed while it is down
@@ -53,12 +61,14 @@ class EtcdServer:
         self._directory = directory
         self._arguments = arguments
         self._scheme = scheme  # of clients
+        self._host, self._prefix = host, tuple(prefix)  # before the command, where it is to run elsewhere
+        self._log = log or directory / f"{name}.log"
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
     def endpoint(self) -> str:
         """Say where clients reach it, as host:port."""
-        return f"127.0.0.1:{self.client_port}"
+        return f"{self._host}:{self.client_port}"
 
     @property
     def url(self) -> str:
@@ -68,7 +78,7 @@ class EtcdServer:
     @property
     def peer_url(self) -> str:
         """Say where the other members reach it."""
-        return f"http://127.0.0.1:{self.peer_port}"
+        return f"http://{self._host}:{self.peer_port}"
 
     @property
     def pid(self) -> int:
@@ -83,6 +93,7 @@ class EtcdServer:
         assert binary, "there is no etcd here"
         client_url = f"{self._scheme}://{self.endpoint}"
         command = [
+            *self._prefix,
             binary,
             f"--name={self.name}",
             f"--data-dir={self._directory / self.name}",
@@ -110,7 +121,7 @@ class EtcdServer:
             time.sleep(POLL_SECONDS)
 
     def _is_healthy(self) -> bool:
-        connection = http.client.HTTPConnection("127.0.0.1", self.client_port, timeout=1.0)
+        connection = http.client.HTTPConnection(self._host, self.client_port, timeout=1.0)
         try:
             connection.request("GET", "/health")
             return bool(json.load(connection.getresponse())["health"] == "true")
@@ -119,9 +130,9 @@ class EtcdServer:
         finally:
             connection.close()
 
-    @property
-    def _log(self) -> Path:
-        return self._directory / f"{self.name}.log"
+    def ended(self) -> bool:
+        """Whether it has ended, by itself or not."""
+        return self._process is None or self._process.poll() is not None
 
     def kill(self) -> None:
         """End it as a power cut would: with SIGKILL, at once. No error where it is down already."""

@@ -122,6 +122,14 @@ class Serving:
         self._process.kill()
         self._process.wait()
 
+    def freeze(self) -> None:
+        """Stop it, while its connections stay open."""
+        self._process.send_signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """Let it go on where it was stopped."""
+        self._process.send_signal(signal.SIGCONT)
+
     def terminate(self) -> int:
         """Ask it to end, and return its exit code."""
         self._process.send_signal(signal.SIGTERM)

@@ -28,13 +28,17 @@ def processes_of(directory: Path) -> dict[int, str]:
 def groups_of(job_ids: Iterable[str]) -> list[Path]:
     """All control groups of attempts of these jobs."""
     wanted = set(job_ids)
+    return [group for group in _groups("*/*-*/") if group.name.rpartition("-")[0] in wanted]
+
+
+def groups_of_nodes(beginning: str) -> list[Path]:
+    """All control groups of nodes whose ids begin so."""
+    return _groups(f"{beginning}*/")
+
+
+def _groups(pattern: str) -> list[Path]:
     tops = {Path(place) / "cotenant" for mount in find_mounts() for place in (mount.root, mount.own)}
-    return [
-        group
-        for top in sorted(tops)
-        for group in (top.glob("*/*-*/") if top.is_dir() else ())
-        if group.name.rpartition("-")[0] in wanted
-    ]
+    return [group for top in sorted(tops) for group in (top.glob(pattern) if top.is_dir() else ())]
 
 
 def end(pids: Iterable[int]) -> None:

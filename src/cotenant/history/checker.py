@@ -100,6 +100,9 @@ class Checker:
         self._owners: Counter[Thing] = Counter()
         self._requests: dict[str, str] = {}
         self._acknowledged: dict[str, str] = {}
+        self._dropped: dict[
+            str, str
+        ] = {}  # jobs that had not ended: an array of which not all was kept, and nobody told
         self._leaders: dict[str, list[tuple[int, str]]] = defaultdict(list)  # by service: since when who
         self._wrote: list[tuple[int, Wrote]] = []
         self._committed: dict[tuple[str, int, int], Holds] = {}  # by attempt and epoch
@@ -147,13 +150,15 @@ class Checker:
         for request_id, job_id in self._acknowledged.items():
             if job_id not in self.jobs:
                 self._break(Rule.LOST, f"{job_id}, acknowledged for {request_id}, was never kept")
+            elif job_id in self._dropped:
+                self._break(Rule.LOST, f"{self._dropped[job_id]} was forgotten, which {request_id} was answered with")
             elif settled and self.jobs[job_id].phase not in ENDED:
                 self._break(Rule.LOST, f"{job_id}, acknowledged for {request_id}, has not ended")
         for place, wrote in self._wrote:
             self._check_term(place, wrote)
         if settled:
             made = set(self._acknowledged.values())
-            for job_id in self.jobs.keys() - made:
+            for job_id in self.jobs.keys() - made - self._dropped.keys():
                 self._break(Rule.ONCE, f"{job_id} was kept, and no request was answered with it")
             for attempt in self.live.values():
                 self._break(Rule.LIFE, f"{attempt.job_id}/{attempt.number} still holds something")
@@ -183,7 +188,7 @@ class Checker:
             case JobGone():
                 known = self.jobs.get(change.job_id)
                 if known and known.phase not in ENDED:
-                    self._break(Rule.LOST, f"at {commit.revision} {change.job_id} was forgotten while {known.phase}")
+                    self._dropped.setdefault(change.job_id, f"at {commit.revision} {change.job_id} {known.phase}")
             case AttemptPut():
                 self._put_attempt(change, commit, touched)
             case AttemptGone():

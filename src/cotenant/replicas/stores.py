@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 
+from cotenant.history.events import Wrote
+from cotenant.history.recording import record
 from cotenant.replicas.mirror import Mirror
 from cotenant.replicas.tenure import Tenure
 from cotenant.store.port import (
@@ -85,6 +87,8 @@ class FencedStore(Through):
             if entry is None or entry.mod_revision != fence.mod_revision:
                 self._tenure.lose(f"the key {fence.key} has changed since term {fence.mod_revision}")
                 raise NotLeader(f"another process leads now; term {fence.mod_revision} is over")
+        else:
+            record(Wrote(result.revision, fence.key.partition("/")[0], self._tenure.identity))
         return result
 
 

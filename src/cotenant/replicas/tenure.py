@@ -54,6 +54,10 @@ class Tenure(Protocol):
     """What a leader knows of its office."""
 
     @property
+    def identity(self) -> str:
+        """The name of this office's holder, which no other has."""
+
+    @property
     def fence(self) -> Compare:
         """What every transaction compares, so that it is refused once another leads."""
 

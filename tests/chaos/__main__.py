@@ -1,0 +1,85 @@
+"""Runs a mesh of real processes in trouble: `make chaos ARGS="--steps 1000 --seed 7 --keep DIR"`.
+
+Three members of etcd, two processes of each service and five agents, each on a machine of its own (namespaces of the
+kernel, so that it takes root), under users who submit and cancel jobs. What goes wrong, and when, is drawn from the
+seed. Now and then everything is mended; once all jobs have ended, what was recorded is judged.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import random
+import shutil
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from tests.chaos import driver, machines
+from tests.end_to_end import remains
+from tests.etcd_server import etcd_binary
+
+STEPS, REST_EVERY = 60, 20
+WRONG_SHOWN = 20
+INIT = "--init"  # the first process of the namespaces
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run, or say why that cannot be done here; 1 where something was wrong."""
+    parser = argparse.ArgumentParser(prog="make chaos", description=__doc__)
+    parser.add_argument("--steps", type=int, default=STEPS, help=f"how many faults; {STEPS}")
+    parser.add_argument("--seed", type=int, help="repeats a plan; by default another each time")
+    parser.add_argument("--rest-every", type=int, default=REST_EVERY, help=f"judge after so many steps; {REST_EVERY}")
+    parser.add_argument("--keep", type=Path, help="a directory for logs and what was recorded")
+    parser.add_argument("--broken", default="", help="a build that is broken on purpose, to see that it is found out")
+    parser.add_argument("--json", type=Path, help="a file for what came of it")
+    told = parser.parse_args(arguments)
+    if why := machines.missing() or ("" if etcd_binary() else "there is no etcd: apt install etcd-server"):
+        print(f"no chaos here: {why}", file=sys.stderr)
+        return 0
+    if directory := machines.entered():
+        return _run(told, directory)
+    directory = Path(tempfile.mkdtemp(prefix="chaos-"))
+    try:
+        return machines.run_inside([sys.executable, "-m", "tests.chaos", INIT, *arguments], directory)
+    finally:
+        if told.keep:
+            told.keep.mkdir(parents=True, exist_ok=True)
+            for path in (*directory.glob("logs/*"), *(path for path in directory.iterdir() if path.is_file())):
+                shutil.copy(path, told.keep)
+        remains.remove(remains.groups_of_nodes(directory.name))
+        shutil.rmtree(directory)
+
+
+def _run(told: argparse.Namespace, directory: Path) -> int:
+    seed = random.SystemRandom().randrange(10**6) if told.seed is None else told.seed
+    print(f"seed {seed}, {told.steps} steps", flush=True)
+    say = functools.partial(print, flush=True)
+    outcome = driver.run(directory, seed, told.steps, told.rest_every, say, told.broken)
+    _print(outcome)
+    if told.json:
+        told.json.write_text(json.dumps(vars(outcome)))
+    return int(bool(outcome.wrong))
+
+
+def _print(outcome: driver.Told) -> None:
+    faults = ", ".join(f"{count} × {fault}" for fault, count in sorted(outcome.faults.items()))
+    rest = f"{outcome.settling_seconds:.0f} s of it at rest"
+    print(f"{outcome.steps} steps in {outcome.seconds:.0f} s ({rest}): {faults}")
+    print(
+        f"{outcome.jobs} jobs, {outcome.attempts} attempts, {outcome.commits} commits, {outcome.edges} other events, "
+        f"{outcome.starts} starts of parts, {outcome.kills} kills in attempts, {outcome.garbled} frames garbled"
+    )
+    print(f"calls that failed, and were made again: {outcome.refusals}")
+    for what in outcome.wrong[:WRONG_SHOWN]:
+        print(f"wrong: {what}")
+    if outcome.wrong:
+        print(f"{len(outcome.wrong)} things were wrong; again: make chaos ARGS='--seed {outcome.seed}'")
+
+
+if __name__ == "__main__":
+    if machines.entered() and sys.argv[1:2] == [INIT]:
+        sys.exit(machines.be_init([sys.executable, "-m", "tests.chaos", *sys.argv[2:]]))
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,167 @@
+"""Delays and garbles packets between parts, in a process of ours: the kernel queues them here and waits for a verdict.
+
+Theory of operation. A rule of the router sends what passes from one part to another to a queue of netfilter's
+(`NFQUEUE`), whose number names the wire. Each packet waits here for its time and is then let go. Delays are each
+packet's own, so that packets overtake each other. What is to be garbled gets another head of its first HTTP/2 frame,
+with a length that no receiver takes and a right checksum, so that TCP delivers it: bytes that only an application can
+refuse. Other bytes are left alone, for no part could know them to be wrong without TLS. Loss, and packets that do not
+pass at all, are rules of the router and do not come here.
+
+The messages are those of the kernel's include/uapi/linux/netfilter/nfnetlink_queue.h.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import heapq
+import select
+import socket
+import struct
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from random import Random
+
+NETLINK_NETFILTER, SUBSYSTEM = 12, 3 << 8
+PACKET, VERDICT, CONFIG = SUBSYSTEM, SUBSYSTEM | 1, SUBSYSTEM | 2
+PACKET_HEADER, VERDICT_HEADER, PAYLOAD = 1, 2, 10
+COMMAND, PARAMETERS, LENGTH_MAX = 1, 2, 3
+BIND, COPY_PACKET, ACCEPT = 1, 2, 1
+REQUEST = 1
+BYTES_MAX, QUEUE_MAX = 65_535, 4096
+FRAME_HEAD = 9
+FRAME_TYPES, FRAME_BYTES_MAX = 9, 1 << 24
+BROKEN_HEAD = b"\xff\xff\xff\x00\xff\x00\x00\x00\x00"  # 16 MiB of DATA on stream 0
+POLL_SECONDS = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class Wire:
+    """What is done to the packets from one part to another."""
+
+    delay_seconds_max: float = 0.0
+    garbled: float = 0.0  # which share of the packets with a frame's head
+
+
+class Emulator:
+    """Holds the wires of one network namespace: that of the thread that makes it."""
+
+    def __init__(self, rng: Random) -> None:
+        self.wires: dict[int, Wire] = {}
+        self.garbled = 0
+        self._rng = rng
+        self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, NETLINK_NETFILTER)
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 22)
+        self._socket.bind((0, 0))
+        self._waiting: list[tuple[float, int, bytes]] = []  # until when, in which order, and the verdict
+        self._count = 0
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True, name="emulator")
+        self._thread.start()
+
+    def put(self, queue: int, wire: Wire) -> None:
+        """Begin, or change, what is done to the packets of a queue."""
+        if queue not in self.wires:
+            for body in (
+                _attribute(COMMAND, struct.pack("!BxH", BIND, 0)),
+                _attribute(PARAMETERS, struct.pack("!IB", BYTES_MAX, COPY_PACKET)),
+                _attribute(LENGTH_MAX, struct.pack("!I", QUEUE_MAX)),
+            ):
+                self._socket.send(_message(CONFIG, queue, body))
+        self.wires[queue] = wire
+
+    def close(self) -> None:
+        """Let everything pass, and end."""
+        self._over.set()
+        self._thread.join()
+        self._socket.close()
+
+    def _run(self) -> None:
+        while not self._over.is_set():
+            wait_seconds = min(POLL_SECONDS, self._waiting[0][0] - time.monotonic()) if self._waiting else POLL_SECONDS
+            if select.select([self._socket], [], [], max(0.0, wait_seconds))[0]:
+                with contextlib.suppress(OSError):  # more came than the buffer holds: they are lost, as on a wire
+                    self._take_all(self._socket.recv(1 << 18))
+            now = time.monotonic()
+            while self._waiting and self._waiting[0][0] <= now:
+                with contextlib.suppress(OSError):
+                    self._socket.send(heapq.heappop(self._waiting)[2])
+
+    def _take_all(self, data: bytes) -> None:
+        for kind, body in _messages(data):
+            if kind != PACKET:
+                continue
+            queue = struct.unpack_from("!H", body, 2)[0]
+            attributes = dict(_attributes(body[4:]))
+            packet_id = struct.unpack_from("!I", attributes[PACKET_HEADER])[0]
+            self._judge(queue, packet_id, attributes.get(PAYLOAD, b""))
+
+    def _judge(self, queue: int, packet_id: int, packet: bytes) -> None:
+        wire = self.wires.get(queue, Wire())
+        verdict = _attribute(VERDICT_HEADER, struct.pack("!II", ACCEPT, packet_id))
+        if wire.garbled and self._rng.random() < wire.garbled and (other := garbled(packet)):
+            verdict += _attribute(PAYLOAD, other)
+            self.garbled += 1
+        until = time.monotonic() + self._rng.uniform(0, wire.delay_seconds_max)
+        self._count += 1
+        heapq.heappush(self._waiting, (until, self._count, _message(VERDICT, queue, verdict)))
+
+
+def garbled(packet: bytes) -> bytes:
+    """An IPv4 packet whose TCP payload begins with a frame of HTTP/2, with a head that is none; empty for any other."""
+    if len(packet) < 40 or packet[0] >> 4 != 4 or packet[9] != socket.IPPROTO_TCP:
+        return b""
+    tcp = (packet[0] & 15) * 4
+    begin = tcp + (packet[tcp + 12] >> 4) * 4
+    payload = packet[begin:]
+    if len(payload) < FRAME_HEAD or not _begins_a_frame(payload):
+        return b""
+    changed = bytearray(packet)
+    changed[begin : begin + FRAME_HEAD] = BROKEN_HEAD
+    changed[tcp + 16 : tcp + 18] = b"\0\0"
+    pseudo = packet[12:20] + struct.pack("!BBH", 0, socket.IPPROTO_TCP, len(packet) - tcp)
+    struct.pack_into("!H", changed, tcp + 16, checksum(pseudo + bytes(changed[tcp:])))
+    return bytes(changed)
+
+
+def _begins_a_frame(payload: bytes) -> bool:
+    """Whether this looks like a frame's head: its length, type and a stream whose first bit is 0 [RFC 9113, 4.1]."""
+    length, kind, stream = int.from_bytes(payload[:3]), payload[3], payload[5]
+    return length < FRAME_BYTES_MAX and kind <= FRAME_TYPES and stream < 128 and length + FRAME_HEAD <= len(payload)
+
+
+def checksum(data: bytes) -> int:
+    """The Internet's checksum [RFC 1071].
+
+    >>> hex(checksum(bytes.fromhex("0001f203f4f5f6f7")))
+    '0x220d'
+    """
+    padded = data + b"\0" * (len(data) % 2)
+    total: int = sum(struct.unpack(f"!{len(padded) // 2}H", padded))
+    while total >> 16:
+        total = (total & 0xFFFF) + (total >> 16)
+    return ~total & 0xFFFF
+
+
+def _message(kind: int, queue: int, body: bytes) -> bytes:
+    whole = struct.pack("!BBH", socket.AF_UNSPEC, 0, queue) + body
+    return struct.pack("=IHHII", 16 + len(whole), kind, REQUEST, 0, 0) + whole
+
+
+def _attribute(kind: int, value: bytes) -> bytes:
+    return struct.pack("=HH", 4 + len(value), kind) + value + b"\0" * (-len(value) % 4)
+
+
+def _messages(data: bytes) -> Iterator[tuple[int, bytes]]:
+    while len(data) >= 16:
+        length, kind = struct.unpack_from("=IH", data)
+        yield kind, data[16:length]
+        data = data[(length + 3) & ~3 :]
+
+
+def _attributes(data: bytes) -> Iterator[tuple[int, bytes]]:
+    while len(data) >= 4:
+        length, kind = struct.unpack_from("=HH", data)
+        yield kind & 0x3FFF, data[4:length]
+        data = data[(length + 3) & ~3 :]

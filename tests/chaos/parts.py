@@ -1,0 +1,259 @@
+"""Three members of etcd, two processes of each service and five agents, each on a machine of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import shutil
+import struct
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.chaos.machines import Machine, Machines
+from tests.chaos.plan import CLIENT, MEMBERS, NODES, REPLICAS, SERVICES
+from tests.end_to_end.commands import COTENANT, Serving, environment_of
+from tests.etcd_server import EtcdServer
+
+from cotenant.history import recording
+
+PORTS = {"queue": 7070, "placement": 7071, "predictor": 7072, "contention": 7073}
+TOKEN = "chaos"
+GPUS = 2
+LOST_AFTER_SECONDS, BEAT_SECONDS = 8.0, 0.5
+SETTINGS = f"""\
+heartbeat_seconds = {BEAT_SECONDS}
+lost_after_seconds = {LOST_AFTER_SECONDS}
+retry_seconds = 0.2
+infrastructure_retries = 1000000
+"""
+BROKEN = """\
+import sys
+from cotenant.cli.main import main
+from tests.control_plane.mutants import mutant
+with mutant(sys.argv.pop(1)):
+    sys.argv[0] = "cotenant"
+    main()
+"""
+SOURCE = Path(__file__).with_name("wall_clock.c")
+LIBRARY, OFFSET, HISTORY = "wall_clock.so", "clock", "edges"
+
+
+def service_of(part: str) -> str:
+    """What a part is one of."""
+    return part.partition("-")[0]
+
+
+def build_clock(directory: Path) -> Path | None:
+    """Compile the clock that can be set; None without a compiler."""
+    compiler, library = shutil.which("cc"), directory / LIBRARY
+    if compiler is None:
+        return None
+    command = [compiler, "-shared", "-fPIC", "-O2", "-o", str(library), str(SOURCE), "-ldl"]
+    return library if subprocess.run(command, capture_output=True, check=False).returncode == 0 else None
+
+
+@dataclass
+class Part:
+    """A process that is to run, and what keeps it from that now."""
+
+    name: str
+    machine: Machine
+    command: Sequence[str] = ()
+    member: EtcdServer | None = None
+    down: int = 0  # by so many faults
+    paused: int = 0
+    full: bool = False
+    was_full: bool = False  # in this life
+    process: Serving | None = None
+    ended_with: list[str] = field(default_factory=list)
+
+
+class Mesh:
+    """All parts, of a build that is broken on purpose where one is named."""
+
+    def __init__(self, directory: Path, machines: Machines, broken: str = "") -> None:
+        self.directory, self.machines = directory, machines
+        self._program = [sys.executable, "-c", BROKEN, broken] if broken else [COTENANT]
+        self.clock = build_clock(directory)
+        self.starts: Counter[str] = Counter()
+        self.node_ids = {node: f"{directory.name}-{node}" for node in NODES}
+        self._logs = directory / "logs"
+        self._logs.mkdir()
+        (directory / "settings.toml").write_text(SETTINGS)
+        for name in (*MEMBERS, *REPLICAS, *NODES, CLIENT):
+            machines.add(name)
+        self.parts = {name: Part(name, machines.all[name]) for name in (*MEMBERS, *REPLICAS, *NODES)}
+        for name in MEMBERS:
+            machine = machines.all[name]
+            self.parts[name].member = EtcdServer(
+                machine.disk,
+                name=name,
+                arguments=("--max-txn-ops=4096",),
+                host=machine.address,
+                prefix=machine.prefix,
+                log=self._logs / f"{name}.log",
+            )
+        members = [part.member for part in self.parts.values() if part.member]
+        for member in members:
+            member.peers = members
+        self.store = [member.endpoint for member in members]
+        for name in (*REPLICAS, *NODES):
+            self.parts[name].command = self._command(name)
+
+    def reached(self, service: str) -> str:
+        """Where all replicas of a service are."""
+        return "|".join(self._address(f"{service}-{number}") for number in (1, 2))
+
+    def _address(self, part: str) -> str:
+        return f"{self.machines.all[part].address}:{PORTS[service_of(part)]}"
+
+    def _command(self, part: str) -> list[str]:
+        machine = self.machines.all[part]
+        words = [*machine.prefix, *self._program, "--state-dir", str(machine.disk / "state"), "serve", service_of(part)]
+        words += ["--endpoints", ",".join(f"{service}={self.reached(service)}" for service in SERVICES)]
+        words += ["--config", str(self.directory / "settings.toml")]
+        if part in NODES:
+            return [*words, "--node", self.node_ids[part], "--gpus", f"fake:{GPUS}", "--address", machine.address]
+        return [*words, "--listen", self._address(part), "--store", f"etcd://{','.join(self.store)}", "--insecure"]
+
+    def environment(self, part: str) -> dict[str, str]:
+        """What a part's process sees; no clock of its own for the client, whose times are compared."""
+        more = {"COTENANT_TOKEN": TOKEN, recording.VARIABLE: str(self.directory / HISTORY)}
+        if self.clock and part != CLIENT:
+            offset = self.machines.all[part].disk.parent / f"{part}.{OFFSET}"
+            if not offset.exists():
+                offset.write_bytes(struct.pack("=q", 0))
+            more |= {"LD_PRELOAD": str(self.clock), "COTENANT_CHAOS_CLOCK": str(offset)}
+        return environment_of(self.directory, **more)
+
+    # Life ----------------------------------------------------------------------------------------------------
+
+    def start(self, name: str) -> None:
+        """Start a part, and do not wait until it serves."""
+        part = self.parts[name]
+        part.was_full = part.full
+        self.starts[name] += 1
+        if part.member:
+            part.member.start(wait=False)
+        else:
+            part.process = Serving(part.command, self.environment(name), self._log(name))
+        if part.paused:
+            self._signal(part, frozen=True)
+
+    def _log(self, name: str) -> Path:
+        return self._logs / f"{name}.log"
+
+    def kill(self, *names: str) -> None:
+        """End parts as a power cut would."""
+        for part in (self.parts[name] for name in names):
+            part.down += 1
+            if part.member:
+                part.member.kill()
+            elif part.process:
+                part.process.kill()
+                part.process = None
+
+    def come_back(self, *names: str) -> None:
+        """Start parts again, once nothing keeps them down."""
+        for name in names:
+            self.parts[name].down -= 1
+            if not self.parts[name].down:
+                self.start(name)
+
+    def restart(self, name: str) -> str:
+        """End a part as an operator does, and start it again; what was wrong with its end."""
+        part = self.parts[name]
+        if part.down or part.paused:
+            return ""
+        wrong = ""
+        if part.process:
+            process, part.process = part.process, None
+            try:
+                code = process.terminate()
+                wrong = f"{name} ended with {code} when asked to end" if code else ""
+            except subprocess.TimeoutExpired:
+                wrong = f"{name} did not end when asked to"
+                process.kill()
+        elif part.member:
+            part.member.kill()
+        self.start(name)
+        return wrong
+
+    def pause(self, name: str) -> None:
+        """Stop a part's process where it is."""
+        part = self.parts[name]
+        part.paused += 1
+        if part.paused == 1:
+            self._signal(part, frozen=True)
+
+    def go_on(self, name: str) -> None:
+        """Let it go on, once nothing stops it."""
+        part = self.parts[name]
+        part.paused -= 1
+        if not part.paused:
+            self._signal(part, frozen=False)
+
+    def _signal(self, part: Part, *, frozen: bool) -> None:
+        process = part.member if part.member and not part.member.ended() else part.process
+        if process:
+            with contextlib.suppress(ProcessLookupError, ChildProcessError):
+                process.freeze() if frozen else process.thaw()
+
+    def look_after(self) -> list[str]:
+        """Start what has ended by itself, as a system manager does; what of that should not have happened."""
+        wrong = []
+        for name, part in self.parts.items():
+            if part.down or not self._has_ended(part):
+                continue
+            told = part.process.said[-500:] if part.process else self._log(name).read_text(errors="replace")[-500:]
+            part.ended_with.append(told)
+            if not part.was_full:
+                wrong.append(f"{name} ended by itself: {told}")
+            if part.member:
+                part.member.kill()
+            self.start(name)
+        return wrong
+
+    @staticmethod
+    def _has_ended(part: Part) -> bool:
+        if part.member:
+            return part.member.ended()
+        return part.process is not None and part.process.ended()
+
+    def fill(self, name: str) -> None:
+        """Leave a part no room on its disk."""
+        part = self.parts[name]
+        part.full = part.was_full = True
+        self.machines.fill(name)
+
+    def give_room(self, name: str) -> None:
+        """End that."""
+        self.machines.give_room(name)
+        self.parts[name].full = False
+
+    def set_clock(self, name: str, by_seconds: float) -> None:
+        """Set a part's wall clock forth or back."""
+        with (self.directory / f"{name}.{OFFSET}").open("r+b") as file, mmap.mmap(file.fileno(), 8) as page:
+            (before,) = struct.unpack("=q", page[:8])
+            page[:8] = struct.pack("=q", before + round(by_seconds * 1e9))
+
+    def pids(self) -> set[int]:
+        """All processes that are parts."""
+        members = {part.member.pid for part in self.parts.values() if part.member and not part.member.ended()}
+        return members | {part.process.pid for part in self.parts.values() if part.process}
+
+    def serving(self, name: str) -> bool:
+        """Whether a part of ours has said in this life that it serves."""
+        part = self.parts[name]
+        if part.member:
+            return not part.member.ended()
+        said = "placement_joined" if name in NODES else f"{service_of(name)} serves at"
+        return part.process is not None and said in part.process.said
+
+    def close(self) -> None:
+        """End all parts."""
+        self.kill(*self.parts)

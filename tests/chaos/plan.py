@@ -1,0 +1,170 @@
+"""What goes wrong when: drawn from a seed before anything runs, and nothing else decides it.
+
+The same seed and the same numbers give the same plan; how it meets the processes is up to the kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from random import Random
+
+LEASE_SECONDS = 2.0  # of whoever leads a service
+LONG_SECONDS = (LEASE_SECONDS + 0.5, 10.0)
+SHORT_SECONDS = (0.1, LEASE_SECONDS)
+LONG_SHARE = 0.35
+PAUSE_SECONDS = (0.2, 1.0)  # between two steps
+ETCD, SERVICES, AGENTS, CLIENT = "etcd", ("placement", "queue", "predictor", "contention"), 5, "client"
+CLOCK_SECONDS = (0.5, 2.0, 30.0, 3_600.0, 86_400.0)
+DELAY_SECONDS, LOSS = (0.02, 0.4), (0.02, 0.4)
+
+
+class Fault(StrEnum):
+    """What can be done to a mesh."""
+
+    KILL = "kill"  # with SIGKILL, and started again after a while
+    RESTART = "restart"  # as an operator does
+    KILL_JOB = "kill job"  # a process of a job
+    KILL_SUPERVISOR = "kill supervisor"  # of an attempt
+    PAUSE = "pause"  # SIGSTOP, then SIGCONT
+    CUT = "cut"  # nothing passes between two parts, in neither direction
+    CUT_ONE_WAY = "cut one way"  # nothing passes from a part to its peer
+    ISOLATE = "isolate"  # nothing passes between a part and all others
+    DELAY = "delay"  # packets between two parts take longer, each its own time
+    LOSE = "lose"  # packets between two parts are dropped now and then
+    GARBLE = "garble"  # frames that a part sends to its peer arrive with another head
+    FILL = "fill"  # the disk of a part has no room left
+    CLOCK = "clock"  # the wall clock of a part jumps, for good
+    NO_MAJORITY = "no majority"  # two members of etcd are killed
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One fault: when it begins after the one before, which part it is done to, for how long, and how much of it.
+
+    `amount` is the jump of a clock, or the longest delay, in seconds, or the share of packets that is lost.
+    """
+
+    number: int
+    after_seconds: float
+    fault: Fault
+    part: str = ""
+    peer: str = ""
+    seconds: float = 0.0
+    amount: float = 0.0
+
+    def __str__(self) -> str:
+        pair = f"{self.part} → {self.peer}" if self.peer else self.part
+        words = [f"{self.number:4d}", str(self.fault), pair]
+        words += [f"{self.amount:+.2f}"] if self.amount else []
+        return " ".join([*words, f"for {self.seconds:.1f} s" if self.seconds else ""]).rstrip()
+
+
+MEMBERS = tuple(f"{ETCD}-{number}" for number in (1, 2, 3))
+REPLICAS = tuple(f"{service}-{number}" for service in SERVICES for number in (1, 2))
+NODES = tuple(f"agent-{number}" for number in range(1, AGENTS + 1))
+PYTHON = (*REPLICAS, *NODES)
+PARTS = (*MEMBERS, *PYTHON)
+WEIGHTS = {part: 3 if part.startswith(("placement", "queue")) else 1 for part in PARTS}  # what decides is hit the most
+PAIRS = (  # who speaks with whom, and how often that is disturbed
+    (SERVICES[:2], (ETCD,), 4),
+    (("placement",), ("queue",), 2),
+    (("agent",), ("placement",), 4),
+    (("agent",), ("contention",), 1),
+    (("queue",), ("predictor",), 1),
+    (("queue",), ("queue",), 1),
+    (("placement",), ("placement",), 1),
+    ((ETCD,), (ETCD,), 2),
+    ((CLIENT,), ("queue",), 2),
+)
+SHARES = {
+    Fault.KILL: 20,
+    Fault.RESTART: 4,
+    Fault.KILL_JOB: 7,
+    Fault.KILL_SUPERVISOR: 7,
+    Fault.PAUSE: 14,
+    Fault.CUT: 9,
+    Fault.CUT_ONE_WAY: 9,
+    Fault.ISOLATE: 6,
+    Fault.DELAY: 6,
+    Fault.LOSE: 5,
+    Fault.GARBLE: 5,
+    Fault.FILL: 4,
+    Fault.CLOCK: 5,
+    Fault.NO_MAJORITY: 2,
+}
+
+
+def plan(seed: int, steps: int, without: Sequence[Fault] = ()) -> list[Step]:
+    """Draw so many steps, of all faults but some that cannot be done here.
+
+    >>> plan(7, 3) == plan(7, 4)[:3]
+    True
+    """
+    rng = Random(f"chaos {seed}")
+    shares = {fault: 0 if fault in without else share for fault, share in SHARES.items()}
+    return [_step(rng, number, rng.choices(list(shares), list(shares.values()))[0]) for number in range(1, steps + 1)]
+
+
+def cut_off(step: Step) -> frozenset[str]:
+    """Agents that placement may hear nothing from, by that fault."""
+    if step.fault in (Fault.KILL_JOB, Fault.KILL_SUPERVISOR, Fault.CLOCK):
+        return frozenset()
+    touched = {step.part, step.peer} - {""}
+    if any(_is_of(part, ("placement", ETCD)) for part in touched) and not touched & {*NODES, CLIENT}:
+        return frozenset(NODES)
+    return frozenset(touched & {*NODES})
+
+
+def _step(rng: Random, number: int, fault: Fault) -> Step:
+    after = round(rng.uniform(*PAUSE_SECONDS), 2)
+    part, peer = _drawn_for(fault, rng)
+    seconds, amount = _seconds(rng), 0.0
+    match fault:
+        case Fault.KILL_JOB | Fault.KILL_SUPERVISOR | Fault.RESTART:
+            seconds = 0.0
+        case Fault.CLOCK:
+            seconds, amount = 0.0, rng.choice(CLOCK_SECONDS) * rng.choice((1, -1))
+        case Fault.DELAY:
+            amount = round(rng.uniform(*DELAY_SECONDS), 3)
+        case Fault.LOSE:
+            amount = round(rng.uniform(*LOSS), 3)
+    return Step(number, after, fault, part, peer, seconds, amount)
+
+
+def _drawn_for(fault: Fault, rng: Random) -> tuple[str, str]:
+    """The part, and its peer where there has to be one."""
+    match fault:
+        case Fault.KILL_JOB | Fault.KILL_SUPERVISOR:
+            return rng.choice(NODES), ""
+        case Fault.CLOCK:
+            return _weighted(rng, PYTHON), ""
+        case Fault.NO_MAJORITY:
+            one, other = rng.sample(MEMBERS, 2)
+            return one, other
+        case Fault.CUT | Fault.CUT_ONE_WAY | Fault.DELAY | Fault.LOSE:
+            return _pair(rng)
+        case Fault.GARBLE:
+            return _pair(rng, within_etcd=False)  # its members trust each other's bytes
+    return _weighted(rng, PARTS), ""
+
+
+def _pair(rng: Random, *, within_etcd: bool = True) -> tuple[str, str]:
+    pairs = [pair for pair in PAIRS if within_etcd or pair[:2] != ((ETCD,), (ETCD,))]
+    ours, theirs, _ = rng.choices(pairs, [weight for *_, weight in pairs])[0]
+    part = rng.choice([part for part in (*PARTS, CLIENT) if _is_of(part, ours)])
+    peer = rng.choice([peer for peer in PARTS if _is_of(peer, theirs) and peer != part])
+    return (part, peer) if rng.random() < 0.5 else (peer, part)
+
+
+def _is_of(part: str, kinds: Sequence[str]) -> bool:
+    return part.partition("-")[0] in kinds
+
+
+def _weighted(rng: Random, parts: Sequence[str]) -> str:
+    return rng.choices(parts, [WEIGHTS[part] for part in parts])[0]
+
+
+def _seconds(rng: Random) -> float:
+    return round(rng.uniform(*(LONG_SECONDS if rng.random() < LONG_SHARE else SHORT_SECONDS)), 2)

@@ -1,0 +1,81 @@
+"""Writes down every commit of the store, from outside the chaos: it reaches all members, whoever is cut off."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Coroutine, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from google.protobuf.message import DecodeError
+
+from cotenant.history.events import Commit
+from cotenant.history.recording import clock
+from cotenant.history.stored import ATTEMPTS, commit_of
+from cotenant.store.etcd import EtcdStore
+from cotenant.store.port import Changes
+from cotenant.v1 import job_pb2, records_pb2
+
+T = TypeVar("T")
+
+SILENCE_SECONDS_MAX = 7.5
+ANSWER_SECONDS_MAX = 30.0
+
+
+class Recorder:
+    """Follows the store from its first revision on, in a thread."""
+
+    def __init__(self, endpoints: Sequence[str], log: Path) -> None:
+        self.commits: list[Commit] = []
+        self.wrong: list[str] = []
+        self.failed: dict[tuple[str, int], str] = {}  # by attempt: what was said of its end
+        self.revision = 0
+        self._endpoints, self._log = list(endpoints), log
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True, name="recorder")
+        self._thread.start()
+        self._store = self._ask(self._open())
+        self._following = asyncio.run_coroutine_threadsafe(self._follow(), self._loop)
+
+    def _ask(self, what: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(what, self._loop).result(ANSWER_SECONDS_MAX)
+
+    async def _open(self) -> EtcdStore:
+        return EtcdStore(self._endpoints, silence_seconds_max=SILENCE_SECONDS_MAX)
+
+    async def _follow(self) -> None:
+        with self._log.open("a") as log:
+            async for changes in self._store.watch("", after_revision=1):
+                if not isinstance(changes, Changes):
+                    self.wrong.append(f"history after {self.revision} was compacted before it was recorded")
+                    return
+                self._take(changes)
+                for change in changes.changes:
+                    print(changes.revision, change.key, (change.value or b"").hex(), file=log, flush=True)
+
+    def _take(self, changes: Changes) -> None:
+        try:
+            self.commits.append(commit_of(changes, clock()))
+            for change in changes.changes:
+                if change.key.startswith(ATTEMPTS) and change.value is not None:
+                    attempt = records_pb2.StoredAttempt.FromString(change.value).attempt
+                    if attempt.state == job_pb2.ATTEMPT_STATE_FAILED:
+                        self.failed[attempt.job_id, attempt.number] = attempt.message
+        except (DecodeError, ValueError) as error:
+            self.wrong.append(f"the commit at {changes.revision} cannot be read: {error}")
+        self.revision = changes.revision
+
+    def store_revision(self) -> int:
+        """At which revision the store is."""
+        return self._ask(self._now())
+
+    async def _now(self) -> int:
+        return (await self._store.list("store/")).revision
+
+    def close(self) -> None:
+        """Follow no more."""
+        self._following.cancel()
+        self._ask(self._store.close())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()

@@ -1,0 +1,42 @@
+"""A few steps of chaos, and what is said where there can be none."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.chaos import machines
+from tests.conftest import require_etcd
+
+STEPS, SEED = 8, 31
+
+
+def chaos(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "tests.chaos", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, env=os.environ | environment, check=False)
+
+
+@pytest.mark.root
+def test_nothing_is_lost_owned_twice_or_left_whatever_happens_to_the_mesh(tmp_path: Path) -> None:
+    require_etcd()
+    if why := machines.missing():
+        pytest.skip(why)
+    told = tmp_path / "told"
+    ended = chaos(f"--steps={STEPS}", f"--seed={SEED}", f"--json={told}")
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    came_of_it = json.loads(told.read_text())
+    assert came_of_it["wrong"] == []
+    assert came_of_it["steps"] == STEPS
+    assert came_of_it["jobs"] > STEPS
+    assert came_of_it["attempts"] > STEPS
+    assert came_of_it["commits"] > 3 * came_of_it["jobs"]
+
+
+def test_what_is_missing_is_said() -> None:
+    ended = chaos("--steps=1", PATH=str(Path(sys.executable).parent))
+    assert (ended.returncode, ended.stdout) == (0, "")
+    assert ended.stderr.startswith("no chaos here: machines of their own for all parts need ")

@@ -1,0 +1,42 @@
+"""What is garbled is what an application has to notice, and nothing else."""
+
+from __future__ import annotations
+
+import socket
+import struct
+
+import pytest
+from tests.chaos.link import BROKEN_HEAD, checksum, garbled
+
+HEADERS = 40
+
+
+def packet(payload: bytes, protocol: int = socket.IPPROTO_TCP) -> bytes:
+    """An IPv4 packet with a TCP segment, and a right checksum of that."""
+    addresses = bytes([10, 0, 0, 1, 10, 0, 0, 2])
+    ip = struct.pack("!BBHHHBBH", 0x45, 0, HEADERS + len(payload), 1, 0, 64, protocol, 0) + addresses
+    tcp = bytearray(struct.pack("!HHIIBBHHH", 7070, 40000, 1, 1, 5 << 4, 24, 512, 0, 0) + payload)
+    pseudo = addresses + struct.pack("!BBH", 0, protocol, len(tcp))
+    struct.pack_into("!H", tcp, 16, checksum(pseudo + bytes(tcp)))
+    return ip + bytes(tcp)
+
+
+def frame(body: bytes, kind: int = 0, stream: int = 1) -> bytes:
+    return len(body).to_bytes(3) + bytes([kind, 0]) + stream.to_bytes(4) + body
+
+
+@pytest.mark.parametrize("body", [b"", b"x", b"an odd length", bytes(1000)])
+def test_a_frame_gets_a_head_that_is_none_under_a_right_checksum(body: bytes) -> None:
+    whole = packet(frame(body))
+    changed = garbled(whole)
+    assert len(changed) == len(whole)
+    assert changed[HEADERS:] == BROKEN_HEAD + body
+    assert changed == packet(BROKEN_HEAD + body)  # the same headers, but for the checksum
+
+
+def test_what_does_not_begin_a_frame_is_left_alone() -> None:
+    assert garbled(packet(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")) == b""
+    assert garbled(packet(frame(bytes(100))[:50])) == b""  # its end comes later
+    assert garbled(packet(b"")) == b""
+    assert garbled(packet(frame(b"x"), protocol=socket.IPPROTO_UDP)) == b""
+    assert garbled(b"") == b""

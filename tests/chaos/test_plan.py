@@ -1,0 +1,47 @@
+"""A plan is its seed's, and names what there is."""
+
+from __future__ import annotations
+
+from tests.chaos.plan import AGENTS, CLIENT, ETCD, NODES, PARTS, SHARES, Fault, Step, cut_off, plan
+
+STEPS = 2000
+
+
+def test_a_seed_gives_the_same_plan_and_another_seed_another() -> None:
+    assert plan(7, 50) == plan(7, 50) == plan(7, 60)[:50]
+    assert plan(7, 50) != plan(8, 50)
+
+
+def test_every_fault_is_drawn_for_parts_that_there_are() -> None:
+    steps = plan(1, STEPS)
+    assert {step.fault for step in steps} == set(Fault) == set(SHARES)
+    for step in steps:
+        assert step.part in (*PARTS, CLIENT), step
+        assert step.peer in ("", *PARTS, CLIENT), step
+        assert step.part != step.peer, step
+        assert step.after_seconds > 0, step
+
+
+def test_what_cannot_be_done_is_not_drawn() -> None:
+    assert Fault.CLOCK not in {step.fault for step in plan(1, STEPS, without=[Fault.CLOCK])}
+
+
+def test_bytes_between_members_of_etcd_are_left_alone() -> None:
+    within = [step for step in plan(1, STEPS) if step.part.startswith(ETCD) and step.peer.startswith(ETCD)]
+    assert within
+    assert all(step.fault is not Fault.GARBLE for step in within)
+
+
+def test_pauses_last_shorter_and_longer_than_a_lease() -> None:
+    lasted = [step.seconds for step in plan(1, STEPS) if step.fault is Fault.PAUSE]
+    assert min(lasted) < 1 < 2 < max(lasted)
+
+
+def test_a_fault_says_which_agents_it_may_cut_off() -> None:
+    def cut(fault: Fault, part: str, peer: str = "") -> int:
+        return len(cut_off(Step(1, 0.5, fault, part, peer)))
+
+    assert cut_off(Step(1, 0.5, Fault.PAUSE, NODES[1])) == {NODES[1]}
+    assert cut(Fault.CUT, NODES[0], "placement-1") == 1
+    assert cut(Fault.KILL, "placement-2") == cut(Fault.NO_MAJORITY, "etcd-1", "etcd-2") == AGENTS
+    assert cut(Fault.CUT, "queue-1", "predictor-1") == cut(Fault.KILL_JOB, NODES[0]) == 0
