@@ -19,6 +19,7 @@ from cotenant.core.refusals import Code, Refusal
 from cotenant.core.table import Capacity, JobRow, JobTable
 from cotenant.rpc import errors, refusals, translate
 from cotenant.services.queue import avoiding
+from cotenant.services.queue.backing_off import BackOffs
 from cotenant.services.queue.gates import Gates
 from cotenant.services.queue.reasons import NOT_YET, Reasons
 from cotenant.services.queue.records import Record, ShapeKey, held_by
@@ -77,6 +78,7 @@ class State:
         self.last_order: tuple[list[str], Order] | None = None  # ids by row, and the policy's answer
         self.stoppable: Sequence[tuple[str, int]] = ()  # by the last cycle, with how many that wait come before each
         self.unestimated: dict[str, None] = {}  # jobs of which the predictor was not asked yet
+        self._back_offs = BackOffs()
         self._watchers: dict[Watcher, None] = {}  # in the order in which they came
         self._sequence = 0
         self._shapes: WeakValueDictionary[Shape, ShapeKey] = WeakValueDictionary()
@@ -177,6 +179,7 @@ class State:
     def remove(self, job_id: str) -> None:
         """Forget an ended job."""
         self.gates.forget(self.records.pop(job_id))
+        self._back_offs.forget(job_id)
         del self.ids[bisect_left(self.ids, job_id)]
         self._tell(job_id)
 
@@ -191,7 +194,7 @@ class State:
             self.unestimated[job_id] = None  # as many replicas as it needs by what it showed while it ran
         backs_off = phase is Phase.QUEUED and self.backing_off(record)
         if backs_off:
-            self.later(record.not_before_seconds - time.time(), record)
+            self.later(self._back_offs.left_seconds(record), record)
         touched = self.gates.learn(record, backs_off=backs_off)
         waits = backs_off or (phase is Phase.QUEUED and not self.gates.open(record))
         if phase in IN_TABLE and not waits:
@@ -295,10 +298,9 @@ class State:
         if running:
             self.table.update(record.id, cores=held_by(record).cores)
 
-    @staticmethod
-    def backing_off(record: Record) -> bool:
+    def backing_off(self, record: Record) -> bool:
         """Whether a job waits for the time at which it may be tried again."""
-        return record.not_before_seconds > time.time()
+        return self._back_offs.left_seconds(record) > 0
 
     def check_room(self, spec: JobSpec, jobs_max: int) -> None:
         """Refuse jobs beyond what a tenant may have; 0 means any number.
@@ -337,11 +339,10 @@ class State:
     def refusal(self, record: Record) -> tuple[Refusal, float]:
         """Why a job waits, and since when that has been the reason."""
         waits_since = record.waiting_since
-        if self.backing_off(record):
-            left = max(0.0, record.not_before_seconds - time.time())
+        if left_seconds := self._back_offs.left_seconds(record):
             return Refusal(
                 Code.BACK_OFF,
-                f"{record.job.phase_reason}; waits {left:.0f} s before the next attempt",
+                f"{record.job.phase_reason}; waits {left_seconds:.0f} s before the next attempt",
                 "the time passes",
             ), waits_since
         if shut := self.gates.refusal(record):

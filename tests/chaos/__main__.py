@@ -12,6 +12,7 @@ import functools
 import json
 import random
 import shutil
+import signal
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -41,6 +42,7 @@ def main(arguments: Sequence[str]) -> int:
         return 0
     if directory := machines.entered():
         return _run(told, directory)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(f"ended by a signal, {signal.SIGTERM}"))
     directory = Path(tempfile.mkdtemp(prefix="chaos-"))
     try:
         return machines.run_inside([sys.executable, "-m", "tests.chaos", INIT, *arguments], directory)
