@@ -315,6 +315,13 @@ async def test_a_call_that_is_passed_on_as_bytes_is_read_and_a_stream_is_told_wi
     assert told == [{"id": "0abc", "name": "train", "tenant": "lab"}, {}, {}]
 
 
+async def test_a_directory_that_is_not_there_is_made(tmp_path: Path) -> None:
+    """A service with certificates makes no token there, and so no directory."""
+    audit = Audit(tmp_path / "state" / "audit.jsonl", "queue")
+    await audit.append({"what": "CreateJob"})
+    assert json.loads((tmp_path / "state" / "audit.jsonl").read_text())["what"] == "CreateJob"
+
+
 async def test_who_was_refused_is_written_down_whatever_was_asked(mesh: Mesh, tmp_path: Path) -> None:
     log, token = await audited(mesh, tmp_path)
     await problem_of(mesh.job_stub("guessed").GetJob(jobs_pb.GetJobRequest(id="0abc")))

@@ -8,6 +8,7 @@ from itertools import count
 from pathlib import Path
 from uuid import uuid4
 
+import grpc
 import pytest
 from aetcd import rpc  # type: ignore[import-untyped]  # ships no types
 from hypothesis import given
@@ -18,6 +19,7 @@ from tests.etcd_server import EtcdServer, free_ports, start_cluster
 from tests.store.lossy_wire import LossyWire
 
 from cotenant.store.etcd import EtcdStore
+from cotenant.store.etcd_members import Refused, meaning
 from cotenant.store.etcd_watch import Assembly
 from cotenant.store.port import (
     VALUE_BYTES_MAX,
@@ -323,6 +325,22 @@ async def test_what_etcd_finds_too_large_is_refused_and_not_called_away(shared_e
         for values in (2, 3):  # refused by etcd itself, and by gRPC on its way there
             with pytest.raises(ValueError, match=r"too large|larger than max"):
                 await store.transact([], [Put(f"/large/{number}", bytes(VALUE_BYTES_MAX)) for number in range(values)])
+
+
+class Failed(Exception):
+    def __init__(self, code: grpc.StatusCode, details: str) -> None:
+        super().__init__(details)
+        self.code, self.details = lambda: code, lambda: details
+
+
+def test_a_connection_that_garbles_frames_is_left_and_no_request_is_blamed() -> None:
+    told = "Stream removed (Failed parsing HTTP/2 (Frame size 16777215 is larger than max frame size 4194304))"
+    assert isinstance(meaning(Failed(grpc.StatusCode.INTERNAL, told), "e:1"), StoreUnavailable)
+    for told in (
+        "CLIENT: Received message larger than max (5 vs. 4)",
+        "grpc: received message larger than max (5 vs. 4)",
+    ):
+        assert isinstance(meaning(Failed(grpc.StatusCode.RESOURCE_EXHAUSTED, told), "e:1"), Refused)
 
 
 async def test_a_listing_larger_than_any_message_comes_in_pages(etcd: EtcdServer, store: EtcdStore) -> None:

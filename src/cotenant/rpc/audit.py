@@ -83,6 +83,7 @@ class Audit:
         except FileNotFoundError:
             pass
         self.close()
+        self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
         made = os.fstat(self._descriptor)
         self._inode = made.st_dev, made.st_ino

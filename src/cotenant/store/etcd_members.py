@@ -41,8 +41,8 @@ class Refused(ValueError):
 
     @property
     def is_message_too_large(self) -> bool:
-        """Tell whether gRPC refused to carry so large a message."""
-        return "larger than max" in str(self)
+        """Tell whether gRPC refused to carry so large a message. Frames that are broken are told of in like words."""
+        return "message larger than max" in str(self)
 
 
 def channel_options(silence_seconds_max: float) -> list[tuple[str, int]]:
