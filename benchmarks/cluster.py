@@ -13,32 +13,26 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
-
-import grpc.aio
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from benchmarks import harness, processes  # noqa: E402 - the root of the checkout has to be on the path first
-from benchmarks.agents import SimulatedAgent  # noqa: E402 - likewise
 from benchmarks.mesh import empty_calls, raw_commits  # noqa: E402 - likewise
-from tests.etcd_server import etcd_binary, start_cluster  # noqa: E402 - likewise
+from benchmarks.processes import CORES, GPUS, Cluster, cluster, until  # noqa: E402 - likewise
+from tests.etcd_server import etcd_binary  # noqa: E402 - likewise
 
-from cotenant.rpc.channel import connect  # noqa: E402 - likewise
+from cotenant.rpc.stalls import TOLD_SECONDS  # noqa: E402 - likewise
 from cotenant.store.open import open_store  # noqa: E402 - likewise
-from cotenant.v1 import job_pb2, job_service_pb2_grpc  # noqa: E402 - likewise
+from cotenant.v1 import job_pb2  # noqa: E402 - likewise
 from cotenant.v1 import job_service_pb2 as pb  # noqa: E402 - likewise
 
 AGENTS, QUICK_AGENTS = (100, 300, 1_000), (100,)
-GPUS, CORES = 8, 24
-CHANNELS = 10  # over which the agents connect
 SUBMITTERS, BACKLOG = 64, 500  # so many more than run are submitted at most
-WARM_SECONDS, RUN_SECONDS = 2.0, 2.0
+WARM_SECONDS = 2.0
 SUBMITS_PER_SECOND = 50.0
 WATCHERS = 100
 RUNNING_BAR, SUBMIT_BAR_MS, PAGE_BAR_MS, RSS_BAR_MIB = 300.0, 100.0, 20.0, 400.0
@@ -57,70 +51,8 @@ class Size:
     waiting: int
 
 
-FULL, SMALLER, QUICK = Size(60, 20, 1_000, 10_000, 50_000), Size(15, 0, 0, 0, 0), Size(8, 5, 100, 500, 10_000)
-
-
-@dataclass
-class Cluster:
-    """The mesh, its agents, and what has been heard of."""
-
-    processes: processes.Processes
-    queue: grpc.aio.Channel
-    agents: list[SimulatedAgent]
-    ran: dict[str, float] = field(default_factory=dict)  # jobs that came to an agent, and when
-
-    def take(self, job_id: str) -> None:
-        """An agent was told to run a job."""
-        self.ran.setdefault(job_id, time.perf_counter())
-
-    @property
-    def jobs(self) -> job_service_pb2_grpc.JobServiceAsyncStub:
-        """The queue, to be called."""
-        return cast("job_service_pb2_grpc.JobServiceAsyncStub", job_service_pb2_grpc.JobServiceStub(self.queue))
-
-
-@asynccontextmanager
-async def cluster(nodes: int, directory: Path) -> AsyncIterator[Cluster]:
-    """Run etcd, the services and so many agents."""
-    directory.mkdir()  # noqa: ASYNC240  # once, before anything runs
-    etcd = tuple(start_cluster(directory, members=3))
-    try:
-        async with AsyncExitStack() as stack:
-            served = await stack.enter_async_context(processes.mesh(directory / "state", etcd))
-            told = served.endpoints
-            queue = await stack.enter_async_context(connect(told["queue"], served.token))
-            channels = [
-                await stack.enter_async_context(connect(told["placement"], served.token)) for _ in range(CHANNELS)
-            ]
-            made = Cluster(served, queue, [])
-            made.agents += [
-                SimulatedAgent(
-                    f"node-{n:04}",
-                    channels[n % CHANNELS],
-                    gpus=GPUS,
-                    cores=CORES,
-                    run_seconds=RUN_SECONDS,
-                    on_assigned=made.take,
-                )
-                for n in range(nodes)
-            ]
-            for agent in made.agents:
-                agent.start()
-            stack.push_async_callback(lambda: asyncio.gather(*(agent.stop() for agent in made.agents)))
-            await until(lambda: all(agent.welcomes for agent in made.agents))
-            yield made
-    finally:
-        for server in etcd:
-            server.kill()
-
-
-async def until(holds: Callable[[], bool], seconds: float = 300.0) -> None:
-    """Wait for something."""
-    end = time.perf_counter() + seconds
-    while not holds():
-        if time.perf_counter() > end:
-            raise TimeoutError(f"not within {seconds:g} s")
-        await asyncio.sleep(0.02)
+FULL = Size(60, 20, 1_000, 10_000, 50_000)
+SMALLER, QUICK = Size(15, 10, 100, 500, 10_000), Size(8, 5, 100, 500, 10_000)
 
 
 def spec(*, gpus: int = 1, cores: int = 2, replicas: int = 1) -> job_pb2.JobSpec:
@@ -357,6 +289,26 @@ def memory(made: Cluster, where: str) -> list[harness.Row]:
     ]
 
 
+def stalls(made: Cluster, where: str) -> list[harness.Row]:
+    """So often a service's event loop was late by half a second or more: a leader's lease is of two seconds."""
+    return [
+        harness.Row(f"{where}: stalls of {TOLD_SECONDS:g} s or more, {name}", times, "")
+        for name, times in made.processes.stalls().items()
+    ]
+
+
+def growth(rows: Sequence[harness.Row]) -> Iterator[harness.Row]:
+    """Set what a job costs in the largest cluster beside what it costs in the smallest."""
+    small, large = (f"{nodes:,} agents" for nodes in (AGENTS[0], AGENTS[-1]))
+    values = {row.name: row.value for row in rows}
+    for row in rows:
+        what = row.name.removeprefix(f"{small}: ")
+        if what != row.name and what.startswith("processor time of a job"):
+            yield harness.Row(
+                f"{large}: {what}, as the cluster grows", values[f"{large}: {what}"], "ms", row.value, small
+            )
+
+
 async def measure_size(nodes: int, size: Size, directory: Path) -> list[harness.Row]:
     """Measure one cluster; what is known is told at once, for all of it takes minutes."""
     where = f"{nodes:,} agents"
@@ -370,12 +322,12 @@ async def measure_size(nodes: int, size: Size, directory: Path) -> list[harness.
     async with cluster(nodes, directory / f"of-{nodes}") as made:
         raw = await raw_commits(made.processes.store_url)
         tell(await load(made, size.load_seconds, where, raw))
-        if size.submit_seconds:
-            tell(await submits(made, size.submit_seconds, where))
-            tell(await watchers(made, size.watched, where))
-            tell(await kept(made, size.running, where))
-            tell(await lists(made, size.waiting, where))
+        tell(await submits(made, size.submit_seconds, where))
+        tell(await watchers(made, size.watched, where))
+        tell(await kept(made, size.running, where))
+        tell(await lists(made, size.waiting, where))
         tell(memory(made, where))
+        tell(stalls(made, where))
     return rows
 
 
@@ -385,7 +337,7 @@ async def _measure(quick: bool) -> list[harness.Row]:
         for nodes in QUICK_AGENTS if quick else AGENTS:
             size = QUICK if quick else FULL if nodes == AGENTS[-1] else SMALLER
             rows += await measure_size(nodes, size, Path(directory))
-    return rows
+    return rows if quick else [*rows, *growth(rows)]
 
 
 def measure(quick: bool) -> Sequence[harness.Row]:

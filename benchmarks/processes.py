@@ -1,25 +1,33 @@
-"""Every service of the mesh as a process of its own, over an etcd of several members, to be loaded and measured."""
+"""Every service of the mesh as a process of its own, over an etcd of several members, with agents, to be measured."""
 
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import secrets
 import sys
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import cast
 
 import grpc.aio
+from benchmarks.agents import SimulatedAgent
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from tests.etcd_server import EtcdServer, free_ports
+from tests.etcd_server import EtcdServer, free_ports, start_cluster
 
 from cotenant.rpc.channel import connect
+from cotenant.v1 import job_service_pb2_grpc
 
 SERVICES = ("placement", "predictor", "queue", "contention")
 START_SECONDS_MAX = 60.0
 END_SECONDS_MAX = 20.0
+GPUS, CORES = 8, 24
+CHANNELS = 10  # over which the agents connect
+RUN_SECONDS = 2.0
 PROFILES = "COTENANT_BENCH_PROFILES"  # a folder: each service leaves its profile there
 COTENANT = "from cotenant.cli.main import main; main()"
 PROFILED = """
@@ -35,9 +43,10 @@ finally:
 
 @dataclass(frozen=True, slots=True)
 class Processes:
-    """Who runs. `pids` are by service; `token` is what callers show."""
+    """Who runs. `pids` and `logs` are by service; `token` is what callers show."""
 
     pids: Mapping[str, int]
+    logs: Mapping[str, Path]
     endpoints: Mapping[str, str]
     etcd: tuple[EtcdServer, ...]
     token: str
@@ -56,6 +65,10 @@ class Processes:
         """The most memory that each service has had."""
         return {name: status_bytes(pid, "VmHWM") for name, pid in self.pids.items()}
 
+    def stalls(self) -> dict[str, int]:
+        """So often each service said that its event loop was late."""
+        return {name: log.read_text().count("loop_stalled") for name, log in self.logs.items()}
+
 
 def store_url(etcd: tuple[EtcdServer, ...]) -> str:
     """Name a cluster of etcd as `open_store` wants it."""
@@ -69,12 +82,13 @@ async def mesh(directory: Path, etcd: tuple[EtcdServer, ...]) -> AsyncIterator[P
     token = secrets.token_hex(16)
     directory.mkdir(mode=0o700)  # noqa: ASYNC240  # once, before anything runs
     running: dict[str, asyncio.subprocess.Process] = {}
+    logs = {name: directory / f"{name}.log" for name in SERVICES}
     try:
         for name in SERVICES:
-            running[name] = await _start(name, directory, store_url(etcd), endpoints, token)
+            running[name] = await _start(name, directory, store_url(etcd), endpoints, token, logs[name])
         for name, process in running.items():
             await _served(name, process, endpoints[name], token)
-        yield Processes({name: process.pid for name, process in running.items()}, endpoints, etcd, token)
+        yield Processes({name: process.pid for name, process in running.items()}, logs, endpoints, etcd, token)
     finally:
         for process in running.values():
             if process.returncode is None:
@@ -85,20 +99,27 @@ async def mesh(directory: Path, etcd: tuple[EtcdServer, ...]) -> AsyncIterator[P
             except TimeoutError:
                 process.kill()
                 await process.wait()
+        for name in running:
+            sys.stderr.writelines(
+                line for line in logs[name].read_text().splitlines(True) if '"level": "error"' in line
+            )
 
 
 async def _start(
-    name: str, directory: Path, store: str, endpoints: Mapping[str, str], token: str
+    name: str, directory: Path, store: str, endpoints: Mapping[str, str], token: str, log: Path
 ) -> asyncio.subprocess.Process:
     told = ",".join(f"{service}={endpoint}" for service, endpoint in endpoints.items())
     profiles = os.environ.get(PROFILES)
-    return await asyncio.create_subprocess_exec(
-        sys.executable,
-        *("-c", PROFILED if profiles else COTENANT),
-        *("--state-dir", str(directory), "serve", name, "--store", store),
-        *("--listen", endpoints[name], "--endpoints", told),
-        env=os.environ | {"COTENANT_LOG": "error", "COTENANT_TOKEN": token, "PROFILE_FILE": f"{profiles}/{name}.prof"},
-    )
+    own = {"COTENANT_LOG": "warning", "COTENANT_TOKEN": token, "PROFILE_FILE": f"{profiles}/{name}.prof"}
+    with log.open("wb") as written:
+        return await asyncio.create_subprocess_exec(
+            sys.executable,
+            *("-c", PROFILED if profiles else COTENANT),
+            *("--state-dir", str(directory), "serve", name, "--store", store),
+            *("--listen", endpoints[name], "--endpoints", told),
+            env=os.environ | own,
+            stderr=written,
+        )
 
 
 async def _served(name: str, process: asyncio.subprocess.Process, endpoint: str, token: str) -> None:
@@ -130,3 +151,68 @@ def status_bytes(pid: int, name: str) -> int:
     """One of the sizes that the kernel tells of a process, such as VmRSS."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:"))
+
+
+@dataclass
+class Cluster:
+    """The mesh, its agents, and what has been heard of."""
+
+    processes: Processes
+    queue: grpc.aio.Channel
+    agents: list[SimulatedAgent]
+    ran: dict[str, float] = field(default_factory=dict)  # jobs that came to an agent, and when
+
+    def take(self, job_id: str) -> None:
+        """An agent was told to run a job."""
+        self.ran.setdefault(job_id, time.perf_counter())
+
+    @property
+    def jobs(self) -> job_service_pb2_grpc.JobServiceAsyncStub:
+        """The queue, to be called."""
+        return cast("job_service_pb2_grpc.JobServiceAsyncStub", job_service_pb2_grpc.JobServiceStub(self.queue))
+
+
+@asynccontextmanager
+async def cluster(nodes: int, directory: Path) -> AsyncIterator[Cluster]:
+    """Run etcd, the services and so many agents."""
+    directory.mkdir()  # noqa: ASYNC240  # once, before anything runs
+    etcd = tuple(start_cluster(directory, members=3))
+    try:
+        async with AsyncExitStack() as stack:
+            served = await stack.enter_async_context(mesh(directory / "state", etcd))
+            told = served.endpoints
+            queue = await stack.enter_async_context(connect(told["queue"], served.token))
+            channels = [
+                await stack.enter_async_context(connect(told["placement"], served.token)) for _ in range(CHANNELS)
+            ]
+            made = Cluster(served, queue, [])
+            made.agents += [
+                SimulatedAgent(
+                    f"node-{n:04}",
+                    channels[n % CHANNELS],
+                    gpus=GPUS,
+                    cores=CORES,
+                    run_seconds=RUN_SECONDS,
+                    on_assigned=made.take,
+                )
+                for n in range(nodes)
+            ]
+            for agent in made.agents:
+                agent.start()
+            stack.push_async_callback(lambda: asyncio.gather(*(agent.stop() for agent in made.agents)))
+            await until(lambda: all(agent.welcomes for agent in made.agents))
+            gc.collect()
+            gc.freeze()  # so many agents: to look through them again and again would delay what is measured
+            yield made
+    finally:
+        for server in etcd:
+            server.kill()
+
+
+async def until(holds: Callable[[], bool], seconds: float = 300.0) -> None:
+    """Wait for something."""
+    end = time.perf_counter() + seconds
+    while not holds():
+        if time.perf_counter() > end:
+            raise TimeoutError(f"not within {seconds:g} s")
+        await asyncio.sleep(0.02)

@@ -64,7 +64,7 @@ def _conditions(wanted: pb.JobFilter, view: View) -> Iterator[Holds]:
         yield lambda record: record.spec.array_task is not None and record.spec.array_task.array_id == array_id
     if wanted.phases:
         known = translate.PHASES.names
-        phases = frozenset(translate.PHASES.from_wire(phase) for phase in wanted.phases if phase in known)
+        phases = tuple(translate.PHASES.from_wire(phase) for phase in wanted.phases if phase in known)
         yield lambda record: record.phase in phases
     if wanted.labels:
         labels = frozenset(wanted.labels.items())

@@ -47,7 +47,8 @@ log = structlog.get_logger()
 
 SHARED = (Code.CAPACITY, Code.FRAGMENTED, Code.NO_NODES, Code.RESERVED)  # reasons of all jobs of a shape
 PAGE_MIN, PAGE_MAX = 32, 256
-LOOKED_AT_ONCE = 1_000  # waiting jobs, between two looks at whether others need the queue
+LOOKED_AT_ONCE = 250  # waiting jobs, between two looks at whether others need the queue
+PAUSE_SHARE, PAUSE_SECONDS_MAX = 0.5, 0.25  # of a cycle's time, before the next: others need the queue too
 MOVED = -1  # the place of those who come before all others, for they were moved
 PLAN_DEADLINE_SECONDS = 30.0
 HOLDS_SECONDS_MIN = 0.01  # no cycle sooner for the time's sake alone, so that rounding makes no haste
@@ -126,16 +127,17 @@ class Scheduler:
 
     async def run(self) -> None:
         """Cycle for ever."""
-        valid_seconds = math.inf
+        valid_seconds, pause_seconds = math.inf, 0.0
         while True:
             try:
                 async with asyncio.timeout(None if math.isinf(valid_seconds) else valid_seconds):
                     await self._woken.wait()
-                await asyncio.sleep(self.config.debounce_seconds)
+                await asyncio.sleep(max(self.config.debounce_seconds, pause_seconds))
             except TimeoutError:
                 log.debug("order_expired")
             self._woken.clear()
             await self.follower.synced.wait()
+            began = asyncio.get_running_loop().time()
             try:
                 valid_seconds = await self.cycle()
             except grpc.aio.AioRpcError as error:
@@ -144,6 +146,7 @@ class Scheduler:
             except Exception:  # a policy's bug must not end scheduling for good
                 log.exception("cycle_failed", policy=self.config.policy.name)
                 valid_seconds = 5.0
+            pause_seconds = min(PAUSE_SECONDS_MAX, PAUSE_SHARE * (asyncio.get_running_loop().time() - began))
 
     async def cycle(self) -> float:
         """Run one cycle; returns for how many seconds its order holds if nothing happens."""
