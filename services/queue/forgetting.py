@@ -9,6 +9,7 @@ import asyncio
 import math
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 
 import structlog
 
@@ -80,13 +81,14 @@ class Forgetting:
     async def _forget(self, records: Sequence[Record]) -> int:
         """Forget jobs that belong to no array; those that somebody began to wait for meanwhile stay."""
         await self._keep(records)
-        gone = 0
-        for record in records:
-            if record.id in self._state.records and not self._state.gates.wanted(record):
-                with self._state.gates.leaving(record.id):
-                    await self._arrays.keeper.purge([record.id])
-                gone += 1
-        return gone
+        gates = self._state.gates
+        gone = [one.id for one in records if one.id in self._state.records and not gates.wanted(one)]
+        with ExitStack() as leaving:
+            for job_id in gone:
+                leaving.enter_context(gates.leaving(job_id))
+            if gone:
+                await self._arrays.keeper.purge(gone)
+        return len(gone)
 
     async def _keep(self, records: Sequence[Record]) -> None:
         if self._archive and records:

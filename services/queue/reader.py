@@ -20,11 +20,11 @@ from cotenant.replicas.replica import REVISION
 from cotenant.rpc import translate
 from cotenant.rpc.identity import caller
 from cotenant.rpc.pages import page_of
-from cotenant.services.queue import summary
 from cotenant.services.queue.filters import Filter
 from cotenant.services.queue.keeper import ARRAYS, JOBS
 from cotenant.services.queue.records import Record, loaded
 from cotenant.services.queue.state import State, kept_message
+from cotenant.services.queue.summary import Summary
 from cotenant.services.queue.views import View
 from cotenant.store import schema
 from cotenant.v1 import job_pb2
@@ -130,7 +130,7 @@ class QueueReader:
 
     def _summarize(self, request: bytes) -> Any:
         jobs = (record.job for record in self.records.values())
-        return summary.summarize(jobs, pb.SummarizeFailuresRequest.FromString(request))
+        return Summary(pb.SummarizeFailuresRequest.FromString(request)).add(jobs).told
 
 
 def _ends(phase: job_pb2.JobPhase.ValueType) -> bool:

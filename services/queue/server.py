@@ -17,7 +17,7 @@ from cotenant.rpc.identity import caller
 from cotenant.rpc.pages import page_of
 from cotenant.rpc.policies import PolicyServicer
 from cotenant.rpc.server import Host, Server
-from cotenant.services.queue import explain, moving, outlook, summary
+from cotenant.services.queue import explain, moving, outlook
 from cotenant.services.queue.accepting import accept
 from cotenant.services.queue.archive import Archive
 from cotenant.services.queue.arrays import Arrays
@@ -38,6 +38,7 @@ from cotenant.services.queue.resting import Resting
 from cotenant.services.queue.scheduler import Scheduler, SchedulerConfig
 from cotenant.services.queue.simulate import simulate
 from cotenant.services.queue.state import State
+from cotenant.services.queue.summary import Summary
 from cotenant.services.queue.tenants import Tenants
 from cotenant.services.queue.updates import apply_update, changes_promise, check_update
 from cotenant.services.queue.views import View
@@ -60,6 +61,7 @@ JOB = "cotenant.v1.JobService"
 TENANT = "cotenant.v1.TenantService"
 SERVICES = (JOB, TENANT)
 STORE_PROBE_SECONDS = 2.0
+SUMMED_AT_ONCE = 500  # jobs, between two looks at whether others need the queue
 
 
 class JobQueue(job_service_pb2_grpc.JobServiceServicer):
@@ -259,8 +261,12 @@ class JobQueue(job_service_pb2_grpc.JobServiceServicer):
         self, request: pb.SummarizeFailuresRequest, context: Any
     ) -> pb.SummarizeFailuresResponse:
         """Sum up how attempts failed."""
-        view = View(self.state)
-        return summary.summarize((one.job for one in self.state.records.values() if view.sees(one)), request)
+        view, summary = View(self.state), Summary(request)
+        records = list(self.state.records.values())
+        for start in range(0, len(records), SUMMED_AT_ONCE):
+            summary.add(one.job for one in records[start : start + SUMMED_AT_ONCE] if view.sees(one))
+            await asyncio.sleep(0)
+        return summary.told
 
     # Changes -------------------------------------------------------------------------------------------------
 

@@ -29,26 +29,39 @@ class _Count:
     newest: job_pb2.Attempt = field(default_factory=job_pb2.Attempt)
 
 
-def summarize(jobs: Iterable[job_pb2.Job], request: pb.SummarizeFailuresRequest) -> pb.SummarizeFailuresResponse:
-    """Count failed attempts by class and blame, and by what is asked for; the most frequent first.
+class Summary:
+    """Counts failed attempts by class and blame, and by what is asked for.
 
     Of each job only the last few attempts are known, and of jobs only those that are kept.
     """
-    since = translate.seconds(request.since) if request.HasField("since") else 0.0
-    counts: dict[tuple[str, str, int], _Count] = {}
-    ended = 0
-    for job in jobs:
-        if request.tenant and job.spec.tenant != request.tenant:
-            continue
-        for attempt in _ended(job, since):
-            ended += 1
-            if not broke(attempt):
+
+    def __init__(self, request: pb.SummarizeFailuresRequest) -> None:
+        self._request = request
+        self._since = translate.seconds(request.since) if request.HasField("since") else 0.0
+        self._counts: dict[tuple[str, str, int], _Count] = {}
+        self._ended = 0
+
+    def add(self, jobs: Iterable[job_pb2.Job]) -> Summary:
+        """Count some jobs."""
+        request = self._request
+        for job in jobs:
+            if request.tenant and job.spec.tenant != request.tenant:
                 continue
-            failure = attempt.failure
-            key = _group(job, attempt, request.by), getattr(failure, "class") or UNCLASSIFIED, failure.blame
-            _add(counts.setdefault(key, _Count()), attempt)
-    order = sorted(counts.items(), key=lambda one: (-len(one[1].runtimes), one[0]))
-    return pb.SummarizeFailuresResponse(counts=[_told(key[0], key[1], count) for key, count in order], attempts=ended)
+            for attempt in _ended(job, self._since):
+                self._ended += 1
+                if not broke(attempt):
+                    continue
+                failure = attempt.failure
+                key = _group(job, attempt, request.by), getattr(failure, "class") or UNCLASSIFIED, failure.blame
+                _add(self._counts.setdefault(key, _Count()), attempt)
+        return self
+
+    @property
+    def told(self) -> pb.SummarizeFailuresResponse:
+        """What was counted, the most frequent first."""
+        order = sorted(self._counts.items(), key=lambda one: (-len(one[1].runtimes), one[0]))
+        counts = [_told(key[0], key[1], count) for key, count in order]
+        return pb.SummarizeFailuresResponse(counts=counts, attempts=self._ended)
 
 
 def _ended(job: job_pb2.Job, since: float) -> Iterator[job_pb2.Attempt]:

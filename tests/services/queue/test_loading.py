@@ -4,12 +4,18 @@ import asyncio
 
 from cotenant.core.arrays import COUNT_MAX, read_array
 from cotenant.core.jobs import JobSpec, Role
+from cotenant.core.lifecycle import Phase
+from cotenant.rpc.channel import connect
 from cotenant.services.queue.arrays import Arrays
+from cotenant.services.queue.follower import TAKEN_AT_ONCE
 from cotenant.services.queue.keeper import JOBS, Keeper, Request
 from cotenant.services.queue.records import Record, new_record
+from cotenant.services.queue.server import JobQueue, QueueConfig
 from cotenant.services.queue.state import ADDED_AT_ONCE, LOADED_AT_ONCE, State
 from cotenant.store.memory import MemoryStore
 from cotenant.store.port import Put
+from cotenant.v1 import job_pb2
+from cotenant.v1 import placement_service_pb2 as placement_pb2
 
 
 async def test_others_go_on_while_many_jobs_are_read() -> None:
@@ -80,3 +86,25 @@ async def test_an_array_whose_caller_goes_away_gets_its_turns_all_the_same() -> 
     creating.cancel()
     await asyncio.wait([creating])
     assert len(state.table) == COUNT_MAX
+
+
+async def test_others_go_on_while_a_whole_picture_of_placement_is_taken_in() -> None:
+    async with connect("127.0.0.1:1") as nowhere:
+        queue = JobQueue(MemoryStore(), QueueConfig(), nowhere, nowhere)
+        picture = placement_pb2.WatchAttemptsResponse(revision=9, snapshot=True)
+        for number in range(3 * TAKEN_AT_ONCE):
+            queue.state.add(new_record(f"{number:06}", JobSpec(roles=(Role(),)), "eve", ""))
+            picture.attempts.add(job_id=f"{number:06}", number=1, state=job_pb2.ATTEMPT_STATE_RUNNING, epoch=3)
+        seen = set()
+
+        async def others() -> None:
+            while True:
+                seen.add(len(queue.state.held))
+                await asyncio.sleep(0)
+
+        task = asyncio.ensure_future(others())
+        await queue.follower._take(picture)
+        task.cancel()
+        await queue.close()
+    assert seen >= {TAKEN_AT_ONCE, 2 * TAKEN_AT_ONCE}
+    assert {record.phase for record in queue.state.records.values()} == {Phase.RUNNING}

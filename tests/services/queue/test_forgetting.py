@@ -1,0 +1,42 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from cotenant.core.dependencies import Dependency
+from cotenant.core.jobs import JobSpec, Role
+from cotenant.core.lifecycle import Phase
+from cotenant.services.queue.arrays import Arrays
+from cotenant.services.queue.forgetting import AT_ONCE_MAX, Forgetting
+from cotenant.services.queue.keeper import JOBS, Keeper
+from cotenant.services.queue.records import PHASES, new_record
+from cotenant.services.queue.state import State
+from cotenant.store.memory import MemoryStore
+from cotenant.store.port import Committed, Compare, Conflict, Operation, Put
+
+
+class Counted(MemoryStore):
+    """Counts transactions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.transactions = 0
+
+    async def transact(self, compares: Sequence[Compare], operations: Sequence[Operation]) -> Committed | Conflict:
+        self.transactions += 1
+        return await super().transact(compares, operations)
+
+
+async def test_many_jobs_are_forgotten_in_few_transactions_but_none_that_others_wait_for() -> None:
+    store, state = Counted(), State()
+    ids = [f"j{number:03}" for number in range(2 * AT_ONCE_MAX)]
+    for job_id in ids:
+        record = new_record(job_id, JobSpec(roles=(Role(),)), "eve", "")
+        record.job.phase = PHASES.to_wire(Phase.SUCCEEDED)
+        await store.transact([], [Put(JOBS + job_id, record.packed)])
+        state.add(record)
+    state.add(new_record("waits", JobSpec(roles=(Role(),), dependencies=(Dependency(ids[3]),)), "eve", ""))
+    store.transactions = 0
+    await Forgetting(state, Arrays(Keeper(store, state)), kept_max=0).sweep(0.0)
+    assert sorted(state.records) == [ids[3], "waits"]
+    assert [entry.key for entry in (await store.list(JOBS)).entries] == [JOBS + ids[3]]
+    assert store.transactions == 2
