@@ -26,10 +26,11 @@ class Endings:
     def __init__(self, policy: QueuePolicy, keeper: Keeper, background: Background) -> None:
         self.ending: dict[str, None] = {}  # jobs that are being given up: nothing of them is started any more
         self._policy, self._keeper, self._background = policy, keeper, background
+        self._learner = policy if isinstance(policy, Learns) else None
 
     def learn_all(self, records: Iterable[Record]) -> None:
         """Tell the policy of what the store knows of ends, oldest first: so a restart learns again."""
-        if not isinstance(self._policy, Learns):
+        if self._learner is None:
             return
         ended = [record for record in records if record.phase.ended]
         for record in sorted(ended, key=lambda record: (record.ended_seconds, record.id)):
@@ -37,7 +38,7 @@ class Endings:
 
     def learn(self, record: Record) -> None:
         """Tell the policy of a job that ended, if it ever ran."""
-        if not isinstance(self._policy, Learns):
+        if self._learner is None:
             return
         spec, attained = record.spec, translate.seconds(record.job.run_time)
         if attained <= 0:
@@ -45,7 +46,7 @@ class Endings:
         cores = sum(role.replicas * (role.request.cores or 1) for role in spec.roles)
         ended = Ended(spec.gpu_milli, cores, spec.replicas, attained, attained * spec.gpu_milli / 1000)
         try:
-            self._policy.learn(ended)
+            self._learner.learn(ended)
         except Exception:  # a policy's bug must not keep a job from ending
             log.exception("learning_failed", job=record.id, policy=self._policy.name)
 

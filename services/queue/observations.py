@@ -116,7 +116,7 @@ def observation_of(record: Record, attempt: job_pb2.Attempt) -> predictor_pb2.Ob
     seen = predictor_pb2.Observation(
         job_id=record.id,
         number=attempt.number,
-        spec=translate.spec_to_wire(record.spec),
+        spec=record.job.spec,
         submitter=record.job.submitter,
         submit_time=record.job.create_time,
     )

@@ -13,6 +13,7 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -108,9 +109,11 @@ class Entry:
 
     async def answered(self, request: Any, response: Any) -> None:
         """The call was served."""
-        if self._reads or (self._always and not getattr(self._read(request, "input_type"), "validate_only", False)):
-            asked, told = self._read(request, "input_type"), self._read(response, "output_type")
-            await self._append({**target(told), **target(asked)}, "OK")
+        if not (self._reads or self._always):
+            return
+        asked = self._read(request, "input_type")
+        if self._reads or not getattr(asked, "validate_only", False):
+            await self._append({**target(self._read(response, "output_type")), **target(asked)}, "OK")
 
     async def refused(self, request: Any, problem: Problem) -> None:
         """The call was not."""
@@ -122,8 +125,7 @@ class Entry:
         if not isinstance(message, bytes):
             return message
         try:
-            method = descriptor_pool.Default().FindMethodByName(self._method[1:].replace("/", "."))
-            return message_factory.GetMessageClass(getattr(method, kind)).FromString(message)
+            return _class_of(self._method, kind).FromString(message)
         except (KeyError, DecodeError):
             return None
 
@@ -143,6 +145,17 @@ class Entry:
         if reason:
             line["reason"] = reason
         await self._audit.append(line)
+
+
+@cache
+def _class_of(method: str, kind: str) -> Any:
+    """Find the class of a method's requests or answers.
+
+    Raises:
+        KeyError: there is no such method.
+    """
+    described = descriptor_pool.Default().FindMethodByName(method[1:].replace("/", "."))
+    return message_factory.GetMessageClass(getattr(described, kind))
 
 
 def target(message: Any) -> Mapping[str, Any]:
