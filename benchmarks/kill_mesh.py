@@ -110,7 +110,9 @@ class KillMesh:
         (directory / "held").mkdir(parents=True)
         (directory / "job.py").write_text(JOB)
         config = directory / "config.toml"
-        config.write_text("heartbeat_seconds = 0.5\nlost_after_seconds = 120\n")
+        config.write_text(
+            "heartbeat_seconds = 0.5\nlost_after_seconds = 120\nretry_seconds = 0.2\nretry_seconds_max = 2.0\n"
+        )
         ports = dict(zip((*SERVICES, "contention"), free_ports(4), strict=True))
         self._addresses = {name: f"127.0.0.1:{port}" for name, port in ports.items()}
         self._endpoints = ",".join(f"{name}={address}" for name, address in self._addresses.items())

@@ -37,8 +37,9 @@ the queue's log (`node_fails_jobs`), and nothing more: each of them keeps away b
 holds the node by its health, and jobs of one kind may fail alike on any node. Whether the node rests is an operator's
 word (`cotenant cordon`). `cotenant move ID` sends a job elsewhere by hand.
 
-In the configuration file: `retry_seconds` (the first pause), `infrastructure_retries`, and `failure_rules`, a file of
-your own whose rules come first, and replace shipped ones of the same name:
+In the configuration file: `retry_seconds` (the first pause), `retry_seconds_max` (no pause of either kind is longer),
+`infrastructure_retries`, and `failure_rules`, a file of your own whose rules come first, and replace shipped ones of the
+same name:
 
 ```toml
 version = 1

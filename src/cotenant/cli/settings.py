@@ -56,6 +56,7 @@ class Settings:
     checkpoint_seconds: float = 300.0
     failure_rules: str = ""
     retry_seconds: float = 10.0
+    retry_seconds_max: float = 600.0
     infrastructure_retries: int = 3
     ended_jobs: int = 20_000
     ended_days: float = 30.0
@@ -140,10 +141,21 @@ def check_failure_rules(settings: Settings) -> str:
 
 
 def retrying_of(settings: Settings) -> RetryRules:
-    """Say how failures are retried."""
+    """Say how failures are retried.
+
+    >>> rules = retrying_of(Settings(retry_seconds_max=60))
+    >>> rules.back_off_seconds_max, rules.untold_back_off_seconds_max
+    (60, 60)
+    """
     from cotenant.core.failing.retrying import RetryRules
 
-    return RetryRules(back_off_seconds=settings.retry_seconds, infrastructure_retries=settings.infrastructure_retries)
+    most = settings.retry_seconds_max
+    return RetryRules(
+        back_off_seconds=settings.retry_seconds,
+        back_off_seconds_max=most,
+        infrastructure_retries=settings.infrastructure_retries,
+        untold_back_off_seconds_max=min(RetryRules().untold_back_off_seconds_max, most),
+    )
 
 
 def archive_of(settings: Settings, state_dir: Path) -> Path | None:
