@@ -38,8 +38,8 @@ holds the node by its health, and jobs of one kind may fail alike on any node. W
 word (`cotenant cordon`). `cotenant move ID` sends a job elsewhere by hand.
 
 In the configuration file: `retry_seconds` (the first pause), `retry_seconds_max` (no pause of either kind is longer),
-`infrastructure_retries`, and `failure_rules`, a file of your own whose rules come first, and replace shipped ones of the
-same name:
+`infrastructure_retries`, and `failure_rules`, a file of your own whose rules come first, and replace shipped ones of
+the same name:
 
 ```toml
 version = 1

@@ -81,14 +81,20 @@ async def agent(placement: Placement, tmp_path: Path) -> AsyncIterator[RunningAg
 
 
 @pytest.fixture
-async def agent_process(placement: Placement, tmp_path: Path) -> AsyncIterator[AgentProcess]:
+async def new_process(placement: Placement, tmp_path: Path) -> AsyncIterator[AgentProcess]:
+    """An agent in a process of its own, not started yet."""
     agent = AgentProcess(placement, tmp_path / "state")
-    await agent.start()
-    await placement.connected()
     yield agent
     if agent.process and agent.process.returncode is None:
         await agent.end(signal.SIGKILL)
     await end_jobs(tmp_path / "state")
+
+
+@pytest.fixture
+async def agent_process(placement: Placement, new_process: AgentProcess) -> AgentProcess:
+    await new_process.start()
+    await placement.connected()
+    return new_process
 
 
 async def end_jobs(state_dir: Path) -> None:

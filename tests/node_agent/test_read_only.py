@@ -46,7 +46,7 @@ async def apart(placement: Placement, tmp_path: Path) -> AsyncIterator[AgentProc
 async def mounted(agent: AgentProcess, script: str, path: Path | str) -> None:
     """Run a line of shell among the agent's mounts."""
     assert agent.process
-    words = ["nsenter", "--mount", f"--target={agent.process.pid}", "sh", "-c", script, "sh", str(path)]
+    words = ["nsenter", "--mount", "--root", f"--target={agent.process.pid}", "sh", "-c", script, "sh", str(path)]
     process = await asyncio.create_subprocess_exec(*words, stderr=asyncio.subprocess.PIPE)
     _, said = await process.communicate()
     assert process.returncode == 0, said

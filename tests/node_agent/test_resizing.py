@@ -25,13 +25,14 @@ from cotenant.v1 import node_service_pb2
 pytestmark = pytest.mark.skipif(len(CPUS) < 2, reason="needs two CPUs")
 ONE, OTHER, BOTH = CPUS[:1], CPUS[1:2], CPUS[:2]
 
-# Three threads that burn and a child that sleeps; one thread pins itself to the last of its CPUs, one to all of them.
+# Three threads that run all the time, with short pauses that leave the CPUs to the tests, and a child that sleeps; one
+# thread pins itself to the last of its CPUs, one to all of them.
 BUSY = """
-import os, sys, threading, subprocess
+import os, sys, threading, time, subprocess
 def burn(pin):
     cpus = sorted(os.sched_getaffinity(0))
     if pin: os.sched_setaffinity(0, cpus[-1:] if pin == 'last' else cpus)
-    while True: sum(range(1000))
+    while True: sum(range(1000)); time.sleep(0.01)
 for pin in ('', 'all', 'last'): threading.Thread(target=burn, args=(pin,), daemon=True).start()
 child = subprocess.Popen(['sleep', '600'])
 print(os.getpid(), child.pid, file=open(sys.argv[1] + '.new', 'w'), flush=True)
@@ -266,20 +267,20 @@ async def test_a_group_that_cannot_be_restored_says_both_reasons(
 @pytest.mark.root
 @pytest.mark.parametrize("moment", ["change", "replace_assignment", "answer"])
 async def test_an_agent_killed_in_the_middle_goes_back_to_its_record(
-    placement: Placement, agent_process: AgentProcess, tmp_path: Path, moment: str
+    placement: Placement, new_process: AgentProcess, tmp_path: Path, moment: str
 ) -> None:
     need_groups("cpuset")
-    await agent_process.restart(dies_at=moment)
-    await placement.connected(2)
+    await new_process.start(dies_at=moment)
+    await placement.connected()
     placement.assign(busy("job", tmp_path / "pids", ONE))
     pids = await pids_of(tmp_path / "pids")
     await placement.running("job")
     order = resize_order("job", task(cpus=BOTH), epoch=11)
     placement.send(resizes=[order])
-    assert await agent_process.ended() == -signal.SIGKILL
+    assert await new_process.ended() == -signal.SIGKILL
     assert set.union(*allowed(pids)) == set(ONE if moment == "change" else BOTH)
-    await agent_process.start()
-    hello = await placement.connected(3)
+    await new_process.start()
+    hello = await placement.connected(2)
     applied = moment == "answer"
     assert [report.epoch for report in hello.attempts] == [11 if applied else 10]
     assert allowed(pids) == [set(BOTH if applied else ONE)] * 5

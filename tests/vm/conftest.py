@@ -6,9 +6,9 @@ import os
 from pathlib import Path
 
 import pytest
-from tests.node_agent.conftest import agent, agent_process, placement
+from tests.node_agent.conftest import agent, agent_process, new_process, placement
 
-__all__ = ["agent", "agent_process", "placement"]  # fixtures
+__all__ = ["agent", "agent_process", "new_process", "placement"]  # fixtures
 
 HERE = Path(__file__).parent
 

@@ -20,7 +20,7 @@ HELD_BYTES = 48 * MEBIBYTE
 HOLDING = f"""
 import mmap, os, sys
 held = mmap.mmap(-1, {HELD_BYTES}, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-for place in range(0, len(held), {PAGE_BYTES}): held[place] = 1
+for place in range(0, len(held), {MEBIBYTE}): held[place:place + {MEBIBYTE}] = b'1' * {MEBIBYTE}
 print(os.getpid(), file=open(sys.argv[1], 'w'), flush=True)
 os.read(os.pipe()[0], 1)
 """

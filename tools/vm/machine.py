@@ -57,7 +57,7 @@ class Machine:
         """How QEMU is called. The console goes to a file; port 1 is its standard output, port 2 to a file."""
         names = [f"vd{chr(ord('a') + number)}" for number in range(len(self.layers) + 1)]
         # On a loaded computer the kernel finds its timer late, takes it for broken, and panics: it is not to look.
-        line = "console=ttyS0 quiet panic=-1 no_timer_check psi=1"
+        line = "console=ttyS0 quiet panic=-1 no_timer_check psi=1 mitigations=off"
         line += f" layers={':'.join(reversed(names[:-1]))} disk={names[-1]}"
         drives = [f"file={layer},if=virtio,format=raw,readonly=on" for layer in self.layers]
         drives.append(f"file={self.disk},if=virtio,format=raw")
