@@ -89,7 +89,7 @@ AGENT_TESTS = (
 
 VISITS = (
     Visit("two-sockets", Shape(2, 2), (*AGENT_TESTS, "tests/vm")),
-    Visit("siblings", Shape(2, 2, threads=2), ("tests/vm/test_siblings.py", "tests/vm/reboot/before.py"), cut=True),
+    Visit("siblings", Shape(2, 1, threads=2), ("tests/vm/test_siblings.py", "tests/vm/reboot/before.py"), cut=True),
     Visit("one-socket", Shape(1, 2), ("tests/vm/reboot/after.py",), goes_on=True),
 )
 
