@@ -36,7 +36,7 @@ from cotenant.store.port import Change, Changes
 
 SERVICES = ("predictor", "placement", "queue")
 UP = {"agent": "placement_joined"}
-RETRIES_MAX = 100
+RETRIES_MAX = 1_000
 GPUS_PER_NODE = 2
 JOB = """
 import fcntl, os, subprocess, sys, time
@@ -111,7 +111,7 @@ class KillMesh:
         (directory / "job.py").write_text(JOB)
         config = directory / "config.toml"
         config.write_text(
-            "heartbeat_seconds = 0.5\nlost_after_seconds = 120\nretry_seconds = 0.2\nretry_seconds_max = 2.0\n"
+            "heartbeat_seconds = 0.5\nlost_after_seconds = 120\nretry_seconds = 0.2\nretry_seconds_max = 20\n"
         )
         ports = dict(zip((*SERVICES, "contention"), free_ports(4), strict=True))
         self._addresses = {name: f"127.0.0.1:{port}" for name, port in ports.items()}

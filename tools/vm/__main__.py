@@ -181,15 +181,21 @@ def _visit_in_turn(
     for visit in visits:
         place = scratch / visit.name
         place.mkdir()
-        script = _script(visit, options, pytest_words)
-        top = session(place, script)
+        tests = _tests(visit, pytest_words)
+        top = session(place, _script(visit, options, tests), tests)
         machine = Machine(visit.shape, kernel, [*installed, top], disk, options.accelerator)
         outcomes.append(_visit(visit, machine, options.seconds_max, told))
         top.unlink()
     return outcomes
 
 
-def _script(visit: Visit, options: argparse.Namespace, pytest_words: Sequence[str]) -> str:
+def _tests(visit: Visit, pytest_words: Sequence[str]) -> list[str]:
+    """What pytest is told of tests: what was asked for, and where that names none, those of the visit."""
+    named = any(word.startswith("tests/") for word in pytest_words)
+    return [*pytest_words, *(() if named else visit.tests)]
+
+
+def _script(visit: Visit, options: argparse.Namespace, tests: Sequence[str]) -> str:
     words = ["python3", "-u", "-m", "pytest", "-p", "no:cacheprovider", "-v", "-r", "fER", "--durations=8"]
     words += [
         "-m",
@@ -198,8 +204,7 @@ def _script(visit: Visit, options: argparse.Namespace, pytest_words: Sequence[st
         f"timeout={TEST_SECONDS_MAX * options.patience}",
         "--junitxml=/results/junit.xml",
     ]
-    named = any(word.startswith("tests/") for word in pytest_words)
-    command = options.sh or shlex.join([*words, *pytest_words, *(() if named else visit.tests)])
+    command = options.sh or shlex.join([*words, *tests])
     afterwards = POWER_CUT if visit.cut and not options.sh else ""
     return INSIDE.format(machine=visit.name, patience=options.patience, command=command, afterwards=afterwards)
 

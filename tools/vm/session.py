@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from tools.vm.host import find, run
@@ -12,15 +16,29 @@ TESTS = Path("opt/cotenant/tests")
 NVML = TESTS / "node_agent/libnvidia-ml.so.1"  # where tests/node_agent/fake_driver.py looks for it
 
 
-def session(place: Path, script: str) -> Path:
-    """The layer with the tests, what they would need a compiler for, and what is to be run; returns its image."""
+def session(place: Path, script: str, tests: Sequence[str]) -> Path:
+    """The layer with the tests, what they would need a compiler for, and what is to be run; returns its image.
+
+    `tests` are paths and options for pytest: what will be read there is compiled here.
+    """
     tree = place / "tree"
     shutil.copytree(ROOT / "tests", tree / TESTS, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(ROOT / "pyproject.toml", tree / "opt/cotenant")
     if gcc := find("gcc"):
         run(gcc, "-shared", "-fPIC", "-o", tree / NVML, ROOT / "tests/node_agent/fake_nvml.c")
+    _compile(tree / "opt/cotenant", tests)
     (tree / "session").mkdir()
     (tree / "session" / "run").write_text(script)
     pack(tree, place / "image", "-all-root")
     shutil.rmtree(tree)
     return place / "image"
+
+
+def _compile(root: Path, tests: Sequence[str]) -> None:
+    """Let pytest rewrite the tests on this computer: with the same versions there it takes them as they are.
+
+    It costs an emulated processor half of the time until the first test; where it fails here it is done there.
+    """
+    words = [sys.executable, "-m", "pytest", "--collect-only", "-qq", "-p", "no:cacheprovider", *tests]
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    subprocess.run(words, cwd=root, env=environment, capture_output=True, check=False)
