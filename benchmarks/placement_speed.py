@@ -43,7 +43,8 @@ SIZES, SHARES = (1, 2, 4, 8, 16, 32, 64), (0.30, 0.15, 0.20, 0.25, 0.06, 0.03, 0
 WAITING = 10_000
 NODES = (100, 1_000, 10_000)
 CYCLE_MS = {"consolidate": 200.0, "locality": 200.0, "qos": 500.0, "multi-array": 500.0}  # at 1,000 nodes
-CYCLE_10K_MS, STEP_MS, GANG_MS = 2_000.0, 10.0, 100.0
+CYCLE_10K_MS = dict.fromkeys(CYCLE_MS, 2_000.0)
+STEP_MS, GANG_MS = 10.0, 100.0
 PLACEMENTS_PER_SECOND = 1_000.0
 STEPS = 100  # arrivals that are measured, and ends
 GANG_GPUS = 512
@@ -158,7 +159,7 @@ def whole_cycles(policy: str, rounds: int) -> Iterator[harness.Row]:
     for nodes in NODES:
         first = [cycles(jobs(WAITING, alike=True), nodes, policy, 1)[0] for _ in range(rounds)]
         by_nodes[nodes] = min(one.milliseconds for one in first)
-        most = {1_000: CYCLE_MS.get(policy), 10_000: CYCLE_10K_MS}.get(nodes)
+        most = {1_000: CYCLE_MS, 10_000: CYCLE_10K_MS}.get(nodes, {}).get(policy)
         name = f"{policy}: a cycle of {WAITING:,} gangs on {nodes:,} empty nodes, {first[0].starts:,} started"
         yield _judged(name, by_nodes[nodes], most)
     growth = by_nodes[NODES[-1]] / by_nodes[NODES[0]]
@@ -174,7 +175,7 @@ def lent_cycles(policy: str, rounds: int) -> Iterator[harness.Row]:
         first = mixed(WAITING, seed=0, submitted_seconds=0.0, name="first")
         second = mixed(WAITING, seed=1, submitted_seconds=1.0, name="second")
         done = [cycles([*first, *second], nodes, policy, 2) for _ in range(rounds)]
-        most = {1_000: CYCLE_MS.get(policy), 10_000: CYCLE_10K_MS}.get(nodes)
+        most = {1_000: CYCLE_MS, 10_000: CYCLE_10K_MS}.get(nodes, {}).get(policy)
         for number, what in enumerate(("empty", "full")):
             took = by_nodes[nodes] = min(one[number].milliseconds for one in done)
             name = f"{policy}: a cycle of {WAITING:,} gangs with and without GPUs on {nodes:,} {what} nodes"

@@ -162,7 +162,7 @@ class Ledger:
         [8, 2]
         """
         room = self._room_if_empty(demand) if empty else self._room_in_free(demand)
-        if not everywhere:
+        if not (everywhere or self.open.all()):
             room *= self.open
         return room
 
@@ -363,7 +363,7 @@ class Ledger:
         """Number the nodes on which something was taken or given back since a mark; None where that is long ago."""
         if mark < self._forgotten:
             return None
-        return np.unique(np.array(self._changes[mark - self._forgotten :], dtype=np.int64))
+        return np.array(sorted(set(self._changes[mark - self._forgotten :])), dtype=np.int64)
 
     @property
     def free_milli(self) -> Counts:

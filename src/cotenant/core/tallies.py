@@ -11,6 +11,8 @@ from cotenant.core.jobs import WHOLE_GPU_MILLI
 from cotenant.core.ledger import Ledger, Sums
 from cotenant.core.refusals import Refusal
 
+KINDS_FEW = 4  # are summed up one by one
+
 
 @dataclass(frozen=True, slots=True)
 class Tally:
@@ -47,11 +49,13 @@ def tally_of(ledger: Ledger) -> Tally:
     """Sum up by kind of node what is there and what is free, where that is not known."""
     if known := known_tally(ledger):
         return known
-    taking = ledger.open
-    kinds, count = ledger.kind_of[taking], ledger.kinds.shape[1]
-    free = np.zeros((count, 3), dtype=np.int64)
-    for number, column in enumerate((ledger.free_milli, ledger.free_cores, ledger.free_memory)):
-        np.add.at(free[:, number], kinds, column[taking])
+    taking, count = ledger.open, ledger.kinds.shape[1]
+    if count <= KINDS_FEW:
+        free = np.array([ledger.sums(taking & (ledger.kind_of == kind)) for kind in range(count)], dtype=np.int64)
+    else:
+        free = np.zeros((count, 3), dtype=np.int64)
+        for number, column in enumerate((ledger.free_milli, ledger.free_cores, ledger.free_memory)):
+            np.add.at(free[:, number], ledger.kind_of[taking], column[taking])
     counts = open_by_kind(ledger)
     nodes = np.array(counts, dtype=np.int64)
     total = (ledger.kinds * np.array([[WHOLE_GPU_MILLI], [1], [1]]) * nodes).T

@@ -3,7 +3,7 @@ from __future__ import annotations
 from unittest import mock
 
 import numpy as np
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.worlds import World, demands, emptied, gangs, picture, replicas_of, worlds
 
@@ -11,6 +11,8 @@ from cotenant.core import ledger as ledger_module
 from cotenant.core.gangs import Demand, Gang, Part
 from cotenant.core.ledger import Ledger, Overcommitted
 from cotenant.core.nodes import NodeShape
+from cotenant.core.placing import packing
+from cotenant.core.placing.keeping import fewest_nodes
 from cotenant.core.placing.packing import (
     best_fit,
     best_of,
@@ -100,6 +102,16 @@ def test_the_first_nodes_are_those_of_the_full_order(world: World, gang: Gang, u
     assert placed == expected
 
 
+@settings(max_examples=40)
+@given(worlds(), gangs(roles_max=1), st.sets(st.integers(0, 4), max_size=3), st.integers(0, 2))
+def test_nodes_are_the_same_found_one_by_one_or_all_at_once(world: World, gang: Gang, used: set[int], few: int) -> None:
+    (part,), ledger = gang.parts, world.ledger
+    used &= set(range(len(ledger)))
+    one_by_one = fewest(part, ledger.room(part.demand), ledger, used)
+    with mock.patch.object(packing, "FEW_NODES", few):
+        assert fewest(part, ledger.room(part.demand), ledger, used) == one_by_one
+
+
 @given(worlds(), st.lists(st.booleans(), min_size=5, max_size=5), st.lists(st.booleans(), min_size=5, max_size=5))
 def test_keys_in_one_number_choose_as_one_after_the_other(world: World, able: list[bool], crowded: list[bool]) -> None:
     count = len(world.ledger)
@@ -130,6 +142,15 @@ def test_a_node_could_hold_all_where_it_does_when_empty(world: World, gang: Gang
     empty = emptied(world.ledger)
     holds = any(on_one(gang, empty, node) is not None for node in room_for_all(gang, empty).tolist())
     assert could_hold_all(gang, world.ledger) == holds
+
+
+@given(worlds(), gangs())
+def test_the_fewest_nodes_are_counted_by_kind_as_node_by_node(world: World, gang: Gang) -> None:
+    most = 1
+    for part in (part for part in gang.parts if part.demand.gpu_milli):
+        reach = np.cumsum(np.sort(world.ledger.room(part.demand, empty=True))[::-1])
+        most = max(most, int(np.searchsorted(reach, part.replicas)) + 1)
+    assert fewest_nodes(gang, world.ledger) == most
 
 
 @given(worlds(), gangs(roles_max=1))

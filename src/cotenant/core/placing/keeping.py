@@ -9,7 +9,7 @@ exact: so many that what is left of its speed is enough, and that nobody there f
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -32,6 +32,7 @@ from cotenant.core.placing.packing import (
     on_one,
     room_for_all,
 )
+from cotenant.core.tallies import open_by_kind
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,15 +311,21 @@ class Search:
 
 
 def fewest_nodes(gang: Gang, ledger: Ledger) -> int:
-    """On how few nodes a gang could be if all were empty, as far as counting tells."""
-    most = 1
-    for part in gang.parts:
-        if not part.demand.gpu_milli:
-            continue
-        room = np.sort(np.minimum(ledger.room(part.demand, empty=True), part.replicas))[::-1]
-        reach = np.cumsum(room)
-        most = max(most, int(np.searchsorted(reach, part.replicas)) + 1)
-    return most
+    """On how few nodes a gang could be if all were empty, as far as counting tells; one more than all: on none."""
+    counts = open_by_kind(ledger)
+    with_gpus = [part for part in gang.parts if part.demand.gpu_milli]
+    each = [_fewest_for(part, ledger.room_by_kind(part.demand), counts, len(ledger)) for part in with_gpus]
+    return max(each, default=1)
+
+
+def _fewest_for(part: Part, rooms: Sequence[int], counts: Sequence[int], most: int) -> int:
+    """Fill the kinds of node with the most room first."""
+    left, nodes = part.replicas, 0
+    for room, count in sorted(zip(rooms, counts, strict=True), reverse=True):
+        if room * count >= left:
+            return nodes + math.ceil(left / room)
+        left, nodes = left - room * count, nodes + count
+    return most + 1
 
 
 def _fullest(free: Counts, allowed: NDArray[np.bool_], milli: int, replicas: int) -> tuple[int, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +15,7 @@ from cotenant.core.placing.shortness import could_hold
 
 FIELD_BITS = 20  # more GPUs or cores no node has
 UNLIMITED_LOSS = np.int64(2**62)
+FEW_NODES = 8  # are found one after the other
 Nodes = NDArray[np.int64]
 Marks = NDArray[np.bool_]
 Placer = Callable[[Part, Counts], list[tuple[int, int]] | None]
@@ -195,65 +196,54 @@ def best_fit(ledger: Ledger, nodes: Nodes, crowded: Marks | None = None) -> int:
 def fewest(part: Part, room: Counts, ledger: Ledger, used: set[int]) -> list[tuple[int, int]] | None:
     """Put a part on the fewest nodes: where its gang is already, then the most room first, the rest best fit."""
     room = np.minimum(room, part.replicas)
-    if not used and (node := _whole_on(part, room, ledger)) is not None:
-        return [(node, part.replicas)]
-    nodes = np.flatnonzero(room > 0)  # sooner found than what is not 0
-    keys: list[Callable[[Nodes], Counts | Marks]] = [
-        lambda some: -room[some],
-        lambda some: ledger.free_gpus[some],
-        lambda some: ledger.free_cores[some],
-    ]
-    if not part.demand.gpu_milli:  # GPUs are at stake
-        keys.insert(0, lambda some: _at_stake(ledger, some))
-    if used:
-        keys.insert(0, lambda some: _without(some, used, len(ledger)))
-    placed = fill(room, _foremost(nodes, room, part.replicas, keys), part.replicas)
-    if not placed or not part.demand.gpu_milli:
+    if not part.replicas:
+        return []
+    if room.sum() < part.replicas:
+        return None
+    placed = _first(part, room, _order(part, room, ledger, used))
+    if not part.demand.gpu_milli:
         return placed
     *whole, (_, rest) = placed
-    full = [node for node, _ in whole]
-    able = nodes[(room[nodes] >= rest) & _without(nodes, full, len(ledger))]
-    return [*whole, (best_fit(ledger, able), rest)]
+    able = room >= rest
+    able[[node for node, _ in whole]] = False
+    best = best_of(ledger, able)
+    assert best is not None, "the last of them is able"
+    return [*whole, (best, rest)]
 
 
-def _whole_on(part: Part, room: Counts, ledger: Ledger) -> int | None:
-    """Name the node that comes first in the order of `fewest`, if all of a part goes there; else None.
+def _order(part: Part, room: Counts, ledger: Ledger, used: set[int]) -> Counts:
+    """Rank nodes by one number, the least first; of equals the first comes first.
 
-    Most parts do, and to compare all keys in one number costs half of what sifting by one after the other does.
+    Those come first where the gang is already; for a part without GPUs, those where the fewest might be stranded; then
+    those with the most room, the fewest free GPUs, and the fewest free cores.
     """
-    keys = [ledger.free_gpus, ledger.free_cores] if part.demand.gpu_milli else [ledger.free_cores]
     order = -room
-    if not part.demand.gpu_milli:
-        order += _at_stake(ledger, slice(None)) << FIELD_BITS
-    for key in keys:
-        order = (order << FIELD_BITS) + key
-    first = int(np.where(room > 0, order, UNLIMITED_LOSS).argmin()) if len(room) else 0
-    return first if len(room) and room[first] >= part.replicas > 0 else None
+    if not part.demand.gpu_milli:  # GPUs are at stake
+        at_stake = np.where(ledger.has_gpus, 1 + ledger.free_gpus, 0) if ledger.mixed else ledger.free_gpus
+        order += at_stake << FIELD_BITS
+    else:
+        order = (order << FIELD_BITS) + ledger.free_gpus
+    order = (order << FIELD_BITS) + ledger.free_cores
+    if used:
+        order[list(used)] -= UNLIMITED_LOSS // 2
+    return np.where(room > 0, order, UNLIMITED_LOSS)
 
 
-def _at_stake(ledger: Ledger, nodes: Nodes | slice) -> Counts:
-    """Rank nodes by the GPUs that might be stranded there: those without any first."""
-    free: Counts = ledger.free_gpus[nodes]
-    return np.where(ledger.has_gpus[nodes], 1 + free, 0) if ledger.mixed else free
-
-
-def _foremost(nodes: Nodes, room: Counts, replicas: int, keys: Sequence[Callable[[Nodes], Counts | Marks]]) -> Nodes:
-    """Sort nodes by keys, the first key first, then by number; those may be left out that come after enough room.
-
-    Where those suffice of which a key is least, the others need not be sorted, and mostly few are left so.
-    """
-    for number, key in enumerate(keys):
-        here = key(nodes)
-        first = nodes[here == here.min()] if len(nodes) else nodes
-        if room[first].sum() < replicas:
-            return nodes[np.lexsort([nodes, *(key(nodes) for key in reversed(keys[number:]))])]
-        nodes = first
-    return nodes
-
-
-def _without(nodes: Nodes, some: Iterable[int], count: int) -> Marks:
-    """Mark those nodes that are not among some; there are `count` in all."""
-    marked = np.ones(count, dtype=np.bool_)
-    marked[list(some)] = False
-    outside: Marks = marked[nodes]
-    return outside
+def _first(part: Part, room: Counts, order: Counts) -> list[tuple[int, int]]:
+    """Fill the nodes in their order, one by one where they are few. There is enough room."""
+    placed: list[tuple[int, int]] = []
+    left = part.replicas
+    for _ in range(FEW_NODES):
+        node = int(order.argmin())
+        count = min(int(room[node]), left)
+        placed.append((node, count))
+        left -= count
+        if not left:
+            return placed
+        order[node] = UNLIMITED_LOSS
+    nodes = np.flatnonzero(order < UNLIMITED_LOSS)
+    if left < len(nodes):  # for each has room for one at least
+        last = np.partition(order[nodes], left - 1)[left - 1]
+        nodes = nodes[order[nodes] <= last]
+    nodes = nodes[np.argsort(order[nodes], kind="stable")]
+    return [*placed, *(fill(room, nodes, left) or ())]
