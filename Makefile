@@ -16,6 +16,7 @@ ARGS ?=
 # they wait a lot; those that measure real cores one after another.
 APART := tests/core tests/policies tests/contract tests/simulation tests/services tests/rpc tests/store tests/cli src
 APART += tests/fuzz tests/benchmarks tests/reproduction tests/integrations tests/transcripts tests/replicas
+APART += tests/control_plane tests/history
 APART += $(wildcard tests/test_*.py)
 
 .PHONY: help setup test fuzz chaos test-vm test-images operations tests lint bench docs reproduce demo clean

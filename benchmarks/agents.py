@@ -110,7 +110,8 @@ class SimulatedAgent:
     async def _requests(self, out: asyncio.Queue[node_pb2.ConnectRequest]) -> AsyncIterator[node_pb2.ConnectRequest]:
         while True:
             try:
-                message = await asyncio.wait_for(out.get(), self._beat_seconds)
+                async with asyncio.timeout(self._beat_seconds):
+                    message = await out.get()
             except TimeoutError:
                 if self.silent:
                     continue

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import structlog
 
+from cotenant import fail_points
 from cotenant.history.events import Told, Welcomed
 from cotenant.history.recording import record
 
@@ -102,6 +103,7 @@ class Fence:
                 except OSError:
                     self._pending = lines + self._pending
                     raise
+                await fail_points.reach("agent.fenced")
 
     def _append(self, lines: list[str]) -> None:
         with self._path.open("a") as file:

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 
 import structlog
 
+from cotenant import fail_points
 from cotenant.core import health
 from cotenant.core.lifecycle import AttemptState, StopReason
 from cotenant.core.nodes import HealthAction, Inventory
@@ -55,10 +56,20 @@ class Attempts:
             self.cluster.undo(live)
             raise
         live.attempt.epoch = live.epoch
+        await fail_points.reach("placement.started")
         self.feed.publish(live.epoch, [live.attempt])
         self.sessions.assign(live)
         if live.stop_wanted:
             self.order_stops([live], live.stop_wanted)
+
+    async def confirm(self, under: Compare | None) -> None:
+        """Make sure that whoever wants something still leads, where nothing is committed at its word.
+
+        Raises:
+            Fenced, Halted, StoreUnavailable, Outdated: see `Committer.submit`.
+        """
+        if under:
+            await self.committer.commit([], under)
 
     def take_report(self, live: Live, node_id: str, report: node_pb2.AttemptReport) -> None:
         """Take in what an agent says of its part of an attempt."""
@@ -154,6 +165,7 @@ class Attempts:
         for begin in range(0, len(gone), OPERATIONS_MAX):
             some = gone[begin : begin + OPERATIONS_MAX]
             await self.committer.commit([Write(ATTEMPTS + live.key[0], None) for live in some], under)
+            await fail_points.reach("placement.forgotten")
             for live in some:
                 self.cluster.bury(live)
                 self.feed.forget(*live.key)

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 import structlog
 
-from cotenant import telemetry
+from cotenant import fail_points, telemetry
 from cotenant.store.port import Compare, Conflict, Delete, Put, Store
 
 log = structlog.get_logger()
@@ -159,8 +159,10 @@ class Committer:
         compares = [*leaderships, *(Compare(key, self._revisions.get(key, 0)) for key in last)]
         operations = [Delete(w.key) if w.value is None else Put(w.key, w.value) for w in last.values()]
         problem: Exception
+        await fail_points.reach("placement.committing")
         try:
             result = await self._store.transact(compares, operations)
+            await fail_points.reach("placement.committed")
         except ValueError as error:  # more than the store takes; nothing was done
             problem = TooLarge(str(error))
         else:
@@ -209,3 +211,4 @@ def _fail(groups: Sequence[_Group] | deque[_Group], error: Exception) -> None:
     for group in groups:
         if not group.done.done():
             group.done.set_exception(error)
+            group.done.exception()  # whoever waited may have gone, and then nobody looks at it

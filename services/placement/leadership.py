@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import structlog
 
+from cotenant import fail_points
 from cotenant.replicas.tenure import Tenure
 from cotenant.rpc import errors, translate
 from cotenant.services.placement.agents import Sessions
@@ -104,6 +105,7 @@ class Leadership:
             NotLeader: another placement leads; this one never does again.
         """
         self._term = await self._tenure.renew()
+        await fail_points.reach("placement.loading")
         nodes = await self._store.list(NODES)
         guards = await self._store.list(GUARDS)
         attempts = await self._store.list(ATTEMPTS)

@@ -81,7 +81,10 @@ class Planning:
                 return planner.rehearse(self._cluster, outcome)
             decision = planner.decide(self._cluster, request, outcome, self._promises, time.monotonic())
             placed = time.time()
-            started = await self._start_all(decision, led_by(request.term), begin, placed)
+            under = led_by(request.term)
+            started = await self._start_all(decision, under, begin, placed)
+            if not started and (decision.stops or decision.moves or decision.reclaimed or decision.loans):
+                await self._attempts.confirm(under)
             self._attempts.order_stops(decision.stops, StopReason.PREEMPTED)
             self._send_away(decision.moves, StopReason.MIGRATED)
             self._send_away(decision.reclaimed, StopReason.RECLAIMED)

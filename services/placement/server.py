@@ -205,6 +205,8 @@ class Placement(placement_grpc.PlacementServiceServicer, node_grpc.NodeServiceSe
         self.leadership.check()
         if request.reason not in translate.STOP_REASONS.names:
             raise errors.invalid([Violation("reason", f"is {request.reason}, which is no reason to stop")])
+        with committing():
+            await self.attempts.confirm(led_by(request.term))
         found = [self.cluster.attempts.get(victim.job_id) for victim in request.attempts]
         lives = [
             live for live, victim in zip(found, request.attempts, strict=True) if live and live.key[1] == victim.number

@@ -9,7 +9,7 @@ from collections import Counter
 import grpc
 import structlog
 
-from cotenant import telemetry
+from cotenant import fail_points, telemetry
 from cotenant.core.lifecycle import AttemptState, Phase, StopReason
 from cotenant.core.table import Capacity
 from cotenant.rpc import errors, translate
@@ -168,6 +168,7 @@ class Follower:
             ENDED.add(state=translate.ATTEMPT_STATES.names[attempt.state], phase=record.phase.value)
             self.observations.ended(record, attempt)
             self.pre_runs.drop(record.id)
+        await fail_points.reach("queue.end_kept")
         self._forget_soon(attempt)
 
     def _forget_soon(self, attempt: job_pb2.Attempt) -> None:
@@ -213,6 +214,7 @@ class Follower:
             attempts=[placement_pb2.Victim(job_id=record.id, number=number)],
             reason=translate.STOP_REASONS.to_wire(reason),
             detail=detail,
+            term=self._term,
         )
         await self.placement.StopAttempts(request)
 

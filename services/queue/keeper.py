@@ -11,6 +11,7 @@ from types import MappingProxyType
 import structlog
 from google.protobuf.message import Message
 
+from cotenant import fail_points
 from cotenant.core.jobs import JobSpec
 from cotenant.core.validate import Violation
 from cotenant.rpc import errors
@@ -103,8 +104,11 @@ class Keeper:
     async def _transact(
         self, job_id: str, compares: Sequence[Compare], operations: Sequence[Operation]
     ) -> Committed | Conflict:
+        await fail_points.reach("queue.committing")
         try:
-            return await self.store.transact(compares, operations)
+            result = await self.store.transact(compares, operations)
+            await fail_points.reach("queue.committed")
+            return result
         except (StoreUnavailable, asyncio.CancelledError):  # it may be committed all the same
             self.doubt(job_id, self.reread)
             raise

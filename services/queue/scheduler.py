@@ -22,7 +22,7 @@ import grpc
 import numpy as np
 import structlog
 
-from cotenant import telemetry
+from cotenant import fail_points, telemetry
 from cotenant.core.lifecycle import Phase
 from cotenant.core.policy import Order, QueuePolicy
 from cotenant.core.queueing.choosing import RULES, Rules, beyond_share, choose, stoppable
@@ -294,9 +294,11 @@ class Scheduler:
         for victim, ahead, standing in victims:
             before = sum(entry.place < ahead for entry in page)
             request.victims.add(job_id=victim.id, number=victim.attempt_number, ahead=before, standing=standing)
+        await fail_points.reach("queue.planning")
         response: placement_pb2.PlanPlacementResponse = await self.placement.PlanPlacement(
             request, timeout=PLAN_DEADLINE_SECONDS
         )
+        await fail_points.reach("queue.planned")
         self._told = told
         return response
 

@@ -7,14 +7,17 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator
-from contextlib import nullcontext
+from collections import Counter
+from collections.abc import Generator, Iterable
+from contextlib import closing, nullcontext
+from functools import partial
 from multiprocessing import get_context
 
-from tests.control_plane.faults import peace, trouble
+from tests.control_plane.faults import FAULTS, Faults, peace, trouble
 from tests.control_plane.mutants import MUTANTS, mutant
 from tests.control_plane.world import Outcome, run_seed
 
+TOLD_EVERY = 100
 HASHES = {"PYTHONHASHSEED": "0"}  # the order of sets of words is part of what is replayed
 
 
@@ -25,47 +28,76 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=100, help="so many of them")
     parser.add_argument("--first", type=int, default=0, help="the first of them")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="end after this")
+    parser.add_argument("--jobs", type=int, default=1, help="so many at a time")
+    parser.add_argument("--digests", action="store_true", help="print a digest of each history: it is always the same")
     parser.add_argument("--mutant", choices=sorted(MUTANTS), help="break the build like this, and stop once it is seen")
+    parser.add_argument("--mutants", action="store_true", help="break it in each way in turn, until that is seen")
     options = parser.parse_args()
     if os.environ.get("PYTHONHASHSEED") != "0":
         words = [sys.executable, "-m", "tests.control_plane", *sys.argv[1:]]
         return subprocess.run(words, env=os.environ | HASHES, check=False).returncode
+    if options.mutants:
+        return _find_out(options.seeds)
+    faults = MUTANTS[options.mutant].faults if options.mutant else FAULTS
     with mutant(options.mutant) if options.mutant else nullcontext():
-        return _replay(options.seed) if options.seed is not None else _play(options)
+        return _replay(options.seed, faults) if options.seed is not None else _play(options, faults)
 
 
-def outcomes(seeds: Iterable[int]) -> Iterator[Outcome]:
+def outcomes(seeds: Iterable[int], jobs: int = 1, faults: Faults = FAULTS) -> Generator[Outcome, None, None]:
     """Play seeds, each in a copy of this process, so that none is changed by those before it.
 
     One without trouble is played here first, so that what is read and compiled once is there in all copies.
     """
     run_seed(-1, peace)
-    with get_context("fork").Pool(1, maxtasksperchild=1) as pool:
-        yield from pool.imap(_outcome, seeds)
+    with get_context("fork").Pool(jobs, maxtasksperchild=1) as pool:
+        yield from pool.imap(partial(_outcome, faults), seeds)
 
 
-def _outcome(seed: int) -> Outcome:
-    return run_seed(seed, trouble)
+def _outcome(faults: Faults, seed: int) -> Outcome:
+    return run_seed(seed, partial(trouble, faults=faults))
 
 
-def _replay(seed: int) -> int:
-    (outcome,) = outcomes([seed])
+def _replay(seed: int, faults: Faults) -> int:
+    (outcome,) = outcomes([seed], faults=faults)
     for place, event in enumerate(outcome.events, 1):
         print(place, event)
     print(*outcome.faults, sep="\n")
     return _tell(outcome)
 
 
-def _play(options: argparse.Namespace) -> int:
+def _play(options: argparse.Namespace, faults: Faults) -> int:
     begin, wrong, played, events = time.perf_counter(), 0, 0, 0
-    for outcome in outcomes(range(options.first, options.first + options.seeds)):
+    reached: Counter[str] = Counter()
+    for outcome in outcomes(range(options.first, options.first + options.seeds), options.jobs, faults):
         played, events = played + 1, events + len(outcome.events)
         wrong += _tell(outcome)
+        reached += outcome.reached
+        if options.digests:
+            print(f"seed {outcome.seed}: {outcome.digest}")
+        if not played % TOLD_EVERY:
+            print(f"{played} seeds so far, {wrong} with something wrong", file=sys.stderr, flush=True)
         if (wrong and options.mutant) or time.perf_counter() - begin > options.seconds:
             break
     spent = time.perf_counter() - begin
     print(f"{played} seeds, {events} events, {wrong} with something wrong, in {spent:.0f} s")
+    print("fail points reached: " + ", ".join(f"{point} {times}" for point, times in sorted(reached.items())))
     return int(wrong > 0)
+
+
+def _find_out(seeds: int) -> int:
+    """Play each broken build until its rule is broken; 1 where one is not in so many seeds."""
+    missed = 0
+    for name, broken in MUTANTS.items():
+        with mutant(name), closing(outcomes(range(broken.first, broken.first + seeds), faults=broken.faults)) as played:
+            seen = ((place, outcome, one) for place, outcome in enumerate(played, 1) for one in outcome.broken)
+            found = next(((place, outcome, one) for place, outcome, one in seen if one.rule is broken.rule), None)
+        if found:
+            place, outcome, one = found
+            print(f"{name}: found out by seed {outcome.seed}, the {place}. that was played: {one}", flush=True)
+        else:
+            print(f"{name}: NOT found out in {seeds} seeds", flush=True)
+            missed += 1
+    return int(missed > 0)
 
 
 def _tell(outcome: Outcome) -> int:

@@ -5,14 +5,26 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
+from tests.control_plane.virtual import Process
+from tests.control_plane.wire import SLOW_SECONDS_MAX, SLOW_SHARE
 from tests.control_plane.world import REPLICAS, TROUBLE_PAUSE_SECONDS, TROUBLE_SECONDS, World
 
+from cotenant.fail_points import POINTS
+
+Faults = tuple[tuple[Callable[[World], Awaitable[None]], int], ...]  # how often, beside the others
+MEET_SECONDS_MAX = 4.0
 SERVERS = tuple(name for names in REPLICAS.values() for name in names)
+
+
+def _replica(world: World) -> str:
+    """Draw a replica, rather one that leads: what befalls those who follow is seldom felt."""
+    leaders = sorted(filter(None, (world.leader(service) for service in REPLICAS)))
+    return world.rng.choice(leaders if leaders and world.rng.random() < 0.6 else SERVERS)
 
 
 async def crash(world: World) -> None:
     """A replica is killed, and started again after a while."""
-    name = world.rng.choice(SERVERS)
+    name = _replica(world)
     world.faults[-1] += f" {name}"
     if world.processes[name].dead:
         return
@@ -23,7 +35,7 @@ async def crash(world: World) -> None:
 
 async def pause(world: World) -> None:
     """A replica gets no time for a while, often longer than its lease lasts, and goes on as if nothing had been."""
-    name = world.rng.choice(SERVERS)
+    name = _replica(world)
     world.faults[-1] += f" {name}"
     process = world.processes[name]
     process.pause()
@@ -40,17 +52,21 @@ async def lose_store(world: World) -> None:
 
 async def lose_way_to_store(world: World) -> None:
     """One replica does not reach the store; others reach it."""
-    name = world.rng.choice(SERVERS)
+    name = _replica(world)
     world.faults[-1] += f" {name}"
+    await _keep_from_store(world, name, world.rng.random() * 5)
+
+
+async def _keep_from_store(world: World, name: str, seconds: float) -> None:
     store = world.stores[name]
     store.reached = False
-    await asyncio.sleep(world.rng.random() * 5)
+    await asyncio.sleep(seconds)
     store.reached = True
 
 
 async def lose_answers(world: World) -> None:
     """Transactions and their answers are lost."""
-    name = world.rng.choice(SERVERS)
+    name = _replica(world)
     world.faults[-1] += f" {name}"
     store = world.stores[name]
     store.losing = 0.3
@@ -101,9 +117,57 @@ async def repeat_frames(world: World) -> None:
         await asyncio.sleep(world.rng.random() / 2)
 
 
-FAULTS: tuple[tuple[Callable[[World], Awaitable[None]], int], ...] = (
-    (crash, 5),
-    (pause, 5),
+async def _meet(world: World, happens: Callable[[Process], None], name: str = "", point: str = "") -> str:
+    """Let something happen to a replica when it next comes to a fail point; its name, "" where it does not come."""
+    name = name or _replica(world)
+    points = [one for one in POINTS if one.partition(".")[0] in (name.partition("-")[0], "election")]
+    point = point or world.rng.choice(points)
+    world.faults[-1] += f" {name} at {point}"
+    came = asyncio.Event()
+
+    def meet(process: Process) -> None:
+        happens(process)
+        came.set()
+
+    world.armed[name, point] = meet
+    try:
+        async with asyncio.timeout(MEET_SECONDS_MAX):
+            await came.wait()
+    except TimeoutError:
+        world.armed.pop((name, point), None)
+        return ""
+    return name
+
+
+async def cut_off(world: World) -> None:
+    """A replica is killed at a fail point, and started again after a while."""
+    if name := await _meet(world, Process.cut):
+        await world.kill(name)
+        await asyncio.sleep(world.rng.random() * 2)
+        world.start(name)
+
+
+async def halt(world: World) -> None:
+    """A replica is paused at a fail point, often for longer than its lease lasts."""
+    if name := await _meet(world, Process.pause):
+        process = world.processes[name]
+        await asyncio.sleep(world.rng.random() * 5)
+        process.resume()
+
+
+async def slow_down(world: World) -> None:
+    """Much of what is said takes long to be heard."""
+    world.network.slow_share, world.network.slow_seconds_max = 0.3, 3.0
+    await asyncio.sleep(world.rng.random() * 3)
+    world.network.slow_share, world.network.slow_seconds_max = SLOW_SHARE, SLOW_SECONDS_MAX
+
+
+FAULTS: Faults = (
+    (crash, 3),
+    (cut_off, 4),
+    (pause, 3),
+    (halt, 4),
+    (slow_down, 2),
     (lose_store, 2),
     (lose_way_to_store, 2),
     (lose_answers, 3),
@@ -114,13 +178,30 @@ FAULTS: tuple[tuple[Callable[[World], Awaitable[None]], int], ...] = (
 )
 
 
-async def trouble(world: World) -> None:
+async def depose(world: World) -> None:
+    """The queue's leader is replaced, and hears everybody but the store, who would say so."""
+    if name := world.leader("queue"):
+        await _keep_from_store(world, name, 4 + 4 * world.rng.random())
+
+
+async def cut_off_in_commit(world: World) -> None:
+    """The queue's leader is killed before it keeps what it has heard of an attempt."""
+    if (name := world.leader("queue")) and await _meet(world, Process.cut, name, "queue.committing"):
+        await world.kill(name)
+        world.start(name)
+
+
+PAUSES: Faults = ((pause, 2), (halt, 3))
+OF_REPLACED_QUEUES: Faults = ((depose, 3), (cut_off_in_commit, 3), (crash, 1))
+
+
+async def trouble(world: World, faults: Faults = FAULTS) -> None:
     """Let something befall the world every second or so; several things may be so at once."""
     under_way: list[asyncio.Task[None]] = []
     until = world.loop.time() + TROUBLE_SECONDS
     while world.loop.time() < until:
         await asyncio.sleep(world.rng.expovariate(1 / TROUBLE_PAUSE_SECONDS))
-        (fault,) = world.rng.choices([fault for fault, _ in FAULTS], [weight for _, weight in FAULTS])
+        (fault,) = world.rng.choices([fault for fault, _ in faults], [weight for _, weight in faults])
         world.faults.append(f"{world.loop.time():.3f} {fault.__name__}")
         under_way.append(asyncio.create_task(_one(fault, world)))
     await asyncio.gather(*under_way)

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from unittest import mock
 
 from google.protobuf.message import Message
+from tests.control_plane.faults import FAULTS, OF_REPLACED_QUEUES, PAUSES, Faults
 
+from cotenant.history.checker import Rule
 from cotenant.node_agent.fence import Fence
 from cotenant.replicas.stores import FencedStore
 from cotenant.services.placement import planning
@@ -65,18 +68,29 @@ def none_late(self: Planning, request: placement_pb2.PlanPlacementRequest) -> li
     return []
 
 
-MUTANTS: dict[str, tuple[Patch, ...]] = {
-    "no comparison of terms and epochs in agents": (
-        (Fence, "raise_term", obeys_all),
-        (Fence, "raise_epoch", obeys_all),
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """What is changed, which rule that breaks, and by which faults; from which seed on it is soon found out."""
+
+    patches: tuple[Patch, ...]
+    rule: Rule
+    faults: Faults = FAULTS
+    first: int = 0
+
+
+MUTANTS: dict[str, Mutant] = {
+    "agents compare no terms and no epochs": Mutant(
+        ((Fence, "raise_term", obeys_all), (Fence, "raise_epoch", obeys_all)), Rule.EPOCH
     ),
-    "no idempotency in the queue": ((queue, "request_of", forgetful),),
-    "no fence in the queue": ((FencedStore, "transact", unfenced),),
-    "no fence in placement": ((Committer, "start", start_unfenced),),
-    "no comparison of the queue's term where attempts are started": ((planning, "led_by", led_by_anybody),),
-    "no comparison of the queue's term where attempts are forgotten": ((placement, "led_by", led_by_anybody),),
-    "no memory of attempts that are over": ((Planning, "_late", none_late),),
-    "plans for jobs whose attempt is ending": ((follower, "Counter", Nothing),),
+    "the queue knows no request again": Mutant(((queue, "request_of", forgetful),), Rule.ONCE),
+    "the queue compares no term": Mutant(((FencedStore, "transact", unfenced),), Rule.TERM, PAUSES, 3),
+    "placement compares no term": Mutant(((Committer, "start", start_unfenced),), Rule.TERM, PAUSES, 13),
+    "placement obeys any queue, and remembers nothing that is over": Mutant(
+        ((planning, "led_by", led_by_anybody), (placement, "led_by", led_by_anybody), (Planning, "_late", none_late)),
+        Rule.LIFE,
+        OF_REPLACED_QUEUES,
+    ),
+    "the queue plans for jobs whose attempt is ending": Mutant(((follower, "Counter", Nothing),), Rule.ONCE),
 }
 
 
@@ -84,6 +98,6 @@ MUTANTS: dict[str, tuple[Patch, ...]] = {
 def mutant(name: str) -> Iterator[None]:
     """Run a broken build."""
     with ExitStack() as stack:
-        for target, attribute, value in MUTANTS[name]:
+        for target, attribute, value in MUTANTS[name].patches:
             stack.enter_context(mock.patch.object(target, attribute, value))
         yield

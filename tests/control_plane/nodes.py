@@ -9,7 +9,7 @@ from random import Random
 from typing import Any
 
 import grpc
-from benchmarks.agents import RECONNECT_SECONDS, SimulatedAgent
+from benchmarks.agents import SimulatedAgent
 from tests.control_plane.virtual import Process
 
 from cotenant.history.events import Began, Came, Event, Left, Over, Rebooted, Resized, Told, Welcomed
@@ -17,6 +17,8 @@ from cotenant.history.stored import holds_of
 from cotenant.node_agent.fence import Fence
 from cotenant.v1 import job_pb2
 from cotenant.v1 import node_service_pb2 as node_pb2
+
+RECONNECT_SECONDS = 0.2  # as a real agent does at first
 
 Key = tuple[str, int]
 

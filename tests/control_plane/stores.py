@@ -40,6 +40,11 @@ class RecordedStore(MemoryStore):
         self.away = False
         self._told, self._on_commit = 1, on_commit
 
+    def now(self, key: str) -> Entry | None:
+        """What is kept under a key, at once."""
+        held = self._keyspace.held(key)
+        return held.entry if held else None
+
     def _keep(self, draft: Draft) -> None:
         super()._keep(draft)
         for changes in self._keyspace.since(self._told):

@@ -110,6 +110,7 @@ class Network:
     def __init__(self, rng: Random) -> None:
         self.servers: dict[str, SimulatedServer] = {}
         self.cut: set[frozenset[str]] = set()
+        self.slow_share, self.slow_seconds_max = SLOW_SHARE, SLOW_SECONDS_MAX
         self._rng = rng
 
     def channel(self, source: Process, addresses: Sequence[str]) -> Channel:
@@ -126,7 +127,7 @@ class Network:
         Raises:
             Dead: one of them was killed, or they are cut off from each other.
         """
-        slow = self._rng.random() * SLOW_SECONDS_MAX if self._rng.random() < SLOW_SHARE else 0.0
+        slow = self._rng.random() * self.slow_seconds_max if self._rng.random() < self.slow_share else 0.0
         await asyncio.sleep(HOP_SECONDS * (0.5 + self._rng.random()) + slow)
         await source.gate()
         await target.gate()

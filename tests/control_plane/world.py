@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import hashlib
 import logging
 import sys
 import time
 import traceback
+from collections import Counter
 from collections.abc import Awaitable, Callable, MutableMapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -20,20 +22,22 @@ from unittest import mock
 
 import grpc
 import structlog
+from google.protobuf.field_mask_pb2 import FieldMask
 from tests.control_plane.nodes import FencedAgent
 from tests.control_plane.stores import ProcessStore, RecordedStore
 from tests.control_plane.virtual import Process, current_process, virtual_time
-from tests.control_plane.wire import Network, SimulatedServer
+from tests.control_plane.wire import SLOW_SECONDS_MAX, SLOW_SHARE, Network, SimulatedServer
 from tests.services.mesh import spec
 
-from cotenant import plugins
+from cotenant import fail_points, plugins
+from cotenant.core.lifecycle import Phase
 from cotenant.history.checker import Broken, Checker
 from cotenant.history.events import Acknowledged, Event
 from cotenant.history.stored import commit_of
 from cotenant.replicas import forwarding
 from cotenant.replicas.election import Election
 from cotenant.replicas.replica import Replica
-from cotenant.replicas.tenure import Held
+from cotenant.replicas.tenure import Held, leader_of
 from cotenant.rpc.server import Host
 from cotenant.services.placement import server as placement
 from cotenant.services.placement.committer import Fenced, Halted, Outdated
@@ -44,12 +48,13 @@ from cotenant.v1 import job_pb2, job_service_pb2_grpc
 from cotenant.v1 import job_service_pb2 as pb
 
 REPLICAS = {"placement": ("placement-0", "placement-1"), "queue": ("queue-0", "queue-1")}
-PLACEMENT = placement.PlacementConfig(heartbeat_seconds=0.5, lost_after_seconds=6.0)
+PLACEMENT = placement.PlacementConfig(heartbeat_seconds=1.0, lost_after_seconds=6.0)
 QUEUE = queue.QueueConfig(options={"fifo": {"mode": "backfill"}})
 JOBS_MIN, JOBS_MAX, NODES_MAX = 6, 14, 4
 TROUBLE_SECONDS, TROUBLE_PAUSE_SECONDS, LAST_SECONDS = 14.0, 1.0, 120.0
 CALL_SECONDS = 3.0
 INSTALLED = cache(entry_points)  # each leader made anew would read them from the disk
+EXAMINED = plugins._examined
 PASSING = (StoreUnavailable, Fenced, Halted, Outdated)  # what work that nobody waits for may end with
 TRANSIENT = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
 
@@ -63,7 +68,13 @@ class Outcome:
     failures: list[str]  # a part failed within, or it did not settle
     events: list[Event] = field(repr=False)
     faults: list[str] = field(repr=False)
+    reached: Counter[str] = field(default_factory=Counter, repr=False)  # fail points, how often
     virtual_seconds: float = 0.0
+
+    @property
+    def digest(self) -> str:
+        """Differs where histories do."""
+        return hashlib.sha256("\n".join(map(repr, self.events)).encode()).hexdigest()[:16]
 
     @property
     def wrong(self) -> list[str]:
@@ -86,6 +97,22 @@ class World:
         self.stores: dict[str, ProcessStore] = {}
         self.agents: dict[str, FencedAgent] = {}
         self.acknowledged: dict[str, str] = {}
+        self.armed: dict[tuple[str, str], Callable[[Process], None]] = {}  # by process and fail point
+        self.reached: Counter[str] = Counter()
+
+    def leader(self, service: str) -> str:
+        """Who holds a service's leadership key now; "" where nobody does."""
+        entry = self.store.now(f"{service}/leader")
+        leader = leader_of(entry) if entry else None
+        return leader.address if leader else ""
+
+    async def reach(self, point: str) -> None:
+        """Let happen what is armed for a fail point in the process that has come to it."""
+        self.reached[point] += 1
+        process = current_process()
+        if process and (happens := self.armed.pop((process.name, point), None)):
+            happens(process)
+            await process.halt()
 
     def _committed(self, changes: Changes) -> None:
         self.events.append(commit_of(changes, self.loop.time()))
@@ -175,12 +202,23 @@ class World:
         request = pb.CreateJobRequest(spec=self._story(number), request_id=f"request-{number}")
         await asyncio.sleep(self.rng.random() * TROUBLE_SECONDS * 0.7)
         await asyncio.gather(*(self._insist(stub, request) for _ in range(self.rng.choice([1, 1, 2]))))
-        if self.rng.random() < 0.15:
+        if job_id := self.acknowledged.get(request.request_id):
+            await self._change(stub, job_id)
+
+    async def _change(self, stub: Any, job_id: str) -> None:
+        """Change one's mind about a job, as often as chance has it; whether it is heard does not matter."""
+        while self.rng.random() < 0.4:
             await asyncio.sleep(self.rng.random() * 3)
+            priority = job_pb2.Job(id=job_id, spec=job_pb2.JobSpec(priority=self.rng.randint(-5, 5)))
+            calls: list[tuple[Any, Any]] = [
+                (stub.CancelJob, pb.CancelJobRequest(id=job_id)),
+                (stub.SuspendJob, pb.SuspendJobRequest(id=job_id)),
+                (stub.ResumeJob, pb.ResumeJobRequest(id=job_id)),
+                (stub.UpdateJob, pb.UpdateJobRequest(job=priority, update_mask=FieldMask(paths=["spec.priority"]))),
+            ]
+            (call, request), *_ = self.rng.choices(calls, [2, 1, 1, 4])
             with suppress(grpc.aio.AioRpcError):
-                await stub.CancelJob(
-                    pb.CancelJobRequest(id=self.acknowledged[request.request_id]), timeout=CALL_SECONDS
-                )
+                await call(request, timeout=CALL_SECONDS)
 
     def _story(self, number: int) -> job_pb2.JobSpec:
         gpus, replicas = self.rng.choice([(1, 1)] * 4 + [(2, 1), (1, 2), (1, 3), (0, 1)])
@@ -205,7 +243,9 @@ class World:
     def heal(self) -> None:
         """Let everybody reach everybody."""
         self.store.away = False
+        self.armed.clear()
         self.network.cut.clear()
+        self.network.slow_share, self.network.slow_seconds_max = SLOW_SHARE, SLOW_SECONDS_MAX
         for store in self.stores.values():
             store.losing, store.reached = 0.0, True
         for process in self.processes.values():
@@ -224,11 +264,20 @@ class World:
                     ended = all(job.phase.ended for job in checker.jobs.values())
                     if ended and not kept and not any(agent.attempts for agent in self.agents.values()):
                         return
+                    await self._resume(checker)
                     await asyncio.sleep(0.25)
         except TimeoutError:
             left = sorted(job.job_id for job in checker.jobs.values() if not job.phase.ended)
             on_nodes = {name: sorted(agent.attempts) for name, agent in self.agents.items() if agent.attempts}
             self.failures.append(f"it did not settle: jobs {left}, kept {[one.key for one in kept]}, nodes {on_nodes}")
+
+    async def _resume(self, checker: Checker) -> None:
+        """Let go on what somebody had suspended."""
+        channel = self.network.channel(Process("operator"), REPLICAS["queue"])
+        stub: Any = job_service_pb2_grpc.JobServiceStub(channel)
+        for job_id in [job.job_id for job in checker.jobs.values() if job.phase is Phase.SUSPENDED]:
+            with suppress(grpc.aio.AioRpcError):
+                await stub.ResumeJob(pb.ResumeJobRequest(id=job_id), timeout=CALL_SECONDS)
 
     async def close(self) -> None:
         """End everything."""
@@ -269,8 +318,10 @@ def run_seed(seed: int, befall: Callable[[World], Awaitable[None]]) -> Outcome:
 async def _play(seed: int, befall: Callable[[World], Awaitable[None]], failed: list[str]) -> Outcome:
     world = World(seed)
     with (
+        fail_points.armed(world.reach),
         mock.patch.object(forwarding, "passage", lambda address: _passage(world, address)),
         mock.patch.object(plugins, "entry_points", INSTALLED),
+        mock.patch.object(plugins, "_examined", _examined),
     ):
         for names in REPLICAS.values():
             for name in names:
@@ -293,7 +344,16 @@ async def _play(seed: int, befall: Callable[[World], Awaitable[None]], failed: l
     for event in world.events:
         checker.take(event)
     broken = checker.finish(settled=not world.failures)
-    return Outcome(seed, broken, [*world.failures, *failed], world.events, world.faults)
+    return Outcome(seed, broken, [*world.failures, *failed], world.events, world.faults, world.reached)
+
+
+@cache
+def _examined_once(group: str, points: tuple[Any, ...]) -> list[plugins.Plugin]:
+    return EXAMINED(group, list(points))
+
+
+def _examined(group: str, points: list[Any]) -> list[plugins.Plugin]:
+    return _examined_once(group, tuple(points))
 
 
 def _passage(world: World, address: str) -> Any:

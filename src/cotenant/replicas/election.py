@@ -20,6 +20,7 @@ from collections.abc import Iterable
 
 import structlog
 
+from cotenant import fail_points
 from cotenant.replicas.mirror import RETRY_SECONDS, Mirror
 from cotenant.replicas.tenure import Held, Leader, leader_of
 from cotenant.store.port import Compare, LeaseLost, Store, StoreUnavailable
@@ -80,6 +81,7 @@ class Election:
             try:
                 if held := await self._try():
                     self._held = held
+                    await fail_points.reach("election.won")
                     log.info("leads", key=self.key, term=held.term)
                     return held
             except (StoreUnavailable, LeaseLost) as error:

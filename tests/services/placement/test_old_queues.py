@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+
 import grpc
 import pytest
 from tests.services.mesh import Mesh, reason, running, spec, until
@@ -59,6 +61,36 @@ async def test_nothing_is_forgotten_at_the_word_of_a_queue_that_leads_no_more() 
         assert standing.attempt.state == job_pb2.ATTEMPT_STATE_SUCCEEDED, "placement remembers it too"
         await mesh.plans.ForgetAttempts(forget("a", new))
         assert await mesh.records_left("placement/attempts/") == []
+
+
+async def test_nothing_is_stopped_at_the_word_of_a_queue_that_leads_no_more() -> None:
+    """It may have heard of a suspension, and not that the job was resumed since."""
+    async with running() as mesh:
+        await mesh.kill("queue")
+        agent = await mesh.agent("n1", gpus=1)
+        old = await lead(mesh)
+        await mesh.plans.PlanPlacement(plan("a", old))
+        await until(lambda: ("a", 1) in agent.assignments)
+        new = await lead(mesh)
+        for late in (stop("a", old), instead_of_a("b", old)):
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await late(mesh)
+            assert reason(refused.value) == "OLD_TERM"
+        assert not agent.stops
+        await instead_of_a("b", new)(mesh)
+        await until(lambda: bool(agent.stops))
+
+
+def stop(job_id: str, term: int) -> Callable[[Mesh], Awaitable[object]]:
+    victims = [pb.Victim(job_id=job_id, number=1)]
+    reason = job_pb2.STOP_REASON_SUSPENDED
+    return lambda mesh: mesh.plans.StopAttempts(pb.StopAttemptsRequest(attempts=victims, reason=reason, term=term))
+
+
+def instead_of_a(job_id: str, term: int) -> Callable[[Mesh], Awaitable[object]]:
+    request = plan(job_id, term)
+    request.victims.add(job_id="a", number=1)
+    return lambda mesh: mesh.plans.PlanPlacement(request)
 
 
 async def test_a_plan_that_comes_after_its_attempt_was_forgotten_starts_nothing() -> None:
