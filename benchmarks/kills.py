@@ -9,6 +9,7 @@ own history as by locks that the jobs hold, and that no process, control group o
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 import tempfile
 import time
@@ -51,6 +52,7 @@ TOLD_EVERY = 50
 WHILE_STARTING = 0.15  # how often a part is killed that does not serve yet
 TARGET_SECONDS_MAX = 3.0
 LAST_SECONDS_MAX = 420.0
+KEPT = ROOT / "report" / "kills"
 
 
 def run(
@@ -135,6 +137,9 @@ def measure(quick: bool) -> Sequence[harness.Row]:
         mesh, submitter, wrong = run(kills, seed, Path(place) / "mesh")
         took_seconds = time.monotonic() - begin
         journal = mesh.journal()
+        if wrong:
+            shutil.copytree(mesh.directory, KEPT, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.sock", "held"))
+            print(f"what was recorded is kept in {KEPT}", file=sys.stderr)
     for line in wrong[:50]:
         print(line, file=sys.stderr)
     lost = [line for line in wrong if "is lost or" in line or "never ran" in line]

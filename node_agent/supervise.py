@@ -156,8 +156,7 @@ class ProcessRuntime:
         status = attempt.directory.status()
         if status is None or not status.ended:
             status = attempt.status if not attempt.live else await attempt.end_orphans(self._marker(attempt.key))
-        if attempt.group is not None and attempt.group.exists():
-            await asyncio.to_thread(attempt.group.remove)
+        await attempt.remove_group(patience_seconds=1.0)
         if attempt.throttle is not None:
             attempt.throttle.close()
         assert status is not None
@@ -207,9 +206,8 @@ class ProcessRuntime:
         log.info("attempt_never_began", attempt=str(directory.key))
         group = launching.attempt_group(self._surroundings, directory)
         await asyncio.to_thread(remains.end_remains, group, self._marker(directory.key), patience_seconds=1.0)
-        if group is not None:
-            await asyncio.to_thread(group.remove)
-        directory.remove()
+        if group is None or await asyncio.to_thread(group.remove):
+            directory.remove()
 
     def _marker(self, key: AttemptKey) -> str:
         """A variable that all processes of an attempt have, and no others."""
@@ -365,7 +363,7 @@ class ProcessRuntime:
         return None
 
     async def forget(self, key: AttemptKey) -> None:
-        """Keep the output for a while and drop the rest."""
+        """Keep the output for a while and drop the rest, once the group is gone: these files are how it is known."""
         attempt = self._attempts.pop(key, None)
         if attempt is None or attempt.directory is None:
             return
@@ -373,8 +371,9 @@ class ProcessRuntime:
             with contextlib.suppress(ProcessLookupError):  # it may be trying to record the end on a full disk
                 signal.pidfd_send_signal(attempt.pidfd, signal.SIGTERM)
             await attempt.gone.wait()
-        async with self._keeping:
-            await asyncio.to_thread(self._keep, attempt.directory)
+        if await attempt.remove_group(patience_seconds=10.0):
+            async with self._keeping:
+                await asyncio.to_thread(self._keep, attempt.directory)
 
     def _keep(self, directory: AttemptDirectory) -> None:
         try:

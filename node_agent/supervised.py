@@ -85,6 +85,15 @@ class Supervised:
         await self.record_end(status)
         return status
 
+    async def remove_group(self, patience_seconds: float) -> bool:
+        """Remove what is left of its control group, once nothing is in it; False where the kernel keeps it so long."""
+        if self.group is None or not self.group.exists():
+            return True
+        removed = await asyncio.to_thread(self.group.remove, patience_seconds)
+        if not removed:
+            log.error("group_not_removed", attempt=str(self.key), group=self.group.paths()[0])
+        return removed
+
     async def record_end(self, status: Status) -> None:
         """Keep an end that no supervisor will keep, where the disk takes it."""
         if self.directory is None:

@@ -16,6 +16,7 @@ from tests.node_agent.jobs import CPUS, NODE, shell, stop_order, task
 from tests.node_agent.placement import Placement
 
 from cotenant.node_agent import cgroup_mounts
+from cotenant.node_agent.cgroups import Group
 from cotenant.v1 import job_pb2, node_service_pb2
 
 
@@ -56,6 +57,32 @@ async def test_an_exit_while_the_agent_was_dead_is_reported_by_the_next(
     hello = await placement.connected(2)
     (report,) = hello.attempts
     assert (report.state, report.exit.code) == (job_pb2.ATTEMPT_STATE_FAILED, 6)
+
+
+@pytest.mark.root
+async def test_a_group_that_was_not_removed_in_time_goes_with_its_attempt_and_not_later(
+    placement: Placement, agent: RunningAgent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where an agent dies between the end and that, or the kernel calls the group busy for longer than usual."""
+    need_groups("cpuset")
+    tried: list[Group] = []
+    monkeypatch.setattr(Group, "remove", lambda group, *_, **__: tried.append(group))
+    placement.assign(shell("long", f"echo $$ > {tmp_path}/pid; exec sleep 60"))
+    await until(lambda: written_number(tmp_path / "pid"))
+    await placement.running("long")
+    state_dir, attempt = agent.config.state_dir, node_service_pb2.AttemptAck(job_id="long", number=1)
+    os.kill(supervisor_pid(state_dir, "long"), signal.SIGKILL)
+    await placement.ended("long")
+    tried.clear()
+    placement.send(acks=[attempt])
+    (group,) = await until(lambda: tried)
+    await agent.stop()
+    assert (group.exists(), (state_dir / "attempts" / "long-1").exists()) == (True, True)
+    monkeypatch.undo()
+    await agent.start()
+    await placement.connected(2)
+    placement.send(acks=[attempt])
+    await until(lambda: not group.exists() and (state_dir / "kept" / "long-1").exists())
 
 
 async def test_sigterm_ends_the_agent_cleanly_and_no_job(
