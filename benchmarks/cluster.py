@@ -290,10 +290,14 @@ def memory(made: Cluster, where: str) -> list[harness.Row]:
 
 
 def stalls(made: Cluster, where: str) -> list[harness.Row]:
-    """So often a service's event loop was late by half a second or more: a leader's lease is of two seconds."""
+    """Tell how often services came to nothing, for half a second or more, and for as long as a leader's lease lasts."""
+    lost = sum(made.processes.told("leads_no_more").values())
     return [
-        harness.Row(f"{where}: stalls of {TOLD_SECONDS:g} s or more, {name}", times, "")
-        for name, times in made.processes.stalls().items()
+        *(
+            harness.Row(f"{where}: stalls of {TOLD_SECONDS:g} s or more, {name}", times, "")
+            for name, times in made.processes.told("loop_stalled").items()
+        ),
+        harness.Row(f"{where}: leaders that lost their lease", lost, "", bar="0", holds=not lost),
     ]
 
 

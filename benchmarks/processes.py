@@ -65,9 +65,9 @@ class Processes:
         """The most memory that each service has had."""
         return {name: status_bytes(pid, "VmHWM") for name, pid in self.pids.items()}
 
-    def stalls(self) -> dict[str, int]:
-        """So often each service said that its event loop was late."""
-        return {name: log.read_text().count("loop_stalled") for name, log in self.logs.items()}
+    def told(self, event: str) -> dict[str, int]:
+        """So often each service has logged an event, of warnings and errors."""
+        return {name: log.read_text().count(f'"event": "{event}"') for name, log in self.logs.items()}
 
 
 def store_url(etcd: tuple[EtcdServer, ...]) -> str:
