@@ -33,6 +33,7 @@ from cotenant.v1 import job_service_pb2 as pb  # noqa: E402 - likewise
 AGENTS, QUICK_AGENTS = (100, 300, 1_000), (100,)
 SUBMITTERS, BACKLOG = 64, 500  # so many more than run are submitted at most
 WARM_SECONDS = 2.0
+CALL_SECONDS_MAX = 300.0
 SUBMITS_PER_SECOND = 50.0
 WATCHERS = 100
 RUNNING_BAR, SUBMIT_BAR_MS, PAGE_BAR_MS, RSS_BAR_MIB = 300.0, 100.0, 20.0, 400.0
@@ -64,6 +65,12 @@ def spec(*, gpus: int = 1, cores: int = 2, replicas: int = 1) -> job_pb2.JobSpec
     return told
 
 
+async def create(made: Cluster, told: job_pb2.JobSpec) -> str:
+    """Submit a job, however long that takes: the figures tell."""
+    answer = await made.jobs.CreateJob(pb.CreateJobRequest(spec=told), timeout=CALL_SECONDS_MAX)
+    return str(answer.job.id)
+
+
 # Jobs brought to running -------------------------------------------------------------------------------------
 
 
@@ -79,7 +86,7 @@ async def load(made: Cluster, seconds: float, where: str, raw: float) -> list[ha
                 await asyncio.sleep(0.005)
                 continue
             sent += 1
-            await made.jobs.CreateJob(pb.CreateJobRequest(spec=one))
+            await create(made, one)
 
     submitters = [asyncio.ensure_future(submit()) for _ in range(SUBMITTERS)]
     await asyncio.sleep(WARM_SECONDS)
@@ -126,7 +133,7 @@ async def submits(made: Cluster, seconds: float, where: str) -> list[harness.Row
 
     async def submit() -> None:
         began = time.perf_counter()
-        await made.jobs.CreateJob(pb.CreateJobRequest(spec=one))
+        await create(made, one)
         took.append(1e3 * (time.perf_counter() - began))
 
     waiting, began = [], time.perf_counter()
@@ -169,7 +176,7 @@ async def watchers(made: Cluster, jobs: int, where: str) -> list[harness.Row]:
 
     async def submit() -> None:
         for _ in numbers:
-            ids.add((await made.jobs.CreateJob(pb.CreateJobRequest(spec=one))).job.id)
+            ids.add(await create(made, one))
 
     await asyncio.gather(*(submit() for _ in range(SUBMITTERS)))
     with contextlib.suppress(TimeoutError):  # the figure tells
@@ -201,7 +208,7 @@ async def kept(made: Cluster, jobs: int, where: str) -> list[harness.Row]:
 
     async def submit() -> None:
         for _ in numbers:
-            await made.jobs.CreateJob(pb.CreateJobRequest(spec=one))
+            await create(made, one)
 
     began = time.perf_counter()
     await asyncio.gather(*(submit() for _ in range(SUBMITTERS)))
@@ -243,7 +250,7 @@ async def lists(made: Cluster, jobs: int, where: str) -> list[harness.Row]:
     for _ in range(jobs // ARRAY):
         array = spec(gpus=GPUS, cores=CORES, replicas=len(made.agents))  # while anything runs
         array.array.ranges.add(first=0, last=ARRAY - 1)
-        await made.jobs.CreateJob(pb.CreateJobRequest(spec=array), timeout=300.0)
+        await create(made, array)
     there = (await made.jobs.ListJobs(pb.ListJobsRequest(page_size=1))).total_size
     assert there >= before + jobs, f"{there} jobs are listed, not {before + jobs}"
     more = processes.status_bytes(made.processes.pids["queue"], "VmRSS") - rss
