@@ -126,6 +126,7 @@ class Life:
     crashes: int = 0
     failures: int = 0
     holdings: tuple[Holding, ...] = ()
+    servers: int = 0  # that it runs on, or last ran on
     waited: Seconds = NONE
     meter: Meter | None = None
     mark: Seconds = NONE
@@ -233,6 +234,7 @@ class Life:
         self.saved_rest_seconds = self.rest_seconds
         self.rate, self.pace = rate
         self.runs += 1
+        self.servers = len({holding.node for holding in holdings})
         return self._ends()
 
     def retime(self, now: float, rate: Rate) -> float:

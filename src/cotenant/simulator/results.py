@@ -93,6 +93,7 @@ class Outcome(NamedTuple):
     given_up_seconds: float | None = None
     tenant: str = TENANT_DEFAULT
     fragmentation_seconds: tuple[float, ...] = ()  # by level; together, those of that kind
+    servers: int = 0  # on which its last run was
 
     @property
     def jct_seconds(self) -> float | None:
@@ -288,6 +289,7 @@ def _outcome(life: Life, now: float) -> Outcome:
         given_up_seconds=life.given_up_seconds if life.given_up else None,
         tenant=job.tenant,
         fragmentation_seconds=by_level(waited),
+        servers=life.servers,
     )
 
 

@@ -35,6 +35,7 @@ from cotenant.reproduction.papers.aiturbo_arms import (
     Replayed,
     Workload,
 )
+from cotenant.reproduction.tables import MEANS, means, slug
 from cotenant.reproduction.words import (
     Asked,
     Better,
@@ -54,7 +55,7 @@ from cotenant.reproduction.words import (
 BANDS = {"FIFO": 4.2, "LAS": 2.8, "SRTF": 1.9, "Optimus": 1.8}  # normalised average JCT; AITurbo's is 1.24 [D]
 OURS_BAND = 1.24
 SHARES = (0, 25, 50, 75, 100)  # percent of jobs that are unpredictable
-UNSURE = (SRTF, OPTIMUS, LITERAL, BORDA)  # that are tried with each of them
+UNSURE = (SRTF, OPTIMUS, LITERAL, BORDA)  # that are tried with each of them; the third is slow on large traces
 CADENCES = (240, 1200, 3600, 14400)  # seconds
 WEIGHTS = ((10, 5), (10, 0), (0, 5))  # units of a GPU and of a replica; the first are the default
 
@@ -112,9 +113,9 @@ class AITurbo:
             for workload in _workloads(asked):
                 workload.jobs(asked.data, asked.seeds[0])
         pairs = [(workload, arm) for workload in _workloads(asked) for arm in _compared(workload, asked)]
-        pairs += [(workload, arm) for workload in _swept(asked) for arm in _shares(asked)]
+        pairs += [(workload, arm) for workload in _swept(asked) for arm in _shares(asked, workload)]
         if not asked.quick:
-            pairs += [(workload, arm) for workload in _swept(asked) for arm in _cadences()]
+            pairs += [(ITP, arm) for arm in _cadences()]
             pairs += [(ITP_SERVERS, arm) for arm in _weights()]
         return [
             Case(workload.name, arm.name, seed, Replayed(workload, arm, asked.data, seed))
@@ -130,11 +131,7 @@ class AITurbo:
             (
                 *(_arms_table(asked, done, workload) for workload in workloads),
                 *(_shares_table(asked, done, workload) for workload in swept),
-                *(
-                    ()
-                    if asked.quick
-                    else (*(_cadence_table(done, workload) for workload in swept), _weights_table(done))
-                ),
+                *(() if asked.quick else (_cadence_table(done), _weights_table(done))),
             ),
             (_bars(done, workloads), *(_share_lines(asked, done, workload) for workload in swept)),
         )
@@ -193,8 +190,12 @@ def _compared(workload: Workload, asked: Asked) -> Sequence[Arm]:
     return (*BLIND, *seeing, *best)
 
 
-def _shares(asked: Asked) -> Sequence[Arm]:
-    return [_unsure(arm, share) for share in _shares_of(asked) for arm in UNSURE]
+def _shares(asked: Asked, workload: Workload) -> Sequence[Arm]:
+    return [_unsure(arm, share) for share in _shares_of(asked) for arm in _tried(workload)]
+
+
+def _tried(workload: Workload) -> Sequence[Arm]:
+    return [arm for arm in UNSURE if arm != LITERAL or workload == ITP]
 
 
 def _shares_of(asked: Asked) -> Sequence[int]:
@@ -247,47 +248,47 @@ def _arms_table(asked: Asked, done: Done, workload: Workload) -> Table:
         return spread.mean if spread else math.nan
 
     return Table(
-        f"arms-{_slug(workload)}",
+        f"arms-{slug(workload.name)}",
         workload.name,
         ("arm", *titles, "JCT over ours, learned"),
         ("", *formats, ".2f"),
         tuple(
-            (arm.name, *(done.mean(workload.name, arm.name, name) for name in FIGURES), times(arm))
-            for arm in _compared(workload, asked)
+            (arm.name, *means(done, workload.name, arm.name, FIGURES), times(arm)) for arm in _compared(workload, asked)
         ),
-        "Means over the seeds.",
+        MEANS,
     )
 
 
 def _shares_table(asked: Asked, done: Done, workload: Workload) -> Table:
+    tried = _tried(workload)
     rows: list[tuple[Cell, ...]] = [
-        (f"{share} %", *(done.mean(workload.name, _unsure(arm, share).name, "avg_jct_hours") for arm in UNSURE))
+        (f"{share} %", *(done.mean(workload.name, _unsure(arm, share).name, "avg_jct_hours") for arm in tried))
         for share in _shares_of(asked)
     ]
     return Table(
-        f"shares-{_slug(workload)}",
+        f"shares-{slug(workload.name)}",
         f"Average JCT (h) as ever more jobs are unpredictable: {workload.name}",
-        ("unpredictable", *(arm.scheduler for arm in UNSURE), LAS.scheduler),
-        ("", *(".1f" for _ in (*UNSURE, LAS))),
+        ("unpredictable", *(arm.scheduler for arm in tried), LAS.scheduler),
+        ("", *(".1f" for _ in (*tried, LAS))),
         tuple((*row, done.mean(workload.name, LAS.name, "avg_jct_hours")) for row in rows),
         "Of the others run times are known, 30 % wrong. LAS does not ask.",
     )
 
 
-def _cadence_table(done: Done, workload: Workload) -> Table:
+def _cadence_table(done: Done) -> Table:
     rows: list[tuple[Cell, ...]] = []
     for seconds in CADENCES:
         arms = _every(seconds)
         rows.append(
             (
                 f"{seconds} s",
-                *(done.mean(workload.name, arm.name, name) for arm in arms for name in ("avg_jct_hours", "stops")),
+                *(done.mean(ITP.name, arm.name, name) for arm in arms for name in ("avg_jct_hours", "stops")),
             )
         )
     names = [arm.scheduler for arm in _every(CADENCES[0])]
     return Table(
-        f"cadence-{_slug(workload)}",
-        f"How often it is looked anew, learned predictions: {workload.name}",
+        f"cadence-{slug(ITP.name)}",
+        f"How often it is looked anew, learned predictions: {ITP.name}",
         ("every", *(f"{name}: {what}" for name in names for what in ("average JCT (h)", "stops of a job"))),
         ("", *(form for _ in names for form in (".1f", ".2f"))),
         tuple(rows),
@@ -340,12 +341,12 @@ def _bars(done: Done, workloads: Sequence[Workload]) -> Chart:
 
 def _share_lines(asked: Asked, done: Done, workload: Workload) -> Chart:
     lines, shares = [], _shares_of(asked)
-    for arm in UNSURE:
+    for arm in _tried(workload):
         spreads = [done.spread(workload.name, _unsure(arm, share).name, "avg_jct_hours") for share in shares]
         lines.append(line_of(arm.scheduler, spreads, math.nan))
     las = done.mean(workload.name, LAS.name, "avg_jct_hours")
     return Chart(
-        f"unpredictable-{_slug(workload)}",
+        f"unpredictable-{slug(workload.name)}",
         f"Average JCT as ever more jobs are unpredictable: {workload.name}",
         "Lower is better. Of the others run times are known, 30 % wrong. Bands reach over all seeds.",
         Shape.LINES,
@@ -354,10 +355,6 @@ def _share_lines(asked: Asked, done: Done, workload: Workload) -> Chart:
         tuple(float(share) for share in shares),
         (*lines, Line(LAS.scheduler, (las,) * len(shares))),
     )
-
-
-def _slug(workload: Workload) -> str:
-    return "-".join("".join(char if char.isalnum() else " " for char in workload.name.lower()).split())
 
 
 PAPER = AITurbo()

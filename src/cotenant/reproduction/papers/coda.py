@@ -12,6 +12,7 @@ from cotenant import simulator
 from cotenant.core.jobs import JobKind
 from cotenant.core.nodes import NodeShape
 from cotenant.reproduction import openb
+from cotenant.reproduction.tables import by_arm, each
 from cotenant.reproduction.words import (
     Asked,
     Better,
@@ -26,7 +27,6 @@ from cotenant.reproduction.words import (
     Measured,
     Shape,
     Stopped,
-    Table,
     gain_percent,
     line_of,
 )
@@ -77,7 +77,7 @@ class Workload:
 
 V100 = Workload("8-GPU servers of 64 cores, CPU jobs 0.4", 0.4, servers=15)
 LIGHT = Workload("the same, lightly loaded", 0.4, servers=15, load=1.0)
-MANY, SOME, FEW = (Workload(f"openb's nodes, CPU jobs {share:g}", share) for share in (1.2, 0.8, 0.4))
+MANY, FEW = (Workload(f"openb's nodes, CPU jobs {share:g}", share) for share in (1.2, 0.4))
 QUICK = Workload("five 8-GPU servers of 64 cores, CPU jobs 0.4", 0.4, servers=5, hours=3.0)
 
 
@@ -179,19 +179,17 @@ class Coda:
 
     def cases(self, asked: Asked) -> Sequence[Case]:
         """Run each arm on each workload."""
-        return [
-            Case(workload.name, arm.name, seed, Mixed(workload, arm, asked.data, seed))
-            for workload in _workloads(asked)
-            for seed in asked.seeds
-            for arm in ARMS
-        ]
+        return [*each(_workloads(asked), asked.seeds, ARMS, lambda load, arm, seed: Mixed(load, arm, asked.data, seed))]
 
     def findings(self, asked: Asked, done: Done) -> Findings:
         """Judge the gains, and show what each part adds."""
         workloads = [workload.name for workload in _workloads(asked)]
         return Findings(
             tuple(one for name in workloads for one in self._measured(done, name)),
-            tuple(_table(done, name) for name in workloads),
+            tuple(
+                by_arm(done, name, [arm.name for arm in ARMS], FIGURES, title=f"What each part adds: {name}")
+                for name in workloads
+            ),
             (_gains(done, workloads), *(_waits(done, name, number) for number, name in enumerate(workloads))),
         )
 
@@ -205,7 +203,7 @@ class Coda:
 
 
 def _workloads(asked: Asked) -> Sequence[Workload]:
-    return (QUICK,) if asked.quick else (V100, LIGHT, MANY, SOME, FEW)
+    return (QUICK,) if asked.quick else (V100, LIGHT, MANY, FEW)
 
 
 FIGURES = {  # what a table shows: its column and how it is written
@@ -217,18 +215,6 @@ FIGURES = {  # what a table shows: its column and how it is written
     "finished": ("finished", ".0f"),
     "stops": ("stops", ".0f"),
 }
-
-
-def _table(done: Done, workload: str) -> Table:
-    titles, formats = zip(*FIGURES.values(), strict=True)
-    return Table(
-        f"arms-{_slug(workload)}",
-        f"What each part adds: {workload}",
-        ("arm", *titles),
-        ("", *formats),
-        tuple((arm.name, *(done.mean(workload, arm.name, name) for name in FIGURES)) for arm in ARMS),
-        "Means over the seeds.",
-    )
 
 
 def _gains(done: Done, workloads: Sequence[str]) -> Chart:
@@ -266,10 +252,6 @@ def _waits(done: Done, workload: str, number: int) -> Chart:
         tuple(lines),
         log_x=True,
     )
-
-
-def _slug(name: str) -> str:
-    return "".join(char if char.isalnum() else "-" for char in name.lower())
 
 
 PAPER = Coda()

@@ -14,6 +14,7 @@ import numpy as np
 from cotenant import simulator
 from cotenant.core.nodes import NodeShape
 from cotenant.reproduction.profiled import Profiled
+from cotenant.reproduction.tables import MEANS, each
 from cotenant.reproduction.words import (
     Asked,
     Better,
@@ -219,10 +220,9 @@ class Genie:
         """Run each arm at each point of the sweep."""
         jobs = JOBS_QUICK if asked.quick else JOBS
         return [
-            Case(setting.name, arm.name, seed, Promised(setting, arm, jobs, asked.data, seed))
-            for setting in _settings(asked)
-            for seed in asked.seeds
-            for arm in ARMS
+            *each(
+                _settings(asked), asked.seeds, ARMS, lambda one, arm, seed: Promised(one, arm, jobs, asked.data, seed)
+            )
         ]
 
     def findings(self, asked: Asked, done: Done) -> Findings:
@@ -279,7 +279,7 @@ def _tables(done: Done, source: Source, settings: Sequence[Setting]) -> Iterator
             tuple(
                 (one.load, one.tightness, *(done.mean(one.name, arm.name, figure) for arm in ARMS)) for one in settings
             ),
-            "Means over the seeds.",
+            MEANS,
         )
 
 

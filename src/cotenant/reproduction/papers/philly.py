@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
@@ -14,6 +14,7 @@ from cotenant import simulator
 from cotenant.core.jobs import WHOLE_GPU_MILLI
 from cotenant.core.nodes import NodeShape
 from cotenant.core.tenancy import Tenant
+from cotenant.reproduction.tables import by_arm, each
 from cotenant.reproduction.words import (
     Asked,
     Better,
@@ -33,7 +34,6 @@ from cotenant.reproduction.words import (
     reading,
     table,
 )
-from cotenant.simulator.recording import Event, Kind
 from cotenant.simulator.traces import workers
 
 SAMPLE = Path(simulator.__file__).parent / "samples" / "philly_two.csv"
@@ -45,14 +45,14 @@ RANGES = MappingProxyType(  # of GPUs
     {"1": (1, 1), "4": (4, 4), "8": (8, 8), "16 and more": (16, math.inf), "all": (0, math.inf)}
 )
 FEW_SERVERS = 4  # that a wide gang has, or more
-GUIDELINES = (
-    ("avg_jct_hours", "average JCT (h)"),
-    ("avg_queue_hours", "average wait (h)"),
-    ("failed_trials", "failed trials"),
-    ("gpu_hours_of_failed", "GPU hours of jobs that fail"),
-    ("wide_few", "16+ GPUs on up to 4 servers (%)"),
-    ("wide_more", "on more servers (%)"),
-)
+GUIDELINES = {  # what their table shows: its column and how it is written
+    "avg_jct_hours": ("average JCT (h)", ".1f"),
+    "avg_queue_hours": ("average wait (h)", ".1f"),
+    "failed_trials": ("failed trials", ".1f"),
+    "gpu_hours_of_failed": ("GPU hours of jobs that fail", ".1f"),
+    "wide_few": ("16+ GPUs on up to 4 servers (%)", ".1f"),
+    "wide_more": ("on more servers (%)", ".1f"),
+}
 SIZES = ("2-4", "5-8", "over 8")
 QUEUEING = MappingProxyType({"2-4": (40.6, 59.4), "5-8": (25.8, 74.2), "over 8": (2.1, 97.9)})  # percent of jobs [P]
 UTILISATION = MappingProxyType({"1": 52.38, "4": 45.18, "8": 58.99, "16 and more": 40.39, "all": 52.32})  # percent [P]
@@ -101,18 +101,6 @@ class Workload:
 TIGHT, ROOMY = Workload("two virtual clusters, 128 GPUs", 16), Workload("two virtual clusters, 160 GPUs", 20)
 
 
-@dataclass(slots=True)
-class Spread:
-    """Remembers on how many servers each job ran last."""
-
-    servers: dict[str, int] = field(default_factory=dict)
-
-    def record(self, event: Event) -> None:
-        """Take an event in."""
-        if event.kind is Kind.STARTED:
-            self.servers[event.job_id] = len({place.node for place in event.nodes})
-
-
 @dataclass(frozen=True, slots=True)
 class Replayed:
     """The two virtual clusters' jobs under one arm; the seed draws outcomes and failures."""
@@ -124,7 +112,6 @@ class Replayed:
 
     def run(self, stopped: Stopped) -> Figures | None:
         """Simulate it."""
-        spread = Spread()
         result = simulator.simulate(
             jobs_of(self.data, VIRTUAL_CLUSTERS),
             self.workload.cluster(),
@@ -144,10 +131,9 @@ class Replayed:
                 },
             },
             seed=self.seed,
-            recorder=spread,
             watch=lambda _: not stopped(),
         )
-        return Figures(dict(_figures(result, spread))) if result.complete else None
+        return Figures(dict(_figures(result))) if result.complete else None
 
 
 @cache
@@ -185,7 +171,7 @@ def _at(timestamp: str) -> float:
     return datetime.fromisoformat(timestamp).replace(tzinfo=UTC).timestamp()
 
 
-def _figures(result: simulator.Result, spread: Spread) -> Iterator[tuple[str, float]]:
+def _figures(result: simulator.Result) -> Iterator[tuple[str, float]]:
     yield "avg_jct_hours", (result.avg_jct_seconds or 0.0) / 3600
     yield "avg_queue_hours", (result.avg_queue_seconds or 0.0) / 3600
     yield "failed_trials", float(sum(result.failures.values()))
@@ -203,8 +189,8 @@ def _figures(result: simulator.Result, spread: Spread) -> Iterator[tuple[str, fl
         sized = [one for one in result.outcomes if least <= one.gpu_milli / WHOLE_GPU_MILLI <= most]
         yield f"utilisation_{size}", _utilisation(sized)
     wide = [one for one in result.outcomes if one.gpu_milli >= 16 * WHOLE_GPU_MILLI]
-    yield "wide_few", _utilisation([one for one in wide if spread.servers.get(one.id, 0) <= FEW_SERVERS])
-    yield "wide_more", _utilisation([one for one in wide if spread.servers.get(one.id, 0) > FEW_SERVERS])
+    yield "wide_few", _utilisation([one for one in wide if one.servers <= FEW_SERVERS])
+    yield "wide_more", _utilisation([one for one in wide if one.servers > FEW_SERVERS])
 
 
 def _utilisation(outcomes: Sequence[simulator.Outcome]) -> float:
@@ -254,10 +240,7 @@ class Philly:
     def cases(self, asked: Asked) -> Sequence[Case]:
         """Run each arm on each workload."""
         return [
-            Case(workload.name, arm.name, seed, Replayed(workload, arm, asked.data, seed))
-            for workload in _workloads(asked)
-            for seed in asked.seeds
-            for arm in ARMS
+            *each(_workloads(asked), asked.seeds, ARMS, lambda load, arm, seed: Replayed(load, arm, asked.data, seed))
         ]
 
     def findings(self, asked: Asked, done: Done) -> Findings:
@@ -306,14 +289,8 @@ def _tables(done: Done, workload: str) -> Iterator[Table]:
         ),
         "Lengths and outcomes are drawn apart, so killed jobs hold less GPU time than Philly's did.",
     )
-    names, titles = zip(*GUIDELINES, strict=True)
-    yield Table(
-        f"guidelines-{workload}",
-        f"The guidelines, each switched on: {workload}",
-        ("arm", *titles),
-        ("", *(".1f" for _ in titles)),
-        tuple((arm.name, *(mean(name, arm) for name in names)) for arm in ARMS),
-    )
+    title = f"The guidelines, each switched on: {workload}"
+    yield by_arm(done, workload, [arm.name for arm in ARMS], GUIDELINES, title=title, name="guidelines")
 
 
 def _queueing(workload: str, mean: Callable[[str], float]) -> Table:

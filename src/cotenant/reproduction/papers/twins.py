@@ -26,6 +26,7 @@ from cotenant.core.jobs import JobKind, JobSpec, Request, Role
 from cotenant.core.models import model_of
 from cotenant.core.nodes import NodeShape
 from cotenant.reproduction import live, twin_job
+from cotenant.reproduction.tables import means
 from cotenant.reproduction.words import (
     Asked,
     Better,
@@ -36,11 +37,11 @@ from cotenant.reproduction.words import (
     Done,
     Figures,
     Findings,
-    Line,
     Measured,
     Shape,
     Stopped,
     Table,
+    line_of,
 )
 from cotenant.simulator.physics.cores import speed
 
@@ -320,26 +321,17 @@ FIGURES = {
 
 def _table(done: Done, names: Sequence[str]) -> Table:
     titles, formats = zip(*FIGURES.values(), strict=True)
-    rows: tuple[tuple[Cell, ...], ...] = tuple(
-        (name, *(done.mean(name, "live", figure) for figure in FIGURES)) for name in names
-    )
+    rows: tuple[tuple[Cell, ...], ...] = tuple((name, *means(done, name, "live", FIGURES)) for name in names)
     return Table("twins", "Live beside simulated", ("twin", *titles), ("", *formats), rows, "Means over the rounds.")
 
 
 def _chart(done: Done, names: Sequence[str]) -> Chart:
-    lines = []
-    for label, figure in (("live", "live_seconds"), ("simulated", "simulated_seconds")):
-        spreads = [done.spread(name, "live", figure) for name in names]
-        lines.append(
-            Line(
-                label,
-                tuple(one.mean if one else 0.0 for one in spreads),
-                low=tuple(min(one.per_seed) if one else 0.0 for one in spreads),
-                high=tuple(max(one.per_seed) if one else 0.0 for one in spreads),
-            )
-        )
+    lines = tuple(
+        line_of(label, [done.spread(name, "live", figure) for name in names])
+        for label, figure in (("live", "live_seconds"), ("simulated", "simulated_seconds"))
+    )
     title, caption = "Average completion time, live and simulated", "Nearer to each other is better."
-    return Chart("twins", title, caption, Shape.BARS, "", "seconds", tuple(names), tuple(lines))
+    return Chart("twins", title, caption, Shape.BARS, "", "seconds", tuple(names), lines)
 
 
 PAPER = Twins()

@@ -30,6 +30,7 @@ from cotenant.reproduction.papers.xiao_jobs import (
     Workload,
     workloads,
 )
+from cotenant.reproduction.tables import MEANS, by_arm, each, slug
 from cotenant.reproduction.words import (
     Asked,
     Better,
@@ -68,6 +69,7 @@ BEST_CORES = MappingProxyType(  # for the best speed on one P100 [P]
 )
 PROFILED = ("alexnet", "resnet18", "mobilenet", "resnet50", "deepspeech", "gnmt", "transformer")  # by Synergy
 EIGHT, MEASURED = "the poster's eight models", "Synergy's measured models"
+WORTH = "What the cores are worth"
 FOUND = ("cores", "speed_percent", "points", "error_percent")
 SOURCE = "poster [P]"
 WHY = {  # by the baseline and the figure
@@ -194,10 +196,9 @@ class Xiao:
         pairs = [(workload, _arms_of(asked)) for workload in workloads(asked)]
         pairs += [(point, SWEPT_ARMS) for sweep in SWEEPS for point in sweep.points(asked).values()]
         replays = [
-            Case(workload.name, arm.name, seed, Replay(workload, arm, asked.data, seed))
+            case
             for workload, arms in pairs
-            for seed in asked.seeds
-            for arm in arms
+            for case in each([workload], asked.seeds, arms, lambda load, arm, seed: Replay(load, arm, asked.data, seed))
         ]
         learnt = [
             Case(group, model, seed, Learning(model, seed))
@@ -217,7 +218,10 @@ class Xiao:
                 *(one for sweep, points in swept for one in self._best(done, sweep, points)),
             ),
             (
-                *(_arms(asked, done, name) for name in names),
+                *(
+                    by_arm(done, name, [arm.name for arm in _arms_of(asked)], FIGURES, title=f"{WORTH}: {name}")
+                    for name in names
+                ),
                 *(_swept(done, sweep, points) for sweep, points in swept),
                 *(_curves(done, group) for group in GROUPS),
             ),
@@ -273,28 +277,13 @@ FIGURES = {  # what a table shows: its column and how it is written
 }
 
 
-def _arms(asked: Asked, done: Done, workload: str) -> Table:
-    titles, formats = zip(*FIGURES.values(), strict=True)
-    rows: tuple[tuple[Cell, ...], ...] = tuple(
-        (arm.name, *(done.mean(workload, arm.name, name) for name in FIGURES)) for arm in _arms_of(asked)
-    )
-    return Table(
-        f"arms-{_slug(workload)}",
-        f"What the cores are worth: {workload}",
-        ("arm", *titles),
-        ("", *formats),
-        rows,
-        "Means over the seeds.",
-    )
-
-
 def _swept(done: Done, sweep: Sweep, points: Mapping[float, Workload]) -> Table:
     rows: list[tuple[Cell, ...]] = []
     for load, point in points.items():
         figures = ((arm, name) for name in ("jct_seconds", "utilisation_percent") for arm in SWEPT_ARMS)
         rows.append((load, *(done.mean(point.name, arm.name, name) for arm, name in figures)))
     return Table(
-        f"sweep-{_slug(sweep.name)}",
+        f"sweep-{slug(sweep.name)}",
         f"Average JCT and utilisation by load: {sweep.name}",
         (
             "load",
@@ -303,7 +292,7 @@ def _swept(done: Done, sweep: Sweep, points: Mapping[float, Workload]) -> Table:
         ),
         ("g", *(".0f" for _ in SWEPT_ARMS), *(".1f" for _ in SWEPT_ARMS)),
         tuple(rows),
-        "Means over the seeds.",
+        MEANS,
     )
 
 
@@ -316,7 +305,7 @@ def _by_load(done: Done, sweep: Sweep, points: Mapping[float, Workload]) -> Char
         ]
         lines.append(line_of(f"against {base.name}", spreads, math.nan))
     return Chart(
-        f"load-{_slug(sweep.name)}",
+        f"load-{slug(sweep.name)}",
         f"How much earlier jobs are done, by load: {sweep.name}",
         "Higher is better. Shades reach from the least to the most over the seeds; the dashed line is the poster's.",
         Shape.LINES,
@@ -334,7 +323,7 @@ def _curves(done: Done, group: str) -> Table:
     ]
     columns = ("model", "cores, best", "cores, found", "speed (% of the best)", "points", "curve's error (%)")
     title = f"The predictor's error, and cores for the best speed: {group}"
-    return Table(f"curves-{_slug(group)}", title, columns, ("", ".0f", ".1f", ".1f", ".1f", ".1f"), tuple(rows))
+    return Table(f"curves-{slug(group)}", title, columns, ("", ".0f", ".1f", ".1f", ".1f", ".1f"), tuple(rows))
 
 
 def _gains(done: Done, names: Sequence[str]) -> Chart:
@@ -374,10 +363,6 @@ def _cores_found(done: Done) -> Chart:
 
 def _shorter_percent(ours: float, theirs: float) -> float:
     return -gain_percent(ours, theirs)
-
-
-def _slug(name: str) -> str:
-    return "".join(char if char.isalnum() else "-" for char in name.lower())
 
 
 PAPER = Xiao()
