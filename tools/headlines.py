@@ -55,13 +55,11 @@ def headlines(told: dict[str, Any]) -> Iterator[Headline]:
 
 def _common(measured: Sequence[dict[str, Any]]) -> str:
     """Name a claim without its baseline, where it was measured against several."""
-    texts = {one["text"] for one in measured}
+    texts = {str(one["text"]) for one in measured}
     text = min(texts)
-    return (
-        text
-        if len(texts) == 1
-        else text.removesuffix(measured[0]["base"]).removesuffix(" over ").removesuffix(" against ")
-    )
+    if len(texts) == 1:
+        return text
+    return text.removesuffix(measured[0]["base"]).removesuffix(" over ").removesuffix(" against ")
 
 
 def figure(value: float | None, unit: str) -> str:
