@@ -9,6 +9,7 @@ does not end. The health protocol says SERVING as long as a call would find some
 from __future__ import annotations
 
 import asyncio
+import gc
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import aclosing, suppress
@@ -144,6 +145,7 @@ class Replica:
             assert self._holding
             await self._holding
             await self._leave_office()
+            gc.collect()  # what the service knew in this term: all of it names each other, and the next reads it anew
 
     async def leave(self) -> None:
         """Give the office back. Calls are passed on to the next leader from then on."""
