@@ -48,6 +48,11 @@ def test_jct_counts_from_the_submission_and_makespan_from_the_first_one() -> Non
     assert result.gpu_utilisation == pytest.approx(1.0)
 
 
+def test_an_outcome_tells_on_how_many_servers_the_last_run_was() -> None:
+    result = simulate(trace((0, 10, 4), (0, 10, 1), (10, 5, 2), (10, 5, 8)), "2x2", options=BACKFILL)
+    assert {one.id: one.servers for one in result.outcomes} == {"a": 2, "b": 1, "c": 1}
+
+
 def test_percentiles_interpolate_linearly() -> None:
     result = simulate(trace((0, 10, 1), (0, 20, 1)), "1x2")
     assert (result.median_jct_seconds, result.p95_jct_seconds, result.p99_jct_seconds) == pytest.approx(
