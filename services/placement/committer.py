@@ -21,6 +21,8 @@ from dataclasses import dataclass
 import structlog
 
 from cotenant import fail_points, telemetry
+from cotenant.history.events import Wrote
+from cotenant.history.recording import record
 from cotenant.store.port import Compare, Conflict, Delete, Put, Store
 
 log = structlog.get_logger()
@@ -71,6 +73,7 @@ class Committer:
 
     def __init__(self, store: Store, on_halt: Callable[[Exception], None]) -> None:
         self._store, self._on_halt = store, on_halt
+        self.identity = ""  # under which this writes, for histories
         self._fence: Compare | None = None  # None while halted
         self._revisions: dict[str, int] = {}
         self._waiting: deque[_Group] = deque()
@@ -167,6 +170,7 @@ class Committer:
             problem = TooLarge(str(error))
         else:
             if not isinstance(result, Conflict):
+                record(Wrote(result.revision, "placement", self.identity))
                 self._take(last, result.revision)
                 _tell(batch, result.revision)
                 return

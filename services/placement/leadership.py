@@ -115,6 +115,7 @@ class Leadership:
         self._sessions.close_all()  # whoever has come meanwhile was judged by the old picture
         self._cluster.replace(fresh)
         self._kinds.restore(kinds.entries)
+        self._committer.identity = self._tenure.identity
         self._committer.start(self._tenure.fence, {entry.key: entry.mod_revision for entry in every})
         self._registry.term = self._term
         self._feed.start(max(self._term, attempts.revision), [live.attempt for live in fresh.attempts.values()])

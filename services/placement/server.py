@@ -71,7 +71,7 @@ class Placement(placement_grpc.PlacementServiceServicer, node_grpc.NodeServiceSe
     def __init__(self, store: Store, config: PlacementConfig, tenure: Tenure | None = None) -> None:
         self.config = config
         policy, allocator = self._policies()
-        self.background = Background()
+        self.background = Background(Fenced, Halted, Outdated)
         self.cluster = Cluster()
         self.committer = Committer(store, self._distrust)
         self.sessions = Sessions()

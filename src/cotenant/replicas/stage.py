@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import aclosing, contextmanager
 from typing import Any
 
 import grpc
@@ -58,7 +58,7 @@ class Stage:
             call.cancel()
 
     @contextmanager
-    def _call(self) -> Iterator[None]:
+    def _call(self) -> Iterator[asyncio.Task[Any]]:
         """Hold a call, so that it ends with the stage."""
         task = asyncio.current_task()
         assert task
@@ -66,7 +66,7 @@ class Stage:
             raise Replaced
         self._calls.add(task)
         try:
-            yield
+            yield task
         except asyncio.CancelledError:
             if self._closed and task.uncancel() == 0:
                 raise Replaced from None
@@ -89,9 +89,14 @@ class Stage:
         behavior = handler.stream_stream if handler.request_streaming else handler.unary_stream
         read = _reader(path, handler.request_deserializer)
         message = _each(read, request) if handler.request_streaming else read(request)
-        with self._call():
-            async for response in _served(path, behavior)(message, context):
-                yield handler.response_serializer(response)
+        with self._call() as task:
+            async with aclosing(_served(path, behavior)(message, context)) as responses:
+                async for response in responses:
+                    self._calls.discard(task)  # while gRPC writes: cancelled there, it would tell the caller nothing
+                    yield handler.response_serializer(response)
+                    if self._closed:
+                        raise Replaced
+                    self._calls.add(task)
 
 
 def _served(path: str, behavior: Any) -> Any:

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import structlog
 
 from cotenant.rpc.errors import Problem
+from cotenant.store.port import StoreUnavailable
 
 log = structlog.get_logger()
 
@@ -18,9 +19,10 @@ Result = TypeVar("Result")
 
 
 class Background:
-    """Tasks that are ended together."""
+    """Tasks that are ended together. `refusals` are errors for callers alone, beside those of every service."""
 
-    def __init__(self) -> None:
+    def __init__(self, *refusals: type[Exception]) -> None:
+        self._refusals = (Problem, StoreUnavailable, *refusals)
         self._tasks: set[asyncio.Task[Any]] = set()
 
     def start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
@@ -39,13 +41,18 @@ class Background:
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
-            task.add_done_callback(_tell_but_refusals)
+            task.add_done_callback(self._tell_but_refusals)
             raise
 
     def _hold(self, task: asyncio.Task[Result]) -> asyncio.Task[Result]:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
+
+    def _tell_but_refusals(self, task: asyncio.Task[Any]) -> None:
+        """A refusal was for the caller, who has gone."""
+        if not task.cancelled() and not isinstance(task.exception(), self._refusals):
+            _tell(task)
 
     async def close(self) -> None:
         """Cancel everything and wait for its end."""
@@ -58,12 +65,6 @@ class Background:
 def _tell(task: asyncio.Task[Any]) -> None:
     if not task.cancelled() and (error := task.exception()):
         log.error("background_failed", exc_info=error)
-
-
-def _tell_but_refusals(task: asyncio.Task[Any]) -> None:
-    """A refusal was for the caller, who has gone."""
-    if not task.cancelled() and not isinstance(task.exception(), Problem):
-        _tell(task)
 
 
 async def _forever(name: str, work: Callable[[], Awaitable[None]]) -> None:

@@ -106,6 +106,8 @@ class Guard(grpc.aio.ServerInterceptor):
                 return response
             except grpc.aio.AbortError:
                 raise  # the servicer has said itself what it wants to be sent
+            except grpc.aio.InternalError:
+                raise asyncio.CancelledError from None  # nobody is there to whom anything could be sent
             except Exception as error:
                 await self._refuse(context, method, error, entry, request)
 
@@ -125,6 +127,8 @@ class Guard(grpc.aio.ServerInterceptor):
                         yield response
             except grpc.aio.AbortError:
                 raise
+            except grpc.aio.InternalError:
+                raise asyncio.CancelledError from None  # the same
             except Exception as error:
                 await self._refuse(context, method, error, entry, request)
 
