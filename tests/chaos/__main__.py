@@ -19,6 +19,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tests.chaos import driver, machines
+from tests.chaos.broken import BROKEN
+from tests.chaos.plan import Fault
 from tests.end_to_end import remains
 from tests.etcd_server import etcd_binary
 
@@ -34,7 +36,10 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--seed", type=int, help="repeats a plan; by default another each time")
     parser.add_argument("--rest-every", type=int, default=REST_EVERY, help=f"judge after so many steps; {REST_EVERY}")
     parser.add_argument("--keep", type=Path, help="a directory for logs and what was recorded")
-    parser.add_argument("--broken", default="", help="a build that is broken on purpose, to see that it is found out")
+    parser.add_argument("--only", default="", help=f"these faults alone, of {', '.join(Fault)}")
+    parser.add_argument(
+        "--broken", choices=["", *BROKEN], default="", help="a build broken on purpose, to be found out"
+    )
     parser.add_argument("--json", type=Path, help="a file for what came of it")
     told = parser.parse_args(arguments)
     if why := machines.missing() or ("" if etcd_binary() else "there is no etcd: apt install etcd-server"):
@@ -59,7 +64,8 @@ def _run(told: argparse.Namespace, directory: Path) -> int:
     seed = random.SystemRandom().randrange(10**6) if told.seed is None else told.seed
     print(f"seed {seed}, {told.steps} steps", flush=True)
     say = functools.partial(print, flush=True)
-    outcome = driver.run(directory, seed, told.steps, told.rest_every, say, told.broken)
+    faults = frozenset(map(Fault, told.only.split(","))) if told.only else frozenset(Fault)
+    outcome = driver.run(directory, driver.Wanted(seed, told.steps, told.rest_every, faults, told.broken), say)
     _print(outcome)
     if told.json:
         told.json.write_text(json.dumps(vars(outcome)))

@@ -61,6 +61,17 @@ class Told:
     refusals: dict[str, int] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What is to be done; `broken` names a build that is broken on purpose."""
+
+    seed: int
+    steps: int
+    rest_every: int
+    faults: frozenset[Fault] = frozenset(Fault)
+    broken: str = ""
+
+
 class Users:
     """The process that submits."""
 
@@ -340,8 +351,8 @@ class Driver:
         self.told.wrong += [what for what in found if what not in self.told.wrong]
 
 
-def run(directory: Path, seed: int, steps: int, rest_every: int, say: Callable[[str], None], broken: str = "") -> Told:
-    """Make a mesh in an empty directory, and do so many steps to it; of a `broken` build, if one is named."""
-    driver = Driver(directory, seed, say, broken)
-    without = () if driver.mesh.clock else (Fault.CLOCK,)
-    return driver.run(plan(seed, steps, without), rest_every)
+def run(directory: Path, wanted: Wanted, say: Callable[[str], None]) -> Told:
+    """Make a mesh in an empty directory, and do to it what is wanted."""
+    driver = Driver(directory, wanted.seed, say, wanted.broken)
+    faults = {fault for fault in wanted.faults if driver.mesh.clock or fault is not Fault.CLOCK}
+    return driver.run(plan(wanted.seed, wanted.steps, faults), wanted.rest_every)

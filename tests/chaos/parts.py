@@ -30,14 +30,6 @@ lost_after_seconds = {LOST_AFTER_SECONDS}
 retry_seconds = 0.2
 infrastructure_retries = 1000000
 """
-BROKEN = """\
-import sys
-from cotenant.cli.main import main
-from tests.control_plane.mutants import mutant
-with mutant(sys.argv.pop(1)):
-    sys.argv[0] = "cotenant"
-    main()
-"""
 SOURCE = Path(__file__).with_name("wall_clock.c")
 LIBRARY, OFFSET, HISTORY = "wall_clock.so", "clock", "edges"
 
@@ -77,7 +69,7 @@ class Mesh:
 
     def __init__(self, directory: Path, machines: Machines, broken: str = "") -> None:
         self.directory, self.machines = directory, machines
-        self._program = [sys.executable, "-c", BROKEN, broken] if broken else [COTENANT]
+        self._program = [sys.executable, "-m", "tests.chaos.broken", broken] if broken else [COTENANT]
         self.clock = build_clock(directory)
         self.starts: Counter[str] = Counter()
         self.node_ids = {node: f"{directory.name}-{node}" for node in NODES}
