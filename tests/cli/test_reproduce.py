@@ -153,4 +153,4 @@ def test_the_plots_of_two_papers_do_not_overwrite_each_other(
     monkeypatch.setattr(xiao.Xiao, "cases", lambda paper, asked: ())
     assert run(["reproduce", "xiao", "--quick", "--markdown", "--png", str(tmp_path)]) == 0
     assert sorted(path.name for path in tmp_path.glob("*.png")) == ["xiao-cores.png", "xiao-jct.png"]
-    assert "The quick version: 0 runs with seeds 0, 1, 2, 3, 4 in 0 s." in capsys.readouterr().out
+    assert "The quick version: 0 runs with seeds 0, 1, 2, 3, 4; 0 s, 0 s of processor." in capsys.readouterr().out

@@ -176,9 +176,15 @@ def test_waiting_prints_the_output_on_stdout_and_notes_on_stderr(shell: Shell, s
     assert f"{job_id} succeeded after" in ended.err
 
 
-def test_following_prints_the_output_as_it_comes(shell: Shell, standin: Standin) -> None:
-    standin.jobs.autopilot = True
-    ended = shell("submit", "--follow", "--", *HELLO)
+def test_following_prints_the_output_as_it_comes(shell: Shell, standin: Standin, tmp_path: Path) -> None:
+    read = tmp_path / "read"
+    script = "import os, sys\nprint('hello', flush=True)\nwhile not os.path.exists(sys.argv[1]): pass\nprint('world')"
+
+    async def has_been_read() -> None:
+        read.touch()
+
+    standin.jobs.autopilot, standin.jobs.after_piece = True, has_been_read
+    ended = shell("submit", "--follow", "--", sys.executable, "-c", script, str(read))
     assert (ended.code, ended.out) == (ExitCode.DONE, "hello\nworld\n")
     assert any(getattr(request, "follow", False) for request in standin.jobs.asked)
     assert ended.err.count("running on gpu-1") == 1  # although each piece of output was a change
