@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from tests.simulation.combinations import Case
 from tests.simulation.histories import History
+from tests.simulation.naming import Names
 
 from cotenant.core.nodes import is_of_type
 from cotenant.core.queueing.choosing import Preemption
@@ -31,17 +32,20 @@ class Auditor:
 
     def __post_init__(self) -> None:
         self.history = History(self.case.cluster)
+        self.names = Names(self.case.cluster)
         self.jobs: dict[str, TraceJob] = {}
         self.rules = self.case.settings.rules
         self.tenants = {tenant.id: tenant for tenant in self.case.tenants}
         self.began: dict[str, float] = {}
         self.unschedulable: set[str] = set()
+        self.enforced = False  # the order itself stops jobs
 
     def record(self, event: Event) -> None:
         self.events.append(event)
 
     def look(self, simulation: Simulation) -> bool:
         self.jobs = self.jobs or {job.id: job for job in simulation.trace.jobs}
+        self.enforced = simulation._scheduler._enforced
         for event in self.events[self.heard :]:
             self.hear(event)
         self.heard = len(self.events)
@@ -49,6 +53,7 @@ class Auditor:
         assert {life.job.id for life in running} == set(self.history.running)
         self._nothing_twice(running)
         self._within_limits(running)
+        self.names.follow(running, self.history.running)
         self._nobody_lost(simulation)
         return True
 
@@ -97,8 +102,39 @@ class Auditor:
             assert event.ran_seconds >= self.rules.run_seconds_min - ROUNDING_SECONDS
         if event.kind is Kind.PREEMPTED:
             assert self.rules.preemption is not Preemption.NEVER
+            if not self.enforced:
+                assert any(self._may_claim(by, event.job_id) for by in event.by), "nobody of them had a right to it"
         if for_contention:
             assert not job.spec().gpu_milli, "the protected one was sent away"
+
+    def _may_claim(self, by: str, job_id: str) -> bool:
+        """Whether one may stop another whose order does not say so: by its rank, or where its tenant takes back."""
+        ahead = self.jobs[by].priority > self.jobs[job_id].priority
+        if self.rules.preemption is Preemption.PRIORITY and ahead:
+            return True
+        return self.rules.reclaim and self._guaranteed(by) and not self._all_guaranteed(self.jobs[job_id].tenant)
+
+    def _all_guaranteed(self, tenant: str) -> bool:
+        """Whether a tenant's guarantee of GPUs holds all of its jobs that run or wait: then none of them borrows."""
+        own = [*self.history.running, *self.history.waiting_since]
+        specs = [self.jobs[job_id].spec() for job_id in own if self.jobs[job_id].tenant == tenant]
+        known = self.tenants.get(tenant)
+        if known is None or known.quota_cores is not None or not all(spec.gpu_milli for spec in specs):
+            return False  # cores that are left open are not known
+        return sum(spec.gpu_milli for spec in specs) <= (known.quota_gpu_milli or 0)
+
+    def _guaranteed(self, job_id: str) -> bool:
+        """Whether a guarantee of a job's tenant, or of one that this belongs to, could hold the job."""
+        spec, name, met = self.jobs[job_id].spec(), self.jobs[job_id].tenant, set[str]()
+        cores = sum(role.replicas * (role.request.cores or 0) for role in spec.roles)
+        while (tenant := self.tenants.get(name)) and name not in met:
+            of_cores = tenant.quota_cores if tenant.quota_cores is not None or spec.gpu_milli else 0
+            holds_gpus = spec.gpu_milli <= (tenant.quota_gpu_milli or 0)
+            if holds_gpus and (of_cores is None or cores <= of_cores):
+                return True
+            met.add(name)
+            name = tenant.parent
+        return False
 
     # What is seen -----------------------------------------------------------------------------------------------------
 

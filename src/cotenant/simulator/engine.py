@@ -200,14 +200,12 @@ class Simulation:
     def _end(self, life: Life) -> None:
         """Let a run end: the job is done, or it fails and may be tried again."""
         self.events += 1
-        trials = life.fate.trials_seconds
         if life.fate.ended is Ended.FAILED:
             life.failures += 1
-        if life.fails_at <= self.now and life.failures < len(trials):
-            wait_seconds = self.world.backoff_seconds(life.failures)
-            self._scheduler.fail(life, wait_seconds, self.now)
-            life.trial_left_seconds = trials[life.failures]
-            heapq.heappush(self._retries, (self.now + wait_seconds, life.sequence))
+        if life.fails_at <= self.now and (retry := self.world.retry(life)).again:
+            self._scheduler.fail(life, retry.wait_seconds, self.now)
+            life.trial_left_seconds = life.fate.trials_seconds[life.failures]
+            heapq.heappush(self._retries, (self.now + retry.wait_seconds, life.sequence))
             return
         self._scheduler.finish(life, self.now)
         self._arm.finished(life.job, life.attained_seconds, self.now, passed=life.fate.ended is Ended.PASSED)

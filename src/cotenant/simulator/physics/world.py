@@ -9,6 +9,8 @@ from dataclasses import replace
 import numpy as np
 
 from cotenant.core.estimates import Candidate, CandidateEstimate
+from cotenant.core.failing.classifying import Failure
+from cotenant.core.failing.retrying import Retry, RetryRules, Tries, decide
 from cotenant.core.jobs import WHOLE_GPU_MILLI
 from cotenant.core.ledger import Holding
 from cotenant.core.placing.candidates import standard
@@ -28,7 +30,6 @@ from cotenant.simulator.physics.speeds import Speeds
 from cotenant.simulator.traces import Trace, TraceJob
 
 NOISE_STREAM = 5  # of its own, so that measuring changes nothing else that is drawn
-BACKOFF_SECONDS_MAX = 300.0  # as the live queue has it
 
 
 class World:
@@ -46,6 +47,7 @@ class World:
         self.outages = Outages(len(cluster.shapes), seed, settings.node_mtbf_hours, settings.node_repair_hours)
         self.usage_is_modelled = settings.utilisation != "none"
         self._fates = Fates(seed, settings.failed_percent, settings.killed_percent, settings.retries)
+        self._retrying = RetryRules(untold_back_off_seconds=settings.retry_backoff_seconds)
         self._models = Speeds(cluster, settings, seed)
         self.shapes = shapes_of(cluster.ledger())
         self._judged: dict[Hashable, list[tuple[Candidate, float]]] = {}
@@ -138,9 +140,13 @@ class World:
             return cost(self._models.model(life.job)).restart_seconds
         return self.settings.preemption_cost_seconds
 
-    def backoff_seconds(self, failures: int) -> float:
-        """Tell how long a job waits before it is tried again after so many failures."""
-        return min(BACKOFF_SECONDS_MAX, self.settings.retry_backoff_seconds * 2.0 ** (failures - 1))
+    def retry(self, life: Life) -> Retry:
+        """Tell what follows from a job's failure, by the rule of the live queue for what nobody can tell the kind of.
+
+        How often a job is tried again is part of its fate.
+        """
+        tries = Tries(life.failures - 1, len(life.fate.trials_seconds) - 1)
+        return decide(Failure(), tries, self._retrying, draw=1.0)
 
     def noted(self, trace: Trace) -> Trace:
         """Tell in the trace's notes for how many jobs the speed models know nothing."""
