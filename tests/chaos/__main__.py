@@ -36,7 +36,9 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--seed", type=int, help="repeats a plan; by default another each time")
     parser.add_argument("--rest-every", type=int, default=REST_EVERY, help=f"judge after so many steps; {REST_EVERY}")
     parser.add_argument("--keep", type=Path, help="a directory for logs and what was recorded")
-    parser.add_argument("--only", default="", help=f"these faults alone, of {', '.join(Fault)}")
+    parser.add_argument(
+        "--only", type=_faults, default=frozenset(Fault), help=f"these faults alone, of {', '.join(Fault)}"
+    )
     parser.add_argument(
         "--broken", choices=["", *BROKEN], default="", help="a build broken on purpose, to be found out"
     )
@@ -60,12 +62,18 @@ def main(arguments: Sequence[str]) -> int:
         shutil.rmtree(directory)
 
 
+def _faults(text: str) -> frozenset[Fault]:
+    try:
+        return frozenset(map(Fault, text.split(",")))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{error}; faults are {', '.join(Fault)}") from None
+
+
 def _run(told: argparse.Namespace, directory: Path) -> int:
     seed = random.SystemRandom().randrange(10**6) if told.seed is None else told.seed
     print(f"seed {seed}, {told.steps} steps", flush=True)
     say = functools.partial(print, flush=True)
-    faults = frozenset(map(Fault, told.only.split(","))) if told.only else frozenset(Fault)
-    outcome = driver.run(directory, driver.Wanted(seed, told.steps, told.rest_every, faults, told.broken), say)
+    outcome = driver.run(directory, driver.Wanted(seed, told.steps, told.rest_every, told.only, told.broken), say)
     _print(outcome)
     if told.json:
         told.json.write_text(json.dumps(vars(outcome)))
