@@ -9,6 +9,7 @@ import pytest
 from benchmarks.agents import SimulatedAgent
 from tests.services.mesh import QUICK, Mesh, eventually, reason, running, until, without
 
+from cotenant.core.failing.retrying import RetryRules
 from cotenant.v1 import job_pb2, resources_pb2
 from cotenant.v1 import node_service_pb2 as node_pb2
 from cotenant.v1 import node_service_pb2_grpc as node_grpc
@@ -20,6 +21,7 @@ DRAINING, AWAY, LOST = node_pb2.NODE_STATE_DRAINING, node_pb2.NODE_STATE_AWAY, n
 @pytest.fixture
 async def mesh() -> AsyncIterator[Mesh]:
     async with running() as mesh:
+        mesh.parts["queue"].service.follower.failing.retrying = RetryRules(back_off_seconds=0.05)
         yield mesh
 
 
