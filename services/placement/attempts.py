@@ -164,10 +164,13 @@ class Attempts:
         ]
         for begin in range(0, len(gone), OPERATIONS_MAX):
             some = gone[begin : begin + OPERATIONS_MAX]
+            for live in some:
+                self.cluster.remember(live)  # first: it may be committed without our knowing
             await self.committer.commit([Write(ATTEMPTS + live.key[0], None) for live in some], under)
             await fail_points.reach("placement.forgotten")
             for live in some:
-                self.cluster.bury(live)
+                if self.cluster.attempts.get(live.key[0]) is live:  # else the next one has taken its place
+                    self.cluster.forget(live.key[0])
                 self.feed.forget(*live.key)
 
 

@@ -178,11 +178,9 @@ class Cluster:
             for node_id in live.nodes:
                 self._by_node[node_id].pop(job_id, None)
 
-    def bury(self, live: Live) -> None:
-        """Drop an attempt for good: a plan that names it comes late. The next one may have taken its place already."""
+    def remember(self, live: Live) -> None:
+        """Know that a plan comes late that names an attempt, once that is gone."""
         job_id, number = live.key
-        if self.attempts.get(job_id) is live:
-            self.forget(job_id)
         self.past.pop(job_id, None)
         self.past[job_id] = number
         if len(self.past) > PAST_MAX:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 
 import grpc
 import pytest
-from tests.services.mesh import Mesh, reason, running, spec, until
+from tests.services.mesh import Mesh, again, reason, running, spec, until
 
 from cotenant.store.port import Put
 from cotenant.v1 import job_pb2
@@ -93,17 +94,21 @@ def instead_of_a(job_id: str, term: int) -> Callable[[Mesh], Awaitable[object]]:
     return lambda mesh: mesh.plans.PlanPlacement(request)
 
 
-async def test_a_plan_that_comes_after_its_attempt_was_forgotten_starts_nothing() -> None:
+@pytest.mark.parametrize("lost", [False, True])
+async def test_a_plan_that_comes_after_its_attempt_was_forgotten_starts_nothing(lost: bool) -> None:
     async with running() as mesh:
         await mesh.kill("queue")  # which would have it stopped, for it knows no such job
         agent = await mesh.agent("n1")
         await mesh.plans.PlanPlacement(plan("a"))
         agent.finish(("a", 1))
         await until(lambda: ("a", 1) in agent.acked)
-        await mesh.plans.ForgetAttempts(forget("a"))
-        answer = await mesh.plans.PlanPlacement(plan("a"))
+        mesh.parts["placement"].store.lose_answer = lost
+        with suppress(grpc.aio.AioRpcError):  # forgotten all the same
+            await mesh.plans.ForgetAttempts(forget("a"))
+        answer = await again(lambda: mesh.plans.PlanPlacement(plan("a")))
         assert not answer.placed
         (refused,) = answer.refused  # whoever asks is told, and when to ask again
         assert (refused.job_id, refused.refusal.code) == ("a", "NOT_YET_CONSIDERED")
         assert 0 < refused.refusal.holds.ToMilliseconds() <= 1000
+        await until(lambda: mesh.parts["placement"].service.cluster.nodes["n1"].open)  # its agent has come back
         assert [placed.attempt.number for placed in (await mesh.plans.PlanPlacement(plan("a", number=2))).placed] == [2]
