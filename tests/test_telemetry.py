@@ -358,3 +358,13 @@ def test_a_terminal_gets_lines_for_people() -> None:
     assert "job_placed" in out.getvalue()
     with pytest.raises(json.JSONDecodeError):
         json.loads(out.getvalue())
+
+
+def test_a_line_where_no_logs_are_set_up_goes_to_stderr_and_sets_up_none(capsys: pytest.CaptureFixture[str]) -> None:
+    structlog.reset_defaults()
+    telemetry.logger().info("of_no_interest")
+    telemetry.logger().warning("noteworthy", number=7)
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert [(line["event"], line["number"]) for line in map(json.loads, err.splitlines())] == [("noteworthy", 7)]
+    assert not structlog.is_configured()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 LEVEL_DEFAULT = "info"
@@ -17,9 +16,7 @@ class Logger:
 
         from cotenant.telemetry import logs
 
-        if not structlog.is_configured():
-            logs.configure("cli", os.environ.get("COTENANT_LOG") or LEVEL_OF_SERVICE["cli"])
-        return getattr(structlog.get_logger(), method)
+        return getattr(structlog.get_logger() if structlog.is_configured() else logs.of_command(), method)
 
 
 def logger() -> Any:

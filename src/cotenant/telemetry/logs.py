@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
-from typing import TextIO
+from typing import Any, TextIO
 
 import structlog
 from structlog.typing import EventDict, Processor, WrappedLogger
 
 from cotenant.telemetry import tracing
-from cotenant.telemetry.lines import LEVEL_DEFAULT
+from cotenant.telemetry.lines import LEVEL_DEFAULT, LEVEL_OF_SERVICE
 
 LEVELS = {
     "debug": logging.DEBUG,
@@ -26,13 +27,7 @@ def configure(service: str, level: str, stream: TextIO | None = None) -> None:
     out = stream or sys.stderr
     known = level.lower() in LEVELS
     number = LEVELS[level.lower() if known else LEVEL_DEFAULT]
-    shared: list[Processor] = [
-        structlog.contextvars.merge_contextvars,
-        structlog.stdlib.add_log_level,
-        structlog.processors.TimeStamper(fmt="iso", utc=True),
-        _Named(service),
-        _add_trace_id,
-    ]
+    shared = _shared(service)
     structlog.configure(
         processors=[*shared, *_rendering(out)],
         wrapper_class=structlog.make_filtering_bound_logger(number),
@@ -42,6 +37,26 @@ def configure(service: str, level: str, stream: TextIO | None = None) -> None:
     _adopt_standard_logging(shared, out, number)
     if not known:
         structlog.get_logger().warning("log_level_unknown", given=level, used=LEVEL_DEFAULT, known=[*LEVELS])
+
+
+def of_command() -> Any:
+    """A logger on stderr for a process that has set up none, for which nothing is set up by it either."""
+    level = LEVELS.get(os.environ.get("COTENANT_LOG", "").lower(), LEVELS[LEVEL_OF_SERVICE["cli"]])
+    return structlog.wrap_logger(
+        structlog.WriteLogger(sys.stderr),
+        processors=[*_shared("cli"), *_rendering(sys.stderr)],
+        wrapper_class=structlog.make_filtering_bound_logger(level),
+    )
+
+
+def _shared(service: str) -> list[Processor]:
+    return [
+        structlog.contextvars.merge_contextvars,
+        structlog.stdlib.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        _Named(service),
+        _add_trace_id,
+    ]
 
 
 def _rendering(out: TextIO) -> list[Processor]:
