@@ -45,6 +45,7 @@ def hold_back(stored: records_pb2.StoredJob, wish: job_pb2.JobPhase.ValueType) -
         note(stored, "cancel wanted" if cancel else "suspend wanted")
     else:
         move(stored, JobEvent.CANCELLED if cancel else JobEvent.SUSPENDED)
+        stored.wish = job_pb2.JOB_PHASE_UNSPECIFIED  # which is fulfilled, where it was wanted before this queue began
         note(stored, "cancelled" if cancel else "suspended")
     return True
 
@@ -55,10 +56,11 @@ def resume(stored: records_pb2.StoredJob) -> bool:
     Raises:
         Problem: UNAVAILABLE while it is still being stopped.
     """
-    if stored.wish == job_pb2.JOB_PHASE_SUSPENDED:
-        raise errors.unavailable("the job is still being stopped; it can be resumed once it is suspended", 1.0)
     if translate.PHASES.from_wire(stored.job.phase) is not Phase.SUSPENDED:
+        if stored.wish == job_pb2.JOB_PHASE_SUSPENDED:
+            raise errors.unavailable("the job is still being stopped; it can be resumed once it is suspended", 1.0)
         return False
     move(stored, JobEvent.RESUMED)
+    stored.wish = job_pb2.JOB_PHASE_UNSPECIFIED
     note(stored, "resumed")
     return True

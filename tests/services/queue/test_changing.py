@@ -14,7 +14,8 @@ from tests.services.mesh import Mesh, again, eventually, reason, running, until
 
 from cotenant.core.lifecycle import StopReason
 from cotenant.rpc.errors import from_error
-from cotenant.v1 import job_pb2
+from cotenant.services.queue import wishes
+from cotenant.v1 import job_pb2, records_pb2
 from cotenant.v1 import job_service_pb2 as pb
 
 
@@ -285,3 +286,15 @@ async def test_validating_an_update_changes_nothing(mesh: Mesh) -> None:
     )
     assert (await mesh.jobs.UpdateJob(request)).job.spec.priority == 5
     assert (await mesh.job(job_id)).spec.priority == 0
+
+
+@pytest.mark.parametrize("kept", [job_pb2.JOB_PHASE_UNSPECIFIED, job_pb2.JOB_PHASE_SUSPENDED])
+def test_what_was_wanted_before_a_queue_began_holds_no_job_back_once_it_is_so(kept: job_pb2.JobPhase.ValueType) -> None:
+    """A new leader takes a job for one that holds nothing, until it hears of its attempt, and suspends it at once."""
+    stored = records_pb2.StoredJob(wish=kept)
+    stored.job.phase = job_pb2.JOB_PHASE_QUEUED
+    assert wishes.hold_back(stored, job_pb2.JOB_PHASE_SUSPENDED)
+    stored.wish = stored.wish or kept  # as versions before left it
+    assert stored.job.phase == job_pb2.JOB_PHASE_SUSPENDED
+    assert wishes.resume(stored)
+    assert (stored.job.phase, stored.wish) == (job_pb2.JOB_PHASE_QUEUED, job_pb2.JOB_PHASE_UNSPECIFIED)
