@@ -163,10 +163,11 @@ class Mesh:
             return ""
         wrong = ""
         if part.process:
+            served = self.serving(name)
             process, part.process = part.process, None
             try:
                 code = process.terminate()
-                wrong = f"{name} ended with {code} when asked to end" if code else ""
+                wrong = f"{name} ended with {code} when asked to end" if code and served else ""
             except subprocess.TimeoutExpired:
                 wrong = f"{name} did not end when asked to"
                 process.kill()
