@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +13,8 @@ from tests.etcd_server import EtcdServer, etcd_binary
 
 HERE = Path(__file__).parent
 REAL_TIME = [HERE / "services", HERE / "node_agent", HERE / "end_to_end", HERE / "rpc"]
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job would hand on that it is ignored
 
 # A loaded machine is slow, and chance may draw many inputs that do not matter: neither says anything of the code. What
 # holds up a change is decided by the same examples each time; everybody else's runs look for new ones.
