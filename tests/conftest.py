@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, settings
 from tests.etcd_server import EtcdServer, etcd_binary
 
 HERE = Path(__file__).parent
-REAL_TIME = [HERE / "services", HERE / "node_agent", HERE / "end_to_end", HERE / "rpc"]
+REAL_TIME = [HERE / "services", HERE / "node_agent", HERE / "end_to_end", HERE / "rpc", HERE / "store"]
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job would hand on that it is ignored
 
