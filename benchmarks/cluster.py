@@ -246,13 +246,12 @@ async def sizes(made: Cluster) -> dict[str, int]:
 async def lists(made: Cluster, jobs: int, where: str) -> list[harness.Row]:
     """Let many wait that need all of the cluster, while others run on, and ask for pages of them."""
     rss = processes.status_bytes(made.processes.pids["queue"], "VmRSS")
-    before = (await made.jobs.ListJobs(pb.ListJobsRequest(page_size=1))).total_size
     for _ in range(jobs // ARRAY):
         array = spec(gpus=GPUS, cores=CORES, replicas=len(made.agents))  # while anything runs
         array.array.ranges.add(first=0, last=ARRAY - 1)
         await create(made, array)
     there = (await made.jobs.ListJobs(pb.ListJobsRequest(page_size=1))).total_size
-    assert there >= before + jobs, f"{there} jobs are listed, not {before + jobs}"
+    assert there >= jobs, f"{there} jobs are listed, not {jobs}"  # of those that ended, some are in the archive by now
     more = processes.status_bytes(made.processes.pids["queue"], "VmRSS") - rss
     rows = []
     for name, wanted in (
