@@ -83,7 +83,7 @@ reproduce: $(STAMP) ## what five papers report, measured again, and written down
 	done
 	@python tools/headlines.py report/reproduced/*.json
 
-operations: $(STAMP) ## do what docs/operations.md tells of, with real processes, and write the page
+operations: $(STAMP) ## do what docs/operations.md tells of, with real processes, and write the page (ARGS="--from REVISION")
 	@python tools/operations.py $(ARGS)
 
 test-images: $(STAMP) ## carry out the images' instructions in directories, as root on Debian

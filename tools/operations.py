@@ -7,11 +7,13 @@ what the page says, and leaves nothing behind.
 
 from __future__ import annotations
 
+import argparse
 import getpass
 import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -26,6 +28,8 @@ sys.path.insert(0, str(ROOT))
 from tests.end_to_end import remains  # noqa: E402 - the root of the checkout has to be on the path first
 from tests.end_to_end.commands import COTENANT, Serving, environment_of  # noqa: E402 - likewise
 from tests.etcd_server import EtcdServer, free_ports, start_cluster  # noqa: E402 - likewise
+from tools.older import NEWEST, Version, older  # noqa: E402 - likewise
+from tools.page import Page  # noqa: E402 - likewise
 
 PAGE = ROOT / "docs" / "operations.md"
 SERVICES = ("placement", "predictor", "contention", "queue")
@@ -33,7 +37,6 @@ AGENTS = tuple(f"gpu-{number}" for number in range(1, 6))
 JOBS = 30
 WITNESS = "witness"
 WAIT_SECONDS_MAX = 60.0
-LINES_MAX = 14  # of one command's output
 
 HEAD = """\
 # Operating a mesh of many machines
@@ -46,45 +49,12 @@ a leader is in [replicas](replicas.md), who may do what in [security](security.m
 """
 
 
-class Page:
-    """What was done and what came of it, as it will be read."""
-
-    def __init__(self) -> None:
-        self.parts: list[str] = [HEAD]
-        self.names: list[tuple[str, str]] = []  # what this machine says, and what the page says
-
-    def name(self, said: object, named: str) -> None:
-        """Give something of this machine the name that it has on the page."""
-        self.names.append((str(said), named))
-
-    def tell(self, text: str) -> None:
-        """Write prose."""
-        self.parts.append(self._named(text))
-        print(f"   {text.strip().splitlines()[0][:110]}", file=sys.stderr)
-
-    def show(self, command: str, output: str) -> None:
-        """Write a command, and what it printed."""
-        lines = [line.rstrip() for line in self._named(output).splitlines() if line.strip()]
-        if len(lines) > LINES_MAX:
-            lines = [*lines[: LINES_MAX - 2], f"… {len(lines) - LINES_MAX + 1} more", lines[-1]]
-        shown = "\n".join([f"$ {self._named(command)}", *lines])
-        self.parts.append(f"```console\n{shown}\n```")
-
-    def _named(self, text: str) -> str:
-        for said, named in sorted(self.names, key=lambda pair: -len(pair[0])):
-            text = text.replace(said, named)
-        return text
-
-    def written(self) -> str:
-        """The whole page."""
-        return "\n\n".join(part.strip("\n") for part in self.parts) + "\n"
-
-
 class Mesh:
     """All processes, and the command line of an operator."""
 
-    def __init__(self, directory: Path, page: Page) -> None:
+    def __init__(self, directory: Path, page: Page, version: Version) -> None:
         self.directory, self.page = directory, page
+        self.version = version  # that processes are started of, and that an operator has installed
         self.environment = environment_of(directory, COTENANT_STATE_DIR=str(directory / "operator"))
         self.etcd: list[EtcdServer] = []
         self.ports: dict[str, int] = {}
@@ -95,7 +65,7 @@ class Mesh:
     def run(self, *words: str, code: int = 0) -> str:
         """Run a command and return what it printed."""
         done = subprocess.run(
-            [COTENANT, *words],
+            [self.version.command, *words],
             env=self.environment,
             capture_output=True,
             text=True,
@@ -148,7 +118,7 @@ class Mesh:
             words += ["--listen", self.address(part), "--store", self.store]
         words += ["--endpoints", self.endpoints]
         log = self.directory / f"{part}.log"
-        process = Serving([COTENANT, *map(str, words)], self.environment, log)
+        process = Serving([self.version.command, *map(str, words)], self.environment, log)
         process.wait_to_say("placement_joined" if agent else f"{service} serves at")
         self.processes[part] = process
 
@@ -290,23 +260,30 @@ def _well(mesh: Mesh) -> bool:
 
 def roll(mesh: Mesh, page: Page, counted: Path) -> None:
     """Restart every process, one after another."""
+    before, mesh.version = mesh.version, NEWEST
     page.tell(
         "## An upgrade, one process after another\n\n"
         "Install the new version, then restart one process at a time, and wait until it serves: the one that follows "
         "before the one that leads, agents last. The new and the old version speak with each other meanwhile."
+        + (f" Here {before.told}." if before != NEWEST else "")
     )
     for service in SERVICES:
         leads = mesh.leader(service) if service in ("queue", "placement") else f"{service}-2"
         follows = f"{service}-1" if leads.endswith("2") else f"{service}-2"
-        mesh.restart(follows)
-        mesh.restart(leads)
+        for part in (follows, leads):
+            mesh.restart(part)
+            mesh.run("submit", "--gpus", "1", "--cpus", "1", "--wait", "--", "true")
     for agent in AGENTS:
         mesh.restart(agent)
-    before = counted.stat().st_size
-    until("the running job goes on", lambda: counted.stat().st_size > before)
+        mesh.run("submit", "--gpus", "1", "--cpus", "1", "--wait", "--", "true")
+    written = counted.stat().st_size
+    until("the running job goes on", lambda: counted.stat().st_size > written)
     page.show("systemctl restart cotenant@queue   # … and so on, on each machine", "")
     mesh.show("jobs")
-    page.tell("The job that ran through all this is still in its first attempt.")
+    page.tell(
+        "After each restart a job was submitted, and ran. The one that ran through all this is still in its first "
+        "attempt."
+    )
 
 
 def restore(mesh: Mesh, page: Page, counted: Path, job_id: str) -> None:
@@ -357,10 +334,15 @@ def directory() -> Iterator[Path]:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Do it all, and write the page, or with --check write nothing."""
-    page = Page()
-    with directory() as path:
-        mesh = Mesh(path, page)
+    """Do it all, and write the page."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--check", action="store_true", help="do it all, and write nothing")
+    parser.add_argument("--from", dest="revision", help="start with the version of this git revision, and upgrade it")
+    asked = parser.parse_args(arguments)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that nothing is left
+    page = Page(HEAD)
+    with directory() as path, older(asked.revision) as version:
+        mesh = Mesh(path, page, version)
         page.name(path, "…")
         try:
             set_up(mesh, page)
@@ -381,7 +363,7 @@ def main(arguments: Sequence[str]) -> None:
             raise
         finally:
             mesh.close()
-    if "--check" not in arguments:
+    if not asked.check:
         PAGE.write_text(re.sub(r"[ \t]+\n", "\n", page.written()))
         print(f"   {PAGE.relative_to(ROOT)} is written")
 
