@@ -24,7 +24,7 @@ from cotenant.v1 import node_service_pb2 as node_pb2
 
 log = structlog.get_logger()
 
-QUEUE_LEADER = "queue/leader"  # the queue's leadership key: both services keep what they know in one store
+QUEUE_LEADER, QUEUE_JOBS = "queue/leader", "queue/jobs/"  # both services keep what they know in one store
 NOT_COMMITTED = (Fenced, Halted, StoreUnavailable)
 
 
@@ -42,7 +42,7 @@ class Attempts:
         self.cluster, self.committer, self.sessions, self.feed = cluster, committer, sessions, feed
         self._background = background
 
-    async def start(self, live: Live, under: Compare | None = None) -> None:
+    async def start(self, live: Live, under: Sequence[Compare] = ()) -> None:
         """Commit an attempt with the guards of its nodes, then tell of it. What fails is undone.
 
         Raises:
@@ -62,7 +62,7 @@ class Attempts:
         if live.stop_wanted:
             self.order_stops([live], live.stop_wanted)
 
-    async def confirm(self, under: Compare | None) -> None:
+    async def confirm(self, under: Sequence[Compare]) -> None:
         """Make sure that whoever wants something still leads, where nothing is committed at its word.
 
         Raises:
@@ -151,7 +151,7 @@ class Attempts:
             live.end_kept = True
             self.sessions.ack(live)
 
-    async def forget(self, keys: Sequence[tuple[str, int]], under: Compare | None = None) -> None:
+    async def forget(self, keys: Sequence[tuple[str, int]], under: Sequence[Compare] = ()) -> None:
         """Delete the records of attempts that have ended, and of which nothing more is to be told.
 
         Raises:
@@ -174,9 +174,18 @@ class Attempts:
                 self.feed.forget(*live.key)
 
 
-def led_by(term: int) -> Compare | None:
+def led_by(term: int) -> tuple[Compare, ...]:
     """What has to hold for what a queue wants in its term; a queue without others beside it (0) leads always."""
-    return Compare(QUEUE_LEADER, term) if term else None
+    return (Compare(QUEUE_LEADER, term),) if term else ()
+
+
+def as_known(job_id: str, revision: int, term: int) -> tuple[Compare, ...]:
+    """What has to hold for a start that a queue wants in its term: the job is what the queue knew of it.
+
+    So nothing starts that was cancelled meanwhile, and no attempt twice, however late the queue is heard: before an
+    attempt is forgotten the queue has kept its end in the job's record.
+    """
+    return (Compare(QUEUE_JOBS + job_id, revision),) if term and revision else ()
 
 
 def copy_of(attempt: job_pb2.Attempt) -> job_pb2.Attempt:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import structlog
@@ -28,6 +28,7 @@ from cotenant.store.port import Compare, Conflict, Delete, Put, Store
 log = structlog.get_logger()
 
 OPERATIONS_MAX = 100  # etcd takes 128 in a transaction unless told otherwise
+COMPARES_MAX = 120  # and as many comparisons
 BYTES_MAX = 512 * 1024  # etcd takes 1.5 MiB in a request
 
 COMMITS = telemetry.counter("cotenant.placement.commits", "{transaction}", "Transactions of placement, by outcome.")
@@ -42,7 +43,11 @@ class Halted(Exception):
 
 
 class Outdated(Exception):
-    """Whoever wanted this written leads its own service no more; nothing was."""
+    """What this was wanted for is so no more; nothing was written. `key` is the record that has changed."""
+
+    def __init__(self, compare: Compare) -> None:
+        super().__init__(f"{compare.key} has changed since revision {compare.mod_revision}")
+        self.key = compare.key
 
 
 class TooLarge(ValueError):
@@ -61,7 +66,7 @@ class Write:
 class _Group:
     writes: Sequence[Write]
     done: asyncio.Future[int]
-    under: Compare | None = None
+    under: Sequence[Compare] = ()
 
     @property
     def size(self) -> int:
@@ -102,24 +107,25 @@ class Committer:
         log.error("committer_halted", error=f"{type(error).__name__}: {error}")
         self._on_halt(error)
 
-    async def commit(self, writes: Sequence[Write], under: Compare | None = None) -> int:
+    async def commit(self, writes: Sequence[Write], under: Sequence[Compare] = ()) -> int:
         """Commit a group and return the revision.
 
         Raises: see `submit`.
         """
         return await self.submit(writes, under)
 
-    def submit(self, writes: Sequence[Write], under: Compare | None = None) -> asyncio.Future[int]:
+    def submit(self, writes: Sequence[Write], under: Sequence[Compare] = ()) -> asyncio.Future[int]:
         """Put a group in line at once, and promise its revision. What waits in line fails when the committer halts.
 
-        `under` is the leadership of another service at whose word this is written: it has to last as well.
+        `under` is what has to be so besides: another service's leadership at whose word this is written, or its records
+        that it was decided on.
 
         Raises (now, or when the promise is kept):
             Fenced: another writer owns one of the keys now.
             StoreUnavailable: the store did not answer; whether the group was committed is unknown.
             Halted: it was not tried.
             TooLarge: the group is more than a transaction may have.
-            Outdated: the leadership under which it was wanted is over.
+            Outdated: some of what it is written under is so no more.
         """
         if self._fence is None:
             raise Halted("placement is reading its state anew")
@@ -144,53 +150,61 @@ class Committer:
 
     def _next_batch(self) -> list[_Group]:
         batch = [self._waiting.popleft()]
-        operations, size = len(batch[0].writes), batch[0].size
+        operations, size, under = len(batch[0].writes), batch[0].size, set(batch[0].under)
         while self._waiting:
             head = self._waiting[0]
-            operations, size = operations + len(head.writes), size + head.size
-            if operations > OPERATIONS_MAX or size > BYTES_MAX:
+            operations, size, under = operations + len(head.writes), size + head.size, under.union(head.under)
+            if operations > OPERATIONS_MAX or operations + len(under) > COMPARES_MAX or size > BYTES_MAX:
                 break
             batch.append(self._waiting.popleft())
         return batch
 
     async def _commit_batch(self, batch: list[_Group]) -> None:
-        """Commit groups together; where they cannot be, one by one, so that a failure concerns nobody else."""
+        """Commit groups together; where they cannot be, those that can, so that a failure concerns nobody else."""
         if self._fence is None:
             raise Halted("placement is reading its state anew")
         last = {write.key: write for group in batch for write in group.writes}
-        leaderships = {self._fence, *(group.under for group in batch if group.under)}
-        compares = [*leaderships, *(Compare(key, self._revisions.get(key, 0)) for key in last)]
+        under = dict.fromkeys(compare for group in batch for compare in group.under)
+        compares = [self._fence, *under, *(Compare(key, self._revisions.get(key, 0)) for key in last)]
         operations = [Delete(w.key) if w.value is None else Put(w.key, w.value) for w in last.values()]
-        problem: Exception
         await fail_points.reach("placement.committing")
         try:
             result = await self._store.transact(compares, operations)
             await fail_points.reach("placement.committed")
         except ValueError as error:  # more than the store takes; nothing was done
-            problem = TooLarge(str(error))
-        else:
-            if not isinstance(result, Conflict):
-                record(Wrote(result.revision, "placement", self.identity))
-                self._take(last, result.revision)
-                _tell(batch, result.revision)
-                return
-            problem = await self._why_not(batch, last)
-        COMMITS.add(outcome=type(problem).__name__)
-        if len(batch) > 1:
-            for group in batch:
-                await self._commit_batch([group])
-        elif isinstance(problem, TooLarge | Outdated):
-            _fail(batch, problem)
-        else:
-            raise problem
+            COMMITS.add(outcome=TooLarge.__name__)
+            if len(batch) == 1:
+                _fail(batch, TooLarge(str(error)))
+            else:
+                for group in batch:
+                    await self._commit_batch([group])
+            return
+        if not isinstance(result, Conflict):
+            record(Wrote(result.revision, "placement", self.identity))
+            self._take(last, result.revision)
+            _tell(batch, result.revision)
+            return
+        over = await self._outdated(under)
+        COMMITS.add(outcome=(Outdated if over else Fenced).__name__)
+        if not over:
+            raise Fenced(f"another writer has changed one of {', '.join(sorted(last)[:3])}")
+        rest = []
+        for group in batch:
+            if why := next((compare for compare in group.under if compare in over), None):
+                _fail([group], Outdated(why))
+            else:
+                rest.append(group)
+        if rest:
+            await self._commit_batch(rest)
 
-    async def _why_not(self, batch: list[_Group], writes: Mapping[str, Write]) -> Exception:
-        """Say whose comparison failed: that of another service's leadership is no sign that ours is over."""
-        for under in {group.under for group in batch if group.under}:
-            entry = await self._store.get(under.key)
-            if (entry.mod_revision if entry else 0) != under.mod_revision:
-                return Outdated(f"term {under.mod_revision} of {under.key} is over")
-        return Fenced(f"another writer has changed one of {', '.join(sorted(writes)[:3])}")
+    async def _outdated(self, under: Iterable[Compare]) -> set[Compare]:
+        """Find the comparisons with others' records that fail: these are no sign that another placement leads."""
+        over = set()
+        for compare in under:
+            entry = await self._store.get(compare.key)
+            if (entry.mod_revision if entry else 0) != compare.mod_revision:
+                over.add(compare)
+        return over
 
     def _take(self, writes: Mapping[str, Write], revision: int) -> None:
         COMMITS.add(outcome="committed")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from cotenant import telemetry
 from cotenant.core.lifecycle import StopReason
@@ -17,9 +17,9 @@ from cotenant.rpc.background import Background
 from cotenant.rpc.errors import Violation
 from cotenant.rpc.tenants import tenant_of
 from cotenant.services.placement import planner
-from cotenant.services.placement.attempts import Attempts, led_by
+from cotenant.services.placement.attempts import QUEUE_LEADER, Attempts, as_known, led_by
 from cotenant.services.placement.cluster import Cluster
-from cotenant.services.placement.committer import TooLarge
+from cotenant.services.placement.committer import Outdated, TooLarge
 from cotenant.services.placement.kinds import Kinds
 from cotenant.services.placement.promises import Promises
 from cotenant.services.placement.records import Live
@@ -82,7 +82,8 @@ class Planning:
             decision = planner.decide(self._cluster, request, outcome, self._promises, time.monotonic())
             placed = time.time()
             under = led_by(request.term)
-            started = await self._start_all(decision, under, begin, placed)
+            known = {one.job_id: as_known(one.job_id, one.revision, request.term) for one in request.candidates}
+            started = await self._start_all(decision, under, known, begin, placed)
             if not started and (decision.stops or decision.moves or decision.reclaimed or decision.loans):
                 await self._attempts.confirm(under)
             self._attempts.order_stops(decision.stops, StopReason.PREEMPTED)
@@ -140,17 +141,26 @@ class Planning:
             last = self._cluster.past.get(candidate.job_id, 0)
             if candidate.number <= last:
                 why = f"attempt {candidate.number} is over already; the next cycle asks for another one"
-                refusal = Refusal(Code.NOT_YET_CONSIDERED, why, numbers={"last": last}, holds_seconds=LATE_SECONDS)
+                refusal = _ask_again(why, last=last)
                 late.append(placement_pb2.Refused(job_id=candidate.job_id, refusal=refusals.to_wire(refusal)))
                 request.candidates.remove(candidate)
         return late
 
     async def _start_all(
-        self, decision: planner.Decision, under: Compare | None, begin: float, placed: float
+        self,
+        decision: planner.Decision,
+        under: Sequence[Compare],
+        known: Mapping[str, Sequence[Compare]],
+        begin: float,
+        placed: float,
     ) -> list[Live]:
-        """Commit all starts; one that no transaction takes is refused, anything else fails the plan."""
+        """Commit all starts; one that no transaction takes, or of a job that has changed, is refused.
+
+        Anything else fails the plan.
+        """
         results = await asyncio.gather(
-            *(self._start(live, under, begin, placed) for live in decision.starts), return_exceptions=True
+            *(self._start(live, (*under, *known[live.key[0]]), begin, placed) for live in decision.starts),
+            return_exceptions=True,
         )
         for live, result in zip(decision.starts, results, strict=True):
             if isinstance(result, TooLarge):
@@ -159,11 +169,13 @@ class Planning:
                     f"its {len(live.nodes)} nodes are too many to be given in one transaction: {result}",
                     "ask for more per replica, or for fewer replicas",
                 )
+            elif isinstance(result, Outdated) and result.key != QUEUE_LEADER:
+                decision.refusals[live.key[0]] = _ask_again("it has changed since its place was asked for")
             elif isinstance(result, BaseException):
                 raise result
         return [live for live, result in zip(decision.starts, results, strict=True) if result is None]
 
-    async def _start(self, live: Live, under: Compare | None, begin: float, placed: float) -> None:
+    async def _start(self, live: Live, under: Sequence[Compare], begin: float, placed: float) -> None:
         await self._attempts.start(live, under)
         committed, parent, job = time.time(), live.record.trace_parent, live.key[0]
         PLACED.add()
@@ -172,6 +184,10 @@ class Planning:
             telemetry.record("place", parent, begin, placed, job=job, nodes=nodes)
             telemetry.record("commit", parent, placed, committed, job=job, epoch=live.epoch)
             telemetry.record("assign", parent, committed, time.time(), job=job, nodes=nodes)
+
+
+def _ask_again(why: str, **numbers: float) -> Refusal:
+    return Refusal(Code.NOT_YET_CONSIDERED, why, numbers=numbers, holds_seconds=LATE_SECONDS)
 
 
 def _check_candidates(request: placement_pb2.PlanPlacementRequest) -> None:

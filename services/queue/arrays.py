@@ -8,7 +8,7 @@ deleted, by this process or by the next one.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
 
@@ -18,7 +18,7 @@ from cotenant.core.arrays import ArrayTask
 from cotenant.core.jobs import JobSpec
 from cotenant.rpc import errors, sequence
 from cotenant.services.queue.gates import Array
-from cotenant.services.queue.keeper import ARRAYS, JOBS, REQUESTS, Change, Keeper, Request
+from cotenant.services.queue.keeper import ARRAYS, ATTEMPTS, JOBS, REQUESTS, Change, Keeper, Request, idle_by
 from cotenant.services.queue.records import SCHEMA_VERSION, Record, loaded, new_record, turn
 from cotenant.services.queue.state import clone
 from cotenant.store.port import Compare, Conflict, Delete, Entry, Operation, Put, StoreUnavailable
@@ -110,33 +110,48 @@ class Arrays:
         if entries:
             log.info("unfinished_arrays_removed", jobs=len(entries))
 
-    async def change(self, array: Array, change: Change, request: Request) -> Record:
-        """Change all jobs of an array that have not ended; the request is done once all are. Returns the first job."""
+    async def change(
+        self, array: Array, change: Change, request: Request, *, instead: Change | None = None
+    ) -> Record:
+        """Change all jobs of an array that have not ended; the request is done once all are. Returns the first job.
+
+        For `instead` see `Keeper.change`.
+        """
         first = self.state.records[array.first]
         if await self.keeper.repeated(request):
             return first
+        attempts = await self.store.list(ATTEMPTS + array.id + SEPARATOR) if instead else None
+        kept = {entry.key: entry for entry in attempts.entries} if attempts else {}
         living = [self.state.records[one] for one in array.ids if not self.state.records[one].phase.ended]
-        for chunk in _chunks(living):
-            if not await self._change(chunk, change):
+        for chunk in _chunks(living, CHUNK_MAX // 2):
+            if not await self._change(chunk, change, instead, kept):
                 for record in chunk:
-                    await self.keeper.change(record, change)
+                    await self.keeper.change(record, change, instead=instead)
         if request.id:
             await self.keeper.change(first, lambda stored: None, request=request)
         return first
 
-    async def _change(self, records: Sequence[Record], change: Change) -> bool:
+    async def _change(
+        self, records: Sequence[Record], change: Change, instead: Change | None, attempts: Mapping[str, Entry]
+    ) -> bool:
         """Change some jobs in one transaction; False where some had been changed elsewhere."""
         async with AsyncExitStack() as locks:
             for record in sorted(records, key=lambda record: record.id):
                 await locks.enter_async_context(record.lock)
-            copies = [(record, clone(record.stored)) for record in records]
-            changed = [(record, stored) for record, stored in copies if change(stored) is not False]
+            changed, compares = [], []
+            for record in records:
+                stored, idle, mean = clone(record.stored), None, change
+                if instead and not (record.phase.ended or record.phase.holds_resources):
+                    idle = idle_by(record, attempts.get(ATTEMPTS + record.id))
+                    mean = change if idle else instead
+                if mean(stored) is not False:
+                    changed.append((record, stored))
+                    compares += [Compare(JOBS + record.id, record.revision), *([idle] if idle else [])]
             if not changed:
                 return True
             try:
                 result = await self.store.transact(
-                    [Compare(JOBS + record.id, record.revision) for record, _ in changed],
-                    [Put(JOBS + record.id, stored.SerializeToString()) for record, stored in changed],
+                    compares, [Put(JOBS + record.id, stored.SerializeToString()) for record, stored in changed]
                 )
             except (StoreUnavailable, asyncio.CancelledError):
                 for record, _ in changed:
@@ -172,14 +187,14 @@ def _tasks(array_id: str, spec: JobSpec, submitter: str, trace_parent: str) -> I
         yield Record(stored, replace(spec, array_task=task))
 
 
-def _chunks(records: Iterable[Record]) -> Iterator[list[Record]]:
+def _chunks(records: Iterable[Record], most: int = CHUNK_MAX) -> Iterator[list[Record]]:
     """Part records into transactions that every store takes."""
     chunk: list[Record] = []
     size = 0
     for record in records:
         own = len(record.packed) + 256  # and its key, and what compares it
         size += own
-        if chunk and (len(chunk) == CHUNK_MAX or size > CHUNK_BYTES_MAX):
+        if chunk and (len(chunk) == most or size > CHUNK_BYTES_MAX):
             yield chunk
             chunk, size = [], own
         chunk.append(record)

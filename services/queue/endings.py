@@ -66,7 +66,7 @@ class Endings:
     async def _cancel(self, record: Record, why: str) -> None:
         """End a job durably, however long the store is away: nobody would do it later."""
         try:
-            if await self._keeper.insist(record, lambda stored: _cancel(stored, why)):
+            if await self._keeper.insist(record, lambda stored: _cancel(stored, why), instead=_leave):
                 log.info("job_cancelled_unmet", job=record.id, why=why)
         finally:
             del self.ending[record.id]
@@ -78,12 +78,17 @@ class Endings:
             deadline = datetime.fromtimestamp(translate.seconds(record.job.spec.deadline), UTC)
             why += f"; its deadline is {deadline.isoformat(timespec='seconds')}"
         try:
-            if await self._keeper.change(record, lambda stored: _end(stored, why)):
+            if await self._keeper.change(record, lambda stored: _end(stored, why), instead=_leave):
                 log.info("job_given_up", job=record.id, policy=self._policy.name)
         except (StoreUnavailable, errors.Problem) as error:
             log.warning("giving_up_delayed", job=record.id, error=str(error))
         finally:
             del self.ending[record.id]
+
+
+def _leave(stored: records_pb2.StoredJob) -> bool:
+    """Do nothing to a job that has begun to run."""
+    return False
 
 
 def _end(stored: records_pb2.StoredJob, why: str) -> bool:

@@ -26,6 +26,7 @@ log = structlog.get_logger()
 
 JOBS, REQUESTS, TENANTS = "queue/jobs/", "queue/requests/", "queue/tenants/"
 ARRAYS = "queue/arrays/"
+ATTEMPTS = "placement/attempts/"  # both services keep what they know in one store
 REQUEST_IDS_MAX = 64
 SETTLE_SECONDS = 0.3
 REQUEST_ID_LENGTH_MAX = 128
@@ -184,8 +185,19 @@ class Keeper:
             return record
         raise errors.not_found("job", stored.id)
 
-    async def change(self, record: Record, change: Change, *, request: Request | None = None, etag: str = "") -> bool:
+    async def change(
+        self,
+        record: Record,
+        change: Change,
+        *,
+        request: Request | None = None,
+        etag: str = "",
+        instead: Change | None = None,
+    ) -> bool:
         """Change a job durably; `change` returns False to leave it. Raises what the store raises, changed nothing then.
+
+        What ends a job that holds nothing, or holds it back, names what is to be done `instead` where placement has an
+        attempt of it that this queue has not heard of, or not of its end; see `idle_by`.
 
         Raises:
             Problem: ABORTED where the etag is not the job's any more.
@@ -193,10 +205,14 @@ class Keeper:
         async with record.lock:
             if etag and etag != str(record.revision):
                 raise errors.conflict("job", record.id)
+            compares = [Compare(JOBS + record.id, record.revision)]
+            if instead and not (record.phase.ended or record.phase.holds_resources):
+                idle = idle_by(record, await self.store.get(ATTEMPTS + record.id))
+                compares += [idle] if idle else []
+                change = change if idle else instead
             stored = clone(record.stored)
             if change(stored) is False:
                 return False
-            compares = [Compare(JOBS + record.id, record.revision)]
             operations: list[Operation] = []
             if request and request.id:
                 compares.append(Compare(REQUESTS + request.id, 0))
@@ -215,12 +231,12 @@ class Keeper:
             raise errors.unavailable("the job was changed elsewhere; the call may be repeated", 0.1, "CONFLICT")
         return True
 
-    async def insist(self, record: Record, change: Change) -> bool:
+    async def insist(self, record: Record, change: Change, *, instead: Change | None = None) -> bool:
         """Change a job durably however long the store is away: for what has happened and cannot be refused."""
         wait = 0.1
         while True:
             try:
-                return await self.change(record, change)
+                return await self.change(record, change, instead=instead)
             except (StoreUnavailable, errors.Problem) as error:
                 log.warning("change_delayed", job=record.id, error=str(error))
                 await asyncio.sleep(wait)
@@ -235,6 +251,20 @@ class Keeper:
         await self.store.transact([], [Delete(JOBS + job_id) for job_id in job_ids])
         for job_id in job_ids:
             self.state.remove(job_id)
+
+
+def idle_by(record: Record, entry: Entry | None) -> Compare | None:
+    """What has to hold so that a job holds nothing, by the record that placement has of its attempt; None where it may.
+
+    A queue that has just begun to lead does not know what runs, and one that asked for a start may have lost the answer.
+    Where a job's end is committed under this comparison no attempt of it is alive, and none begins: a start compares the
+    job's record.
+    """
+    if entry is None:
+        return Compare(ATTEMPTS + record.id, 0)
+    attempt = schema.read(records_pb2.StoredAttempt, entry).attempt
+    known = STATES.from_wire(attempt.state).ended and attempt.number <= record.attempt_number
+    return Compare(entry.key, entry.mod_revision) if known else None
 
 
 def _trimmed(stored: records_pb2.StoredJob) -> list[Operation]:

@@ -365,6 +365,7 @@ def candidate_of(record: Record, now: float, *, whole: bool = False) -> placemen
         trace_parent=record.job.trace_parent,
         pre_run=pre_run,
         submitter=record.job.submitter,
+        revision=record.revision,
     )
     if record.estimate and not pre_run:
         candidate.estimate.CopyFrom(record.estimate)

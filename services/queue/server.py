@@ -43,7 +43,7 @@ from cotenant.services.queue.tenants import Tenants
 from cotenant.services.queue.updates import apply_update, changes_promise, check_update
 from cotenant.services.queue.views import View
 from cotenant.services.queue.waits import Waits
-from cotenant.services.queue.wishes import check_alive, check_array_alive, hold_back, resume
+from cotenant.services.queue.wishes import check_alive, check_array_alive, hold_back, resume, want
 from cotenant.store.port import Store, StoreUnavailable
 from cotenant.v1 import (
     job_pb2,
@@ -299,7 +299,9 @@ class JobQueue(job_service_pb2_grpc.JobServiceServicer):
         if array := view.array(request.id):
             if wish == job_pb2.JOB_PHASE_SUSPENDED or request.etag:
                 check_array_alive(array, request.etag)
-            record = await self.arrays.change(array, lambda stored: hold_back(stored, wish), once)
+            record = await self.arrays.change(
+                array, lambda stored: hold_back(stored, wish), once, instead=lambda stored: want(stored, wish)
+            )
             for job_id in array.ids:
                 self._stop_unwanted(self.state.records[job_id])
             return record
@@ -307,7 +309,13 @@ class JobQueue(job_service_pb2_grpc.JobServiceServicer):
         if not await self.keeper.repeated(once):
             if wish == job_pb2.JOB_PHASE_SUSPENDED:
                 check_alive(record)
-            await self.keeper.change(record, lambda stored: hold_back(stored, wish), request=once, etag=request.etag)
+            await self.keeper.change(
+                record,
+                lambda stored: hold_back(stored, wish),
+                request=once,
+                etag=request.etag,
+                instead=lambda stored: want(stored, wish),
+            )
         self._stop_unwanted(record)
         return record
 

@@ -39,14 +39,19 @@ def hold_back(stored: records_pb2.StoredJob, wish: job_pb2.JobPhase.ValueType) -
     if phase.ended or (phase is Phase.SUSPENDED and not cancel):
         return False
     if phase.holds_resources:
-        if stored.wish == job_pb2.JOB_PHASE_CANCELLED:
-            return False
-        stored.wish = wish
-        note(stored, "cancel wanted" if cancel else "suspend wanted")
-    else:
-        move(stored, JobEvent.CANCELLED if cancel else JobEvent.SUSPENDED)
-        stored.wish = job_pb2.JOB_PHASE_UNSPECIFIED  # which is fulfilled, where it was wanted before this queue began
-        note(stored, "cancelled" if cancel else "suspended")
+        return want(stored, wish)
+    move(stored, JobEvent.CANCELLED if cancel else JobEvent.SUSPENDED)
+    stored.wish = job_pb2.JOB_PHASE_UNSPECIFIED  # which is fulfilled, where it was wanted before this queue began
+    note(stored, "cancelled" if cancel else "suspended")
+    return True
+
+
+def want(stored: records_pb2.StoredJob, wish: job_pb2.JobPhase.ValueType) -> bool:
+    """Keep what is to become of a job as soon as its attempt is over."""
+    if stored.wish in (wish, job_pb2.JOB_PHASE_CANCELLED):
+        return False
+    stored.wish = wish
+    note(stored, "cancel wanted" if wish == job_pb2.JOB_PHASE_CANCELLED else "suspend wanted")
     return True
 
 

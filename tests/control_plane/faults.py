@@ -117,6 +117,20 @@ async def repeat_frames(world: World) -> None:
         await asyncio.sleep(world.rng.random() / 2)
 
 
+async def repeat_calls(world: World) -> None:
+    """Calls come once more, as where somebody on their way was paused; whoever made them has made others since."""
+    for _ in range(4):
+        world.network.hear_again()
+        await asyncio.sleep(world.rng.random())
+
+
+async def repeat_plans(world: World) -> None:
+    """Plans come once more."""
+    for _ in range(8):
+        world.network.hear_again("/PlanPlacement")
+        await asyncio.sleep(world.rng.random() / 2)
+
+
 async def _meet(world: World, happens: Callable[[Process], None], name: str = "", point: str = "") -> str:
     """Let something happen to a replica when it next comes to a fail point; its name, "" where it does not come."""
     name = name or _replica(world)
@@ -175,6 +189,7 @@ FAULTS: Faults = (
     (lose_agent, 2),
     (reboot, 1),
     (repeat_frames, 3),
+    (repeat_calls, 3),
 )
 
 
@@ -191,8 +206,26 @@ async def cut_off_in_commit(world: World) -> None:
         world.start(name)
 
 
+async def replace_placement(world: World) -> None:
+    """Placement's leader is killed: the next one knows nothing of attempts that were forgotten."""
+    if name := world.leader("placement"):
+        await world.kill(name)
+        await asyncio.sleep(world.rng.random())
+        world.start(name)
+
+
+async def replace_queue(world: World) -> None:
+    """The queue's leader is killed: the next one has yet to hear what runs."""
+    if name := world.leader("queue"):
+        await world.kill(name)
+        await asyncio.sleep(world.rng.random())
+        world.start(name)
+
+
 PAUSES: Faults = ((pause, 2), (halt, 3))
 OF_REPLACED_QUEUES: Faults = ((depose, 3), (cut_off_in_commit, 3), (crash, 1))
+OF_LATE_PLANS: Faults = ((replace_placement, 2), (repeat_plans, 5))
+OF_NEW_QUEUES: Faults = ((replace_queue, 1),)
 
 
 async def trouble(world: World, faults: Faults = FAULTS) -> None:

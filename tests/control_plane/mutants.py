@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from unittest import mock
 
 from google.protobuf.message import Message
-from tests.control_plane.faults import FAULTS, OF_REPLACED_QUEUES, PAUSES, Faults
+from tests.control_plane.faults import FAULTS, OF_LATE_PLANS, OF_NEW_QUEUES, OF_REPLACED_QUEUES, PAUSES, Faults
 
 from cotenant.history.checker import Rule
 from cotenant.node_agent.fence import Fence
@@ -18,10 +18,11 @@ from cotenant.services.placement import planning
 from cotenant.services.placement import server as placement
 from cotenant.services.placement.committer import Committer
 from cotenant.services.placement.planning import Planning
-from cotenant.services.queue import follower
+from cotenant.services.queue import arrays, follower, keeper
 from cotenant.services.queue import server as queue
 from cotenant.services.queue.keeper import Request, request_of
-from cotenant.store.port import Committed, Compare, Conflict, Operation
+from cotenant.services.queue.records import Record
+from cotenant.store.port import Committed, Compare, Conflict, Entry, Operation
 from cotenant.v1 import placement_service_pb2 as placement_pb2
 
 Patch = tuple[object, str, object]
@@ -52,8 +53,19 @@ def start_unfenced(self: Committer, fence: Compare, revisions: dict[str, int]) -
     _start(self, Compare("nobody/leader", 0), revisions)
 
 
-def led_by_anybody(term: int) -> None:
+def led_by_anybody(term: int) -> tuple[Compare, ...]:
     """A placement that does whatever any queue says."""
+    return ()
+
+
+def whatever_it_is(job_id: str, revision: int, term: int) -> tuple[Compare, ...]:
+    """A placement that starts a job whatever has become of it."""
+    return ()
+
+
+def idle_anyway(record: Record, entry: Entry | None) -> Compare:
+    """A queue that does not look what runs before it ends a job."""
+    return Compare("nobody/leader", 0)
 
 
 class Nothing(Counter[str]):
@@ -89,6 +101,12 @@ MUTANTS: dict[str, Mutant] = {
         ((planning, "led_by", led_by_anybody), (placement, "led_by", led_by_anybody), (Planning, "_late", none_late)),
         Rule.LIFE,
         OF_REPLACED_QUEUES,
+    ),
+    "placement starts a job whatever has become of it": Mutant(
+        ((planning, "as_known", whatever_it_is),), Rule.LIFE, OF_LATE_PLANS
+    ),
+    "the queue ends a job without a look at what runs": Mutant(
+        ((keeper, "idle_by", idle_anyway), (arrays, "idle_by", idle_anyway)), Rule.LIFE, OF_NEW_QUEUES
     ),
     "the queue plans for jobs whose attempt is ending": Mutant(((follower, "Counter", Nothing),), Rule.ONCE),
 }

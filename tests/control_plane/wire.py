@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing
+from dataclasses import dataclass
 from random import Random
 from typing import Any, NoReturn
 
@@ -17,6 +19,7 @@ from cotenant.rpc.guard import Guard
 from cotenant.rpc.identity import Anyone
 
 HOP_SECONDS = 0.0005
+HEARD_MAX, REPEAT_SECONDS = 200, 10.0
 SLOW_SECONDS_MAX = 0.4
 SLOW_SHARE = 0.03
 DEADLINE_SECONDS = 60.0
@@ -111,6 +114,7 @@ class Network:
         self.servers: dict[str, SimulatedServer] = {}
         self.cut: set[frozenset[str]] = set()
         self.slow_share, self.slow_seconds_max = SLOW_SHARE, SLOW_SECONDS_MAX
+        self.heard: deque[_Heard] = deque(maxlen=HEARD_MAX)  # calls that came once, the last ones
         self._rng = rng
 
     def channel(self, source: Process, addresses: Sequence[str]) -> Channel:
@@ -120,6 +124,14 @@ class Network:
     def passage(self, source: Process, address: str) -> Any:
         """A channel on which calls are passed on as they came."""
         return _Wire(self, source, [address])
+
+    def hear_again(self, methods: str = "") -> None:
+        """Let a call of a while ago come once more, perhaps to another replica: nobody waits for its answer."""
+        calls = [one for one in self.heard if one.path.endswith(methods)]
+        if calls:
+            one = self._rng.choice(calls)
+            wire = _Wire(self, Process("nobody"), self._rng.sample(one.addresses, len(one.addresses)))
+            _Call(wire, one.path, _same, _same, one.metadata, REPEAT_SECONDS).unary(one.sent, asks=False)
 
     async def hop(self, source: Process, target: Process) -> None:
         """Take the time of one way, slow now and then; nothing gets through to or from who is paused.
@@ -135,18 +147,26 @@ class Network:
             raise Dead(target.name)
 
 
+@dataclass(frozen=True, slots=True)
+class _Heard:
+    path: str
+    sent: bytes
+    metadata: Any
+    addresses: Sequence[str]
+
+
 class _Wire:
     """What a channel is made of."""
 
     def __init__(self, network: Network, source: Process, addresses: Sequence[str]) -> None:
-        self.network, self.source, self._addresses = network, source, list(addresses)
+        self.network, self.source, self.addresses = network, source, list(addresses)
         self._turn = 0
 
     def server(self) -> SimulatedServer:
         """The next that listens."""
-        for _ in self._addresses:
+        for _ in self.addresses:
             self._turn += 1
-            server = self.network.servers.get(self._addresses[self._turn % len(self._addresses)])
+            server = self.network.servers.get(self.addresses[self._turn % len(self.addresses)])
             if server and not server.process.dead:
                 return server
         raise Dead("nobody listens")
@@ -255,6 +275,8 @@ class _Call:
         network, source, server = self._wire.network, self._wire.source, self._wire.server()
         deadline = None if self._timeout is None else asyncio.get_running_loop().time() + self._timeout
         sent = self._write(request) if not asks else None
+        if sent is not None and not streams:
+            network.heard.append(_Heard(self._path, sent, self._metadata, self._wire.addresses))
         await network.hop(source, server.process)
         context = _Context(self._metadata, deadline)
         handler = await server.handler(self._path, self._metadata)

@@ -38,6 +38,7 @@ from cotenant.history.events import (
 )
 
 WHOLE = 1000
+OVER = ENDED | {Phase.SUSPENDED}  # what a job is kept as only while no attempt of it is alive
 Key = tuple[str, int]  # a job's id and an attempt's number
 
 
@@ -210,6 +211,9 @@ class Checker:
             made = self._requests.setdefault(request_id, job.job_id)
             if made != job.job_id:
                 self._break(Rule.ONCE, f"at {revision} {request_id} made {job.job_id} beside {made}")
+        live = self.live.get(job.job_id)
+        if live and job.phase in OVER:
+            self._break(Rule.LIFE, f"at {revision} {job.job_id} is {job.phase}, and {live.number} is {live.state}")
         self.jobs[job.job_id] = job
 
     def _put_attempt(self, attempt: AttemptPut, commit: Commit, touched: set[Thing]) -> None:
@@ -224,8 +228,9 @@ class Checker:
         elif attempt.number == last and before is None and not attempt.state.ended:
             self._break(Rule.LIFE, f"{name} was alive again")
         job = self.jobs.get(attempt.job_id)
-        if attempt.number > last and job and job.phase is Phase.SUCCEEDED:
-            self._break(Rule.ONCE, f"{name} began after the job had succeeded")
+        if attempt.number > last and job and job.phase in OVER:
+            rule = Rule.ONCE if job.phase is Phase.SUCCEEDED else Rule.LIFE
+            self._break(rule, f"{name} began once the job was {job.phase}")
         self._numbers[attempt.job_id] = max(last, attempt.number)
         if sorted(attempt.ranks) != list(range(attempt.size)):
             self._break(Rule.GANG, f"{name} has the ranks {sorted(attempt.ranks)} of {attempt.size}")

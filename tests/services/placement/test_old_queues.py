@@ -22,8 +22,15 @@ async def lead(mesh: Mesh) -> int:
     return result.revision
 
 
-def plan(job_id: str, term: int = 0, number: int = 1) -> pb.PlanPlacementRequest:
-    return pb.PlanPlacementRequest(candidates=[pb.Candidate(job_id=job_id, number=number, spec=spec())], term=term)
+async def keep(mesh: Mesh, job_id: str) -> int:
+    """Keep a job, or a change of it, as the queue does; returns the record's revision."""
+    result = await mesh.store.transact([], [Put(f"queue/jobs/{job_id}", b"a job")])
+    return result.revision
+
+
+def plan(job_id: str, term: int = 0, number: int = 1, revision: int = 0) -> pb.PlanPlacementRequest:
+    candidate = pb.Candidate(job_id=job_id, number=number, spec=spec(), revision=revision)
+    return pb.PlanPlacementRequest(candidates=[candidate], term=term)
 
 
 def forget(job_id: str, term: int = 0) -> pb.ForgetAttemptsRequest:
@@ -112,3 +119,28 @@ async def test_a_plan_that_comes_after_its_attempt_was_forgotten_starts_nothing(
         assert 0 < refused.refusal.holds.ToMilliseconds() <= 1000
         await until(lambda: mesh.parts["placement"].service.cluster.nodes["n1"].open)  # its agent has come back
         assert [placed.attempt.number for placed in (await mesh.plans.PlanPlacement(plan("a", number=2))).placed] == [2]
+
+
+async def test_a_plan_that_comes_to_a_placement_which_never_saw_its_attempt_starts_nothing() -> None:
+    """It is of the queue that leads; what tells it from a plan of now is the job, whose end has been kept since."""
+    async with running() as mesh:
+        await mesh.kill("queue")
+        agent = await mesh.agent("n1")
+        term, before = await lead(mesh), await keep(mesh, "a")
+        await mesh.plans.PlanPlacement(plan("a", term, revision=before))
+        agent.finish(("a", 1))
+        await until(lambda: ("a", 1) in agent.acked)
+        after = await keep(mesh, "a")
+        await mesh.plans.ForgetAttempts(forget("a", term))
+        await mesh.restart("placement")
+        await until(lambda: len(agent.welcomes) == 2)
+        late = plan("a", term, revision=before)
+        late.candidates.add(job_id="b", number=1, spec=spec(), revision=await keep(mesh, "b"))
+        answer = await again(lambda: mesh.plans.PlanPlacement(late))
+        assert [placed.attempt.job_id for placed in answer.placed] == ["b"], "no other job suffers from it"
+        (refused,) = answer.refused
+        assert (refused.job_id, refused.refusal.code) == ("a", "NOT_YET_CONSIDERED")
+        assert await mesh.records_left("placement/attempts/") == ["placement/attempts/b"]
+        next_one = plan("a", term, number=2, revision=after)
+        assert [placed.attempt.number for placed in (await mesh.plans.PlanPlacement(next_one)).placed] == [2]
+        assert len(agent.welcomes) == 2, "placement had no reason to doubt what it knows"

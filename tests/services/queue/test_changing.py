@@ -298,3 +298,42 @@ def test_what_was_wanted_before_a_queue_began_holds_no_job_back_once_it_is_so(ke
     assert stored.job.phase == job_pb2.JOB_PHASE_SUSPENDED
     assert wishes.resume(stored)
     assert (stored.job.phase, stored.wish) == (job_pb2.JOB_PHASE_QUEUED, job_pb2.JOB_PHASE_UNSPECIFIED)
+
+
+@pytest.mark.parametrize("suspends", [False, True])
+@pytest.mark.parametrize("array", [False, True])
+async def test_a_queue_that_has_yet_to_hear_what_runs_ends_nothing_that_does(
+    mesh: Mesh, suspends: bool, array: bool
+) -> None:
+    """So its users are not told that a job is over which runs, and what was to come after it does not come beside it."""
+    agent = await mesh.agent("n1", gpus=1)
+    index = job_pb2.ArraySpec(ranges=[job_pb2.IndexRange(first=0, last=1)])
+    job_id = await mesh.submit(**({"array": index} if array else {}))
+    waits = job_id.replace("_0", "_1") if array else await mesh.submit()
+    await mesh.reach(job_id, "RUNNING")
+    await mesh.kill("placement")
+    await mesh.restart("queue")
+    call = mesh.jobs.SuspendJob if suspends else mesh.jobs.CancelJob
+    request = pb.SuspendJobRequest if suspends else pb.CancelJobRequest
+    for one in {job_id.partition("_")[0]} if array else {job_id, waits}:
+        await call(request(id=one))
+    over = job_pb2.JOB_PHASE_SUSPENDED if suspends else job_pb2.JOB_PHASE_CANCELLED
+    assert (await mesh.job(waits)).phase == over, "it holds nothing, by placement's own record"
+    assert (await mesh.job(job_id)).phase == job_pb2.JOB_PHASE_QUEUED
+    assert not agent.stops
+    await mesh.start("placement")
+    job = await mesh.reach(job_id, "SUSPENDED" if suspends else "CANCELLED")
+    assert job.attempt.number == 1
+    assert [stop.job_id for stop in agent.stops] == [job_id]
+
+
+async def test_a_job_that_was_to_start_is_over_only_once_its_start_is_known_of(mesh: Mesh) -> None:
+    """Placement commits a start whose answer is lost, while the job's owner has it cancelled."""
+    await mesh.agent("n1", gpus=1)
+    job_id = await mesh.submit()
+    await mesh.reach(job_id, "RUNNING")
+    record = mesh.parts["queue"].service.state.records[job_id]
+    record.stored.job.phase = job_pb2.JOB_PHASE_QUEUED  # as if nothing had been heard
+    cancelled: pb.CancelJobResponse = await mesh.jobs.CancelJob(pb.CancelJobRequest(id=job_id))
+    assert cancelled.job.phase == job_pb2.JOB_PHASE_QUEUED
+    assert [event.what for event in record.stored.events][-1] == "cancel wanted"
