@@ -108,7 +108,9 @@ MUTANTS: dict[str, Mutant] = {
     "the queue ends a job without a look at what runs": Mutant(
         ((keeper, "idle_by", idle_anyway), (arrays, "idle_by", idle_anyway)), Rule.LIFE, OF_NEW_QUEUES
     ),
-    "the queue plans for jobs whose attempt is ending": Mutant(((follower, "Counter", Nothing),), Rule.ONCE),
+    "the queue plans for jobs whose attempt is ending, and placement starts them": Mutant(
+        ((follower, "Counter", Nothing), (planning, "as_known", whatever_it_is)), Rule.ONCE
+    ),
 }
 
 
