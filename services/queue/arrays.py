@@ -110,9 +110,7 @@ class Arrays:
         if entries:
             log.info("unfinished_arrays_removed", jobs=len(entries))
 
-    async def change(
-        self, array: Array, change: Change, request: Request, *, instead: Change | None = None
-    ) -> Record:
+    async def change(self, array: Array, change: Change, request: Request, *, instead: Change | None = None) -> Record:
         """Change all jobs of an array that have not ended; the request is done once all are. Returns the first job.
 
         For `instead` see `Keeper.change`.

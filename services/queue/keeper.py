@@ -256,9 +256,9 @@ class Keeper:
 def idle_by(record: Record, entry: Entry | None) -> Compare | None:
     """What has to hold so that a job holds nothing, by the record that placement has of its attempt; None where it may.
 
-    A queue that has just begun to lead does not know what runs, and one that asked for a start may have lost the answer.
-    Where a job's end is committed under this comparison no attempt of it is alive, and none begins: a start compares the
-    job's record.
+    A queue that has just begun to lead does not know what runs, and one that asked for a start may have lost the
+    answer. Where a job's end is committed under this comparison no attempt of it is alive, and none begins: a start
+    compares the job's record.
     """
     if entry is None:
         return Compare(ATTEMPTS + record.id, 0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import os
 import subprocess
 import sys
@@ -11,7 +12,8 @@ from collections import Counter
 from collections.abc import Generator, Iterable
 from contextlib import closing, nullcontext
 from functools import partial
-from multiprocessing import get_context
+from multiprocessing import connection, get_context
+from typing import Any
 
 from tests.control_plane.faults import FAULTS, Faults, peace, trouble
 from tests.control_plane.mutants import MUTANTS, mutant
@@ -44,17 +46,44 @@ def main() -> int:
 
 
 def outcomes(seeds: Iterable[int], jobs: int = 1, faults: Faults = FAULTS) -> Generator[Outcome, None, None]:
-    """Play seeds, each in a copy of this process, so that none is changed by those before it.
+    """Play seeds, each in a copy of this process, so that none is changed by those before it; in their order.
 
     One without trouble is played here first, so that what is read and compiled once is there in all copies.
     """
     run_seed(-1, peace)
-    with get_context("fork").Pool(jobs, maxtasksperchild=1) as pool:
-        yield from pool.imap(partial(_outcome, faults), seeds)
+    gc.collect()
+    gc.freeze()  # a leader that steps down looks for garbage, and this is none
+    copies, ahead = get_context("fork"), iter(seeds)
+    playing: dict[Any, tuple[int, Any]] = {}  # by where they will tell: the place of the seed, and the process
+    played: dict[int, Outcome] = {}
+    begun = told = 0
+    try:
+        while True:
+            while len(playing) < jobs and (seed := next(ahead, None)) is not None:
+                hears, tells = copies.Pipe(duplex=False)
+                process = copies.Process(target=_tell_outcome, args=(tells, faults, seed))
+                process.start()
+                tells.close()
+                playing[hears], begun = (begun, process), begun + 1
+            if not playing:
+                return
+            heard: Any
+            for heard in connection.wait(list(playing)):
+                place, process = playing.pop(heard)
+                played[place] = heard.recv()
+                heard.close()
+                process.join()
+            while told in played:
+                yield played.pop(told)
+                told += 1
+    finally:
+        for _, process in playing.values():
+            process.kill()
+            process.join()
 
 
-def _outcome(faults: Faults, seed: int) -> Outcome:
-    return run_seed(seed, partial(trouble, faults=faults))
+def _tell_outcome(tells: Any, faults: Faults, seed: int) -> None:
+    tells.send(run_seed(seed, partial(trouble, faults=faults)))
 
 
 def _replay(seed: int, faults: Faults) -> int:

@@ -20,38 +20,34 @@ from unittest import mock
 from google.protobuf.internal import well_known_types
 
 BEGIN_UNIX_SECONDS = 1_700_000_000.0
+TASKS_KEPT_MIN = 64
+ALL_TASKS: Any = asyncio.tasks._all_tasks  # type: ignore[attr-defined]
 
 
 class NothingComes(Exception):
     """All wait, and nothing is planned: it would never go on."""
 
 
-class _Handle(asyncio.Handle):
-    """As asyncio's own, without what is for debugging."""
+class _Handle:
+    """As asyncio's own, as far as it is asked for, without what is for debugging."""
 
-    __slots__ = ()
+    __slots__ = ("_when", "args", "callback", "context")
 
-    def __init__(self, callback: Any, args: Any, loop: Any, context: Context | None) -> None:
-        self._context = copy_context() if context is None else context
-        self._loop, self._callback, self._args = loop, callback, args
-        self._cancelled, self._repr, self._source_traceback = False, None, None
+    def __init__(self, callback: Any, args: Any, context: Context | None, when: float = 0.0) -> None:
+        self.callback, self.args, self._when = callback, args, when
+        self.context = copy_context() if context is None else context
 
+    def cancel(self) -> None:
+        """Do not call it."""
+        self.callback = self.args = None
 
-class _Timer(asyncio.TimerHandle):
-    """As asyncio's own; of those that are due at the same moment the first that was asked for comes first."""
+    def cancelled(self) -> bool:
+        """Whether it is not to be called."""
+        return self.callback is None
 
-    __slots__ = ("_number",)
-
-    def __init__(self, when: float, number: int, callback: Any, args: Any, loop: Any, context: Context | None) -> None:
-        self._when, self._number, self._scheduled = when, number, True
-        self._context = copy_context() if context is None else context
-        self._loop, self._callback, self._args = loop, callback, args
-        self._cancelled, self._repr, self._source_traceback = False, None, None
-
-    def __lt__(self, other: Any) -> bool:
-        if self._when == other._when:
-            return bool(self._number < other._number)
-        return bool(self._when < other._when)
+    def when(self) -> float:
+        """The time at which it is to be called."""
+        return self._when
 
 
 class _Task(asyncio.Task[Any]):
@@ -70,13 +66,13 @@ class _Task(asyncio.Task[Any]):
 class VirtualLoop(asyncio.SelectorEventLoop):
     """An event loop without IO, and lean: half of a seed's time is spent here. Threads' work is done at once."""
 
-    _ready: deque[asyncio.Handle]
+    _ready: deque[_Handle]
     _stopping: bool
 
     def __init__(self) -> None:
         super().__init__(selectors.SelectSelector())
         self._now, self._numbers = 1.0, count()
-        self._timers: list[_Timer] = []
+        self._timers: list[tuple[float, int, _Handle]] = []  # of those due at once the first asked for comes first
         self.set_task_factory(_make_task)
 
     def time(self) -> float:
@@ -85,46 +81,52 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
     def call_soon(  # type: ignore[override]  # any arguments
         self, callback: Any, *args: Any, context: Context | None = None
-    ) -> asyncio.Handle:
+    ) -> _Handle:
         """Call it in the next turn."""
-        handle = _Handle(callback, args, self, context)
+        handle = _Handle(callback, args, context)
         self._ready.append(handle)
         return handle
 
+    def call_soon_threadsafe(  # type: ignore[override]  # any arguments, and there is one thread
+        self, callback: Any, *args: Any, context: Context | None = None
+    ) -> _Handle:
+        """Call it in the next turn."""
+        return self.call_soon(callback, *args, context=context)
+
     def call_at(  # type: ignore[override]  # any arguments, as above
         self, when: float, callback: Any, *args: Any, context: Context | None = None
-    ) -> asyncio.TimerHandle:
+    ) -> _Handle:
         """Call it once it is that late."""
-        timer = _Timer(when, next(self._numbers), callback, args, self, context)
-        heapq.heappush(self._timers, timer)
+        timer = _Handle(callback, args, context, when)
+        heapq.heappush(self._timers, (when, next(self._numbers), timer))
         return timer
 
     def call_later(  # type: ignore[override]  # any arguments, as above
         self, delay: float, callback: Any, *args: Any, context: Context | None = None
-    ) -> asyncio.TimerHandle:
+    ) -> _Handle:
         """Call it after a while."""
         return self.call_at(self._now + delay, callback, *args, context=context)
-
-    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
-        """It is passed over when its time comes."""
 
     def _run_once(self) -> None:
         """Take one turn; where nothing is to be done now, it is at once as late as it has to be."""
         ready, timers = self._ready, self._timers
-        while timers and timers[0]._cancelled:
+        while timers and timers[0][2].callback is None:
             heapq.heappop(timers)
         if not ready and not self._stopping:
             if not timers:
                 raise NothingComes
-            self._now = max(self._now, timers[0]._when)
-        while timers and timers[0]._when <= self._now:
-            timer = heapq.heappop(timers)
-            if not timer._cancelled:
-                ready.append(timer)
+            self._now = max(self._now, timers[0][0])
+        while timers and timers[0][0] <= self._now:
+            ready.append(heapq.heappop(timers)[2])
         for _ in range(len(ready)):
             handle = ready.popleft()
-            if not handle._cancelled:
-                handle._run()
+            if (callback := handle.callback) is not None:
+                try:
+                    handle.context.run(callback, *handle.args)
+                except (SystemExit, KeyboardInterrupt):
+                    raise
+                except BaseException as error:
+                    self.call_exception_handler({"message": f"exception in {callback}", "exception": error})
 
     def run_in_executor(self, executor: Any, func: Any, *args: Any) -> Any:  # type: ignore[override]  # any work is done in the same way
         """Do it at once."""
@@ -134,6 +136,10 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         except Exception as error:
             done.set_exception(error)
         return done
+
+
+def _nothing(task: Any) -> None:
+    """Do not keep it."""
 
 
 _process: ContextVar[Process | None] = ContextVar("process", default=None)
@@ -165,14 +171,17 @@ class Process:
         self.identity = ""  # under which it leads, or last tried to
         self._goes = asyncio.Event()
         self._goes.set()
-        self._tasks: dict[int, _Task] = {}
+        self._tasks: list[_Task] = []
+        self._tasks_max = TASKS_KEPT_MIN
         self._context = copy_context()
         self._context.run(_process.set, self)
 
     def hold(self, task: _Task) -> None:
         """Take a task as this process's own."""
-        self._tasks[task.number] = task
-        task.add_done_callback(lambda _: self._tasks.pop(task.number, None))
+        self._tasks.append(task)
+        if len(self._tasks) > self._tasks_max:
+            self._tasks = [one for one in self._tasks if not one.done()]
+            self._tasks_max = TASKS_KEPT_MIN + 2 * len(self._tasks)
 
     def start(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         """Do something in this process."""
@@ -208,8 +217,7 @@ class Process:
     async def kill(self) -> None:
         """End it: what it does on its way out reaches nobody."""
         self.cut()
-        while self._tasks:
-            tasks = list(self._tasks.values())
+        while tasks := [task for task in self._tasks if not task.done()]:
             for task in tasks:
                 task.cancel()
             await asyncio.wait(tasks, timeout=1.0)
@@ -244,6 +252,7 @@ def virtual_time(seed: int) -> Iterator[VirtualLoop]:
         mock.patch.object(secrets, "token_hex", token),
         mock.patch.object(uuid, "uuid4", drawn),
         mock.patch.object(well_known_types.Timestamp, "GetCurrentTime", now),
+        mock.patch.object(ALL_TASKS, "add", create=True, new=_nothing),  # which nobody asks for
     ):
         asyncio.set_event_loop(loop)
         try:

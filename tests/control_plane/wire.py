@@ -115,6 +115,7 @@ class Network:
         self.cut: set[frozenset[str]] = set()
         self.slow_share, self.slow_seconds_max = SLOW_SHARE, SLOW_SECONDS_MAX
         self.heard: deque[_Heard] = deque(maxlen=HEARD_MAX)  # calls that came once, the last ones
+        self._repeated: list[_Call] = []
         self._rng = rng
 
     def channel(self, source: Process, addresses: Sequence[str]) -> Channel:
@@ -131,7 +132,13 @@ class Network:
         if calls:
             one = self._rng.choice(calls)
             wire = _Wire(self, Process("nobody"), self._rng.sample(one.addresses, len(one.addresses)))
-            _Call(wire, one.path, _same, _same, one.metadata, REPEAT_SECONDS).unary(one.sent, asks=False)
+            call = _Call(wire, one.path, _same, _same, one.metadata, REPEAT_SECONDS)
+            self._repeated.append(call.unary(one.sent, asks=False))
+
+    def close(self) -> None:
+        """End the calls for whose answers nobody waits."""
+        for call in self._repeated:
+            call.cancel()
 
     async def hop(self, source: Process, target: Process) -> None:
         """Take the time of one way, slow now and then; nothing gets through to or from who is paused.
@@ -329,7 +336,14 @@ def _looked_at(task: asyncio.Task[Any]) -> None:
 
 
 async def _outcome(serving: asyncio.Task[Any], process: Process) -> Any:
-    await asyncio.wait([serving])
+    over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def end(_: Any) -> None:
+        if not over.done():
+            over.set_result(None)
+
+    serving.add_done_callback(end)
+    await over
     if serving.cancelled():
         raise Dead(process.name)
     return serving.result()

@@ -284,6 +284,7 @@ class World:
         for name, process in list(self.processes.items()):
             self.network.servers.pop(name, None)
             await process.kill()
+        self.network.close()
         await self.store.close()
 
 

@@ -305,7 +305,7 @@ def test_what_was_wanted_before_a_queue_began_holds_no_job_back_once_it_is_so(ke
 async def test_a_queue_that_has_yet_to_hear_what_runs_ends_nothing_that_does(
     mesh: Mesh, suspends: bool, array: bool
 ) -> None:
-    """So its users are not told that a job is over which runs, and what was to come after it does not come beside it."""
+    """So nobody is told that a job is over which runs, and what was to come after it does not come beside it."""
     agent = await mesh.agent("n1", gpus=1)
     index = job_pb2.ArraySpec(ranges=[job_pb2.IndexRange(first=0, last=1)])
     job_id = await mesh.submit(**({"array": index} if array else {}))
