@@ -21,7 +21,7 @@ from google.protobuf.internal import well_known_types
 
 BEGIN_UNIX_SECONDS = 1_700_000_000.0
 TASKS_KEPT_MIN = 64
-ALL_TASKS: Any = asyncio.tasks._all_tasks  # type: ignore[attr-defined]
+ALL_TASKS: Any = asyncio.tasks._all_tasks  # type: ignore[attr-defined]  # private
 
 
 class NothingComes(Exception):
