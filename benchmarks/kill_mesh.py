@@ -2,7 +2,7 @@
 
 Each job takes a lock on each core and GPU that it was given and on its own place in its gang, and leaves a daemon
 behind that inherits the locks: the kernel itself then says if anything was owned twice, or outlived its attempt. Told
-that nodes are machines `apart`, it names the locks after them.
+that nodes are machines `apart`, it names the locks after them; one that is `elastic` locks no cores, for they change.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ def say(*words):
     journal = os.open(directory + "/journal", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     os.write(journal, (" ".join([*words, job, attempt, rank, *where]) + "\\n").encode())
     os.close(journal)
-cores = [node + "core-" + core for core in os.environ["COTENANT_CORES"].split(",") if core]
+own = "" if "elastic" in sys.argv else os.environ["COTENANT_CORES"]
+cores = [node + "core-" + core for core in own.split(",") if core]
 gpus = [node + gpu for gpu in os.environ["CUDA_VISIBLE_DEVICES"].split(",") if gpu]
 for what in [*cores, *gpus, "job-" + job + "-" + rank]:
     lock = os.open(directory + "/held/" + what, os.O_RDWR | os.O_CREAT, 0o600)

@@ -9,6 +9,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable
 
+from cotenant.history.events import Resized
+from cotenant.history.recording import record
+from cotenant.history.stored import holds_of
 from cotenant.node_agent.attempt_directory import AttemptDirectory
 from cotenant.node_agent.cgroups import Group
 from cotenant.node_agent.core_changes import (
@@ -62,6 +65,7 @@ class AttemptCores:
             except OSError as error:
                 change(self._confined, before, after, before)
                 raise CoresRefused(f"the change of its cores cannot be recorded: {error.strerror}") from error
+            record(_resized(new))
 
     def narrow(
         self,
@@ -135,3 +139,8 @@ class AttemptCores:
             self._confined.look(found)
             change(self._confined, found, found, wanted)
             return True
+
+
+def _resized(now: node_service_pb2.Assignment) -> Resized:
+    held = now.allocation
+    return Resized(held.node_id, now.job_id, now.number, now.epoch, holds_of([held]))

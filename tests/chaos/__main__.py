@@ -88,6 +88,8 @@ def _print(outcome: driver.Told) -> None:
         f"{outcome.jobs} jobs, {outcome.attempts} attempts, {outcome.commits} commits, {outcome.edges} other events, "
         f"{outcome.starts} starts of parts, {outcome.kills} kills in attempts, {outcome.garbled} frames garbled"
     )
+    for what, counts in (("asked, and stopped", outcome.done), ("fail points reached", outcome.reached)):
+        print(f"{what}: {', '.join(f'{count} × {name}' for name, count in sorted(counts.items()))}")
     print(f"calls that failed, and were made again: {outcome.refusals}")
     for what in outcome.wrong[:WRONG_SHOWN]:
         print(f"wrong: {what}")

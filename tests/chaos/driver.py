@@ -7,11 +7,7 @@ import heapq
 import json
 import math
 import os
-import queue
 import signal
-import subprocess
-import sys
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -20,13 +16,15 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from tests.chaos import load
+from tests.chaos import jobs, load
+from tests.chaos.halting import Halts
 from tests.chaos.judging import Absence, Judge, judge_failures
 from tests.chaos.link import Wire
 from tests.chaos.machines import Machines
 from tests.chaos.parts import BEAT_SECONDS, HISTORY, LOST_AFTER_SECONDS, Mesh
 from tests.chaos.plan import CLIENT, MEMBERS, PARTS, PYTHON, Fault, Step, cut_off, plan
 from tests.chaos.recorder import Recorder
+from tests.chaos.users import POLL_SECONDS, Users
 from tests.end_to_end import remains
 from tests.end_to_end.commands import TRACEBACK
 from tests.end_to_end.waiting import lines_of
@@ -34,7 +32,6 @@ from tests.end_to_end.waiting import lines_of
 from cotenant.history.recording import clock
 
 START_SECONDS_MAX, CALM_SECONDS_MAX, LEFT_SECONDS_MAX = 180.0, 180.0, 60.0
-POLL_SECONDS = 0.02
 GARBLED = 0.5
 OF_JOBS = ("job.py", "supervisor.py", "sleep 600")
 WRONG_MAX = 20
@@ -59,6 +56,8 @@ class Told:
     seconds: float = 0.0
     settling_seconds: float = 0.0
     refusals: dict[str, int] = field(default_factory=dict)
+    reached: dict[str, int] = field(default_factory=dict)  # fail points at which something happened
+    done: dict[str, int] = field(default_factory=dict)  # what users asked for and what was stopped, by what it is
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,66 +71,16 @@ class Wanted:
     broken: str = ""
 
 
-class Users:
-    """The process that submits."""
-
-    def __init__(self, mesh: Mesh, seed: int) -> None:
-        command = [*mesh.machines.all[CLIENT].prefix, sys.executable, "-m", "tests.chaos.load", str(mesh.directory)]
-        with (mesh.directory / "logs" / "client.log").open("ab") as log:
-            self._process = subprocess.Popen(
-                [*command, mesh.reached("queue"), str(seed)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                env=mesh.environment(CLIENT) | {"COTENANT_LOG": "error"},
-                text=True,
-            )
-        self.refusals: dict[str, int] = {}
-        self._lines: queue.Queue[str] = queue.Queue()
-        threading.Thread(target=self._read, daemon=True).start()
-
-    def _read(self) -> None:
-        assert self._process.stdout
-        for line in self._process.stdout:
-            self._lines.put(line)
-
-    def say(self, word: str) -> None:
-        """Tell it what to do."""
-        assert self._process.stdin
-        self._process.stdin.write(f"{word}\n")
-        self._process.stdin.flush()
-
-    def is_calm(self) -> bool:
-        """Whether all that it submitted has ended, since it was asked to hush."""
-        with contextlib.suppress(queue.Empty):
-            self.refusals = json.loads(self._lines.get(timeout=POLL_SECONDS))["refusals"]
-            return True
-        return False
-
-    @property
-    def pid(self) -> int:
-        """Its process."""
-        return self._process.pid
-
-    def ended(self) -> bool:
-        """Whether it is gone."""
-        return self._process.poll() is not None
-
-    def close(self) -> None:
-        """End it."""
-        self._process.kill()
-        self._process.wait()
-
-
 class Driver:
     """A run."""
 
     def __init__(self, directory: Path, seed: int, say: Callable[[str], None], broken: str) -> None:
         self.directory, self.told, self._say = directory, Told(seed), say
-        load.prepare(directory)
+        jobs.prepare(directory)
         rng = Random(f"machines {seed}")
         self.machines = Machines(directory, rng)
         self.mesh = Mesh(directory, self.machines, broken)
+        self.halts = Halts(self.mesh)
         self.judge = Judge(self.mesh.node_ids, LOST_AFTER_SECONDS - 2 * BEAT_SECONDS)
         self._absences: list[Absence] = []
         self._killed: set[tuple[str, int]] = set()  # attempts of which we have killed something
@@ -184,7 +133,9 @@ class Driver:
         self.told.starts = self.mesh.starts.total()
         self.told.garbled = self.machines.emulator.garbled
         self.told.jobs, self.told.commits = len(self.judge.users.replicas), self.judge.commits
-        self.told.edges = self.judge.edges
+        self.told.edges, self.told.reached = self.judge.edges, dict(self.mesh.fired)
+        with contextlib.suppress(AttributeError):
+            self.told.done = dict(self.judge.users.promises.counts + self.judge.counts + self.recorder.stopped)
         self.told.attempts = len({tuple(words[1:3]) for words in self._journal()})
 
     def _until(self, what: str, holds: Callable[[], bool], seconds: float) -> bool:
@@ -198,7 +149,7 @@ class Driver:
         return True
 
     def _look_after(self) -> None:
-        self.told.wrong += self.mesh.look_after()
+        self.told.wrong += [*self.mesh.look_after(), *self.halts.look()]
         if hasattr(self, "users") and self.users.ended():
             raise RuntimeError(f"the load ended: {(self.directory / 'logs' / 'client.log').read_text()[-2000:]}")
 
@@ -246,6 +197,9 @@ class Driver:
                 self._end_after(step, lambda: mesh.give_room(part))
             case Fault.CLOCK:
                 mesh.set_clock(part, step.amount)
+            case Fault.FAIL_POINT:
+                self._absences[-1].end = math.inf
+                self.told.wrong += filter(None, [self.halts.arm(step, self._absences[-1])])
             case Fault.CUT | Fault.CUT_ONE_WAY | Fault.ISOLATE | Fault.LOSE:
                 self._drop(step)
             case Fault.DELAY | Fault.GARBLE:
@@ -303,6 +257,7 @@ class Driver:
         begin = time.monotonic()
         while self._ends:
             heapq.heappop(self._ends)[2]()
+        self.halts.end()
         self.users.say("hush")
         if self._until("all jobs end", self.users.is_calm, CALM_SECONDS_MAX):
             self._until("attempts are forgotten", lambda: not self._attempts_left(), LEFT_SECONDS_MAX)

@@ -10,10 +10,12 @@ from collections import Counter
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from tests.chaos.promises import Promises
+
 from cotenant.core.lifecycle import AttemptState, Phase
 from cotenant.history import recording
 from cotenant.history.checker import Checker
-from cotenant.history.events import Acknowledged, AttemptPut, Came, Commit, Event, Left
+from cotenant.history.events import Acknowledged, AttemptPut, Came, Commit, Event, Left, Resized
 from cotenant.history.merging import Part, merged, that_ran
 
 FULL = os.strerror(errno.ENOSPC)
@@ -27,6 +29,7 @@ class Users:
     replicas: dict[str, int] = field(default_factory=dict)  # by job
     cancelled: set[str] = field(default_factory=set)
     alone: set[str] = field(default_factory=set)  # jobs that must never run beside themselves
+    promises: Promises = field(default_factory=Promises)
     wrong: list[str] = field(default_factory=list)
 
     def take(self, lines: Iterable[str]) -> None:
@@ -37,6 +40,7 @@ class Users:
                 self.replicas[line["job"]] = line["replicas"]
                 self.alone |= {line["job"]} if line["alone"] else set()
             self.cancelled |= set(line.get("cancel", ()))
+            self.promises.take_answer(line)
             self.wrong += [f"a user was told {line['wrong']}"] if "wrong" in line else []
 
 
@@ -77,6 +81,7 @@ class Judge:
         self.users = Users()
         self.given_up: set[str] = set()  # jobs with an attempt that was lost, which may run on elsewhere
         self.commits = self.edges = 0
+        self.counts: Counter[str] = Counter()
         self.wrong: list[str] = []
         self._node_ids = node_ids
 
@@ -98,7 +103,9 @@ class Judge:
                 for change in commit.changes
                 if isinstance(change, AttemptPut) and change.state is AttemptState.LOST
             }
+        self.users.promises.take_commits(commits)
         ran = that_ran(recording.read(edges), self._ran(journal))
+        self.counts["resizes on nodes"] += sum(isinstance(event, Resized) for _, event in ran)
         for event in merged(commits, with_absences(ran, absences, self._node_ids.values())):
             self.checker.take(event)
         for acknowledged in self.users.acknowledged[before:]:
@@ -106,6 +113,7 @@ class Judge:
         found = [str(broken) for broken in self.checker.finish(settled=True)]
         phases = {job_id: job.phase for job_id, job in self.checker.jobs.items()}
         found += [*self.users.wrong, *judge_journal(journal, self.users, phases, self.given_up)]
+        found += self.users.promises.judge(ran, self.given_up)
         self.wrong += [what for what in dict.fromkeys(found) if what not in self.wrong]
 
     def _ran(self, journal: Sequence[Sequence[str]]) -> dict[Part, int]:
@@ -142,7 +150,8 @@ def judge_journal(
         )
         if phase is Phase.SUCCEEDED and not whole:
             wrong.append(f"{job_id} succeeded, and never ran to its end")
-        if phase is Phase.FAILED or (phase is Phase.CANCELLED and job_id not in users.cancelled):
+        may_be_cancelled = job_id in users.cancelled or users.promises.why_cancelled(job_id)
+        if phase is Phase.FAILED or (phase is Phase.CANCELLED and not may_be_cancelled):
             wrong.append(f"{job_id} {phase}, for which there is no reason")
     return wrong
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import mmap
+import os
 import shutil
+import signal
 import struct
 import subprocess
 import sys
@@ -18,6 +20,7 @@ from tests.chaos.plan import CLIENT, MEMBERS, NODES, REPLICAS, SERVICES
 from tests.end_to_end.commands import COTENANT, Serving, environment_of
 from tests.etcd_server import EtcdServer
 
+from cotenant import fail_points
 from cotenant.history import recording
 
 PORTS = {"queue": 7070, "placement": 7071, "predictor": 7072, "contention": 7073}
@@ -29,6 +32,13 @@ heartbeat_seconds = {BEAT_SECONDS}
 lost_after_seconds = {LOST_AFTER_SECONDS}
 retry_seconds = 0.2
 infrastructure_retries = 1000000
+allocator = "restless"
+"""
+ROOT = Path(__file__).resolve().parents[2]
+PLUGINS = "plugins"
+POINTS = """\
+[cotenant.cpu_allocators]
+restless = tests.chaos.restless:Restless
 """
 NO_STORE = "error: no etcd member answers"  # one that is started then ends, for its manager to start it again
 SOURCE = Path(__file__).with_name("wall_clock.c")
@@ -38,6 +48,15 @@ LIBRARY, OFFSET, HISTORY = "wall_clock.so", "clock", "edges"
 def service_of(part: str) -> str:
     """What a part is one of."""
     return part.partition("-")[0]
+
+
+def install_allocator(directory: Path) -> str:
+    """Install what resizes, as a package of its own; returns what the path of a process's modules has to begin with."""
+    info = directory / PLUGINS / "chaos-1.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: chaos\nVersion: 1\n")
+    (info / "entry_points.txt").write_text(POINTS)
+    return os.pathsep.join([str(directory / PLUGINS), str(ROOT)])
 
 
 def build_clock(directory: Path) -> Path | None:
@@ -61,6 +80,7 @@ class Part:
     paused: int = 0
     full: bool = False
     was_full: bool = False  # in this life
+    points: str = ""  # fail points that are armed in this life
     process: Serving | None = None
     ended_with: list[str] = field(default_factory=list)
 
@@ -71,8 +91,9 @@ class Mesh:
     def __init__(self, directory: Path, machines: Machines, broken: str = "") -> None:
         self.directory, self.machines = directory, machines
         self._program = [sys.executable, "-m", "tests.chaos.broken", broken] if broken else [COTENANT]
-        self.clock = build_clock(directory)
+        self.clock, self._modules = build_clock(directory), install_allocator(directory)
         self.starts: Counter[str] = Counter()
+        self.fired: Counter[str] = Counter()  # fail points at which something happened
         self.node_ids = {node: f"{directory.name}-{node}" for node in NODES}
         self._logs = directory / "logs"
         self._logs.mkdir()
@@ -113,27 +134,29 @@ class Mesh:
             return [*words, "--node", self.node_ids[part], "--gpus", f"fake:{GPUS}", "--address", machine.address]
         return [*words, "--listen", self._address(part), "--store", f"etcd://{','.join(self.store)}", "--insecure"]
 
-    def environment(self, part: str) -> dict[str, str]:
+    def environment(self, part: str, points: str = "") -> dict[str, str]:
         """What a part's process sees; no clock of its own for the client, whose times are compared."""
-        more = {"COTENANT_TOKEN": TOKEN, recording.VARIABLE: str(self.directory / HISTORY)}
+        more = {"COTENANT_TOKEN": TOKEN, recording.VARIABLE: str(self.directory / HISTORY), "PYTHONPATH": self._modules}
         if self.clock and part != CLIENT:
             offset = self.machines.all[part].disk.parent / f"{part}.{OFFSET}"
             if not offset.exists():
                 offset.write_bytes(struct.pack("=q", 0))
             more |= {"LD_PRELOAD": str(self.clock), "COTENANT_CHAOS_CLOCK": str(offset)}
+        if points:
+            more[fail_points.VARIABLE] = points
         return environment_of(self.directory, **more)
 
     # Life ----------------------------------------------------------------------------------------------------
 
-    def start(self, name: str) -> None:
-        """Start a part, and do not wait until it serves."""
+    def start(self, name: str, points: str = "") -> None:
+        """Start a part, perhaps with a fail point armed, and do not wait until it serves."""
         part = self.parts[name]
-        part.was_full = part.full
+        part.was_full, part.points = part.full, points
         self.starts[name] += 1
         if part.member:
             part.member.start(wait=False)
         else:
-            part.process = Serving(part.command, self.environment(name), self._log(name))
+            part.process = Serving(part.command, self.environment(name, points), self._log(name))
         if part.paused:
             self._signal(part, frozen=True)
 
@@ -157,10 +180,10 @@ class Mesh:
             if not self.parts[name].down:
                 self.start(name)
 
-    def restart(self, name: str) -> str:
+    def restart(self, name: str, points: str = "") -> str:
         """End a part as an operator does, and start it again; what was wrong with its end."""
         part = self.parts[name]
-        if part.down or part.paused:
+        if part.down or part.paused or self.has_halted(name):
             return ""
         wrong = ""
         if part.process:
@@ -174,8 +197,29 @@ class Mesh:
                 process.kill()
         elif part.member:
             part.member.kill()
-        self.start(name)
+        self.start(name, points)
         return wrong
+
+    def has_halted(self, name: str) -> bool:
+        """Whether a part has come to a fail point at which it was to stop."""
+        part = self.parts[name]
+        if not part.points or part.paused or part.process is None or part.process.ended():
+            return False
+        return Path(f"/proc/{part.process.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+
+    def disarm(self, name: str) -> None:
+        """Let a part go on that has halted at a fail point, and start one anew that has not come to any."""
+        part = self.parts[name]
+        if self.has_halted(name):
+            self._fired(part)
+            self._signal(part, frozen=False)
+        elif part.points and not part.down:
+            self.kill(name)
+            self.come_back(name)
+
+    def _fired(self, part: Part) -> None:
+        self.fired[part.points.partition("@")[0]] += 1
+        part.points = ""
 
     def pause(self, name: str) -> None:
         """Stop a part's process where it is."""
@@ -205,7 +249,9 @@ class Mesh:
                 continue
             told = part.process.said[-500:] if part.process else self._log(name).read_text(errors="replace")[-500:]
             part.ended_with.append(told)
-            if not part.was_full and NO_STORE not in told:
+            if part.points and part.process and part.process.wait() == -signal.SIGKILL:
+                self._fired(part)
+            elif not part.was_full and NO_STORE not in told:
                 wrong.append(f"{name} ended by itself: {told}")
             if part.member:
                 part.member.kill()

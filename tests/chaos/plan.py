@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from random import Random
 
+from cotenant.fail_points import POINTS
+
 LEASE_SECONDS = 2.0  # of whoever leads a service
 LONG_SECONDS = (LEASE_SECONDS + 0.5, 10.0)
 SHORT_SECONDS = (0.1, LEASE_SECONDS)
@@ -37,13 +39,15 @@ class Fault(StrEnum):
     FILL = "fill"  # the disk of a part has no room left
     CLOCK = "clock"  # the wall clock of a part jumps, for good
     NO_MAJORITY = "no majority"  # two members of etcd are killed
+    FAIL_POINT = "fail point"  # a part is killed or halted at a named place, once it leads
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
     """One fault: when it begins after the one before, which part it is done to, for how long, and how much of it.
 
-    `amount` is the jump of a clock, or the longest delay, in seconds, or the share of packets that is lost.
+    `amount` is the jump of a clock, or the longest delay, in seconds, or the share of packets that is lost; `point` is
+    what COTENANT_FAIL_POINTS is to be.
     """
 
     number: int
@@ -53,10 +57,11 @@ class Step:
     peer: str = ""
     seconds: float = 0.0
     amount: float = 0.0
+    point: str = ""
 
     def __str__(self) -> str:
         pair = f"{self.part} → {self.peer}" if self.peer else self.part
-        words = [f"{self.number:4d}", str(self.fault), pair]
+        words = [f"{self.number:4d}", str(self.fault), pair, *([self.point] if self.point else [])]
         words += [f"{self.amount:+.2f}"] if self.amount else []
         return " ".join([*words, f"for {self.seconds:.1f} s" if self.seconds else ""]).rstrip()
 
@@ -78,6 +83,10 @@ PAIRS = (  # who speaks with whom, and how often that is disturbed
     ((ETCD,), (ETCD,), 2),
     ((CLIENT,), ("queue",), 2),
 )
+HALTED = (  # where fail points are, and who is to give way, so that they are come to
+    *((f"{service}-{one}", f"{service}-{3 - one}") for service in ("placement", "queue") for one in (1, 2)),
+    *((node, "") for node in NODES),
+)
 SHARES = {
     Fault.KILL: 20,
     Fault.RESTART: 4,
@@ -93,7 +102,11 @@ SHARES = {
     Fault.FILL: 4,
     Fault.CLOCK: 5,
     Fault.NO_MAJORITY: 2,
+    Fault.FAIL_POINT: 7,
 }
+HALTED_SECONDS = (LEASE_SECONDS + 0.5, 6.0)  # at a fail point: for so long that another leads meanwhile
+ONCE = ("election.won", "placement.loading")  # by whoever has come to lead
+TIMES_MAX = 4  # a fail point is passed so often, less one, before anything happens
 
 
 def plan(seed: int, steps: int, faults: Container[Fault] = frozenset(Fault)) -> list[Step]:
@@ -120,8 +133,10 @@ def cut_off(step: Step) -> frozenset[str]:
 def _step(rng: Random, number: int, fault: Fault) -> Step:
     after = round(rng.uniform(*PAUSE_SECONDS), 2)
     part, peer = _drawn_for(fault, rng)
-    seconds, amount = _seconds(rng), 0.0
+    seconds, amount, point = _seconds(rng), 0.0, ""
     match fault:
+        case Fault.FAIL_POINT:
+            seconds, point = round(rng.uniform(*HALTED_SECONDS), 2), _point(rng, part)
         case Fault.KILL_JOB | Fault.KILL_SUPERVISOR | Fault.RESTART:
             seconds = 0.0
         case Fault.CLOCK:
@@ -130,7 +145,15 @@ def _step(rng: Random, number: int, fault: Fault) -> Step:
             amount = round(rng.uniform(*DELAY_SECONDS), 3)
         case Fault.LOSE:
             amount = round(rng.uniform(*LOSS), 3)
-    return Step(number, after, fault, part, peer, seconds, amount)
+    return Step(number, after, fault, part, peer, seconds, amount, point)
+
+
+def _point(rng: Random, part: str) -> str:
+    """Draw a fail point that a part comes to, and what happens there."""
+    kind = part.partition("-")[0]
+    point = rng.choice([name for name in POINTS if name.startswith(("election", kind) if kind != "agent" else kind)])
+    times = 1 if point in ONCE else rng.randint(1, TIMES_MAX)
+    return f"{point}={rng.choice(('kill', 'stop'))}@{times}"
 
 
 def _drawn_for(fault: Fault, rng: Random) -> tuple[str, str]:
@@ -140,6 +163,8 @@ def _drawn_for(fault: Fault, rng: Random) -> tuple[str, str]:
             return rng.choice(NODES), ""
         case Fault.CLOCK:
             return _weighted(rng, PYTHON), ""
+        case Fault.FAIL_POINT:
+            return rng.choice([pair for pair in HALTED for _ in range(WEIGHTS[pair[0]])])
         case Fault.NO_MAJORITY:
             one, other = rng.sample(MEMBERS, 2)
             return one, other

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections import Counter
 from collections.abc import Coroutine, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -13,6 +14,7 @@ from google.protobuf.message import DecodeError
 from cotenant.history.events import Commit
 from cotenant.history.recording import clock
 from cotenant.history.stored import ATTEMPTS, commit_of
+from cotenant.rpc.translate import STOP_REASONS
 from cotenant.store.etcd import EtcdStore
 from cotenant.store.port import Changes
 from cotenant.v1 import job_pb2, records_pb2
@@ -30,6 +32,7 @@ class Recorder:
         self.commits: list[Commit] = []
         self.wrong: list[str] = []
         self.failed: dict[tuple[str, int], str] = {}  # by attempt: what was said of its end
+        self._reasons: dict[tuple[str, int], str] = {}  # by attempt: why it was stopped
         self.revision = 0
         self._endpoints, self._log = list(endpoints), log
         self._loop = asyncio.new_event_loop()
@@ -62,9 +65,16 @@ class Recorder:
                     attempt = records_pb2.StoredAttempt.FromString(change.value).attempt
                     if attempt.state == job_pb2.ATTEMPT_STATE_FAILED:
                         self.failed[attempt.job_id, attempt.number] = attempt.message
+                    if attempt.stop_reason:
+                        self._reasons[attempt.job_id, attempt.number] = STOP_REASONS.from_wire(attempt.stop_reason)
         except (DecodeError, ValueError) as error:
             self.wrong.append(f"the commit at {changes.revision} cannot be read: {error}")
         self.revision = changes.revision
+
+    @property
+    def stopped(self) -> Counter[str]:
+        """How many attempts were stopped, by the reason."""
+        return Counter(f"stopped: {reason}" for reason in self._reasons.values())
 
     def store_revision(self) -> int:
         """At which revision the store is."""

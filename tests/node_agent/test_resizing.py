@@ -15,6 +15,8 @@ from tests.node_agent.conftest import RunningAgent
 from tests.node_agent.jobs import CPUS, NODE, PYTHON, assignment, resize_order, shell, stop_order, task
 from tests.node_agent.placement import Placement
 
+from cotenant.history import recording
+from cotenant.history.events import Resized
 from cotenant.node_agent import attempt_cores, cgroup_mounts, core_changes
 from cotenant.node_agent.affinity import masks
 from cotenant.node_agent.attempt_directory import AttemptDirectory
@@ -88,6 +90,7 @@ async def test_without_cpusets_the_threads_are_told(
     placement: Placement, agent: RunningAgent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cgroup_mounts, "open_node_group", lambda _: (None, []))
+    monkeypatch.setenv(recording.VARIABLE, str(tmp_path / "history"))
     await agent.stop()
     await agent.start()
     await placement.connected(2)
@@ -98,6 +101,9 @@ async def test_without_cpusets_the_threads_are_told(
         placement.send(resizes=[resize_order("job", task(cpus=cpus), epoch=epoch)])
         assert await placement.answered(epoch) == ""
         assert allowed(pids) == [set(cpus)] * 5
+    edges = [event for _, event in recording.read((tmp_path / "history").read_text().splitlines())]
+    held = [(event.epoch, sorted(event.holds)) for event in edges if isinstance(event, Resized)]
+    assert [(epoch, len(holds)) for epoch, holds in held] == [(11, 2), (12, 1)]
 
 
 async def test_cores_of_a_neighbour_are_refused_and_nothing_changes(placement: Placement, agent: RunningAgent) -> None:

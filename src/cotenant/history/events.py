@@ -22,6 +22,7 @@ class JobPut:
     phase: Phase
     request_ids: tuple[str, ...] = ()
     attempt: int = 0
+    priority: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +54,14 @@ class AttemptGone:
 
 
 @dataclass(frozen=True, slots=True)
+class NodePut:
+    """Placement kept a node, which takes work or, for an operator's or its health's sake, does not."""
+
+    node_id: str
+    takes_work: bool
+
+
+@dataclass(frozen=True, slots=True)
 class LeaderPut:
     """A process wrote a service's leadership key: it leads, under the commit's revision as its term."""
 
@@ -67,7 +76,7 @@ class LeaderGone:
     service: str
 
 
-Change = JobPut | JobGone | AttemptPut | AttemptGone | LeaderPut | LeaderGone
+Change = JobPut | JobGone | AttemptPut | AttemptGone | NodePut | LeaderPut | LeaderGone
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,13 +16,15 @@ from cotenant.history.events import (
     JobPut,
     LeaderGone,
     LeaderPut,
+    NodePut,
     Thing,
 )
 from cotenant.store.port import Changes
-from cotenant.v1 import job_pb2, records_pb2, resources_pb2
+from cotenant.v1 import job_pb2, node_service_pb2, records_pb2, resources_pb2
 
-JOBS, ATTEMPTS = "queue/jobs/", "placement/attempts/"
+JOBS, ATTEMPTS, NODES = "queue/jobs/", "placement/attempts/", "placement/nodes/"
 LEADER = "/leader"
+CLOSED = (node_service_pb2.NODE_STATE_CORDONED, node_service_pb2.NODE_STATE_DRAINING)
 
 
 def commit_of(changes: Changes, at_seconds: float = 0.0) -> Commit:
@@ -39,6 +41,9 @@ def _change(key: str, value: bytes | None, revision: int) -> Change | None:
         if value is None:
             return AttemptGone(key.removeprefix(ATTEMPTS))
         return _attempt(records_pb2.StoredAttempt.FromString(value), revision)
+    if key.startswith(NODES) and value is not None:
+        node = records_pb2.StoredNode.FromString(value).node
+        return NodePut(node.id, node.state not in CLOSED)
     if key.endswith(LEADER):
         service = key.removesuffix(LEADER)
         if value is None:
@@ -50,7 +55,7 @@ def _change(key: str, value: bytes | None, revision: int) -> Change | None:
 def _job(stored: records_pb2.StoredJob) -> JobPut:
     job = stored.job
     requests = () if job.spec.HasField("array_task") else tuple(stored.request_ids)  # an array's are its jobs' together
-    return JobPut(job.id, _phase(job.phase), requests, job.attempt.number)
+    return JobPut(job.id, _phase(job.phase), requests, job.attempt.number, job.spec.priority)
 
 
 def _phase(phase: job_pb2.JobPhase.ValueType) -> Phase:

@@ -1,0 +1,89 @@
+"""What the users of a mesh in trouble run: jobs of all forms, drawn from a seed."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from random import Random
+
+from benchmarks.kill_mesh import JOB
+
+from cotenant.core.arrays import ArraySpec, IndexRange
+from cotenant.core.dependencies import Condition, Dependency
+from cotenant.core.jobs import JobKind, JobSpec, OpenReplicas, Qos, Request, Role
+
+LONG, ALONE, ARRAY, DAEMON, ELASTIC, SERVICE, AFTER = 0.1, 0.05, 0.08, 0.3, 0.2, 0.05, 0.12
+OPEN = 0.5  # of services
+STOP_AFTER_SECONDS = 10.0  # without the control plane, where a job must never run twice: the least that is taken
+SECONDS, LONG_SECONDS, ALONE_SECONDS, SERVICE_SECONDS = (0.05, 0.8), (2.0, 7.0), (6.0, 14.0), (3600.0, 3600.0)
+RETRIES_MAX = 1000
+PROMISE = Qos(latency_seconds=0.1, latency_percentile=99.0, arrivals_per_second=10.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """A job, and what has to be known of it to judge what becomes of it.
+
+    `replicas` are its processes, 0 where that is left open; `alone` says that it must never run beside itself, and
+    `service` that it runs until it is cancelled.
+    """
+
+    spec: JobSpec
+    replicas: int
+    alone: bool = False
+    service: bool = False
+    after: dict[str, str] = field(default_factory=dict)  # by job: which condition
+
+
+def a_job(directory: Path, rng: Random, earlier: Sequence[str] = ()) -> Drawn:
+    """Draw a job; some come after one of those `earlier`."""
+    if rng.random() < SERVICE:
+        return _service(directory, rng)
+    replicas, gpus = rng.choice([(1, 1), (1, 1), (1, 0), (1, 0), (2, 1), (3, 1), (2, 0)])
+    alone = rng.random() < ALONE
+    array = ArraySpec((IndexRange(0, rng.randint(1, 3)),)) if rng.random() < ARRAY and replicas == 1 else None
+    elastic = gpus > 0 and rng.random() < ELASTIC
+    long = elastic or rng.random() < LONG
+    seconds = rng.uniform(*(ALONE_SECONDS if alone else LONG_SECONDS if long else SECONDS))
+    after = {rng.choice(earlier): rng.choice(list(Condition))} if earlier and rng.random() < AFTER else {}
+    spec = JobSpec(
+        name="victim",
+        kind=JobKind.TRAINING if gpus else JobKind.CPU,
+        roles=(Role(replicas=replicas, request=Request(gpu_milli=1000 * gpus, cores=None if elastic else 1)),),
+        command=_command(directory, seconds, daemon=rng.random() < DAEMON, elastic=elastic),
+        grace_seconds=2.0,
+        retries_max=RETRIES_MAX,
+        array=array,
+        dependencies=tuple(Dependency(job_id, condition) for job_id, condition in after.items()),
+        stop_after_disconnected_seconds=STOP_AFTER_SECONDS if alone else None,
+    )
+    return Drawn(spec, replicas, alone, after={job_id: str(condition) for job_id, condition in after.items()})
+
+
+def _service(directory: Path, rng: Random) -> Drawn:
+    """Draw something that runs until it is cancelled; some leave the number of their replicas open."""
+    replicas = 0 if rng.random() < OPEN else rng.randint(1, 2)
+    role = Role(replicas=max(1, replicas), request=Request(gpu_milli=1000, cores=1))
+    spec = JobSpec(
+        name="service",
+        kind=JobKind.INFERENCE,
+        roles=(role if replicas else replace(role, open=OpenReplicas(1, 2)),),
+        command=_command(directory, rng.uniform(*SERVICE_SECONDS), daemon=False, elastic=False),
+        grace_seconds=2.0,
+        retries_max=RETRIES_MAX,
+        qos=PROMISE,
+    )
+    return Drawn(spec, replicas, service=True)
+
+
+def _command(directory: Path, seconds: float, *, daemon: bool, elastic: bool) -> tuple[str, ...]:
+    words = (str(directory / "job.py"), str(directory), f"{seconds:.3f}", "daemon" if daemon else "alone", "apart")
+    return (sys.executable, "-I", "-S", *words, *(["elastic"] if elastic else []))
+
+
+def prepare(directory: Path) -> None:
+    """Write what jobs run."""
+    (directory / "held").mkdir()
+    (directory / "job.py").write_text(JOB)
