@@ -13,11 +13,12 @@ from unittest import mock
 from tests.control_plane.mutants import MUTANTS, Patch
 
 from cotenant.cli.main import main
-from cotenant.history.events import Wrote
+from cotenant.history.events import Told, Welcomed, Wrote
 from cotenant.history.recording import record
 from cotenant.node_agent import attempt_directory, remains
 from cotenant.node_agent.attempt_directory import AttemptDirectory
 from cotenant.node_agent.cgroups import Group
+from cotenant.node_agent.fence import Fence
 from cotenant.replicas.stores import FencedStore
 from cotenant.store.port import Committed, Compare, Conflict, Operation
 
@@ -32,6 +33,18 @@ async def unfenced(
     return result
 
 
+def any_term(self: Fence, term: int) -> bool:
+    """An agent that compares no terms."""
+    record(Welcomed(self._node_id, term))
+    return True
+
+
+def any_epoch(self: Fence, job_id: str, epoch: int) -> bool:
+    """An agent that compares no epochs."""
+    record(Told(self._node_id, job_id, epoch))
+    return True
+
+
 def done(*_: object, **__: object) -> bool:
     """An agent that believes that nothing is left."""
     return True
@@ -44,7 +57,7 @@ def nothing_found(root: Path) -> Iterator[AttemptDirectory]:
 
 BROKEN: dict[str, tuple[Patch, ...]] = {
     "no idempotency": MUTANTS["the queue knows no request again"].patches,
-    "no epochs": MUTANTS["agents compare no terms and no epochs"].patches,
+    "no epochs": ((Fence, "raise_term", any_term), (Fence, "raise_epoch", any_epoch)),
     "no fences": ((FencedStore, "transact", unfenced),),
     "leaves orphans": ((remains, "end_remains", done), (Group, "remove", done)),
     "forgets attempts": ((attempt_directory, "find_directories", nothing_found),),

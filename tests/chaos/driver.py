@@ -22,11 +22,11 @@ from tests.chaos.judging import Absence, Judge, judge_failures
 from tests.chaos.link import Wire
 from tests.chaos.machines import Machines
 from tests.chaos.parts import BEAT_SECONDS, HISTORY, LOST_AFTER_SECONDS, Mesh
-from tests.chaos.plan import CLIENT, MEMBERS, PARTS, PYTHON, Fault, Step, cut_off, plan
+from tests.chaos.plan import CLIENT, MEMBERS, NODES, PARTS, PYTHON, Fault, Step, cut_off, plan
 from tests.chaos.recorder import Recorder
 from tests.chaos.users import POLL_SECONDS, Users
 from tests.end_to_end import remains
-from tests.end_to_end.commands import TRACEBACK
+from tests.end_to_end.commands import TRACEBACK, Serving
 from tests.end_to_end.waiting import lines_of
 
 from cotenant.history.recording import clock
@@ -84,6 +84,7 @@ class Driver:
         self.judge = Judge(self.mesh.node_ids, LOST_AFTER_SECONDS - 2 * BEAT_SECONDS)
         self._absences: list[Absence] = []
         self._killed: set[tuple[str, int]] = set()  # attempts of which we have killed something
+        self._impostor: Serving | None = None
         self._rng = Random(f"moments {seed}")
         self._ends: list[tuple[float, int, Callable[[], None]]] = []
         self._seen = [0, 0, 0]  # commits, answers and edges' events that were judged
@@ -200,10 +201,28 @@ class Driver:
             case Fault.FAIL_POINT:
                 self._absences[-1].end = math.inf
                 self.told.wrong += filter(None, [self.halts.arm(step, self._absences[-1])])
+            case Fault.OLD_LEADER:
+                self._replace(step)
             case Fault.CUT | Fault.CUT_ONE_WAY | Fault.ISOLATE | Fault.LOSE:
                 self._drop(step)
             case Fault.DELAY | Fault.GARBLE:
                 self._disturb(step)
+
+    def _replace(self, step: Step) -> None:
+        """Let agents alone meet somebody who led before the one whom they know, unless there is one already."""
+        if self._impostor:
+            return
+        pairs = [(other, step.part) for other in (*PARTS, CLIENT) if other not in (step.part, *NODES)]
+        self.machines.drop(pairs)
+        self._impostor = impostor = self.mesh.replace(step.part, self.recorder.placement_term - 1)
+
+        def over() -> None:
+            self._impostor = None
+            impostor.kill()
+            self.machines.drop_no_more(pairs)
+            self.mesh.come_back(step.part)
+
+        self._end_after(step, over)
 
     def _drop(self, step: Step) -> None:
         share = step.amount or 1.0

@@ -180,6 +180,12 @@ class Mesh:
             if not self.parts[name].down:
                 self.start(name)
 
+    def replace(self, name: str, term: int) -> Serving:
+        """Have somebody in a placement's place who believes that it leads, under an old term."""
+        self.kill(name)
+        words = [*self.machines.all[name].prefix, sys.executable, "-m", "tests.chaos.impostor", self._address(name)]
+        return Serving([*words, str(term)], self.environment(name), self._log(name))
+
     def restart(self, name: str, points: str = "") -> str:
         """End a part as an operator does, and start it again; what was wrong with its end."""
         part = self.parts[name]

@@ -39,6 +39,7 @@ class Fault(StrEnum):
     FILL = "fill"  # the disk of a part has no room left
     CLOCK = "clock"  # the wall clock of a part jumps, for good
     NO_MAJORITY = "no majority"  # two members of etcd are killed
+    OLD_LEADER = "old leader"  # in the place of a placement is one that does not know that its term is over
     FAIL_POINT = "fail point"  # a part is killed or halted at a named place, once it leads
 
 
@@ -102,6 +103,7 @@ SHARES = {
     Fault.FILL: 4,
     Fault.CLOCK: 5,
     Fault.NO_MAJORITY: 2,
+    Fault.OLD_LEADER: 3,
     Fault.FAIL_POINT: 7,
 }
 HALTED_SECONDS = (LEASE_SECONDS + 0.5, 6.0)  # at a fail point: for so long that another leads meanwhile
@@ -135,6 +137,8 @@ def _step(rng: Random, number: int, fault: Fault) -> Step:
     part, peer = _drawn_for(fault, rng)
     seconds, amount, point = _seconds(rng), 0.0, ""
     match fault:
+        case Fault.OLD_LEADER:
+            seconds = round(rng.uniform(*LONG_SECONDS), 2)
         case Fault.FAIL_POINT:
             seconds, point = round(rng.uniform(*HALTED_SECONDS), 2), _point(rng, part)
         case Fault.KILL_JOB | Fault.KILL_SUPERVISOR | Fault.RESTART:
@@ -165,6 +169,8 @@ def _drawn_for(fault: Fault, rng: Random) -> tuple[str, str]:
             return _weighted(rng, PYTHON), ""
         case Fault.FAIL_POINT:
             return rng.choice([pair for pair in HALTED for _ in range(WEIGHTS[pair[0]])])
+        case Fault.OLD_LEADER:
+            return rng.choice([part for part in REPLICAS if _is_of(part, ("placement",))]), ""
         case Fault.NO_MAJORITY:
             one, other = rng.sample(MEMBERS, 2)
             return one, other

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from google.protobuf.message import DecodeError
 
-from cotenant.history.events import Commit
+from cotenant.history.events import Commit, LeaderPut
 from cotenant.history.recording import clock
 from cotenant.history.stored import ATTEMPTS, commit_of
 from cotenant.rpc.translate import STOP_REASONS
@@ -75,6 +75,17 @@ class Recorder:
     def stopped(self) -> Counter[str]:
         """How many attempts were stopped, by the reason."""
         return Counter(f"stopped: {reason}" for reason in self._reasons.values())
+
+    @property
+    def placement_term(self) -> int:
+        """Under which term the last placement came to lead."""
+        leads = (
+            commit.revision
+            for commit in reversed(self.commits)
+            for change in commit.changes
+            if isinstance(change, LeaderPut) and change.service == "placement"
+        )
+        return next(leads, 1)
 
     def store_revision(self) -> int:
         """At which revision the store is."""

@@ -2,7 +2,22 @@
 
 from __future__ import annotations
 
-from tests.chaos.plan import AGENTS, CLIENT, ETCD, NODES, PARTS, SHARES, Fault, Step, cut_off, plan
+from tests.chaos.plan import (
+    AGENTS,
+    CLIENT,
+    ETCD,
+    HALTED,
+    LEASE_SECONDS,
+    NODES,
+    PARTS,
+    SHARES,
+    Fault,
+    Step,
+    cut_off,
+    plan,
+)
+
+from cotenant.fail_points import POINTS
 
 STEPS = 2000
 
@@ -30,6 +45,16 @@ def test_bytes_between_members_of_etcd_are_left_alone() -> None:
     within = [step for step in plan(1, STEPS) if step.part.startswith(ETCD) and step.peer.startswith(ETCD)]
     assert within
     assert all(step.fault is not Fault.GARBLE for step in within)
+
+
+def test_parts_are_halted_where_they_come_to() -> None:
+    halts = [step for step in plan(1, 5 * STEPS) if step.fault is Fault.FAIL_POINT]
+    assert {step.point.partition("=")[0] for step in halts} == set(POINTS)
+    for step in halts:
+        kind = step.part.partition("-")[0]
+        assert step.point.partition(".")[0] in (kind, "election"), step
+        assert (step.part, step.peer) in HALTED, step
+        assert step.seconds > LEASE_SECONDS, step
 
 
 def test_pauses_last_shorter_and_longer_than_a_lease() -> None:
