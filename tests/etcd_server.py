@@ -9,6 +9,7 @@ import os
 import shutil
 import signal
 import socket
+import ssl
 import subprocess
 import time
 from collections.abc import Sequence
@@ -17,6 +18,7 @@ from pathlib import Path
 
 START_SECONDS_MAX = 30.0
 POLL_SECONDS = 0.01
+HEALTHY_SECONDS_MAX = 1.0
 QUICK_ELECTIONS = ("--heartbeat-interval=50", "--election-timeout=500")  # leases of 1 s too need it this short
 
 
@@ -54,6 +56,7 @@ class EtcdServer:
         host: str = "127.0.0.1",
         prefix: Sequence[str] = (),
         log: Path | None = None,
+        context: ssl.SSLContext | None = None,
     ) -> None:
         self.name = name
         self.client_port, self.peer_port = free_ports(2)  # the former may be changed while it is down
@@ -61,6 +64,7 @@ class EtcdServer:
         self._directory = directory
         self._arguments = arguments
         self._scheme = scheme  # of clients
+        self._context = context  # with TLS between members too: how we are known to it
         self._host, self._prefix = host, tuple(prefix)  # before the command, where it is to run elsewhere
         self._log = log or directory / f"{name}.log"
         self._process: subprocess.Popen[bytes] | None = None
@@ -78,7 +82,7 @@ class EtcdServer:
     @property
     def peer_url(self) -> str:
         """Say where the other members reach it."""
-        return f"http://{self._host}:{self.peer_port}"
+        return f"{'https' if self._context else 'http'}://{self._host}:{self.peer_port}"
 
     @property
     def pid(self) -> int:
@@ -121,7 +125,11 @@ class EtcdServer:
             time.sleep(POLL_SECONDS)
 
     def _is_healthy(self) -> bool:
-        connection = http.client.HTTPConnection(self._host, self.client_port, timeout=1.0)
+        connection = http.client.HTTPConnection(self._host, self.client_port, timeout=HEALTHY_SECONDS_MAX)
+        if self._context:
+            connection = http.client.HTTPSConnection(
+                self._host, self.client_port, timeout=HEALTHY_SECONDS_MAX, context=self._context
+            )
         try:
             connection.request("GET", "/health")
             return bool(json.load(connection.getresponse())["health"] == "true")

@@ -26,6 +26,7 @@ from tests.etcd_server import etcd_binary
 
 STEPS, REST_EVERY = 60, 20
 WRONG_SHOWN = 20
+TLS_SHARE = 0.5
 INIT = "--init"  # the first process of the namespaces
 
 
@@ -41,6 +42,9 @@ def main(arguments: Sequence[str]) -> int:
     )
     parser.add_argument(
         "--broken", choices=["", *BROKEN], default="", help="a build broken on purpose, to be found out"
+    )
+    parser.add_argument(
+        "--tls", action=argparse.BooleanOptionalAction, help="whether all parts speak TLS; by default the seed decides"
     )
     parser.add_argument("--json", type=Path, help="a file for what came of it")
     told = parser.parse_args(arguments)
@@ -71,9 +75,11 @@ def _faults(text: str) -> frozenset[Fault]:
 
 def _run(told: argparse.Namespace, directory: Path) -> int:
     seed = random.SystemRandom().randrange(10**6) if told.seed is None else told.seed
-    print(f"seed {seed}, {told.steps} steps", flush=True)
+    tls = random.Random(f"tls {seed}").random() < TLS_SHARE if told.tls is None else told.tls
+    print(f"seed {seed}, {told.steps} steps, {'with' if tls else 'without'} TLS", flush=True)
     say = functools.partial(print, flush=True)
-    outcome = driver.run(directory, driver.Wanted(seed, told.steps, told.rest_every, told.only, told.broken), say)
+    wanted = driver.Wanted(seed, told.steps, told.rest_every, told.only, told.broken, tls)
+    outcome = driver.run(directory, wanted, say)
     _print(outcome)
     if told.json:
         told.json.write_text(json.dumps(vars(outcome)))

@@ -30,9 +30,10 @@ from tests.end_to_end.commands import TRACEBACK, Serving
 from tests.end_to_end.waiting import lines_of
 
 from cotenant.history.recording import clock
+from cotenant.store.open import credentials_of
 
 START_SECONDS_MAX, CALM_SECONDS_MAX, LEFT_SECONDS_MAX = 180.0, 180.0, 60.0
-GARBLED = 0.5
+GARBLED, GARBLED_BY_TLS = 0.5, 0.05  # which share of the packets that can be: of each, where TLS tells of it
 OF_JOBS = ("job.py", "supervisor.py", "sleep 600")
 WRONG_MAX = 20
 
@@ -42,6 +43,7 @@ class Told:
     """What came of a run."""
 
     seed: int
+    tls: bool = False
     steps: int = 0
     faults: Counter[str] = field(default_factory=Counter)
     wrong: list[str] = field(default_factory=list)
@@ -62,24 +64,26 @@ class Told:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What is to be done; `broken` names a build that is broken on purpose."""
+    """What is to be done; `broken` names a build that is broken on purpose, and with `tls` all parts use it."""
 
     seed: int
     steps: int
     rest_every: int
     faults: frozenset[Fault] = frozenset(Fault)
     broken: str = ""
+    tls: bool = False
 
 
 class Driver:
     """A run."""
 
-    def __init__(self, directory: Path, seed: int, say: Callable[[str], None], broken: str) -> None:
-        self.directory, self.told, self._say = directory, Told(seed), say
+    def __init__(self, directory: Path, wanted: Wanted, say: Callable[[str], None]) -> None:
+        seed = wanted.seed
+        self.directory, self.told, self._say = directory, Told(seed, wanted.tls), say
         jobs.prepare(directory)
         rng = Random(f"machines {seed}")
         self.machines = Machines(directory, rng)
-        self.mesh = Mesh(directory, self.machines, broken)
+        self.mesh = Mesh(directory, self.machines, wanted.broken, tls=wanted.tls)
         self.halts = Halts(self.mesh)
         self.judge = Judge(self.mesh.node_ids, LOST_AFTER_SECONDS - 2 * BEAT_SECONDS)
         self._absences: list[Absence] = []
@@ -116,7 +120,9 @@ class Driver:
             member = self.mesh.parts[name].member
             assert member
             member.wait_until_healthy()
-        self.recorder = Recorder(self.mesh.store, self.directory / "commits")
+        certificates = self.mesh.certificates
+        credentials = credentials_of(certificates.variables(CLIENT)) if certificates else None
+        self.recorder = Recorder(self.mesh.store, self.directory / "commits", credentials)
         for name in PYTHON:
             self.mesh.start(name)
         self._until("all parts serve", lambda: all(map(self.mesh.serving, PYTHON)), START_SECONDS_MAX)
@@ -235,7 +241,10 @@ class Driver:
         self._end_after(step, lambda: self.machines.drop_no_more(pairs, share))
 
     def _disturb(self, step: Step) -> None:
-        pairs, wire = [(step.part, step.peer)], Wire(garbled=GARBLED)
+        pairs, wire = (
+            [(step.part, step.peer)],
+            Wire(garbled=GARBLED_BY_TLS if self.told.tls else GARBLED, anywhere=self.told.tls),
+        )
         if step.fault is Fault.DELAY:
             pairs, wire = [*pairs, (step.peer, step.part)], Wire(delay_seconds_max=step.amount)
         self.machines.disturb(pairs, wire)
@@ -327,6 +336,6 @@ class Driver:
 
 def run(directory: Path, wanted: Wanted, say: Callable[[str], None]) -> Told:
     """Make a mesh in an empty directory, and do to it what is wanted."""
-    driver = Driver(directory, wanted.seed, say, wanted.broken)
+    driver = Driver(directory, wanted, say)
     faults = {fault for fault in wanted.faults if driver.mesh.clock or fault is not Fault.CLOCK}
     return driver.run(plan(wanted.seed, wanted.steps, faults), wanted.rest_every)

@@ -12,7 +12,9 @@ from collections.abc import AsyncIterator
 from typing import Any, cast
 
 import grpc.aio
+from tests.chaos.certificates import of_process
 
+from cotenant.rpc.tls import Watched, server_credentials
 from cotenant.v1 import node_service_pb2 as pb
 from cotenant.v1 import node_service_pb2_grpc
 
@@ -41,7 +43,10 @@ async def main(address: str, term: str) -> None:
     server = grpc.aio.server()
     add = cast("Any", node_service_pb2_grpc.add_AgentServiceServicer_to_server)
     add(Impostor(int(term)), server)
-    server.add_insecure_port(address)
+    if files := of_process():
+        server.add_secure_port(address, server_credentials(Watched(files)))
+    else:
+        server.add_insecure_port(address)
     await server.start()
     await server.wait_for_termination()
 

@@ -4,8 +4,8 @@ Theory of operation. A rule of the router sends what passes from one part to ano
 (`NFQUEUE`), whose number names the wire. Each packet waits here for its time and is then let go. Delays are each
 packet's own, so that packets overtake each other. What is to be garbled gets another head of its first HTTP/2 frame,
 with a length that no receiver takes and a right checksum, so that TCP delivers it: bytes that only an application can
-refuse. Other bytes are left alone, for no part could know them to be wrong without TLS. Loss, and packets that do not
-pass at all, are rules of the router and do not come here.
+refuse. Other bytes are left alone, for no part could know them to be wrong; with TLS, which tells, it is any byte.
+Loss, and packets that do not pass at all, are rules of the router and do not come here.
 
 The messages are those of the kernel's include/uapi/linux/netfilter/nfnetlink_queue.h.
 """
@@ -31,7 +31,7 @@ BIND, COPY_PACKET, ACCEPT = 1, 2, 1
 REQUEST = 1
 BYTES_MAX, QUEUE_MAX = 65_535, 4096
 FRAME_HEAD = 9
-FRAME_TYPES, FRAME_BYTES_MAX = 9, 1 << 24
+FRAME_TYPES_MAX, FRAME_FLAGS, STREAM_MAX = 9, 0x2D, 1 << 24
 BROKEN_HEAD = b"\xff\xff\xff\x00\xff\x00\x00\x00\x00"  # 16 MiB of DATA on stream 0
 POLL_SECONDS = 0.2
 
@@ -42,6 +42,7 @@ class Wire:
 
     delay_seconds_max: float = 0.0
     garbled: float = 0.0  # which share of the packets with a frame's head
+    anywhere: bool = False  # or of all that bear anything, of which any byte is then changed: who has TLS notices
 
 
 class Emulator:
@@ -88,6 +89,9 @@ class Emulator:
                 with contextlib.suppress(OSError):
                     self._socket.send(heapq.heappop(self._waiting)[2])
 
+    def _garbled(self, packet: bytes, wire: Wire) -> bytes:
+        return garbled_anywhere(packet, self._rng) if wire.anywhere else garbled(packet)
+
     def _take_all(self, data: bytes) -> None:
         for kind, body in _messages(data):
             if kind != PACKET:
@@ -100,7 +104,7 @@ class Emulator:
     def _judge(self, queue: int, packet_id: int, packet: bytes) -> None:
         wire = self.wires.get(queue, Wire())
         verdict = _attribute(VERDICT_HEADER, struct.pack("!II", ACCEPT, packet_id))
-        if wire.garbled and self._rng.random() < wire.garbled and (other := garbled(packet)):
+        if wire.garbled and self._rng.random() < wire.garbled and (other := self._garbled(packet, wire)):
             verdict += _attribute(PAYLOAD, other)
             self.garbled += 1
         until = time.monotonic() + self._rng.uniform(0, wire.delay_seconds_max)
@@ -110,15 +114,37 @@ class Emulator:
 
 def garbled(packet: bytes) -> bytes:
     """An IPv4 packet whose TCP payload begins with a frame of HTTP/2, with a head that is none; empty for any other."""
+    begin = _payload(packet)
+    if len(packet) - begin < FRAME_HEAD or not _begins_a_frame(packet[begin:]):
+        return b""
+    return _with(packet, begin, BROKEN_HEAD)
+
+
+def garbled_anywhere(packet: bytes, rng: Random) -> bytes:
+    """An IPv4 packet with another byte somewhere in its TCP payload; empty where it has none."""
+    begin = _payload(packet)
+    if begin >= len(packet):
+        return b""
+    place = rng.randrange(begin, len(packet))
+    return _with(packet, place, bytes([packet[place] ^ rng.randint(1, 255)]))
+
+
+def _payload(packet: bytes) -> int:
+    """Where what TCP delivers begins; at the end where there is nothing."""
     if len(packet) < 40 or packet[0] >> 4 != 4 or packet[9] != socket.IPPROTO_TCP:
-        return b""
-    tcp = (packet[0] & 15) * 4
-    begin = tcp + (packet[tcp + 12] >> 4) * 4
-    payload = packet[begin:]
-    if len(payload) < FRAME_HEAD or not _begins_a_frame(payload):
-        return b""
-    changed = bytearray(packet)
-    changed[begin : begin + FRAME_HEAD] = BROKEN_HEAD
+        return len(packet)
+    tcp = _tcp(packet)
+    return tcp + (packet[tcp + 12] >> 4) * 4
+
+
+def _tcp(packet: bytes) -> int:
+    return (packet[0] & 15) * 4
+
+
+def _with(packet: bytes, place: int, other: bytes) -> bytes:
+    """Put other bytes into a packet, and the checksum that belongs to them."""
+    changed, tcp = bytearray(packet), _tcp(packet)
+    changed[place : place + len(other)] = other
     changed[tcp + 16 : tcp + 18] = b"\0\0"
     pseudo = packet[12:20] + struct.pack("!BBH", 0, socket.IPPROTO_TCP, len(packet) - tcp)
     struct.pack_into("!H", changed, tcp + 16, checksum(pseudo + bytes(changed[tcp:])))
@@ -126,9 +152,17 @@ def garbled(packet: bytes) -> bytes:
 
 
 def _begins_a_frame(payload: bytes) -> bool:
-    """Whether this looks like a frame's head: its length, type and a stream whose first bit is 0 [RFC 9113, 4.1]."""
-    length, kind, stream = int.from_bytes(payload[:3]), payload[3], payload[5]
-    return length < FRAME_BYTES_MAX and kind <= FRAME_TYPES and stream < 128 and length + FRAME_HEAD <= len(payload)
+    """Whether this looks like frames, the first of them whole [RFC 9113, 4.1]: a body's bytes hardly ever do."""
+    place = 0
+    while len(payload) - place >= FRAME_HEAD:
+        kind, flags, stream = struct.unpack_from("!BBI", payload, place + 3)
+        if kind > FRAME_TYPES_MAX or flags & ~FRAME_FLAGS or stream > STREAM_MAX:
+            return False
+        length = int.from_bytes(payload[place : place + 3])
+        if place == 0 and length + FRAME_HEAD > len(payload):
+            return False
+        place += FRAME_HEAD + length
+    return place > 0
 
 
 def checksum(data: bytes) -> int:

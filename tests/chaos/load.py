@@ -21,6 +21,7 @@ from typing import Any, cast
 import grpc
 import grpc.aio
 from google.protobuf.field_mask_pb2 import FieldMask
+from tests.chaos.certificates import of_process
 from tests.chaos.jobs import a_job
 
 from cotenant.core.lifecycle import ENDED, Phase
@@ -71,12 +72,13 @@ class Load:
     async def run(self) -> None:
         """Submit and drain until the end of the input."""
         loop = asyncio.get_running_loop()
-        kept = {loop.create_task(self._follow()), loop.create_task(self._operate())}
-        while True:
+        endless, living = [loop.create_task(self._follow()), loop.create_task(self._operate())], set()
+        while not any(task.done() for task in endless):
             if not self.hushed.is_set() and len(self.open) + self.busy < UNFINISHED:
-                kept.add(task := loop.create_task(self._live()))
-                task.add_done_callback(kept.discard)
+                living.add(task := loop.create_task(self._live()))
+                task.add_done_callback(living.discard)
             await asyncio.sleep(PAUSE_SECONDS)
+        await asyncio.gather(*endless)
 
     # Users ---------------------------------------------------------------------------------------------------
 
@@ -216,7 +218,9 @@ class Load:
         """Ask until there is an answer; None where the job has ended, unless there `always` has to be one."""
         while True:
             try:
-                return await method(request, timeout=CALL_SECONDS_MAX)
+                if (answer := await method(request, timeout=CALL_SECONDS_MAX)) is not None:
+                    return answer
+                self.refusals["unreadable"] += 1  # its bytes were garbled: gRPC gives nothing then, and says nothing
             except grpc.aio.AioRpcError as error:
                 if error.code() is grpc.StatusCode.FAILED_PRECONDITION and not always:
                     return None
@@ -265,15 +269,23 @@ class Load:
 async def main(directory: Path, queue: str, placement: str, seed: str) -> None:
     """Do it all."""
     token = os.environ["COTENANT_TOKEN"]
+    channel.secure(of_process())
     async with channel.connect(queue, token) as to_queue, channel.connect(placement, token) as to_placement:
         stubs = cast("Any", JobServiceStub(to_queue)), cast("Any", NodeServiceStub(to_placement))
         load = Load(directory, *stubs, Random(seed), f"chaos {seed}")
         running = asyncio.get_running_loop().create_task(load.run())
         reader = asyncio.StreamReader()
         await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
-        async for line in reader:
-            load.hushed.set() if line.strip() == b"hush" else load.hushed.clear()
-        running.cancel()
+        listening = asyncio.get_running_loop().create_task(listen(reader, load))
+        await asyncio.wait([running, listening], return_when=asyncio.FIRST_COMPLETED)
+        if running.done():
+            running.result()
+
+
+async def listen(reader: asyncio.StreamReader, load: Load) -> None:
+    """Obey until the end of the input."""
+    async for line in reader:
+        load.hushed.set() if line.strip() == b"hush" else load.hushed.clear()
 
 
 if __name__ == "__main__":

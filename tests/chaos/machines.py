@@ -156,7 +156,8 @@ class Machines:
     def _tell_emulator(self, pair: Pair) -> None:
         wires, queue = self._wires[pair], self._queues.setdefault(pair, len(self._queues))
         delay_seconds = max((wire.delay_seconds_max for wire in wires), default=0.0)
-        self.emulator.put(queue, Wire(delay_seconds, max((wire.garbled for wire in wires), default=0.0)))
+        garbled, anywhere = max((wire.garbled for wire in wires), default=0.0), any(wire.anywhere for wire in wires)
+        self.emulator.put(queue, Wire(delay_seconds, garbled, anywhere))
 
     def _set_rules(self) -> None:
         rules = [

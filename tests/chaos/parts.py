@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tests.chaos.certificates import CLOCK, Certificates
 from tests.chaos.machines import Machine, Machines
 from tests.chaos.plan import CLIENT, MEMBERS, NODES, REPLICAS, SERVICES
 from tests.end_to_end.commands import COTENANT, Serving, environment_of
@@ -88,7 +89,7 @@ class Part:
 class Mesh:
     """All parts, of a build that is broken on purpose where one is named."""
 
-    def __init__(self, directory: Path, machines: Machines, broken: str = "") -> None:
+    def __init__(self, directory: Path, machines: Machines, broken: str = "", *, tls: bool = False) -> None:
         self.directory, self.machines = directory, machines
         self._program = [sys.executable, "-m", "tests.chaos.broken", broken] if broken else [COTENANT]
         self.clock, self._modules = build_clock(directory), install_allocator(directory)
@@ -101,15 +102,18 @@ class Mesh:
         for name in (*MEMBERS, *REPLICAS, *NODES, CLIENT):
             machines.add(name)
         self.parts = {name: Part(name, machines.all[name]) for name in (*MEMBERS, *REPLICAS, *NODES)}
+        self.certificates = self._issue() if tls else None
         for name in MEMBERS:
-            machine = machines.all[name]
+            machine, own = machines.all[name], self.certificates
             self.parts[name].member = EtcdServer(
                 machine.disk,
                 name=name,
-                arguments=("--max-txn-ops=4096",),
+                arguments=("--max-txn-ops=4096", *(own.flags(name) if own else ())),
+                scheme="https" if own else "http",
                 host=machine.address,
                 prefix=machine.prefix,
                 log=self._logs / f"{name}.log",
+                context=own.context(name) if own else None,
             )
         members = [part.member for part in self.parts.values() if part.member]
         for member in members:
@@ -117,6 +121,13 @@ class Mesh:
         self.store = [member.endpoint for member in members]
         for name in (*REPLICAS, *NODES):
             self.parts[name].command = self._command(name)
+
+    def _issue(self) -> Certificates:
+        bearers = {name: f"service/{name}" for name in (*MEMBERS, *REPLICAS)}
+        bearers |= {name: f"agent/{node_id}" for name, node_id in self.node_ids.items()} | {CLIENT: "operator/chaos"}
+        made = Certificates(self.directory / "certs", bearers)
+        made.issue({name: machine.address for name, machine in self.machines.all.items()}, self.clock)
+        return made
 
     def reached(self, service: str) -> str:
         """Where all replicas of a service are."""
@@ -132,7 +143,10 @@ class Mesh:
         words += ["--config", str(self.directory / "settings.toml")]
         if part in NODES:
             return [*words, "--node", self.node_ids[part], "--gpus", f"fake:{GPUS}", "--address", machine.address]
-        return [*words, "--listen", self._address(part), "--store", f"etcd://{','.join(self.store)}", "--insecure"]
+        words += ["--listen", self._address(part)]
+        if self.certificates:
+            return [*words, "--store", f"etcds://{','.join(self.store)}"]
+        return [*words, "--store", f"etcd://{','.join(self.store)}", "--insecure"]
 
     def environment(self, part: str, points: str = "") -> dict[str, str]:
         """What a part's process sees; no clock of its own for the client, whose times are compared."""
@@ -141,7 +155,9 @@ class Mesh:
             offset = self.machines.all[part].disk.parent / f"{part}.{OFFSET}"
             if not offset.exists():
                 offset.write_bytes(struct.pack("=q", 0))
-            more |= {"LD_PRELOAD": str(self.clock), "COTENANT_CHAOS_CLOCK": str(offset)}
+            more |= {"LD_PRELOAD": str(self.clock), CLOCK: str(offset)}
+        if self.certificates:
+            more |= self.certificates.variables(part)
         if points:
             more[fail_points.VARIABLE] = points
         return environment_of(self.directory, **more)

@@ -9,6 +9,7 @@ from collections.abc import Coroutine, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+import grpc
 from google.protobuf.message import DecodeError
 
 from cotenant.history.events import Commit, LeaderPut
@@ -28,13 +29,13 @@ ANSWER_SECONDS_MAX = 30.0
 class Recorder:
     """Follows the store from its first revision on, in a thread."""
 
-    def __init__(self, endpoints: Sequence[str], log: Path) -> None:
+    def __init__(self, endpoints: Sequence[str], log: Path, credentials: grpc.ChannelCredentials | None = None) -> None:
         self.commits: list[Commit] = []
         self.wrong: list[str] = []
         self.failed: dict[tuple[str, int], str] = {}  # by attempt: what was said of its end
         self._reasons: dict[tuple[str, int], str] = {}  # by attempt: why it was stopped
         self.revision = 0
-        self._endpoints, self._log = list(endpoints), log
+        self._endpoints, self._log, self._credentials = list(endpoints), log, credentials
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True, name="recorder")
         self._thread.start()
@@ -45,7 +46,7 @@ class Recorder:
         return asyncio.run_coroutine_threadsafe(what, self._loop).result(ANSWER_SECONDS_MAX)
 
     async def _open(self) -> EtcdStore:
-        return EtcdStore(self._endpoints, silence_seconds_max=SILENCE_SECONDS_MAX)
+        return EtcdStore(self._endpoints, silence_seconds_max=SILENCE_SECONDS_MAX, credentials=self._credentials)
 
     async def _follow(self) -> None:
         with self._log.open("a") as log:

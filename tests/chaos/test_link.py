@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import socket
 import struct
+from random import Random
 
 import pytest
-from tests.chaos.link import BROKEN_HEAD, checksum, garbled
+from tests.chaos.link import BROKEN_HEAD, checksum, garbled, garbled_anywhere
 
 HEADERS = 40
 
@@ -37,6 +38,21 @@ def test_a_frame_gets_a_head_that_is_none_under_a_right_checksum(body: bytes) ->
 def test_what_does_not_begin_a_frame_is_left_alone() -> None:
     assert garbled(packet(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")) == b""
     assert garbled(packet(frame(bytes(100))[:50])) == b""  # its end comes later
+    assert garbled(packet(frame(b"x") + bytes([0, 0, 1, 77, 0, 0, 0, 0, 1]))) == b""  # a body that looks like a head
     assert garbled(packet(b"")) == b""
     assert garbled(packet(frame(b"x"), protocol=socket.IPPROTO_UDP)) == b""
     assert garbled(b"") == b""
+
+
+def test_with_tls_any_byte_of_what_is_delivered_is_another_under_a_right_checksum() -> None:
+    rng, body = Random(1), bytes(range(200))
+    found = set()
+    for _ in range(2000):
+        changed = garbled_anywhere(packet(body), rng)
+        delivered = changed[HEADERS:]
+        assert changed == packet(delivered)
+        (place,) = (place for place, byte in enumerate(delivered) if byte != body[place])
+        found.add(place)
+    assert found == set(range(200))
+    assert garbled_anywhere(packet(b""), rng) == b""
+    assert garbled_anywhere(packet(body, protocol=socket.IPPROTO_UDP), rng) == b""
