@@ -24,7 +24,7 @@ from tests.chaos.plan import Fault
 from tests.end_to_end import remains
 from tests.etcd_server import etcd_binary
 
-STEPS, REST_EVERY = 60, 20
+STEPS, REST_EVERY = 60, 25
 WRONG_SHOWN = 20
 TLS_SHARE = 0.5
 INIT = "--init"  # the first process of the namespaces
@@ -36,6 +36,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--steps", type=int, default=STEPS, help=f"how many faults; {STEPS}")
     parser.add_argument("--seed", type=int, help="repeats a plan; by default another each time")
     parser.add_argument("--rest-every", type=int, default=REST_EVERY, help=f"judge after so many steps; {REST_EVERY}")
+    parser.add_argument("--pace", type=float, default=1.0, help="pauses between steps last so many times as long; 1")
     parser.add_argument("--keep", type=Path, help="a directory for logs and what was recorded")
     parser.add_argument(
         "--only", type=_faults, default=frozenset(Fault), help=f"these faults alone, of {', '.join(Fault)}"
@@ -78,7 +79,7 @@ def _run(told: argparse.Namespace, directory: Path) -> int:
     tls = random.Random(f"tls {seed}").random() < TLS_SHARE if told.tls is None else told.tls
     print(f"seed {seed}, {told.steps} steps, {'with' if tls else 'without'} TLS", flush=True)
     say = functools.partial(print, flush=True)
-    wanted = driver.Wanted(seed, told.steps, told.rest_every, told.only, told.broken, tls)
+    wanted = driver.Wanted(seed, told.steps, told.rest_every, told.only, told.broken, tls, told.pace)
     outcome = driver.run(directory, wanted, say)
     _print(outcome)
     if told.json:

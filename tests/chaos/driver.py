@@ -64,7 +64,10 @@ class Told:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What is to be done; `broken` names a build that is broken on purpose, and with `tls` all parts use it."""
+    """What is to be done; `broken` names a build that is broken on purpose, and with `tls` all parts use it.
+
+    Pauses between steps last `pace` times as long as they are planned.
+    """
 
     seed: int
     steps: int
@@ -72,6 +75,7 @@ class Wanted:
     faults: frozenset[Fault] = frozenset(Fault)
     broken: str = ""
     tls: bool = False
+    pace: float = 1.0
 
 
 class Driver:
@@ -93,13 +97,13 @@ class Driver:
         self._ends: list[tuple[float, int, Callable[[], None]]] = []
         self._seen = [0, 0, 0]  # commits, answers and edges' events that were judged
 
-    def run(self, steps: Sequence[Step], rest_every: int) -> Told:
+    def run(self, steps: Sequence[Step], rest_every: int, pace: float) -> Told:
         """Do all steps; what was wrong is in what is returned, and the run ends at the first rest that found any."""
         begin = time.monotonic()
         try:
             self._set_up()
             for step in steps:
-                self._wait(time.monotonic() + step.after_seconds)
+                self._wait(time.monotonic() + step.after_seconds * pace)
                 self._say(str(step))
                 self.told.faults[step.fault] += 1
                 self._do(step)
@@ -338,4 +342,4 @@ def run(directory: Path, wanted: Wanted, say: Callable[[str], None]) -> Told:
     """Make a mesh in an empty directory, and do to it what is wanted."""
     driver = Driver(directory, wanted, say)
     faults = {fault for fault in wanted.faults if driver.mesh.clock or fault is not Fault.CLOCK}
-    return driver.run(plan(wanted.seed, wanted.steps, faults), wanted.rest_every)
+    return driver.run(plan(wanted.seed, wanted.steps, faults), wanted.rest_every, wanted.pace)

@@ -17,7 +17,7 @@ from cotenant.core.jobs import JobKind, JobSpec, OpenReplicas, Qos, Request, Rol
 LONG, ALONE, ARRAY, DAEMON, ELASTIC, SERVICE, AFTER = 0.1, 0.05, 0.08, 0.3, 0.2, 0.05, 0.12
 OPEN = 0.5  # of services
 STOP_AFTER_SECONDS = 10.0  # without the control plane, where a job must never run twice: the least that is taken
-SECONDS, LONG_SECONDS, ALONE_SECONDS, SERVICE_SECONDS = (0.05, 0.8), (2.0, 7.0), (6.0, 14.0), (3600.0, 3600.0)
+SECONDS, LONG_SECONDS, ALONE_SECONDS, SERVICE_SECONDS = (0.05, 0.8), (2.0, 7.0), (8.0, 18.0), (3600.0, 3600.0)
 RETRIES_MAX = 1000
 PROMISE = Qos(latency_seconds=0.1, latency_percentile=99.0, arrivals_per_second=10.0)
 

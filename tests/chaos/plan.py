@@ -16,6 +16,7 @@ LEASE_SECONDS = 2.0  # of whoever leads a service
 LONG_SECONDS = (LEASE_SECONDS + 0.5, 10.0)
 SHORT_SECONDS = (0.1, LEASE_SECONDS)
 LONG_SHARE = 0.35
+LONELY_SECONDS, LONELY_SHARE, LONELY_LONG_SHARE = (10.0, 18.0), 0.4, 0.5  # nodes alone: jobs of some stop by themselves
 PAUSE_SECONDS = (0.2, 1.0)  # between two steps
 ETCD, SERVICES, AGENTS, CLIENT = "etcd", ("placement", "queue", "predictor", "contention"), 5, "client"
 CLOCK_SECONDS = (0.5, 2.0, 30.0, 3_600.0, 86_400.0)
@@ -137,6 +138,8 @@ def _step(rng: Random, number: int, fault: Fault) -> Step:
     part, peer = _drawn_for(fault, rng)
     seconds, amount, point = _seconds(rng), 0.0, ""
     match fault:
+        case Fault.ISOLATE if part in NODES and rng.random() < LONELY_LONG_SHARE:
+            seconds = round(rng.uniform(*LONELY_SECONDS), 2)
         case Fault.OLD_LEADER:
             seconds = round(rng.uniform(*LONG_SECONDS), 2)
         case Fault.FAIL_POINT:
@@ -169,6 +172,8 @@ def _drawn_for(fault: Fault, rng: Random) -> tuple[str, str]:
             return _weighted(rng, PYTHON), ""
         case Fault.FAIL_POINT:
             return rng.choice([pair for pair in HALTED for _ in range(WEIGHTS[pair[0]])])
+        case Fault.ISOLATE if rng.random() < LONELY_SHARE:
+            return rng.choice(NODES), ""
         case Fault.OLD_LEADER:
             return rng.choice([part for part in REPLICAS if _is_of(part, ("placement",))]), ""
         case Fault.NO_MAJORITY:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tests.chaos.jobs import STOP_AFTER_SECONDS
 from tests.chaos.plan import (
     AGENTS,
     CLIENT,
@@ -60,6 +61,11 @@ def test_parts_are_halted_where_they_come_to() -> None:
 def test_pauses_last_shorter_and_longer_than_a_lease() -> None:
     lasted = [step.seconds for step in plan(1, STEPS) if step.fault is Fault.PAUSE]
     assert min(lasted) < 1 < 2 < max(lasted)
+
+
+def test_nodes_are_alone_for_longer_than_jobs_that_stop_by_themselves_wait() -> None:
+    alone = [step.seconds for step in plan(1, STEPS) if step.fault is Fault.ISOLATE and step.part in NODES]
+    assert min(alone) < 1 < STOP_AFTER_SECONDS < max(alone)
 
 
 def test_a_fault_says_which_agents_it_may_cut_off() -> None:
