@@ -113,7 +113,7 @@ class Judge:
         found = [str(broken) for broken in self.checker.finish(settled=True)]
         phases = {job_id: job.phase for job_id, job in self.checker.jobs.items()}
         found += [*self.users.wrong, *judge_journal(journal, self.users, phases, self.given_up)]
-        found += self.users.promises.judge(ran, self.given_up)
+        found += self.users.promises.judge(ran)
         self.wrong += [what for what in dict.fromkeys(found) if what not in self.wrong]
 
     def _ran(self, journal: Sequence[Sequence[str]]) -> dict[Part, int]:

@@ -139,7 +139,7 @@ class Load:
         await self._cancel(job.id, [job.id], request_id)
 
     async def _suspend(self, job_id: str, request_id: str, rng: Random) -> None:
-        """Hold a job back for a while, unless it has ended by then; while it is suspended nothing of it may begin."""
+        """Hold a job back for a while, unless it has ended by then; what of it begins meanwhile is to be stopped."""
         suspend = pb.SuspendJobRequest(id=job_id, request_id=f"{request_id} suspend")
         if await self._unless_ended(self.jobs.SuspendJob, suspend) and await self._wait_for(job_id, Phase.SUSPENDED):
             begin = clock()

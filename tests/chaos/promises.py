@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from cotenant.core.dependencies import Condition
-from cotenant.core.lifecycle import Phase
+from cotenant.core.lifecycle import AttemptState, Phase
 from cotenant.history.events import AttemptPut, Began, Commit, Event, JobPut, NodePut
 
+NOT_TO_ITS_END = (AttemptState.STOPPING, AttemptState.STOPPED, AttemptState.FAILED, AttemptState.LOST)
 ASKED = {
     "alone": "jobs that stop when disconnected",
     "service": "services",
@@ -36,6 +37,7 @@ class Promises:
     _ended: dict[str, int] = field(default_factory=dict)
     _first: dict[str, int] = field(default_factory=dict)  # by job: of its first attempt
     _numbers: dict[str, int] = field(default_factory=dict)
+    _stopped: set[tuple[str, int]] = field(default_factory=set)  # attempts that were told to stop, or did not end well
     _given: dict[str, list[tuple[int, str]]] = field(default_factory=lambda: defaultdict(list))  # by node
     _opened: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))  # by node: when it took work again
 
@@ -65,6 +67,8 @@ class Promises:
                         self._made.setdefault(job_id, commit.revision)
                         if change.phase.ended:
                             self._ended.setdefault(job_id, commit.revision)
+                    case AttemptPut(job_id=job_id, number=number, state=state) if state in NOT_TO_ITS_END:
+                        self._stopped.add((job_id, number))
                     case AttemptPut(job_id=job_id, number=number) if number > self._numbers.get(job_id, 0):
                         self._numbers[job_id] = number
                         self._first.setdefault(job_id, commit.revision)
@@ -73,8 +77,11 @@ class Promises:
                     case NodePut(node_id=node_id, takes_work=True):
                         self._opened[node_id].append(commit.revision)
 
-    def judge(self, edges: Sequence[tuple[float, Event]], given_up: Collection[str]) -> list[str]:
-        """All that was not kept, given that all jobs have ended, and what edges recorded since the last rest."""
+    def judge(self, edges: Sequence[tuple[float, Event]]) -> list[str]:
+        """All that was not kept, given that all jobs have ended, and what edges recorded since the last rest.
+
+        A start that was under way when its job was suspended may still happen; then it is stopped.
+        """
         wrong = [what for job_id, before in self.after.items() for what in self._out_of_turn(job_id, before)]
         for job_id, allowed in self.priorities.items():
             if (job := self._jobs.get(job_id)) and job.priority not in allowed:
@@ -85,9 +92,9 @@ class Promises:
         for job_id, begin, end in self.suspended:
             began = [event for at, event in edges if isinstance(event, Began) and begin <= at <= end]
             wrong += [
-                f"{job_id}/{event.number} began on {event.node_id} while it was suspended"
+                f"{job_id}/{event.number} began on {event.node_id} while it was suspended, and was not stopped"
                 for event in began
-                if event.job_id == job_id and job_id not in given_up
+                if event.job_id == job_id and (job_id, event.number) not in self._stopped
             ]
         self.suspended.clear()
         return wrong

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -20,7 +21,7 @@ def judged(changes: list[Change], *answers: dict[str, Any], began: tuple[float, 
     for answer in answers:
         promises.take_answer(answer)
     promises.take_commits(Commit(revision, (change,)) for revision, change in enumerate(changes, 1))
-    return promises.judge([(at, Began("n", "a", 1, 2)) for at in began], set())
+    return promises.judge([(at, Began("n", "a", 1, 2)) for at in began])
 
 
 def queued(job_id: str, priority: int = 0) -> JobPut:
@@ -40,10 +41,12 @@ def test_a_change_that_was_acknowledged_stays_and_an_unanswered_one_may() -> Non
     assert judged([ended("a", priority=0)], asked, told) == ["a was given priority [3], and has 0"]
 
 
-def test_nothing_begins_while_it_is_suspended() -> None:
+def test_what_begins_while_it_is_suspended_is_stopped() -> None:
     answer = {"suspended": "a", "begin": 5.0, "end": 8.0}
     assert judged([ended("a")], answer, began=(4.0, 9.0)) == []
-    assert judged([ended("a")], answer, began=(6.0,)) == ["a/1 began on n while it was suspended"]
+    assert judged([ended("a")], answer, began=(6.0,)) == ["a/1 began on n while it was suspended, and was not stopped"]
+    stopped = replace(attempt("a"), state=AttemptState.STOPPED)
+    assert judged([attempt("a"), stopped, ended("a")], answer, began=(6.0,)) == []
 
 
 @pytest.mark.parametrize("condition", ["after", "after_ok"])
