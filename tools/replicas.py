@@ -36,8 +36,10 @@ more, however late it wakes.
 - **Asked to end** (SIGTERM, Ctrl-C): it gives the lease back, and another one leads at once. That makes a rolling
   restart or upgrade: end one, start its successor, wait until it says that it serves, and go on with the next.
 - **Paused or cut off** for longer than its lease: it finds out, closes what it had built, and follows. It does not end.
-- **Overloaded**: a leader that comes to nothing for as long as its lease lasts loses it too. Each process tells by how
-  much it is late for everything (`cotenant.loop.delay`), and logs `loop_stalled` where that is half a second or more.
+- **Overloaded**: it keeps its lease, which a thread keeps alive while the event loop is late for everything, and is
+  slow; another one would have to read everything first, and then be as late. One that comes to nothing for ten seconds
+  is replaced. Each process tells by how much it is late (`cotenant.loop.delay`), and logs `loop_stalled` where that is
+  half a second or more.
 - **etcd is away**: nobody is elected and nothing is written; reads go on, writes fail with UNAVAILABLE and when to come
   again, jobs run on.
 

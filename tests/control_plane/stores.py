@@ -122,10 +122,10 @@ class ProcessStore(Through):
         await self._pass()
         return await super().grant(ttl_seconds)
 
-    async def keep_alive(self, lease: Lease) -> None:
+    async def keep_alive(self, lease: Lease, *, for_seconds: float = 0.0) -> None:
         """Start the lease's time anew."""
         await self._pass()
-        await super().keep_alive(lease)
+        await super().keep_alive(lease, for_seconds=for_seconds)
 
     async def revoke(self, lease: Lease) -> None:
         """End the lease."""

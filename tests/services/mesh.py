@@ -110,8 +110,8 @@ class StoreOfOneProcess:
     async def grant(self, ttl_seconds: float) -> Lease:
         return await self._store.grant(ttl_seconds)
 
-    async def keep_alive(self, lease: Lease) -> None:
-        await self._store.keep_alive(lease)
+    async def keep_alive(self, lease: Lease, *, for_seconds: float = 0.0) -> None:
+        await self._store.keep_alive(lease, for_seconds=for_seconds)
 
     async def revoke(self, lease: Lease) -> None:
         await self._store.revoke(lease)

@@ -6,7 +6,9 @@ with etcd), the key goes with it, and those who watched it try to write it: one 
 revokes its lease, and another one leads at once.
 
 A leader does not step back because the store is away: nobody else can be elected meanwhile, and whatever it writes is
-compared with its term. It does once it learns that its lease is gone or that the key is another's.
+compared with its term. It does once it learns that its lease is gone or that the key is another's. Nor does it because
+it has more to do than it can: the store is asked to keep its lease alive for `BUSY_SECONDS_MAX` from each beat on, for
+where a machine is overloaded its successor would have to read everything first, and then be as late.
 
 A store that one process holds alone has no other replicas: whoever opens it leads at once, whatever a process before it
 has left there. The same is true over what versions left that knew no elections, whose mark is under no lease: the newer
@@ -30,6 +32,7 @@ log = structlog.get_logger()
 
 TTL_SECONDS = 2.0  # the least that etcd grants, unless its election timeout is set lower than it is by default
 BEATS_WITHIN_TTL = 3
+BUSY_SECONDS_MAX = 10.0  # a leader that comes to nothing for longer is to be replaced
 
 
 class Election:
@@ -125,7 +128,7 @@ class Election:
     async def _keep_alive(self, held: Held) -> None:
         assert held.lease
         try:
-            await self._store.keep_alive(held.lease)
+            await self._store.keep_alive(held.lease, for_seconds=BUSY_SECONDS_MAX)
         except LeaseLost:
             held.lose("its lease ran out")
         except StoreUnavailable as error:

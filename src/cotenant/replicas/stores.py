@@ -51,9 +51,9 @@ class Through:
         """Make a lease."""
         return await self._store.grant(ttl_seconds)
 
-    async def keep_alive(self, lease: Lease) -> None:
+    async def keep_alive(self, lease: Lease, *, for_seconds: float = 0.0) -> None:
         """Start the lease's time anew."""
-        await self._store.keep_alive(lease)
+        await self._store.keep_alive(lease, for_seconds=for_seconds)
 
     async def revoke(self, lease: Lease) -> None:
         """End the lease."""

@@ -17,7 +17,8 @@ from aetcd import rpc  # type: ignore[import-untyped]  # ships no types; only it
 from grpc import ChannelCredentials
 
 from cotenant.store.checks import check_key, check_transaction, check_ttl
-from cotenant.store.etcd_members import PAUSE_SECONDS_FIRST, PAUSE_SECONDS_MAX, Member, Members, Refused, meaning
+from cotenant.store.etcd_beats import Beats
+from cotenant.store.etcd_members import PAUSE_SECONDS_FIRST, PAUSE_SECONDS_MAX, Members, Refused, meaning
 from cotenant.store.etcd_watch import HistoryCompacted, StreamBroken, follow
 from cotenant.store.port import (
     Changes,
@@ -66,6 +67,7 @@ class EtcdStore:
             silence_seconds_max=silence_seconds_max,
             credentials=credentials,
         )
+        self._beats = Beats(endpoints, silence_seconds_max, credentials)
         self._timeout_seconds = timeout_seconds
 
     async def get(self, key: str) -> Entry | None:
@@ -169,20 +171,14 @@ class EtcdStore:
         )
         return Lease(reply.ID, float(reply.TTL))
 
-    async def keep_alive(self, lease: Lease) -> None:
-        """Start the lease's time anew."""
-
-        async def ask(member: Member, seconds: float) -> int:
-            request = rpc.LeaseKeepAliveRequest(ID=lease.id)
-            async for reply in member.lease.LeaseKeepAlive([request], timeout=seconds):
-                return int(reply.TTL)
-            raise StoreUnavailable(f"etcd at {member.endpoint} ended the stream without an answer")
-
-        if await self._members.call(ask, repeat=True) <= 0:
-            raise LeaseLost(f"lease {lease.id} has run out or was revoked")
+    async def keep_alive(self, lease: Lease, *, for_seconds: float = 0.0) -> None:
+        """Start the lease's time anew, and again from a thread for so long, however busy the event loop is."""
+        promise = self._beats.ask(lease, timeout_seconds=self._timeout_seconds, for_seconds=for_seconds)
+        await asyncio.wrap_future(promise)
 
     async def revoke(self, lease: Lease) -> None:
         """End the lease and delete its keys."""
+        self._beats.drop(lease)
         request = rpc.LeaseRevokeRequest(ID=lease.id)
         try:
             await self._members.call(
@@ -214,7 +210,7 @@ class EtcdStore:
 
     async def close(self) -> None:
         """End all watches and calls, and let go of the connections."""
-        await self._members.close()
+        await asyncio.gather(self._members.close(), asyncio.to_thread(self._beats.close))
 
 
 def range_of(prefix: str) -> tuple[bytes, bytes]:

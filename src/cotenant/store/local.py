@@ -97,8 +97,8 @@ class LocalStore(ABC):
         self._require_open()
         return await self._submit(lambda draft: draft.grant(ttl_seconds))
 
-    async def keep_alive(self, lease: Lease) -> None:
-        """Start the lease's time anew."""
+    async def keep_alive(self, lease: Lease, *, for_seconds: float = 0.0) -> None:
+        """Start the lease's time anew; by itself it is not: who is too busy to come again is this store's process."""
         self._require_open()
         if lease.id in self._deadlines:
             self._deadlines.start(self._keyspace.leases[lease.id])

@@ -162,8 +162,12 @@ class Store(Protocol):
         The lease says what time it was given: a store may round up, and a restart of it starts the time anew.
         """
 
-    async def keep_alive(self, lease: Lease) -> None:
-        """Start the lease's time anew. Raises `LeaseLost` where it is gone."""
+    async def keep_alive(self, lease: Lease, *, for_seconds: float = 0.0) -> None:
+        """Start the lease's time anew. Raises `LeaseLost` where it is gone.
+
+        A store on other machines goes on doing so by itself `for_seconds`, unless the lease is revoked or the store
+        closed: for a caller that may be too busy to come again in time.
+        """
 
     async def revoke(self, lease: Lease) -> None:
         """End the lease and delete its keys, at one revision. Revoking a lease that is gone is no error."""

@@ -126,9 +126,9 @@ class ShiftedStore:
         await self._shift()
         return await self.inner.grant(ttl_seconds)
 
-    async def keep_alive(self, lease: Lease) -> None:
+    async def keep_alive(self, lease: Lease, *, for_seconds: float = 0.0) -> None:
         """Start the lease's time anew."""
-        await self.inner.keep_alive(lease)
+        await self.inner.keep_alive(lease, for_seconds=for_seconds)
 
     async def revoke(self, lease: Lease) -> None:
         """End the lease and delete its keys."""
