@@ -44,7 +44,7 @@ endif
 
 fuzz: $(STAMP) ## bad inputs to everything that reads others' (ARGS="--inputs 1000000", --only, --seed, --keep DIR)
 	@printf '\n── fuzzing\n'
-	@python -m tests.fuzz $(ARGS)
+	@GRPC_VERBOSITY=NONE python -m tests.fuzz $(ARGS)
 
 chaos: $(STAMP) ## kills, partitions and worse to a mesh of real processes, as root (ARGS="--steps 1000 --seed 7 --keep DIR")
 	@printf '\n── chaos\n'

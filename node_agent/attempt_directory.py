@@ -22,6 +22,7 @@ import json
 import marshal
 import os
 import shutil
+import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -39,6 +40,7 @@ from cotenant.v1 import node_service_pb2
 log = structlog.get_logger()
 
 STOP_ORDER_BYTES = 64
+SEAL = b"\x00crc32:"  # stands between a spec and its digest, of which the supervisor reads nothing
 SUPERVISOR_LOG = "supervisor.log"
 
 
@@ -137,13 +139,17 @@ class AttemptDirectory:
     def write_spec(self, spec: dict[str, object]) -> None:
         """Write what the supervisor is to run; it holds the job's environment, so nobody else may read it."""
         descriptor = os.open(self.path / "spec", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        written = marshal.dumps(spec)
         with open(descriptor, "wb") as file:
-            marshal.dump(spec, file)
+            file.write(written + SEAL + zlib.crc32(written).to_bytes(4, "big"))
 
     def recorded_group(self) -> Group | None:
         """The control group that the supervisor was told of; None where there is none, or nothing is recorded."""
         try:
-            group = marshal.loads((self.path / "spec").read_bytes())["group"]
+            written, seal, digest = (self.path / "spec").read_bytes().rpartition(SEAL)
+            if not seal or digest != zlib.crc32(written).to_bytes(4, "big"):
+                return None  # a single damaged byte of a length can have marshal fill all memory
+            group = marshal.loads(written)["group"]
             return Group.from_json(group) if group else None
         except (OSError, ValueError, EOFError, TypeError, KeyError, AssertionError):
             return None

@@ -126,13 +126,13 @@ def _waiters(
     shapes: tuple[NodeShape, ...],
     allocator: CpuAllocator,
 ) -> list[Waiter]:
-    """Make gangs of the candidates, but for those that have a place already."""
+    """Make gangs of the candidates, but for those that have a place already; a job waits once, however often named."""
     return [
         Waiter(
             gang_of(candidate, allocator, shapes),
             lefts.get((candidate.job_id, 0)) or exactly(0.0),
         )
-        for candidate in request.candidates
+        for candidate in {candidate.job_id: candidate for candidate in request.candidates}.values()
         if candidate.job_id not in there
     ]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import marshal
 import math
 import sys
 from collections.abc import Callable, Iterator
@@ -44,19 +43,19 @@ HEALTH = json.dumps(
 ASSIGNMENT = node_service_pb2.Assignment(
     job_id="job", number=1, epoch=4, allocation=resources_pb2.NodeAllocation(node_id="n")
 ).SerializeToString()
-SPEC = marshal.dumps({"group": {"path": "/x", "controllers": ["cpu"]}, "command": ["true"], "grace_seconds": 5.0})
+SPEC = {"group": {"path": "/x", "controllers": ["cpu"]}, "command": ["true"], "grace_seconds": 5.0}
 
 
 def targets() -> Iterator[Target]:
     """Give the targets."""
-    yield Target("progress datagram", lambda directory: Prepared(_progress, PROGRESS), share=2.0)
+    yield Target("progress datagram", lambda directory: Prepared(_progress, PROGRESS))
     yield Target("supervisor's datagram", lambda directory: Prepared(_status, (STATE,)), (ValueError,))
     yield Target("state.json", _of("state.json", _state, STATE))
     yield Target("narrowed", _of("narrowed", lambda there: there.narrowed(), b'{"0": [1, 2], "1": [3]}'))
     throttle = b'{"bandwidth_percent": 50, "cores": 2, "idle": false, "suspended": true}'
     yield Target("throttle", _of("throttle", lambda there: there.throttled(), throttle))
     yield Target("assignment", _of("assignment", lambda there: there.assignment(), ASSIGNMENT))
-    yield Target("spec", _of("spec", lambda there: there.recorded_group(), SPEC), share=0.5)
+    yield Target("spec", _spec)
     yield Target("boot", _of("boot", lambda there: there.of_earlier_boot(), b"1f0c-77\n"))
     yield Target("supervisor.log", _of("supervisor.log", lambda there: there.last_words(), b"a\nOSError: b\n"))
     yield Target("directory's name", lambda directory: Prepared(_name, (b"job-1", b"j-0-22", b"a-b-3")))
@@ -71,6 +70,14 @@ def _of(name: str, read: Callable[[AttemptDirectory], object], *seeds: bytes) ->
         return of_file(name, lambda path: read(there), seeds)(there.path)
 
     return prepare
+
+
+def _spec(directory: Path) -> Prepared:
+    there = AttemptDirectory(directory, KEY)
+    there.path.mkdir(exist_ok=True)
+    there.write_spec(SPEC)
+    written = (there.path / "spec").read_bytes()
+    return of_file("spec", lambda path: there.recorded_group(), (written,))(there.path)
 
 
 def _progress(data: bytes) -> None:

@@ -5,12 +5,16 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Sequence
+from itertools import islice
 from random import Random
 from typing import Any
 
 BYTES_MAX = 1 << 16
-STEPS_MAX = 4
+STEPS = (1, 1, 1, 2, 3, 4)  # most inputs have one fault, so that what comes behind the first check is reached
 DEEP = 3000  # more levels than Python's stack holds
+DEEP_SHARE = 0.003  # of the words put in: they take as long as a thousand others
+WORD_BYTES = 8  # a place drawn is likelier within a word than at its beginning
+WORDS_LOOKED_AT = 40
 WORD = re.compile(rb"[A-Za-z_][\w-]*|-?\d[\w.+-]*|[ \t]+|.", re.DOTALL)
 
 NUMBERS = (
@@ -22,8 +26,9 @@ WORDS = (
     *(b"", b"null", b"true", b"false", b"[]", b"{}", b'""', b"'", b'"', b"\\", b"\x00", b"\r", b"\n\n", b"\t", b"%s%n"),
     *(b"\xff\xfe", b"\xef\xbb\xbf", b"\xed\xa0\x80", b'"\\ud800"', b"\\ud800", b"\xe2\x80\xa8", b"\x85", b"\x1c"),
     *(b"../../x", b"*a", b"&a [*a]", b"!!python/none", b"<<: *a", b"---", b"...", b"# ", b"=", b",", b":", b"|", b"@"),
-    *(b"[" * DEEP, b"{a: " * DEEP, b'{"a":' * DEEP, b"- " * DEEP, b"x" * 5000, b"\xf0\x9f\x92\xa5"),
+    *(b"x" * 5000, b"\xf0\x9f\x92\xa5"),
 )
+DEEP_WORDS = (b"[" * DEEP, b"{a: " * DEEP, b'{"a":' * DEEP, b"- " * DEEP)
 VALUES: tuple[Any, ...] = (
     *(None, True, False, 0, -1, 1, 2**31, 2**63, 2**64, 10**400, 0.5, 1e308, float("nan"), float("inf"), -float("inf")),
     *("", "0", "x", "nan", "\ud800", "\x00", "é" * 300, "9" * 5000, [], {}, [[]], [None], {"a": 1}, ["x"], [1, 2, 3]),
@@ -39,6 +44,7 @@ class Mutator:
         self._rng, self._seeds = rng, seeds
         taken = {word for seed in seeds for word in WORD.findall(seed[:20_000]) if len(word) > 1}
         self._words = sorted(taken | set(words))
+        self._fields = (*NUMBERS, *WORDS, *self._words)
         self._steps: tuple[Step, ...] = (
             *(self._flip, self._cut, self._double, self._break_off, self._insert, self._splice),
             *(self._other_number, self._other_number, self._other_word, self._other_word, self._drop_word),
@@ -52,7 +58,7 @@ class Mutator:
             data = self._other_json(data)
             if self._rng.random() < 0.8:
                 return data[:BYTES_MAX]
-        for _ in range(self._rng.randint(1, STEPS_MAX)):
+        for _ in range(self._rng.choice(STEPS)):
             data = self._rng.choice(self._steps)(data)
         return data[:BYTES_MAX]
 
@@ -80,7 +86,11 @@ class Mutator:
 
     def _insert(self, data: bytes) -> bytes:
         at = self._rng.randint(0, len(data))
-        return data[:at] + self._rng.choice((*WORDS, self._rng.randbytes(4))) + data[at:]
+        return data[:at] + (self._rng.randbytes(4) if self._rng.random() < 0.03 else self._word()) + data[at:]
+
+    def _word(self) -> bytes:
+        """Choose a word that few formats expect."""
+        return self._rng.choice(DEEP_WORDS if self._rng.random() < DEEP_SHARE else WORDS)
 
     def _splice(self, data: bytes) -> bytes:
         other = self._rng.choice(self._seeds)
@@ -88,17 +98,17 @@ class Mutator:
 
     def _replaced(self, data: bytes, wanted: Callable[[bytes], bool], by: bytes) -> bytes:
         """Put something in the place of a word that is wanted, near a place drawn."""
-        found = [match for match in WORD.finditer(data[:20_000]) if wanted(match.group())]
-        if not found:
-            return data
-        match = self._rng.choice(found)
-        return data[: match.start()] + by + data[match.end() :]
+        begin = self._rng.randrange(len(data)) if data else 0
+        for match in islice(WORD.finditer(data, max(0, begin - WORD_BYTES)), WORDS_LOOKED_AT):
+            if wanted(match.group()):
+                return data[: match.start()] + by + data[match.end() :]
+        return data
 
     def _other_number(self, data: bytes) -> bytes:
         return self._replaced(data, lambda word: word.lstrip(b"-")[:1].isdigit(), self._rng.choice(NUMBERS))
 
     def _other_word(self, data: bytes) -> bytes:
-        by = self._rng.choice((self._rng.choice(self._words or [b""]), self._rng.choice(WORDS)))
+        by = self._rng.choice((self._rng.choice(self._words or [b""]), self._word()))
         return self._replaced(data, lambda word: word[:1].isalpha(), by)
 
     def _drop_word(self, data: bytes) -> bytes:
@@ -110,7 +120,7 @@ class Mutator:
         row = self._rng.randrange(len(lines))
         mark = b"\t" if b"\t" in lines[row] else b","
         fields = lines[row].split(mark)
-        fields[self._rng.randrange(len(fields))] = self._rng.choice((*NUMBERS, *WORDS, *self._words))
+        fields[self._rng.randrange(len(fields))] = self._rng.choice(self._fields)
         lines[row] = mark.join(fields)
         return b"\n".join(lines)
 

@@ -101,7 +101,7 @@ def targets() -> Iterator[Target]:
     yield Target("jobs", of_file("job.yaml", _jobs, JOBS, fields), wrong)
     yield Target("tenants", of_file("t.yaml", load_tenants, TENANTS), wrong)
     yield Target("settings", of_file("c.toml", _settings, SETTINGS, settings), wrong)
-    yield Target("failure rules", of_file("r.toml", lambda path: read_rules(str(path)), RULES), (BadRules,), 0.3)
+    yield Target("failure rules", of_file("r.toml", lambda path: read_rules(str(path)), RULES), (BadRules,))
     yield Target("clusters", of_file("c.yaml", lambda path: parse_cluster(str(path)), CLUSTERS), (BadCluster,))
     yield Target("cluster words", _words, (BadCluster,))
     yield Target("measurements", of_file("m.csv", lambda path: load_measurements(str(path)), MEASUREMENTS), wrong)
@@ -110,7 +110,7 @@ def targets() -> Iterator[Target]:
     yield Target("token", of_file("token", _state_dir, (b"abc-DEF_123\n",)), (NoAccess,))
     yield Target("tokens.json", of_file("tokens.json", lambda path: TokenFile(path).tokens(), TOKENS), (BadTokens,))
     yield Target("audit log", of_file("audit.jsonl", lambda path: list(audit_lines(path)), AUDIT), wrong)
-    yield Target("certificates", _certificates, (BadTls, BadCertificate), 0.2)
+    yield Target("certificates", _certificates, (BadTls, BadCertificate))
     yield Target("backups", _backups, (BadBackup,))
 
 

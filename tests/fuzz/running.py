@@ -22,6 +22,7 @@ from tests.fuzz.targets import Target
 
 FINDINGS_MAX = 20  # of one target
 SHRINKS_MAX = 400
+WATCHED_EVERY = 500
 SETTLED_SHARE = 0.3  # of the inputs, after which memory should not grow any more
 GROWTH_BYTES_MAX = 24 << 20
 HEAD = 8
@@ -76,7 +77,7 @@ class Traced:
 def run(
     target: Target,
     inputs: int,
-    seed: int,
+    seed: int | str,
     directory: Path,
     traced: Traced | None = None,
     watch: Callable[[Outcome], None] = lambda outcome: None,
@@ -104,7 +105,7 @@ def run(
             outcome.inputs += 1
             if outcome.inputs == int(inputs * SETTLED_SHARE):
                 settled = memory_bytes()
-            if outcome.inputs % 1000 == 0:
+            if outcome.inputs % WATCHED_EVERY == 0:
                 outcome.seconds = time.monotonic() - begun
                 watch(outcome)
     outcome.seconds = time.monotonic() - begun

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import chdir
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 Run = Callable[[bytes], None]
@@ -27,14 +27,12 @@ class Prepared:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What is fuzzed. `share` is its part of all inputs; `seconds_max` what one input may take before it hangs."""
+    """What is fuzzed. `seconds_max` is what one input may take before it hangs."""
 
     name: str
     prepare: Made
     errors: tuple[type[Exception], ...] = ()
-    share: float = 1.0
     seconds_max: float = 10.0
-    slow: bool = field(default=False)
 
 
 def of_file(name: str, read: Callable[[Path], object], seeds: Sequence[bytes], words: Sequence[bytes] = ()) -> Made:

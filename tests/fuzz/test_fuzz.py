@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
-from tests.fuzz import calls
+from tests.fuzz import calls, connections
 from tests.fuzz.agent_files import HEALTH, STATUS
 from tests.fuzz.operator_files import TOKENS
 from tests.fuzz.running import Outcome, run
@@ -75,6 +75,7 @@ FOUND = [
     ("stop.json", b'{"grace_seconds": NaN}'),
     ("stop.json", b'{"grace_seconds": ' + HUGE + b"}"),
     ("stop.json", DEEP),
+    ("spec", b"\xdb\x05commandl\xff\xff\xff\x7f"),
 ]
 
 
@@ -84,7 +85,7 @@ def shown(outcome: Outcome) -> str:
 
 @pytest.mark.parametrize("name", TARGETS)
 def test_whatever_is_read_is_taken_or_refused_in_words(name: str, tmp_path: Path) -> None:
-    outcome = run(TARGETS[name], max(4, int(INPUTS * TARGETS[name].share)), SEED, tmp_path)
+    outcome = run(TARGETS[name], INPUTS, SEED, tmp_path)
     assert not outcome.findings, shown(outcome)
 
 
@@ -102,6 +103,11 @@ def test_what_was_found_stays_mended(name: str, data: bytes, tmp_path: Path) -> 
 @pytest.mark.parametrize("name", calls.NAMES)
 def test_whatever_is_called_is_answered_or_refused_in_words(name: str, tmp_path: Path) -> None:
     outcome = calls.run(name, CALLS, SEED, tmp_path)
+    assert not outcome.findings, shown(outcome)
+
+
+def test_whatever_comes_over_tls_strangers_hear_nothing_and_others_are_served(tmp_path: Path) -> None:
+    outcome = connections.run(connections.NAME, CALLS, SEED, tmp_path)
     assert not outcome.findings, shown(outcome)
 
 

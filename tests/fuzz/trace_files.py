@@ -83,7 +83,7 @@ def targets() -> Iterator[Target]:
         yield Target(f"trace {name}", of_file(f"{name}.csv", partial(_strict, name), seeds), bad)
     every = [seed for seeds in TRACES.values() for seed in seeds]
     yield Target("trace of any format", of_file("any.csv", _lenient, every, columns), bad)
-    yield Target("trace in Parquet", _parquet, bad, 0.2)
+    yield Target("trace in Parquet", _parquet, bad)
     yield Target("snapshot", of_file("snapshot.json", _lenient, (SNAPSHOT,)), bad)
     yield Target("recording", of_file("events.jsonl", _recording, (RECORDING,)), (BadRecording,))
     yield Target("overlays", _overlays, (BadOption,))

@@ -13,7 +13,7 @@ import grpc.aio
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
-from tests.rpc.conftest import JOBS, TOKEN, Mesh, consume, problem_of
+from tests.rpc.conftest import JOBS, TOKEN, Mesh, consume, nothing, problem_of
 
 from cotenant.rpc import errors
 from cotenant.rpc.channel import connect
@@ -215,3 +215,42 @@ asyncio.run(main())
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60)
     assert "address already in use" in done.stdout
     assert done.stderr == ""
+
+
+def _framed(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
+    return len(payload).to_bytes(3, "big") + bytes([kind, flags]) + stream.to_bytes(4, "big") + payload
+
+
+def _call_of(path: bytes) -> bytes:
+    """What a client sends of a call, up to an empty message."""
+    fields = ((b":path", path), (b":authority", b"x:1"), (b"te", b"trailers"), (b"content-type", b"application/grpc"))
+    headers = b"\x83\x86" + b"".join(bytes([0, len(name)]) + name + bytes([len(text)]) + text for name, text in fields)
+    frames = _framed(4, 0, 0), _framed(1, 4, 1, headers), _framed(0, 1, 1, bytes(5))
+    return b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"".join(frames)
+
+
+async def test_a_path_that_is_no_text_ends_no_server(mesh: Mesh) -> None:
+    """gRPC's own ends at it; another one takes its place, on the same port, and calls go on."""
+    server = await mesh.serve()
+    stub = mesh.job_stub()
+    await stub.GetJob(jobs_pb.GetJobRequest())
+    waiting = asyncio.Event()
+
+    async def wait(request: Any, context: Any) -> None:
+        waiting.set()
+        await asyncio.Event().wait()
+
+    for _ in range(5):
+        mesh.jobs.answer = wait
+        under_way = asyncio.ensure_future(consume(stub.WatchJobs(jobs_pb.WatchJobsRequest())))
+        await waiting.wait()
+        waiting.clear()
+        _, writer = await asyncio.open_connection("127.0.0.1", mesh.port)
+        writer.write(_call_of(b"/a\x88/b"))
+        with pytest.raises(grpc.aio.AioRpcError):  # as at a restart
+            await under_way
+        writer.transport.abort()
+        mesh.jobs.answer = nothing
+        await stub.GetJob(jobs_pb.GetJobRequest(), wait_for_ready=True)
+    await server.stop(0)
+    await server.wait()

@@ -320,7 +320,10 @@ async def again(call: Callable[[], Awaitable[Any]]) -> Any:
             try:
                 return await call()
             except grpc.aio.AioRpcError as error:
-                if error.code() is not grpc.StatusCode.UNAVAILABLE:
+                if error.code() not in (
+                    grpc.StatusCode.UNAVAILABLE,
+                    grpc.StatusCode.CANCELLED,
+                ):  # cut off by a server's end
                     raise
             await asyncio.sleep(0.02)
 

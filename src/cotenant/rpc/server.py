@@ -7,14 +7,13 @@ import socket
 from collections.abc import Callable
 from typing import Any, Protocol
 
-import grpc
-import grpc.aio
 import structlog
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as health_aio
 from grpc_reflection.v1alpha import reflection
 
 from cotenant import telemetry
+from cotenant.rpc import enduring
 from cotenant.rpc.endpoints import host_and_port
 from cotenant.rpc.guard import Guard
 from cotenant.rpc.identity import Anyone, Authenticator, BearerToken
@@ -29,9 +28,16 @@ MIB = 2**20
 MESSAGE_BYTES_MAX_DEFAULT = 4 * MIB
 CALLS_MAX_DEFAULT = 100_000  # at once; each agent holds two streams
 DEADLINE_SECONDS_DEFAULT = 60.0
+REBIND_SECONDS = 0.05
 OVERALL = ""  # the health protocol's name for the server as a whole
 
 AddServicer = Callable[[Any, Any], None]
+
+SERVERS_ENDED = telemetry.counter(
+    "cotenant.loop.servers_ended",
+    "{server}",
+    "Servers that ended by themselves and were begun anew: somebody sends bad requests.",
+)
 
 
 class Host(Protocol):
@@ -78,7 +84,8 @@ class Server:
         self._serving: dict[str, bool] = {}
         self._health = health_aio.HealthServicer()
         self._health_updates: set[asyncio.Task[None]] = set()
-        self._stalls: asyncio.Task[None] | None = None
+        self._beside: list[asyncio.Task[None]] = []
+        self._stopped = asyncio.Event()
         self._server: Any = None
         self._port = 0
         self._started = False
@@ -97,15 +104,17 @@ class Server:
             CannotListen: the address is in use, or not this machine's.
         """
         if self._server is None:
-            server = grpc.aio.server(
-                interceptors=[*telemetry.server_interceptors(METHODS.__contains__), self._guard],
-                options=_options(self._message_bytes_max),
-                maximum_concurrent_rpcs=self._calls_max,
-            )
-            credentials = server_credentials(self._tls) if self._tls else None
-            self._port = _bind(server, self._address, credentials)
-            self._server = server
+            self._server, self._port = self._bound(self._address)
         return self._port
+
+    def _bound(self, address: str) -> tuple[Any, int]:
+        server = enduring.server(
+            interceptors=[*telemetry.server_interceptors(METHODS.__contains__), self._guard],
+            options=_options(self._message_bytes_max),
+            maximum_concurrent_rpcs=self._calls_max,
+        )
+        credentials = server_credentials(self._tls) if self._tls else None
+        return server, _bind(server, address, credentials)
 
     async def start(self) -> int:
         """Begin to serve and return the port.
@@ -115,17 +124,45 @@ class Server:
         """
         self.bind()
         self._started = True
-        for add_servicer, servicer in self._servicers:
-            add_servicer(servicer, self._server)
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
-        names = [*self._serving, health_pb2.DESCRIPTOR.services_by_name["Health"].full_name, reflection.SERVICE_NAME]
-        reflection.enable_server_reflection(names, self._server)
         for service, serving in self._serving.items():
             await self._health.set(service, _status(serving))
         await self._health.set(OVERALL, _status(all(self._serving.values())))
-        await self._server.start()
-        self._stalls = asyncio.create_task(Stalls().run(), name="stalls")
+        await self._begin(self._server)
+        self._beside = [
+            asyncio.create_task(Stalls().run(), name="stalls"),
+            asyncio.create_task(self._begin_again(), name="server"),
+        ]
         return self._port
+
+    async def _begin(self, server: Any) -> None:
+        """Have one of gRPC's servers answer with all that was added."""
+        for add_servicer, servicer in self._servicers:
+            add_servicer(servicer, server)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        names = [*self._serving, health_pb2.DESCRIPTOR.services_by_name["Health"].full_name, reflection.SERVICE_NAME]
+        reflection.enable_server_reflection(names, server)
+        await server.start()
+
+    async def _begin_again(self) -> None:
+        """Put a new one in the place of a server of gRPC's that ended by itself, as often as that happens."""
+        while True:
+            try:
+                await asyncio.shield(self._server.wait_for_termination())  # what it waits for is the server's own
+                return  # it was stopped
+            except Exception as error:  # whatever it ended with
+                log.error("server_ended_by_itself", port=self._port, error=f"{type(error).__name__}: {error}")
+            self._server = await self._rebound(f"{self._address.rpartition(':')[0]}:{self._port}")
+            await self._begin(self._server)
+            SERVERS_ENDED.add()
+
+    async def _rebound(self, address: str) -> Any:
+        """Take the port anew, as soon as it is free."""
+        while True:
+            try:
+                return self._bound(address)[0]
+            except CannotListen as error:
+                log.info("port_not_free_yet", why=str(error))
+            await asyncio.sleep(REBIND_SECONDS)
 
     def set_serving(self, service: str, serving: bool) -> None:
         """Tell by the health protocol whether a service can do its work; the server as a whole can if all can."""
@@ -140,15 +177,16 @@ class Server:
         """Take no new calls, let those under way finish within the grace, then cut them off."""
         if not self._started:
             return
-        if self._stalls:
-            self._stalls.cancel()
-        await asyncio.gather(*self._health_updates)
+        for task in self._beside:
+            task.cancel()
+        await asyncio.gather(*self._beside, *self._health_updates, return_exceptions=True)
         await self._health.enter_graceful_shutdown()
         await self._server.stop(grace_seconds)
+        self._stopped.set()
 
     async def wait(self) -> None:
         """Return once the server has been stopped."""
-        await self._server.wait_for_termination()
+        await self._stopped.wait()
 
     def _update_health(self, service: str, serving: bool) -> None:
         update = asyncio.ensure_future(self._health.set(service, _status(serving)))
