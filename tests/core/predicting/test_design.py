@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cotenant.core.predicting.curves import Curve, Point, fit, ladder, shapes_of
+from cotenant.core.predicting.curves import Curve, Point, fit, ladder
 from cotenant.core.predicting.design import POINTS_MAX, POINTS_MIN, RATE_MIN, WEIGHT_MIN, plan, uncertainty_after
+from cotenant.core.predicting.hypotheses import shapes_of
 
 COUNTS = st.integers(1, 64)
 POINTS = st.lists(st.builds(Point, COUNTS, st.floats(0.1, 100.0)), max_size=6, unique_by=lambda point: point.cores)

@@ -22,22 +22,20 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import combinations
 from types import MappingProxyType
 
 import numpy as np
 from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
+from cotenant.core.predicting.hypotheses import SHAPES, TINY, Floats, hypotheses, shapes_of
 
-SHAPES = 3
 SUBSETS = tuple(list(subset) for size in range(1, SHAPES + 1) for subset in combinations(range(SHAPES), size))
 WITHIN = 0.15  # confidence is the chance that a rate is at most so far off: beyond it, it would be measured again [R]
 TAIL = 0.05  # of the distribution of θ, cut off at each end of its interval
-EVERY_COUNT_UP_TO = 64  # cores; beyond, θ is looked for in steps of 1/32
 SPREADS_MAX = 256  # remembered of one curve
-TINY = 1e-12
+CURVES_MAX = 512  # remembered by their points
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,29 +260,34 @@ def fit(points: Iterable[Point], cores_max: int = 0, beliefs: Beliefs = DEFAULTS
         ValueError: no point, or one whose figures cannot be.
     """
     known = merged(points)
-    curve, strain = _fitted(known, cores_max, beliefs)
+    return _learnt(known, max(cores_max, known[-1].cores), beliefs)
+
+
+@lru_cache(maxsize=CURVES_MAX)
+def _learnt(merged: tuple[Point, ...], cores_max: int, beliefs: Beliefs) -> Curve:
+    """Fit once for the same points: whoever plans what to measure asks for the same curve again and again."""
+    curve, strain = _fitted(merged, cores_max, beliefs)
     if strain > 1:  # the form does not suit these points: all that is said of them is as much less sure
         wider = replace(beliefs, noise=beliefs.noise * strain, form=beliefs.form * strain)
-        curve, _ = _fitted(known, cores_max, wider)
+        curve, _ = _fitted(merged, cores_max, wider)
     return curve
 
 
 def _fitted(merged: tuple[Point, ...], cores_max: int, beliefs: Beliefs) -> tuple[Curve, float]:
     """Fit once; also tell how far the points are from the nearest curve, in expected errors."""
     scale = max(point.rate for point in merged)
-    thetas = _thetas(merged, max(cores_max, merged[-1].cores))
-    cores = np.array([point.cores for point in merged])
+    counts = tuple([point.cores for point in merged])
+    before = hypotheses(counts, cores_max, beliefs.bend, beliefs.jump, beliefs.flat)
     rates = np.array([point.rate / scale for point in merged])
     weights = 1 / (rates * errors_of(merged, beliefs))
-    rows = shapes_of(cores, thetas) * weights[None, :, None]
-    priors, volume = _priors(thetas, beliefs)
-    normal = np.einsum("tmi,tmj->tij", rows, rows) + np.einsum("tmi,tmj->tij", priors, priors)
+    rows = before.shapes * weights[None, :, None]
+    normal = np.einsum("tmi,tmj->tij", rows, rows) + before.normal
     against = np.einsum("tmi,m->ti", rows, rates * weights)
     shares, gained = _non_negative(normal, against)
     misfit = float(np.sum((rates * weights) ** 2)) - gained
-    odds = -0.5 * misfit - 0.5 * np.linalg.slogdet(normal)[1] + volume + _log_prior(thetas, beliefs)
+    odds = -0.5 * misfit - 0.5 * np.linalg.slogdet(normal)[1] + before.volume + before.log_prior
     likely = np.exp(odds - odds.max())
-    curve = Curve(merged, beliefs, scale, thetas, likely / likely.sum(), shares, np.linalg.inv(normal))
+    curve = Curve(merged, beliefs, scale, before.thetas, likely / likely.sum(), shares, np.linalg.inv(normal))
     return curve, round(math.sqrt(max(0.0, float(misfit.min())) / len(merged)), 6)
 
 
@@ -301,14 +304,6 @@ def confidence_of(spread: float) -> float:
     (0.997, 0.683, 0.0)
     """
     return round(math.erf(WITHIN / (spread * math.sqrt(2))), 3) if spread > 0 else 1.0
-
-
-def shapes_of(cores: NDArray[np.int64], thetas: NDArray[np.int64]) -> Floats:
-    """The three shapes, by θ, cores and shape."""
-    below = cores[None, :] < thetas[:, None]
-    log, log_theta = np.log(cores)[None, :], np.log(np.maximum(thetas, 2))[:, None]
-    rest = (cores[None, :] - log) / (np.maximum(thetas, 2)[:, None] - log_theta)
-    return np.stack([np.where(below, log / log_theta, 1.0), np.where(below, rest, 1.0), np.where(below, 0.0, 1.0)], -1)
 
 
 def merged(points: Iterable[Point]) -> tuple[Point, ...]:
@@ -335,41 +330,6 @@ def _mean(cores: int, points: Sequence[Point]) -> Point:
     within = math.fsum(point.windows * (point.rate * point.spread) ** 2 for point in points)
     between = math.fsum(point.windows * (point.rate - rate) ** 2 for point in points)
     return Point(cores, rate, windows, math.sqrt((within + between) / windows) / rate)
-
-
-def _thetas(points: Sequence[Point], cores_max: int) -> NDArray[np.int64]:
-    """Where θ is looked for: at each count of cores up to 64, then at steps of 3 %, and where rates were measured."""
-    counts = {*range(1, min(cores_max, EVERY_COUNT_UP_TO) + 1), *(point.cores for point in points), cores_max}
-    cores = EVERY_COUNT_UP_TO
-    while cores < cores_max:
-        counts.add(cores)
-        cores += cores // 32
-    return np.array(sorted(counts))
-
-
-def _priors(thetas: NDArray[np.int64], beliefs: Beliefs) -> tuple[Floats, Floats]:
-    """What is plausible, as rows beside the points' rows, and its share in Occam's factor, by θ.
-
-    At θ = 1 there is one shape only, and the rows keep the others at nothing.
-    """
-    theta = np.maximum(thetas, 2).astype(np.float64)
-    log, rest = theta / np.log(theta), -theta / (theta - np.log(theta))
-    rows = np.zeros((len(theta), 2, SHAPES))
-    rows[:, 0, 0], rows[:, 0, 1], rows[:, 1, 2] = log / beliefs.bend, rest / beliefs.bend, 1 / beliefs.jump
-    volume = np.log((log - rest) / beliefs.bend / beliefs.jump)  # of the change from shares to plateau, bend and jump
-    rows[thetas == 1] = np.eye(SHAPES)[[0, 2]] / TINY**0.5
-    volume[thetas == 1] = math.log(1 / TINY)
-    return rows, volume
-
-
-def _log_prior(thetas: NDArray[np.int64], beliefs: Beliefs) -> Floats:
-    """Every ratio of θ is as likely as any other; a flat curve has its own chance."""
-    prior = np.log(np.diff(np.log(np.append(thetas, thetas[-1] + 1.0))))
-    if len(thetas) > 1:
-        rising = np.exp(prior[1:]).sum()
-        prior[1:] += math.log((1 - beliefs.flat) / rising)
-        prior[0] = math.log(beliefs.flat)
-    return np.asarray(prior)
 
 
 def _non_negative(normal: Floats, against: Floats) -> tuple[Floats, Floats]:

@@ -20,7 +20,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from cotenant.core.predicting.curves import DEFAULTS, Beliefs, Curve, Floats, Point, fit, ladder, shapes_of
+from cotenant.core.predicting.curves import DEFAULTS, Beliefs, Curve, Point, fit, ladder
+from cotenant.core.predicting.hypotheses import Floats, shapes_of
 from cotenant.core.refusals import plural
 
 POINTS_MIN, POINTS_MAX = 2, 5

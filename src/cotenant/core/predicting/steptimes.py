@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from cotenant.core.predicting.curves import Floats
+from cotenant.core.predicting.hypotheses import Floats
 
 ERROR = 0.05  # of a window's step time and of the form together, as a standard deviation relative to it [R]
 
