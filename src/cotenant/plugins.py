@@ -7,10 +7,13 @@ made; one without `Options` is made with no argument.
 
 from __future__ import annotations
 
+import sys
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from importlib.metadata import EntryPoint, entry_points
+from functools import lru_cache
+from importlib.metadata import Distribution, EntryPoint, EntryPoints, entry_points
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -98,7 +101,7 @@ def load(group: str, name: str, options: Mapping[str, str] = MappingProxyType({}
         UnknownPolicy: there is none, or it is broken.
         BadOption: naming every option that cannot be taken, and those that can.
     """
-    points = list(entry_points(group=group))
+    points = _installed(group, _places())
     named = [point for point in points if point.name == name]
     if not named:
         known = sorted({point.name for point in points})
@@ -112,9 +115,27 @@ def load(group: str, name: str, options: Mapping[str, str] = MappingProxyType({}
     return next((plugin for plugin in plugins if plugin.healthy), plugins[0]).make(options)
 
 
+@lru_cache(maxsize=len(GROUPS))
+def _installed(group: str, places: tuple[tuple[str, int], ...]) -> EntryPoints:
+    """Give a group's entry points in all that is installed in some places; to read them takes longer than a cycle."""
+    return entry_points(group=group)
+
+
+def _places() -> tuple[tuple[str, int], ...]:
+    """Say where packages may be, and when something was last installed there or taken away."""
+    return tuple([(place, _written_ns(Path(place))) for place in sys.path])
+
+
+def _written_ns(place: Path) -> int:
+    try:
+        return place.stat().st_mtime_ns
+    except OSError:
+        return -1  # there is no such place, or not for us
+
+
 def _of_group(group: str) -> list[Plugin]:
     by_name: dict[str, list[EntryPoint]] = defaultdict(list)
-    for point in entry_points(group=group):
+    for point in _installed(group, _places()):
         by_name[point.name].append(point)
     return [plugin for name in sorted(by_name) for plugin in _examined(group, by_name[name])]
 
@@ -181,11 +202,17 @@ def _broken(group: str, point: EntryPoint, error: str, api_version: object = 0) 
 
 
 def _package(point: EntryPoint) -> str:
-    return point.dist.name if point.dist else ""
+    return _named(point.dist)[0] if point.dist else ""
 
 
 def _version(point: EntryPoint) -> str:
-    return point.dist.version if point.dist else ""
+    return _named(point.dist)[1] if point.dist else ""
+
+
+@lru_cache(maxsize=64)
+def _named(package: Distribution) -> tuple[str, str]:
+    """Tell a package's name and version, which it reads from a file each time."""
+    return package.name, package.version
 
 
 def _kind(group: str) -> str:
