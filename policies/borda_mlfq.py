@@ -171,11 +171,15 @@ class BordaMlfq:
         total = np.where(predicted, jobs.predicted_seconds, 0.0)
         attained = attained_at(jobs, now, tick)
         level = np.searchsorted(self._ends, self._rest(total, attained) * speed, side="right")
-        before = np.where(jobs.running, attained_at(jobs, now, -math.inf), attained)
+        running = np.flatnonzero(jobs.running)
+        before = attained.copy()
+        before[running] = attained_at(jobs, now, -math.inf, running)
         score = average_ranks(self._rest(total, before) * speed) + average_ranks(jobs.arrival_seconds, jobs.by_arrival)
-        begun = np.where(jobs.running, np.maximum(jobs.running_since, tick) - attained, math.inf)
-        stands = np.where(jobs.running, np.maximum(0, level - self.options.hold_levels), level)
-        return stands, score, soonest(begun + self._leaves(total, attained, level, speed))
+        stands = level.copy()
+        stands[running] = np.maximum(0, level[running] - self.options.hold_levels)
+        begun = np.maximum(jobs.running_since[running], tick) - attained[running]
+        leaves = self._leaves(total[running], attained[running], level[running], speed[running])
+        return stands, score, soonest(begun + leaves)
 
     def _rest(self, total: Floats, attained: Floats) -> Floats:
         """Expect a rest: of the prediction, of its usual error, of an overrun as much again, whichever is most.
@@ -201,8 +205,12 @@ def average_ranks(values: Floats, ascending: Ints | None = None) -> Floats:
     if ascending is None:
         ascending = np.argsort(values)
     ordered = values[ascending]
-    begins = np.flatnonzero(np.append(True, ordered[1:] != ordered[:-1])[: len(ordered)])
-    ends = np.append(begins[1:], len(ordered))
+    apart = ordered[1:] != ordered[:-1]
     ranks = np.empty(len(ordered))
-    ranks[ascending] = np.repeat((begins + 1 + ends) / 2, ends - begins) if len(ordered) else 0.0
+    if apart.all():
+        ranks[ascending] = np.arange(1.0, len(ordered) + 1)
+        return ranks
+    begins = np.concatenate([[0], np.flatnonzero(apart) + 1])
+    ends = np.append(begins[1:], len(ordered))
+    ranks[ascending] = np.repeat((begins + 1 + ends) / 2, ends - begins)
     return ranks

@@ -79,17 +79,18 @@ class Las:
     def order(self, jobs: Jobs, now: float) -> Order:
         """Give jobs the level of their service; arrival decides inside a level."""
         speed = gpus_charged(jobs, self.options.cores_per_gpu)
-        seconds = jobs.attained_seconds
-        promoted = np.zeros(len(jobs), dtype=np.bool_)
-        due = np.full(len(jobs), math.inf)
+        seconds, promoted, due = jobs.attained_seconds, None, None
         if self.options.promote_knob or self.options.starvation_seconds:
             seconds, promoted, due = self._promote(jobs, now)
         service = seconds * speed
-        level = np.searchsorted(self._thresholds, service + speed * CROSSING_SECONDS, side="right")
-        level[promoted & ~jobs.running] = 0
-        crossing = self._seconds_to_crossing(service, speed, level)
-        valid_seconds = min(soonest(crossing[jobs.running]), soonest(due[~jobs.running & (level > 0)]))
-        return Order(level.astype(np.int64), jobs.arrival_seconds.copy(), valid_seconds)
+        level = np.searchsorted(self._thresholds, service + speed * CROSSING_SECONDS, side="right").astype(np.int64)
+        if promoted is not None:
+            level[promoted & ~jobs.running] = 0
+        running = np.flatnonzero(jobs.running)
+        valid_seconds = soonest(self._seconds_to_crossing(service[running], speed[running], level[running]))
+        if due is not None:
+            valid_seconds = min(valid_seconds, soonest(due[~jobs.running & (level > 0)]))
+        return Order(level, jobs.arrival_seconds.copy(), valid_seconds)
 
     def _promote(self, jobs: Jobs, now: float) -> tuple[Floats, Flags, Floats]:
         """Say which run time counts, who waited long enough before this moment or this run, and when others will."""

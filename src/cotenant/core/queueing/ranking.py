@@ -7,6 +7,8 @@ would. Filling walks the order in strides: all that fit together are taken at on
 
 from __future__ import annotations
 
+from operator import le, lt, sub
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -98,21 +100,30 @@ def select(jobs: Jobs, ranked: Ints, taken: Flags, capacity: Capacity, *, strict
 
 def _fitting(needs: Ints, left: Ints, *, strict: bool) -> Ints | slice:
     """Say which columns of `needs` are taken, one after the other; takes them off what is left."""
-    total = needs.sum(axis=1)
-    if (total <= left).all():
-        left -= total
+    sums = np.cumsum(needs, axis=1)
+    fitting = (sums <= left[:, None]).all(axis=0)
+    if bool(fitting.all()):
+        left -= sums[:, -1]
         return ALL
-    taken: list[Ints] = []
-    rest = np.arange(needs.shape[1])
-    while len(rest):
-        sums = np.cumsum(needs[:, rest], axis=1)
-        over = np.flatnonzero((sums > left[:, None]).any(axis=0))
-        count = int(over[0]) if len(over) else len(rest)
-        if count:
-            taken.append(rest[:count])
-            left -= sums[:, count - 1]
-        if strict:
-            break
-        rest = rest[count + 1 :]
-        rest = rest[(needs[:, rest] <= left[:, None]).all(axis=0)]
-    return np.concatenate(taken) if taken else rest[:0]
+    count = int(fitting.argmin())  # so many fit together
+    if count:
+        left -= sums[:, count - 1]
+    first = np.arange(count)
+    return first if strict else np.concatenate([first, count + 1 + _squeezed_in(needs[:, count + 1 :], left)])
+
+
+def _squeezed_in(needs: Ints, left: Ints) -> Ints:
+    """Take whatever still fits, one by one: when something did not fit, little is left, and few find room in it."""
+    able = np.flatnonzero((needs <= left[:, None]).all(axis=0))
+    if not len(able):
+        return able
+    wanted = needs[:, able]
+    least, room, taken = wanted.min(axis=1).tolist(), left.tolist(), []
+    for number, amounts in zip(able.tolist(), wanted.T.tolist(), strict=True):
+        if all(map(le, amounts, room)):
+            taken.append(number)
+            room = list(map(sub, room, amounts))
+            if any(map(lt, room, least)):
+                break
+    left[:] = room
+    return np.array(taken, dtype=np.int64)

@@ -6,8 +6,9 @@ import math
 
 import numpy as np
 
-from cotenant.core.table import Flags, Floats, Jobs
+from cotenant.core.table import Flags, Floats, Ints, Jobs
 
+ALL = slice(None)
 CROSSING_SECONDS = 0.001  # a limit this near counts as crossed, so that rounding never asks for a wake-up of 0 s
 
 
@@ -68,7 +69,7 @@ def dominant_share(amounts: np.ndarray, capacity: Floats) -> Floats:
     return share
 
 
-def attained_at(jobs: Jobs, now: float, moment: float) -> Floats:
-    """Say what run time jobs had at a moment before now; to the millisecond, so that equals stay equal."""
-    since = np.where(jobs.running, now - np.maximum(jobs.running_since, moment), 0.0)
-    return np.maximum(0.0, np.round(jobs.attained_seconds - np.maximum(0.0, since), 3))
+def attained_at(jobs: Jobs, now: float, moment: float, among: Ints | slice = ALL) -> Floats:
+    """Say what run time jobs (or some of them) had at a moment before now; to the millisecond: equals stay so."""
+    since = np.where(jobs.running[among], now - np.maximum(jobs.running_since[among], moment), 0.0)
+    return np.maximum(0.0, np.round(jobs.attained_seconds[among] - np.maximum(0.0, since), 3))
