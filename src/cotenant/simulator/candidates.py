@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from cotenant.core.tenancy import Headroom
 from cotenant.simulator.free import Free
 from cotenant.simulator.lives import Life, Shape
 from cotenant.simulator.policies import AskedPlacement
+from cotenant.simulator.waiting import Waiting
 
 EVERYTHING = (math.inf, math.inf, math.inf)  # more GPUs, cores and memory than there ever are
 
@@ -29,14 +30,14 @@ class Candidates:
     def __init__(
         self,
         lives: Mapping[int, Life],
-        shapes: Sequence[Shape],
+        waiting: Waiting,
         placement: AskedPlacement,
         free: Free,
         headroom: Headroom,
         now: float,
     ) -> None:
         self._now = now
-        self._lives, self._shapes, self._placement = lives, shapes, placement
+        self._lives, self._waiting, self._placement = lives, waiting, placement
         self._free = Free(free.gpu_milli, free.cores, free.memory_bytes)
         self._headroom = headroom
 
@@ -53,12 +54,10 @@ class Candidates:
                 return
             self._free.take(life.shape)
 
-    def hopeful(self, sequences: Ints, codes: Ints) -> Iterator[Gang]:
+    def hopeful(self, sequences: Ints) -> Iterator[Gang]:
         """Leave out shapes that were refused since something was last freed, and those that need more than is free."""
-        needs = np.array(
-            [(shape.gpu_milli, shape.cores, shape.memory_bytes) for shape in self._shapes], dtype=np.int64
-        ).reshape(-1, 3)
-        unrefused = np.array([shape.refusal is None for shape in self._shapes], dtype=np.bool_)
+        shapes, needs, codes = self._waiting.known, self._waiting.needs, self._waiting.codes[sequences]
+        unrefused = np.array([shape.refusal is None for shape in shapes], dtype=np.bool_)
         at, most = 0, EVERYTHING
         while True:
             free = self._free
@@ -71,7 +70,7 @@ class Candidates:
             if at == len(sequences):
                 return
             code, sequence = int(codes[at]), int(sequences[at])
-            shape = self._shapes[code]
+            shape = shapes[code]
             shape.refusal = self._over_limit(shape)
             if not shape.refusal:
                 yield self._lives[sequence].gang(self._now)
@@ -82,9 +81,12 @@ class Candidates:
             if shape.refusal is not None:
                 unrefused[code], most = False, EVERYTHING
 
-    def able_or_starving(self, sequences: Ints, codes: Ints, rule: Reserving) -> Iterator[Gang]:
+    def able_or_starving(self, sequences: Ints, rule: Reserving) -> Iterator[Gang]:
         """Leave out those that need more than is free, but for the first that starve: they may reserve something."""
-        lacks = np.array([self._free.lacks(shape) for shape in self._shapes])
+        lacks, codes = (
+            np.array([self._free.lacks(shape) for shape in self._waiting.known]),
+            self._waiting.codes[sequences],
+        )
         tries = rule.tries
         for sequence, lacking in zip(sequences.tolist(), lacks[codes].tolist(), strict=True):
             life = self._lives[sequence]

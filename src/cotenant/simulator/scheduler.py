@@ -26,7 +26,7 @@ from cotenant.core.queueing import cycle
 from cotenant.core.queueing.choosing import RULES, Rules
 from cotenant.core.refusals import Refusal, Wait, given_up
 from cotenant.core.sizing.resizing import Resizes
-from cotenant.core.table import Capacity, Ints, Jobs, JobTable
+from cotenant.core.table import Capacity, Flags, Ints, Jobs, JobTable
 from cotenant.core.tenancy import NO_TENANTS, Headroom, Tenancy
 from cotenant.simulator import services
 from cotenant.simulator.arms import Arm
@@ -64,8 +64,7 @@ class Scheduler:
         tenancy: Tenancy = NO_TENANTS,
         story: Story | None = None,
     ) -> None:
-        self.order_expires = math.inf
-        self.given_up = 0
+        self.order_expires, self.given_up = math.inf, 0
         self._queue = policies.queue
         self._placement = AskedPlacement(policies.placement)
         self._gives_up = False  # the queue policy is one that gives jobs up
@@ -78,18 +77,16 @@ class Scheduler:
         self._by_shape = not (self._enforced or policies.queue.strict)  # most gangs of one shape wait for one reason
         self._alike = self._by_shape and not (self._stops or self._shares or self._reserves)  # all do
         self._labels = Labels(by_shape=self._by_shape)
-        self._arm = arm
-        self._story = story
+        self._arm, self._story, self._world = arm, story, world
         self._choice: Chosen | None = None  # of the present cycle, while somebody listens
+        self._entitled: Flags | None = None  # in the present cycle
         self.rng = np.random.default_rng(seed)
-        self._world = world
         self._ledger = cluster.ledger()
         self._table = JobTable()
         whole = self._ledger.total_gpu_milli, cluster.cores, int(self._ledger.total_memory.sum())
         self._capacity = self._table.capacity = Capacity(*whole)
         self._free = Free(*whole)
-        self._lives: dict[int, Life] = {}
-        self._by_id, self._occupants = dict[str, Life](), Occupants()
+        self._lives, self._by_id, self._occupants = dict[int, Life](), dict[str, Life](), Occupants()
         self._waiting, self._headroom = Waiting(self._placement, jobs), Headroom(())  # the latter: of the present cycle
         self._asked_all = self._asked_able = False  # whether the present cycle asked about all, or all with some hope
         changes = isinstance(policies.allocator, Resizes) and policies.allocator
@@ -202,6 +199,7 @@ class Scheduler:
             while self._give_up(jobs, order, now):
                 jobs, order = self._order(now)
             plan = self._plan(jobs, order, now, self._rules)
+            entitled = None if plan.starts or plan.stops or plan.moves or plan.reclaimed else self._entitled
             started, refusals = self._carry_out(plan, jobs, now), plan.refusals
             while plan.moves or plan.reclaimed or (plan.stops and not self._enforced):  # all may find room left over
                 jobs, order = self._order(now)
@@ -209,7 +207,7 @@ class Scheduler:
                 started, refusals = started + self._carry_out(plan, jobs, now), {**refusals, **plan.refusals}
             if plan.starts and self._waiting:  # those who run now may change the order sooner than those who ran before
                 jobs, order = self._order(now)
-            self._note_shares(jobs, order, now)
+            self._note_shares(jobs, order, now, entitled)
             valid_seconds = self._rules.valid_seconds(jobs, order, now) if self._stops else order.valid_seconds
             self.order_expires = now + max(min(valid_seconds, plan.keeps_seconds), VALID_SECONDS_MIN)
         if self._placement.discerns:
@@ -269,7 +267,7 @@ class Scheduler:
 
     def _plan(self, jobs: Jobs, order: Order, now: float, rules: Rules) -> cycle.Plan:
         choice = cycle.choose(jobs, self._queue, order, self._capacity, now=now, rules=rules, tenancy=self._tenancy)
-        self._headroom = self._tenancy.headroom(jobs, jobs.running)
+        self._headroom, self._entitled = self._tenancy.headroom(jobs, jobs.running), choice.entitled
         self._asked_able = self._reserves and not (self._enforced or len(choice.victims))
         self._asked_all = self._asked_able or self._enforced or len(choice.victims) > 0
         if self._story:
@@ -294,12 +292,12 @@ class Scheduler:
         """Make gangs of jobs in their order, one by one as they are asked for, without those whose answer is known."""
         if self._asked_all and not self._asked_able:
             return (self._lives[sequence].gang(now) for sequence in sequences.tolist())
-        some = Candidates(self._lives, self._waiting.known, self._placement, self._free, self._headroom, now)
+        some = Candidates(self._lives, self._waiting, self._placement, self._free, self._headroom, now)
         if self._asked_able:
-            return some.able_or_starving(sequences, self._waiting.codes[sequences], self._rules.reserving)
+            return some.able_or_starving(sequences, self._rules.reserving)
         if self._queue.strict:
             return some.up_to_a_refusal(sequences)
-        return some.hopeful(sequences, self._waiting.codes[sequences])
+        return some.hopeful(sequences)
 
     def _start(self, start: cycle.Start, now: float) -> tuple[Life, float]:
         life = self._by_id[start.gang.job_id]
@@ -380,9 +378,11 @@ class Scheduler:
         if self._story:
             self._story.waits(life, anew=True)
 
-    def _note_shares(self, jobs: Jobs, order: Order, now: float) -> None:
+    def _note_shares(self, jobs: Jobs, order: Order, now: float, entitled: Flags | None) -> None:
         """Note which waiting jobs are beyond their tenants' shares, where anybody knows of shares."""
-        beyond = cycle.beyond_share(jobs, self._queue, order, now=now, rules=self._rules, tenancy=self._tenancy)
+        beyond = cycle.beyond_share(
+            jobs, self._queue, order, now=now, rules=self._rules, tenancy=self._tenancy, entitled=entitled
+        )
         if beyond is not None:
             self._shares, self._alike = True, False
             self._over_share = frozenset(jobs.sequence[beyond & ~jobs.running].tolist())

@@ -15,6 +15,7 @@ from cotenant.simulator.lives import Life, Shape
 from cotenant.simulator.policies import AskedPlacement
 
 ROUNDING_SECONDS = 1e-6
+SHAPES_FEW = 64  # for which there is room at first
 HOLDS_SECONDS_MIN = 1.0  # a refusal is asked about anew no sooner, though nothing happens
 
 
@@ -27,6 +28,7 @@ class Waiting:
     def __init__(self, placement: AskedPlacement, jobs: int) -> None:
         self.known: list[Shape] = []
         self.codes: Ints = np.zeros(jobs, dtype=np.int64)
+        self._needs: Ints = np.zeros((SHAPES_FEW, 3), dtype=np.int64)
         self._placement = placement
         self._hopes_at = math.inf
         self._shapes: dict[int, Shape] = {}  # by code
@@ -39,11 +41,19 @@ class Waiting:
         """Those of which some gang waits."""
         return self._shapes.values()
 
+    @property
+    def needs(self) -> Ints:
+        """What gangs need, by the code of their shape: GPUs in thousandths, cores and memory."""
+        return self._needs[: len(self.known)]
+
     def join(self, life: Life, shape: Shape) -> None:
         """Let a job be of a shape from now on."""
         if shape.code < 0:
             shape.code = len(self.known)
             self.known.append(shape)
+            if len(self.known) > len(self._needs):
+                self._needs = np.concatenate([self._needs, self._needs])
+            self._needs[shape.code] = shape.gpu_milli, shape.cores, shape.memory_bytes
         life.shape = shape
         self.codes[life.sequence] = shape.code
 

@@ -217,15 +217,18 @@ def beyond_share(
     now: float,
     rules: Rules = RULES,
     tenancy: Tenancy = NO_TENANTS,
+    entitled: Flags | None = None,
 ) -> Flags | None:
     """Mark jobs whose tenant has what it is due already, or may have no more: if they wait, that is why.
 
-    None where neither the order nor the tenants know of shares.
+    `entitled` is what a choice told of the same jobs by the same order and rules, where that is at hand. None comes
+    out where neither the order nor the tenants know of shares.
     """
     beyond = order.over_share
     if tenancy.guarantees:
-        ranked = rank(jobs, order, running_first=policy.running_first)
-        entitled = _entitled(jobs, ranked, policy, rules.protects(jobs, now), rules, tenancy)
+        if entitled is None:
+            ranked = rank(jobs, order, running_first=policy.running_first)
+            entitled = _entitled(jobs, ranked, policy, rules.protects(jobs, now), rules, tenancy)
         over = tenancy.over_quota(jobs, entitled)
         beyond = over if beyond is None else beyond | over
     if tenancy.limits:
