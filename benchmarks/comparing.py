@@ -152,6 +152,8 @@ def markdown(result: Mapping[str, Any], baseline: Mapping[str, Any]) -> str:
         if done["rows"]:
             kept = baseline.get("benchmarks", {}).get(name, {})
             parts.append("\n".join([HEAD, *(_line(row, kept) for row in done["rows"])]))
+    if left_out := result.get("left_out"):
+        parts.append("\n".join(["## Not run\n", *(f"- {name}: {why}" for name, why in left_out.items())]))
     return "\n\n".join(parts) + "\n"
 
 

@@ -1,7 +1,7 @@
 """Runs the benchmarks one after the other, and says what is worse than in the last committed result: `make bench`.
 
-    make bench                                   all, in their quick form
-    make bench ARGS="--only mesh,placement"      some
+    make bench                                   all that fit into a quarter of an hour, as `FORMS` has them
+    make bench ARGS="--only mesh,placement"      some, these in their quick form, or those that stand apart
     make bench ARGS="--long --only kills"        the long form, which the committed result is not compared with
     make bench ARGS="--runs 3 --save"            take three runs as what to compare with from now on
     make bench ARGS=--strict                     let a bar that is missed count as a failure
@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import math
 import os
 import platform
 import signal
@@ -24,10 +25,11 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -36,6 +38,7 @@ sys.path.insert(0, str(ROOT))
 from benchmarks import comparing  # noqa: E402 - the root of the checkout has to be on the path first
 
 BASELINE, REPORT = ROOT / "benchmarks" / "results.json", ROOT / "report"
+MINUTES_MAX = 15.0  # of a run of all
 FIRST = ("agent", "agent_contention", "mesh", "placement", "placement_live")  # these need a quiet machine most
 LAST = ("predictor_duration", "kills")  # these take longest
 PARTS = ("placement_speed", "placement_fragmentation")  # of another one; may be run by their names
@@ -43,6 +46,55 @@ SECONDS_MAX, SECONDS_MAX_LONG = 300.0, 3600.0
 GRACE_SECONDS = 20.0
 FAILED, WORSE, MISSED = "failed", "worse than committed", "bars missed"
 LOAD_QUIET = 0.5  # processes per core that want to run before we begin
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """How a benchmark is part of a run of all: in its quick form, `whole`, or not, and why it stands `apart`.
+
+    `seconds` are those that it usually takes on two quiet cores, so long as nobody knows better a minute.
+    """
+
+    seconds: float = 60.0
+    whole: bool = False
+    apart: str = ""
+
+
+FORMS: Mapping[str, Form] = MappingProxyType(
+    {
+        "agent": Form(60),
+        "agent_contention": Form(60),
+        "mesh": Form(60),
+        "placement": Form(60),
+        "placement_live": Form(30),
+        "arrays": Form(15),
+        "chaos": Form(1800, apart="half an hour of kills and cuts, as root; thirty steps say too little"),
+        "cluster": Form(900, apart="a thousand agents and etcd of three members, minutes at full load"),
+        "contention": Form(15),
+        "migration": Form(15, whole=True),
+        "predictor": Form(30),
+        "predictor_fits": Form(15),
+        "predictor_models": Form(15),
+        "predictor_service": Form(60),
+        "qos": Form(30),
+        "quality": Form(25),
+        "simulator": Form(45),
+        "sizing": Form(60),
+        "sizing_live": Form(30),
+        "predictor_duration": Form(60),
+        "kills": Form(60),
+    }
+)
+
+
+def form_of(name: str) -> Form:
+    """Say how a benchmark is part of a run of all; one that nobody has measured yet is, in its quick form."""
+    return FORMS.get(name, Form())
+
+
+def apart() -> dict[str, str]:
+    """Say which benchmarks are no part of a run of all, why, and how they are run."""
+    return {name: f'{form.apart}: make bench ARGS="--long --only {name}"' for name, form in FORMS.items() if form.apart}
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,18 +168,41 @@ def taken(form: str) -> dict[str, Any]:
     }
 
 
-def measure(names: Sequence[str], runs: int, *, long: bool, seconds_max: float) -> Iterator[tuple[str, Done]]:
-    """Run benchmarks, telling of each on stderr."""
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What of the benchmarks is to be run, and how: each `runs` times, and none for longer than `seconds_max`.
+
+    `long`: all in their long form, not in that which `FORMS` has. What would not be done in `minutes_max` is left out.
+    """
+
+    names: Sequence[str]
+    runs: int
+    seconds_max: float
+    long: bool = False
+    minutes_max: float = math.inf
+
+    def of(self, name: str) -> list[str]:
+        """Give the command that runs one."""
+        whole = self.long or form_of(name).whole
+        return [sys.executable, "-m", f"benchmarks.{name}", "--json", *([] if whole else ["--quick"])]
+
+
+def measure(wish: Wish, left_out: dict[str, str]) -> Iterator[tuple[str, Done]]:
+    """Run benchmarks, telling of each on stderr; those for which no time is left come to be `left_out`, with why."""
     began = time.monotonic()
-    for number, name in enumerate(names, 1):
-        for again in range(runs):
-            which = f", run {again + 1} of {runs}" if runs > 1 else ""
-            passed = time.monotonic() - began
+    for number, name in enumerate(wish.names, 1):
+        left = 60 * wish.minutes_max - (time.monotonic() - began)
+        if wish.runs * form_of(name).seconds > left:
+            left_out[name] = f"there was no time left for it in {wish.minutes_max:g} minutes"
+            continue
+        for again in range(wish.runs):
+            which = f", run {again + 1} of {wish.runs}" if wish.runs > 1 else ""
+            passed = (time.monotonic() - began) / 60
             print(
-                f"[{number}/{len(names)}, {passed / 60:.1f} min] {name}{which} …", end="", file=sys.stderr, flush=True
+                f"[{number}/{len(wish.names)}, {passed:.1f} min] {name}{which} …", end="", file=sys.stderr, flush=True
             )
-            command = [sys.executable, "-m", f"benchmarks.{name}", "--json", *([] if long else ["--quick"])]
-            done = run(command, REPORT / "bench" / f"{name}.log", seconds_max)
+            most = min(wish.seconds_max, max(left, form_of(name).seconds))
+            done = run(wish.of(name), REPORT / "bench" / f"{name}.log", most)
             missed = sum(row["holds"] is False for row in done.rows)
             how = done.error or f"{len(done.rows)} figures" + (f", {missed} bars missed" if missed else "")
             print(f" {done.seconds:.0f} s ({done.processor_seconds:.0f} s of processor): {how}", file=sys.stderr)
@@ -142,9 +217,10 @@ def found() -> tuple[str, ...]:
 
 
 def names_of(only: str) -> tuple[str, ...]:
-    """Read a list of benchmarks. Raises ValueError that names all that are unknown."""
+    """Read a list of benchmarks; without one, all that do not stand apart. Raises ValueError that names the unknown."""
     known = (*found(), *PARTS)
-    names = tuple(name.strip() for name in only.split(",") if name.strip()) or found()
+    names = tuple(name.strip() for name in only.split(",") if name.strip())
+    names = names or tuple(name for name in found() if not form_of(name).apart)
     if unknown := [name for name in names if name not in known]:
         raise ValueError(f"there is no benchmark {', '.join(unknown)}; there are {', '.join(known)}")
     return names
@@ -166,10 +242,12 @@ def save(runs: dict[str, list[Done]], conditions: dict[str, Any]) -> None:
     _write(BASELINE, json.dumps(whole, indent=1, ensure_ascii=False) + "\n")
 
 
-def write(runs: dict[str, list[Done]], conditions: dict[str, Any], baseline: dict[str, Any]) -> None:
-    """Write down the last run of each, beside the committed result."""
+def write(
+    runs: dict[str, list[Done]], conditions: dict[str, Any], baseline: dict[str, Any], left_out: dict[str, str]
+) -> None:
+    """Write down the last run of each, beside the committed result, and what was not run."""
     last = {name: asdict(each[-1]) for name, each in runs.items()}
-    result = {"taken": conditions, "benchmarks": last}
+    result = {"taken": conditions, "benchmarks": last, "left_out": left_out}
     REPORT.mkdir(exist_ok=True)
     _write(REPORT / "bench.json", json.dumps(result, indent=1, ensure_ascii=False) + "\n")
     _write(REPORT / "bench.md", comparing.markdown(result, baseline))
@@ -182,7 +260,7 @@ def _write(path: Path, text: str) -> None:
     beside.replace(path)
 
 
-def tell(runs: dict[str, list[Done]], baseline: dict[str, Any]) -> Counter[str]:
+def tell(runs: dict[str, list[Done]], baseline: dict[str, Any], left_out: dict[str, str]) -> Counter[str]:
     """Say what is not as it should be; counts what failed, bars that are missed, and figures that are worse."""
     wrong: Counter[str] = Counter()
     last = {name: each[-1] for name, each in runs.items()}
@@ -197,6 +275,8 @@ def tell(runs: dict[str, list[Done]], baseline: dict[str, Any]) -> Counter[str]:
         for change in comparing.changes(name, done.rows, baseline.get("benchmarks", {}).get(name, {})):
             print(change)
             wrong[WORSE] += bool(change.worse)
+    for name, why in left_out.items():
+        print(f"not run: {name}: {why}")
     if noisy := [name for name in last if baseline.get("taken", {}).get(name, {}).get("noisy")]:
         print(f"the committed figures of {', '.join(noisy)} were taken on a loaded machine")
     spent, worked = (
@@ -230,7 +310,10 @@ def main() -> int:
         "--save", action="store_true", help="compare with these runs from now on; nothing is worse then"
     )
     parser.add_argument("--strict", action="store_true", help="end with 1 where a bar is missed, too")
-    parser.add_argument("--list", action="store_true", help="name the benchmarks")
+    parser.add_argument(
+        "--list", action="store_true", help="name the benchmarks, how long they take, and which stand apart"
+    )
+    parser.add_argument("--minutes-max", type=float, metavar="M", help=f"of a run of all; {MINUTES_MAX:g} for each run")
     told = parser.parse_args()
     try:
         names = names_of(told.only)
@@ -239,29 +322,44 @@ def main() -> int:
     if told.runs < 1 or (told.save and told.long):
         parser.error("--runs is at least 1" if told.runs < 1 else "--save keeps the quick form: leave --long away")
     if told.list:
-        print("\n".join(names))
+        for name in names:
+            print(f"{name:20} {form_of(name).seconds:5.0f} s{'  whole' * form_of(name).whole}")
+        print("\n".join(f"{name:20} apart: {why}" for name, why in apart().items()))
         return 0
-    conditions = taken("long" if told.long else "quick")
+    of_all = not (told.only or told.long)
+    minutes_max = told.minutes_max or (told.runs * MINUTES_MAX if of_all else math.inf)
+    seconds_max = told.seconds_max or (SECONDS_MAX_LONG if told.long else SECONDS_MAX)
+    return carry_out(
+        Wish(names, told.runs, seconds_max, told.long, minutes_max),
+        apart() if of_all else {},
+        save_it=told.save,
+        strict=told.strict,
+    )
+
+
+def carry_out(wish: Wish, left_out: dict[str, str], *, save_it: bool, strict: bool) -> int:
+    """Run benchmarks, write down and say what came of them; gives with what to end."""
+    conditions = taken("long" if wish.long else "quick")
     if conditions["noisy"]:
         print(comparing.conditions(conditions).replace("**", ""), file=sys.stderr)
-    baseline = read_baseline() if conditions["form"] == "quick" else {}
+    baseline = {} if wish.long else read_baseline()
     runs: dict[str, list[Done]] = {}
     interrupted = False
     try:
-        seconds_max = told.seconds_max or (SECONDS_MAX_LONG if told.long else SECONDS_MAX)
-        for name, done in measure(names, told.runs, long=told.long, seconds_max=seconds_max):
+        for name, done in measure(wish, left_out):
             runs.setdefault(name, []).append(done)
-            write(runs, conditions, baseline)
-            if told.save and len(runs[name]) == told.runs:
+            write(runs, conditions, baseline, left_out)
+            if save_it and len(runs[name]) == wish.runs:
                 save({name: runs[name]}, conditions)
     except KeyboardInterrupt:
         interrupted = True
         print("\ninterrupted: what is done is kept", file=sys.stderr)
-    wrong = tell(runs, baseline)
-    if told.save:
+    write(runs, conditions, baseline, left_out)
+    wrong = tell(runs, baseline, left_out)
+    if save_it:
         noisy = "; it says that the machine was loaded" if conditions["noisy"] else ""
         print(f"{BASELINE.relative_to(ROOT)} is written{noisy}")
-    return 130 if interrupted else status(wrong, strict=told.strict, saved=told.save)
+    return 130 if interrupted else status(wrong, strict=strict, saved=save_it)
 
 
 if __name__ == "__main__":

@@ -37,6 +37,38 @@ def test_every_other_module_is_one_that_others_use() -> None:
         assert runs or any(used.search(text) for other, text in texts.items() if other != path), path.name
 
 
+def test_all_together_take_thirteen_minutes_at_most_and_what_stands_apart_is_none_of_them() -> None:
+    assert set(bench.FORMS) == set(bench.found()), "a benchmark is in the table, and has its seconds there"
+    names = bench.names_of("")
+    assert sum(bench.form_of(name).seconds for name in names) <= 13 * 60
+    assert sorted([*names, *bench.apart()]) == sorted(bench.found())
+    assert bench.names_of("chaos") == ("chaos",), "who asks for it by name gets it"
+
+
+def test_what_no_time_is_left_for_is_not_run_and_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(bench, "REPORT", tmp_path)
+    monkeypatch.setattr(bench, "FORMS", {"mesh": bench.Form(0.0), "kills": bench.Form(3600.0)})
+    popen = subprocess.Popen
+    monkeypatch.setattr(subprocess, "Popen", lambda command, **more: popen(script("print('[]')"), **more))
+    wish = bench.Wish(("kills", "mesh"), 1, 60.0, minutes_max=15.0)
+    assert bench.carry_out(wish, {"chaos": "it stands apart"}, save_it=False, strict=False) == 0
+    told = capsys.readouterr().out
+    assert "not run: chaos: it stands apart" in told
+    assert "not run: kills: there was no time left for it in 15 minutes" in told
+    assert "1 benchmarks in" in told
+    assert "- kills: there was no time" in (tmp_path / "bench.md").read_text()
+    assert list(json.loads((tmp_path / "bench.json").read_text())["left_out"]) == ["chaos", "kills"]
+
+
+def test_one_runs_in_the_form_that_the_table_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench, "FORMS", {"mesh": bench.Form(), "migration": bench.Form(whole=True)})
+    wish = bench.Wish(("mesh", "migration", "new"), 1, 60.0)
+    assert ["--quick" in wish.of(name) for name in wish.names] == [True, False, True]
+    assert "--quick" not in bench.Wish(("mesh",), 1, 60.0, long=True).of("mesh")
+
+
 @pytest.mark.parametrize(
     ("wrong", "strict", "saved", "code"),
     [
