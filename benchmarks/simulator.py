@@ -6,7 +6,8 @@ stands the rate at which a bare heap hands out as many events in the same minute
 Jobs: 1,000, 4,000 and 16,000 jobs offered to 100 nodes at 1.3 times what they can do, so that the backlog deepens all
 the time. Nodes: 16,000 jobs on 100, 1,000 and 10,000 nodes at 0.95 of what these can do. Traces: the whole process,
 from start to figures, on published traces where they lie in ../shared/data beside the checkout. The quick form takes a
-quarter of the jobs, three of the policies, and of the traces the smallest. All seconds are those of the processor, for machines are shared.
+quarter of the jobs, three of the policies, and of the traces the smallest. All seconds are those of the processor, for
+machines are shared.
 """
 
 from __future__ import annotations

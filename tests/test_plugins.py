@@ -1,9 +1,10 @@
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoints, entry_points
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
@@ -66,6 +67,10 @@ class Site:
         lines = [f"{name} = {module}:{what}" for name, what in points.items()]
         (info / "entry_points.txt").write_text("\n".join([f"[{group}]", *lines, ""]))
 
+    def written_later(self) -> None:
+        now = self._path.stat().st_mtime_ns
+        os.utime(self._path, ns=(now, now + 10**9))
+
 
 @pytest.fixture
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
@@ -96,6 +101,26 @@ def test_a_policy_of_another_package_is_found_with_all_that_it_tells(site: Site)
         summary="Runs the shortest job first.",
         options={"quantum": "60", "strict": "false"},
     )
+
+
+def test_what_is_installed_meanwhile_is_found_and_what_is_installed_is_read_once(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site.install("cotenant-shortest", GOOD, {"shortest": "Shortest"})
+    read: list[str] = []
+
+    def reading(group: str) -> EntryPoints:
+        read.append(group)
+        return entry_points(group=group)
+
+    monkeypatch.setattr(plugins, "entry_points", reading)
+    for _ in range(3):
+        assert found("shortest").healthy
+    assert read == [QUEUE]
+    site.install("cotenant-plain", GOOD, {"plain": "Plain"})
+    site.written_later()  # than a moment ago, which is all that a clock of some milliseconds tells
+    assert found("plain").healthy
+    assert read == [QUEUE, QUEUE]
 
 
 def test_a_policy_is_made_with_its_options(site: Site) -> None:
