@@ -6,6 +6,7 @@ import pytest
 
 from cotenant.reproduction.papers.aiturbo import PAPER
 from cotenant.reproduction.papers.aiturbo_arms import (
+    BACKFILL,
     BORDA,
     FIFO,
     ITP,
@@ -22,11 +23,14 @@ from cotenant.reproduction.papers.aiturbo_arms import (
 from cotenant.reproduction.words import Asked, Data, Done, Figures, Verdict
 
 ARMS = (FIFO, LAS, SRTF.knowing(LEARNED), OPTIMUS.knowing(LEARNED), BORDA.knowing(LEARNED), BORDA.knowing(PERFECT))
+BASELINES = (FIFO, BACKFILL, LAS)
 
 
 @pytest.fixture(scope="module")
 def figures() -> dict[str, Figures]:
-    found = {arm.name: Replayed(ITP, arm, Data(), seed=11).run(lambda: False) for arm in ARMS}
+    found = {
+        arm.name: Replayed(ITP, arm, Data(), seed=11).run(lambda: False) for arm in dict.fromkeys((*ARMS, *BASELINES))
+    }
     return {name: one for name, one in found.items() if one is not None}
 
 
@@ -45,7 +49,9 @@ def test_the_findings_are_whole_where_one_workload_was_run(figures: dict[str, Fi
     asked = Asked(quick=True, seeds=(11,))
     findings = PAPER.findings(asked, Done({(ITP.name, name, 11): one for name, one in figures.items()}))
     assert {one.verdict for one in findings.measured if one.workload == SMALL.name} == {Verdict.OPEN}
-    assert all(one.ours for one in findings.measured if one.workload == ITP.name and one.learned)
+    learned = [one for one in findings.measured if one.workload == ITP.name and one.learned]
+    assert all(one.ours for one in learned)
+    assert {one.base for one in learned if one.claim.name == "jct"} >= {arm.name for arm in BASELINES}
     assert all(len(row) == len(table.columns) == len(table.formats) for table in findings.tables for row in table.rows)
 
 
