@@ -323,9 +323,10 @@ class Registry:
             record = records_pb2.StoredNode()
             record.CopyFrom(node.record)
             record.node.state, record.node.state_reason, record.node.state_owner = state, reason, owner
-            await self.committer.commit([Write(NODES + node_id, record.SerializeToString())])
-            node.record = record
-        self.cluster.reopen(node)
+            kept = self.committer.submit([Write(NODES + node_id, record.SerializeToString())])
+            node.record = record  # at once: whatever is decided now is committed after this
+            self.cluster.reopen(node)
+            await kept
         self.attempts.feed.publish_capacity()
         if state == NodeState.NODE_STATE_DRAINING:
             self.attempts.order_stops(self.cluster.on_node(node_id), StopReason.DRAINED)

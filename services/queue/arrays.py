@@ -51,7 +51,7 @@ class Arrays:
             records[0].stored.request_ids.append(request.id)
         stored = records_pb2.StoredArray(schema_version=SCHEMA_VERSION, id=array_id, count=len(records))
         try:
-            for chunk in _chunks(records):
+            for chunk in _chunks(records, CHUNK_MAX):
                 compares = [Compare(JOBS + record.id, 0) for record in chunk]
                 puts = [Put(JOBS + record.id, record.packed) for record in chunk]
                 result = await self.store.transact(compares, puts)
@@ -185,7 +185,7 @@ def _tasks(array_id: str, spec: JobSpec, submitter: str, trace_parent: str) -> I
         yield Record(stored, replace(spec, array_task=task))
 
 
-def _chunks(records: Iterable[Record], most: int = CHUNK_MAX) -> Iterator[list[Record]]:
+def _chunks(records: Iterable[Record], most: int) -> Iterator[list[Record]]:
     """Part records into transactions that every store takes."""
     chunk: list[Record] = []
     size = 0

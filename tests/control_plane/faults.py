@@ -169,6 +169,13 @@ async def halt(world: World) -> None:
         process.resume()
 
 
+async def close_node(world: World) -> None:
+    """An operator drains a node, or cordons it, for a while."""
+    name = world.rng.choice(sorted(world.agents))
+    world.faults[-1] += f" {name}"
+    await world.close_node(name, world.rng.random() * 4, drain=world.rng.random() < 0.6)
+
+
 async def slow_down(world: World) -> None:
     """Much of what is said takes long to be heard."""
     world.network.slow_share, world.network.slow_seconds_max = 0.3, 3.0
@@ -190,6 +197,7 @@ FAULTS: Faults = (
     (reboot, 1),
     (repeat_frames, 3),
     (repeat_calls, 3),
+    (close_node, 2),
 )
 
 

@@ -18,11 +18,16 @@ from cotenant.services.placement import planning
 from cotenant.services.placement import server as placement
 from cotenant.services.placement.committer import Committer
 from cotenant.services.placement.planning import Planning
+from cotenant.services.placement.records import Node
 from cotenant.services.queue import arrays, follower, keeper
 from cotenant.services.queue import server as queue
+from cotenant.services.queue.gates import Gates
 from cotenant.services.queue.keeper import Request, request_of
+from cotenant.services.queue.reader import QueueReader
 from cotenant.services.queue.records import Record
+from cotenant.services.queue.state import State
 from cotenant.store.port import Committed, Compare, Conflict, Entry, Operation
+from cotenant.v1 import job_pb2, records_pb2
 from cotenant.v1 import placement_service_pb2 as placement_pb2
 
 Patch = tuple[object, str, object]
@@ -68,6 +73,41 @@ def idle_anyway(record: Record, entry: Entry | None) -> Compare:
     return Compare("nobody/leader", 0)
 
 
+def heedless(stored: records_pb2.StoredJob, wish: job_pb2.JobPhase.ValueType) -> bool:
+    """A queue that says that a job is cancelled, and keeps nothing of it."""
+    return False
+
+
+def always_open(self: Gates, record: Record) -> bool:
+    """A queue that lets no job wait for others."""
+    return True
+
+
+def never_backs_off(self: State, record: Record) -> bool:
+    """A queue that tries what failed again at once."""
+    return False
+
+
+connected = property(lambda self: self.connected)  # of a node to which work is given although it is drained
+_read = QueueReader._read
+
+
+def read_once(self: QueueReader, key: str) -> None:
+    """A queue that follows, and does not see that something has ended since it was last asked."""
+    ended = self._ended
+    _read(self, key)
+    self._ended = ended
+
+
+_tell = State._tell
+
+
+def tell_of_the_living(self: State, job_id: str) -> None:
+    """A queue that does not tell those who watch of ends."""
+    if job_id in self.records and not self.records[job_id].phase.ended:
+        _tell(self, job_id)
+
+
 class Nothing(Counter[str]):
     """A queue that does not see what is ending."""
 
@@ -108,6 +148,14 @@ MUTANTS: dict[str, Mutant] = {
     "the queue ends a job without a look at what runs": Mutant(
         ((keeper, "idle_by", idle_anyway), (arrays, "idle_by", idle_anyway)), Rule.LIFE, OF_NEW_QUEUES
     ),
+    "the queue says that jobs are cancelled, and keeps nothing of it": Mutant(
+        ((queue, "hold_back", heedless), (queue, "want", heedless)), Rule.LOST
+    ),
+    "jobs wait for no others": Mutant(((Gates, "open", always_open),), Rule.TURN),
+    "jobs that failed are tried again at once": Mutant(((State, "backing_off", never_backs_off),), Rule.TURN),
+    "nodes that are drained are given work": Mutant(((Node, "open", connected),), Rule.TURN),
+    "a queue that follows does not see what has ended since": Mutant(((QueueReader, "_read", read_once),), Rule.READ),
+    "whoever watches is not told of ends": Mutant(((State, "_tell", tell_of_the_living),), Rule.READ),
     "the queue plans for jobs whose attempt is ending, and placement starts them": Mutant(
         ((follower, "Counter", Nothing), (planning, "as_known", whatever_it_is)), Rule.ONCE
     ),

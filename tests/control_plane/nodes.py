@@ -19,6 +19,7 @@ from cotenant.v1 import job_pb2
 from cotenant.v1 import node_service_pb2 as node_pb2
 
 RECONNECT_SECONDS = 0.2  # as a real agent does at first
+FAILING, RESIZES_FAILING = 0.15, 0.15
 
 Key = tuple[str, int]
 
@@ -50,6 +51,7 @@ class FencedAgent(SimulatedAgent):
         self._stopping: dict[Key, bool] = {}  # whether as superseded
         self._heard: list[tuple[int, node_pb2.ConnectResponse]] = []  # with the terms of those who said it
         self.on_report = self._reported
+        self.cannot_resize = lambda order: "its cgroup is read-only" if rng.random() < RESIZES_FAILING else ""
 
     def start(self) -> None:
         """Connect, in the process that this is."""
@@ -111,6 +113,10 @@ class FencedAgent(SimulatedAgent):
             for assignment in message.assignments:
                 self._assign(assignment)
 
+    def finish(self, key: Key, code: int | None = None) -> None:
+        """End a process; some fail."""
+        super().finish(key, int(self._rng.random() < FAILING) if code is None else code)
+
     def _assign(self, assignment: node_pb2.Assignment) -> None:
         key = (assignment.job_id, assignment.number)
         obeys = self.fence.raise_epoch(assignment.job_id, assignment.epoch)
@@ -160,5 +166,7 @@ class FencedAgent(SimulatedAgent):
             self._out.put_nowait(node_pb2.ConnectRequest(resized=[report]))
             return
         super().answer_resize(order)
-        if key in self.attempts and self.assignments[key].epoch == order.epoch:
+        known = self.attempts.get(key)
+        runs = known is not None and known.state == job_pb2.ATTEMPT_STATE_RUNNING
+        if runs and self.assignments[key].epoch == order.epoch:
             self._record(Resized(self.node_id, *key, order.epoch, holds_of([self.assignments[key].allocation])))

@@ -10,30 +10,32 @@ import sys
 import time
 import traceback
 from collections import Counter
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from importlib.metadata import entry_points
 from pathlib import Path
 from random import Random
 from typing import Any
 from unittest import mock
 
-import grpc
 import structlog
-from google.protobuf.field_mask_pb2 import FieldMask
+from tests.control_plane.clients import Clients
 from tests.control_plane.nodes import FencedAgent
 from tests.control_plane.stores import ProcessStore, RecordedStore
-from tests.control_plane.virtual import Process, current_process, virtual_time
+from tests.control_plane.virtual import BEGIN_UNIX_SECONDS, Process, current_process, virtual_time
 from tests.control_plane.wire import SLOW_SECONDS_MAX, SLOW_SHARE, Network, SimulatedServer
-from tests.services.mesh import spec
 
 from cotenant import fail_points, plugins
+from cotenant.core.failing.retrying import RetryRules
 from cotenant.core.lifecycle import Phase
+from cotenant.core.policy import Sizing
+from cotenant.core.sizing import resizing
 from cotenant.history.checker import Broken, Checker
-from cotenant.history.events import Acknowledged, Event
+from cotenant.history.events import Event
 from cotenant.history.stored import commit_of
+from cotenant.policies.proportional import Proportional
 from cotenant.replicas import forwarding
 from cotenant.replicas.election import Election
 from cotenant.replicas.replica import Replica
@@ -41,22 +43,28 @@ from cotenant.replicas.tenure import Held, leader_of
 from cotenant.rpc.server import Host
 from cotenant.services.placement import server as placement
 from cotenant.services.placement.committer import Fenced, Halted, Outdated
+from cotenant.services.queue import arrays
 from cotenant.services.queue import server as queue
 from cotenant.services.queue.replicated import Replicated
 from cotenant.store.port import Changes, Store, StoreUnavailable
-from cotenant.v1 import job_pb2, job_service_pb2_grpc
 from cotenant.v1 import job_service_pb2 as pb
+from cotenant.v1 import node_service_pb2 as node_pb2
+from cotenant.v1 import node_service_pb2_grpc
 
 REPLICAS = {"placement": ("placement-0", "placement-1"), "queue": ("queue-0", "queue-1")}
 PLACEMENT = placement.PlacementConfig(heartbeat_seconds=1.0, lost_after_seconds=6.0)
-QUEUE = queue.QueueConfig(options={"fifo": {"mode": "backfill"}})
+SOON = RetryRules(
+    back_off_seconds=0.5, back_off_seconds_max=2.0, untold_back_off_seconds=0.5, untold_back_off_seconds_max=2.0
+)
+QUEUE = queue.QueueConfig(options={"fifo": {"mode": "backfill"}}, retrying=SOON)
+CHUNK_MAX = 2  # jobs of an array in one transaction, so that each takes several
 JOBS_MIN, JOBS_MAX, NODES_MAX = 6, 14, 4
 TROUBLE_SECONDS, TROUBLE_PAUSE_SECONDS, LAST_SECONDS = 14.0, 1.0, 120.0
-CALL_SECONDS = 3.0
+SUBMIT_SECONDS, SEEN_SECONDS = 10.0, 10.0
+WATCHERS = 2
 INSTALLED = cache(entry_points)  # each leader made anew would read them from the disk
-EXAMINED = plugins._examined
+EXAMINED, LOAD = plugins._examined, plugins.load
 PASSING = (StoreUnavailable, Fenced, Halted, Outdated)  # what work that nobody waits for may end with
-TRANSIENT = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
 
 
 @dataclass
@@ -96,7 +104,7 @@ class World:
         self.processes: dict[str, Process] = {}
         self.stores: dict[str, ProcessStore] = {}
         self.agents: dict[str, FencedAgent] = {}
-        self.acknowledged: dict[str, str] = {}
+        self.clients = Clients(self.network, self.rng, self.events, self.failures)
         self.armed: dict[tuple[str, str], Callable[[Process], None]] = {}  # by process and fail point
         self.reached: Counter[str] = Counter()
 
@@ -115,7 +123,7 @@ class World:
             await process.halt()
 
     def _committed(self, changes: Changes) -> None:
-        self.events.append(commit_of(changes, self.loop.time()))
+        self.events.append(commit_of(changes, self.loop.time(), began_unix_seconds=BEGIN_UNIX_SECONDS))
 
     # Processes -----------------------------------------------------------------------------------------------
 
@@ -172,6 +180,14 @@ class World:
         to_predictor = self.network.channel(process, ["predictor"])  # nobody is there: nothing is predicted
         return Replicated(QUEUE, to_placement, to_predictor)
 
+    def look_on(self) -> None:
+        """Let some watch all jobs, and one of each replica of the queue ask what has ended."""
+        process = self.processes["lookers"] = Process("lookers")
+        for number in range(WATCHERS):
+            process.start(self.clients.watch(f"watcher-{number}"))
+        for name in REPLICAS["queue"]:
+            process.start(self.clients.read(name))
+
     async def kill(self, name: str) -> None:
         """End a replica at once."""
         self.network.servers.pop(name, None)
@@ -193,50 +209,19 @@ class World:
         self.agents[name] = agent
         agent.start()
 
-    # Callers -------------------------------------------------------------------------------------------------
+    # Operators -----------------------------------------------------------------------------------------------
 
-    async def submit(self, number: int) -> None:
-        """Submit a job as a client does, until it is acknowledged; some send the same twice at once."""
-        client = Process(f"client-{number}")
-        stub: Any = job_service_pb2_grpc.JobServiceStub(self.network.channel(client, REPLICAS["queue"]))
-        request = pb.CreateJobRequest(spec=self._story(number), request_id=f"request-{number}")
-        await asyncio.sleep(self.rng.random() * TROUBLE_SECONDS * 0.7)
-        await asyncio.gather(*(self._insist(stub, request) for _ in range(self.rng.choice([1, 1, 2]))))
-        if job_id := self.acknowledged.get(request.request_id):
-            await self._change(stub, job_id)
-
-    async def _change(self, stub: Any, job_id: str) -> None:
-        """Change one's mind about a job, as often as chance has it; whether it is heard does not matter."""
-        while self.rng.random() < 0.4:
-            await asyncio.sleep(self.rng.random() * 3)
-            priority = job_pb2.Job(id=job_id, spec=job_pb2.JobSpec(priority=self.rng.randint(-5, 5)))
-            calls: list[tuple[Any, Any]] = [
-                (stub.CancelJob, pb.CancelJobRequest(id=job_id)),
-                (stub.SuspendJob, pb.SuspendJobRequest(id=job_id)),
-                (stub.ResumeJob, pb.ResumeJobRequest(id=job_id)),
-                (stub.UpdateJob, pb.UpdateJobRequest(job=priority, update_mask=FieldMask(paths=["spec.priority"]))),
-            ]
-            (call, request), *_ = self.rng.choices(calls, [2, 1, 1, 4])
-            with suppress(grpc.aio.AioRpcError):
-                await call(request, timeout=CALL_SECONDS)
-
-    def _story(self, number: int) -> job_pb2.JobSpec:
-        gpus, replicas = self.rng.choice([(1, 1)] * 4 + [(2, 1), (1, 2), (1, 3), (0, 1)])
-        return spec(gpus=gpus, cores=self.rng.choice([1, 2]), replicas=replicas, name=f"job {number}", retries_max=3)
-
-    async def _insist(self, stub: Any, request: pb.CreateJobRequest) -> None:
-        while True:
-            try:
-                response = await stub.CreateJob(request, timeout=CALL_SECONDS)
-            except grpc.aio.AioRpcError as error:
-                if error.code() not in TRANSIENT:
-                    self.failures.append(f"{request.request_id}: {error.code()} {error.details()}")
-                    return
-                await asyncio.sleep(0.1 + 0.2 * self.rng.random())
-            else:
-                self.acknowledged[request.request_id] = response.job.id
-                self.events.append(Acknowledged(request.request_id, response.job.id))
-                return
+    async def close_node(self, name: str, seconds: float, *, drain: bool) -> None:
+        """Drain or cordon a node for a while."""
+        stub: Any = node_service_pb2_grpc.NodeServiceStub(
+            self.network.channel(Process("operator"), REPLICAS["placement"])
+        )
+        if drain:
+            await self.clients.insist(stub.DrainNode, node_pb2.DrainNodeRequest(id=name))
+        else:
+            await self.clients.insist(stub.CordonNode, node_pb2.CordonNodeRequest(id=name))
+        await asyncio.sleep(seconds)
+        await self.clients.insist(stub.UncordonNode, node_pb2.UncordonNodeRequest(id=name))
 
     # The end -------------------------------------------------------------------------------------------------
 
@@ -261,23 +246,30 @@ class World:
                         checker.take(event)
                     taken = len(self.events)
                     kept = (await self.store.list("placement/attempts/")).entries
-                    ended = all(job.phase.ended for job in checker.jobs.values())
+                    ended = all(job.phase.ended for job in checker.kept())
                     if ended and not kept and not any(agent.attempts for agent in self.agents.values()):
-                        return
+                        break
                     await self._resume(checker)
                     await asyncio.sleep(0.25)
         except TimeoutError:
-            left = sorted(job.job_id for job in checker.jobs.values() if not job.phase.ended)
+            left = sorted(job.job_id for job in checker.kept() if not job.phase.ended)
             on_nodes = {name: sorted(agent.attempts) for name, agent in self.agents.items() if agent.attempts}
             self.failures.append(f"it did not settle: jobs {left}, kept {[one.key for one in kept]}, nodes {on_nodes}")
+            return
+        with suppress(TimeoutError):  # then the checker says what is missing
+            async with asyncio.timeout(SEEN_SECONDS):
+                while not all(self._shows(seen, checker) for seen in self.clients.seen.values()):  # noqa: ASYNC110  # any of several may change
+                    await asyncio.sleep(0.25)
+
+    @staticmethod
+    def _shows(seen: Mapping[str, Phase], checker: Checker) -> bool:
+        return all(seen.get(job.job_id) is job.phase for job in checker.kept())
 
     async def _resume(self, checker: Checker) -> None:
         """Let go on what somebody had suspended."""
-        channel = self.network.channel(Process("operator"), REPLICAS["queue"])
-        stub: Any = job_service_pb2_grpc.JobServiceStub(channel)
-        for job_id in [job.job_id for job in checker.jobs.values() if job.phase is Phase.SUSPENDED]:
-            with suppress(grpc.aio.AioRpcError):
-                await stub.ResumeJob(pb.ResumeJobRequest(id=job_id), timeout=CALL_SECONDS)
+        stub = self.clients.stub("operator")
+        for job_id in [job.job_id for job in checker.kept() if job.phase is Phase.SUSPENDED]:
+            await self.clients.insist(stub.ResumeJob, pb.ResumeJobRequest(id=job_id))
 
     async def close(self) -> None:
         """End everything."""
@@ -323,6 +315,9 @@ async def _play(seed: int, befall: Callable[[World], Awaitable[None]], failed: l
         mock.patch.object(forwarding, "passage", lambda address: _passage(world, address)),
         mock.patch.object(plugins, "entry_points", INSTALLED),
         mock.patch.object(plugins, "_examined", _examined),
+        mock.patch.object(plugins, "load", partial(_loaded, Restless(Random(f"cores {seed}")))),
+        mock.patch.object(resizing, "PATIENCE_SECONDS", Restless.interval_seconds),
+        mock.patch.object(arrays, "CHUNK_MAX", CHUNK_MAX),
     ):
         for names in REPLICAS.values():
             for name in names:
@@ -331,7 +326,8 @@ async def _play(seed: int, befall: Callable[[World], Awaitable[None]], failed: l
             world.add_node(f"n{number}")
         await asyncio.sleep(0.5 + world.rng.random())
         jobs = range(world.rng.randint(JOBS_MIN, JOBS_MAX))
-        callers = asyncio.gather(*(world.submit(number) for number in jobs))
+        callers = asyncio.gather(*(world.clients.submit(number, SUBMIT_SECONDS) for number in jobs))
+        world.look_on()
         await befall(world)
         world.heal()
         try:
@@ -346,6 +342,32 @@ async def _play(seed: int, befall: Callable[[World], Awaitable[None]], failed: l
         checker.take(event)
     broken = checker.finish(settled=not world.failures)
     return Outcome(seed, broken, [*world.failures, *failed], world.events, world.faults, world.reached)
+
+
+class Restless(Proportional):
+    """Sizes as `proportional` does, and resizes what runs as chance has it."""
+
+    name = "restless"
+    interval_seconds = 1.0
+    warm_up_seconds = measure_seconds = 0.0
+
+    def __init__(self, rng: Random) -> None:
+        self._rng = rng
+
+    def resize(self, running: resizing.Running, now: float) -> Sizing | None:
+        """Wish for other cores, now and then."""
+        if self._rng.random() < 0.5:
+            return None
+        cores = self._rng.randint(1, 4)
+        return Sizing((cores,), f"{cores} cores were wished for")
+
+    def weight(self, running: resizing.Running) -> float:
+        """A gain is a gain."""
+        return 1.0
+
+
+def _loaded(allocator: Restless, group: str, name: str, options: Mapping[str, str]) -> Any:
+    return allocator if group == placement.ALLOCATORS else LOAD(group, name, options)
 
 
 @cache

@@ -17,6 +17,7 @@ from cotenant.history.events import (
     AttemptPut,
     Began,
     Came,
+    Cancelled,
     Change,
     Commit,
     Event,
@@ -25,10 +26,14 @@ from cotenant.history.events import (
     LeaderGone,
     LeaderPut,
     Left,
+    Listed,
+    NodePut,
     Over,
+    Prioritized,
     Rebooted,
     Resized,
     Told,
+    Watched,
     Welcomed,
     Wrote,
 )
@@ -40,6 +45,7 @@ FAILED = replace(A1, state=AttemptState.FAILED)
 LOST = replace(A1, state=AttemptState.LOST)
 BEGAN = Began("n", "a", 1, 2, CORE)
 AWAY_SECONDS = 10.0
+ENDS = {"a": Phase.SUCCEEDED}
 
 
 def commits(*changes: Change, first: int = 2, at: float = 0.0) -> list[Commit]:
@@ -127,10 +133,59 @@ BROKEN: dict[str, tuple[Rule, list[Event]]] = {
         Rule.RESTART,
         [*commits(A1, RUNS), BEGAN, Left("n", 0.0), *commits(LOST, first=4, at=AWAY_SECONDS - 1)],
     ),
+    "a job is over while its attempt lives": (Rule.LIFE, [*commits(A1, JobPut("a", Phase.CANCELLED))]),
+    "a job that is held back begins": (Rule.LIFE, [*commits(JobPut("a", Phase.SUSPENDED), A1)]),
+    "a job begins that was cancelled": (Rule.LOST, [Cancelled("a"), *commits(A1)]),
+    "a change is lost": (
+        Rule.LOST,
+        [*commits(JobPut("a", Phase.QUEUED, priority=2), JobPut("a", Phase.QUEUED)), Prioritized("a", 2)],
+    ),
+    "a job begins before another": (
+        Rule.TURN,
+        [*commits(JobPut("b", Phase.QUEUED), JobPut("a", Phase.QUEUED, waits_for=(("b", False),)), A1)],
+    ),
+    "a job begins after one that failed": (
+        Rule.TURN,
+        [*commits(JobPut("b_1", Phase.CANCELLED), JobPut("a", Phase.QUEUED, waits_for=(("b", True),)), A1)],
+    ),
+    "a job is tried again too soon": (
+        Rule.TURN,
+        [*commits(JobPut("a", Phase.QUEUED, not_before_seconds=5.0), A1, at=4.9)],
+    ),
+    "a job begins on a node that is drained": (Rule.TURN, [*commits(NodePut("n", takes_work=False), A1)]),
+    "a read goes back": (Rule.READ, [Listed("c", 5, {}), Listed("c", 4, {})]),
+    "a read misses an end": (Rule.READ, [*commits(JobPut("a", Phase.FAILED)), Listed("c", 2, {})]),
+    "a read tells of more than its revision had": (
+        Rule.READ,
+        [*commits(JobPut("a", Phase.FAILED), first=5), Listed("c", 4, {"a": Phase.FAILED})],
+    ),
+    "a read tells of another end": (Rule.READ, [*commits(JobPut("a", Phase.FAILED)), Listed("c", 2, ENDS)]),
+    "a watch goes back": (
+        Rule.READ,
+        [Watched("c", 1, "a", Phase.SUCCEEDED), Watched("c", 1, "a", Phase.RUNNING)],
+    ),
     "what lives is ended as unknown": (Rule.RESTART, [*commits(A1, RUNS), BEGAN, Over("n", "a", 1, superseded=True)]),
 }
 
 FINE: dict[str, list[Event]] = {
+    "a job that begins once all that it waits for is so": [
+        *commits(
+            NodePut("n", takes_work=False),
+            NodePut("n", takes_work=True),
+            JobPut("b", Phase.FAILED),
+            JobPut("a", Phase.QUEUED, waits_for=(("b", False),), not_before_seconds=5.0),
+            replace(A1, epoch=6),
+            at=5.0,
+        )
+    ],
+    "reads and watches that go on": [
+        *commits(JobPut("a", Phase.SUCCEEDED), JobPut("b", Phase.FAILED)),
+        Listed("c", 2, ENDS),
+        Listed("d", 3, {**ENDS, "b": Phase.FAILED}),
+        Watched("c", 1, "a", Phase.SUCCEEDED),
+        Watched("c", 2, "a", Phase.RUNNING),
+        Watched("c", 2, "a", Phase.SUCCEEDED),
+    ],
     "half an array that nobody was told of": [*commits(JobPut("a", Phase.QUEUED), JobGone("a"))],
     "a life": [
         *commits(JobPut("a", Phase.QUEUED, ("r",)), replace(A1, epoch=3)),

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
+from unittest.mock import AsyncMock, Mock, patch
 
 import grpc
 import pytest
@@ -251,6 +252,25 @@ async def test_a_leader_that_lost_its_lease_writes_nothing_and_follows() -> None
         assert entry
         assert entry.value == b"b1"
         assert leader.services[0].calls == 1
+        await until(lambda: leader.services[0].closed)
+
+
+async def test_what_a_leader_does_not_know_of_is_missing_only_if_it_still_leads() -> None:
+    async with replicas() as all_:
+        leader, follower = await all_.two(ttl_seconds=60.0)
+        assert (await failure(leader.get("missing"))).code is grpc.StatusCode.NOT_FOUND
+        held = leader.replica._held
+        assert held
+        assert held.lease
+        leader.election._held = None  # it does not take in what it hears
+        await all_.store.revoke(held.lease)
+        await until(lambda: follower.replica.leads)
+        away = AsyncMock(side_effect=StoreUnavailable("cut off"))
+        with patch.object(leader.replica, "_store", Mock(get=away)):
+            assert (await failure(leader.get("missing"))).code is grpc.StatusCode.UNAVAILABLE
+        assert follower.services[0].calls == 0
+        assert (await failure(leader.get("missing"))).code is grpc.StatusCode.NOT_FOUND
+        assert follower.services[0].calls == 1, "it is the one who leads that says so"
         await until(lambda: leader.services[0].closed)
 
 

@@ -19,6 +19,7 @@ from cotenant.history.events import (
     AttemptPut,
     Began,
     Came,
+    Cancelled,
     Change,
     Commit,
     Event,
@@ -28,16 +29,21 @@ from cotenant.history.events import (
     LeaderGone,
     LeaderPut,
     Left,
+    Listed,
+    NodePut,
     Over,
+    Prioritized,
     Rebooted,
     Resized,
     Thing,
     Told,
+    Watched,
     Welcomed,
     Wrote,
 )
 
 WHOLE = 1000
+ROUNDING_SECONDS = 0.001
 OVER = ENDED | {Phase.SUSPENDED}  # what a job is kept as only while no attempt of it is alive
 Key = tuple[str, int]  # a job's id and an attempt's number
 
@@ -53,6 +59,8 @@ class Rule(StrEnum):
     LIFE = "a job's life is one line of revisions"
     TERM = "nothing is written under an old term"
     RESTART = "a restart kills nothing that runs"
+    TURN = "a job begins only when its turn has come, where work is taken"
+    READ = "a read shows all that its revision had, and no reader goes back"
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +121,16 @@ class Checker:
         self._terms: dict[str, int] = {}
         self._away: dict[str, float] = {}
         self._forgotten: set[tuple[str, Key]] = set()  # what a reboot of a node ended
+        self._cancelled: set[str] = set()
+        self._priorities: dict[str, int] = {}  # as last acknowledged
+        self._closed: set[str] = set()  # nodes that are given no work
+        self._ended_at: dict[str, int] = {}
+        self._listed: dict[str, int] = {}  # by client, up to which revision it has been told
+        self._watched: dict[str, tuple[int, dict[str, Phase]]] = {}  # by client, what its stream told last
+
+    def kept(self) -> list[JobPut]:
+        """Jobs as last kept, but for those of arrays of which not all was kept."""
+        return [job for job_id, job in self.jobs.items() if job_id not in self._dropped]
 
     def take(self, event: Event) -> None:
         """Take in what happened next."""
@@ -124,6 +142,14 @@ class Checker:
                 self._wrote.append((self._place, event))
             case Acknowledged():
                 self._acknowledge(event)
+            case Cancelled():
+                self._cancelled.add(event.job_id)
+            case Prioritized():
+                self._priorities[event.job_id] = event.priority
+            case Listed():
+                self._list(event)
+            case Watched():
+                self._watch(event)
             case Welcomed():
                 self._welcome(event)
             case Told():
@@ -157,7 +183,14 @@ class Checker:
                 self._break(Rule.LOST, f"{job_id}, acknowledged for {request_id}, has not ended")
         for place, wrote in self._wrote:
             self._check_term(place, wrote)
+        for job_id, priority in self._priorities.items():
+            if (job := self.jobs.get(job_id)) and job.priority != priority:
+                self._break(Rule.LOST, f"{job_id} has priority {job.priority}, and {priority} was acknowledged last")
         if settled:
+            for client, (_, told) in self._watched.items():
+                for job in self.kept():
+                    if (seen := told.get(job.job_id)) is not job.phase:
+                        self._break(Rule.READ, f"{client} was told last that {job.job_id} is {seen}")
             made = set(self._acknowledged.values())
             for job_id in self.jobs.keys() - made - self._dropped.keys():
                 self._break(Rule.ONCE, f"{job_id} was kept, and no request was answered with it")
@@ -196,6 +229,8 @@ class Checker:
                 if old := self.live.pop(change.job_id, None):
                     self._break(Rule.LIFE, f"at {commit.revision} {old.job_id}/{old.number} was forgotten while alive")
                     self._owners.subtract(old.holds)
+            case NodePut():
+                (self._closed.discard if change.takes_work else self._closed.add)(change.node_id)
             case LeaderPut():
                 self._leaders[change.service].append((commit.revision, change.identity))
             case LeaderGone():
@@ -214,6 +249,8 @@ class Checker:
         live = self.live.get(job.job_id)
         if live and job.phase in OVER:
             self._break(Rule.LIFE, f"at {revision} {job.job_id} is {job.phase}, and {live.number} is {live.state}")
+        if job.phase in ENDED:
+            self._ended_at.setdefault(job.job_id, revision)
         self.jobs[job.job_id] = job
 
     def _put_attempt(self, attempt: AttemptPut, commit: Commit, touched: set[Thing]) -> None:
@@ -227,10 +264,8 @@ class Checker:
             self._break(Rule.ONCE, f"{name} took the place of {before.number}, which was alive")
         elif attempt.number == last and before is None and not attempt.state.ended:
             self._break(Rule.LIFE, f"{name} was alive again")
-        job = self.jobs.get(attempt.job_id)
-        if attempt.number > last and job and job.phase in OVER:
-            rule = Rule.ONCE if job.phase is Phase.SUCCEEDED else Rule.LIFE
-            self._break(rule, f"{name} began once the job was {job.phase}")
+        if attempt.number > last:
+            self._start(attempt, commit, name)
         self._numbers[attempt.job_id] = max(last, attempt.number)
         if sorted(attempt.ranks) != list(range(attempt.size)):
             self._break(Rule.GANG, f"{name} has the ranks {sorted(attempt.ranks)} of {attempt.size}")
@@ -245,6 +280,26 @@ class Checker:
             self.live[attempt.job_id] = attempt
             self._owners.update(attempt.holds)
             touched.update(attempt.holds)
+
+    def _start(self, attempt: AttemptPut, commit: Commit, name: str) -> None:
+        """Check what has to be so when an attempt is kept for the first time."""
+        if attempt.job_id in self._cancelled:
+            self._break(Rule.LOST, f"{name} began after somebody was told that the job is cancelled")
+        if closed := attempt.nodes & self._closed:
+            self._break(Rule.TURN, f"{name} began on {', '.join(sorted(closed))}")
+        job = self.jobs.get(attempt.job_id)
+        if job is None:
+            return
+        if job.phase in OVER:
+            rule = Rule.ONCE if job.phase is Phase.SUCCEEDED else Rule.LIFE
+            self._break(rule, f"{name} began once the job was {job.phase}")
+        if commit.at_seconds < job.not_before_seconds - ROUNDING_SECONDS:
+            self._break(Rule.TURN, f"{name} began {job.not_before_seconds - commit.at_seconds:.3f} s too soon")
+        for thing_id, succeeds in job.waits_for:
+            array = f"{thing_id}_"
+            for other in (self.jobs[one] for one in self.jobs if one == thing_id or one.startswith(array)):
+                if other.phase not in ENDED or (succeeds and other.phase is not Phase.SUCCEEDED):
+                    self._break(Rule.TURN, f"{name} began while {other.job_id}, for which it waits, was {other.phase}")
 
     def _check_lost(self, attempt: AttemptPut, commit: Commit, name: str) -> None:
         """Only what a reboot ended, or a node that was away for long enough held, may be given up."""
@@ -276,6 +331,28 @@ class Checker:
         known = self._acknowledged.setdefault(event.request_id, event.job_id)
         if known != event.job_id:
             self._break(Rule.ONCE, f"{event.request_id} was answered with {event.job_id} after {known}")
+
+    def _list(self, event: Listed) -> None:
+        if event.revision < self._listed.get(event.client, 0):
+            what = f"{event.client} was told of {event.revision} after {self._listed[event.client]}"
+            self._break(Rule.READ, what)
+        self._listed[event.client] = event.revision
+        ended = {job_id for job_id, revision in self._ended_at.items() if revision <= event.revision}
+        if wrong := sorted(ended.symmetric_difference(event.phases)):
+            self._break(Rule.READ, f"at {event.revision} {event.client} was told otherwise of {', '.join(wrong)}")
+        for job_id in sorted(ended.intersection(event.phases)):
+            if event.phases[job_id] is not self.jobs[job_id].phase:
+                self._break(Rule.READ, f"{event.client} was told that {job_id} is {event.phases[job_id]}")
+
+    def _watch(self, event: Watched) -> None:
+        stream, told = self._watched.get(event.client, (0, {}))
+        if event.stream != stream:
+            told = {}
+            self._watched[event.client] = event.stream, told
+        before = told.get(event.job_id)
+        if before in ENDED and event.phase is not before:
+            self._break(Rule.READ, f"{event.client} was told that {event.job_id} is {event.phase} after {before}")
+        told[event.job_id] = event.phase
 
     def _welcome(self, event: Welcomed) -> None:
         seen = self._terms.get(event.node_id, 0)

@@ -16,13 +16,19 @@ Holds = Mapping[Thing, int]  # in thousandths
 
 @dataclass(frozen=True, slots=True)
 class JobPut:
-    """The queue kept a job. `request_ids` are those under which it was made or changed; `attempt` is 0 before any."""
+    """The queue kept a job. `request_ids` are those under which it was made or changed; `attempt` is 0 before any.
+
+    It waits for jobs or arrays, each with whether that has to succeed; and, after a failure, for a time, which is of
+    the clock of the commits, or 0 where that is not known.
+    """
 
     job_id: str
     phase: Phase
     request_ids: tuple[str, ...] = ()
     attempt: int = 0
     priority: int = 0
+    waits_for: tuple[tuple[str, bool], ...] = ()
+    not_before_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +112,40 @@ class Acknowledged:
 
 
 @dataclass(frozen=True, slots=True)
+class Cancelled:
+    """A client was told that a job is cancelled, or will be."""
+
+    job_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Prioritized:
+    """The one client that changes a job's priority was told that it is so."""
+
+    job_id: str
+    priority: int
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """A client was told of all jobs that had ended at a revision; it asked whom it had asked before."""
+
+    client: str
+    revision: int
+    phases: Mapping[str, Phase]
+
+
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """A client that watches all jobs was told of one; it begins anew, with another stream, whenever its watch ends."""
+
+    client: str
+    stream: int
+    job_id: str
+    phase: Phase
+
+
+@dataclass(frozen=True, slots=True)
 class Welcomed:
     """An agent took a placement's term."""
 
@@ -176,4 +216,20 @@ class Rebooted:
     node_id: str
 
 
-Event = Commit | Wrote | Acknowledged | Welcomed | Told | Began | Resized | Over | Left | Came | Rebooted
+Event = (
+    Commit
+    | Wrote
+    | Acknowledged
+    | Cancelled
+    | Prioritized
+    | Listed
+    | Watched
+    | Welcomed
+    | Told
+    | Began
+    | Resized
+    | Over
+    | Left
+    | Came
+    | Rebooted
+)

@@ -27,16 +27,16 @@ LEADER = "/leader"
 CLOSED = (node_service_pb2.NODE_STATE_CORDONED, node_service_pb2.NODE_STATE_DRAINING)
 
 
-def commit_of(changes: Changes, at_seconds: float = 0.0) -> Commit:
-    """Read one transaction."""
-    read = (_change(change.key, change.value, changes.revision) for change in changes.changes)
+def commit_of(changes: Changes, at_seconds: float = 0.0, *, began_unix_seconds: float | None = None) -> Commit:
+    """Read one transaction; of times in records nothing is said unless it is known when the commits' clock began."""
+    read = (_change(change.key, change.value, changes.revision, began_unix_seconds) for change in changes.changes)
     return Commit(changes.revision, tuple(change for change in read if change), at_seconds)
 
 
-def _change(key: str, value: bytes | None, revision: int) -> Change | None:
+def _change(key: str, value: bytes | None, revision: int, began_unix_seconds: float | None) -> Change | None:
     if key.startswith(JOBS):
         job_id = key.removeprefix(JOBS)
-        return JobGone(job_id) if value is None else _job(records_pb2.StoredJob.FromString(value))
+        return JobGone(job_id) if value is None else _job(records_pb2.StoredJob.FromString(value), began_unix_seconds)
     if key.startswith(ATTEMPTS):
         if value is None:
             return AttemptGone(key.removeprefix(ATTEMPTS))
@@ -52,13 +52,23 @@ def _change(key: str, value: bytes | None, revision: int) -> Change | None:
     return None
 
 
-def _job(stored: records_pb2.StoredJob) -> JobPut:
+def _job(stored: records_pb2.StoredJob, began_unix_seconds: float | None) -> JobPut:
     job = stored.job
-    requests = () if job.spec.HasField("array_task") else tuple(stored.request_ids)  # an array's are its jobs' together
-    return JobPut(job.id, _phase(job.phase), requests, job.attempt.number, job.spec.priority)
+    not_before = stored.not_before_time
+    waits = stored.HasField("not_before_time") and began_unix_seconds is not None
+    return JobPut(
+        job.id,
+        phase_of(job.phase),
+        () if job.spec.HasField("array_task") else tuple(stored.request_ids),  # an array's are its jobs' together
+        job.attempt.number,
+        job.spec.priority,
+        tuple((one.id, one.condition != job_pb2.DEPENDENCY_CONDITION_AFTER) for one in job.spec.dependencies),
+        not_before.seconds + not_before.nanos / 1e9 - (began_unix_seconds or 0.0) if waits else 0.0,
+    )
 
 
-def _phase(phase: job_pb2.JobPhase.ValueType) -> Phase:
+def phase_of(phase: job_pb2.JobPhase.ValueType) -> Phase:
+    """Read a phase."""
     return Phase(job_pb2.JobPhase.Name(phase).removeprefix("JOB_PHASE_").lower())
 
 

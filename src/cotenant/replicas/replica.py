@@ -25,7 +25,7 @@ from cotenant.replicas.forwarding import Forwarder
 from cotenant.replicas.mirror import RETRY_SECONDS, Mirror
 from cotenant.replicas.stage import Replaced, Stage
 from cotenant.replicas.stores import Through, WarmStore
-from cotenant.replicas.tenure import Held
+from cotenant.replicas.tenure import Held, leader_of
 from cotenant.rpc import errors
 from cotenant.rpc.methods import METHODS, Method
 from cotenant.rpc.server import Host, Server
@@ -34,6 +34,7 @@ from cotenant.v1 import replica_service_pb2
 
 log = structlog.get_logger()
 
+BY_RECORDS = (grpc.StatusCode.NOT_FOUND, grpc.StatusCode.FAILED_PRECONDITION)  # refusals that callers take for final
 REVISION = "cotenant-revision"  # trailer of an answer from records: the store's revision up to which they were known
 
 
@@ -269,8 +270,9 @@ class Replica:
                 try:
                     return await stage.answer(path, request, context)
                 except (Replaced, NotLeader, errors.Problem) as error:
-                    if not (repeatable and _may_repeat(error, METHODS.get(path, Method()))):
-                        raise _told(error) from None
+                    weighed = await self._weighed(error)
+                    if not (repeatable and _may_repeat(weighed, METHODS.get(path, Method()))):
+                        raise _told(weighed) from None
                 await self._lost(stage, deadline)
             else:
                 if self._reader and (told := await self._reader.answer(path, request, context)) is not None:
@@ -282,6 +284,24 @@ class Replica:
                 answer = await self._forwarder.answer(leader, path, request, context, deadline)
                 if answer is not None:
                     return answer
+
+    async def _weighed(self, error: Exception) -> Exception:
+        """Let a refusal stand that rests on what this replica knows only if it still leads.
+
+        One that was replaced, and is cut off from the store, does not know what was acknowledged since.
+
+        Raises:
+            StoreUnavailable: nobody can tell.
+        """
+        held = self._held
+        if held is None or not held.lease or not isinstance(error, errors.Problem) or error.code not in BY_RECORDS:
+            return error
+        entry = await self._store.get(held.key)
+        leader = leader_of(entry) if entry else None
+        if leader and leader.identity == held.identity:
+            return error
+        held.lose(f"the key {held.key} was taken after term {held.term}")
+        return NotLeader("another process leads now")
 
     async def _stream(self, path: str, request: Any, context: Any) -> AsyncIterator[bytes]:
         deadline = self._forwarder.deadline_of(context)
