@@ -22,7 +22,7 @@ from cotenant.v1 import job_pb2, job_service_pb2_grpc
 from cotenant.v1 import job_service_pb2 as pb
 
 QUEUES = ("queue-0", "queue-1")
-CALL_SECONDS, AGAIN_SECONDS, LOOK_SECONDS = 3.0, 0.2, 0.7
+CALL_SECONDS, AGAIN_SECONDS, LOOK_SECONDS = 3.0, 0.2, 1.5
 PAGE = 1000
 OVER = [translate.PHASES.to_wire(phase) for phase in sorted(ENDED)]
 TRANSIENT = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)

@@ -37,6 +37,7 @@ from cotenant.history.events import Event
 from cotenant.history.stored import commit_of
 from cotenant.policies.proportional import Proportional
 from cotenant.replicas import forwarding
+from cotenant.replicas import replica
 from cotenant.replicas.election import Election
 from cotenant.replicas.replica import Replica
 from cotenant.replicas.tenure import Held, leader_of
@@ -61,7 +62,7 @@ CHUNK_MAX = 2  # jobs of an array in one transaction, so that each takes several
 JOBS_MIN, JOBS_MAX, NODES_MAX = 6, 14, 4
 TROUBLE_SECONDS, TROUBLE_PAUSE_SECONDS, LAST_SECONDS = 14.0, 1.0, 120.0
 SUBMIT_SECONDS, SEEN_SECONDS = 10.0, 10.0
-WATCHERS = 2
+WATCHERS = 1
 INSTALLED = cache(entry_points)  # each leader made anew would read them from the disk
 EXAMINED, LOAD = plugins._examined, plugins.load
 PASSING = (StoreUnavailable, Fenced, Halted, Outdated)  # what work that nobody waits for may end with
@@ -138,13 +139,13 @@ class World:
         server = SimulatedServer(process)
         election = Election(store, f"{service}/leader", name, alone=False)
         while True:
-            replica = self._replica(service, process, server, store, election)
+            led = self._replica(service, process, server, store, election)
             self.network.servers[name] = server
             try:
-                await replica.start()
-                await replica.run()
+                await led.start()
+                await led.run()
             except StoreUnavailable:  # as whoever supervises processes would
-                await replica.close()
+                await led.close()
                 await asyncio.sleep(0.3)
             except Exception as error:
                 if not process.dead:
@@ -314,6 +315,7 @@ async def _play(seed: int, befall: Callable[[World], Awaitable[None]], failed: l
         fail_points.armed(world.reach),
         mock.patch.object(forwarding, "passage", lambda address: _passage(world, address)),
         mock.patch.object(plugins, "entry_points", INSTALLED),
+        mock.patch.object(replica, "gc"),  # a leader that steps down looks for garbage, which is what costs most
         mock.patch.object(plugins, "_examined", _examined),
         mock.patch.object(plugins, "load", partial(_loaded, Restless(Random(f"cores {seed}")))),
         mock.patch.object(resizing, "PATIENCE_SECONDS", Restless.interval_seconds),

@@ -34,7 +34,12 @@ from cotenant.v1 import replica_service_pb2
 
 log = structlog.get_logger()
 
-BY_RECORDS = (grpc.StatusCode.NOT_FOUND, grpc.StatusCode.FAILED_PRECONDITION)  # refusals that callers take for final
+BY_RECORDS = (  # refusals that callers take for final, and that may rest on what this replica does not know
+    grpc.StatusCode.NOT_FOUND,
+    grpc.StatusCode.FAILED_PRECONDITION,
+    grpc.StatusCode.ALREADY_EXISTS,
+    grpc.StatusCode.INVALID_ARGUMENT,  # a job that waits for one of which nothing is known
+)
 REVISION = "cotenant-revision"  # trailer of an answer from records: the store's revision up to which they were known
 
 
