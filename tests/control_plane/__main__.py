@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import gc
 import os
+import resource
 import subprocess
 import sys
 import time
@@ -108,7 +109,10 @@ def _play(options: argparse.Namespace, faults: Faults) -> int:
         if (wrong and options.mutant) or time.perf_counter() - begin > options.seconds:
             break
     spent = time.perf_counter() - begin
-    print(f"{played} seeds, {events} events, {wrong} with something wrong, in {spent:.0f} s")
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    each = (used.ru_utime + used.ru_stime) / max(1, played)
+    told = f"in {spent:.0f} s, {each:.3f} s of a processor each"
+    print(f"{played} seeds, {events} events, {wrong} with something wrong, {told}")
     print("fail points reached: " + ", ".join(f"{point} {times}" for point, times in sorted(reached.items())))
     return int(wrong > 0)
 

@@ -34,6 +34,7 @@ class Clients:
 
     def __init__(self, network: Network, rng: Random, events: list[Event], failures: list[str]) -> None:
         self.acknowledged: list[str] = []  # jobs and arrays
+        self.unanswered: dict[str, str] = {}  # what was asked, and what came instead of an answer
         self.seen: dict[str, dict[str, Phase]] = {}  # by watcher, as its last stream told
         self._network, self._rng, self._events, self._failures = network, rng, events, failures
 
@@ -43,15 +44,21 @@ class Clients:
 
     async def insist(self, call: Any, request: Any) -> Any:
         """Ask until there is an answer; None where what is wanted makes no sense any more."""
+        asked = f"{type(request).__name__} {request.id if 'id' in request.DESCRIPTOR.fields_by_name else ''}"
         while True:
             try:
-                return await call(request, timeout=CALL_SECONDS)
+                answer = await call(request, timeout=CALL_SECONDS)
             except grpc.aio.AioRpcError as error:
+                self.unanswered[asked] = f"{error.code()} {error.details()}"
                 if error.code() not in TRANSIENT:
                     if error.code() is not grpc.StatusCode.FAILED_PRECONDITION:
-                        self._failures.append(f"{type(request).__name__}: {error.code()} {error.details()}")
-                    return None
-            await asyncio.sleep(AGAIN_SECONDS * (0.5 + self._rng.random()))
+                        self._failures.append(f"{asked}: {error.code()} {error.details()}")
+                    answer = None
+                else:
+                    await asyncio.sleep(AGAIN_SECONDS * (0.5 + self._rng.random()))
+                    continue
+            self.unanswered.pop(asked, None)
+            return answer
 
     # Those who submit ----------------------------------------------------------------------------------------
 

@@ -183,6 +183,19 @@ async def slow_down(world: World) -> None:
     world.network.slow_share, world.network.slow_seconds_max = SLOW_SHARE, SLOW_SECONDS_MAX
 
 
+async def replace_queue(world: World) -> None:
+    """The queue's leader is killed, and for a while the next one does not hear what runs."""
+    if not (name := world.leader("queue")):
+        return
+    pairs = {frozenset((queue, placement)) for queue in REPLICAS["queue"] for placement in REPLICAS["placement"]}
+    world.network.cut |= pairs
+    await world.kill(name)
+    await asyncio.sleep(world.rng.random())
+    world.start(name)
+    await asyncio.sleep(2 + world.rng.random() * 3)
+    world.network.cut -= pairs
+
+
 FAULTS: Faults = (
     (crash, 3),
     (cut_off, 4),
@@ -198,6 +211,7 @@ FAULTS: Faults = (
     (repeat_frames, 3),
     (repeat_calls, 3),
     (close_node, 2),
+    (replace_queue, 1),
 )
 
 
@@ -217,14 +231,6 @@ async def cut_off_in_commit(world: World) -> None:
 async def replace_placement(world: World) -> None:
     """Placement's leader is killed: the next one knows nothing of attempts that were forgotten."""
     if name := world.leader("placement"):
-        await world.kill(name)
-        await asyncio.sleep(world.rng.random())
-        world.start(name)
-
-
-async def replace_queue(world: World) -> None:
-    """The queue's leader is killed: the next one has yet to hear what runs."""
-    if name := world.leader("queue"):
         await world.kill(name)
         await asyncio.sleep(world.rng.random())
         world.start(name)

@@ -146,7 +146,7 @@ MUTANTS: dict[str, Mutant] = {
         ((planning, "as_known", whatever_it_is),), Rule.LIFE, OF_LATE_PLANS
     ),
     "the queue ends a job without a look at what runs": Mutant(
-        ((keeper, "idle_by", idle_anyway), (arrays, "idle_by", idle_anyway)), Rule.LIFE, OF_NEW_QUEUES
+        ((keeper, "idle_by", idle_anyway), (arrays, "idle_by", idle_anyway)), Rule.LIFE, OF_NEW_QUEUES, 14
     ),
     "the queue says that jobs are cancelled, and keeps nothing of it": Mutant(
         ((queue, "hold_back", heedless), (queue, "want", heedless)), Rule.LOST

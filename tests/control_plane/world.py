@@ -36,8 +36,7 @@ from cotenant.history.checker import Broken, Checker
 from cotenant.history.events import Event
 from cotenant.history.stored import commit_of
 from cotenant.policies.proportional import Proportional
-from cotenant.replicas import forwarding
-from cotenant.replicas import replica
+from cotenant.replicas import forwarding, replica
 from cotenant.replicas.election import Election
 from cotenant.replicas.replica import Replica
 from cotenant.replicas.tenure import Held, leader_of
@@ -129,7 +128,9 @@ class World:
     # Processes -----------------------------------------------------------------------------------------------
 
     def start(self, name: str) -> None:
-        """Start a replica of a service, as a program anew."""
+        """Start a replica of a service, as a program anew, unless it has been started by another one already."""
+        if name in self.processes and not self.processes[name].dead:
+            return
         process = self.processes[name] = Process(name)
         store = self.stores[name] = ProcessStore(self.store, process, self.rng, self.events.append)
         process.start(self._serve(name, process, store))
@@ -337,7 +338,7 @@ async def _play(seed: int, befall: Callable[[World], Awaitable[None]], failed: l
                 await callers
             await world.settle()
         except TimeoutError:
-            world.failures.append("a caller was never answered")
+            world.failures.append(f"a caller was never answered: {world.clients.unanswered}")
         await world.close()
     checker = Checker(PLACEMENT.lost_after_seconds)
     for event in world.events:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 
 import grpc
 import pytest
 from benchmarks.agents import SimulatedAgent
-from tests.services.mesh import QUICK, Mesh, eventually, reason, running, until, without
+from tests.services.mesh import QUICK, Mesh, eventually, reason, running, spec, until, without
 
 from cotenant.core.failing.retrying import RetryRules
 from cotenant.v1 import job_pb2, resources_pb2
 from cotenant.v1 import node_service_pb2 as node_pb2
 from cotenant.v1 import node_service_pb2_grpc as node_grpc
+from cotenant.v1 import placement_service_pb2 as placement_pb2
 
 READY, CORDONED = node_pb2.NODE_STATE_READY, node_pb2.NODE_STATE_CORDONED
 DRAINING, AWAY, LOST = node_pb2.NODE_STATE_DRAINING, node_pb2.NODE_STATE_AWAY, node_pb2.NODE_STATE_LOST
@@ -438,3 +440,23 @@ async def test_two_gangs_on_one_head_node_have_ports_of_their_own(mesh: Mesh) ->
     await mesh.agent("n1")
     ports = {(await mesh.reach(await mesh.submit(), "RUNNING")).attempt.master_port for _ in range(3)}
     assert len(ports) == 3
+
+
+async def test_a_node_takes_no_work_from_the_moment_at_which_it_is_closed(mesh: Mesh) -> None:
+    """What is decided after that is committed after it too, so that nothing is ever given to a node that is closed."""
+    await mesh.agent("n1")
+    placement = mesh.parts["placement"]
+    placement.store.held_back = asyncio.Event()
+
+    async def cordon() -> None:
+        await mesh.nodes.CordonNode(node_pb2.CordonNodeRequest(id="n1"))
+
+    cordoning = asyncio.create_task(cordon())
+    await until(lambda: not placement.service.cluster.nodes["n1"].open)
+    assert not cordoning.done()
+    request = placement_pb2.PlanPlacementRequest(
+        candidates=[placement_pb2.Candidate(job_id="a", number=1, spec=spec())]
+    )
+    assert not (await mesh.plans.PlanPlacement(request)).placed
+    placement.store.held_back.set()
+    await cordoning
