@@ -11,6 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 
 from cotenant.core.lifecycle import ENDED, HOLDING, JOB_NEXT, AttemptState, Phase
 from cotenant.history.events import (
@@ -41,6 +42,7 @@ from cotenant.history.events import (
     Welcomed,
     Wrote,
 )
+from cotenant.history.reads import Reads
 
 WHOLE = 1000
 ROUNDING_SECONDS = 0.001
@@ -124,9 +126,7 @@ class Checker:
         self._cancelled: set[str] = set()
         self._priorities: dict[str, int] = {}  # as last acknowledged
         self._closed: set[str] = set()  # nodes that are given no work
-        self._ended_at: dict[str, int] = {}
-        self._listed: dict[str, int] = {}  # by client, up to which revision it has been told
-        self._watched: dict[str, tuple[int, dict[str, Phase]]] = {}  # by client, what its stream told last
+        self._reads = Reads(partial(self._break, Rule.READ))
 
     def kept(self) -> list[JobPut]:
         """Jobs as last kept, but for those of arrays of which not all was kept."""
@@ -147,9 +147,9 @@ class Checker:
             case Prioritized():
                 self._priorities[event.job_id] = event.priority
             case Listed():
-                self._list(event)
+                self._reads.listed(event)
             case Watched():
-                self._watch(event)
+                self._reads.watched(event)
             case Welcomed():
                 self._welcome(event)
             case Told():
@@ -187,10 +187,7 @@ class Checker:
             if (job := self.jobs.get(job_id)) and job.priority != priority:
                 self._break(Rule.LOST, f"{job_id} has priority {job.priority}, and {priority} was acknowledged last")
         if settled:
-            for client, (_, told) in self._watched.items():
-                for job in self.kept():
-                    if (seen := told.get(job.job_id)) is not job.phase:
-                        self._break(Rule.READ, f"{client} was told last that {job.job_id} is {seen}")
+            self._reads.finish({job.job_id: job.phase for job in self.kept()})
             made = set(self._acknowledged.values())
             for job_id in self.jobs.keys() - made - self._dropped.keys():
                 self._break(Rule.ONCE, f"{job_id} was kept, and no request was answered with it")
@@ -249,8 +246,7 @@ class Checker:
         live = self.live.get(job.job_id)
         if live and job.phase in OVER:
             self._break(Rule.LIFE, f"at {revision} {job.job_id} is {job.phase}, and {live.number} is {live.state}")
-        if job.phase in ENDED:
-            self._ended_at.setdefault(job.job_id, revision)
+        self._reads.kept(job.job_id, job.phase, revision)
         self.jobs[job.job_id] = job
 
     def _put_attempt(self, attempt: AttemptPut, commit: Commit, touched: set[Thing]) -> None:
@@ -331,28 +327,6 @@ class Checker:
         known = self._acknowledged.setdefault(event.request_id, event.job_id)
         if known != event.job_id:
             self._break(Rule.ONCE, f"{event.request_id} was answered with {event.job_id} after {known}")
-
-    def _list(self, event: Listed) -> None:
-        if event.revision < self._listed.get(event.client, 0):
-            what = f"{event.client} was told of {event.revision} after {self._listed[event.client]}"
-            self._break(Rule.READ, what)
-        self._listed[event.client] = event.revision
-        ended = {job_id for job_id, revision in self._ended_at.items() if revision <= event.revision}
-        if wrong := sorted(ended.symmetric_difference(event.phases)):
-            self._break(Rule.READ, f"at {event.revision} {event.client} was told otherwise of {', '.join(wrong)}")
-        for job_id in sorted(ended.intersection(event.phases)):
-            if event.phases[job_id] is not self.jobs[job_id].phase:
-                self._break(Rule.READ, f"{event.client} was told that {job_id} is {event.phases[job_id]}")
-
-    def _watch(self, event: Watched) -> None:
-        stream, told = self._watched.get(event.client, (0, {}))
-        if event.stream != stream:
-            told = {}
-            self._watched[event.client] = event.stream, told
-        before = told.get(event.job_id)
-        if before in ENDED and event.phase is not before:
-            self._break(Rule.READ, f"{event.client} was told that {event.job_id} is {event.phase} after {before}")
-        told[event.job_id] = event.phase
 
     def _welcome(self, event: Welcomed) -> None:
         seen = self._terms.get(event.node_id, 0)
