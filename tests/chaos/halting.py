@@ -11,7 +11,7 @@ from tests.chaos.plan import Step
 
 from cotenant.history.recording import clock
 
-REACHED_SECONDS_MAX = 15.0  # after which a part that did not come to its fail point is started again without one
+REACHED_SECONDS_MAX = 40.0  # after which a part that did not come to its fail point is started again without one
 
 
 @dataclass
