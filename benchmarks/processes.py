@@ -11,6 +11,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import cast
 
@@ -166,7 +167,7 @@ class Cluster:
         """An agent was told to run a job."""
         self.ran.setdefault(job_id, time.perf_counter())
 
-    @property
+    @cached_property
     def jobs(self) -> job_service_pb2_grpc.JobServiceAsyncStub:
         """The queue, to be called."""
         return cast("job_service_pb2_grpc.JobServiceAsyncStub", job_service_pb2_grpc.JobServiceStub(self.queue))

@@ -94,6 +94,27 @@ Contention keeps samples and incidents of a node in memory, so a node's agent se
 its name chooses among those listed (rendezvous hashing), or the next one in its order while that one is away.
 `cotenant top` and `cotenant incidents` ask all of them and show what they say as one.
 
+## How much they do
+
+`benchmarks/cluster.py` runs one process of each service, an etcd of three members and all agents, simulated, on one
+machine. On two cores with nothing beside it, jobs of two seconds, as fast as they are brought to running:
+
+| agents, of 8 GPUs | 100 | 300 | 1,000 |
+|---|---|---|---|
+| jobs a second brought to running (1,000: for a minute) | 357 | 452 | 416 |
+| processor time of a job, ms: all | 5.1 | 4.0 | 4.4 |
+| queue | 1.8 | 1.4 | 1.5 |
+| etcd, all three | 1.6 | 1.2 | 1.3 |
+| placement | 0.9 | 0.7 | 0.8 |
+| agents and callers | 0.7 | 0.6 | 0.7 |
+| predictor | 0.1 | 0.1 | 0.1 |
+| a submit's answer at 50 a second, ms: half, 99 of 100 | 7, 19 | 6, 23 | 6, 21 |
+| store of a job that runs, bytes | 619 | 618 | 622 |
+
+A hundred watchers missed nothing. Where the machine is overloaded all of it becomes slow alike: with ten times as many
+other processes as cores, and 18 ms of processor for a job, 1,000 agents had 23 jobs a second brought to running, and no
+leader lost its lease.
+
 ## Versions
 
 Every record carries the version of its schema. A process that meets a newer one than it knows ends with an error that

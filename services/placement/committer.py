@@ -7,8 +7,9 @@ write compares the revision at which this process last knew its key, and giving 
 node's guard key: two leaders could never both give out a part of the same node, whatever else goes wrong.
 
 Writes that arrive while a transaction is under way go into the next one together, as long as they fit into it; that is
-what makes many small decisions cheap. When a transaction fails, what the store holds is not known any more: everything
-that waits fails with it, and nothing is committed before `start` says what the store holds.
+what makes many small decisions cheap. While many come, transactions keep a pace, so that more fit into each. When one
+fails, what the store holds is not known any more: everything that waits fails with it, and nothing is committed before
+`start` says what the store holds.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import structlog
 from cotenant import fail_points, telemetry
 from cotenant.history.events import Wrote
 from cotenant.history.recording import record
+from cotenant.store.pace import Pace
 from cotenant.store.port import Compare, Conflict, Delete, Put, Store
 
 log = structlog.get_logger()
@@ -84,6 +86,7 @@ class Committer:
         self._waiting: deque[_Group] = deque()
         self._wake = asyncio.Event()
         self._worker: asyncio.Task[None] | None = None
+        self._pace = Pace()
 
     def start(self, fence: Compare, revisions: Mapping[str, int]) -> None:
         """Begin, knowing the revision of each key; a key that is not named is known not to exist."""
@@ -142,11 +145,13 @@ class Committer:
             self._wake.clear()
             while self._waiting:
                 batch = self._next_batch()
+                self._pace.begin(len(batch))
                 try:
                     await self._commit_batch(batch)
                 except Exception as error:  # whatever it is, those who wait have to know, and the next ones be served
                     _fail(batch, error)
                     self.halt(error)
+                await self._pace.wait()
 
     def _next_batch(self) -> list[_Group]:
         batch = [self._waiting.popleft()]

@@ -3,7 +3,7 @@
 Theory of operation. A transaction costs an etcd cluster, and whoever calls it, about the same whether it writes one key
 or fifty: a consensus, a flush of three disks, a call. So while one is under way those that come wait, and go into the
 next one together, as group commit does in databases (DeWitt et al. 1984, "Implementation techniques for main memory
-database systems", section 5.2). The first of a quiet time waits for nobody.
+database systems", section 5.2). The first of a quiet time waits for nobody; while many come, groups keep a pace.
 
 Together is only what could as well have been committed one after the other with the same answers: no key that one of
 them writes is written or compared by another one, and all that are compared twice are compared to the same revision.
@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cotenant.replicas.stores import Through
+from cotenant.store.pace import Pace
 from cotenant.store.port import Committed, Compare, Conflict, Entry, LeaseLost, Listing, Operation, Put, Store
 
 OPERATIONS_MAX = 96  # and as many comparisons: etcd takes 128 of each unless told otherwise, and a fence may be added
@@ -79,6 +80,7 @@ class GroupedStore(Through):
         self._waiting: deque[_Waiting] = deque()
         self._worker: asyncio.Task[None] | None = None
         self._under_way: _Group | None = None
+        self._pace = Pace()
 
     async def get(self, key: str) -> Entry | None:
         """Read one key, with what is being written to it now."""
@@ -113,7 +115,9 @@ class GroupedStore(Through):
         """Commit group after group until nobody waits."""
         try:
             while self._waiting:
+                await self._pace.wait()
                 self._under_way = group = self._next()
+                self._pace.begin(len(group.members))
                 try:
                     await self._commit(group)
                 finally:

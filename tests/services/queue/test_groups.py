@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.sleeps import heard_sleeps
 
 from cotenant.replicas.stores import Through
 from cotenant.services.queue.groups import OPERATIONS_MAX, GroupedStore
 from cotenant.store.memory import MemoryStore
+from cotenant.store.pace import PACE_SECONDS
 from cotenant.store.port import (
     Committed,
     Compare,
@@ -181,3 +183,21 @@ def test_together_is_as_one_after_the_other(told: list[tuple[dict[str, int], dic
     assert asyncio.run(run(GroupedStore(MemoryStore()), together=True)) == asyncio.run(
         run(MemoryStore(), together=False)
     )
+
+
+async def test_while_many_come_groups_keep_a_pace() -> None:
+    counting, grouped = stores()
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    await asyncio.gather(*(grouped.transact(*put(f"k{number}")) for number in range(2)))
+    await grouped.transact(*put("next"))
+    assert loop.time() - began >= PACE_SECONDS
+    assert len(counting.seen) == 2
+
+
+async def test_who_comes_alone_after_another_waits_for_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, grouped = stores()
+    slept = heard_sleeps(monkeypatch)
+    for number in range(5):
+        await grouped.transact(*put(f"k{number}"))
+    assert not slept
