@@ -21,6 +21,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
+
 from cotenant import simulator
 from cotenant.core.jobs import JobKind, JobSpec, Request, Role
 from cotenant.core.models import model_of
@@ -49,6 +51,7 @@ CPUS, GPUS = 2, 2
 STEP_SECONDS = 0.05  # of processor time of a steep job's step, and the pause of a level one's
 MODELS = {"steep": "resnet18", "level": "lstm"}  # whose curves in the simulator have the shape that the kinds have
 TUNED = {"warm_up_seconds": "0.3", "measure_seconds": "1"}  # seconds where jobs of hours have minutes
+BUSY_PERCENT, LOOK_SECONDS = 20.0, 0.5  # of the CPUs, from where on a round says little; how long one looks
 PATIENCE = 20.0  # the jobs may take so many times what they would by themselves, on a busy machine
 
 
@@ -120,12 +123,14 @@ class LiveTwin:
         with _alone(stopped) as mine:
             if not mine:
                 return None
+            others = others_percent()
             with tempfile.TemporaryDirectory(prefix="cotenant-twin-") as directory:
                 try:
                     ran, told = run_live(self.twin, Path(directory), stopped)
                 except live.LiveStopped:
                     return None
-        return compared(self.twin, ran, told, self.seed)
+            others = max(others, others_percent())
+        return compared(self.twin, ran, told, self.seed, others=others)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +140,12 @@ class Told:
     begin_seconds: float
     end_seconds: float
     took: Mapping[int, Sequence[float]]
+
+
+def others_percent() -> float:
+    """Tell how much of the CPUs of a twin is taken now, while none runs: by whatever else this machine does."""
+    taken = psutil.cpu_percent(LOOK_SECONDS, percpu=True)
+    return statistics.fmean(taken[cpu] for cpu in sorted(os.sched_getaffinity(0))[:CPUS])
 
 
 def run_live(twin: Twin, directory: Path, stopped: Stopped = lambda: False) -> tuple[list[live.Ran], list[Told]]:
@@ -197,8 +208,11 @@ def _alone(stopped: Stopped) -> Iterator[bool]:
         yield False
 
 
-def compared(twin: Twin, ran: Sequence[live.Ran], told: Sequence[Told], seed: int) -> Figures:
-    """Simulate the jobs with the rates that they had, and set the average completion times beside each other."""
+def compared(twin: Twin, ran: Sequence[live.Ran], told: Sequence[Told], seed: int, *, others: float = 0.0) -> Figures:
+    """Simulate the jobs with the rates that they had, and set the average completion times beside each other.
+
+    `others`: how much of the CPUs other work took around them, in percent.
+    """
     first = min(one.submitted_seconds for one in ran)
     result = simulator.simulate(
         simulator.Trace(twin.name, "none", tuple(replayed(twin, ran, told))),
@@ -220,6 +234,7 @@ def compared(twin: Twin, ran: Sequence[live.Ran], told: Sequence[Told], seed: in
             "ratio": jct_seconds / simulated,
             "off_percent": 100.0 * abs(jct_seconds / simulated - 1.0),
             "outside_seconds": outside,
+            "others_percent": others,
             "live_makespan_seconds": max(one.ended_seconds for one in ran) - first,
             "simulated_makespan_seconds": float(result.makespan_seconds or 0.0),
         }
@@ -304,9 +319,17 @@ class Twins:
         names = [twin.name for twin in twins(1.0)]
         (claim,) = self.claims
         measured = tuple(
-            Measured(claim, name, "live", "simulated", done.spread(name, "live", "off_percent")) for name in names
+            Measured(claim, name, "live", "simulated", done.spread(name, "live", "off_percent"), why=_why(done, name))
+            for name in names
         )
         return Findings(measured, (_table(done, names),), (_chart(done, names),))
+
+
+def _why(done: Done, name: str) -> str:
+    """Warn where the machine did other things."""
+    others = done.mean(name, "live", "others_percent")
+    told = f"other work took {others:.0f} % of the CPUs just before or after: a quiet machine would say more"
+    return told if others >= BUSY_PERCENT else ""
 
 
 FIGURES = {
@@ -314,6 +337,7 @@ FIGURES = {
     "simulated_seconds": ("simulated (s)", ".2f"),
     "ratio": ("live ÷ simulated", ".3f"),
     "outside_seconds": ("start and end (s)", ".2f"),
+    "others_percent": ("CPUs taken by others (%)", ".0f"),
     "live_makespan_seconds": ("makespan, live (s)", ".2f"),
     "simulated_makespan_seconds": ("simulated makespan (s)", ".2f"),
 }

@@ -1,0 +1,50 @@
+"""How live and simulated twins are judged; that they agree is tried in tests/end_to_end."""
+
+from __future__ import annotations
+
+import pytest
+
+from cotenant.reproduction.papers.twins import BUSY_PERCENT, FIGURES, PAPER
+from cotenant.reproduction.words import Asked, Done, Figures, Verdict
+
+ASKED = Asked(quick=False, seeds=(0, 1, 2))
+
+
+def done(ratios: tuple[float, ...], others: float = 0.0) -> Done:
+    """Have rounds of one twin that took so many times what was simulated."""
+    return Done(
+        {
+            ("xiao", "live", seed): Figures(
+                dict.fromkeys(FIGURES, 1.0)
+                | {"ratio": ratio, "off_percent": 100 * abs(ratio - 1), "others_percent": others}
+            )
+            for seed, ratio in enumerate(ratios)
+        }
+    )
+
+
+@pytest.mark.parametrize(
+    ("ratios", "verdict"),
+    [
+        ((1.04, 0.97, 1.06), Verdict.EXCEEDED),
+        ((1.10, 1.10, 1.10), Verdict.REACHED),
+        ((1.16, 1.17, 1.15), Verdict.MISSED),
+        ((0.80, 0.82, 0.81), Verdict.MISSED),
+    ],
+)
+def test_live_and_simulated_may_be_ten_percent_apart_either_way(ratios: tuple[float, ...], verdict: Verdict) -> None:
+    findings = PAPER.findings(ASKED, done(ratios))
+    assert {one.workload: one.verdict for one in findings.measured} == {
+        "coda": Verdict.OPEN,
+        "xiao": verdict,
+        "aiturbo": Verdict.OPEN,
+    }
+    (table,) = findings.tables
+    assert f"{table.rows[1][list(table.columns).index('live ÷ simulated')]:.3f}" == f"{sum(ratios) / 3:.3f}"
+
+
+def test_a_machine_that_does_other_things_is_told_of() -> None:
+    _, calm, _ = PAPER.findings(ASKED, done((1.0,), others=BUSY_PERCENT - 1)).measured
+    coda, busy, _ = PAPER.findings(ASKED, done((1.0,), others=85.0)).measured
+    assert (coda.why, calm.why) == ("", "")
+    assert busy.why.startswith("other work took 85 % of the CPUs")
