@@ -91,3 +91,13 @@ def test_a_trace_in_another_format_is_named(tmp_path: Path) -> None:
     (tmp_path / "itp" / "cluster10.csv").write_text("a,b\n1,2\n")
     with pytest.raises(BadData, match="has no column duration and no num_gpu"):
         drawn(SETTING, 5, Data(tmp_path), SEED)
+
+
+@pytest.mark.parametrize(
+    ("rows", "why"), [("", "it has no rows"), ("1,0,9000,4096\n", "no job fits"), ("1,0,abc,1\n", "convert string")]
+)
+def test_a_trace_without_any_job_that_can_be_drawn_is_named(tmp_path: Path, rows: str, why: str) -> None:
+    (tmp_path / "itp").mkdir()
+    (tmp_path / "itp" / "cluster10.csv").write_text("job_id,submission_time,duration,num_gpu\n" + rows)
+    with pytest.raises(BadData, match=why):
+        drawn(SETTING, 5, Data(tmp_path), SEED)

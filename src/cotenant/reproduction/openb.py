@@ -17,7 +17,7 @@ import numpy as np
 
 from cotenant import simulator
 from cotenant.core.jobs import WHOLE_GPU_MILLI, Request, Role
-from cotenant.reproduction.words import Data, reading, table
+from cotenant.reproduction.words import BadData, Data, reading, table
 
 SAMPLES = Path(simulator.__file__).parent / "samples"
 PODS, NODES = "openb/openb_pod_list_default.csv", "openb/openb_node_list_all_node.csv"
@@ -44,7 +44,10 @@ def pods(data: Data) -> tuple[tuple[Role, float], ...]:
     with reading(path):
         rows = table(path, "num_gpu", "gpu_milli", "cpu_milli", *(TIMES if whole else ()))
         read = [(row, _seconds(row)) for row in rows if int(row["num_gpu"])]
-        return tuple((_role(row), seconds) for row, seconds in read if SECONDS_MIN <= seconds <= SECONDS_MAX)
+        able = tuple((_role(row), seconds) for row, seconds in read if SECONDS_MIN <= seconds <= SECONDS_MAX)
+    if not able:
+        raise BadData(f"{path} has no pod with GPUs that ran for a minute to a day")
+    return able
 
 
 def _seconds(row: dict[str, str]) -> float:

@@ -63,13 +63,17 @@ def table(path: Path, *columns: str) -> Iterator[dict[str, str]]:
     """Read a table with a heading line, row by row.
 
     Raises:
-        BadData: it cannot be read, or has not these columns.
+        BadData: it cannot be read, has not these columns, or no rows.
     """
     try:
         with path.open(newline="", encoding="utf-8") as file:
             rows = csv.DictReader(file)
             if missing := [name for name in columns if name not in (rows.fieldnames or ())]:
                 raise BadData(f"{path} is no trace as it is expected: it has no column {' and no '.join(missing)}")
+            first = next(rows, None)
+            if first is None:
+                raise BadData(f"{path} is no trace as it is expected: it has no rows")
+            yield first
             yield from rows
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise BadData(f"{path} cannot be read: {error}") from error

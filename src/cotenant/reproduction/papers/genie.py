@@ -17,6 +17,7 @@ from cotenant.reproduction.profiled import Profiled
 from cotenant.reproduction.tables import MEANS, each
 from cotenant.reproduction.words import (
     Asked,
+    BadData,
     Better,
     Case,
     Chart,
@@ -160,9 +161,10 @@ def _pairs(source: Source, data: Data) -> tuple[tuple[int, float], ...]:
         with reading(path):
             rows = table(path, "duration", source.gpus)
             read += [(int(row[source.gpus]), float(row["duration"])) for row in rows]
-    return tuple(
-        (gpus, seconds) for gpus, seconds in read if SECONDS_MIN <= seconds <= SECONDS_MAX and 1 <= gpus <= GPUS_MAX
-    )
+    able = tuple(one for one in read if SECONDS_MIN <= one[1] <= SECONDS_MAX and 1 <= one[0] <= GPUS_MAX)
+    if not able:
+        raise BadData(f"no job fits of {' and '.join(source.files)}: none has up to {GPUS_MAX} GPUs and runs for long")
+    return able
 
 
 def drawn(setting: Setting, count: int, data: Data, seed: int) -> simulator.Trace:
