@@ -10,6 +10,7 @@ from typing import Any
 
 import grpc.aio
 import pytest_asyncio
+from opentelemetry.proto.collector.logs.v1 import logs_service_pb2, logs_service_pb2_grpc
 from opentelemetry.proto.collector.metrics.v1 import metrics_service_pb2, metrics_service_pb2_grpc
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
 
@@ -36,11 +37,12 @@ class ReceivedSpan:
 
 
 class OtlpReceiver(trace_service_pb2_grpc.TraceServiceServicer):
-    """Keeps spans and metrics; `await wait_for(…)` returns once they are as expected."""
+    """Keeps spans, metrics and log records; `await wait_for(…)` returns once they are as expected."""
 
     def __init__(self) -> None:
         self.spans: list[ReceivedSpan] = []
         self.metrics: dict[str, list[Any]] = defaultdict(list)
+        self.records: list[tuple[str, dict[str, Any]]] = []  # the body, and the attributes
         self.endpoint = ""
         self._arrived = asyncio.Condition()
 
@@ -49,6 +51,7 @@ class OtlpReceiver(trace_service_pb2_grpc.TraceServiceServicer):
         self._server = grpc.aio.server()
         trace_service_pb2_grpc.add_TraceServiceServicer_to_server(self, self._server)
         metrics_service_pb2_grpc.add_MetricsServiceServicer_to_server(_Metrics(self), self._server)
+        logs_service_pb2_grpc.add_LogsServiceServicer_to_server(_Logs(self), self._server)
         port = self._server.add_insecure_port("127.0.0.1:0")
         await self._server.start()
         self.endpoint = f"http://127.0.0.1:{port}"
@@ -71,6 +74,16 @@ class OtlpReceiver(trace_service_pb2_grpc.TraceServiceServicer):
                 for scope in resource.scope_metrics:
                     for metric in scope.metrics:
                         self.metrics[metric.name].append(metric)
+            self._arrived.notify_all()
+
+    async def take_records(self, request: Any) -> None:
+        """Take log records in."""
+        async with self._arrived:
+            for resource in request.resource_logs:
+                for scope in resource.scope_logs:
+                    for record in scope.log_records:
+                        told = {one.key: _value(one.value) for one in record.attributes}
+                        self.records.append((record.body.string_value or record.event_name, told))
             self._arrived.notify_all()
 
     async def wait_for(self, *names: str, seconds: float = 20.0) -> list[ReceivedSpan]:
@@ -99,6 +112,15 @@ class _Metrics(metrics_service_pb2_grpc.MetricsServiceServicer):
     async def Export(self, request: Any, context: Any) -> Any:
         await self._receiver.take_metrics(request)
         return metrics_service_pb2.ExportMetricsServiceResponse()
+
+
+class _Logs(logs_service_pb2_grpc.LogsServiceServicer):
+    def __init__(self, receiver: OtlpReceiver) -> None:
+        self._receiver = receiver
+
+    async def Export(self, request: Any, context: Any) -> Any:
+        await self._receiver.take_records(request)
+        return logs_service_pb2.ExportLogsServiceResponse()
 
 
 def tree_of(spans: Iterable[ReceivedSpan]) -> Tree:
@@ -131,7 +153,8 @@ def _spans(request: Any) -> list[ReceivedSpan]:
 
 
 def _value(value: Any) -> Any:
-    return getattr(value, value.WhichOneof("value"))
+    kind = value.WhichOneof("value")
+    return [_value(one) for one in value.array_value.values] if kind == "array_value" else getattr(value, kind)
 
 
 @pytest_asyncio.fixture

@@ -129,14 +129,20 @@ class Leadership:
         for entry in nodes.entries:
             stored = schema.read(records_pb2.StoredNode, entry)
             old = self._cluster.nodes.get(stored.node.id)
-            node = fresh.put_node(stored.node.id, translate.inventory_from_wire(stored.node.inventory), stored)
+            with schema.reading(entry):
+                if entry.key != NODES + stored.node.id:
+                    raise ValueError(f"it says that it is {stored.node.id!r}")
+                node = fresh.put_node(stored.node.id, translate.inventory_from_wire(stored.node.inventory), stored)
             node.seen_seconds = old.seen_seconds if old else now
         for entry in attempts.entries:
             record = schema.read(records_pb2.StoredAttempt, entry)
-            allocation = tuple(translate.allocation_from_wire(part) for part in record.attempt.allocations)
-            record.attempt.epoch = record.attempt.epoch or entry.mod_revision
-            target = tuple(translate.allocation_from_wire(part) for part in record.resizing)
-            live = Live(record, allocation, epoch=record.attempt.epoch, target=target)
-            live.end_kept = live.state.ended
-            fresh.add(live)
+            with schema.reading(entry):
+                if entry.key != ATTEMPTS + record.attempt.job_id:
+                    raise ValueError(f"it says that it is of {record.attempt.job_id!r}")
+                allocation = tuple(translate.allocation_from_wire(part) for part in record.attempt.allocations)
+                record.attempt.epoch = record.attempt.epoch or entry.mod_revision
+                target = tuple(translate.allocation_from_wire(part) for part in record.resizing)
+                live = Live(record, allocation, epoch=record.attempt.epoch, target=target)
+                live.end_kept = live.state.ended
+                fresh.add(live)
         return fresh

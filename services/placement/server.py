@@ -361,16 +361,22 @@ def use_policies(policies: PolicyServicer, config: PlacementConfig) -> None:
 
 
 async def start(
-    server: Server, store: Store, policies: PolicyServicer, config: PlacementConfig = PlacementConfig()
+    server: Server,
+    store: Store,
+    policies: PolicyServicer,
+    config: PlacementConfig = PlacementConfig(),
+    tenure: Tenure | None = None,
 ) -> Placement:
-    """Read the state and add placement to a server that has not started yet. It leads, whoever did before.
+    """Read the state and add placement to a server that has not started yet.
+
+    It leads by the tenure that it is given; without one it does whoever did before.
 
     Raises:
         UnknownPolicy: a policy is not installed, or broken.
         BadOption: a policy does not take an option.
         StoreUnavailable: the state cannot be read.
     """
-    placement = Placement(store, config)
+    placement = Placement(store, config, tenure)
     use_policies(policies, config)
     placement.add_to(server)
     await placement.start()

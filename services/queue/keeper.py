@@ -55,10 +55,14 @@ class Keeper:
         Raises:
             StoreUnavailable: they cannot be read.
             NewerSchema: a newer version wrote one of them.
+            BadRecord: one of them is damaged.
         """
         tenants = await self.store.list(TENANTS)
         for entry in tenants.entries:
             tenant = schema.read(records_pb2.StoredTenant, entry).tenant
+            with schema.reading(entry):
+                if entry.key != TENANTS + tenant.id:
+                    raise ValueError(f"it says that it is {tenant.id!r}")
             self.state.tenants[tenant.id] = (tenant, entry.mod_revision)
         arrays = {entry.key.removeprefix(ARRAYS) for entry in (await self.store.list(ARRAYS)).entries}
         found = []

@@ -77,7 +77,7 @@ class QueueReader:
         job_id, entry = key.removeprefix(JOBS), self._mirror.entries.get(key)
         before = self.records.pop(job_id, None)
         if entry is not None:
-            with suppress(schema.NewerSchema, DecodeError):  # whoever leads says so
+            with suppress(schema.NewerSchema, schema.BadRecord):  # whoever leads says so
                 self.records[job_id] = loaded(entry)
         after = self.records.get(job_id)
         if (before is not None and before.phase.ended) or (after is not None and after.phase.ended):

@@ -70,13 +70,16 @@ def loaded(entry: Entry) -> Record:
 
     Raises:
         NewerSchema: a newer version wrote it.
-        DecodeError: it is none.
+        BadRecord: it is none.
     """
     stored = schema.read(records_pb2.StoredJob, entry)
-    record = Record(stored, translate.spec_from_wire(stored.job.spec), entry.mod_revision)
-    if record.phase.holds_resources:
-        stored.job.phase = PHASES.to_wire(Phase.QUEUED)
-    record.rest(like=entry.value)
+    with schema.reading(entry):
+        if not entry.key.endswith(f"/{stored.job.id}"):
+            raise ValueError(f"it says that it is {stored.job.id!r}")
+        record = Record(stored, translate.spec_from_wire(stored.job.spec), entry.mod_revision)
+        if record.phase.holds_resources:
+            stored.job.phase = PHASES.to_wire(Phase.QUEUED)
+        record.rest(like=entry.value)
     return record
 
 

@@ -357,15 +357,18 @@ async def start(
     config: QueueConfig,
     placement: grpc.aio.Channel,
     predictor: grpc.aio.Channel,
+    term: int = 0,
 ) -> JobQueue:
     """Read the state and add the queue to a server that has not started yet; `run` it once the others can be reached.
+
+    `term` is that of who was elected to lead; 0 of who has the store alone.
 
     Raises:
         UnknownPolicy: the policy is not installed, or broken.
         BadOption: it does not take an option.
         StoreUnavailable: the state cannot be read.
     """
-    queue = JobQueue(store, config, placement, predictor)
+    queue = JobQueue(store, config, placement, predictor, term)
     policies.use(QUEUES, config.policy, options=config.options)
     queue.add_to(server)
     await queue.start()

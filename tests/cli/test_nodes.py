@@ -155,6 +155,14 @@ def test_policies_that_are_installed_here_need_no_mesh(shell: Shell) -> None:
     assert "did you mean cotenant.queue_policies" in wrong.err
 
 
+def test_without_a_mesh_those_that_are_installed_are_listed(shell: Shell) -> None:
+    ended = shell("--endpoint", "127.0.0.1:1", "policies", "--group", "queue_policies", "--json")
+    assert ended.code == ExitCode.DONE
+    assert {"fifo", "borda-mlfq"} <= {policy["name"] for policy in ended.json}
+    assert not any(policy["active"] for policy in ended.json)
+    assert "which are active only a mesh knows" in ended.err
+
+
 def test_policies_of_services_that_are_away_are_told_of(shell: Shell, standin: Standin) -> None:
     standin.policies.policies = [Policy(group="cotenant.queue_policies", name="las", healthy=True)]
     ended = shell("--endpoint", f"queue={standin.address},predictor=127.0.0.1:1", "policies", "--json")

@@ -75,6 +75,13 @@ FOUND = [
     ("stop.json", b'{"grace_seconds": NaN}'),
     ("stop.json", b'{"grace_seconds": ' + HUGE + b"}"),
     ("stop.json", DEEP),
+    *((f"record of a {kind}", b"\xff\xff") for kind in ("job", "tenant", "node", "attempt", "request")),
+    ("record of a job", b"\x08\x01\x12\x03\x0a\x01x"),  # in no phase
+    ("record of a job", b"\x08\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01"),  # of a schema below the first
+    ("record of a tenant", b"\x08\x01\x12\x03\x0a\x01y"),  # of another name than its key
+    ("record of a attempt", b"\x08\x01\x12\x03\x0a\x01x"),  # in no state
+    ("keys of a provider", b'{"keys":' * 3000),
+    ("tokens of a provider", b"W1tb" * 1500 + b".e30.x"),
     ("spec", b"\xdb\x05commandl\xff\xff\xff\x7f"),
 ]
 

@@ -8,15 +8,17 @@ import os
 import stat
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import grpc
 import jwt
 import pytest
+import structlog
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from tests.rpc.conftest import Mesh, consume, problem_of
 
-from cotenant.rpc.audit import Audit
+from cotenant import telemetry
+from cotenant.rpc.audit import Audit, turned
 from cotenant.rpc.bearers import Bearer
 from cotenant.rpc.credentials import Credentials
 from cotenant.rpc.errors import Problem
@@ -30,6 +32,11 @@ from cotenant.v1 import job_pb2
 from cotenant.v1 import job_service_pb2 as jobs_pb
 from cotenant.v1 import predictor_service_pb2 as predictor_pb
 from cotenant.v1 import predictor_service_pb2_grpc as predictor_grpc
+
+if TYPE_CHECKING:
+    from tests.otlp_receiver import OtlpReceiver
+
+pytest_plugins = ("tests.otlp_receiver",)
 
 EVE = Bearer.parse("user/eve?tenants=lab")
 
@@ -205,7 +212,9 @@ def test_new_keys_of_the_provider_are_taken(jwks: Path, tmp_path: Path) -> None:
     assert reason_of(known, signed()) == "TOKEN_KEY_UNKNOWN"
 
 
-@pytest.mark.parametrize("url", ["http://login.example/keys", "ftp://x/keys", "file:///etc/passwd", "/nowhere", ""])
+@pytest.mark.parametrize(
+    "url", ["http://login.example/keys", "ftp://x/keys", "file:///etc/passwd", "/nowhere", "http://127.0.0.1:1@x"]
+)
 def test_keys_from_where_anybody_could_change_them_are_not_taken(url: str) -> None:
     with pytest.raises(BadOidc, match=r"\[oidc\]"):
         Oidc(OidcRules(ISSUER, "cotenant", url))
@@ -375,6 +384,62 @@ async def test_a_log_that_was_moved_away_begins_anew_and_one_that_cannot_be_writ
     log.path.rmdir()
     await mesh.job_stub(token).CreateJob(create)
     assert len(log.lines()) == 1
+
+
+async def test_the_log_is_bounded_in_files_and_bytes(tmp_path: Path) -> None:
+    """Two processes share it: each file is turned once, and no line is lost but those of the oldest."""
+    path = tmp_path / "audit.jsonl"
+    logs = [Audit(path, name, bytes_max=2_000, files=3) for name in ("queue", "placement")]
+    for number in range(200):
+        await logs[number % 2].append({"number": number, "what": "x" * 100})
+    files = sorted(path.parent.glob("audit.jsonl*"))
+    assert [one.name for one in files] == ["audit.jsonl", *(f"audit.jsonl.{n}" for n in (1, 2, 3)), "audit.jsonl.lock"]
+    assert all(one.stat().st_size < 2_300 for one in files)
+    kept = [json.loads(line)["number"] for one in turned(path, 3) for line in one.read_text().splitlines()]
+    assert kept == list(range(200 - len(kept), 200))
+    assert len(kept) > 30
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+async def test_a_log_that_cannot_be_moved_goes_on_growing(tmp_path: Path) -> None:
+    path = tmp_path / "audit.jsonl"
+    (tmp_path / "audit.jsonl.1").mkdir()
+    (tmp_path / "audit.jsonl.1" / "x").touch()
+    audit = Audit(path, "queue", bytes_max=1, files=1)
+    for _ in range(3):
+        await audit.append({"what": "x"})
+    assert len(path.read_text().splitlines()) == 3
+
+
+async def test_a_line_that_was_cut_takes_no_other_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    audit = Audit(tmp_path / "audit.jsonl", "queue")
+    with monkeypatch.context() as patch:
+        whole = os.write
+        patch.setattr(os, "write", lambda descriptor, data: whole(descriptor, data[:20]))  # the disk is full
+        await audit.append({"what": "cut"})
+    await audit.append({"what": "whole"})
+    assert json.loads((tmp_path / "audit.jsonl").read_text().splitlines()[1])["what"] == "whole"
+
+
+async def test_each_line_goes_out_as_a_log_record_too(
+    mesh: Mesh, tmp_path: Path, otlp: OtlpReceiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_LOGS_ENDPOINT", otlp.endpoint)
+    monkeypatch.setenv("OTEL_LOGS_EXPORTER", "otlp")
+    telemetry.setup("queue")
+    try:
+        log, token = await audited(mesh, tmp_path)
+        await mesh.job_stub(token).CreateJob(jobs_pb.CreateJobRequest(spec=SPEC, request_id="r1"))
+    finally:
+        await asyncio.to_thread(telemetry.shutdown)
+        structlog.reset_defaults()
+    [(body, told)] = otlp.records
+    [line] = log.lines()
+    assert body == "audit"
+    assert (told["who"], told["what"], told["on.name"], told["answer"]) == ("eve", "CreateJob", "train", "OK")
+    assert told["roles"] == line["roles"] == ["user"]
+    assert set(told) == {*(set(line) - {"on"}), "on.name", "on.tenant"}
+    assert "hunter2" not in str(told)
 
 
 def test_two_processes_append_to_one_file(tmp_path: Path) -> None:

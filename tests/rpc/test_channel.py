@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import asyncio
+import socket
 import time
 from collections.abc import Iterator
 from importlib import import_module
@@ -13,7 +15,7 @@ from google.protobuf.descriptor import MethodDescriptor
 from tests.rpc.conftest import JOBS, TOKEN, Mesh, problem_of
 
 import cotenant.v1
-from cotenant.rpc import errors
+from cotenant.rpc import channel, errors
 from cotenant.rpc.channel import ATTEMPTS_MAX, connect
 from cotenant.rpc.endpoints import SERVICES, Endpoints
 from cotenant.rpc.methods import DEADLINE_SECONDS_DEFAULT, METHODS
@@ -251,3 +253,77 @@ def test_an_endpoint_that_cannot_be_read_is_quoted(text: str, message: str) -> N
 
 def test_the_services_are_those_of_the_endpoints() -> None:
     assert tuple(Endpoints.__slots__) == SERVICES
+
+
+# Names ---------------------------------------------------------------------------------------------------------------
+
+
+async def test_names_in_a_list_are_looked_up_again(mesh: Mesh, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where a part is started anew on another machine, which takes its name along."""
+    server = await mesh.serve(address="127.0.0.2:0")
+    stands_for = {"a.mesh": "127.0.0.2", "b.mesh": "127.0.0.3"}  # nobody listens at the second
+
+    def found(host: str, port: int, family: int, *more: Any) -> list[Any]:
+        if host not in stands_for or family != socket.AF_INET:
+            raise socket.gaierror
+        return [(family, socket.SOCK_STREAM, 0, "", (stands_for[host], port))]
+
+    monkeypatch.setattr(socket, "getaddrinfo", found)
+    monkeypatch.setattr(channel, "LOOK_SECONDS", 0.0)
+    async with connect(f"a.mesh:{mesh.port}|b.mesh:{mesh.port}", TOKEN) as opened:
+        stub = jobs_grpc.JobServiceStub(opened)
+        await stub.GetJob(jobs_pb.GetJobRequest(), wait_for_ready=True)
+        await server.stop(0)
+        await mesh.serve(address=f"127.0.0.4:{mesh.port}")
+        stands_for["a.mesh"] = "127.0.0.4"
+        async with asyncio.timeout(20):
+            while not (await answered(stub)):  # noqa: ASYNC110  # the name is looked up beside the calls
+                await asyncio.sleep(0.01)
+        stands_for.clear()  # the name server is away: what was known goes on
+        for _ in range(5):
+            await stub.GetJob(jobs_pb.GetJobRequest(), wait_for_ready=True)
+
+
+async def answered(stub: Any) -> bool:
+    try:
+        await stub.GetJob(jobs_pb.GetJobRequest(), timeout=0.5)
+    except grpc.aio.AioRpcError:
+        return False
+    return True
+
+
+class NameServer(asyncio.DatagramProtocol):
+    """Answers every question for an address with the one of the moment."""
+
+    address = "127.0.0.2"
+    asked = 0
+
+    def connection_made(self, transport: Any) -> None:
+        self.transport = transport
+
+    def datagram_received(self, data: bytes, addr: Any) -> None:
+        self.asked += 1
+        end = data.index(0, 12) + 5
+        question, kind = data[12:end], int.from_bytes(data[end - 4 : end - 2], "big")
+        answers = b""
+        if kind == 1:
+            answers = b"\xc0\x0c" + bytes((0, 1, 0, 1, 0, 0, 0, 1, 0, 4)) + socket.inet_aton(self.address)
+        head = data[:2] + b"\x81\x80" + bytes((0, 1, 0, bool(answers), 0, 0, 0, 0))
+        self.transport.sendto(head + question + answers, addr)
+
+
+async def test_a_single_name_is_looked_up_again_by_grpc(mesh: Mesh, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(channel, "LOOK_SECONDS", 0.2)
+    names = NameServer()
+    transport, _ = await asyncio.get_running_loop().create_datagram_endpoint(lambda: names, ("127.0.0.1", 0))
+    server = await mesh.serve(address="127.0.0.2:0")
+    target = f"dns://127.0.0.1:{transport.get_extra_info('sockname')[1]}/queue.mesh:{mesh.port}"
+    async with connect(target, TOKEN) as opened:
+        stub = jobs_grpc.JobServiceStub(opened)
+        await stub.GetJob(jobs_pb.GetJobRequest(), wait_for_ready=True)
+        await server.stop(0)
+        names.address = "127.0.0.4"
+        await mesh.serve(address=f"127.0.0.4:{mesh.port}")
+        await stub.GetJob(jobs_pb.GetJobRequest(), wait_for_ready=True, timeout=20)
+        assert names.asked > 1
+    transport.close()

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import glob
 import json
 import time
+from collections import deque
 from collections.abc import Iterator, Mapping
 from datetime import datetime
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -40,13 +43,14 @@ def audit(
     on: Annotated[str, typer.Option(metavar="ID", help="Only what was done to this job, node or tenant.")] = "",
     since: Annotated[str, typer.Option(metavar="TIME", help="Only of the last so long, such as 2h.")] = "",
     refused: Annotated[bool, typer.Option("--refused", help="Only what was not done.")] = False,
-    last: Annotated[int, typer.Option(metavar="N", help="The last so many lines.")] = LINES_DEFAULT,
+    last: Annotated[int, typer.Option(metavar="N", min=0, help="The last so many lines; 0: all.")] = LINES_DEFAULT,
     file: Annotated[str, typer.Option(metavar="FILE", help="Another file than the state directory's.")] = "",
     as_json: options.AsJson = False,
 ) -> None:
     """Show who did what, on what, from where, and what was answered.
 
-    Reads the file that the servers of this state directory append to, which its owner alone can read.
+    Reads the file that the servers of this state directory append to, which its owner alone can read, and those that
+    were moved to `….1` and so on before it.
 
     \b
     Examples:
@@ -58,15 +62,16 @@ def audit(
         after = time.time() - units.parse_seconds(since) if since else 0.0
     except ValueError as error:
         raise usage(f"--since {error}") from None
-    kept = [
+    found = (
         line
-        for line in _lines(path)
+        for line in chain.from_iterable(map(_lines, _files(path)))
         if (not who or line.get("who") == who)
         and (not what or line.get("what") == what)
         and (not on or on in _on(line).split())
         and (not refused or line.get("answer") != "OK")
         and _seconds(line) >= after
-    ][-max(0, last) or None :]
+    )
+    kept = list(deque(found, maxlen=last or None))
     if as_json:
         print(json.dumps(kept, indent=2))
         return
@@ -82,6 +87,16 @@ def audit(
         for line in kept
     ]
     print_table(COLUMNS, rows, "nothing of that kind was written down")
+
+
+def _files(path: Path) -> list[Path]:
+    """A log's files, the oldest first."""
+    numbers = sorted(
+        (int(tail), one)
+        for one in path.parent.glob(f"{glob.escape(path.name)}.*")
+        if (tail := one.name.removeprefix(f"{path.name}.")).isdecimal()
+    )
+    return [*(one for _, one in reversed(numbers)), path]
 
 
 def _lines(path: Path) -> Iterator[Mapping[str, Any]]:

@@ -15,6 +15,9 @@ from cotenant.core.failing.retrying import RetryRules
 from cotenant.core.options import by_owner
 from cotenant.core.queueing.choosing import RULES, Rules
 from cotenant.node_agent.agent import Agent, AgentConfig
+from cotenant.replicas.offices import Offices
+from cotenant.replicas.stores import FencedStore
+from cotenant.replicas.tenure import Held
 from cotenant.rpc import access
 from cotenant.rpc.channel import Channel, connect
 from cotenant.rpc.endpoints import Endpoints
@@ -23,13 +26,18 @@ from cotenant.rpc.security import PLAIN
 from cotenant.rpc.server import Server
 from cotenant.services.contention import server as contention
 from cotenant.services.placement import server as placement
+from cotenant.services.placement.leadership import LEADER as PLACEMENT_LEADER
 from cotenant.services.placement.scene import StopCosts
 from cotenant.services.predictor import server as predictor
 from cotenant.services.predictor.profiler import ProfileRules
+from cotenant.services.predictor.replicated import LEADER as PREDICTOR_LEADER
 from cotenant.services.queue import server as queue
 from cotenant.services.queue.observations import WINDOW_SECONDS
 from cotenant.services.queue.records import RETRYING
+from cotenant.services.queue.replicated import LEADER as QUEUE_LEADER
 from cotenant.store.open import open_store
+from cotenant.store.port import Store
+from cotenant.store.shifted import is_of_one_process
 from cotenant.v1 import node_service_pb2, node_service_pb2_grpc
 
 if TYPE_CHECKING:
@@ -85,6 +93,7 @@ class EmbeddedMesh:
         self.address = ""
         self.channel: Channel | None = None
         self._closing: list[Closing] = []
+        self._offices: Offices | None = None
         self._published = False
         self._agents_stop = asyncio.Event()
         self._agents: list[asyncio.Task[None]] = []
@@ -96,6 +105,7 @@ class EmbeddedMesh:
             UnknownPolicy, BadOption: a policy cannot be used as told.
             ValueError: the store's URL names none.
             StoreInUse, StoreUnavailable: the state cannot be read.
+            AnotherLeads: another process serves on the same store.
             CannotListen: the address cannot be taken.
             NoAccess: the state directory is not ours to write.
         """
@@ -117,21 +127,38 @@ class EmbeddedMesh:
         self.address = f"{config.listen.rpartition(':')[0]}:{port}"
         channel = self.channel = connect(_reachable(self.address), self.token)
         self._closing.append(Closing("channel", channel.close))
+        predicts, places_by, queues = await self._elected(store)
         policies = serve_policies(server)
-        predicting = await predictor.start(server, store, policies, self._predictor())
+        predicting = await predictor.start(server, _fenced(store, predicts), policies, self._predictor())
         self._closing.append(Closing("predictor", predicting.close))
         self._closing.append(Closing("server", lambda: server.stop(grace_seconds=1.0)))
         watching = await contention.start(server, policies, self._contention(), queue=channel)
         self._closing.append(Closing("contention", watching.close))
-        places = await placement.start(server, store, policies, self._placement())
+        places = await placement.start(server, store, policies, self._placement(), places_by)
         self._closing.append(Closing("placement", places.close))
-        jobs = await queue.start(server, store, policies, self._queue(), channel, channel)
+        term = queues.term if queues else 0
+        jobs = await queue.start(server, _fenced(store, queues), policies, self._queue(), channel, channel, term)
         self._closing.append(Closing("queue", jobs.close))
         await server.start()
         jobs.run()
         self._start_agents()
         access.publish(config.state_dir, Endpoints.one(_reachable(self.address)))
         self._published = True
+
+    async def _elected(self, store: Store) -> Sequence[Held | None]:
+        """Be elected to lead predictor, placement and queue, where others could; else nobody has to be."""
+        if is_of_one_process(store):
+            return None, None, None
+        self._offices = Offices(store, self.address)
+        self._closing.append(Closing("offices", self._offices.close))
+        return await self._offices.take((PREDICTOR_LEADER, PLACEMENT_LEADER, QUEUE_LEADER))
+
+    async def lost(self) -> str:
+        """Wait until this mesh may lead no more, which one that has its store alone always may; tells why."""
+        if self._offices:
+            return await self._offices.lost()
+        await asyncio.Event().wait()
+        raise AssertionError("nobody sets it")
 
     def _options(self, group: str) -> Mapping[str, str]:
         return self.config.options.get(group, {})
@@ -215,6 +242,11 @@ class EmbeddedMesh:
             except Exception:  # the other parts must be closed all the same
                 log.exception("close_failed", part=step.name)
         self._closing.clear()
+
+
+def _fenced(store: Store, held: Held | None) -> Store:
+    """The store of who was elected: nothing is written any more once another leads."""
+    return FencedStore(store, held) if held else store
 
 
 def _reachable(address: str) -> str:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from google.protobuf.message import DecodeError
 
 from cotenant.cli import options, units, views
 from cotenant.cli.outcome import CommandError, usage
@@ -100,7 +101,7 @@ def _found(path: Path, wanted: dict[str, str | float], limit: int) -> Iterator[J
             )
             for (message,) in rows:
                 yield Job.FromString(message)
-    except sqlite3.Error as error:
+    except (sqlite3.Error, DecodeError, TypeError) as error:
         raise CommandError(f"cannot read {path}: {error}") from None
 
 

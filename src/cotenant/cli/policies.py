@@ -13,7 +13,7 @@ from cotenant import plugins
 from cotenant.cli import options, views
 from cotenant.cli.flags import Flags
 from cotenant.cli.mesh import Mesh, reach, told
-from cotenant.cli.outcome import note, usage
+from cotenant.cli.outcome import CommandError, ExitCode, note, usage
 from cotenant.cli.render import Column, print_table
 from cotenant.core.options import did_you_mean
 from cotenant.rpc.errors import from_error
@@ -40,10 +40,14 @@ def register(app: typer.Typer) -> None:
 def policies(
     context: typer.Context,
     group: Annotated[str, typer.Option(metavar="GROUP", help="Only this group, such as queue_policies.")] = "",
-    here: Annotated[bool, typer.Option("--here", help="Those of this Python, which simulations use; no mesh.")] = False,
+    here: Annotated[
+        bool, typer.Option("--here", help="Those of this Python, which simulations use; ask no mesh.")
+    ] = False,
     as_json: options.AsJson = False,
 ) -> None:
     """List installed policies, from which package they come, and which of them work.
+
+    A mesh that answers says what it has, and which of them are active; else those of this Python are listed.
 
     \b
     Examples:
@@ -52,7 +56,7 @@ def policies(
       cotenant policies --group queue_policies --json
     """
     full = group if not group or group.startswith(GROUP_PREFIX) else f"{GROUP_PREFIX}{group}"
-    found = _installed(full) if here else reach(Flags.of(context), lambda mesh: _collected(mesh, full))
+    found = _installed(full) if here else _known(Flags.of(context), full)
     if as_json:
         views.print_json([_view(policy) for policy in found])
         return
@@ -66,6 +70,18 @@ def _installed(group: str) -> list[Policy]:
             f"--group: {group!r} is not one of {', '.join(plugins.GROUPS)}{did_you_mean(group, plugins.GROUPS)}"
         )
     return [policy_of(plugin) for plugin in plugins.discover() if group in ("", plugin.group)]
+
+
+def _known(flags: Flags, group: str) -> list[Policy]:
+    """Ask the mesh; without one, look at what is installed here."""
+    try:
+        return reach(flags, lambda mesh: _collected(mesh, group))
+    except CommandError as error:
+        if error.code is not ExitCode.UNREACHABLE:
+            raise
+        found = _installed(group)
+        note(f"these are installed here; which are active only a mesh knows, and none answers: {error.message}")
+        return found
 
 
 async def _collected(mesh: Mesh, group: str) -> list[Policy]:

@@ -56,11 +56,16 @@ class LimitsSection:
 
 @dataclass(frozen=True, slots=True)
 class AuditSection:
-    """`[audit]`: where the log is (`audit.jsonl` in the state directory), and what it has beside changes."""
+    """`[audit]`: where the log is (`audit.jsonl` in the state directory), what it has beside changes, and its bounds.
+
+    A file of `bytes_max` is moved to `….1`, and so on, `files` of them; 0: it grows until somebody moves it.
+    """
 
     path: str = ""
     reads: bool = False
     fsync: bool = False
+    bytes_max: int = 100 * 2**20
+    files: int = 10
 
 
 SECTIONS: Mapping[str, type[Any] | None] = {
@@ -214,7 +219,7 @@ def security_of(guarding: Guarding, state_dir: Path, service: str, token: str) -
         credentials,
         tls,
         Limits(LimitRules(limits.calls_per_second, limits.calls_at_once, limits.streams)),
-        Audit(path, service, reads=audit.reads, fsync=audit.fsync),
+        Audit(path, service, reads=audit.reads, fsync=audit.fsync, bytes_max=audit.bytes_max, files=audit.files),
         limits.message_bytes,
     )
 

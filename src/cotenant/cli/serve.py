@@ -269,7 +269,7 @@ async def _until_signal(work: Coroutine[Any, Any, None]) -> None:
     from cotenant.node_agent.state_directory import AnotherAgent, AnotherNode
     from cotenant.rpc.server import CannotListen
     from cotenant.store.port import StoreInUse, StoreUnavailable
-    from cotenant.store.schema import NewerSchema
+    from cotenant.store.schema import BadRecord, NewerSchema
 
     task = asyncio.ensure_future(work)
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -281,7 +281,16 @@ async def _until_signal(work: Coroutine[Any, Any, None]) -> None:
         raise usage(str(error)) from None
     except StoreUnavailable as error:
         raise CommandError(str(error), code=ExitCode.UNREACHABLE) from None
-    except (StoreInUse, NewerSchema, CannotListen, AnotherAgent, AnotherNode, UnsafeDirectory, OSError) as error:
+    except (
+        StoreInUse,
+        NewerSchema,
+        BadRecord,
+        CannotListen,
+        AnotherAgent,
+        AnotherNode,
+        UnsafeDirectory,
+        OSError,
+    ) as error:
         raise CommandError(str(error)) from None
 
 

@@ -73,7 +73,8 @@ def up(
     """Run the whole mesh on this machine, in the foreground.
 
     Jobs run in processes of their own: Ctrl-C ends the mesh and no job; the next `up` with the same state directory
-    finds them again. The mesh listens on loopback and asks for the token that it keeps in its state directory.
+    finds them again. The mesh listens on loopback and asks for the token that it keeps in its state directory. On an
+    etcd on which another mesh or service leads it does not start; `cotenant serve` runs several on one.
 
     \b
     Examples:
@@ -198,7 +199,7 @@ async def run(config: MeshConfig) -> None:
 async def _serve(config: MeshConfig) -> None:
     async with opened(config) as mesh:
         await tell_ready(mesh)
-        await asyncio.Event().wait()  # until cancelled
+        raise CommandError(f"this mesh leads no more on its store, and ends: {await mesh.lost()}")  # or it is cancelled
 
 
 @asynccontextmanager
@@ -208,9 +209,11 @@ async def opened(config: MeshConfig) -> AsyncIterator[EmbeddedMesh]:
     from cotenant.cli.embedded import EmbeddedMesh
     from cotenant.node_agent.sockets import UnsafeDirectory
     from cotenant.node_agent.state_directory import AnotherAgent, AnotherNode
+    from cotenant.replicas.offices import AnotherLeads
     from cotenant.rpc.access import NoAccess
     from cotenant.rpc.server import CannotListen
     from cotenant.store.port import StoreInUse, StoreUnavailable
+    from cotenant.store.schema import BadRecord, NewerSchema
 
     mesh = EmbeddedMesh(config)
     try:
@@ -222,9 +225,14 @@ async def opened(config: MeshConfig) -> AsyncIterator[EmbeddedMesh]:
         except StoreInUse as error:
             hint = "another `cotenant up` runs here; stop it, or pass --state-dir"
             raise CommandError(str(error), hint=hint) from None
+        except AnotherLeads as error:
+            hint = "one mesh uses a store; `cotenant serve` runs several processes of each service on one etcd"
+            raise CommandError(str(error), hint=hint) from None
         except StoreUnavailable as error:
             raise CommandError(str(error), code=ExitCode.UNREACHABLE) from None
-        except (CannotListen, NoAccess, AnotherAgent, AnotherNode, UnsafeDirectory, OSError) as error:
+        except (NewerSchema, BadRecord, CannotListen, NoAccess) as error:
+            raise CommandError(str(error)) from None
+        except (AnotherAgent, AnotherNode, UnsafeDirectory, OSError) as error:
             raise CommandError(str(error)) from None
         yield mesh
     finally:

@@ -25,7 +25,7 @@ import structlog
 from cotenant import fail_points
 from cotenant.replicas.mirror import RETRY_SECONDS, Mirror
 from cotenant.replicas.tenure import Held, Leader, leader_of
-from cotenant.store.port import Compare, LeaseLost, Store, StoreUnavailable
+from cotenant.store.port import Compare, Entry, LeaseLost, Store, StoreUnavailable
 from cotenant.store.shifted import is_of_one_process
 
 log = structlog.get_logger()
@@ -68,7 +68,7 @@ class Election:
 
     def _seen(self, keys: Iterable[str]) -> None:
         entry = self._mirror.entries.get(self.key)
-        leader = leader_of(entry) if entry else None
+        leader = _elected(entry) if entry else None
         if (leader and leader.identity) != (self.leader and self.leader.identity):
             log.info(
                 "leader_seen", key=self.key, address=leader.address if leader else "", revision=self._mirror.revision
@@ -101,7 +101,7 @@ class Election:
             await held.renew()
             return held
         entry = await self._store.get(self.key)
-        if entry and leader_of(entry):
+        if entry and _elected(entry):
             self._known = entry.mod_revision
             return None
         lease = await self._store.grant(self._ttl_seconds)
@@ -147,3 +147,9 @@ class Election:
                 await self._store.revoke(held.lease)
         except StoreUnavailable as error:
             log.info("lease_not_revoked", key=self.key, error=str(error))  # it runs out by itself
+
+
+def _elected(entry: Entry) -> Leader | None:
+    """Read who was elected; whoever took a store as its own was not, has no address, and may be long gone."""
+    leader = leader_of(entry)
+    return leader if leader and leader.address else None

@@ -8,12 +8,16 @@ OpenTelemetry logs where those are on.
 from __future__ import annotations
 
 import asyncio
+import errno
+import fcntl
 import json
 import os
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +34,7 @@ from cotenant.rpc.permissions import Rule
 log = structlog.get_logger()
 
 AUDIT_FILE = "audit.jsonl"
+FILES = 10  # beside the one that is appended to
 TEXT_LENGTH_MAX = 256
 FIELDS_TOLD = ("id", "job_id", "node_id", "gpu_uuid", "number")
 REFUSED_FOR_WHO = frozenset({grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED})
@@ -40,8 +45,9 @@ lines_lost = telemetry.counter("cotenant.audit.lost", "{line}", "Lines of the au
 class Audit:
     """Appends to one file. Several processes may share it: each line is one write to a file opened with O_APPEND.
 
-    Where the file was moved away, as by logrotate, the next line begins a new one. A line that cannot be written is
-    told in the log, and the call goes on.
+    A file that has come to `bytes_max` is moved to `….1`, the one before it to `….2` and so on, `files` of them; 0 lets
+    it grow. Where it was moved away, also by somebody else, the next line begins a new one. A line that cannot be
+    written is told in the log, and the call goes on.
     """
 
     def __init__(
@@ -51,11 +57,15 @@ class Audit:
         *,
         reads: bool = False,
         fsync: bool = False,
+        bytes_max: int = 0,
+        files: int = FILES,
         now: Callable[[], float] = time.time,
     ) -> None:
         self._path, self._service, self._reads, self._fsync, self._now = path, service, reads, fsync, now
+        self._bytes_max, self._files = bytes_max, max(1, files)
         self._descriptor = -1
         self._inode = (0, 0)
+        self._cut = False  # the last line is not whole
 
     def entry(self, method: str, rule: Rule, peer: str) -> Entry:
         """Begin a line."""
@@ -68,12 +78,39 @@ class Audit:
         try:
             descriptor = self._open()
             text = json.dumps(told, ensure_ascii=True, separators=(",", ":"), default=str)
-            os.write(descriptor, text.encode() + b"\n")
+            self._write(descriptor, text.encode() + b"\n")
             if self._fsync:
                 await asyncio.to_thread(os.fsync, descriptor)
         except OSError as error:
             lines_lost.add()
             log.error("audit_line_lost", path=str(self._path), error=error.strerror, **line)
+            return
+        if self._bytes_max and os.fstat(descriptor).st_size >= self._bytes_max:
+            self._turn()
+
+    def _write(self, descriptor: int, line: bytes) -> None:
+        """Write a line at one stroke; what follows one that was cut off begins a line of its own."""
+        line = b"\n" * self._cut + line
+        written = os.write(descriptor, line)
+        self._cut = written < len(line)
+        if self._cut:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def _turn(self) -> None:
+        """Move the file away, unless another process has done so meanwhile; where that fails it goes on growing."""
+        try:
+            lock = os.open(f"{self._path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                found = os.stat(self._path)
+                if (found.st_dev, found.st_ino) == self._inode:
+                    for path, older in pairwise(turned(self._path, self._files)):
+                        with suppress(FileNotFoundError):
+                            os.replace(older, path)
+            finally:
+                os.close(lock)
+        except OSError as error:
+            log.error("audit_log_not_turned", path=str(self._path), error=error.strerror)
 
     def _open(self) -> int:
         """Return the file's descriptor; the file is looked for by name each time, since it may have been moved."""
@@ -95,6 +132,15 @@ class Audit:
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
+
+
+def turned(path: Path, files: int) -> list[Path]:
+    """Name a log's files, the oldest first.
+
+    >>> [str(one) for one in turned(Path("a.jsonl"), 2)]
+    ['a.jsonl.2', 'a.jsonl.1', 'a.jsonl']
+    """
+    return [*(path.with_name(f"{path.name}.{number}") for number in range(files, 0, -1)), path]
 
 
 class Entry:

@@ -6,8 +6,11 @@ in grpc.aio every interceptor makes a task per call, which costs more than the r
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import socket
+import threading
+import time
 import uuid
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -25,6 +28,7 @@ __all__ = ["Channel", "Endpoints", "connect", "service_config"]
 MIB = 2**20
 ANSWER_BYTES_MAX = 64 * MIB
 ATTEMPTS_MAX = 4
+LOOK_SECONDS = 5.0  # between two looks at what the names of a list stand for; gRPC's own for a single name
 OLD_MAX = 4  # connections with certificates of before; what is still under way on an older one is cut off
 
 
@@ -46,11 +50,12 @@ def connect(
         health_service = ""
     if not (token.isascii() and (token.isprintable() or not token)):
         raise ValueError("the token has characters that cannot be sent")
-    target, options, interceptors = target_of(endpoint), _options(health_service), telemetry.client_interceptors()
+    named = Named(endpoint)
+    options, interceptors = _options(health_service), telemetry.client_interceptors()
     if len(addresses_of(endpoint)) > 1:  # gRPC takes one name for all of a list, and each has a certificate of its own
         options.append(("grpc.ssl_target_name_override", MESH_NAME))
     watched = Watched(tls) if tls is not None else _of_process
-    return Channel(lambda: dial(target, options, interceptors, watched), token, watched)
+    return Channel(lambda: dial(named.target, options, interceptors, watched), token, watched, named)
 
 
 _of_process: Watched | None = None
@@ -78,7 +83,7 @@ def dial(target: str, options: Any, interceptors: Any = (), watched: Watched | N
 def target_of(endpoint: str) -> str:
     """Put addresses into gRPC's words, which take a list of numbers but only one name.
 
-    Names in a list are looked up here, once; what has to follow changes is one name with several addresses.
+    Names in a list are looked up here; `Named` does so again and again, as gRPC does for a single name.
 
     >>> target_of("queue.mesh:7070"), target_of("10.0.0.1:7070|10.0.0.2:7070")
     ('queue.mesh:7070', 'ipv4:10.0.0.1:7070,10.0.0.2:7070')
@@ -98,6 +103,43 @@ def target_of(endpoint: str) -> str:
     raise ValueError(
         f"{endpoint!r}: not all of these names can be found; a name is looked up when a list is first used"
     )
+
+
+class Named:
+    """What an endpoint stands for now. Names in a list are looked up again beside the calls, never while one waits."""
+
+    def __init__(self, endpoint: str, clock: Callable[[], float] = time.monotonic) -> None:
+        """Look all names up; raises what `target_of` does."""
+        self._endpoint, self._clock = endpoint, clock
+        self.target = target_of(endpoint)
+        addresses = addresses_of(endpoint)
+        self.changes = len(addresses) > 1 and not all(_is_number(host_and_port(one)[0]) for one in addresses)
+        self._looked = clock()
+        self._looking: threading.Thread | None = None
+
+    def look(self) -> str:
+        """Return what is known, and have it looked up again where that was some time ago."""
+        if self.changes and self._clock() - self._looked > LOOK_SECONDS and self._looking is None:
+            self._looked = self._clock()
+            self._looking = threading.Thread(target=self._look, name="names", daemon=True)
+            self._looking.start()
+        return self.target
+
+    def _look(self) -> None:
+        try:
+            self.target = target_of(self._endpoint)
+        except ValueError:
+            pass  # the name server is away, or one of the names is gone: what was known goes on
+        finally:
+            self._looking = None
+
+
+def _is_number(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
 
 
 def _numbers(address: str, family: socket.AddressFamily) -> list[str]:
@@ -124,27 +166,34 @@ def generation() -> int:
 class Channel(grpc.aio.Channel):
     """grpc's channel with a default deadline, the token and a `request_id` on each call that needs one.
 
-    Where certificates have changed, calls go over a new connection; those under way keep the old one.
+    Where certificates or the addresses of names have changed, calls go over a new connection; those under way keep the
+    old one.
     """
 
-    def __init__(self, dial: Callable[[], Any], token: str, watched: Watched | None = None) -> None:
-        self._dial, self._watched = dial, watched
-        self._generation = watched.look() if watched else 0
+    def __init__(
+        self, dial: Callable[[], Any], token: str, watched: Watched | None = None, named: Named | None = None
+    ) -> None:
+        self._dial, self._watched, self._named = dial, watched, named
+        self._generation = self._look()
         self._current = dial()
         self._old: list[Any] = []
         self._metadata = (("authorization", f"Bearer {token}"),) if token else ()
 
+    def _look(self) -> tuple[int, str]:
+        """Tell by what a new connection would differ from one of before."""
+        return self._watched.look() if self._watched else 0, self._named.look() if self._named else ""
+
     @property
     def _inner(self) -> Any:
-        if self._watched is not None and self._watched.look() != self._generation:
-            self._generation = self._watched.generation
+        if (now := self._look()) != self._generation:
+            self._generation = now
             self._old = [*self._old, self._current][-OLD_MAX:]
             self._current = self._dial()
         return self._current
 
     def _made(self, kind: str, method: str, args: Any, kwargs: Any) -> Callable[..., Any]:
         """Make a stub, and make it anew where the connection is another one."""
-        if self._watched is None:
+        if self._watched is None and (self._named is None or not self._named.changes):
             stub: Callable[..., Any] = getattr(self._current, kind)(method, *args, **kwargs)
             return stub
         made: list[Any] = [None, None]
@@ -258,6 +307,7 @@ def service_config(health_service: str | None = None) -> Mapping[str, Any]:
 def _options(health_service: str | None) -> list[tuple[str, Any]]:
     return [
         ("grpc.service_config", json.dumps(service_config(health_service))),
+        ("grpc.dns_min_time_between_resolutions_ms", round(LOOK_SECONDS * 1000)),  # where connections fail
         ("grpc.use_local_subchannel_pool", 1),  # else a channel to where nobody listened yet makes others wait with it
         ("grpc.enable_http_proxy", 0),  # services are near; a proxy of the environment's is for the web
         ("grpc.max_receive_message_length", ANSWER_BYTES_MAX),

@@ -7,13 +7,17 @@ wrong raises the version; then it is refused there, and the raise has a step her
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from types import MappingProxyType
 from typing import Any, Protocol, TypeVar
+
+from google.protobuf.message import DecodeError
 
 from cotenant.store.port import Entry
 
 VERSION = 1  # of all records, so far
+TOLD_LENGTH_MAX = 200  # of what is wrong with one
 
 
 class Versioned(Protocol):
@@ -35,14 +39,39 @@ class NewerSchema(Exception):
     """A record was written by a version that came after this one; nothing was changed."""
 
 
+class BadRecord(Exception):
+    """A record is damaged; the message names its key. Nothing was changed."""
+
+
+@contextmanager
+def reading(entry: Entry) -> Iterator[None]:
+    """Read what a record holds; whatever cannot be read of it is told with its key.
+
+    Raises:
+        BadRecord: it cannot be read.
+    """
+    try:
+        yield
+    except (DecodeError, ValueError, LookupError, TypeError, ArithmeticError, AssertionError) as error:
+        told = f"{type(error).__name__}: {error}"[:TOLD_LENGTH_MAX]
+        raise BadRecord(
+            f"{entry.key} is damaged, and nothing is done before it can be read ({told}); restore a backup, or delete "
+            "the key if what it holds may be lost"
+        ) from error
+
+
 def read(kind: type[M], entry: Entry, steps: Mapping[type[Any], Sequence[Callable[[Any], None]]] = STEPS) -> M:
     """Read a record, in the newest schema that this version knows; it is written so when it is written next.
 
     Raises:
         NewerSchema: it has a newer one.
+        BadRecord: it is none.
     """
     record = kind()
-    record.ParseFromString(entry.value)
+    with reading(entry):
+        record.ParseFromString(entry.value)
+        if record.schema_version < 0:
+            raise ValueError(f"schema {record.schema_version}")
     raises = steps.get(kind, ())
     newest = VERSION + len(raises)
     version = record.schema_version or VERSION

@@ -65,6 +65,8 @@ class ShiftedStore:
                         "the store is being filled, or that was cut off; run `cotenant restore --replace` again"
                     )
                 entry = await self.inner.get(BASE)
+                if entry and not entry.value.isdigit():
+                    raise HalfFilled(f"{BASE} is damaged: {entry.value[:40]!r} is no revision; restore a backup")
                 self._base = int(entry.value) if entry else 0
         return self._base
 

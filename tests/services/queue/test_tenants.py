@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from functools import partial
 
 import grpc
 import pytest
 from google.protobuf.field_mask_pb2 import FieldMask
-from tests.services.mesh import Mesh, again, eventually, reason, running, spec
+from tests.services.mesh import BACKFILL, Mesh, again, eventually, reason, running, spec
 
 from cotenant.rpc.errors import from_error
 from cotenant.services.placement.server import PlacementConfig
-from cotenant.v1 import job_service_pb2
+from cotenant.v1 import job_pb2, job_service_pb2
 from cotenant.v1 import tenant_service_pb2 as pb
 
 
@@ -193,3 +194,24 @@ async def test_cores_that_an_allocator_decides_on_are_within_the_limit_before_a_
         assert (what_if.starts_now, what_if.refusal.code) == (False, "QUOTA")
         agent.finish((first, 1))
         await mesh.reach(second, "RUNNING")
+
+
+async def test_a_tenant_has_so_many_jobs_that_have_not_ended() -> None:
+    async with running(queue_config=replace(BACKFILL, tenant_jobs_max=3)) as mesh:
+        first, _ = await mesh.submit(), await mesh.submit()
+        two = job_pb2.ArraySpec(ranges=[job_pb2.IndexRange(first=1, last=2)])
+        for wanted in (spec(array=two), spec(), spec()):
+            request = job_service_pb2.CreateJobRequest(spec=wanted)
+            if wanted.HasField("array") or len((await mesh.jobs.ListJobs(job_service_pb2.ListJobsRequest())).jobs) == 3:
+                with pytest.raises(grpc.aio.AioRpcError) as refused:
+                    await mesh.jobs.CreateJob(request)
+                assert (refused.value.code(), reason(refused.value)) == (
+                    grpc.StatusCode.RESOURCE_EXHAUSTED,
+                    "TENANT_JOBS",
+                )
+                assert "; 3 are taken at most" in (refused.value.details() or "")
+            else:
+                await mesh.jobs.CreateJob(request)
+        await mesh.submit(tenant="other")  # each tenant has its own
+        await mesh.jobs.CancelJob(job_service_pb2.CancelJobRequest(id=first))
+        await mesh.submit()

@@ -1,0 +1,215 @@
+"""Keys of an identity provider that are asked for: discovery, keys that change, and a provider that is away or odd."""
+
+from __future__ import annotations
+
+import json
+import ssl
+import threading
+import time
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import jwt
+import pytest
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from cotenant.rpc.bearers import Bearer
+from cotenant.rpc.certificates import Authority
+from cotenant.rpc.errors import Problem
+from cotenant.rpc.oidc import AGAIN_SECONDS, OLD_SECONDS, WELL_KNOWN, BadOidc, Oidc, OidcRules
+
+WAIT_SECONDS_MAX = 20.0
+
+
+class Provider:
+    """An issuer on loopback that says whatever the test wants; it may go away and come back."""
+
+    def __init__(self, context: ssl.SSLContext | None = None) -> None:
+        self.keys: dict[str, Any] = {}
+        self.answers: dict[str, bytes] = {}  # in place of what it would say
+        self.redirects: dict[str, str] = {}
+        self.asked: list[str] = []
+        self.away = False
+        provider = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:  # the base's name
+                provider.asked.append(self.path)
+                provider.answer(self)
+
+            def log_message(self, format: str, *args: object) -> None:
+                pass
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        if context:
+            self._server.socket = context.wrap_socket(self._server.socket, server_side=True)
+        self.issuer = f"{'https' if context else 'http'}://127.0.0.1:{self._server.server_port}"
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,))
+        self._thread.start()
+        self.rotate("first")
+
+    def answer(self, handler: Any) -> None:
+        path = handler.path
+        if self.away:
+            handler.wfile.write(b"gone\r\n\r\n")  # no HTTP
+        elif path in self.redirects:
+            handler.send_response(302)
+            handler.send_header("Location", self.redirects[path])
+            handler.end_headers()
+        else:
+            told = self.answers.get(path)
+            if told is None and path == WELL_KNOWN:
+                told = json.dumps({"issuer": self.issuer, "jwks_uri": f"{self.issuer}/keys"}).encode()
+            elif told is None:
+                told = json.dumps({"keys": [_shown(key_id, key) for key_id, key in self.keys.items()]}).encode()
+            handler.send_response(200)
+            handler.end_headers()
+            handler.wfile.write(told)
+
+    def rotate(self, key_id: str) -> None:
+        """Publish a new key in place of the old ones."""
+        self.keys = {key_id: ec.generate_private_key(ec.SECP256R1())}
+
+    def token(self, key: Any = None, key_id: str = "") -> str:
+        known, newest = next(iter(self.keys.items()))
+        told = {"iss": self.issuer, "aud": "cotenant", "sub": "eve", "exp": time.time() + 60, "cotenant_role": "user"}
+        told["cotenant_tenants"] = "lab"
+        return jwt.encode(told, key or newest, "ES256", headers={"kid": key_id or known})
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
+
+
+def _shown(key_id: str, key: Any) -> dict[str, Any]:
+    shown: dict[str, Any] = jwt.get_algorithm_by_name("ES256").to_jwk(key.public_key(), as_dict=True)
+    return {**shown, "kid": key_id, "alg": "ES256", "use": "sig"}
+
+
+@pytest.fixture
+def provider() -> Iterator[Provider]:
+    made = Provider()
+    yield made
+    made.close()
+
+
+class Checked:
+    """What checks tokens, with a clock of its own."""
+
+    def __init__(self, provider: Provider, jwks: str = "") -> None:
+        self.now = 0.0
+        self.provider = provider
+        self.oidc = Oidc(OidcRules(provider.issuer, "cotenant", jwks), clock=lambda: self.now)
+
+    def word(self, token: str) -> str:
+        """Whose a token is, or why it is refused."""
+        try:
+            return self.oidc.check(token).name
+        except Problem as problem:
+            return problem.reason
+
+    def until(self, token: str, wanted: str) -> None:
+        _until(lambda: self.word(token) == wanted)
+
+
+def _until(condition: Callable[[], bool]) -> None:
+    give_up = time.monotonic() + WAIT_SECONDS_MAX
+    while not condition():
+        assert time.monotonic() < give_up
+        time.sleep(0.002)
+
+
+def test_the_issuer_says_where_its_keys_are(provider: Provider) -> None:
+    checked = Checked(provider)
+    checked.until(provider.token(), "eve")
+    assert provider.asked == [WELL_KNOWN, "/keys"]
+
+
+def test_a_url_of_keys_needs_no_discovery(provider: Provider) -> None:
+    checked = Checked(provider, f"{provider.issuer}/elsewhere")
+    checked.until(provider.token(), "eve")
+    assert provider.asked == ["/elsewhere"]
+
+
+def test_a_key_that_changes_is_asked_for_at_once_but_not_again_and_again(provider: Provider) -> None:
+    checked = Checked(provider)
+    old = provider.token()
+    checked.until(old, "eve")
+    provider.rotate("second")
+    new, asked = provider.token(), len(provider.asked)
+    assert [checked.word(new) for _ in range(3)] == ["TOKEN_KEY_UNKNOWN"] * 3
+    assert len(provider.asked) == asked  # it was asked just now
+    checked.now += AGAIN_SECONDS + 1
+    checked.until(new, "eve")
+    assert checked.word(old) == "TOKEN_KEY_UNKNOWN"  # the provider believes it no more
+    for _ in range(20):
+        checked.word(provider.token(key_id="guessed"))
+    assert len(provider.asked) == asked + 2
+
+
+def test_tokens_with_known_keys_go_on_while_the_issuer_is_away(provider: Provider) -> None:
+    checked = Checked(provider)
+    token, forged = provider.token(), provider.token(ec.generate_private_key(ec.SECP256R1()))
+    checked.until(token, "eve")
+    provider.away = True
+    checked.now += OLD_SECONDS + 1
+    checked.until(provider.token(key_id="third"), "TOKEN_KEYS_AWAY")
+    assert checked.word(token) == "eve"
+    assert checked.word(forged) == "TOKEN_WRONG"
+    provider.away = False
+    provider.rotate("third")
+    checked.now += AGAIN_SECONDS + 1
+    checked.until(provider.token(), "eve")
+
+
+def test_an_issuer_that_was_never_there_is_said_to_be_away(provider: Provider) -> None:
+    provider.away = True
+    checked = Checked(provider)
+    checked.until(provider.token(), "TOKEN_KEYS_AWAY")
+
+
+ODD = {
+    "another issuer": {WELL_KNOWN: b'{"issuer": "https://evil.example", "jwks_uri": "https://evil.example/keys"}'},
+    "no address": {WELL_KNOWN: b"{}"},
+    "no JSON": {WELL_KNOWN: b"<html>"},
+    "a list": {WELL_KNOWN: b"[]"},
+    "deep": {WELL_KNOWN: b"[" * 100_000},
+    "no keys": {"/keys": b'{"keys": []}'},
+    "odd keys": {"/keys": b'{"keys": [{"kty": 7}]}'},
+    "deep keys": {"/keys": b"[" * 100_000},
+}
+
+
+@pytest.mark.parametrize("what", ODD)
+def test_whatever_the_issuer_says_is_refused_in_words(provider: Provider, what: str) -> None:
+    provider.answers = ODD[what]
+    Checked(provider).until(provider.token(), "TOKEN_KEYS_AWAY")
+
+
+def test_nobody_is_followed_to_where_keys_could_be_changed(provider: Provider) -> None:
+    provider.redirects = {"/keys": "http://evil.example/keys"}
+    checked = Checked(provider)
+    checked.until(provider.token(), "TOKEN_KEYS_AWAY")
+    provider.redirects = {"/keys": "/moved"}
+    checked.now += AGAIN_SECONDS + 1
+    checked.until(provider.token(), "eve")
+    with pytest.raises(BadOidc, match="use https"):
+        Oidc(OidcRules("http://login.example", "cotenant"))
+
+
+def test_keys_come_by_https_from_whom_the_system_believes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    authority = Authority(tmp_path)
+    authority.create()
+    issued = authority.issue(Bearer.parse("service/login"), ["127.0.0.1"])
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(issued.path, issued.key_path)
+    provider = Provider(context)
+    try:
+        Checked(provider).until(provider.token(), "TOKEN_KEYS_AWAY")  # nobody knows this authority
+        monkeypatch.setenv("SSL_CERT_FILE", str(authority.cert_path))
+        Checked(provider).until(provider.token(), "eve")
+    finally:
+        provider.close()
