@@ -88,10 +88,11 @@ class SimulatedAgent:
 
     async def stop(self) -> None:
         """Go away; what ran runs on and is told of when `start` is called again."""
-        tasks = [*self._background, *([self._task] if self._task else [])]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        left = {*self._background, *([self._task] if self._task else [])}
+        while left:  # a stream that ends in this very moment takes a cancel for its own, and tells of an error
+            for task in left:
+                task.cancel()
+            _, left = await asyncio.wait(left, timeout=RECONNECT_SECONDS)
         self._background.clear()
 
     async def _run(self) -> None:
