@@ -127,7 +127,9 @@ async def _measure_process(started: asyncio.subprocess.Process, ends: int) -> Se
         for query in asked.queries:
             query.spec.steps_total = 0
         trained = asyncio.create_task(_said(started.stderr, "trained"))
-        while not process.children():  # noqa: ASYNC110 - a process tells nobody that it started
+        while not process.children():
+            if trained.done():
+                raise RuntimeError("the model was learnt before anybody could look on")
             await asyncio.sleep(0.01)
         begin, busy = time.perf_counter(), []
         while not trained.done():
