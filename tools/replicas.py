@@ -43,6 +43,10 @@ more, however late it wakes.
 - **etcd is away**: nobody is elected and nothing is written; reads go on, writes fail with UNAVAILABLE and when to come
   again, jobs run on.
 
+`cotenant up` on an etcd is all three services in one process. It is elected like others, under leases of five seconds,
+and does not start where another mesh or service leads there: after eight seconds it says which, and where. One that
+finds itself replaced ends.
+
 A store that one process holds (SQLite, memory) has one process of each service, which leads at once, also after
 `kill -9`; a second one is told that the store is in use.
 
@@ -82,8 +86,9 @@ several addresses:
 --endpoints 'queue=queue.mesh:7070,placement=placement.mesh:7071'
 ```
 
-Calls take turns over all of them; in a list, only over those that say that they are SERVING. Names in a list are looked
-up when a channel is opened; one name whose addresses change is looked up again by itself.
+Calls take turns over all of them; in a list, only over those that say that they are SERVING. Names are looked up again:
+those in a list every five seconds, with new calls going where they lead then and those under way staying where they are;
+a single name where a connection to it fails. While the name server is away, what was known goes on.
 
 ## Predictors and contention
 
@@ -117,8 +122,8 @@ leader lost its lease.
 
 ## Versions
 
-Every record carries the version of its schema. A process that meets a newer one than it knows ends with an error that
-says so and gives the lead back; it changes nothing. Within a schema fields are only added, and old and new versions of
+Every record carries the version of its schema. A process that meets a newer one than it knows, or one that is damaged,
+ends with an error that names its key and gives the lead back; it changes nothing. Within a schema fields are only added, and old and new versions of
 the services work beside each other. A version without elections that still runs is fenced as soon as a newer one leads.
 """
 
