@@ -87,8 +87,8 @@ several addresses:
 ```
 
 Calls take turns over all of them; in a list, only over those that say that they are SERVING. Names are looked up again:
-those in a list every five seconds, with new calls going where they lead then and those under way staying where they are;
-a single name where a connection to it fails. While the name server is away, what was known goes on.
+those in a list every five seconds, with new calls going where they lead then and those under way staying where they
+are; a single name where a connection to it fails. While the name server is away, what was known goes on.
 
 ## Predictors and contention
 
@@ -123,8 +123,9 @@ leader lost its lease.
 ## Versions
 
 Every record carries the version of its schema. A process that meets a newer one than it knows, or one that is damaged,
-ends with an error that names its key and gives the lead back; it changes nothing. Within a schema fields are only added, and old and new versions of
-the services work beside each other. A version without elections that still runs is fenced as soon as a newer one leads.
+ends with an error that names its key and gives the lead back; it changes nothing. Within a schema fields are only
+added, and old and new versions of the services work beside each other. A version without elections that still runs is
+fenced as soon as a newer one leads.
 """
 
 
