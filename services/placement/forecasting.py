@@ -147,7 +147,7 @@ def _answer(told: Forecast) -> placement_pb2.ForecastStartsResponse:
 def _write(message: job_pb2.StartForecast, expected: Expected, reached_seconds: float) -> None:
     message.ending_job_ids.extend(expected.ends)
     message.ending_count = expected.ends_count
-    message.reached.CopyFrom(translate.duration(reached_seconds))
+    message.reached.CopyFrom(translate.duration(min(reached_seconds, translate.DURATION_SECONDS_MAX)))
     for name, value in (
         ("start", expected.seconds),
         ("start_p10", expected.p10_seconds),
@@ -155,4 +155,4 @@ def _write(message: job_pb2.StartForecast, expected: Expected, reached_seconds: 
         ("finish", expected.finish_seconds),
     ):
         if value < math.inf:
-            getattr(message, name).CopyFrom(translate.duration(value))
+            getattr(message, name).CopyFrom(translate.duration(min(value, translate.DURATION_SECONDS_MAX)))

@@ -82,7 +82,9 @@ def plan(
     asking = len(request.candidates)
     due_before = [0, *accumulate(candidate.job_id in promised for candidate in request.candidates)]
     ahead = {
-        victim.job_id: victim.ahead - due_before[min(victim.ahead, asking)] if victim.HasField("ahead") else None
+        victim.job_id: victim.ahead - due_before[max(0, min(victim.ahead, asking))]
+        if victim.HasField("ahead")
+        else None
         for victim in request.victims
     }
     told = {victim.job_id: victim for victim in request.victims}

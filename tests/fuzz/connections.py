@@ -19,6 +19,7 @@ from typing import Any
 from tests.fuzz.calls import Heard
 from tests.fuzz.mutating import Mutator
 from tests.fuzz.running import FINDINGS_MAX, SETTLED_SHARE, Finding, Outcome, memory_bytes
+from tests.services.mesh import again
 
 from cotenant.rpc.bearers import Bearer
 from cotenant.rpc.certificates import Authority, Issued
@@ -97,7 +98,8 @@ class _Fuzzing:
     async def _probe(self) -> None:
         """See that a good caller is served."""
         try:
-            await self.stub.ListPolicies(policy_service_pb2.ListPoliciesRequest(), timeout=20, wait_for_ready=True)
+            request = policy_service_pb2.ListPoliciesRequest()
+            await again(lambda: self.stub.ListPolicies(request, timeout=20, wait_for_ready=True))
         except Exception as error:
             self._finding(f"a good caller is not served: {type(error).__name__} {str(error)[:200]}")
 

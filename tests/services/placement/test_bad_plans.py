@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.services.mesh import Mesh, running, until
+from tests.services.mesh import Mesh, running, spec, until
 
 from cotenant import plugins
 from cotenant.core.gangs import Gang
@@ -18,6 +18,7 @@ from cotenant.policies.consolidate import Consolidate
 from cotenant.services.placement.server import PLACEMENTS
 from cotenant.v1 import job_pb2
 from cotenant.v1 import node_service_pb2 as node_pb2
+from cotenant.v1 import placement_service_pb2 as placement_pb2
 
 
 class Broken(Consolidate):
@@ -126,3 +127,25 @@ async def told(mesh: Mesh, uuid: str) -> None:
     await until(believed)
     node: node_pb2.Node = await mesh.node("n1")
     assert len(node.inventory.gpus) == 1
+
+
+async def test_what_no_queue_of_ours_asks_is_answered_all_the_same() -> None:
+    """A job that is named twice, a victim before the first candidate, a run that never ends."""
+    async with running() as mesh:
+        await mesh.agent("n1")
+        job_id = await mesh.submit(gpus=1)
+        await mesh.reach(job_id, "RUNNING")
+        waits = placement_pb2.Candidate(job_id="a", number=1, spec=spec(gpus=4))
+        never = placement_pb2.RunLeft(job_id=job_id, number=1)
+        for time in (never.median, never.p10, never.p90):
+            time.seconds = 2**63 - 1
+        await mesh.plans.ForecastStarts(
+            placement_pb2.ForecastStartsRequest(candidates=[waits, waits], runs=[never], draws=3)
+        )
+        await mesh.plans.PlanPlacement(
+            placement_pb2.PlanPlacementRequest(
+                candidates=[waits],
+                victims=[placement_pb2.Victim(job_id=job_id, number=1, ahead=-7)],
+                validate_only=True,
+            )
+        )
