@@ -99,7 +99,7 @@ def _all(turns: Sequence[Turn], jobs: int) -> list[Outcome]:
             if _heard(receiving, one := running[receiving]):
                 del running[receiving]
                 outcomes.append(one.outcome)
-                print(_line(one.outcome), flush=True)
+                print("\n".join([_line(one.outcome), *map(str, one.outcome.findings)]), flush=True)
         if time.monotonic() - shown > PROGRESS_SECONDS:
             shown = time.monotonic()
             told = ", ".join(

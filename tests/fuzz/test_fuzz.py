@@ -21,6 +21,15 @@ CALLS = 48
 DEEP = b'{"a":' * 3000
 HUGE = b"1" + b"0" * 400
 ENDLESS = b"9" * 5000
+DAMAGED = (  # a certificate that has one of its extensions twice
+    b"-----BEGIN CERTIFICATE-----\n"
+    b"MIIBYjCCAQmgAwIBAgIUCYOfBb4QCbNczvj9kP2XkYloJTswCgYIKoZIzj0EAwIwDjEMMAoGA1UEAwwDbGFiMB4XDTI2MTEyMjEyNTM1"
+    b"MVoXDTM2MTExOTEyNTg1MVowDjEMMAoGA1UEAwwDbGFiMFkwEwYHKoZIzj0CAQYIKoZIzj0DAQcDQgAE4rzsW7z1kOSemQG0KXJCDREd"
+    b"1JNpXyIDZxqlmBw7MOgxMLG3mJi95E+QAwQbyVltqmTua/Q8ahG9Ki4te+gfn6NFMEMwEgYDVR0TAQH/BAgwBgEB/wIBADAOBgNVHRMB"
+    b"Af8EBAMCAQYwHQYDVR0OBBYEFHcS28oB5ErpzNd/7eZP2xw1GLUsMAoGCCqGSM49BAMCA0cAMEQCIDo9MWVWdwo0NJaJKS+v7nGyBjMb"
+    b"NN1W15QFQ/w1pBOrAiAlJUjSmepve66NAWFdfOf4QAjkv6cLV315QnsDqxL/Bw=="
+    b"\n-----END CERTIFICATE-----\n"
+)
 
 
 def state(**changes: object) -> bytes:
@@ -82,6 +91,8 @@ FOUND = [
     ("record of a attempt", b"\x08\x01\x12\x03\x0a\x01x"),  # in no state
     ("keys of a provider", b'{"keys":' * 3000),
     ("tokens of a provider", b"W1tb" * 1500 + b".e30.x"),
+    ("certificates", DAMAGED.replace(b"mgAwIBAgIU", b"mgAwIBagIU", 1)),
+    ("certificates", DAMAGED),
     ("spec", b"\xdb\x05commandl\xff\xff\xff\x7f"),
 ]
 

@@ -26,6 +26,7 @@ CA_CERT, CA_KEY = "ca.pem", "ca.key"
 CA_DAYS, LEAF_DAYS = 3650, 365
 BACKDATED = timedelta(minutes=5)  # clocks of a cluster differ a little
 COMMON_NAME_LENGTH_MAX = 64
+ODD = (x509.DuplicateExtension, x509.InvalidVersion, x509.UnsupportedGeneralNameType)  # none of which is a ValueError
 
 
 class BadCertificate(Exception):
@@ -179,19 +180,19 @@ def read(path: Path) -> Issued:
     """
     try:
         certificate = x509.load_pem_x509_certificates(path.read_bytes())[0]
+        uris, names = _alternatives(certificate)
+        return Issued(
+            path,
+            next((uri for uri in uris if uri.startswith("cotenant://")), ""),
+            tuple(names),
+            certificate.not_valid_before_utc,
+            certificate.not_valid_after_utc,
+            certificate.issuer.rfc4514_string(),
+        )
     except OSError as error:
         raise BadCertificate(f"cannot read {path}: {error.strerror}") from None
-    except ValueError:
-        raise BadCertificate(f"{path} holds no certificate in PEM") from None
-    uris, names = _alternatives(certificate)
-    return Issued(
-        path,
-        next((uri for uri in uris if uri.startswith("cotenant://")), ""),
-        tuple(names),
-        certificate.not_valid_before_utc,
-        certificate.not_valid_after_utc,
-        certificate.issuer.rfc4514_string(),
-    )
+    except (ValueError, *ODD):  # much is read only where it is asked for
+        raise BadCertificate(f"{path} holds no certificate in PEM, or a damaged one") from None
 
 
 def _alternatives(certificate: x509.Certificate) -> tuple[list[str], list[str]]:

@@ -86,7 +86,7 @@ def _certificates(path: Path, pem: bytes) -> list[Any]:
 
     try:
         return x509.load_pem_x509_certificates(pem)
-    except ValueError:
+    except (ValueError, x509.InvalidVersion):
         raise BadTls("CERTIFICATE_UNREADABLE", f"{path} holds no certificate in PEM") from None
 
 
