@@ -15,7 +15,7 @@ from cotenant.core.nodes import HealthAction, Inventory
 from cotenant.rpc.background import Background
 from cotenant.services.placement import agents
 from cotenant.services.placement.cluster import Cluster
-from cotenant.services.placement.committer import OPERATIONS_MAX, Committer, Fenced, Halted, Write
+from cotenant.services.placement.committer import OPERATIONS_MAX, Committer, Fenced, Halted, TooLarge, Write
 from cotenant.services.placement.feed import Feed
 from cotenant.services.placement.records import ATTEMPTS, GUARDS, Live, Node
 from cotenant.store.port import Compare, StoreUnavailable
@@ -42,16 +42,25 @@ class Attempts:
         self.cluster, self.committer, self.sessions, self.feed = cluster, committer, sessions, feed
         self._background = background
 
-    async def start(self, live: Live, under: Sequence[Compare] = ()) -> None:
-        """Commit an attempt with the guards of its nodes, then tell of it. What fails is undone.
+    def submit(self, live: Live, under: Sequence[Compare] = ()) -> asyncio.Future[int]:
+        """Put an attempt in line with the guards of its nodes, before anything that is decided after it."""
+        try:
+            return self.committer.submit(
+                [live.write(), *(Write(GUARDS + node_id, b"") for node_id in live.nodes)], under
+            )
+        except (Halted, TooLarge) as error:
+            refused: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+            refused.set_exception(error)
+            return refused
+
+    async def start(self, live: Live, kept: asyncio.Future[int]) -> None:
+        """Wait until an attempt that was put in line is committed, then tell of it. What fails is undone.
 
         Raises:
             Fenced, Halted, StoreUnavailable, TooLarge, Outdated: see `Committer.submit`.
         """
         try:
-            live.epoch = await self.committer.commit(
-                [live.write(), *(Write(GUARDS + node_id, b"") for node_id in live.nodes)], under
-            )
+            live.epoch = await kept
         except BaseException:
             self.cluster.undo(live)
             raise

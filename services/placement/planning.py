@@ -158,9 +158,9 @@ class Planning:
 
         Anything else fails the plan.
         """
+        lined_up = [(live, self._attempts.submit(live, (*under, *known[live.key[0]]))) for live in decision.starts]
         results = await asyncio.gather(
-            *(self._start(live, (*under, *known[live.key[0]]), begin, placed) for live in decision.starts),
-            return_exceptions=True,
+            *(self._start(live, kept, begin, placed) for live, kept in lined_up), return_exceptions=True
         )
         for live, result in zip(decision.starts, results, strict=True):
             if isinstance(result, TooLarge):
@@ -175,8 +175,8 @@ class Planning:
                 raise result
         return [live for live, result in zip(decision.starts, results, strict=True) if result is None]
 
-    async def _start(self, live: Live, under: Sequence[Compare], begin: float, placed: float) -> None:
-        await self._attempts.start(live, under)
+    async def _start(self, live: Live, kept: asyncio.Future[int], begin: float, placed: float) -> None:
+        await self._attempts.start(live, kept)
         committed, parent, job = time.time(), live.record.trace_parent, live.key[0]
         PLACED.add()
         if parent:

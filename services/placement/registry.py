@@ -33,6 +33,8 @@ from cotenant.v1 import records_pb2, resources_pb2
 
 log = structlog.get_logger()
 
+REQUEST_IDS_MAX = 32  # of a node
+
 
 class Registry:
     """The living side of placement: sessions, reports, drains and losses."""
@@ -316,12 +318,17 @@ class Registry:
         self.attempts.feed.publish_capacity()
         log.info("node_forgotten", node=node.id)
 
-    async def mark(self, node_id: str, state: NodeState.ValueType, reason: str, owner: str) -> Node:
-        """Cordon, drain or uncordon a node, durably."""
+    async def mark(
+        self, node_id: str, state: NodeState.ValueType, reason: str, owner: str, request_id: str = ""
+    ) -> Node:
+        """Cordon, drain or uncordon a node, durably; a request that was obeyed before changes nothing."""
         async with self._lock(node_id):
             node = self.cluster.nodes[node_id]
+            if request_id and request_id in node.record.request_ids:
+                return node
             record = records_pb2.StoredNode()
             record.CopyFrom(node.record)
+            record.request_ids[:] = [*record.request_ids, *([request_id] if request_id else [])][-REQUEST_IDS_MAX:]
             record.node.state, record.node.state_reason, record.node.state_owner = state, reason, owner
             kept = self.committer.submit([Write(NODES + node_id, record.SerializeToString())])
             node.record = record  # at once: whatever is decided now is committed after this

@@ -48,6 +48,7 @@ AGENT = "cotenant.v1.AgentService"
 SERVICES = (PLACEMENT, NODE, AGENT)
 PLACEMENTS, ALLOCATORS = "cotenant.placement_policies", "cotenant.cpu_allocators"
 OPERATOR = "operator"
+Mark = node_pb2.DrainNodeRequest | node_pb2.CordonNodeRequest | node_pb2.UncordonNodeRequest
 SAVE_SECONDS_MAX = 2.0  # at the end, where the store may be away
 
 
@@ -297,21 +298,19 @@ class Placement(placement_grpc.PlacementServiceServicer, node_grpc.NodeServiceSe
 
     async def DrainNode(self, request: node_pb2.DrainNodeRequest, context: object) -> node_pb2.DrainNodeResponse:
         """Empty a node."""
-        return node_pb2.DrainNodeResponse(
-            node=await self._mark(request.id, NodeState.NODE_STATE_DRAINING, request.reason)
-        )
+        return node_pb2.DrainNodeResponse(node=await self._mark(request, NodeState.NODE_STATE_DRAINING, request.reason))
 
     async def CordonNode(self, request: node_pb2.CordonNodeRequest, context: object) -> node_pb2.CordonNodeResponse:
         """Give a node no new work."""
         return node_pb2.CordonNodeResponse(
-            node=await self._mark(request.id, NodeState.NODE_STATE_CORDONED, request.reason)
+            node=await self._mark(request, NodeState.NODE_STATE_CORDONED, request.reason)
         )
 
     async def UncordonNode(
         self, request: node_pb2.UncordonNodeRequest, context: object
     ) -> node_pb2.UncordonNodeResponse:
         """Let a node take work again."""
-        return node_pb2.UncordonNodeResponse(node=await self._mark(request.id, NodeState.NODE_STATE_READY, ""))
+        return node_pb2.UncordonNodeResponse(node=await self._mark(request, NodeState.NODE_STATE_READY, ""))
 
     async def ReleaseGpu(self, request: node_pb2.ReleaseGpuRequest, context: object) -> node_pb2.ReleaseGpuResponse:
         """Have a GPU looked at anew."""
@@ -331,11 +330,12 @@ class Placement(placement_grpc.PlacementServiceServicer, node_grpc.NodeServiceSe
             )
         return node_pb2.ForgetNodeResponse(node=told)
 
-    async def _mark(self, node_id: str, state: NodeState.ValueType, reason: str) -> node_pb2.Node:
-        self._node(node_id)
+    async def _mark(self, request: Mark, state: NodeState.ValueType, reason: str) -> node_pb2.Node:
+        self._node(request.id)
         owner = OPERATOR if state != NodeState.NODE_STATE_READY else ""
         with committing():
-            node = await self.background.finish(self.registry.mark(node_id, state, reason, owner))
+            marking = self.registry.mark(request.id, state, reason, owner, request.request_id)
+            node = await self.background.finish(marking)
         return self.registry.describe(node)
 
 

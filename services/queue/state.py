@@ -219,7 +219,8 @@ class State:
         self._tell(job_id)
         self.wake()
         for other in touched:
-            self.sync(self.records[other])
+            if known := self.records.get(other):  # while all are loaded some are learnt of that are not here yet
+                self.sync(known)
 
     def _reshape(self, record: Record) -> None:
         """Note what a job asks for, where that is not always the same."""

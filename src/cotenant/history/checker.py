@@ -205,8 +205,11 @@ class Checker:
             self._break(Rule.LIFE, f"revision {commit.revision} came after {self.revision}")
         self.revision = max(self.revision, commit.revision)
         touched: set[Thing] = set()
+        nodes = {change.node_id: change.takes_work for change in commit.changes if isinstance(change, NodePut)}
+        self._closed -= {node_id for node_id, takes_work in nodes.items() if takes_work}
         for change in commit.changes:
             self._change(change, commit, touched)
+        self._closed |= {node_id for node_id, takes_work in nodes.items() if not takes_work}
         for thing in sorted(touched):
             if self._owners[thing] > WHOLE:
                 what = f"at {commit.revision} {' '.join(thing)} is owned {self._owners[thing]}/{WHOLE}"
@@ -226,8 +229,6 @@ class Checker:
                 if old := self.live.pop(change.job_id, None):
                     self._break(Rule.LIFE, f"at {commit.revision} {old.job_id}/{old.number} was forgotten while alive")
                     self._owners.subtract(old.holds)
-            case NodePut():
-                (self._closed.discard if change.takes_work else self._closed.add)(change.node_id)
             case LeaderPut():
                 self._leaders[change.service].append((commit.revision, change.identity))
             case LeaderGone():

@@ -460,3 +460,20 @@ async def test_a_node_takes_no_work_from_the_moment_at_which_it_is_closed(mesh: 
     assert not (await mesh.plans.PlanPlacement(request)).placed
     placement.store.held_back.set()
     await cordoning
+
+
+async def test_a_request_about_a_node_that_comes_once_more_and_late_changes_nothing(mesh: Mesh) -> None:
+    await mesh.agent("n1")
+    drain = node_pb2.DrainNodeRequest(id="n1", request_id="first")
+    await mesh.nodes.DrainNode(drain)
+    await mesh.restart("placement")
+    await eventually(lambda: _drained(mesh))
+    await mesh.nodes.UncordonNode(node_pb2.UncordonNodeRequest(id="n1", request_id="second"))
+    told: node_pb2.DrainNodeResponse = await mesh.nodes.DrainNode(drain)
+    assert told.node.state == READY
+    again: node_pb2.DrainNodeResponse = await mesh.nodes.DrainNode(node_pb2.DrainNodeRequest(id="n1"))
+    assert again.node.state == DRAINING
+
+
+async def _drained(mesh: Mesh) -> bool:
+    return (await mesh.node("n1")).state == DRAINING

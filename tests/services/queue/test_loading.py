@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import asyncio
 
-from cotenant.core.arrays import COUNT_MAX, read_array
+from cotenant.core.arrays import COUNT_MAX, ArrayTask, read_array
+from cotenant.core.dependencies import Dependency
 from cotenant.core.jobs import JobSpec, Role
 from cotenant.core.lifecycle import Phase
 from cotenant.rpc.channel import connect
@@ -86,6 +87,20 @@ async def test_an_array_whose_caller_goes_away_gets_its_turns_all_the_same() -> 
     creating.cancel()
     await asyncio.wait([creating])
     assert len(state.table) == COUNT_MAX
+
+
+def test_an_array_is_loaded_that_waits_for_a_job_of_which_nothing_is_known_yet() -> None:
+    """As where the clock of the leader that took the job in was ahead: its id comes later, and it is loaded later."""
+    tasks = [
+        JobSpec(roles=(Role(),), dependencies=(Dependency("b"),), array_task=ArrayTask("a", index, 2, running_max=1))
+        for index in range(2)
+    ]
+    records = [new_record(f"a_{index}", task, "eve", "") for index, task in enumerate(tasks)]
+    state = State()
+    state.load([*records, new_record("b", JobSpec(roles=(Role(),)), "eve", "")])
+    assert list(state.records) == ["a_0", "a_1", "b"]
+    assert not any(state.gates.open(record) for record in records)
+    assert list(state.table.ids) == ["b"]
 
 
 async def test_others_go_on_while_a_whole_picture_of_placement_is_taken_in() -> None:
