@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+
+import pytest
 
 from cotenant.core.arrays import COUNT_MAX, ArrayTask, read_array
 from cotenant.core.dependencies import Dependency
@@ -10,13 +13,16 @@ from cotenant.rpc.channel import connect
 from cotenant.services.queue.arrays import Arrays
 from cotenant.services.queue.follower import TAKEN_AT_ONCE
 from cotenant.services.queue.keeper import JOBS, Keeper, Request
-from cotenant.services.queue.records import Record, new_record
+from cotenant.services.queue.records import Record, loaded, new_record
 from cotenant.services.queue.server import JobQueue, QueueConfig
 from cotenant.services.queue.state import ADDED_AT_ONCE, LOADED_AT_ONCE, State
+from cotenant.store import schema
 from cotenant.store.memory import MemoryStore
-from cotenant.store.port import Put
-from cotenant.v1 import job_pb2
+from cotenant.store.port import Entry, Put
+from cotenant.v1 import job_pb2, resources_pb2
 from cotenant.v1 import placement_service_pb2 as placement_pb2
+
+LARGE = resources_pb2.ResourceRequest(memory_bytes=2**63 - 1)
 
 
 async def test_others_go_on_while_many_jobs_are_read() -> None:
@@ -123,3 +129,17 @@ async def test_others_go_on_while_a_whole_picture_of_placement_is_taken_in() -> 
         await queue.close()
     assert seen >= {TAKEN_AT_ONCE, 2 * TAKEN_AT_ONCE}
     assert {record.phase for record in queue.state.records.values()} == {Phase.RUNNING}
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda spec: spec.roles.extend([job_pb2.Role(name="b", replicas=2**31 - 1, resources=LARGE)]),
+        lambda spec: spec.ClearField("roles") or spec.pre_run.FromSeconds(5),
+    ],
+)
+def test_a_record_that_asks_for_what_no_job_can_is_told_with_its_key(spoil: Callable[[job_pb2.JobSpec], None]) -> None:
+    stored = new_record("000001", JobSpec(roles=(Role(),)), "eve", "").stored
+    spoil(stored.job.spec)
+    with pytest.raises(schema.BadRecord, match=f"{JOBS}000001 is damaged"):
+        loaded(Entry(f"{JOBS}000001", stored.SerializeToString(), 1, 1))
