@@ -64,6 +64,10 @@ class Feed:
         if known and known.number == number:
             del self._attempts[job_id]
 
+    def kept(self, job_id: str) -> job_pb2.Attempt | None:
+        """A job's attempt as it was committed last, whatever has been heard of it since; None where none was."""
+        return self._attempts.get(job_id)
+
     def publish_capacity(self) -> None:
         """Tell that nodes came, went or changed."""
         self._tell(Event(revision=self._revision, capacity_changed=True))

@@ -32,8 +32,8 @@ from cotenant.services.placement.cluster import Cluster
 from cotenant.services.placement.promises import KEPT_SECONDS, Promises
 from cotenant.services.placement.records import SCHEMA_VERSION, Live
 from cotenant.services.placement.scene import STOP_COSTS, since_seconds
+from cotenant.v1 import job_pb2, records_pb2
 from cotenant.v1 import placement_service_pb2 as placement_pb2
-from cotenant.v1 import records_pb2
 
 log = structlog.get_logger()
 
@@ -312,11 +312,13 @@ def ranks_of(gang: Gang) -> list[list[int]]:
     return ranks
 
 
-def answer(cluster: Cluster, decision: Decision, started: Sequence[Live]) -> placement_pb2.PlanPlacementResponse:
+def answer(
+    cluster: Cluster, decision: Decision, started: Sequence[job_pb2.Attempt]
+) -> placement_pb2.PlanPlacementResponse:
     """Write a decision down for the queue, with those starts that were committed."""
     response = placement_pb2.PlanPlacementResponse()
-    for live in started:
-        response.placed.add(attempt=live.attempt, sizing=decision.sizings[live.key[0]])
+    for attempt in started:
+        response.placed.add(attempt=attempt, sizing=decision.sizings[attempt.job_id])
     for live in (*decision.stops, *decision.reclaimed):
         response.preempted.add(job_id=live.key[0], number=live.key[1])
     _refuse(response, decision.refusals)

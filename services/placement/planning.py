@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from cotenant import telemetry
 from cotenant.core.lifecycle import StopReason
@@ -26,6 +26,7 @@ from cotenant.services.placement.records import Live
 from cotenant.services.placement.resizes import Resizes
 from cotenant.services.placement.scene import Moment, StopCosts
 from cotenant.store.port import Compare
+from cotenant.v1 import job_pb2
 from cotenant.v1 import placement_service_pb2 as placement_pb2
 
 SECONDS = telemetry.histogram("cotenant.placement.plan", "s", "Time to decide and commit one plan.")
@@ -91,7 +92,7 @@ class Planning:
             self._send_away(decision.reclaimed, StopReason.RECLAIMED)
             for loan in decision.loans:
                 self._resizes.begin(loan.live, loan.cores, loan.reason)
-            response = planner.answer(self._cluster, decision, started)
+            response = planner.answer(self._cluster, decision, self._kept(started))
             response.placed.extend(standing)
             response.refused.extend(late)
         SECONDS.record(time.time() - begin)
@@ -122,14 +123,21 @@ class Planning:
             self._attempts.feed.publish_capacity()  # the next plan finds that their time is over
 
     def _standing(self, request: placement_pb2.PlanPlacementRequest) -> list[placement_pb2.Placed]:
-        """Candidates that have a live attempt already, from a call whose answer was lost: the answer again."""
+        """Candidates that have a live attempt already, from a call whose answer was lost: the answer again.
+
+        Nobody is told more of it than is committed: an end that is not may never be.
+        """
         standing = []
         for candidate in list(request.candidates):
             live = self._cluster.attempts.get(candidate.job_id)
             if live and (not live.state.ended or live.key[1] >= candidate.number):
-                standing.append(placement_pb2.Placed(attempt=live.attempt))
+                standing += self._kept([live])
                 request.candidates.remove(candidate)
-        return standing
+        return [placement_pb2.Placed(attempt=attempt) for attempt in standing]
+
+    def _kept(self, lives: Iterable[Live]) -> list[job_pb2.Attempt]:
+        """Attempts as they were committed last."""
+        return [kept for live in lives if (kept := self._attempts.feed.kept(live.key[0]))]
 
     def _late(self, request: placement_pb2.PlanPlacementRequest) -> list[placement_pb2.Refused]:
         """Candidates that were asked for before it was known that the very attempt is over, and is forgotten even.

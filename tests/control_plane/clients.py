@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
+from itertools import count
 from random import Random
 from typing import Any
 
@@ -36,6 +37,7 @@ class Clients:
         self.acknowledged: list[str] = []  # jobs and arrays
         self.unanswered: dict[str, str] = {}  # what was asked, and what came instead of an answer
         self.seen: dict[str, dict[str, Phase]] = {}  # by watcher, as its last stream told
+        self._numbers = count()
         self._network, self._rng, self._events, self._failures = network, rng, events, failures
 
     def stub(self, name: str) -> Any:
@@ -43,8 +45,10 @@ class Clients:
         return job_service_pb2_grpc.JobServiceStub(self._network.channel(Process(name), QUEUES))
 
     async def insist(self, call: Any, request: Any) -> Any:
-        """Ask until there is an answer; None where what is wanted makes no sense any more."""
-        asked = f"{type(request).__name__} {request.id if 'id' in request.DESCRIPTOR.fields_by_name else ''}"
+        """Ask the same until there is an answer; None where what is wanted makes no sense any more."""
+        if not request.request_id:
+            request.request_id = f"asked-{next(self._numbers)}"
+        asked = f"{type(request).__name__} {request.request_id}"
         while True:
             try:
                 answer = await call(request, timeout=CALL_SECONDS)

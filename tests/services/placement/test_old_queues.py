@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
@@ -144,3 +145,22 @@ async def test_a_plan_that_comes_to_a_placement_which_never_saw_its_attempt_star
         next_one = plan("a", term, number=2, revision=after)
         assert [placed.attempt.number for placed in (await mesh.plans.PlanPlacement(next_one)).placed] == [2]
         assert len(agent.welcomes) == 2, "placement had no reason to doubt what it knows"
+
+
+async def test_who_asks_again_is_told_no_end_that_is_not_committed() -> None:
+    """It might never be: then placement reads its state anew, in which the attempt runs."""
+    async with running() as mesh:
+        await mesh.kill("queue")
+        agent = await mesh.agent("n1")
+        store = mesh.parts["placement"].store
+        await mesh.plans.PlanPlacement(plan("a"))
+        await until(lambda: mesh.parts["placement"].service.feed.kept("a").state == job_pb2.ATTEMPT_STATE_RUNNING)
+        store.held_back = asyncio.Event()
+        agent.finish(("a", 1))
+        await until(lambda: mesh.parts["placement"].service.cluster.attempts["a"].state.ended)
+        (standing,) = (await mesh.plans.PlanPlacement(plan("a"))).placed
+        assert standing.attempt.state == job_pb2.ATTEMPT_STATE_RUNNING
+        store.held_back.set()
+        await until(lambda: ("a", 1) in agent.acked)
+        (standing,) = (await mesh.plans.PlanPlacement(plan("a"))).placed
+        assert standing.attempt.state == job_pb2.ATTEMPT_STATE_SUCCEEDED
