@@ -116,8 +116,10 @@ machine. On two cores with nothing beside it, jobs of two seconds, as fast as th
 | a submit's answer at 50 a second, ms: half, 99 of 100 | 7, 19 | 6, 23 | 6, 21 |
 | store of a job that runs, bytes | 619 | 618 | 622 |
 
-A hundred watchers missed nothing. Where the machine is overloaded all of it becomes slow alike: with ten times as many
-other processes as cores, and 18 ms of processor for a job, 1,000 agents had 23 jobs a second brought to running, and no
+Transactions keep a pace since: with 100 agents a job costs 4.2 ms, etcd's part is 1.0, and 99 of 100 submits are
+answered within 31 ms. A hundred watchers missed nothing. Where the machine is overloaded all of it becomes slow
+alike: with ten times as many other processes as cores, and 18 ms of processor for a job, 1,000 agents had 23 jobs a
+second brought to running, and no
 leader lost its lease.
 
 ## Versions
