@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from itertools import chain
 
+from cotenant.core.lifecycle import Phase
 from cotenant.rpc import translate
 from cotenant.services.queue.records import Record
 from cotenant.services.queue.state import State
@@ -18,7 +20,7 @@ class Filter:
     """Conditions that must all hold, of jobs that the caller may see."""
 
     def __init__(self, message: pb.JobFilter, view: View) -> None:
-        self._array_id = message.array_id
+        self._message, self._view = message, view
         self._ids = frozenset(message.ids)
         self._conditions = list(_conditions(message, view))
         self.everything = not self._conditions
@@ -27,51 +29,74 @@ class Filter:
 
     def ids(self, state: State) -> Sequence[str]:
         """Ids of the jobs that are meant, sorted."""
-        found: Sequence[str] = state.ids
-        if self._ids:
-            found = sorted(self._ids & state.records.keys())
-        elif self._array_id:
-            array = state.gates.arrays.get(self._array_id)
-            found = sorted(array.ids if array else ())
+        parts, by = self._narrowest(state)
+        found = parts[0] if len(parts) == 1 and isinstance(parts[0], list) else sorted(chain.from_iterable(parts))
         records = state.records
-        for holds in self._conditions:  # one after the other over all jobs, which may be very many
-            found = [job_id for job_id in found if holds(records[job_id])]
+        for of, holds in self._conditions:  # one after the other over all jobs, which may be very many
+            if of != by:
+                found = [job_id for job_id in found if holds(records[job_id])]
         return found
+
+    def _narrowest(self, state: State) -> tuple[Sequence[Collection[str]], str]:
+        """The fewest jobs in which all that are meant are listed, and what then need not be asked of each."""
+        message, listing = self._message, state.listing
+        if self._ids:
+            return [self._ids & state.records.keys()], "ids"
+        if message.array_id:
+            array = state.gates.arrays.get(message.array_id)
+            return [array.ids if array else ()], "array"
+        ways: list[tuple[Sequence[Collection[str]], str]] = []  # the first of those that are alike is taken
+        if message.tenant or not self._view.everything:
+            ways.append((listing.of_tenants(self._meant), "tenant"))
+        if message.phases:
+            ways.append((listing.of_phases(_phases(message)), "phase"))
+        ways.append(([listing.all], ""))
+        return min(ways, key=lambda way: sum(map(len, way[0])))
+
+    def _meant(self, tenant: str) -> bool:
+        return self._message.tenant in ("", tenant) and self._view.sees_tenant(tenant)
 
     def takes(self, record: Record) -> bool:
         """Whether a job is meant."""
-        return all(holds(record) for holds in self._conditions)
+        return all(holds(record) for _, holds in self._conditions)
 
 
-def _conditions(wanted: pb.JobFilter, view: View) -> Iterator[Holds]:
-    """Give the conditions that there are, the cheap ones first."""
+def _conditions(wanted: pb.JobFilter, view: View) -> Iterator[tuple[str, Holds]]:
+    """Give the conditions that there are with what each is of, the cheap ones first."""
     if not view.everything:
-        yield view.sees
+        yield "tenant", view.sees
     if wanted.tenant:
         tenant = wanted.tenant
-        yield lambda record: record.spec.tenant == tenant
+        yield "tenant", lambda record: record.spec.tenant == tenant
     if wanted.queue:
         queue = wanted.queue
-        yield lambda record: record.spec.queue == queue
+        yield "queue", lambda record: record.spec.queue == queue
     if wanted.name:
         name = wanted.name
-        yield lambda record: record.spec.name == name
+        yield "name", lambda record: record.spec.name == name
     if wanted.ids:
         ids = frozenset(wanted.ids)
-        yield lambda record: record.id in ids
+        yield "ids", lambda record: record.id in ids
     if wanted.array_id:
         array_id = wanted.array_id
-        yield lambda record: record.spec.array_task is not None and record.spec.array_task.array_id == array_id
+        yield (
+            "array",
+            lambda record: record.spec.array_task is not None and record.spec.array_task.array_id == array_id,
+        )
     if wanted.phases:
-        known = translate.PHASES.names
-        phases = tuple(translate.PHASES.from_wire(phase) for phase in wanted.phases if phase in known)
-        yield lambda record: record.phase in phases
+        phases = _phases(wanted)
+        yield "phase", lambda record: record.phase in phases
     if wanted.labels:
         labels = frozenset(wanted.labels.items())
-        yield lambda record: labels.issubset(record.spec.labels)
+        yield "labels", lambda record: labels.issubset(record.spec.labels)
     if wanted.node_id:
         node_id = wanted.node_id
-        yield lambda record: any(part.node_id == node_id for part in record.job.attempt.allocations)
+        yield "node", lambda record: any(part.node_id == node_id for part in record.job.attempt.allocations)
+
+
+def _phases(wanted: pb.JobFilter) -> tuple[Phase, ...]:
+    known = translate.PHASES.names
+    return tuple(translate.PHASES.from_wire(phase) for phase in wanted.phases if phase in known)
 
 
 def folded(ids: Sequence[str], state: State) -> Sequence[str]:

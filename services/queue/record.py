@@ -48,6 +48,7 @@ class Record:
         "estimated_after",
         "fragmented_seconds",
         "id",
+        "listed",
         "ran_before_estimate_seconds",
         "renew_after",
         "renewed_under",
@@ -64,6 +65,7 @@ class Record:
         self._lock: asyncio.Lock | None = None
         self.id: str = stored.job.id  # one string, wherever the job is named
         self.spec, self.revision = spec, revision
+        self.listed: Phase | None = None  # the phase under which it is listed
         self.sequence = 0  # the order in which jobs were taken in
         self.shape = ShapeKey()  # one object for all jobs of one shape
         self.estimate: predictor_service_pb2.Estimate | None = None

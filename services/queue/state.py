@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from bisect import bisect_left, insort
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import replace
@@ -21,6 +20,7 @@ from cotenant.rpc import errors, refusals, translate
 from cotenant.services.queue import avoiding
 from cotenant.services.queue.backing_off import BackOffs
 from cotenant.services.queue.gates import Gates
+from cotenant.services.queue.listing import Listing
 from cotenant.services.queue.reasons import NOT_YET, Reasons
 from cotenant.services.queue.records import Record, ShapeKey, held_by
 from cotenant.v1 import job_pb2, records_pb2, tenant_service_pb2
@@ -65,7 +65,7 @@ class State:
         self.hopeless: Callable[[Record, str], None] = lambda record, why: None  # set by whoever ends jobs
         self.records: dict[str, Record] = {}
         self.gates = Gates(self.records)
-        self.ids: list[str] = []  # sorted; ids rise with time
+        self.listing = Listing()
         self.table = JobTable()
         self.tenants: dict[str, tuple[tenant_service_pb2.Tenant, int]] = {}  # with the revision of each
         self.shapes: tuple[NodeShape, ...] = ()
@@ -93,6 +93,11 @@ class State:
     @capacity.setter
     def capacity(self, capacity: Capacity) -> None:
         self.table.capacity = capacity
+
+    @property
+    def ids(self) -> Sequence[str]:
+        """Ids of all jobs, sorted; they rise with time."""
+        return self.listing.all
 
     @property
     def tenant_ids(self) -> list[str]:
@@ -131,7 +136,7 @@ class State:
     def add(self, record: Record) -> None:
         """Take a job in."""
         self._number(record)
-        insort(self.ids, record.id)
+        self.listing.add(record)
         self.sync(record)
 
     def adding(self, records: Sequence[Record]) -> Iterator[None]:
@@ -141,8 +146,7 @@ class State:
         """
         for record in records:
             self._number(record)
-            self.ids.append(record.id)
-        self.ids.sort()
+        self.listing.add_all(records)
         for record in records:
             self.gates.learn(record, backs_off=self.backing_off(record))
         for start in range(0, len(records), ADDED_AT_ONCE):
@@ -178,9 +182,10 @@ class State:
 
     def remove(self, job_id: str) -> None:
         """Forget an ended job."""
-        self.gates.forget(self.records.pop(job_id))
+        record = self.records.pop(job_id)
+        self.gates.forget(record)
         self._back_offs.forget(job_id)
-        del self.ids[bisect_left(self.ids, job_id)]
+        self.listing.remove(record)
         self._tell(job_id)
 
     def sync(self, record: Record) -> None:
@@ -188,6 +193,7 @@ class State:
         phase, job_id = record.phase, record.id
         if self.records.get(job_id) is not record:
             return  # forgotten meanwhile
+        self.listing.place(record)
         if record.spec.pre_run_seconds is not None or record.spec.open:
             self._reshape(record)
         if record.spec.open and phase is Phase.QUEUED and record.estimated_after not in (None, record.attempt_number):
