@@ -2,18 +2,24 @@
 
 Who holds the mesh's own token is its operator, and what they submit runs as whoever runs the agent: so `cotenant up`
 is of use at once, by root on a laptop too. Everybody else is looked up among the machine's users by name, or in the
-`[users]` of the agent's settings. A user id of 0 is taken from there alone: only an operator allows root.
+`[users]` of the agent's settings. Root and the machine's system accounts, among which may be the one that the mesh runs
+as, are taken from there alone: a name that somebody bears elsewhere gives nobody what such an account owns.
 """
 
 from __future__ import annotations
 
 import os
 import pwd
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 OF_THE_MESH = frozenset({"", "operator", "anyone"})  # submitters that are no persons; "" is of before there were any
 ANYBODY_ELSE = "*"
+LOGIN_DEFS = Path("/etc/login.defs")
+UID_MIN_DEFAULT = 1000  # of people; what login.defs says where it says nothing
+_UID_MIN = re.compile(r"^[ \t]*UID_MIN[ \t]+(\d+)", re.MULTILINE)
 
 
 class NoUser(Exception):
@@ -40,12 +46,22 @@ class User:
         return {"uid": self.uid, "gid": self.gid, "groups": list(self.groups)}
 
 
+def people_from_uid(defs: Path = LOGIN_DEFS) -> int:
+    """The least user id of a person on this machine; system accounts have lesser ones (login.defs(5), UID_MIN)."""
+    try:
+        told = _UID_MIN.search(defs.read_text(errors="replace"))
+    except OSError:
+        told = None
+    return int(told[1]) if told else UID_MIN_DEFAULT
+
+
 @dataclass(frozen=True, slots=True)
 class Users:
     """Who runs jobs here. `names` maps submitters to users of this machine, `*` all that are not named."""
 
     names: Mapping[str, str] = field(default_factory=dict)
     own_uid: int = field(default_factory=os.geteuid)
+    uid_min: int = field(default_factory=people_from_uid)
     look_up: Callable[[str], pwd.struct_passwd] = pwd.getpwnam
 
     def of(self, submitter: str) -> User | None:
@@ -70,5 +86,10 @@ class Users:
             ) from None
         if found.pw_uid == 0 and told is None:
             raise NoUser(f"jobs of {submitter!r} would run as root, which only [users] of the agent's settings allows")
+        if found.pw_uid < self.uid_min and name == submitter and told is None:
+            raise NoUser(
+                f"{submitter!r} is a system account of this node (its user id {found.pw_uid} is less than "
+                f"{self.uid_min}): jobs run as one only if [users] of the agent's settings names it"
+            )
         groups = os.getgrouplist(found.pw_name, found.pw_gid)
         return User(found.pw_name, found.pw_uid, found.pw_gid, tuple(groups), found.pw_dir, found.pw_shell)

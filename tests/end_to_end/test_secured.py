@@ -18,7 +18,7 @@ from cotenant.rpc.bearers import Bearer
 from cotenant.rpc.certificates import Authority
 
 SERVICES = ("placement", "predictor", "contention", "queue")
-SUBMITTER = "daemon"  # a user that each machine has
+SUBMITTER = "nobody"  # a user that each machine has, and no system account
 
 
 class Lab:

@@ -14,19 +14,19 @@ from tests.node_agent.test_runtime import Opened
 from cotenant.node_agent import task_process
 from cotenant.node_agent.records import AttemptKey
 from cotenant.node_agent.runtime import RuntimeContext
-from cotenant.node_agent.users import NoUser, Users
+from cotenant.node_agent.users import NoUser, Users, people_from_uid
 from cotenant.v1 import job_pb2, node_service_pb2
 
 DAEMON, NOBODY = "daemon", "nobody"  # users that each machine has
 
 
 def people(name: str) -> pwd.struct_passwd:
-    known = {"eve": 1001, "root": 0, "toor": 0, NOBODY: 65534}
+    known = {"eve": 1001, "root": 0, "toor": 0, NOBODY: 65534, "etcd": 112}
     return pwd.struct_passwd((name, "x", known[name], known[name], "", f"/people/{name}", "/bin/sh"))
 
 
 def of(submitter: str, **names: str) -> int | None:
-    user = Users(names, 0, people).of(submitter)
+    user = Users(names, 0, 1000, people).of(submitter)
     return None if user is None else user.uid
 
 
@@ -35,7 +35,7 @@ def test_a_submitter_is_the_user_of_its_name_unless_the_settings_name_another(mo
     assert of("eve") == 1001
     assert of("eve@example.org", **{"eve@example.org": "eve"}) == 1001
     assert of("stranger", **{"*": NOBODY}) == 65534
-    user = Users({}, 0, people).of("eve")
+    user = Users({}, 0, 1000, people).of("eve")
     assert user
     assert user.environment() == {"HOME": "/people/eve", "USER": "eve", "LOGNAME": "eve", "SHELL": "/bin/sh"}
     assert user.to_plain() == {"uid": 1001, "gid": 1001, "groups": [1001, 7]}
@@ -49,6 +49,25 @@ def test_root_is_allowed_by_the_settings_alone(monkeypatch: pytest.MonkeyPatch) 
     with pytest.raises(NoUser, match="as root, which only"):
         of("stranger", **{"*": "toor"})  # for everybody is for nobody in particular
     assert of("eve", eve="root") == 0
+
+
+def test_a_system_account_is_given_to_nobody_who_just_bears_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "getgrouplist", lambda name, gid: [gid])
+    with pytest.raises(NoUser, match=r"system account of this node .its user id 112 is less than 1000"):
+        of("etcd")
+    with pytest.raises(NoUser, match="system account"):
+        of("etcd", **{"*": "etcd"})  # the name of one of all the others
+    assert of("stranger", **{"*": "etcd"}) == 112
+    assert of("etcd", etcd="etcd") == 112
+
+
+def test_the_machine_says_from_which_id_on_users_are_people(tmp_path: Path) -> None:
+    defs = tmp_path / "login.defs"
+    assert people_from_uid(defs) == 1000
+    defs.write_text("#UID_MIN 7\nSYS_UID_MIN 100\nUID_MIN\t\t\t  500\nUID_MAX 60000\n")
+    assert people_from_uid(defs) == 500
+    defs.write_text("UMASK 022\n")
+    assert people_from_uid(defs) == 1000
 
 
 def test_who_is_nobody_here_runs_nothing() -> None:
@@ -68,7 +87,7 @@ def test_the_mesh_s_own_token_runs_as_whoever_runs_the_agent_unless_told_otherwi
 
 
 def test_an_agent_that_is_not_root_runs_everything_as_itself() -> None:
-    assert Users({}, 1000, people).of("stranger") is None
+    assert Users({}, 1000, 1000, people).of("stranger") is None
 
 
 # With real processes -----------------------------------------------------------------------------------------------
