@@ -14,7 +14,7 @@ from typing import Protocol
 
 import structlog
 
-from cotenant import telemetry
+from cotenant import fail_points, telemetry
 from cotenant.core.failing.classifying import SIGNS_MAX
 from cotenant.node_agent.fence import Fence
 from cotenant.node_agent.launching import grace_seconds_of
@@ -188,6 +188,7 @@ class Orders:
         await self._profiles.end(key, "its cores are changed by an order")
         reason = await self._runtime.adopt(assignment)
         if reason is None:
+            await fail_points.reach("agent.resized")
             known.assignment = assignment
             known.status = replace(known.status, epoch=assignment.epoch)
             known.changed = time.monotonic()
@@ -308,9 +309,8 @@ class Orders:
         elif order.epoch < known.status.epoch:
             self._refuse(key, order.epoch, "stop")
         else:
-            grace = (
-                order.grace.ToMicroseconds() / 1e6 if order.HasField("grace") else grace_seconds_of(known.assignment)
-            )
+            asked = order.HasField("grace")
+            grace = order.grace.ToMicroseconds() / 1e6 if asked else grace_seconds_of(known.assignment)
             log.info("attempt_stopping", attempt=str(key), grace_seconds=grace, reason=_reason_name(order.reason))
             known.stop_grace_seconds = grace
             self._background.start(self._profiles.end(key, "the attempt is being stopped"))

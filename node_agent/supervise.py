@@ -22,6 +22,7 @@ from typing import ClassVar
 
 import structlog
 
+from cotenant import fail_points
 from cotenant.core.throttle import Throttle
 from cotenant.node_agent import (
     attempt_directory,
@@ -279,13 +280,13 @@ class ProcessRuntime:
             with contextlib.suppress(OSError):  # then its end is told, and not kept
                 attempt.directory.path.mkdir(exist_ok=True)
             return str(error)
+        await fail_points.reach("agent.launched")
         self._watch(attempt, os.pidfd_open(pid))
         return None
 
     def stop(self, key: AttemptKey, grace_seconds: float) -> None:
         """Order the supervisor to end the attempt; while it is being started, as soon as it is."""
-        attempt = self._attempts.get(key)
-        if attempt is not None and attempt.live:
+        if (attempt := self._attempts.get(key)) and attempt.live:
             attempt.stop_grace_seconds = grace_seconds
             attempt.stop_asked.set()
             self._order_stop(attempt)
@@ -372,6 +373,7 @@ class ProcessRuntime:
                 signal.pidfd_send_signal(attempt.pidfd, signal.SIGTERM)
             await attempt.gone.wait()
         if await attempt.remove_group(patience_seconds=10.0):
+            await fail_points.reach("agent.acknowledged")
             async with self._keeping:
                 await asyncio.to_thread(self._keep, attempt.directory)
 

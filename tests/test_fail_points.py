@@ -59,6 +59,19 @@ def test_a_process_is_halted_and_goes_on() -> None:
     assert process.communicate(timeout=30)[0] == "0\n1\n2\n"
 
 
+def test_a_directory_arms_whoever_comes_first_while_it_runs(tmp_path: Path) -> None:
+    point = tmp_path / "queue.committed"
+    point.write_text("kill@2")
+    first = start(str(tmp_path))
+    assert first.communicate(timeout=30)[0] == "0\n"
+    assert first.returncode == -signal.SIGKILL
+    assert [path.name for path in tmp_path.iterdir()] == [f"{point.name}.{first.pid}"]
+    second = start(str(tmp_path))
+    assert second.communicate(timeout=30)[0] == "0\n1\n2\n"
+    point.write_text("nonsense")
+    assert start(str(tmp_path)).communicate(timeout=30)[0] == "0\n1\n2\n"
+
+
 def test_what_cannot_be_armed_is_refused_all_at_once() -> None:
     with pytest.raises(ValueError, match=r"no fail point 'nowhere'; 'queue.committed=burn' .* 'election.won=kill@0'"):
         fail_points.arm("nowhere=kill, queue.committed=burn,election.won=kill@0")

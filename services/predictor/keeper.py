@@ -20,6 +20,7 @@ from typing import Protocol, TypeVar
 
 import structlog
 
+from cotenant import fail_points
 from cotenant.core.policy import Follows
 from cotenant.store.port import (
     VALUE_BYTES_MAX,
@@ -106,8 +107,10 @@ class Keeper:
         if not operations:
             await self._watched(self._store.get(PREFIX))
             return False
+        await fail_points.reach("predictor.keeping")
         try:
             await self._watched(self._store.transact((), operations))
+            await fail_points.reach("predictor.kept")
         except ValueError as error:
             self._shrink(batch, error)
         else:

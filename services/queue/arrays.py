@@ -14,6 +14,7 @@ from dataclasses import replace
 
 import structlog
 
+from cotenant import fail_points
 from cotenant.core.arrays import ArrayTask
 from cotenant.core.jobs import JobSpec
 from cotenant.rpc import errors, sequence
@@ -59,6 +60,7 @@ class Arrays:
                     raise errors.unavailable("two arrays were given one id; the call may be repeated")
                 for record in chunk:
                     record.revision = result.revision
+            await fail_points.reach("array.begun")
             anchor = min(records, key=lambda record: record.id)
             compares = [Compare(ARRAYS + array_id, 0), Compare(JOBS + anchor.id, anchor.revision)]
             operations: list[Operation] = [Put(ARRAYS + array_id, stored.SerializeToString())]
@@ -70,6 +72,7 @@ class Arrays:
                 if found := await self.keeper.repeated(request):
                     return found
                 raise errors.unavailable("the array could not be taken in; the call may be repeated")
+            await fail_points.reach("array.kept")
         except (StoreUnavailable, asyncio.CancelledError):  # it may be committed all the same
             self.keeper.doubt(array_id, self.settle)
             raise
@@ -125,6 +128,7 @@ class Arrays:
             if not await self._change(chunk, change, instead, kept):
                 for record in chunk:
                     await self.keeper.change(record, change, instead=instead)
+            await fail_points.reach("array.changed")
         if request.id:
             await self.keeper.change(first, lambda stored: None, request=request)
         return first

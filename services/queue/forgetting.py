@@ -13,6 +13,7 @@ from contextlib import ExitStack
 
 import structlog
 
+from cotenant import fail_points
 from cotenant.services.queue.archive import Archive
 from cotenant.services.queue.arrays import Arrays
 from cotenant.services.queue.records import Record
@@ -21,6 +22,7 @@ from cotenant.store.port import StoreUnavailable
 
 log = structlog.get_logger()
 
+FIRST_SWEEP_SECONDS = 3.0  # after a queue has begun to lead: leaders may change more often than they sweep
 SWEEP_SECONDS = 30.0
 AT_ONCE_MAX = 50  # between two looks at whether others need the queue
 
@@ -41,12 +43,13 @@ class Forgetting:
 
     async def run(self) -> None:
         """Sweep for ever."""
+        await asyncio.sleep(FIRST_SWEEP_SECONDS)
         while True:
-            await asyncio.sleep(SWEEP_SECONDS)
             try:
                 await self.sweep(time.time())
             except (StoreUnavailable, OSError) as error:
                 log.warning("purge_delayed", error=str(error))
+            await asyncio.sleep(SWEEP_SECONDS)
 
     async def sweep(self, now: float) -> None:
         """Forget jobs that ended, oldest first, until no more are kept than should be or may go.
@@ -93,3 +96,4 @@ class Forgetting:
     async def _keep(self, records: Sequence[Record]) -> None:
         if self._archive and records:
             await self._archive.add([record.job for record in records])
+            await fail_points.reach("upkeep.archived")

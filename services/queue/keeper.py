@@ -252,6 +252,7 @@ class Keeper:
         for start in range(0, len(requests), REQUEST_IDS_MAX):
             some = requests[start : start + REQUEST_IDS_MAX]
             await self.store.transact([], [Delete(REQUESTS + request_id) for request_id in some])
+        await fail_points.reach("upkeep.forgetting")
         await self.store.transact([], [Delete(JOBS + job_id) for job_id in job_ids])
         for job_id in job_ids:
             self.state.remove(job_id)

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
+from cotenant import fail_points
 from cotenant.core.jobs import QUEUE_DEFAULT, TENANT_DEFAULT
 from cotenant.core.lifecycle import Phase
 from cotenant.core.options import written
@@ -137,6 +138,7 @@ class Tenants(tenant_service_pb2_grpc.TenantServiceServicer):
             if known is None or _settings(known[0]) != _settings(tenant):
                 raise errors.conflict("tenant", tenant.id)
         else:
+            await fail_points.reach("tenant.kept")
             self._keeper.state.tenants[tenant.id] = (stored.tenant, result.revision)
         self._keeper.state.reweigh(tenant.id)
         self._keeper.state.wake()

@@ -33,9 +33,12 @@ def check_array_alive(array: Array, etag: str) -> None:
 
 
 def hold_back(stored: records_pb2.StoredJob, wish: job_pb2.JobPhase.ValueType) -> bool:
-    """Cancel or suspend a job: at once where it holds nothing, else by a wish that its attempt's end fulfils."""
+    """Cancel or suspend a job: at once where it holds nothing, else by a wish that its attempt's end fulfils.
+
+    One that is to be cancelled already stays so, whatever else is wanted.
+    """
     phase = translate.PHASES.from_wire(stored.job.phase)
-    cancel = wish == job_pb2.JOB_PHASE_CANCELLED
+    cancel = job_pb2.JOB_PHASE_CANCELLED in (wish, stored.wish)
     if phase.ended or (phase is Phase.SUSPENDED and not cancel):
         return False
     if phase.holds_resources:

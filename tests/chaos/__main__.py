@@ -33,7 +33,7 @@ INIT = "--init"  # the first process of the namespaces
 def main(arguments: Sequence[str]) -> int:
     """Run, or say why that cannot be done here; 1 where something was wrong."""
     parser = argparse.ArgumentParser(prog="make chaos", description=__doc__)
-    parser.add_argument("--steps", type=int, default=STEPS, help=f"how many faults; {STEPS}")
+    parser.add_argument("--steps", type=int, default=STEPS, help=f"how many faults that do something; {STEPS}")
     parser.add_argument("--seed", type=int, help="repeats a plan; by default another each time")
     parser.add_argument("--rest-every", type=int, default=REST_EVERY, help=f"judge after so many steps; {REST_EVERY}")
     parser.add_argument("--pace", type=float, default=1.0, help="pauses between steps last so many times as long; 1")
@@ -88,12 +88,15 @@ def _run(told: argparse.Namespace, directory: Path) -> int:
 
 
 def _print(outcome: driver.Told) -> None:
-    faults = ", ".join(f"{count} × {fault}" for fault, count in sorted(outcome.faults.items()))
+    faults = ", ".join(
+        f"{outcome.faults.get(fault, 0)} of {count} × {fault}" for fault, count in sorted(outcome.drawn.items())
+    )
     rest = f"{outcome.settling_seconds:.0f} s of it at rest"
-    print(f"{outcome.steps} steps in {outcome.seconds:.0f} s ({rest}): {faults}")
+    drawn = sum(outcome.drawn.values())
+    print(f"{outcome.steps} of {drawn} steps did something, in {outcome.seconds:.0f} s ({rest}): {faults}")
     print(
         f"{outcome.jobs} jobs, {outcome.attempts} attempts, {outcome.commits} commits, {outcome.edges} other events, "
-        f"{outcome.starts} starts of parts, {outcome.kills} kills in attempts, {outcome.garbled} frames garbled"
+        f"{outcome.starts} starts of parts, {outcome.garbled} frames garbled"
     )
     for what, counts in (("asked, and stopped", outcome.done), ("fail points reached", outcome.reached)):
         print(f"{what}: {', '.join(f'{count} × {name}' for name, count in sorted(counts.items()))}")

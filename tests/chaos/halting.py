@@ -1,65 +1,131 @@
-"""Parts that are started with a fail point armed, until they have been killed or halted there, and a while longer."""
+"""Fail points that are armed, until somebody has been killed or halted there, and a while longer."""
 
 from __future__ import annotations
 
 import time
+from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from tests.chaos.judging import Absence
 from tests.chaos.parts import Mesh
-from tests.chaos.plan import Step
+from tests.chaos.plan import LEASE_SECONDS, Step, cut_off_without
 
 from cotenant.history.recording import clock
 
-REACHED_SECONDS_MAX = 40.0  # after which a part that did not come to its fail point is started again without one
+OF_LEADERS = (  # who comes there has just been elected, or was lately
+    "election.won",
+    "placement.loading",
+    "upkeep.archived",
+    "upkeep.forgetting",
+)
+GIVES_WAY_SECONDS = 8.0  # after so long another leader is asked to
+SETTLE_SECONDS_MAX = 12.0  # when nothing else is wrong, for those who are still to come to theirs
+HALTED_SECONDS = LEASE_SECONDS + 0.5  # likewise, for those who are there
 
 
 @dataclass
 class Halt:
-    """A part with an armed fail point."""
+    """A fail point that is to be armed, is, or was come to by a part."""
 
     step: Step
     absence: Absence
-    until: float
-    gave_way: bool = False  # whether the other replica was restarted, so that this one leads
-    halted: bool = False
+    armed: bool = False
+    asked: float = float("-inf")  # when a leader was asked to give way
+    pid: int = 0  # of who came
+    part: str = ""  # which that was; "" where it has been ended by something else since
+    since: float = 0.0
+    until: float = 0.0
+
+    @property
+    def point(self) -> str:
+        """Its name."""
+        return self.step.point.partition("=")[0]
+
+    @property
+    def action(self) -> str:
+        """What happens there, and when."""
+        return self.step.point.partition("=")[2]
+
+    @property
+    def kills(self) -> bool:
+        """Whether it ends who comes there."""
+        return self.action.startswith("kill")
 
 
 class Halts:
-    """All that are armed now."""
+    """All fail points of now. `leaders` says at which address each service is led."""
 
-    def __init__(self, mesh: Mesh) -> None:
-        self._mesh = mesh
-        self._armed: list[Halt] = []
+    def __init__(self, mesh: Mesh, leaders: Callable[[], Mapping[str, str]]) -> None:
+        self.reached: Counter[str] = Counter()  # fail points at which something happened
+        self._mesh, self._leaders = mesh, leaders
+        self._halts: list[Halt] = []
 
-    def arm(self, step: Step, absence: Absence) -> str:
-        """Restart a part with a fail point, unless one like it is armed already; what was wrong with its end."""
-        if any({step.part, step.peer} & {halt.step.part, halt.step.peer} - {""} for halt in self._armed):
-            absence.end = absence.begin
-            return ""
-        self._armed.append(Halt(step, absence, time.monotonic() + REACHED_SECONDS_MAX))
-        return self._mesh.restart(step.part, step.point)
+    def arm(self, step: Step, absence: Absence) -> None:
+        """Wait for somebody at a fail point, as soon as nobody else is waited for there."""
+        self._halts.append(Halt(step, absence))
 
     def look(self) -> list[str]:
-        """Let the other replica give way, and let go on who was halted for long enough; what was wrong with that."""
-        wrong = []
-        for halt in list(self._armed):
-            part, name = self._mesh.parts[halt.step.part], halt.step.part
-            if part.points != halt.step.point or time.monotonic() >= halt.until:
-                self._end(halt)
-            elif not halt.halted and self._mesh.has_halted(name):
-                halt.halted, halt.until = True, time.monotonic() + halt.step.seconds
-            elif not halt.gave_way and self._mesh.serving(name):
-                halt.gave_way = True
-                wrong += [self._mesh.restart(halt.step.peer)] if halt.step.peer else []
+        """See who has come, let go on who was halted for long enough; what was wrong with leaders that gave way."""
+        wrong, armed = [], {halt.point for halt in self._halts if halt.armed and not halt.pid}
+        for halt in list(self._halts):
+            if halt.pid:
+                if time.monotonic() >= halt.until:
+                    self._release(halt)
+            elif halt.armed:
+                if halt.point in OF_LEADERS and not self._came(halt):
+                    wrong.append(self._elect(halt))
+                elif halt.point not in OF_LEADERS:
+                    self._came(halt)
+            elif halt.point not in armed:
+                armed.add(halt.point)
+                halt.armed = True
+                self._mesh.arm(halt.point, halt.action)
         return [what for what in wrong if what]
 
-    def end(self) -> None:
-        """Arm nothing any more."""
-        for halt in list(self._armed):
-            self._end(halt)
+    def _came(self, halt: Halt) -> bool:
+        """Take note of who came to a fail point, if anybody did."""
+        if (taken := self._mesh.taken(halt.point)) is None:
+            return False
+        halt.part, halt.pid, seconds = taken
+        self.reached[f"{halt.point} ({halt.action.partition('@')[0]})"] += 1
+        halt.absence.begin = clock() - seconds
+        halt.absence.node_ids = frozenset(self._mesh.node_ids[node] for node in cut_off_without({halt.part}))
+        halt.since = time.monotonic()
+        halt.until = halt.since + halt.step.seconds
+        if halt.kills and halt.part:
+            self._mesh.kill(halt.part)
+        return True
 
-    def _end(self, halt: Halt) -> None:
-        self._armed.remove(halt)
-        self._mesh.disarm(halt.step.part)
+    def _elect(self, halt: Halt) -> str:
+        """Ask who leads to give way, and after a while whoever leads then."""
+        if time.monotonic() - halt.asked < GIVES_WAY_SECONDS:
+            return ""
+        name = self._mesh.at(self._leaders().get(halt.step.part, ""))
+        if not name or not self._mesh.runs(name):
+            return ""
+        halt.asked = time.monotonic()
+        return self._mesh.restart(name)
+
+    def _release(self, halt: Halt) -> None:
+        self._halts.remove(halt)
+        if halt.part and halt.kills:
+            self._mesh.come_back(halt.part)
+        elif halt.part:
+            self._mesh.thaw(halt.part, halt.pid)
         halt.absence.end = clock()
+
+    def settling(self) -> bool:
+        """Whether somebody is still to come, or to go on, when nothing else is wrong; who is halted is not for long."""
+        for halt in self._halts:
+            if halt.pid:
+                halt.until = min(halt.until, halt.since + HALTED_SECONDS)
+        return bool(self._halts)
+
+    def end(self) -> None:
+        """Wait for nobody any more."""
+        for halt in list(self._halts):
+            if halt.armed and not halt.pid:
+                self._mesh.disarm(halt.point)
+                self._came(halt)  # in this very moment
+            self._release(halt)

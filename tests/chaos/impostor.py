@@ -18,6 +18,8 @@ from cotenant.rpc.tls import Watched, server_credentials
 from cotenant.v1 import node_service_pb2 as pb
 from cotenant.v1 import node_service_pb2_grpc
 
+MET = "met an agent"
+
 
 class Impostor(node_service_pb2_grpc.AgentServiceServicer):
     """Welcomes agents, and has nothing for them to do."""
@@ -31,6 +33,8 @@ class Impostor(node_service_pb2_grpc.AgentServiceServicer):
         welcome.heartbeat_interval.FromMilliseconds(500)
         welcome.lost_after.FromSeconds(60)
         async for request in requests:
+            if request.HasField("hello"):
+                print(MET, flush=True)
             yield pb.ConnectResponse(welcome=welcome if request.HasField("hello") else None, heard=request.beat)
 
     async def UploadOutput(self, requests: AsyncIterator[pb.UploadOutputRequest], context: Any) -> Any:

@@ -4,7 +4,8 @@ Theory of operation. A rule of the router sends what passes from one part to ano
 (`NFQUEUE`), whose number names the wire. Each packet waits here for its time and is then let go. Delays are each
 packet's own, so that packets overtake each other. What is to be garbled gets another head of its first HTTP/2 frame,
 with a length that no receiver takes and a right checksum, so that TCP delivers it: bytes that only an application can
-refuse. Other bytes are left alone, for no part could know them to be wrong; with TLS, which tells, it is any byte.
+refuse; members of etcd speak HTTP/1.1 with each other, and what is spoilt is the head of a message or of a chunk. Other
+bytes are left alone, for no part could know them to be wrong; with TLS, which tells, it is any byte.
 Loss, and packets that do not pass at all, are rules of the router and do not come here.
 
 The messages are those of the kernel's include/uapi/linux/netfilter/nfnetlink_queue.h.
@@ -14,11 +15,13 @@ from __future__ import annotations
 
 import contextlib
 import heapq
+import re
 import select
 import socket
 import struct
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from random import Random
@@ -33,6 +36,9 @@ BYTES_MAX, QUEUE_MAX = 65_535, 4096
 FRAME_HEAD = 9
 FRAME_TYPES_MAX, FRAME_FLAGS, STREAM_MAX = 9, 0x2D, 1 << 24
 BROKEN_HEAD = b"\xff\xff\xff\x00\xff\x00\x00\x00\x00"  # 16 MiB of DATA on stream 0
+MESSAGE_HEAD = re.compile(rb"(POST|GET|HTTP/1\.1) ")
+CHUNK_HEAD, CHUNK_END = re.compile(rb"([0-9a-f]{1,8})\r\n"), b"\r\n"
+BROKEN_BYTE = b"\xff"
 POLL_SECONDS = 0.2
 
 
@@ -50,7 +56,8 @@ class Emulator:
 
     def __init__(self, rng: Random) -> None:
         self.wires: dict[int, Wire] = {}
-        self.garbled = 0
+        self.garbled: Counter[int] = Counter()  # by queue: packets
+        self.delayed: Counter[int] = Counter()
         self._rng = rng
         self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, NETLINK_NETFILTER)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 22)
@@ -106,15 +113,21 @@ class Emulator:
         verdict = _attribute(VERDICT_HEADER, struct.pack("!II", ACCEPT, packet_id))
         if wire.garbled and self._rng.random() < wire.garbled and (other := self._garbled(packet, wire)):
             verdict += _attribute(PAYLOAD, other)
-            self.garbled += 1
+            self.garbled[queue] += 1
+        self.delayed[queue] += wire.delay_seconds_max > 0
         until = time.monotonic() + self._rng.uniform(0, wire.delay_seconds_max)
         self._count += 1
         heapq.heappush(self._waiting, (until, self._count, _message(VERDICT, queue, verdict)))
 
 
 def garbled(packet: bytes) -> bytes:
-    """An IPv4 packet whose TCP payload begins with a frame of HTTP/2, with a head that is none; empty for any other."""
+    """An IPv4 packet whose TCP payload begins with the head of something, with one that is none; empty for any other.
+
+    That may be a frame of HTTP/2, a message of HTTP/1.1, or a chunk of one.
+    """
     begin = _payload(packet)
+    if _begins_a_message(packet[begin:]):
+        return _with(packet, begin, BROKEN_BYTE)
     if len(packet) - begin < FRAME_HEAD or not _begins_a_frame(packet[begin:]):
         return b""
     return _with(packet, begin, BROKEN_HEAD)
@@ -149,6 +162,16 @@ def _with(packet: bytes, place: int, other: bytes) -> bytes:
     pseudo = packet[12:20] + struct.pack("!BBH", 0, socket.IPPROTO_TCP, len(packet) - tcp)
     struct.pack_into("!H", changed, tcp + 16, checksum(pseudo + bytes(changed[tcp:])))
     return bytes(changed)
+
+
+def _begins_a_message(payload: bytes) -> bool:
+    """Whether this is the head of a message, or a chunk of one, the whole of it [RFC 9112, 7.1]."""
+    if MESSAGE_HEAD.match(payload):
+        return True
+    if not (chunk := CHUNK_HEAD.match(payload)):
+        return False
+    end = chunk.end() + int(chunk[1], 16)
+    return payload[end : end + len(CHUNK_END)] == CHUNK_END
 
 
 def _begins_a_frame(payload: bytes) -> bool:

@@ -7,8 +7,10 @@ Namespaces of the kernel: nothing of it is seen outside, and all of it goes when
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,13 +18,14 @@ from random import Random
 
 from tests.chaos.link import Emulator, Wire
 
-TOOLS = ("unshare", "nsenter", "setpriv", "ip", "iptables-restore", "mount")
+TOOLS = ("unshare", "nsenter", "setpriv", "ip", "iptables-restore", "iptables-save", "mount")
 NAMESPACES = ("--net", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc")
 INSIDE = "COTENANT_CHAOS_INSIDE"
 NETWORK = "10.91"
 DISK_BYTES = 512 << 20
 UPTIME_SECONDS_MAX = 30 * 86_400
 PAGE_BYTES = 4096
+DROPPED = re.compile(r"\[(?P<packets>\d+):\d+\] -A FORWARD -s (?P<source>[\d.]+)/32 -d (?P<target>[\d.]+)/32 .*-j DROP")
 
 Pair = tuple[str, str]  # packets from one machine to another
 
@@ -94,6 +97,7 @@ class Machines:
     _drops: dict[Pair, list[float]] = field(default_factory=dict)  # from and to: shares, 1.0 where cut
     _wires: dict[Pair, list[Wire]] = field(default_factory=dict)
     _queues: dict[Pair, int] = field(default_factory=dict)
+    _dropped: Counter[Pair] = field(default_factory=Counter)  # packets, before the rules of today
 
     def __post_init__(self) -> None:
         Path("/proc/sys/net/ipv4/ip_forward").write_text("1\n")
@@ -153,6 +157,22 @@ class Machines:
             self._tell_emulator(pair)
         self._set_rules()
 
+    def touched(self, pairs: Iterable[Pair]) -> int:
+        """How many packets from one to another were dropped, delayed or garbled by now."""
+        dropped, emulator = self._dropped + self._dropped_today(), self.emulator
+        queues = [self._queues[pair] for pair in pairs if pair in self._queues]
+        held = sum(emulator.garbled[queue] + emulator.delayed[queue] for queue in queues)
+        return sum(dropped[pair] for pair in pairs) + held
+
+    def _dropped_today(self) -> Counter[Pair]:
+        """What the rules that there are have dropped."""
+        names = {machine.address: name for name, machine in self.all.items()}
+        found: Counter[Pair] = Counter()
+        for line in _call(["iptables-save", "-c", "-t", "filter"]).stdout.splitlines():
+            if rule := DROPPED.match(line):
+                found[names[rule["source"]], names[rule["target"]]] += int(rule["packets"])
+        return found
+
     def _tell_emulator(self, pair: Pair) -> None:
         wires, queue = self._wires[pair], self._queues.setdefault(pair, len(self._queues))
         delay_seconds = max((wire.delay_seconds_max for wire in wires), default=0.0)
@@ -160,6 +180,7 @@ class Machines:
         self.emulator.put(queue, Wire(delay_seconds, garbled, anywhere))
 
     def _set_rules(self) -> None:
+        self._dropped += self._dropped_today()  # new rules begin at none
         rules = [
             f"-A FORWARD {self._between(*pair)} -j DROP"
             if max(shares) == 1.0

@@ -6,10 +6,10 @@ import contextlib
 import mmap
 import os
 import shutil
-import signal
 import struct
 import subprocess
 import sys
+import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -37,13 +37,13 @@ allocator = "restless"
 """
 ROOT = Path(__file__).resolve().parents[2]
 PLUGINS = "plugins"
-POINTS = """\
+ENTRY_POINTS = """\
 [cotenant.cpu_allocators]
 restless = tests.chaos.restless:Restless
 """
 NO_STORE = "error: no etcd member answers"  # one that is started then ends, for its manager to start it again
 SOURCE = Path(__file__).with_name("wall_clock.c")
-LIBRARY, OFFSET, HISTORY = "wall_clock.so", "clock", "edges"
+LIBRARY, OFFSET, HISTORY, POINTS = "wall_clock.so", "clock", "edges", "points"
 
 
 def service_of(part: str) -> str:
@@ -56,7 +56,7 @@ def install_allocator(directory: Path) -> str:
     info = directory / PLUGINS / "chaos-1.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: chaos\nVersion: 1\n")
-    (info / "entry_points.txt").write_text(POINTS)
+    (info / "entry_points.txt").write_text(ENTRY_POINTS)
     return os.pathsep.join([str(directory / PLUGINS), str(ROOT)])
 
 
@@ -81,7 +81,6 @@ class Part:
     paused: int = 0
     full: bool = False
     was_full: bool = False  # in this life
-    points: str = ""  # fail points that are armed in this life
     process: Serving | None = None
     ended_with: list[str] = field(default_factory=list)
 
@@ -94,8 +93,9 @@ class Mesh:
         self._program = [sys.executable, "-m", "tests.chaos.broken", broken] if broken else [COTENANT]
         self.clock, self._modules = build_clock(directory), install_allocator(directory)
         self.starts: Counter[str] = Counter()
-        self.fired: Counter[str] = Counter()  # fail points at which something happened
+        self.points = directory / POINTS  # that are armed, and taken by whom
         self.node_ids = {node: f"{directory.name}-{node}" for node in NODES}
+        self.points.mkdir()
         self._logs = directory / "logs"
         self._logs.mkdir()
         (directory / "settings.toml").write_text(SETTINGS)
@@ -148,9 +148,10 @@ class Mesh:
             return [*words, "--store", f"etcds://{','.join(self.store)}"]
         return [*words, "--store", f"etcd://{','.join(self.store)}", "--insecure"]
 
-    def environment(self, part: str, points: str = "") -> dict[str, str]:
+    def environment(self, part: str) -> dict[str, str]:
         """What a part's process sees; no clock of its own for the client, whose times are compared."""
-        more = {"COTENANT_TOKEN": TOKEN, recording.VARIABLE: str(self.directory / HISTORY), "PYTHONPATH": self._modules}
+        more = {"COTENANT_TOKEN": TOKEN, "PYTHONPATH": self._modules}
+        more |= {recording.VARIABLE: str(self.directory / HISTORY), fail_points.VARIABLE: str(self.points)}
         if self.clock and part != CLIENT:
             offset = self.machines.all[part].disk.parent / f"{part}.{OFFSET}"
             if not offset.exists():
@@ -158,25 +159,24 @@ class Mesh:
             more |= {"LD_PRELOAD": str(self.clock), CLOCK: str(offset)}
         if self.certificates:
             more |= self.certificates.variables(part)
-        if points:
-            more[fail_points.VARIABLE] = points
         return environment_of(self.directory, **more)
 
     # Life ----------------------------------------------------------------------------------------------------
 
-    def start(self, name: str, points: str = "") -> None:
-        """Start a part, perhaps with a fail point armed, and do not wait until it serves."""
+    def start(self, name: str) -> None:
+        """Start a part, and do not wait until it serves."""
         part = self.parts[name]
-        part.was_full, part.points = part.full, points
+        part.was_full = part.full
         self.starts[name] += 1
         if part.member:
             part.member.start(wait=False)
         else:
-            part.process = Serving(part.command, self.environment(name, points), self._log(name))
+            part.process = Serving(part.command, self.environment(name), self.log(name))
         if part.paused:
             self._signal(part, frozen=True)
 
-    def _log(self, name: str) -> Path:
+    def log(self, name: str) -> Path:
+        """Where a part says what it does."""
         return self._logs / f"{name}.log"
 
     def kill(self, *names: str) -> None:
@@ -200,13 +200,11 @@ class Mesh:
         """Have somebody in a placement's place who believes that it leads, under an old term."""
         self.kill(name)
         words = [*self.machines.all[name].prefix, sys.executable, "-m", "tests.chaos.impostor", self._address(name)]
-        return Serving([*words, str(term)], self.environment(name), self._log(name))
+        return Serving([*words, str(term)], self.environment(name), self.log(name))
 
-    def restart(self, name: str, points: str = "") -> str:
-        """End a part as an operator does, and start it again; what was wrong with its end."""
+    def restart(self, name: str) -> str:
+        """End a part that runs as an operator does, and start it again; what was wrong with its end."""
         part = self.parts[name]
-        if part.down or part.paused or self.has_halted(name):
-            return ""
         wrong = ""
         if part.process:
             served = self.serving(name)
@@ -219,29 +217,59 @@ class Mesh:
                 process.kill()
         elif part.member:
             part.member.kill()
-        self.start(name, points)
+        self.start(name)
         return wrong
 
-    def has_halted(self, name: str) -> bool:
-        """Whether a part has come to a fail point at which it was to stop."""
+    def runs(self, name: str) -> bool:
+        """Whether a part's process is there, and nothing has halted it."""
+        return self.is_there(name) and not self.parts[name].paused and not self._has_halted(self.parts[name])
+
+    def is_there(self, name: str) -> bool:
+        """Whether a part's process is there."""
         part = self.parts[name]
-        if not part.points or part.paused or part.process is None or part.process.ended():
+        return not part.down and not self._has_ended(part)
+
+    @staticmethod
+    def _has_halted(part: Part) -> bool:
+        """Whether a part has stopped by itself, at a fail point."""
+        if part.process is None:
             return False
-        return Path(f"/proc/{part.process.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+        with contextlib.suppress(FileNotFoundError):
+            return Path(f"/proc/{part.process.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+        return False
 
-    def disarm(self, name: str) -> None:
-        """Let a part go on that has halted at a fail point, and start one anew that has not come to any."""
+    def at(self, address: str) -> str:
+        """Which part serves at an address; "" where none does."""
+        return next((name for name in REPLICAS if self._address(name) == address), "")
+
+    def arm(self, point: str, action: str) -> None:
+        """Let something happen to whoever first comes to a fail point."""
+        fresh = self.points / f"{point}~"
+        fresh.write_text(action)
+        fresh.rename(self.points / point)
+
+    def disarm(self, point: str) -> None:
+        """Let it not happen any more."""
+        (self.points / point).unlink(missing_ok=True)
+
+    def taken(self, point: str) -> tuple[str, int, float] | None:
+        """Who came to a fail point, its process, and how many seconds ago that was; what is told once is forgotten."""
+        for file in self.points.glob(f"{point}.*"):
+            pid = int(file.suffix[1:])
+            seconds = time.time() - file.stat().st_ctime
+            file.unlink()
+            names = (name for name, part in self.parts.items() if part.process and part.process.pid == pid)
+            return next(names, ""), pid, seconds
+        return None
+
+    def _is_at_a_point(self, pid: int) -> bool:
+        return any(self.points.glob(f"*.{pid}"))
+
+    def thaw(self, name: str, pid: int) -> None:
+        """Let a part go on that has halted at a fail point, unless it is another process by now, or is to be paused."""
         part = self.parts[name]
-        if self.has_halted(name):
-            self._fired(part)
+        if part.process and part.process.pid == pid and not part.paused:
             self._signal(part, frozen=False)
-        elif part.points and not part.down:
-            self.kill(name)
-            self.come_back(name)
-
-    def _fired(self, part: Part) -> None:
-        self.fired[part.points.partition("@")[0]] += 1
-        part.points = ""
 
     def pause(self, name: str) -> None:
         """Stop a part's process where it is."""
@@ -267,13 +295,11 @@ class Mesh:
         """Start what has ended by itself, as a system manager does; what of that should not have happened."""
         wrong = []
         for name, part in self.parts.items():
-            if part.down or not self._has_ended(part):
+            if part.down or not self._has_ended(part) or (part.process and self._is_at_a_point(part.process.pid)):
                 continue
-            told = part.process.said[-500:] if part.process else self._log(name).read_text(errors="replace")[-500:]
+            told = part.process.said[-500:] if part.process else self.log(name).read_text(errors="replace")[-500:]
             part.ended_with.append(told)
-            if part.points and part.process and part.process.wait() == -signal.SIGKILL:
-                self._fired(part)
-            elif not part.was_full and NO_STORE not in told:
+            if not part.was_full and NO_STORE not in told:
                 wrong.append(f"{name} ended by itself: {told}")
             if part.member:
                 part.member.kill()

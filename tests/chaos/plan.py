@@ -5,9 +5,10 @@ The same seed and the same numbers give the same plan; how it meets the processe
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Container, Iterator, Sequence, Set
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import count, islice
 from random import Random
 
 from cotenant.fail_points import POINTS
@@ -37,11 +38,11 @@ class Fault(StrEnum):
     DELAY = "delay"  # packets between two parts take longer, each its own time
     LOSE = "lose"  # packets between two parts are dropped now and then
     GARBLE = "garble"  # frames that a part sends to its peer arrive with another head
-    FILL = "fill"  # the disk of a part has no room left
+    FILL = "fill"  # the disk of a part that writes has no room left
     CLOCK = "clock"  # the wall clock of a part jumps, for good
     NO_MAJORITY = "no majority"  # two members of etcd are killed
     OLD_LEADER = "old leader"  # in the place of a placement is one that does not know that its term is over
-    FAIL_POINT = "fail point"  # a part is killed or halted at a named place, once it leads
+    FAIL_POINT = "fail point"  # whoever first comes to a named place is killed or halted there
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +50,7 @@ class Step:
     """One fault: when it begins after the one before, which part it is done to, for how long, and how much of it.
 
     `amount` is the jump of a clock, or the longest delay, in seconds, or the share of packets that is lost; `point` is
-    what COTENANT_FAIL_POINTS is to be.
+    the name of a fail point and what happens there. Its part is a service, or agents as a whole: whoever comes there.
     """
 
     number: int
@@ -73,6 +74,7 @@ REPLICAS = tuple(f"{service}-{number}" for service in SERVICES for number in (1,
 NODES = tuple(f"agent-{number}" for number in range(1, AGENTS + 1))
 PYTHON = (*REPLICAS, *NODES)
 PARTS = (*MEMBERS, *PYTHON)
+WRITERS = (*NODES, *NODES, "queue-1", "queue-2")  # who writes on a disk of its own: attempts, and the archive
 WEIGHTS = {part: 5 if part.startswith(("placement", "queue")) else 1 for part in PARTS}  # what decides is hit the most
 PAIRS = (  # who speaks with whom, and how often that is disturbed
     (SERVICES[:2], (ETCD,), 4),
@@ -80,14 +82,15 @@ PAIRS = (  # who speaks with whom, and how often that is disturbed
     (("agent",), ("placement",), 4),
     (("agent",), ("contention",), 1),
     (("queue",), ("predictor",), 1),
+    (("predictor",), (ETCD,), 1),
+    (("contention",), ("placement",), 1),
+    (("contention",), ("queue",), 1),
     (("queue",), ("queue",), 1),
     (("placement",), ("placement",), 1),
-    ((ETCD,), (ETCD,), 2),
+    (("predictor",), ("predictor",), 1),
+    ((ETCD,), (ETCD,), 3),
     ((CLIENT,), ("queue",), 2),
-)
-HALTED = (  # where fail points are, and who is to give way, so that they are come to
-    *((f"{service}-{one}", f"{service}-{3 - one}") for service in ("placement", "queue") for one in (1, 2)),
-    *((node, "") for node in NODES),
+    ((CLIENT,), ("placement",), 1),
 )
 SHARES = {
     Fault.KILL: 20,
@@ -108,8 +111,12 @@ SHARES = {
     Fault.FAIL_POINT: 7,
 }
 HALTED_SECONDS = (LEASE_SECONDS + 0.5, 6.0)  # at a fail point: for so long that another leads meanwhile
-ONCE = ("election.won", "placement.loading")  # by whoever has come to lead
-TIMES_MAX = 4  # a fail point is passed so often, less one, before anything happens
+ELECTED = ("placement", "queue", "predictor")  # services whose leaders write
+UNDRAWN = ("upkeep.compacted", "restore.filling", "restore.filled")  # none comes there in so short a life, or in a mesh
+DRAWN = tuple(point for point in POINTS if point not in UNDRAWN)
+OFTEN = ("queue", "placement", "predictor", "agent")  # kinds of fail points that are passed all the time
+SELDOM = ("placement.loading", "agent.resized")  # but for these
+TIMES_MAX = 4  # those are passed so often, less one, before anything happens
 
 
 def plan(seed: int, steps: int, faults: Container[Fault] = frozenset(Fault)) -> list[Step]:
@@ -118,16 +125,26 @@ def plan(seed: int, steps: int, faults: Container[Fault] = frozenset(Fault)) -> 
     >>> plan(7, 3) == plan(7, 4)[:3]
     True
     """
+    return list(islice(drawn(seed, faults), steps))
+
+
+def drawn(seed: int, faults: Container[Fault] = frozenset(Fault)) -> Iterator[Step]:
+    """Draw steps without end."""
     rng = Random(f"chaos {seed}")
     shares = {fault: share if fault in faults else 0 for fault, share in SHARES.items()}
-    return [_step(rng, number, rng.choices(list(shares), list(shares.values()))[0]) for number in range(1, steps + 1)]
+    for number in count(1):
+        yield _step(rng, number, rng.choices(list(shares), list(shares.values()))[0])
 
 
 def cut_off(step: Step) -> frozenset[str]:
-    """Agents that placement may hear nothing from, by that fault."""
-    if step.fault in (Fault.KILL_JOB, Fault.KILL_SUPERVISOR, Fault.CLOCK):
+    """Agents that placement may hear nothing from, by that fault; by a fail point, once somebody is there."""
+    if step.fault in (Fault.KILL_JOB, Fault.KILL_SUPERVISOR, Fault.CLOCK, Fault.FAIL_POINT):
         return frozenset()
-    touched = {step.part, step.peer} - {""}
+    return cut_off_without({step.part, step.peer} - {""})
+
+
+def cut_off_without(touched: Set[str]) -> frozenset[str]:
+    """Agents that placement may hear nothing from while something is wrong with some parts, or between them."""
     if any(_is_of(part, ("placement", ETCD)) for part in touched) and not touched & {*NODES, CLIENT}:
         return frozenset(NODES)
     return frozenset(touched & {*NODES})
@@ -140,10 +157,11 @@ def _step(rng: Random, number: int, fault: Fault) -> Step:
     match fault:
         case Fault.ISOLATE if part in NODES and rng.random() < LONELY_LONG_SHARE:
             seconds = round(rng.uniform(*LONELY_SECONDS), 2)
-        case Fault.OLD_LEADER:
+        case Fault.OLD_LEADER | Fault.FILL:
             seconds = round(rng.uniform(*LONG_SECONDS), 2)
         case Fault.FAIL_POINT:
-            seconds, point = round(rng.uniform(*HALTED_SECONDS), 2), _point(rng, part)
+            seconds = round(rng.uniform(*HALTED_SECONDS), 2)
+            part, point = _point(rng)
         case Fault.KILL_JOB | Fault.KILL_SUPERVISOR | Fault.RESTART:
             seconds = 0.0
         case Fault.CLOCK:
@@ -155,12 +173,13 @@ def _step(rng: Random, number: int, fault: Fault) -> Step:
     return Step(number, after, fault, part, peer, seconds, amount, point)
 
 
-def _point(rng: Random, part: str) -> str:
-    """Draw a fail point that a part comes to, and what happens there."""
-    kind = part.partition("-")[0]
-    point = rng.choice([name for name in POINTS if name.startswith(("election", kind) if kind != "agent" else kind)])
-    times = 1 if point in ONCE else rng.randint(1, TIMES_MAX)
-    return f"{point}={rng.choice(('kill', 'stop'))}@{times}"
+def _point(rng: Random) -> tuple[str, str]:
+    """Draw who is to come to a fail point, and what happens there."""
+    point = rng.choice(DRAWN)
+    kind = point.partition(".")[0]
+    times = rng.randint(1, TIMES_MAX) if kind in OFTEN and point not in SELDOM else 1
+    part = {"election": rng.choice(ELECTED), "array": "queue", "tenant": "queue", "upkeep": "queue"}.get(kind, kind)
+    return part, f"{point}={rng.choice(('kill', 'stop'))}@{times}"
 
 
 def _drawn_for(fault: Fault, rng: Random) -> tuple[str, str]:
@@ -170,8 +189,8 @@ def _drawn_for(fault: Fault, rng: Random) -> tuple[str, str]:
             return rng.choice(NODES), ""
         case Fault.CLOCK:
             return _weighted(rng, PYTHON), ""
-        case Fault.FAIL_POINT:
-            return rng.choice([pair for pair in HALTED for _ in range(WEIGHTS[pair[0]])])
+        case Fault.FILL:
+            return rng.choice(WRITERS), ""
         case Fault.ISOLATE if rng.random() < LONELY_SHARE:
             return rng.choice(NODES), ""
         case Fault.OLD_LEADER:
@@ -179,16 +198,13 @@ def _drawn_for(fault: Fault, rng: Random) -> tuple[str, str]:
         case Fault.NO_MAJORITY:
             one, other = rng.sample(MEMBERS, 2)
             return one, other
-        case Fault.CUT | Fault.CUT_ONE_WAY | Fault.DELAY | Fault.LOSE:
+        case Fault.CUT | Fault.CUT_ONE_WAY | Fault.DELAY | Fault.LOSE | Fault.GARBLE:
             return _pair(rng)
-        case Fault.GARBLE:
-            return _pair(rng, within_etcd=False)  # its members trust each other's bytes
     return _weighted(rng, PARTS), ""
 
 
-def _pair(rng: Random, *, within_etcd: bool = True) -> tuple[str, str]:
-    pairs = [pair for pair in PAIRS if within_etcd or pair[:2] != ((ETCD,), (ETCD,))]
-    ours, theirs, _ = rng.choices(pairs, [weight for *_, weight in pairs])[0]
+def _pair(rng: Random) -> tuple[str, str]:
+    ours, theirs, _ = rng.choices(PAIRS, [weight for *_, weight in PAIRS])[0]
     part = rng.choice([part for part in (*PARTS, CLIENT) if _is_of(part, ours)])
     peer = rng.choice([peer for peer in PARTS if _is_of(peer, theirs) and peer != part])
     return (part, peer) if rng.random() < 0.5 else (peer, part)

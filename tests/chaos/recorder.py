@@ -14,7 +14,7 @@ from google.protobuf.message import DecodeError
 
 from cotenant.history.events import Commit, LeaderPut
 from cotenant.history.recording import clock
-from cotenant.history.stored import ATTEMPTS, commit_of
+from cotenant.history.stored import ATTEMPTS, LEADER, commit_of
 from cotenant.rpc.translate import STOP_REASONS
 from cotenant.store.etcd import EtcdStore
 from cotenant.store.port import Changes
@@ -35,6 +35,7 @@ class Recorder:
         self.failed: dict[tuple[str, int], str] = {}  # by attempt: what was said of its end
         self._reasons: dict[tuple[str, int], str] = {}  # by attempt: why it was stopped
         self.revision = 0
+        self.leaders: dict[str, str] = {}  # by service: at which address
         self._endpoints, self._log, self._credentials = list(endpoints), log, credentials
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True, name="recorder")
@@ -68,6 +69,9 @@ class Recorder:
                         self.failed[attempt.job_id, attempt.number] = attempt.message
                     if attempt.stop_reason:
                         self._reasons[attempt.job_id, attempt.number] = STOP_REASONS.from_wire(attempt.stop_reason)
+                elif change.key.endswith(LEADER):
+                    leader = records_pb2.StoredLeader.FromString(change.value or b"")
+                    self.leaders[change.key.removesuffix(LEADER)] = leader.address
         except (DecodeError, ValueError) as error:
             self.wrong.append(f"the commit at {changes.revision} cannot be read: {error}")
         self.revision = changes.revision

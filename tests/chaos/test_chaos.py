@@ -12,7 +12,7 @@ import pytest
 from tests.chaos import machines
 from tests.conftest import require_etcd
 
-STEPS, SEED, REST_EVERY, PACE = 60, 31, 30, 0.6
+STEPS, SEED, REST_EVERY, PACE = 60, 31, 40, 0.6
 JOBS_MIN = 10  # on a machine that has other things to do as well
 
 
@@ -33,8 +33,8 @@ def test_nothing_is_lost_owned_twice_or_left_whatever_happens_to_the_mesh(tmp_pa
     assert ended.returncode == 0, ended.stdout + ended.stderr
     came_of_it = json.loads(told.read_text())
     assert came_of_it["wrong"] == []
-    assert came_of_it["steps"] == STEPS
-    assert came_of_it["rests"] == STEPS / REST_EVERY
+    assert STEPS <= came_of_it["steps"] <= sum(came_of_it["drawn"].values())
+    assert came_of_it["rests"] == -(-sum(came_of_it["drawn"].values()) // REST_EVERY)
     assert came_of_it["jobs"] >= JOBS_MIN
     assert came_of_it["attempts"] >= JOBS_MIN
     assert came_of_it["commits"] > 3 * came_of_it["jobs"]

@@ -44,6 +44,15 @@ def test_what_does_not_begin_a_frame_is_left_alone() -> None:
     assert garbled(b"") == b""
 
 
+@pytest.mark.parametrize("head", [b"POST /raft HTTP/1.1\r\n", b"GET /raft/stream HTTP/1.1\r\n", b"HTTP/1.1 200 OK\r\n"])
+def test_between_members_of_etcd_heads_of_messages_and_of_chunks_are_spoilt(head: bytes) -> None:
+    chunk = b"1f\r\n" + bytes(0x1F) + b"\r\n"
+    for whole in (head, chunk, chunk + b"1f\r\n" + bytes(4)):
+        assert garbled(packet(whole)) == packet(b"\xff" + whole[1:])
+    assert garbled(packet(chunk[:-3])) == b""  # its end comes later
+    assert garbled(packet(bytes(3) + chunk)) == b""
+
+
 def test_with_tls_any_byte_of_what_is_delivered_is_another_under_a_right_checksum() -> None:
     rng, body = Random(1), bytes(range(200))
     found = set()

@@ -134,7 +134,9 @@ async def repeat_plans(world: World) -> None:
 async def _meet(world: World, happens: Callable[[Process], None], name: str = "", point: str = "") -> str:
     """Let something happen to a replica when it next comes to a fail point; its name, "" where it does not come."""
     name = name or _replica(world)
-    points = [one for one in POINTS if one.partition(".")[0] in (name.partition("-")[0], "election")]
+    service = name.partition("-")[0]
+    kinds = (service, "election", *(("array",) if service == "queue" else ()))
+    points = [one for one in POINTS if one.partition(".")[0] in kinds]
     point = point or world.rng.choice(points)
     world.faults[-1] += f" {name} at {point}"
     came = asyncio.Event()

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import signal
 from pathlib import Path
 
+import pytest
 from tests.end_to_end.meshes import Mesh
 from tests.end_to_end.scripts import Counter
 from tests.etcd_server import EtcdServer
 
 from cotenant.core.lifecycle import Phase
+from cotenant.store.copying import Contents, read_file, write_file
 
 ONE = ("--gpus", "1", "--cpus", "1")
 
@@ -50,6 +53,19 @@ def test_a_mesh_moves_from_a_file_to_etcd_and_back_to_a_backup(tmp_path: Path, e
             one.assert_one_life()
     finally:
         mesh.close()
+
+
+@pytest.mark.parametrize("point", ["restore.filling", "restore.filled"])
+def test_a_store_that_was_being_filled_when_the_power_went_says_so(tmp_path: Path, point: str) -> None:
+    (tmp_path / "mesh").mkdir()
+    cli = Mesh(tmp_path / "mesh").cli
+    backup, store = tmp_path / "b.backup", f"sqlite:{tmp_path / 'filled.sqlite'}"
+    write_file(Contents(7, (("queue/tenants/a", b""), ("queue/tenants/b", b""))), backup)
+    cli("restore", backup, "--store", store, code=-signal.SIGKILL, COTENANT_FAIL_POINTS=f"{point}=kill")
+    assert "being filled, or that was cut off" in cli("backup", tmp_path / "no.backup", "--store", store, code=3).error
+    cli("restore", backup, "--store", store, "--replace")
+    cli("backup", tmp_path / "again.backup", "--store", store)
+    assert read_file(tmp_path / "again.backup").entries == read_file(backup).entries
 
 
 def test_what_cannot_be_restored(tmp_path: Path) -> None:

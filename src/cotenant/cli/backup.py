@@ -155,8 +155,10 @@ async def _read(urls: Sequence[str]) -> Contents:
 
 
 async def _fill(url: str, contents: Contents, *, replace: bool) -> int:
+    from cotenant.cli.cutting_off import arm_fail_points
     from cotenant.store.copying import fill
 
+    arm_fail_points()
     with _bar("keys") as progress:
         async with _opened(url) as store:
             return await fill(store, contents, replace=replace, leads=_leads, progress=progress)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cotenant import fail_points
+from cotenant.cli.cutting_off import arm_fail_points
 from cotenant.cli.flags import Flags
 from cotenant.cli.outcome import CommandError, ExitCode, note, usage
 from cotenant.cli.security import Guarding, check_listen, guarding_of, secure_calls, security_of
@@ -101,7 +101,7 @@ def serve(
     """
     if service not in SERVICES:
         raise usage(f"there is no service {service!r}{did_you_mean(service, SERVICES)}; {', '.join(SERVICES)} are")
-    _arm_fail_points()
+    arm_fail_points()
     settings = read_settings(config)
     if follow is not None:
         settings = replace(settings, follow=follow)
@@ -127,14 +127,6 @@ def serve(
     else:
         work = _service(service, told)
     asyncio.run(_until_signal(work))
-
-
-def _arm_fail_points() -> None:
-    """Let a test cut this process off where it wants."""
-    try:
-        fail_points.arm(os.environ.get(fail_points.VARIABLE, ""))
-    except ValueError as error:
-        raise usage(str(error)) from None
 
 
 def _store_url(store: str, state_dir: Path, service: str) -> str:

@@ -21,6 +21,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from cotenant import fail_points
 from cotenant.store.port import Conflict, Delete, Entry, Operation, Put, Store
 from cotenant.store.shifted import BASE, FILLING, OWN, ShiftedStore, is_of_one_process
 
@@ -169,12 +170,14 @@ async def fill(
     removed, put = [Delete(key) for key in old], [Put(*entry) for entry in contents.entries]
     for batch in chain(_batches(removed), _batches(put)):
         await _done(inner, batch)
+        await fail_points.reach("restore.filling")
         done += len(batch)
         progress(done, total)
     written = await inner.list("")
     found = Contents(0, tuple((one.key, one.value) for one in written.entries if not one.key.startswith(OWN)))
     if found.digest != contents.digest:
         raise BadBackup(f"the store holds {len(found.entries)} keys that are not the {len(contents.entries)} written")
+    await fail_points.reach("restore.filled")
     await _done(inner, [Put(BASE, str(goes_on).encode()), Delete(FILLING)])
     return goes_on
 

@@ -10,6 +10,7 @@ from typing import Protocol, runtime_checkable
 
 import structlog
 
+from cotenant import fail_points
 from cotenant.store.port import Store, StoreUnavailable
 
 log = structlog.get_logger()
@@ -55,6 +56,7 @@ class Upkeep:
             old = self._seen.popleft()[1]
         if old > self._forgotten:
             await self._store.compact(old)
+            await fail_points.reach("upkeep.compacted")
             self._forgotten = old
         if isinstance(self._store, Defragments):  # of what was forgotten some time ago: a store forgets at its leisure
             for where in await self._store.defragment():

@@ -288,6 +288,13 @@ async def test_validating_an_update_changes_nothing(mesh: Mesh) -> None:
     assert (await mesh.job(job_id)).spec.priority == 0
 
 
+def test_a_cancellation_stands_whatever_is_wanted_after_it() -> None:
+    stored = records_pb2.StoredJob(wish=job_pb2.JOB_PHASE_CANCELLED)
+    stored.job.phase = job_pb2.JOB_PHASE_QUEUED  # its attempt is over, and this queue has just begun
+    assert wishes.hold_back(stored, job_pb2.JOB_PHASE_SUSPENDED)
+    assert stored.job.phase == job_pb2.JOB_PHASE_CANCELLED
+
+
 @pytest.mark.parametrize("kept", [job_pb2.JOB_PHASE_UNSPECIFIED, job_pb2.JOB_PHASE_SUSPENDED])
 def test_what_was_wanted_before_a_queue_began_holds_no_job_back_once_it_is_so(kept: job_pb2.JobPhase.ValueType) -> None:
     """A new leader takes a job for one that holds nothing, until it hears of its attempt, and suspends it at once."""
