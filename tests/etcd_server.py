@@ -16,6 +16,9 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
+import grpc
+from aetcd import rpc  # type: ignore[import-untyped]  # ships no types
+
 START_SECONDS_MAX = 30.0
 POLL_SECONDS = 0.01
 HEALTHY_SECONDS_MAX = 1.0
@@ -175,3 +178,13 @@ def start_cluster(directory: Path, *, members: int, arguments: Sequence[str] = (
     for server in servers:
         server.wait_until_healthy()
     return servers
+
+
+def leader_of(servers: Sequence[EtcdServer]) -> EtcdServer:
+    """Say which member of a cluster leads; all that come before it have to be there."""
+    for server in servers:
+        with grpc.insecure_channel(server.endpoint) as channel:
+            status = rpc.MaintenanceStub(channel).Status(rpc.StatusRequest(), timeout=START_SECONDS_MAX)
+            if status.leader == status.header.member_id:
+                return server
+    raise RuntimeError("no member leads")

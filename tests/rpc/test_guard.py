@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import Any
 
 import grpc
@@ -13,7 +14,7 @@ from cotenant.rpc import errors, identity
 from cotenant.rpc.errors import Problem, Violation
 from cotenant.rpc.permissions import Role
 from cotenant.rpc.server import Server
-from cotenant.store.port import StoreUnavailable
+from cotenant.store.port import StoreUnavailable, Unanswered
 from cotenant.v1 import job_service_pb2 as jobs_pb
 from cotenant.v1 import job_service_pb2_grpc as jobs_grpc
 from cotenant.v1 import node_service_pb2 as nodes_pb
@@ -132,6 +133,22 @@ async def test_a_store_that_is_away_asks_for_patience(mesh: Mesh) -> None:
     problem = await problem_of(mesh.job_stub().GetJob(jobs_pb.GetJobRequest()))
     assert (problem.code, problem.reason) == (grpc.StatusCode.UNAVAILABLE, "STORE_UNAVAILABLE")
     assert problem.retry_after_seconds is not None
+
+
+@pytest.mark.parametrize(("error", "calls"), [(StoreUnavailable("no quorum"), 1), (Unanswered("lost on its way"), 2)])
+async def test_a_caller_asks_again_at_once_where_the_store_is_there(mesh: Mesh, error: Exception, calls: int) -> None:
+    await mesh.serve()
+    asked = []
+
+    async def fail_once(request: Any, context: Any) -> None:
+        asked.append(request)
+        if len(asked) == 1:
+            raise error
+
+    mesh.jobs.answer = fail_once
+    with contextlib.suppress(grpc.aio.AioRpcError):
+        await mesh.job_stub().GetJob(jobs_pb.GetJobRequest())
+    assert len(asked) == calls
 
 
 async def test_a_surprise_is_logged_once_with_its_story_and_told_by_number_only(mesh: Mesh) -> None:

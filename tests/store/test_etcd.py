@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+import contextlib
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
 from itertools import count
 from pathlib import Path
 from uuid import uuid4
@@ -15,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.conftest import require_etcd
 from tests.contract.stores import changed_next, drain, put, take
-from tests.etcd_server import EtcdServer, free_ports, start_cluster
+from tests.etcd_server import EtcdServer, free_ports, leader_of, start_cluster
 from tests.store.lossy_wire import LossyWire
 
 from cotenant.store.etcd import EtcdStore
@@ -32,6 +34,7 @@ from cotenant.store.port import (
     Relisted,
     Store,
     StoreUnavailable,
+    Unanswered,
 )
 
 SHORT_SECONDS = 0.5  # the deadline of calls that are meant to miss it
@@ -258,6 +261,24 @@ async def test_a_cluster_serves_on_without_any_one_of_its_members(cluster: list[
             revision = await put_when_possible(store, "/n", b"%d" % number)
             assert (await drain(updates, to_revision=revision))[-1].revision == revision
             await restart(server)
+
+
+@pytest.mark.parametrize("lose", [EtcdServer.kill, EtcdServer.freeze], ids=["dead", "frozen"])
+@pytest.mark.parametrize("through", ["leader", "follower"])
+async def test_a_transaction_that_went_with_its_member_is_not_waited_for(
+    cluster: list[EtcdServer], lose: Callable[[EtcdServer], None], through: str
+) -> None:
+    leader = leader_of(cluster)
+    first = leader if through == "leader" else next(one for one in cluster if one is not leader)
+    members = [first, *(one for one in cluster if one is not first)]
+    async with EtcdOpened(*members, timeout_seconds=30.0) as store:
+        await put(store, "/a")
+        lose(leader)
+        begun = time.monotonic()
+        with contextlib.suppress(Unanswered):
+            await put(store, "/a", b"2")
+        await put(store, "/a", b"3")
+        assert time.monotonic() - begun < 20  # far less than the deadline, on a slow machine too
 
 
 async def put_when_possible(store: Store, key: str, value: bytes) -> int:

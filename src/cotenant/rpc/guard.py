@@ -24,7 +24,7 @@ from cotenant.rpc.errors import Problem, Violation
 from cotenant.rpc.identity import Authenticator, Identity, denied, enter, spoken_for
 from cotenant.rpc.limits import Limits
 from cotenant.rpc.permissions import ROLES, Rule, Scope
-from cotenant.store.port import NotLeader, StoreUnavailable
+from cotenant.store.port import NotLeader, StoreUnavailable, Unanswered
 
 log = structlog.get_logger()
 
@@ -243,7 +243,7 @@ async def _send(context: Any, problem: Problem, error: Exception) -> NoReturn:
     """End the call with the status that tells of the problem."""
     status = errors.to_status(problem)
     trailers: list[tuple[str, str | bytes]] = [(errors.DETAILS_KEY, status.SerializeToString())]
-    if isinstance(error, StoreUnavailable) and not isinstance(error, NotLeader):
+    if isinstance(error, StoreUnavailable) and not isinstance(error, (NotLeader, Unanswered)):
         trailers.append(NO_RETRY)
     await context.abort(problem.code, status.message, trailing_metadata=tuple(trailers))
     raise AssertionError("abort raises")

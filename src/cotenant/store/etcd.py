@@ -18,7 +18,8 @@ from grpc import ChannelCredentials
 
 from cotenant.store.checks import check_key, check_transaction, check_ttl
 from cotenant.store.etcd_beats import Beats
-from cotenant.store.etcd_members import PAUSE_SECONDS_FIRST, PAUSE_SECONDS_MAX, Members, Refused, meaning
+from cotenant.store.etcd_doubt import unless_lost
+from cotenant.store.etcd_members import PAUSE_SECONDS_FIRST, PAUSE_SECONDS_MAX, Member, Members, Refused, meaning
 from cotenant.store.etcd_watch import HistoryCompacted, StreamBroken, follow
 from cotenant.store.port import (
     Changes,
@@ -106,7 +107,9 @@ class EtcdStore:
             keys_max = next_page(keys_max, page.ByteSize())
 
     async def _range(self, request: Any) -> Any:
-        return await self._members.call(lambda member, seconds: member.kv.Range(request, timeout=seconds), repeat=True)
+        page = await self._members.call(lambda member, seconds: member.kv.Range(request, timeout=seconds), repeat=True)
+        self._members.raft_term = page.header.raft_term
+        return page
 
     async def transact(self, compares: Sequence[Compare], operations: Sequence[Operation]) -> Committed | Conflict:
         """Do all operations if all comparisons hold, else nothing."""
@@ -115,14 +118,20 @@ class EtcdStore:
             compare=[compare_of(compare) for compare in compares],
             success=[operation_of(operation) for operation in operations],
         )
+        asked: list[Member] = []
+
+        def ask(member: Member, seconds: float) -> Any:
+            asked.append(member)
+            return member.kv.Txn(request, timeout=seconds)
+
         try:
-            reply = await self._members.call(
-                lambda member, seconds: member.kv.Txn(request, timeout=seconds), repeat=False
-            )
+            async with unless_lost(self._members, asked):
+                reply = await self._members.call(ask, repeat=False)
         except Refused as refusal:
             if refusal.is_lease_unknown:
                 raise LeaseLost("a put names a lease that is gone, so nothing was done") from refusal
             raise
+        self._members.raft_term = reply.header.raft_term
         outcome = Committed if reply.succeeded else Conflict
         return outcome(reply.header.revision)
 

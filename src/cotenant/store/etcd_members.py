@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import grpc.aio
 from aetcd import rpc  # type: ignore[import-untyped]  # ships no types; only its stubs and messages are used
 from grpc import ChannelConnectivity, ChannelCredentials
 
-from cotenant.store.port import StoreUnavailable
+from cotenant.store.port import StoreUnavailable, Unanswered
 
 Reply = TypeVar("Reply")
 
@@ -97,8 +97,13 @@ class Members:
             raise ValueError("etcd needs at least one endpoint, as host:port")
         self.endpoints = ", ".join(endpoints)
         self.closing = asyncio.Event()
+        self.raft_term = 0  # as last heard of; 0: not yet
         self._timeout_seconds = timeout_seconds
         self._members = deque(Member(endpoint, silence_seconds_max, credentials) for endpoint in endpoints)
+
+    def __iter__(self) -> Iterator[Member]:
+        """Name all members, the one in use first."""
+        return iter(self._members)
 
     async def ready(self, timeout_seconds: float) -> Member:
         """Choose a member that is connected, waiting for one if need be."""
@@ -148,6 +153,8 @@ class Members:
                 if isinstance(failure, Refused):
                     raise failure from error
                 self.leave(member)
+                if not repeat and error.code() is rpc.StatusCode.UNAVAILABLE and self._members[0].is_ready:
+                    raise Unanswered(str(failure)) from error
                 if not repeat or loop.time() + pause_seconds >= deadline:
                     raise failure from error
             except asyncio.CancelledError:

@@ -110,6 +110,10 @@ class StoreUnavailable(Exception):
     """The store did not answer. Whether a transaction under way was committed is unknown."""
 
 
+class Unanswered(StoreUnavailable):
+    """A transaction was lost on its way, or its answer was; the store is there, so that the next call is answered."""
+
+
 class NotLeader(StoreUnavailable):
     """Another process leads what this one wanted to change, or nobody does yet. Nothing was done.
 
