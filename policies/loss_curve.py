@@ -32,6 +32,7 @@ class Told:
     rates: OrderedDict[Held, list[float]] = field(default_factory=OrderedDict)
     step: int = 0
     forecasts: dict[LossGoal, tuple[float, Forecast]] = field(default_factory=dict)  # with the last step known then
+    user: str = ""  # whose it is: others who ask by its id are told nothing; "" of what older versions wrote down
 
     @property
     def pace(self) -> Summary | None:
@@ -111,6 +112,7 @@ class LossCurve:
         if observation.phase != TRAINING or (not rate and step is None):
             return
         told = self._told.change(key)
+        told.user = observation.user
         if step is not None:
             told.step = step
             if observation.loss is not None:
@@ -142,7 +144,7 @@ class LossCurve:
         """Tell when this job will be done by its own word: how sure, and from what."""
         key = _key(query)
         told = self._told.get(key)
-        if told is None:
+        if told is None or (told.user and told.user != query.user):
             return replace(NOT_SEEN, candidates=(CandidateEstimate(),) * len(query.candidates))
         step = query.step or told.step
         end = _by_total(query, step) or self._by_curve(told, query.loss_goal)
@@ -236,7 +238,7 @@ def _judge(candidate: Candidate, told: Told, left: float | None, sure: float) ->
 
 def _write(key: Key, told: Told) -> bytes:
     rates = [[cores, gpu_type, figures] for (cores, gpu_type), figures in told.rates.items()]
-    record = {"key": key, "step": told.step, "wildness": told.points.wildness, "rates": rates}
+    record = {"key": key, "user": told.user, "step": told.step, "wildness": told.points.wildness, "rates": rates}
     return json.dumps(record | {"cells": told.points.cells}, separators=(",", ":")).encode()
 
 
@@ -249,7 +251,9 @@ def _read(content: bytes) -> tuple[Key, Told]:
     record = json.loads(content)
     key = tuple(record["key"])
     cells = [(float(step), float(loss), int(points)) for step, loss, points in record["cells"]]
-    told = Told(LossPoints(cells, float(record["wildness"])), step=int(record["step"]))
+    told = Told(
+        LossPoints(cells, float(record["wildness"])), step=int(record["step"]), user=str(record.get("user", ""))
+    )
     if not all(isinstance(part, str) for part in key) or len(key) not in (1, 4) or len(cells) > CELLS_MAX:
         raise ValueError("this is no record of a job")
     steps = [step for step, _, _ in cells]

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Collection
 
 import structlog
 
 from cotenant.core.lifecycle import AttemptState, StopReason
 from cotenant.rpc import errors, translate
 from cotenant.rpc.errors import Problem
+from cotenant.rpc.hiding import without_others
 from cotenant.rpc.identity import caller, check_node
 from cotenant.services.placement import agents
 from cotenant.services.placement.attempts import Attempts
@@ -223,9 +224,9 @@ class Registry:
     # Reports -------------------------------------------------------------------------------------------------
 
     def _runs_on(self, node: Node, job_id: str) -> bool:
-        """Whether a node may tell of a job: of others' it knows nothing."""
+        """Whether a node may tell of a job: of what it was not given it knows nothing."""
         live = self.cluster.attempts.get(job_id)
-        return live is None or node.id in live.nodes
+        return live is not None and node.id in live.nodes
 
     def _take_report(self, node: Node, session: agents.Session, report: node_pb2.AttemptReport) -> None:
         live = self.cluster.attempts.get(report.job_id)
@@ -354,8 +355,23 @@ class Registry:
         lives = self.cluster.on_node(node.id)
         message.state, (message.state_owner, message.state_reason) = node.state, node.why
         message.used_gpu_milli, message.used_cores, message.used_memory_bytes = used(node, lives)
-        tenants = caller().tenants  # others' jobs are not told of
+        tenants = caller().tenants
         keys = [live.key for live in lives if tenants is None or live.record.spec.tenant in tenants]
         message.attempts.extend(f"{job_id}/{number}" for job_id, number in sorted(keys))
+        if tenants is not None:
+            self._hide_others(message, tenants)
         message.seen_time.FromNanoseconds(int((time.time() - (time.monotonic() - node.seen_seconds)) * 1e9))
         return message
+
+    def _hide_others(self, message: node_pb2.Node, tenants: Collection[str]) -> None:
+        """Take out of what is said of a node's health whose jobs it met."""
+
+        def name_of(job_id: str) -> str | None:
+            live = self.cluster.attempts.get(job_id)
+            return None if live is None or live.record.spec.tenant in tenants else live.record.spec.name
+
+        message.state_reason = without_others(message.state_reason, name_of)
+        for gpu in message.inventory.gpus:
+            gpu.unhealthy_reason = without_others(gpu.unhealthy_reason, name_of)
+        for problem in message.inventory.problems:
+            problem.reason = without_others(problem.reason, name_of)

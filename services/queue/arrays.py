@@ -19,7 +19,7 @@ from cotenant.core.arrays import ArrayTask
 from cotenant.core.jobs import JobSpec
 from cotenant.rpc import errors, sequence
 from cotenant.services.queue.gates import Array
-from cotenant.services.queue.keeper import ARRAYS, ATTEMPTS, JOBS, REQUESTS, Change, Keeper, Request, idle_by
+from cotenant.services.queue.keeper import ARRAYS, ATTEMPTS, JOBS, Change, Keeper, Request, idle_by
 from cotenant.services.queue.records import SCHEMA_VERSION, Record, loaded, new_record, turn
 from cotenant.services.queue.state import clone
 from cotenant.store.port import Compare, Conflict, Delete, Entry, Operation, Put, StoreUnavailable
@@ -62,15 +62,17 @@ class Arrays:
                     record.revision = result.revision
             await fail_points.reach("array.begun")
             anchor = min(records, key=lambda record: record.id)
-            compares = [Compare(ARRAYS + array_id, 0), Compare(JOBS + anchor.id, anchor.revision)]
+            unused = request.unused
+            compares = [Compare(ARRAYS + array_id, 0), Compare(JOBS + anchor.id, anchor.revision), *unused]
             operations: list[Operation] = [Put(ARRAYS + array_id, stored.SerializeToString())]
             if request.id:
-                compares.append(Compare(REQUESTS + request.id, 0))
                 operations.append(request.put(records[0].id))
             if isinstance(await self.store.transact(compares, operations), Conflict):
                 await self._discard(array_id)
                 if found := await self.keeper.repeated(request):
                     return found
+                if request.unused != unused:
+                    return await self.create(spec, submitter, trace_parent, request)
                 raise errors.unavailable("the array could not be taken in; the call may be repeated")
             await fail_points.reach("array.kept")
         except (StoreUnavailable, asyncio.CancelledError):  # it may be committed all the same

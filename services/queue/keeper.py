@@ -15,6 +15,7 @@ from cotenant import fail_points
 from cotenant.core.jobs import JobSpec
 from cotenant.core.validate import Violation
 from cotenant.rpc import errors
+from cotenant.rpc.identity import caller
 from cotenant.services.queue.ids import Ids
 from cotenant.services.queue.records import SCHEMA_VERSION, STATES, Record, loaded, new_record, take_attempt, turn
 from cotenant.services.queue.state import LOADED_AT_ONCE, State, clone
@@ -30,6 +31,7 @@ ATTEMPTS = "placement/attempts/"  # both services keep what they know in one sto
 REQUEST_IDS_MAX = 64
 SETTLE_SECONDS = 0.3
 REQUEST_ID_LENGTH_MAX = 128
+CREATE = "CreateJob"
 
 Change = Callable[[records_pb2.StoredJob], bool | None]
 Settle = Callable[[str], Awaitable[None]]
@@ -157,16 +159,18 @@ class Keeper:
         """Take a job in, or return the one that a call with this request id made."""
         record = new_record(self.new_id(), spec, submitter, trace_parent)
         record.stored.request_ids[:] = [request.id] if request.id else []
-        compares = [Compare(JOBS + record.id, 0)]
         puts = [Put(JOBS + record.id, record.packed)]
         if request.id:
-            compares.append(Compare(REQUESTS + request.id, 0))
             puts.append(request.put(record.id))
-        result = await self._transact(record.id, compares, puts)
-        if isinstance(result, Conflict):
+        while True:
+            unused = request.unused
+            result = await self._transact(record.id, [Compare(JOBS + record.id, 0), *unused], puts)
+            if not isinstance(result, Conflict):
+                break
             if found := await self.repeated(request):
                 return found
-            raise errors.unavailable("two jobs were given one id; the call may be repeated")
+            if request.unused == unused:
+                raise errors.unavailable("two jobs were given one id; the call may be repeated")
         record.revision = result.revision
         return self._add(record)
 
@@ -174,13 +178,13 @@ class Keeper:
         """Find what a call with this request id did before."""
         if not request.id:
             return None
-        entry = await self.store.get(REQUESTS + request.id)
+        entry = await self.store.get(REQUESTS + request.id) or await self._kept_before(request)
         if entry is None:
             return None
         stored = schema.read(records_pb2.StoredRequest, entry)
         if stored.method != request.method or stored.fingerprint != request.fingerprint:
             raise errors.failed_precondition(
-                "REQUEST_ID_REUSED", f"request id {request.id!r} was used for another call before", id=stored.id
+                "REQUEST_ID_REUSED", f"request id {request.told!r} was used for another call before", id=stored.id
             )
         known = self.state.records.get(stored.id)
         if known is None or known.revision < entry.mod_revision:
@@ -188,6 +192,17 @@ class Keeper:
         if record := self.state.records.get(stored.id):
             return record
         raise errors.not_found("job", stored.id)
+
+    async def _kept_before(self, request: Request) -> Entry | None:
+        """Find a caller's request as versions kept it that gave all callers' ids one name space."""
+        entry = await self.store.get(REQUESTS + request.older) if request.older else None
+        if entry is None:
+            return None
+        made = self.state.records.get(schema.read(records_pb2.StoredRequest, entry).id)
+        if made is not None and made.job.submitter == request.whose:
+            return entry
+        request.older = ""  # it is somebody else's, and nothing of it is this caller's business
+        return None
 
     async def change(
         self,
@@ -280,11 +295,24 @@ def _trimmed(stored: records_pb2.StoredJob) -> list[Operation]:
 
 
 class Request:
-    """A mutating call that may be repeated (AIP-155)."""
+    """A mutating call that may be repeated (AIP-155).
 
-    def __init__(self, method: str, request_id: str, message: bytes) -> None:
-        self.method, self.id = method, request_id
+    Whoever is of some tenants has ids of its own: what others have called theirs is neither told to it nor in its way.
+    `told` is the id as the caller said it, and `id` the one under which the call is kept.
+    """
+
+    def __init__(self, method: str, request_id: str, message: bytes, whose: str = "") -> None:
+        self.method, self.told, self.whose = method, request_id, whose
+        self.id = f"{whose}/{request_id}" if whose and request_id else request_id
+        self.older = (
+            request_id if whose and method == CREATE else ""
+        )  # where versions before kept what may not be twice
         self.fingerprint = hashlib.blake2b(message, digest_size=16).digest()
+
+    @property
+    def unused(self) -> list[Compare]:
+        """What holds as long as no such call was served."""
+        return [Compare(REQUESTS + one, 0) for one in (self.id, self.older) if one]
 
     def put(self, thing_id: str) -> Put:
         """What is written with the change, so that a repeat is known."""
@@ -305,4 +333,5 @@ def request_of(method: str, request_id: str, message: Message) -> Request:
         raise errors.invalid(
             [Violation("request_id", f"must be printable, without slashes and at most {REQUEST_ID_LENGTH_MAX} long")]
         )
-    return Request(method, request_id, message.SerializeToString(deterministic=True))
+    whose = caller().name if caller().tenants is not None else ""
+    return Request(method, request_id, message.SerializeToString(deterministic=True), whose)

@@ -28,7 +28,7 @@ from cotenant.services.queue.filters import Filter, folded
 from cotenant.services.queue.follower import Follower, wished
 from cotenant.services.queue.forgetting import Forgetting
 from cotenant.services.queue.groups import GroupedStore
-from cotenant.services.queue.keeper import Keeper, request_of
+from cotenant.services.queue.keeper import CREATE, Keeper, request_of
 from cotenant.services.queue.observations import Observations
 from cotenant.services.queue.output import Output
 from cotenant.services.queue.profiles import Profiles
@@ -165,7 +165,7 @@ class JobQueue(job_service_pb2_grpc.JobServiceServicer):
     async def CreateJob(self, request: pb.CreateJobRequest, context: Any) -> pb.CreateJobResponse:
         """Check, commit, acknowledge."""
         with telemetry.span("submit", job_name=request.spec.name) as span:
-            once = request_of("CreateJob", request.request_id, request.spec)
+            once = request_of(CREATE, request.request_id, request.spec)
             try:
                 spec = accept(self.state, request.spec)
                 self.state.check_room(spec, self.config.tenant_jobs_max)
@@ -338,8 +338,7 @@ class JobQueue(job_service_pb2_grpc.JobServiceServicer):
             check_alive(record)
             changed = check_update(record, request)
             if request.validate_only:
-                preview = job_pb2.Job()
-                preview.CopyFrom(record.job)
+                preview = View(self.state).message(record)
                 preview.spec.CopyFrom(translate.spec_to_wire(changed))
                 return pb.UpdateJobResponse(job=preview)
             await self.keeper.change(

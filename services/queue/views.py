@@ -6,7 +6,6 @@ is in no list, and where a reason names it, the words "another tenant's job" sta
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -15,6 +14,7 @@ from google.protobuf.message import Message
 
 from cotenant.core.jobs import TENANT_DEFAULT
 from cotenant.rpc import errors
+from cotenant.rpc.hiding import without_others
 from cotenant.rpc.identity import Identity, caller, denied, scope
 from cotenant.rpc.permissions import Scope
 from cotenant.services.queue.gates import Array
@@ -23,11 +23,9 @@ from cotenant.services.queue.state import State
 from cotenant.v1 import job_pb2
 from cotenant.v1 import job_service_pb2 as pb
 
-OTHERS = "another tenant's job"
 OWN_FIELDS = frozenset({"spec", "allocations", "candidates"})  # they name nothing of others
 PARENTS_MAX = 16
 NEAR_MAX = 1_000
-_ID = re.compile(r"(?<![0-9a-z])[0-9a-hjkmnp-tv-z]{12}(?:_[0-9]+)?(?![0-9a-z])")  # of a job, or of an array's
 
 
 class View:
@@ -181,10 +179,11 @@ class View:
         return record is not None and not self.sees(record)
 
     def _words(self, text: str) -> str:
-        for found in set(_ID.findall(text)):
-            if (record := self._record(found)) and not self.sees(record):
-                text = text.replace(f"{found} ({record.spec.name})", OTHERS).replace(found, OTHERS)
-        return text
+        return without_others(text, self._name_of_hidden)
+
+    def _name_of_hidden(self, thing_id: str) -> str | None:
+        record = self._record(thing_id)
+        return None if record is None or self.sees(record) else record.spec.name
 
 
 def not_yours(identity: Identity, tenant: str) -> errors.Problem:

@@ -198,6 +198,16 @@ def test_a_negative_step_is_rejected_whole() -> None:
     assert curve.dump() == {}
 
 
+def test_who_asks_by_the_id_of_anothers_job_is_told_nothing_of_it() -> None:
+    curve = taught(*falling())
+    assert asked(curve, step=1200, loss_goal=GOAL).predictable
+    assert not asked(curve, user="eve", step=1200, loss_goal=GOAL).predictable
+    restored = LossCurve()
+    restored.restore(curve.dump())
+    assert asked(restored, user="eve", step=1200, loss_goal=GOAL).source == "it has told neither steps nor losses yet"
+    assert asked(restored, step=1200, loss_goal=GOAL).predictable
+
+
 def sound() -> dict[str, object]:
     return {"key": ["j1"], "step": 2, "wildness": 0.0, "rates": [[4, "", [2.0]]], "cells": [[1, 2.0, 1], [2, 1.0, 1]]}
 

@@ -450,3 +450,29 @@ def test_two_processes_append_to_one_file(tmp_path: Path) -> None:
     asyncio.run(both())
     assert len([json.loads(line) for line in (tmp_path / "audit.jsonl").read_text().splitlines()]) == 100
     assert os.stat(tmp_path / "audit.jsonl").st_size > 30_000
+
+
+async def test_a_change_whose_caller_did_not_wait_is_written_down_too(mesh: Mesh, tmp_path: Path) -> None:
+    log, token = await audited(mesh, tmp_path)
+    begun = asyncio.Event()
+
+    async def hang(request: Any, context: Any) -> None:
+        begun.set()
+        await asyncio.Event().wait()
+
+    mesh.jobs.answer = hang
+    stub = mesh.job_stub(token)
+    for validate_only in (True, False):
+        call = stub.CreateJob(jobs_pb.CreateJobRequest(spec=SPEC, validate_only=validate_only))
+        await begun.wait()
+        begun.clear()
+        call.cancel()
+    async with asyncio.timeout(10):
+        while not log.lines():  # noqa: ASYNC110  # nobody hears of the line
+            await asyncio.sleep(0.01)
+    (line,) = log.lines()
+    told = {key: line[key] for key in ("who", "what", "on", "answer", "reason")}
+    assert told == {
+        "who": "eve", "what": "CreateJob", "on": {"name": "train", "tenant": "lab"}, "answer": "CANCELLED",
+        "reason": "NOT_ANSWERED",
+    }  # fmt: skip

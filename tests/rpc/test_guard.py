@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -10,10 +11,14 @@ import pytest
 import structlog
 from tests.rpc.conftest import JOBS, TOKEN, Mesh, consume, problem_of
 
-from cotenant.rpc import errors, identity
+from cotenant.rpc import errors, guard, identity
+from cotenant.rpc.bearers import Bearer
+from cotenant.rpc.credentials import Credentials
 from cotenant.rpc.errors import Problem, Violation
 from cotenant.rpc.permissions import Role
+from cotenant.rpc.security import Security
 from cotenant.rpc.server import Server
+from cotenant.rpc.tokens import TokenFile
 from cotenant.store.port import StoreUnavailable, Unanswered
 from cotenant.v1 import job_service_pb2 as jobs_pb
 from cotenant.v1 import job_service_pb2_grpc as jobs_grpc
@@ -260,3 +265,35 @@ async def test_a_method_that_a_servicer_leaves_to_its_base_is_not_implemented(me
     problem = await problem_of(mesh.job_stub().CancelJob(jobs_pb.CancelJobRequest()))
     assert problem.code is grpc.StatusCode.UNIMPLEMENTED
     assert "CancelJob" in problem.message
+
+
+@pytest.mark.parametrize("asks", ["WatchJobs", "Connect"])
+async def test_a_token_that_is_revoked_ends_what_was_begun_with_it(
+    mesh: Mesh, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asks: str
+) -> None:
+    monkeypatch.setattr(guard, "LOOK_AGAIN_SECONDS", 0.0)
+    clock = iter(range(1000))  # the file is looked at each time
+    file = TokenFile(tmp_path / "tokens.json", clock=lambda: float(next(clock)))
+    kept, token = file.create(Bearer.parse("user/eve?tenants=lab" if asks == "WatchJobs" else "agent/n1"))
+    await mesh.serve(token=None, security=Security(Credentials("", file), None))
+    begun, go_on = asyncio.Event(), asyncio.Event()
+
+    async def hold(request: Any, context: Any) -> None:
+        begun.set()
+        await go_on.wait()
+
+    if asks == "WatchJobs":
+        mesh.jobs.answer = hold
+        call = mesh.job_stub(token).WatchJobs(jobs_pb.WatchJobsRequest())
+        await begun.wait()
+        file.revoke(kept.id)
+        go_on.set()
+        problem = await problem_of(consume(call))
+    else:
+        call = mesh.agent_stub(token).Connect()
+        await call.write(nodes_pb.ConnectRequest())
+        assert await call.read() == nodes_pb.ConnectResponse()
+        file.revoke(kept.id)
+        await call.write(nodes_pb.ConnectRequest())
+        problem = await problem_of(call.read())
+    assert (problem.code, problem.reason) == (grpc.StatusCode.UNAUTHENTICATED, "TOKEN_WRONG")

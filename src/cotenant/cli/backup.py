@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from cotenant.store.shifted import ShiftedStore
 
 T = TypeVar("T")
+MAGIC, HEAD_BYTES, APPLICATION_ID = b"SQLite format 3\0", 100, slice(68, 72)  # sqlite.org/fileformat2.html, section 1.3
 StoreOption = Annotated[
     str, typer.Option("--store", metavar="URL", help="sqlite:PATH or etcd://HOST:PORT,…; the state directory's.")
 ]
@@ -131,11 +132,24 @@ def _urls(context: typer.Context, store: str, *, there: bool = True) -> list[str
         return [store]
     state_dir = state_dir_of(context)
     if there:
-        files = sorted(state_dir.glob("*.sqlite"))
+        files = sorted(path for path in state_dir.glob("*.sqlite") if not _is_of_others(path))
         if not files:
             raise usage(f"there is no store in {state_dir}; name one with --store")
         return [f"sqlite:{path}" for path in files]
     return [f"sqlite:{state_dir / 'cotenant.sqlite'}"]
+
+
+def _is_of_others(path: Path) -> bool:
+    """Whether a file is an SQLite database that never was a store, as the archive of ended jobs is.
+
+    One that is damaged, or cannot be read, is no such file: whoever opens it tells of it.
+    """
+    try:
+        with path.open("rb") as file:
+            head = file.read(HEAD_BYTES)
+    except OSError:
+        return False
+    return len(head) == HEAD_BYTES and head.startswith(MAGIC) and not any(head[APPLICATION_ID])
 
 
 async def _read(urls: Sequence[str]) -> Contents:

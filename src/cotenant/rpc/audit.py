@@ -36,6 +36,7 @@ log = structlog.get_logger()
 AUDIT_FILE = "audit.jsonl"
 FILES = 10  # beside the one that is appended to
 TEXT_LENGTH_MAX = 256
+NOT_ANSWERED = "NOT_ANSWERED"
 FIELDS_TOLD = ("id", "job_id", "node_id", "gpu_uuid", "number")
 REFUSED_FOR_WHO = frozenset({grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED})
 
@@ -165,6 +166,12 @@ class Entry:
         """The call was not."""
         if self._always or self._reads or problem.code in REFUSED_FOR_WHO:
             await self._append(target(self._read(request, "input_type")), problem.code.name, problem.reason)
+
+    async def left(self, request: Any) -> None:
+        """The call was not answered: its caller went, or this server. What it was to change may be changed."""
+        asked = self._read(request, "input_type")
+        if self.identity is not None and (self._reads or (self._always and not getattr(asked, "validate_only", False))):
+            await self._append(target(asked), grpc.StatusCode.CANCELLED.name, NOT_ANSWERED)
 
     def _read(self, message: Any, kind: str) -> Any:
         """Read a message that is passed on as it came; what cannot be read tells nothing."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import secrets
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NoReturn
@@ -35,6 +36,7 @@ NO_RETRY = ("grpc-retry-pushback-ms", "-1")
 OPEN = "/grpc.health.v1.Health/"  # probes carry no token
 FOR_EVERY_ROLE = "/grpc.reflection."  # what there is to be called is no secret to whom the mesh knows
 NOBODYS = Rule({})
+LOOK_AGAIN_SECONDS = 5.0  # after which a stream asks again whether its caller is still known
 
 Behavior = Callable[[Any, Any], Any]
 
@@ -96,7 +98,7 @@ class Guard(grpc.aio.ServerInterceptor):
             entry = self._entry(method, rule, context)
             try:
                 with self._admit(method, rule, context, entry, streams):
-                    request = _legible(request)
+                    request = _legible(request, self._again(method, rule, context))
                     if not streams and context.time_remaining() is None:
                         response = await self._within_default(behavior(request, context))
                     else:
@@ -106,7 +108,11 @@ class Guard(grpc.aio.ServerInterceptor):
                 return response
             except grpc.aio.AbortError:
                 raise  # the servicer has said itself what it wants to be sent
-            except grpc.aio.InternalError:
+            except (grpc.aio.InternalError, asyncio.CancelledError) as error:
+                if entry is not None:
+                    await entry.left(request)  # what was begun may be done all the same
+                if isinstance(error, asyncio.CancelledError):
+                    raise
                 raise asyncio.CancelledError from None  # nobody is there to whom anything could be sent
             except Exception as error:
                 await self._refuse(context, method, error, entry, request)
@@ -120,10 +126,12 @@ class Guard(grpc.aio.ServerInterceptor):
             entry = self._entry(method, rule, context)
             try:
                 with self._admit(method, rule, context, entry, streams=True):
-                    request = _legible(request)
+                    still_known = self._again(method, rule, context)
+                    request = _legible(request, still_known)
                     if entry is not None:
                         await entry.answered(request, None)
                     async for response in behavior(request, context):
+                        still_known()
                         yield response
             except grpc.aio.AbortError:
                 raise
@@ -153,6 +161,23 @@ class Guard(grpc.aio.ServerInterceptor):
             return nullcontext()
         self._limits.take(identity)
         return self._limits.stream(identity) if streams else nullcontext()
+
+    def _again(self, method: str, rule: Rule, context: Any) -> Callable[[], None]:
+        """Make what a stream asks with each message: whether its caller could begin it now.
+
+        A token that is revoked, or over, ends the streams that were begun with it.
+        """
+        metadata, looked = context.invocation_metadata(), time.monotonic()
+
+        def still_known() -> None:
+            nonlocal looked
+            if (now := time.monotonic()) - looked < LOOK_AGAIN_SECONDS:
+                return
+            looked = now
+            shown = self._authenticator.authenticate(method, metadata, context.auth_context)
+            scope_of(spoken_for(shown, metadata), method, rule)
+
+        return still_known
 
     async def _refuse(self, context: Any, method: str, error: Exception, entry: Entry | None, request: Any) -> NoReturn:
         problem = problem_of(method, error)
@@ -216,20 +241,21 @@ def _reading(deserialize: Callable[[bytes], Any] | None) -> Callable[[bytes], An
     return read
 
 
-def _legible(request: Any) -> Any:
-    """Return a request, or a stream of them, in which none is illegible.
+def _legible(request: Any, still_known: Callable[[], None]) -> Any:
+    """Return a request, or a stream of them, in which none is illegible, and none of who is not known any more.
 
     Raises:
         Problem: INVALID_ARGUMENT; of a stream, where such a one is read.
     """
     if isinstance(request, _Illegible):
         raise errors.invalid([Violation("request", "is no message of this method's type")])
-    return _legible_each(request) if hasattr(request, "__aiter__") else request
+    return _legible_each(request, still_known) if hasattr(request, "__aiter__") else request
 
 
-async def _legible_each(requests: AsyncIterator[Any]) -> AsyncIterator[Any]:
+async def _legible_each(requests: AsyncIterator[Any], still_known: Callable[[], None]) -> AsyncIterator[Any]:
     async for request in requests:
-        yield _legible(request)
+        still_known()
+        yield _legible(request, still_known)
 
 
 def _unimplemented(method: str) -> Behavior:

@@ -477,3 +477,16 @@ async def test_a_request_about_a_node_that_comes_once_more_and_late_changes_noth
 
 async def _drained(mesh: Mesh) -> bool:
     return (await mesh.node("n1")).state == DRAINING
+
+
+async def test_a_node_is_not_believed_about_jobs_that_it_was_not_given(mesh: Mesh) -> None:
+    agent = await mesh.agent("n1", gpus=1)
+    runs, waits = await mesh.submit(), await mesh.submit()
+    await mesh.reach(runs, "RUNNING")
+    await mesh.refused(waits, "CAPACITY")
+    reports = [
+        node_pb2.ProgressReport(job_id=one, number=1, progress=job_pb2.Progress(step=7)) for one in (waits, runs)
+    ]
+    agent.tell(progress=reports)
+    await mesh.reach(runs, "RUNNING", lambda job: job.progress.step == 7)
+    assert not (await mesh.job(waits)).HasField("progress")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import sqlite3
 import time
@@ -11,7 +12,11 @@ import pytest
 from tests.services.mesh import running
 
 from cotenant.cli import main
+from cotenant.services.queue.archive import Archive
 from cotenant.services.queue.server import QueueConfig
+from cotenant.store.open import open_store
+from cotenant.store.port import Put
+from cotenant.v1 import job_pb2
 
 
 def kept(path: Path) -> list[tuple[str, str, float]]:
@@ -78,3 +83,21 @@ def test_what_history_cannot_tell(
 ) -> None:
     assert main.run(["history", "--archive", str(tmp_path / "none"), *words]) in (1, 2)
     assert told in capsys.readouterr().err
+
+
+def test_an_archive_beside_the_store_is_no_store(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    async def fill() -> None:
+        store = await open_store(f"sqlite:{tmp_path / 'cotenant.sqlite'}")
+        await store.transact([], [Put("queue/tenants/a", b"")])
+        await store.close()
+        job = job_pb2.Job(phase=job_pb2.JOB_PHASE_SUCCEEDED, spec=job_pb2.JobSpec(kind=job_pb2.JOB_KIND_CPU))
+        await Archive(tmp_path / "archive.sqlite").add([job])
+
+    asyncio.run(fill())
+    here = ["--state-dir", str(tmp_path)]
+    assert main.run([*here, "backup", str(tmp_path / "b.backup")]) == 0
+    assert main.run([*here, "migrate", "--to", f"sqlite:{tmp_path / 'new.db'}"]) == 0
+    assert "1 keys of sqlite:" in capsys.readouterr().err
+    (tmp_path / "cotenant.sqlite").write_bytes(b"damaged")  # which is told, and not passed over
+    assert main.run([*here, "backup", str(tmp_path / "c.backup")]) != 0
+    assert "cotenant.sqlite" in capsys.readouterr().err
