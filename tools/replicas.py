@@ -69,6 +69,7 @@ with UNAVAILABLE, for their callers to resume. Without a leader for five seconds
 reason `NO_LEADER` and a time to come again.
 
 Answers from records carry the trailer `cotenant-revision`: the store's revision up to which the replica knew them.
+People of some tenants are always answered by the leader, who knows which tenant belongs to which.
 
 {table}
 
@@ -97,7 +98,9 @@ and answer estimates alike, so that estimates are spread over all of them and go
 
 Contention keeps samples and incidents of a node in memory, so a node's agent sends them to one replica: the one that
 its name chooses among those listed (rendezvous hashing), or the next one in its order while that one is away.
-`cotenant top` and `cotenant incidents` ask all of them and show what they say as one.
+`cotenant top` and `cotenant incidents` ask all of them and show what they say as one, also where all have one name.
+Whoever calls by gRPC asks each replica for its own nodes. Behind one name agents cannot choose: each goes to any
+replica, which is the same to what is decided, for that hangs on a node's own samples alone.
 
 ## How much they do
 

@@ -46,3 +46,12 @@ def test_what_is_no_address(shell: Shell) -> None:
     ended = shell("health", "nowhere")
     assert ended.code == ExitCode.USAGE
     assert "write host:port" in ended.err
+
+
+def test_of_several_replicas_the_one_that_is_away_is_named(shell: Shell, standin: Standin) -> None:
+    both = f"queue={standin.address}|127.0.0.1:1"
+    (queue,) = shell("--endpoint", both, "health", "--json").json
+    assert (queue["state"], queue["why"]) == ("serving", "127.0.0.1:1 is away")
+    assert shell("--endpoint", both, "health").code == ExitCode.DONE
+    standin.set_serving("cotenant.v1.JobService", False)
+    assert shell("--endpoint", both, "health").code != ExitCode.DONE

@@ -13,7 +13,7 @@ from tests.cli.standin import Standin
 
 from cotenant.cli import main
 from cotenant.cli.flags import hoist
-from cotenant.cli.lazy import Entry, load
+from cotenant.cli.lazy import CALLED_ELSEWHERE, Entry, load
 from cotenant.cli.main import ENTRIES
 from cotenant.cli.mesh import exit_code, told
 from cotenant.cli.outcome import ExitCode
@@ -46,6 +46,13 @@ def test_an_unknown_command_is_answered_with_the_nearest_ones(shell: Shell) -> N
     assert ended.code == ExitCode.USAGE
     assert "there is no command 'subnit'" in ended.err
     assert "did you mean submit?" in ended.err
+
+
+def test_a_word_of_other_schedulers_is_answered_with_ours(shell: Shell) -> None:
+    assert "did you mean health or replicas or jobs?" in shell("status").err
+    known = {entry.name for entry in ENTRIES}
+    assert known >= {one for near in CALLED_ELSEWHERE.values() for one in near}
+    assert not known & CALLED_ELSEWHERE.keys()
 
 
 def test_an_unknown_option_is_answered_with_where_help_is(shell: Shell) -> None:

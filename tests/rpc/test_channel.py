@@ -16,7 +16,7 @@ from tests.rpc.conftest import JOBS, TOKEN, Mesh, problem_of
 
 import cotenant.v1
 from cotenant.rpc import channel, errors
-from cotenant.rpc.channel import ATTEMPTS_MAX, connect
+from cotenant.rpc.channel import ATTEMPTS_MAX, connect, replicas_of
 from cotenant.rpc.endpoints import SERVICES, Endpoints
 from cotenant.rpc.methods import DEADLINE_SECONDS_DEFAULT, METHODS
 from cotenant.v1 import job_service_pb2 as jobs_pb
@@ -282,6 +282,24 @@ async def test_names_in_a_list_are_looked_up_again(mesh: Mesh, monkeypatch: pyte
         stands_for.clear()  # the name server is away: what was known goes on
         for _ in range(5):
             await stub.GetJob(jobs_pb.GetJobRequest(), wait_for_ready=True)
+
+
+def test_a_name_with_several_addresses_stands_for_all_replicas(monkeypatch: pytest.MonkeyPatch) -> None:
+    stands_for = {"both.mesh": ["10.0.0.2", "10.0.0.1", "10.0.0.2"], "one.mesh": ["10.0.0.3"], "gone.mesh": []}
+
+    def found(host: str, port: int, family: int, *more: Any) -> list[Any]:
+        if family != socket.AF_INET:
+            raise socket.gaierror
+        return [(family, socket.SOCK_STREAM, 0, "", (number, port)) for number in stands_for[host]]
+
+    monkeypatch.setattr(socket, "getaddrinfo", found)
+    assert replicas_of("both.mesh:7|one.mesh:8|gone.mesh:9|10.0.0.4:7") == [
+        ("10.0.0.1:7", "both.mesh"),
+        ("10.0.0.2:7", "both.mesh"),
+        ("one.mesh:8", ""),
+        ("gone.mesh:9", ""),
+        ("10.0.0.4:7", ""),
+    ]
 
 
 async def answered(stub: Any) -> bool:

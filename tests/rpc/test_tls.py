@@ -140,6 +140,8 @@ async def test_what_is_wrong_with_the_server_is_one_word(
         assert await word() == "CERTIFICATE_NOT_YET_VALID"
     lab.issue(QUEUE, ["queue.example"])
     assert await word() == "CERTIFICATE_OF_ANOTHER_NAME"
+    async with connect(f"127.0.0.1:{mesh.port}", tls=mine, called="queue.example") as one_of_several:
+        await get(one_of_several)
     lab.issue(EVE)
     assert served.look() >= 3
     lab.issue(QUEUE, HERE)

@@ -19,7 +19,7 @@ from cotenant.cli.mesh import access_of
 from cotenant.cli.outcome import CommandError, ExitCode, usage
 from cotenant.cli.render import Column, print_table
 from cotenant.rpc.access import NoAccess
-from cotenant.rpc.channel import connect, secure
+from cotenant.rpc.channel import connect, replicas_of, secure
 from cotenant.rpc.endpoints import Endpoints
 from cotenant.rpc.tls import BadTls
 
@@ -58,7 +58,8 @@ def health(
 ) -> None:
     """Ask each service whether it can do its work, which it cannot while the store is away or nobody leads.
 
-    The exit code is 0 if all can, 1 if one cannot, and 3 if one does not answer; so it serves as a probe.
+    The exit code is 0 if all can, 1 if one cannot, and 3 if one does not answer; so it serves as a probe. Of several
+    replicas one is enough; which of them cannot is told beside it, and `cotenant replicas` tells who leads.
 
     \b
     Examples:
@@ -97,16 +98,31 @@ async def _ask(wanted: Sequence[Health]) -> list[Health]:
 
 
 async def _answer_of(wanted: Health) -> Health:
-    channel = connect(wanted.address)
+    """Ask as every call would, and each replica by itself, to tell which of them nothing comes to."""
+    replicas = replicas_of(wanted.address)
+    if len(replicas) < 2:
+        return await _asked_at(wanted, wanted.address)
+    whole, *each = await asyncio.gather(
+        _asked_at(wanted, wanted.address),
+        *(_asked_at(Health(wanted.service, address), address, called) for address, called in replicas),
+    )
+    if whole.state != SERVING:
+        return whole
+    missing = [f"{one.address} is {one.state}" for one in each if one.state != SERVING]
+    return replace(whole, why=", ".join(missing))
+
+
+async def _asked_at(wanted: Health, address: str, called: str = "") -> Health:
     request = HealthCheckRequest(service=SERVICE_NAMES.get(wanted.service, ""))
     try:
-        answer = await HealthStub(channel).Check(request, timeout=SECONDS)
+        async with connect(address, called=called) as channel:
+            answer = await HealthStub(channel).Check(request, timeout=SECONDS)
+    except ValueError as error:  # names that cannot be found
+        return replace(wanted, state="away", why=str(error))
     except grpc.aio.AioRpcError as error:
         if error.code() is grpc.StatusCode.NOT_FOUND:
             return replace(wanted, state="not there", why="what answers at this address is another service")
         return replace(wanted, state="away", why=(error.details() or error.code().name).partition("\n")[0])
-    finally:
-        await channel.close()
     if answer.status == HealthCheckResponse.SERVING:
         return replace(wanted, state=SERVING)
     return replace(wanted, state="not serving", why="it cannot work now: its store is away, or nobody leads")

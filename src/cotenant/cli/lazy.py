@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, MutableMapping
+from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
+from types import MappingProxyType
 from typing import Any
 
 import typer
@@ -13,6 +14,26 @@ from typer.core import TyperCommand, TyperGroup
 from cotenant.cli.flags import hoist
 from cotenant.cli.outcome import usage
 from cotenant.core.options import nearest
+
+CALLED_ELSEWHERE: Mapping[str, Sequence[str]] = MappingProxyType(  # by kubectl, Slurm and others
+    {
+        "status": ("health", "replicas", "jobs"),
+        "ps": ("jobs",),
+        "list": ("jobs", "nodes"),
+        "get": ("show", "jobs"),
+        "describe": ("show", "explain"),
+        "queue": ("jobs",),
+        "squeue": ("jobs",),
+        "sinfo": ("nodes",),
+        "run": ("submit",),
+        "sbatch": ("submit",),
+        "kill": ("cancel",),
+        "delete": ("cancel",),
+        "scancel": ("cancel",),
+        "users": ("tokens", "tenants"),
+        "start": ("up", "serve"),
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +96,7 @@ class LazyGroup(TyperGroup):
         name = args[0]
         if name in self.commands or name.startswith("-") or ctx.resilient_parsing:
             return super().resolve_command(ctx, args)
-        near = nearest(name, self.commands)
+        near = CALLED_ELSEWHERE.get(name) or nearest(name, self.commands)
         hint = f"did you mean {' or '.join(near)}?" if near else "`cotenant --help` lists all commands"
         raise usage(f"there is no command {name!r}", hint=hint)
 

@@ -16,8 +16,7 @@ import grpc.aio
 from cotenant.cli.flags import Flags
 from cotenant.cli.outcome import CommandError, ExitCode, note, usage
 from cotenant.rpc.access import Access, NoAccess, find
-from cotenant.rpc.channel import connect
-from cotenant.rpc.endpoints import addresses_of
+from cotenant.rpc.channel import connect, replicas_of
 from cotenant.rpc.errors import Problem, from_error
 from cotenant.rpc.tls import BadTls
 from cotenant.v1.contention_service_pb2_grpc import ContentionServiceStub
@@ -83,8 +82,8 @@ class Mesh:
         told_by: list[T] = []
         failed: grpc.aio.AioRpcError | None = None
         answered = False
-        for address in addresses_of(self._address("contention")):
-            stub = cast("ContentionServiceAsyncStub", ContentionServiceStub(self._connected(address)))
+        for address, called in replicas_of(self._address("contention")):
+            stub = cast("ContentionServiceAsyncStub", ContentionServiceStub(self._connected(address, called)))
             try:
                 told_by += await ask(stub)
                 answered = True
@@ -101,9 +100,9 @@ class Mesh:
     def replicas(self) -> list[tuple[str, str, ReplicaServiceAsyncStub]]:
         """Every service that elects a leader, at each of its addresses, with who tells of the process there."""
         return [
-            (service, address, cast("ReplicaServiceAsyncStub", ReplicaServiceStub(self._connected(address))))
+            (service, address, cast("ReplicaServiceAsyncStub", ReplicaServiceStub(self._connected(address, called))))
             for service in ("queue", "placement", "predictor")
-            for address in addresses_of(getattr(self._access.endpoints, service))
+            for address, called in replicas_of(getattr(self._access.endpoints, service))
         ]
 
     def policies(self) -> dict[str, PolicyServiceAsyncStub]:
@@ -142,9 +141,9 @@ class Mesh:
     def _channel(self, service: str) -> grpc.aio.Channel:
         return self._connected(self._address(service))
 
-    def _connected(self, address: str) -> grpc.aio.Channel:
+    def _connected(self, address: str, called: str = "") -> grpc.aio.Channel:
         if address not in self._channels:
-            self._channels[address] = connect(address, self._access.token, tls=self._access.tls)
+            self._channels[address] = connect(address, self._access.token, tls=self._access.tls, called=called)
         return self._channels[address]
 
 

@@ -33,13 +33,14 @@ OLD_MAX = 4  # connections with certificates of before; what is still under way 
 
 
 def connect(
-    endpoint: str, token: str = "", *, health_service: str | None = None, tls: TlsFiles | None = None
+    endpoint: str, token: str = "", *, health_service: str | None = None, tls: TlsFiles | None = None, called: str = ""
 ) -> Channel:
     """Open a channel. Nothing is sent before the first call, so that the server may start later.
 
     Calls take turns over the addresses of `a:1|b:1`, and over all that a name has. With `health_service`, and among
     several addresses, they go only to those whose health says that this service, or the server as a whole, is serving.
-    Without `tls` the channel is as `secure` has said for all of the process.
+    Without `tls` the channel is as `secure` has said for all of the process. `called` is the name that the server's
+    certificate has to be for, where that is not the endpoint's.
 
     Raises:
         BadTls: the certificates cannot be used.
@@ -54,6 +55,8 @@ def connect(
     options, interceptors = _options(health_service), telemetry.client_interceptors()
     if len(addresses_of(endpoint)) > 1:  # gRPC takes one name for all of a list, and each has a certificate of its own
         options.append(("grpc.ssl_target_name_override", MESH_NAME))
+    elif called:
+        options.append(("grpc.ssl_target_name_override", called))
     watched = Watched(tls) if tls is not None else _of_process
     return Channel(lambda: dial(named.target, options, interceptors, watched), token, watched, named)
 
@@ -103,6 +106,23 @@ def target_of(endpoint: str) -> str:
     raise ValueError(
         f"{endpoint!r}: not all of these names can be found; a name is looked up when a list is first used"
     )
+
+
+def replicas_of(endpoint: str) -> list[tuple[str, str]]:
+    """Name each replica's own address, and the name that its certificate is for where that is another.
+
+    A name with several addresses, as Kubernetes gives to all replicas of a service, stands for all of them.
+
+    >>> replicas_of("10.0.0.1:7070|10.0.0.2:7070")
+    [('10.0.0.1:7070', ''), ('10.0.0.2:7070', '')]
+    """
+    found = []
+    for address in addresses_of(endpoint):
+        host = host_and_port(address)[0]
+        numbers = [] if _is_number(host) else _numbers(address, socket.AF_INET) or _numbers(address, socket.AF_INET6)
+        several = sorted(set(numbers))
+        found += [(number, host) for number in several] if len(several) > 1 else [(address, "")]
+    return found
 
 
 class Named:
