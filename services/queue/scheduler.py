@@ -150,7 +150,7 @@ class Scheduler:
 
     async def cycle(self) -> float:
         """Run one cycle; returns for how many seconds its order holds if nothing happens."""
-        if not self.state.table.jobs(0.0).running.all():
+        if self.state.table.waits():
             self.cycles += 1
             return await self._cycle()
         if to_tell(self.state, self.follower.connections) != self._told:  # nobody waits: no other plan tells them

@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import argparse
-import gc
 import os
 import resource
 import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Generator, Iterable
 from contextlib import closing, nullcontext
-from functools import partial
-from multiprocessing import connection, get_context
-from typing import Any
+from dataclasses import dataclass, field
 
-from tests.control_plane.faults import FAULTS, Faults, peace, trouble
+from tests.control_plane.batches import outcomes
+from tests.control_plane.faults import FAULTS, Faults
 from tests.control_plane.mutants import MUTANTS, mutant
-from tests.control_plane.world import Outcome, run_seed
+from tests.control_plane.playing import Outcome
 
-TOLD_EVERY = 100
+TOLD_EVERY_SECONDS = 15.0
 HASHES = {"PYTHONHASHSEED": "0"}  # the order of sets of words is part of what is replayed
 
 
@@ -46,75 +43,90 @@ def main() -> int:
         return _replay(options.seed, faults) if options.seed is not None else _play(options, faults)
 
 
-def outcomes(seeds: Iterable[int], jobs: int = 1, faults: Faults = FAULTS) -> Generator[Outcome, None, None]:
-    """Play seeds, each in a copy of this process, so that none is changed by those before it; in their order.
-
-    One without trouble is played here first, so that what is read and compiled once is there in all copies.
-    """
-    run_seed(-1, peace)
-    gc.collect()
-    gc.freeze()  # a leader that steps down looks for garbage, and this is none
-    copies, ahead = get_context("fork"), iter(seeds)
-    playing: dict[Any, tuple[int, Any]] = {}  # by where they will tell: the place of the seed, and the process
-    played: dict[int, Outcome] = {}
-    begun = told = 0
-    try:
-        while True:
-            while len(playing) < jobs and (seed := next(ahead, None)) is not None:
-                hears, tells = copies.Pipe(duplex=False)
-                process = copies.Process(target=_tell_outcome, args=(tells, faults, seed))
-                process.start()
-                tells.close()
-                playing[hears], begun = (begun, process), begun + 1
-            if not playing:
-                return
-            heard: Any
-            for heard in connection.wait(list(playing)):
-                place, process = playing.pop(heard)
-                played[place] = heard.recv()
-                heard.close()
-                process.join()
-            while told in played:
-                yield played.pop(told)
-                told += 1
-    finally:
-        for _, process in playing.values():
-            process.kill()
-            process.join()
-
-
-def _tell_outcome(tells: Any, faults: Faults, seed: int) -> None:
-    tells.send(run_seed(seed, partial(trouble, faults=faults)))
-
-
 def _replay(seed: int, faults: Faults) -> int:
-    (outcome,) = outcomes([seed], faults=faults)
+    (outcome,) = outcomes([seed], faults=faults, events=True)
     for place, event in enumerate(outcome.events, 1):
         print(place, event)
     print(*outcome.faults, sep="\n")
     return _tell(outcome)
 
 
+@dataclass
+class _Sum:
+    """What came of many seeds."""
+
+    seeds: int
+    began: float = field(default_factory=time.perf_counter)
+    played: int = 0
+    wrong: int = 0
+    faults: int = 0
+    virtual_seconds: float = 0.0
+    reached: Counter[str] = field(default_factory=Counter)
+    counted: Counter[str] = field(default_factory=Counter)
+
+    def add(self, outcome: Outcome) -> None:
+        self.played += 1
+        self.wrong += bool(outcome.wrong)
+        self.faults += len(outcome.faults)
+        self.virtual_seconds += outcome.virtual_seconds
+        self.reached += outcome.reached
+        self.counted += outcome.counted
+
+    @property
+    def seconds(self) -> float:
+        return time.perf_counter() - self.began
+
+    def so_far(self) -> str:
+        left_seconds = self.seconds / self.played * (self.seeds - self.played)
+        pace = f"{60 * self.played / self.seconds:,.0f} a minute, about {left_seconds:,.0f} s left"
+        return f"{self.played:,} of {self.seeds:,} seeds, {self.wrong} with something wrong; {pace}"
+
+    def whole(self) -> str:
+        used = resource.getrusage(resource.RUSAGE_CHILDREN)
+        each = (used.ru_utime + used.ru_stime) / max(1, self.played)
+        points = ", ".join(f"{point} {times}" for point, times in sorted(self.reached.items()))
+        commits, parts = self.counted["Commit"], self.counted["Began"]
+        checked = (
+            f"{self.counted.total():,} events, {commits:,} commits and {parts:,} begun parts of attempts among them"
+        )
+        befell = f"{self.faults:,} faults in {self.virtual_seconds / 3600:,.1f} h of the worlds' time"
+        pace = f"{60 * self.played / self.seconds:,.0f} a minute for {self.seconds:,.0f} s"
+        return "\n".join(
+            [
+                f"fail points reached: {points}",
+                f"checked: {checked}; {befell}",
+                f"{self.played:,} seeds, {self.wrong} with something wrong; {pace}, {each:.3f} s of a processor each",
+            ]
+        )
+
+
 def _play(options: argparse.Namespace, faults: Faults) -> int:
-    begin, wrong, played, events = time.perf_counter(), 0, 0, 0
-    reached: Counter[str] = Counter()
-    for outcome in outcomes(range(options.first, options.first + options.seeds), options.jobs, faults):
-        played, events = played + 1, events + len(outcome.events)
-        wrong += _tell(outcome)
-        reached += outcome.reached
-        if options.digests:
-            print(f"seed {outcome.seed}: {outcome.digest}")
-        if not played % TOLD_EVERY:
-            print(f"{played} seeds so far, {wrong} with something wrong", file=sys.stderr, flush=True)
-        if (wrong and options.mutant) or time.perf_counter() - begin > options.seconds:
-            break
-    spent = time.perf_counter() - begin
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    each = (used.ru_utime + used.ru_stime) / max(1, played)
-    told = f"in {spent:.0f} s, {each:.3f} s of a processor each"
-    print(f"{played} seeds, {events} events, {wrong} with something wrong, {told}")
-    print("fail points reached: " + ", ".join(f"{point} {times}" for point, times in sorted(reached.items())))
-    return int(wrong > 0)
+    total, told_at = _Sum(options.seeds), TOLD_EVERY_SECONDS
+    seeds = range(options.first, options.first + options.seeds)
+    with closing(outcomes(seeds, options.jobs, faults, digests=options.digests)) as played:
+        for outcome in played:
+            total.add(outcome)
+            _tell(outcome)
+            if outcome.wrong and not options.mutant:
+                _play_alone(outcome, faults)
+            if options.digests:
+                print(f"seed {outcome.seed}: {outcome.digest}")
+            if total.seconds > told_at:
+                print(total.so_far(), file=sys.stderr, flush=True)
+                told_at = total.seconds + TOLD_EVERY_SECONDS
+            if (total.wrong and options.mutant) or total.seconds > options.seconds:
+                break
+    print(total.whole())
+    return int(total.wrong > 0)
+
+
+def _play_alone(outcome: Outcome, faults: Faults) -> None:
+    """Play a seed that failed once more in a process of its own: nothing that was played before may have changed it."""
+    (alone,) = outcomes([outcome.seed], faults=faults, digests=True)
+    if alone.digest != outcome.digest:
+        print(
+            f"  played alone it is another history: {'; '.join(alone.wrong) or 'nothing is wrong with it'}", flush=True
+        )
 
 
 def _find_out(seeds: int) -> int:

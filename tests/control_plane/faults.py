@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 
 from tests.control_plane.virtual import Process
 from tests.control_plane.wire import SLOW_SECONDS_MAX, SLOW_SHARE
-from tests.control_plane.world import REPLICAS, TROUBLE_PAUSE_SECONDS, TROUBLE_SECONDS, World
+from tests.control_plane.world import REPLICAS, World
 
 from cotenant.fail_points import POINTS
 
@@ -247,9 +247,9 @@ OF_NEW_QUEUES: Faults = ((replace_queue, 1),)
 async def trouble(world: World, faults: Faults = FAULTS) -> None:
     """Let something befall the world every second or so; several things may be so at once."""
     under_way: list[asyncio.Task[None]] = []
-    until = world.loop.time() + TROUBLE_SECONDS
+    until = world.loop.time() + world.size.trouble_seconds
     while world.loop.time() < until:
-        await asyncio.sleep(world.rng.expovariate(1 / TROUBLE_PAUSE_SECONDS))
+        await asyncio.sleep(world.rng.expovariate(1 / world.size.pause_seconds))
         (fault,) = world.rng.choices([fault for fault, _ in faults], [weight for _, weight in faults])
         world.faults.append(f"{world.loop.time():.3f} {fault.__name__}")
         under_way.append(asyncio.create_task(_one(fault, world)))
@@ -262,4 +262,4 @@ async def _one(fault: Callable[[World], Awaitable[None]], world: World) -> None:
 
 async def peace(world: World) -> None:
     """Nothing befalls it."""
-    await asyncio.sleep(TROUBLE_SECONDS)
+    await asyncio.sleep(world.size.trouble_seconds)

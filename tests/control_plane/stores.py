@@ -63,10 +63,11 @@ class ProcessStore(Through):
 
     async def _pass(self) -> None:
         await asyncio.sleep(WAIT_SECONDS * self._rng.random())
-        try:
-            await self._process.gate()
-        except Dead as error:
-            raise StoreUnavailable("this process has ended") from error
+        if not self._process.goes:
+            try:
+                await self._process.gate()
+            except Dead as error:
+                raise StoreUnavailable("this process has ended") from error
         if self._whole.away or not self.reached:
             await asyncio.sleep(DEADLINE_SECONDS * self._rng.random())
             raise StoreUnavailable("the store is away")

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
 from contextvars import Context, ContextVar, copy_context
+from functools import partial
 from itertools import count
 from random import Random
 from typing import Any, ClassVar
@@ -21,6 +22,8 @@ from google.protobuf.internal import well_known_types
 
 BEGIN_UNIX_SECONDS = 1_700_000_000.0
 TASKS_KEPT_MIN = 64
+BOUND: Any = asyncio.mixins._LoopBoundMixin  # private, as those below
+ONE_TURN = asyncio.sleep
 ALL_TASKS: Any = asyncio.tasks._all_tasks  # type: ignore[attr-defined]  # private
 
 
@@ -33,9 +36,8 @@ class _Handle:
 
     __slots__ = ("_when", "args", "callback", "context")
 
-    def __init__(self, callback: Any, args: Any, context: Context | None, when: float = 0.0) -> None:
-        self.callback, self.args, self._when = callback, args, when
-        self.context = copy_context() if context is None else context
+    def __init__(self, callback: Any, args: Any, context: Context, when: float = 0.0) -> None:
+        self.callback, self.args, self.context, self._when = callback, args, context, when
 
     def cancel(self) -> None:
         """Do not call it."""
@@ -55,9 +57,7 @@ class _Task(asyncio.Task[Any]):
 
     numbers: ClassVar[Iterator[int]] = count()
 
-    def __init__(self, *args: Any, **fields: Any) -> None:
-        self.number = next(self.numbers)
-        super().__init__(*args, **fields)
+    number: int
 
     def __hash__(self) -> int:
         return self.number
@@ -72,8 +72,8 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def __init__(self) -> None:
         super().__init__(selectors.SelectSelector())
         self._now, self._numbers = 1.0, count()
+        self.create_future = partial(asyncio.Future, loop=self)  # type: ignore[method-assign]  # without a frame of its own
         self._timers: list[tuple[float, int, _Handle]] = []  # of those due at once the first asked for comes first
-        self.set_task_factory(_make_task)
 
     def time(self) -> float:
         """Seconds since the loop began."""
@@ -83,7 +83,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         self, callback: Any, *args: Any, context: Context | None = None
     ) -> _Handle:
         """Call it in the next turn."""
-        handle = _Handle(callback, args, context)
+        handle = _Handle(callback, args, copy_context() if context is None else context)
         self._ready.append(handle)
         return handle
 
@@ -97,7 +97,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         self, when: float, callback: Any, *args: Any, context: Context | None = None
     ) -> _Handle:
         """Call it once it is that late."""
-        timer = _Handle(callback, args, context, when)
+        timer = _Handle(callback, args, copy_context() if context is None else context, when)
         heapq.heappush(self._timers, (when, next(self._numbers), timer))
         return timer
 
@@ -107,26 +107,40 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         """Call it after a while."""
         return self.call_at(self._now + delay, callback, *args, context=context)
 
+    def create_task(  # type: ignore[override]  # names are words
+        self, coro: Any, *, name: str | None = None, context: Context | None = None
+    ) -> _Task:
+        """Begin to do something, as a part of the process that asks for it."""
+        task = _Task(coro, loop=self, name=name or "task", context=context)
+        task.number = next(_Task.numbers)
+        if (owner := _process.get() if context is None else context.get(_process)) is not None:
+            owner.hold(task)
+        return task
+
     def _run_once(self) -> None:
-        """Take one turn; where nothing is to be done now, it is at once as late as it has to be."""
-        ready, timers = self._ready, self._timers
-        while timers and timers[0][2].callback is None:
-            heapq.heappop(timers)
-        if not ready and not self._stopping:
-            if not timers:
-                raise NothingComes
-            self._now = max(self._now, timers[0][0])
-        while timers and timers[0][0] <= self._now:
-            ready.append(heapq.heappop(timers)[2])
-        for _ in range(len(ready)):
-            handle = ready.popleft()
-            if (callback := handle.callback) is not None:
-                try:
-                    handle.context.run(callback, *handle.args)
-                except (SystemExit, KeyboardInterrupt):
-                    raise
-                except BaseException as error:
-                    self.call_exception_handler({"message": f"exception in {callback}", "exception": error})
+        """Take turns until the loop is to stop; where nothing is to be done, it is at once as late as it has to be."""
+        ready, timers, take, come = self._ready, self._timers, self._ready.popleft, heapq.heappop
+        while True:
+            while timers and timers[0][2].callback is None:
+                come(timers)
+            if not ready and not self._stopping:
+                if not timers:
+                    raise NothingComes
+                if timers[0][0] > self._now:
+                    self._now = timers[0][0]
+            while timers and timers[0][0] <= self._now:
+                ready.append(come(timers)[2])
+            for _ in range(len(ready)):
+                handle = take()
+                if (callback := handle.callback) is not None:
+                    try:
+                        handle.context.run(callback, *handle.args)
+                    except (SystemExit, KeyboardInterrupt):
+                        raise
+                    except BaseException as error:
+                        self.call_exception_handler({"message": f"exception in {callback}", "exception": error})
+            if self._stopping:
+                return
 
     def run_in_executor(self, executor: Any, func: Any, *args: Any) -> Any:  # type: ignore[override]  # any work is done in the same way
         """Do it at once."""
@@ -142,15 +156,12 @@ def _nothing(task: Any) -> None:
     """Do not keep it."""
 
 
+def _wake(future: asyncio.Future[Any], result: Any) -> None:
+    if not future.done():
+        future.set_result(result)
+
+
 _process: ContextVar[Process | None] = ContextVar("process", default=None)
-
-
-def _make_task(loop: Any, coro: Any, context: Context | None = None, **fields: Any) -> _Task:
-    owner = context.get(_process) if context is not None else _process.get()
-    task = _Task(coro, loop=loop, context=context, **fields)
-    if owner is not None:
-        owner.hold(task)
-    return task
 
 
 def current_process() -> Process | None:
@@ -194,6 +205,11 @@ class Process:
     def resume(self) -> None:
         """Let it go on, as if nothing had happened."""
         self._goes.set()
+
+    @property
+    def goes(self) -> bool:
+        """Whether it is neither paused nor dead: then nobody has to wait at its gate."""
+        return not self.dead and self._goes.is_set()
 
     async def gate(self) -> None:
         """Wait while it is paused."""
@@ -241,6 +257,19 @@ def virtual_time(seed: int) -> Iterator[VirtualLoop]:
     def token(size: int = 32) -> str:
         return rng.randbytes(size).hex()
 
+    async def sleep(delay: float, result: Any = None) -> Any:
+        if delay <= 0:
+            return await ONE_TURN(0, result)
+        future = loop.create_future()
+        timer = loop.call_later(delay, _wake, future, result)
+        try:
+            return await future
+        finally:
+            timer.cancel()
+
+    def only(_: Any) -> VirtualLoop:
+        return loop
+
     def drawn() -> uuid.UUID:
         return uuid.UUID(int=rng.getrandbits(128))
 
@@ -253,6 +282,8 @@ def virtual_time(seed: int) -> Iterator[VirtualLoop]:
         mock.patch.object(uuid, "uuid4", drawn),
         mock.patch.object(well_known_types.Timestamp, "GetCurrentTime", now),
         mock.patch.object(ALL_TASKS, "add", create=True, new=_nothing),  # which nobody asks for
+        mock.patch.object(asyncio, "sleep", sleep),
+        mock.patch.object(BOUND, "_get_loop", only),
     ):
         asyncio.set_event_loop(loop)
         try:

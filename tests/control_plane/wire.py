@@ -148,9 +148,10 @@ class Network:
         """
         slow = self._rng.random() * self.slow_seconds_max if self._rng.random() < self.slow_share else 0.0
         await asyncio.sleep(HOP_SECONDS * (0.5 + self._rng.random()) + slow)
-        await source.gate()
-        await target.gate()
-        if frozenset((source.name, target.name)) in self.cut:
+        for process in (source, target):
+            if not process.goes:
+                await process.gate()
+        if self.cut and frozenset((source.name, target.name)) in self.cut:
             raise Dead(target.name)
 
 
@@ -219,16 +220,17 @@ class _Call:
     def __init__(self, wire: _Wire, path: str, write: Any, read: Any, metadata: Any, timeout: float | None) -> None:
         self._wire, self._path, self._write, self._read, self._metadata = wire, path, write, read, metadata
         self._timeout, self._trailers = timeout, ()
-        self._answers: asyncio.Queue[Any] = asyncio.Queue(16)
+        self._answers: asyncio.Queue[Any]  # of a stream
         self._task: asyncio.Task[Any] | None = None
 
     def unary(self, request: Any, asks: bool) -> _Call:
-        self._task = asyncio.ensure_future(self._converse(request, asks, streams=False))
+        self._task = asyncio.get_running_loop().create_task(self._converse(request, asks, streams=False))
         self._task.add_done_callback(_looked_at)
         return self
 
     def stream(self, request: Any, asks: bool) -> _Call:
-        self._task = asyncio.ensure_future(self._converse(request, asks, streams=True))
+        self._answers = asyncio.Queue(16)
+        self._task = asyncio.get_running_loop().create_task(self._converse(request, asks, streams=True))
         self._task.add_done_callback(self._end)
         return self
 
@@ -269,6 +271,8 @@ class _Call:
 
     async def _converse(self, request: Any, asks: bool, *, streams: bool) -> Any:
         try:
+            if self._timeout is None:
+                return await self._hold(request, asks, streams)
             async with asyncio.timeout(self._timeout):
                 return await self._hold(request, asks, streams)
         except TimeoutError:
@@ -287,11 +291,13 @@ class _Call:
         await network.hop(source, server.process)
         context = _Context(self._metadata, deadline)
         handler = await server.handler(self._path, self._metadata)
-        pieces: asyncio.Queue[bytes | None] = asyncio.Queue()
+        pieces: asyncio.Queue[bytes | None] | None = asyncio.Queue() if asks else None
         serving = server.process.start(
-            self._serve(handler, _each(pieces) if asks else sent, context, streams, server.process)
+            self._serve(handler, _each(pieces) if pieces is not None else sent, context, streams, server.process)
         )
-        sending = asyncio.ensure_future(self._send(request, pieces, serving, server.process)) if asks else None
+        sending = (
+            asyncio.ensure_future(self._send(request, pieces, serving, server.process)) if pieces is not None else None
+        )
         try:
             answer = await _outcome(serving, server.process)
         finally:

@@ -3,50 +3,32 @@
 from __future__ import annotations
 
 import asyncio
-import gc
-import hashlib
-import logging
-import sys
-import time
-import traceback
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
-from functools import cache, partial
-from importlib.metadata import entry_points
-from pathlib import Path
+from dataclasses import dataclass
 from random import Random
 from typing import Any
-from unittest import mock
 
-import structlog
 from tests.control_plane.clients import Clients
 from tests.control_plane.nodes import FencedAgent
 from tests.control_plane.stores import ProcessStore, RecordedStore
-from tests.control_plane.virtual import BEGIN_UNIX_SECONDS, Process, current_process, virtual_time
+from tests.control_plane.virtual import BEGIN_UNIX_SECONDS, Process, current_process
 from tests.control_plane.wire import SLOW_SECONDS_MAX, SLOW_SHARE, Network, SimulatedServer
 
-from cotenant import fail_points, plugins
 from cotenant.core.failing.retrying import RetryRules
 from cotenant.core.lifecycle import Phase
-from cotenant.core.policy import Sizing
-from cotenant.core.sizing import resizing
-from cotenant.history.checker import Broken, Checker
+from cotenant.history.checker import Checker
 from cotenant.history.events import Event
 from cotenant.history.stored import commit_of
-from cotenant.policies.proportional import Proportional
-from cotenant.replicas import forwarding, replica
 from cotenant.replicas.election import Election
 from cotenant.replicas.replica import Replica
 from cotenant.replicas.tenure import Held, leader_of
 from cotenant.rpc.server import Host
 from cotenant.services.placement import server as placement
-from cotenant.services.placement.committer import Fenced, Halted, Outdated
-from cotenant.services.queue import arrays
 from cotenant.services.queue import server as queue
 from cotenant.services.queue.replicated import Replicated
-from cotenant.store.port import Changes, Store, StoreUnavailable
+from cotenant.store.port import Changes, Entry, Store, StoreUnavailable
 from cotenant.v1 import job_service_pb2 as pb
 from cotenant.v1 import node_service_pb2 as node_pb2
 from cotenant.v1 import node_service_pb2_grpc
@@ -57,43 +39,31 @@ SOON = RetryRules(
     back_off_seconds=0.5, back_off_seconds_max=2.0, untold_back_off_seconds=0.5, untold_back_off_seconds_max=2.0
 )
 QUEUE = queue.QueueConfig(options={"fifo": {"mode": "backfill"}}, retrying=SOON)
-CHUNK_MAX = 2  # jobs of an array in one transaction, so that each takes several
-JOBS_MIN, JOBS_MAX, NODES_MAX = 6, 14, 4
-TROUBLE_SECONDS, TROUBLE_PAUSE_SECONDS, LAST_SECONDS = 14.0, 1.0, 120.0
-SUBMIT_SECONDS, SEEN_SECONDS = 10.0, 10.0
+LAST_SECONDS, SEEN_SECONDS = 120.0, 10.0
 WATCHERS = 1
-INSTALLED = cache(entry_points)  # each leader made anew would read them from the disk
-EXAMINED, LOAD = plugins._examined, plugins.load
-PASSING = (StoreUnavailable, Fenced, Halted, Outdated)  # what work that nobody waits for may end with
 
 
-@dataclass
-class Outcome:
-    """What came of a seed."""
+@dataclass(frozen=True, slots=True)
+class Size:
+    """How much there is in a world, and for how long it is in trouble."""
 
-    seed: int
-    broken: list[Broken]
-    failures: list[str]  # a part failed within, or it did not settle
-    events: list[Event] = field(repr=False)
-    faults: list[str] = field(repr=False)
-    reached: Counter[str] = field(default_factory=Counter, repr=False)  # fail points, how often
-    virtual_seconds: float = 0.0
+    jobs_min: int  # arrays count as one
+    jobs_max: int
+    nodes_min: int
+    nodes_max: int
+    submit_seconds: float  # within which all are submitted
+    trouble_seconds: float
+    pause_seconds: float  # between two faults, on average
 
-    @property
-    def digest(self) -> str:
-        """Differs where histories do."""
-        return hashlib.sha256("\n".join(map(repr, self.events)).encode()).hexdigest()[:16]
 
-    @property
-    def wrong(self) -> list[str]:
-        """All that was wrong, in words."""
-        return [*map(str, self.broken), *self.failures]
+LONG = Size(6, 14, 2, 4, submit_seconds=10.0, trouble_seconds=14.0, pause_seconds=1.0)
 
 
 class World:
     """Everything; made anew for each seed."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, size: Size) -> None:
+        self.size = size
         self.rng = Random(f"world {seed}")
         self.loop = asyncio.get_running_loop()
         self.events: list[Event] = []
@@ -107,6 +77,7 @@ class World:
         self.clients = Clients(self.network, self.rng, self.events, self.failures)
         self.armed: dict[tuple[str, str], Callable[[Process], None]] = {}  # by process and fail point
         self.reached: Counter[str] = Counter()
+        self._checker, self._checked = Checker(PLACEMENT.lost_after_seconds), 0
 
     def leader(self, service: str) -> str:
         """Who holds a service's leadership key now; "" where nobody does."""
@@ -225,6 +196,15 @@ class World:
         await asyncio.sleep(seconds)
         await self.clients.insist(stub.UncordonNode, node_pb2.UncordonNodeRequest(id=name))
 
+    # Checks --------------------------------------------------------------------------------------------------
+
+    def checked(self) -> Checker:
+        """What the checker knows of all that has happened."""
+        for event in self.events[self._checked :]:
+            self._checker.take(event)
+        self._checked = len(self.events)
+        return self._checker
+
     # The end -------------------------------------------------------------------------------------------------
 
     def heal(self) -> None:
@@ -240,13 +220,11 @@ class World:
 
     async def settle(self) -> None:
         """Wait until nothing is left to do."""
-        checker, taken = Checker(PLACEMENT.lost_after_seconds), 0
+        kept: Sequence[Entry] = ()
         try:
             async with asyncio.timeout(LAST_SECONDS):
                 while True:
-                    for event in self.events[taken:]:
-                        checker.take(event)
-                    taken = len(self.events)
+                    checker = self.checked()
                     kept = (await self.store.list("placement/attempts/")).entries
                     ended = all(job.phase.ended for job in checker.kept())
                     if ended and not kept and not any(agent.attempts for agent in self.agents.values()):
@@ -254,7 +232,7 @@ class World:
                     await self._resume(checker)
                     await asyncio.sleep(0.25)
         except TimeoutError:
-            left = sorted(job.job_id for job in checker.kept() if not job.phase.ended)
+            left = sorted(job.job_id for job in self.checked().kept() if not job.phase.ended)
             on_nodes = {name: sorted(agent.attempts) for name, agent in self.agents.items() if agent.attempts}
             self.failures.append(f"it did not settle: jobs {left}, kept {[one.key for one in kept]}, nodes {on_nodes}")
             return
@@ -280,116 +258,3 @@ class World:
             await process.kill()
         self.network.close()
         await self.store.close()
-
-
-def run_seed(seed: int, befall: Callable[[World], Awaitable[None]]) -> Outcome:
-    """Play one seed; `befall` is what happens to the world while jobs are submitted."""
-    failed: list[str] = []
-
-    def note(_: Any, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-        error, process = event.get("exc_info"), current_process()
-        if error and not isinstance(error if isinstance(error, BaseException) else sys.exc_info()[1], PASSING):
-            where = f"{time.monotonic():.3f} {process.name if process else 'nobody'}"
-            failed.append(f"{where}: {event['event']}: {_told(error)}")
-        raise structlog.DropEvent
-
-    before = structlog.get_config()
-    structlog.configure(
-        processors=[note],
-        wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR),
-        cache_logger_on_first_use=False,
-    )
-    gc.disable()  # what it ends, it ends at any time
-    try:
-        with virtual_time(seed) as loop:
-            outcome = loop.run_until_complete(_play(seed, befall, failed))
-            outcome.virtual_seconds = loop.time()
-            return outcome
-    finally:
-        gc.enable()
-        structlog.configure(**before)
-
-
-async def _play(seed: int, befall: Callable[[World], Awaitable[None]], failed: list[str]) -> Outcome:
-    world = World(seed)
-    with (
-        fail_points.armed(world.reach),
-        mock.patch.object(forwarding, "passage", lambda address: _passage(world, address)),
-        mock.patch.object(plugins, "entry_points", INSTALLED),
-        mock.patch.object(replica, "gc"),  # a leader that steps down looks for garbage, which is what costs most
-        mock.patch.object(plugins, "_examined", _examined),
-        mock.patch.object(plugins, "load", partial(_loaded, Restless(Random(f"cores {seed}")))),
-        mock.patch.object(resizing, "PATIENCE_SECONDS", Restless.interval_seconds),
-        mock.patch.object(arrays, "CHUNK_MAX", CHUNK_MAX),
-    ):
-        for names in REPLICAS.values():
-            for name in names:
-                world.start(name)
-        for number in range(world.rng.randint(2, NODES_MAX)):
-            world.add_node(f"n{number}")
-        await asyncio.sleep(0.5 + world.rng.random())
-        jobs = range(world.rng.randint(JOBS_MIN, JOBS_MAX))
-        callers = asyncio.gather(*(world.clients.submit(number, SUBMIT_SECONDS) for number in jobs))
-        world.look_on()
-        await befall(world)
-        world.heal()
-        try:
-            async with asyncio.timeout(LAST_SECONDS):
-                await callers
-            await world.settle()
-        except TimeoutError:
-            world.failures.append(f"a caller was never answered: {world.clients.unanswered}")
-        await world.close()
-    checker = Checker(PLACEMENT.lost_after_seconds)
-    for event in world.events:
-        checker.take(event)
-    broken = checker.finish(settled=not world.failures)
-    return Outcome(seed, broken, [*world.failures, *failed], world.events, world.faults, world.reached)
-
-
-class Restless(Proportional):
-    """Sizes as `proportional` does, and resizes what runs as chance has it."""
-
-    name = "restless"
-    interval_seconds = 1.0
-    warm_up_seconds = measure_seconds = 0.0
-
-    def __init__(self, rng: Random) -> None:
-        self._rng = rng
-
-    def resize(self, running: resizing.Running, now: float) -> Sizing | None:
-        """Wish for other cores, now and then."""
-        if self._rng.random() < 0.5:
-            return None
-        cores = self._rng.randint(1, 4)
-        return Sizing((cores,), f"{cores} cores were wished for")
-
-    def weight(self, running: resizing.Running) -> float:
-        """A gain is a gain."""
-        return 1.0
-
-
-def _loaded(allocator: Restless, group: str, name: str, options: Mapping[str, str]) -> Any:
-    return allocator if group == placement.ALLOCATORS else LOAD(group, name, options)
-
-
-@cache
-def _examined_once(group: str, points: tuple[Any, ...]) -> list[plugins.Plugin]:
-    return EXAMINED(group, list(points))
-
-
-def _examined(group: str, points: list[Any]) -> list[plugins.Plugin]:
-    return _examined_once(group, tuple(points))
-
-
-def _passage(world: World, address: str) -> Any:
-    source = current_process()
-    assert source
-    return world.network.passage(source, address)
-
-
-def _told(exc_info: Any) -> str:
-    """Name what was raised, and where."""
-    error = exc_info if isinstance(exc_info, BaseException) else sys.exc_info()[1]
-    where = traceback.extract_tb(error.__traceback__)[-9:] if error else []
-    return f"{error!r} at {' < '.join(f'{Path(one.filename).name}:{one.lineno}' for one in reversed(where))}"

@@ -69,6 +69,7 @@ def test_the_table_agrees_with_a_dict_of_jobs(steps: list[tuple[str, int, float,
         assert sorted(table.ids) == sorted(slow)
     jobs = table.jobs(now)
     assert len(jobs) == len(table) == len(slow)
+    assert table.waits() == any(job.running_since is None for job in slow.values())
     assert jobs.by_arrival is not None
     in_turn = sorted(slow.values(), key=lambda job: (job.row.arrival_seconds, job.row.sequence))
     assert [table.ids[row] for row in jobs.by_arrival] == [job.row.id for job in in_turn]

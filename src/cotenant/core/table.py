@@ -276,6 +276,10 @@ class JobTable:
         for name, value in values.items():
             self._columns[name][row] = value
 
+    def waits(self) -> bool:
+        """Whether any job does not run."""
+        return not bool(self._columns["running"][: len(self.ids)].all())
+
     def jobs(self, now: float) -> Jobs:
         """Picture all active jobs at a moment. The arrays are views: good until the table next changes."""
         size = len(self.ids)

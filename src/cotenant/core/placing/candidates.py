@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from math import ceil
 
 from cotenant.core.estimates import Candidate
@@ -19,6 +20,7 @@ from cotenant.core.nodes import NodeShape
 from cotenant.core.placing.obstacles import room_on
 
 CANDIDATES_MAX = 8
+KEPT_MAX = 1_024  # answers
 SERVER_ROLE = "ps"  # parameter servers; all other replicas are their workers
 SPREADS = (2, 4, 8)  # times the fewest nodes
 CORE_STEPS = (2.0, 0.5, 4.0, 0.25)  # times the job's cores
@@ -38,31 +40,44 @@ def standard(spec: JobSpec, shapes: Sequence[NodeShape] = (), cores_useful: int 
     >>> [(one.nodes, one.cores) for one in standard(spec, [NodeShape(gpus=4, cores=32, count=4)])]
     [(1, 4), (2, 4), (4, 4), (1, 8), (1, 2), (1, 16), (1, 1)]
     """
-    if not spec.roles:
+    serves = spec.kind is JobKind.INFERENCE or bool(spec.qos.arrivals_per_second)
+    return _standard(spec.roles, serves, tuple(shapes), cores_useful)
+
+
+@lru_cache(KEPT_MAX)  # of many jobs with equal roles the same is asked again and again
+def _standard(
+    roles: tuple[Role, ...], serves: bool, shapes: tuple[NodeShape, ...], cores_useful: int | None
+) -> tuple[Candidate, ...]:
+    if not roles:
         return ()
-    role = chief(spec)
-    own = replace(_own(spec, role), cores=role.request.cores or cores_useful or _share(role, shapes))
-    own = replace(own, nodes=_nodes_min(spec, role, shapes))
-    if spec.kind is JobKind.INFERENCE or spec.qos.arrivals_per_second:
-        worth = [*_by_replicas(spec, own, role, shapes)]
+    role, replicas = _chief(roles), sum(one.replicas for one in roles)
+    own = replace(_own(roles, role), cores=role.request.cores or cores_useful or _share(role, shapes))
+    own = replace(own, nodes=_nodes_min(role, shapes))
+    if serves:
+        worth = [*_by_replicas(replicas, own, role, shapes)]
     elif shapes and not _able(role, shapes):
         worth = [own]
     elif own.servers:
         worth = [own, *_by_team(own), *_by_cores(own, role, shapes, cores_useful)]
     else:
-        worth = [own, *_by_nodes(spec, own, shapes), *_by_cores(own, role, shapes, cores_useful)]
+        worth = [own, *_by_nodes(replicas, own, shapes), *_by_cores(own, role, shapes, cores_useful)]
     return tuple(dict.fromkeys(worth))[:CANDIDATES_MAX]
 
 
 def chief(spec: JobSpec) -> Role:
     """Give the role that a candidate's cores and GPUs are about: the first of those with the most GPUs a replica."""
-    return max(spec.roles, key=lambda role: role.request.gpu_milli)
+    return _chief(spec.roles)
 
 
-def _own(spec: JobSpec, role: Role) -> Candidate:
-    servers = [one for one in spec.roles if one.name == SERVER_ROLE] if len(spec.roles) > 1 else []
+def _chief(roles: tuple[Role, ...]) -> Role:
+    return max(roles, key=lambda role: role.request.gpu_milli)
+
+
+def _own(roles: tuple[Role, ...], role: Role) -> Candidate:
+    servers = [one for one in roles if one.name == SERVER_ROLE] if len(roles) > 1 else []
     count = sum(one.replicas for one in servers)
-    team = (spec.replicas - count, count, servers[0].request.cores or 0) if count else (0, 0, 0)
+    workers = sum(one.replicas for one in roles) - count
+    team = (workers, count, servers[0].request.cores or 0) if count else (0, 0, 0)
     return Candidate(role.request.cores or 0, role.request.gpu_milli, 1, role.request.gpu_type, *team)
 
 
@@ -80,14 +95,14 @@ def _share(role: Role, shapes: Sequence[NodeShape]) -> int:
     return min(shares, default=0)
 
 
-def _nodes_min(spec: JobSpec, role: Role, shapes: Sequence[NodeShape]) -> int:
+def _nodes_min(role: Role, shapes: Sequence[NodeShape]) -> int:
     """The fewest nodes that the replicas of the chief role need."""
     return min((ceil(role.replicas / room_on(shape, role.request)) for shape in _able(role, shapes)), default=1)
 
 
-def _by_nodes(spec: JobSpec, own: Candidate, shapes: Sequence[NodeShape]) -> Iterator[Candidate]:
+def _by_nodes(replicas: int, own: Candidate, shapes: Sequence[NodeShape]) -> Iterator[Candidate]:
     """The same on more nodes, each of which has one replica at least."""
-    most = min(spec.replicas, sum(shape.count for shape in shapes) or spec.replicas)
+    most = min(replicas, sum(shape.count for shape in shapes) or replicas)
     return (replace(own, nodes=own.nodes * times) for times in SPREADS if own.nodes * times <= most)
 
 
@@ -100,13 +115,13 @@ def _by_cores(own: Candidate, role: Role, shapes: Sequence[NodeShape], cores_use
     yield from (replace(own, cores=cores) for cores in ladder if 1 <= cores <= most)
 
 
-def _by_replicas(spec: JobSpec, own: Candidate, role: Role, shapes: Sequence[NodeShape]) -> Iterator[Candidate]:
+def _by_replicas(wanted: int, own: Candidate, role: Role, shapes: Sequence[NodeShape]) -> Iterator[Candidate]:
     """Services by their replicas, first as many as asked for, on as many nodes as they need at least."""
     room = sum(shape.count * room_on(shape, role.request) for shape in shapes) or REPLICAS[-1]
-    for replicas in (spec.replicas, *REPLICAS):
-        if replicas == spec.replicas or replicas <= room:
+    for replicas in (wanted, *REPLICAS):
+        if replicas == wanted or replicas <= room:
             grown = replace(role, replicas=replicas)
-            yield replace(own, workers=replicas, nodes=_nodes_min(spec, grown, shapes))
+            yield replace(own, workers=replicas, nodes=_nodes_min(grown, shapes))
 
 
 def _by_team(own: Candidate) -> Iterator[Candidate]:
