@@ -135,6 +135,9 @@ def take_attempt(stored: records_pb2.StoredJob, attempt: job_pb2.Attempt, retryi
     job.attempt.CopyFrom(attempt)
     if phase is Phase.SUSPENDED:
         _credit(job)  # and its number is kept, so that no other attempt ever has it
+        if stored.wish == job_pb2.JOB_PHASE_CANCELLED:
+            move(stored, JobEvent.CANCELLED)
+            note(stored, "cancelled")
         return True
     if phase is Phase.QUEUED:
         _assigned(stored)

@@ -64,6 +64,8 @@ def resume(stored: records_pb2.StoredJob) -> bool:
     Raises:
         Problem: UNAVAILABLE while it is still being stopped.
     """
+    if stored.wish == job_pb2.JOB_PHASE_CANCELLED:
+        return False
     if translate.PHASES.from_wire(stored.job.phase) is not Phase.SUSPENDED:
         if stored.wish == job_pb2.JOB_PHASE_SUSPENDED:
             raise errors.unavailable("the job is still being stopped; it can be resumed once it is suspended", 1.0)

@@ -15,6 +15,7 @@ from tests.services.mesh import Mesh, again, eventually, reason, running, until
 from cotenant.core.lifecycle import StopReason
 from cotenant.rpc.errors import from_error
 from cotenant.services.queue import wishes
+from cotenant.services.queue.records import take_attempt
 from cotenant.v1 import job_pb2, records_pb2
 from cotenant.v1 import job_service_pb2 as pb
 
@@ -305,6 +306,27 @@ def test_what_was_wanted_before_a_queue_began_holds_no_job_back_once_it_is_so(ke
     assert stored.job.phase == job_pb2.JOB_PHASE_SUSPENDED
     assert wishes.resume(stored)
     assert (stored.job.phase, stored.wish) == (job_pb2.JOB_PHASE_QUEUED, job_pb2.JOB_PHASE_UNSPECIFIED)
+
+
+@pytest.mark.parametrize("phase", [job_pb2.JOB_PHASE_QUEUED, job_pb2.JOB_PHASE_SUSPENDED])
+def test_a_job_that_was_to_be_cancelled_is_never_suspended_or_resumed_instead(
+    phase: job_pb2.JobPhase.ValueType,
+) -> None:
+    """Its owner was told that it will be, and a new leader takes it for one that holds nothing."""
+    stored = records_pb2.StoredJob(wish=job_pb2.JOB_PHASE_CANCELLED)
+    stored.job.phase = phase
+    assert not wishes.resume(stored)
+    assert (stored.job.phase, stored.wish) == (phase, job_pb2.JOB_PHASE_CANCELLED)
+    assert wishes.hold_back(stored, job_pb2.JOB_PHASE_SUSPENDED)
+    assert stored.job.phase == job_pb2.JOB_PHASE_CANCELLED
+
+
+def test_a_suspended_job_that_is_to_be_cancelled_is_once_its_attempt_is_over() -> None:
+    stored = records_pb2.StoredJob(wish=job_pb2.JOB_PHASE_CANCELLED)
+    stored.job.phase = job_pb2.JOB_PHASE_SUSPENDED
+    over = job_pb2.Attempt(number=1, state=job_pb2.ATTEMPT_STATE_STOPPED)
+    assert take_attempt(stored, over)
+    assert stored.job.phase == job_pb2.JOB_PHASE_CANCELLED
 
 
 @pytest.mark.parametrize("suspends", [False, True])
