@@ -21,6 +21,7 @@ from cotenant.services.queue.pre_runs import PreRuns
 from cotenant.services.queue.profiles import Profiles
 from cotenant.services.queue.records import Record, take_attempt
 from cotenant.services.queue.state import State
+from cotenant.services.queue.wishes import hold_back
 from cotenant.v1 import job_pb2, placement_service_pb2_grpc
 from cotenant.v1 import placement_service_pb2 as placement_pb2
 
@@ -108,13 +109,23 @@ class Follower:
         for record in list(self.state.records.values()):
             if record.phase.ended or record.id in present:
                 continue
-            if (record.phase.holds_resources or record.wish) and record.job.attempt.epoch < revision:
+            if record.wish and not record.attempt_number:  # what it was to be stopped for had been over all along
+                self._background.start(self._hold_back(record))
+            elif (record.phase.holds_resources or record.wish) and record.job.attempt.epoch < revision:
                 lost = job_pb2.Attempt()
                 lost.CopyFrom(record.job.attempt)
                 lost.state = translate.ATTEMPT_STATES.to_wire(AttemptState.LOST)
                 lost.message = "placement does not know this attempt any more"
                 lost.end_time.FromNanoseconds(time.time_ns())
                 self._end_soon(record, lost)
+
+    async def _hold_back(self, record: Record) -> None:
+        """Let a job be what is wished of it, if placement's record still says that it holds nothing."""
+        await self.keeper.insist(
+            record,
+            lambda stored: bool(stored.wish) and hold_back(stored, stored.wish),
+            instead=lambda stored: False,
+        )
 
     def take_attempt(self, attempt: job_pb2.Attempt) -> None:
         """Let a job follow its attempt."""

@@ -10,7 +10,7 @@ from google.protobuf.field_mask_pb2 import FieldMask
 from tests.services.mesh import LAS, Mesh, eventually, running, spec, until
 
 from cotenant.core.failing.retrying import RetryRules
-from cotenant.services.queue import records
+from cotenant.services.queue import records, wishes
 from cotenant.v1 import job_pb2, records_pb2
 from cotenant.v1 import job_service_pb2 as pb
 from cotenant.v1 import placement_service_pb2 as placement_pb2
@@ -346,6 +346,16 @@ async def test_an_attempt_too_young_for_a_picture_is_not_taken_as_lost(mesh: Mes
     assert (await mesh.job(job_id)).phase == job_pb2.JOB_PHASE_RUNNING
     await follower._take(placement_pb2.WatchAttemptsResponse(snapshot=True, revision=job.attempt.epoch + 1))
     await mesh.reach(job_id, "QUEUED", lambda job: "does not know" in job.phase_reason)
+
+
+@pytest.mark.parametrize("over", ["CANCELLED", "SUSPENDED"])
+async def test_what_is_wished_of_a_job_is_so_once_placement_knows_nothing_of_it(mesh: Mesh, over: str) -> None:
+    """As where another queue has taken in how its attempt ended while this one was to hear of it."""
+    queue, job_id = mesh.parts["queue"].service, await mesh.submit()
+    record, wish = queue.state.records[job_id], job_pb2.JobPhase.Value(f"JOB_PHASE_{over}")
+    await queue.keeper.change(record, lambda stored: wishes.want(stored, wish))
+    await queue.follower._take(placement_pb2.WatchAttemptsResponse(snapshot=True, revision=1))
+    await mesh.reach(job_id, over)
 
 
 async def test_news_that_cannot_be_understood_end_nothing(mesh: Mesh) -> None:
