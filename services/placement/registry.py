@@ -324,7 +324,9 @@ class Registry:
     ) -> Node:
         """Cordon, drain or uncordon a node, durably; a request that was obeyed before changes nothing."""
         async with self._lock(node_id):
-            node = self.cluster.nodes[node_id]
+            node = self.cluster.nodes.get(node_id)
+            if node is None:
+                raise errors.not_found("node", node_id, near=self.cluster.nodes)  # it was forgotten meanwhile
             if request_id and request_id in node.record.request_ids:
                 return node
             record = records_pb2.StoredNode()

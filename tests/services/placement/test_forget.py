@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 
 import grpc
@@ -114,3 +115,18 @@ async def test_a_node_whose_agent_is_there_and_one_that_nobody_knows_are_refused
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await forget(mesh, "n2")
     assert reason(caught.value) == "NODE_NOT_FOUND"
+
+
+async def test_a_node_that_is_forgotten_while_somebody_would_drain_it_is_unknown_to_whoever_does(mesh: Mesh) -> None:
+    agent = await mesh.agent("n1")
+    await agent.stop()
+    await away(mesh, "n1")
+    registry = mesh.parts["placement"].service.registry
+    lock = registry._lock("n1")
+    async with lock:
+        draining = asyncio.ensure_future(mesh.nodes.DrainNode(node_pb2.DrainNodeRequest(id="n1")))
+        await until(lambda: lock._waiters)
+        registry.cluster.remove_node(registry.cluster.nodes["n1"])
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await draining
+    assert refused.value.code() is grpc.StatusCode.NOT_FOUND
