@@ -13,7 +13,7 @@ from contextlib import closing, nullcontext
 from dataclasses import dataclass, field
 
 from tests.control_plane.batches import outcomes
-from tests.control_plane.faults import FAULTS, Faults
+from tests.control_plane.faults import Faults
 from tests.control_plane.mutants import MUTANTS, mutant
 from tests.control_plane.playing import Outcome
 
@@ -38,12 +38,12 @@ def main() -> int:
         return subprocess.run(words, env=os.environ | HASHES, check=False).returncode
     if options.mutants:
         return _find_out(options.seeds)
-    faults = MUTANTS[options.mutant].faults if options.mutant else FAULTS
+    faults = MUTANTS[options.mutant].faults if options.mutant else None
     with mutant(options.mutant) if options.mutant else nullcontext():
         return _replay(options.seed, faults) if options.seed is not None else _play(options, faults)
 
 
-def _replay(seed: int, faults: Faults) -> int:
+def _replay(seed: int, faults: Faults | None) -> int:
     (outcome,) = outcomes([seed], faults=faults, events=True)
     for place, event in enumerate(outcome.events, 1):
         print(place, event)
@@ -100,7 +100,7 @@ class _Sum:
         )
 
 
-def _play(options: argparse.Namespace, faults: Faults) -> int:
+def _play(options: argparse.Namespace, faults: Faults | None) -> int:
     total, told_at = _Sum(options.seeds), TOLD_EVERY_SECONDS
     seeds = range(options.first, options.first + options.seeds)
     with closing(outcomes(seeds, options.jobs, faults, digests=options.digests)) as played:
@@ -120,7 +120,7 @@ def _play(options: argparse.Namespace, faults: Faults) -> int:
     return int(total.wrong > 0)
 
 
-def _play_alone(outcome: Outcome, faults: Faults) -> None:
+def _play_alone(outcome: Outcome, faults: Faults | None) -> None:
     """Play a seed that failed once more in a process of its own: nothing that was played before may have changed it."""
     (alone,) = outcomes([outcome.seed], faults=faults, digests=True)
     if alone.digest != outcome.digest:

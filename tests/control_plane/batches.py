@@ -10,7 +10,7 @@ from multiprocessing import connection, get_context
 from multiprocessing.context import ForkProcess
 from typing import Any
 
-from tests.control_plane.faults import FAULTS, Faults, peace, trouble
+from tests.control_plane.faults import Faults, peace, trouble
 from tests.control_plane.playing import Outcome, digest_of, run_seed
 
 SEEDS_EACH = 100  # by one copy; what a seed leaves behind goes with it
@@ -69,9 +69,16 @@ def _play_all(hears: Any, others: Any, play: Play) -> None:
 
 
 def outcomes(
-    seeds: Iterable[int], jobs: int = 1, faults: Faults = FAULTS, *, events: bool = False, digests: bool = False
+    seeds: Iterable[int],
+    jobs: int = 1,
+    faults: Faults | None = None,
+    *,
+    events: bool = False,
+    digests: bool = False,
 ) -> Generator[Outcome, None, None]:
     """Play seeds, so many at a time, and tell what came of them in their order; with `events`, their histories too.
+
+    What befalls them is drawn from them, unless it is said.
 
     One without trouble is played here first, so that what is read and compiled once is there in all copies.
     """
@@ -119,7 +126,7 @@ def played(
             copy.end()
 
 
-def _told(seed: int, faults: Faults, events: bool, digests: bool) -> Outcome:
+def _told(seed: int, faults: Faults | None, events: bool, digests: bool) -> Outcome:
     """Play a seed; what nobody asks for is not carried over."""
     outcome = run_seed(seed, partial(trouble, faults=faults))
     if digests or outcome.wrong:

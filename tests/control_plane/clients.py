@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from contextlib import suppress
 from itertools import count
 from random import Random
@@ -27,6 +28,7 @@ CALL_SECONDS, AGAIN_SECONDS, LOOK_SECONDS = 3.0, 0.2, 1.5
 PAGE = 1000
 OVER = [translate.PHASES.to_wire(phase) for phase in sorted(ENDED)]
 TRANSIENT = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
+SENSELESS = (grpc.StatusCode.FAILED_PRECONDITION,)
 AFTER, AFTER_OK = job_pb2.DEPENDENCY_CONDITION_AFTER, job_pb2.DEPENDENCY_CONDITION_AFTER_OK
 
 
@@ -44,18 +46,19 @@ class Clients:
         """A client's way to the queue, whichever replica answers."""
         return job_service_pb2_grpc.JobServiceStub(self._network.channel(Process(name), QUEUES))
 
-    async def insist(self, call: Any, request: Any) -> Any:
+    async def insist(self, call: Any, request: Any, *, refused: Sequence[grpc.StatusCode] = SENSELESS) -> Any:
         """Ask the same until there is an answer; None where what is wanted makes no sense any more."""
-        if not request.request_id:
+        repeatable = "request_id" in request.DESCRIPTOR.fields_by_name
+        if repeatable and not request.request_id:
             request.request_id = f"asked-{next(self._numbers)}"
-        asked = f"{type(request).__name__} {request.request_id}"
+        asked = f"{type(request).__name__} {request.request_id if repeatable else request.id}"
         while True:
             try:
                 answer = await call(request, timeout=CALL_SECONDS)
             except grpc.aio.AioRpcError as error:
                 self.unanswered[asked] = f"{error.code()} {error.details()}"
                 if error.code() not in TRANSIENT:
-                    if error.code() is not grpc.StatusCode.FAILED_PRECONDITION:
+                    if error.code() not in refused:
                         self._failures.append(f"{asked}: {error.code()} {error.details()}")
                     answer = None
                 else:
@@ -105,7 +108,7 @@ class Clients:
         """Change one's mind about a job or an array, as often as chance has it."""
         while self._rng.random() < 0.4:
             await asyncio.sleep(self._rng.random() * 3)
-            (wish,) = self._rng.choices(["cancel", "suspend", "resume", "update"], [2, 1, 1, 4])
+            (wish,) = self._rng.choices(["cancel", "suspend", "resume", "move", "update"], [2, 1, 1, 2, 4])
             if wish == "cancel":
                 if await self.insist(stub.CancelJob, pb.CancelJobRequest(id=thing_id)):
                     self._events.extend(Cancelled(job_id) for job_id in job_ids)
@@ -113,12 +116,22 @@ class Clients:
                 await self.insist(stub.SuspendJob, pb.SuspendJobRequest(id=thing_id))
             elif wish == "resume":
                 await self.insist(stub.ResumeJob, pb.ResumeJobRequest(id=thing_id))
+            elif wish == "move":
+                await self._move(stub, self._rng.choice(job_ids))
             else:
                 job_id, priority = self._rng.choice(job_ids), self._rng.randint(-5, 5)
                 changed = job_pb2.Job(id=job_id, spec=job_pb2.JobSpec(priority=priority))
                 request = pb.UpdateJobRequest(job=changed, update_mask=FieldMask(paths=["spec.priority"]))
                 if await self.insist(stub.UpdateJob, request):
                     self._events.append(Prioritized(job_id, priority))
+
+    async def _move(self, stub: Any, job_id: str) -> None:
+        """Have a job go on elsewhere, if it has begun."""
+        job = (await self.insist(stub.GetJob, pb.GetJobRequest(id=job_id))).job
+        if job.attempt.number:
+            request = pb.MoveJobRequest(id=job_id, number=job.attempt.number, reason="somebody says so")
+            request.avoid.FromSeconds(self._rng.randint(0, 3))
+            await self.insist(stub.MoveJob, request)
 
     # Those who look on ---------------------------------------------------------------------------------------
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from random import Random
 
 from tests.control_plane.virtual import Process
 from tests.control_plane.wire import SLOW_SECONDS_MAX, SLOW_SHARE
@@ -91,7 +92,7 @@ async def lose_agent(world: World) -> None:
     await agent.stop()
     agent.leave()
     await asyncio.sleep(world.rng.random() * 4 if world.rng.random() < 0.8 else 8.0)
-    if agent.is_stopped():
+    if agent.is_stopped() and not agent.is_off:
         agent.start()
 
 
@@ -104,8 +105,25 @@ async def reboot(world: World) -> None:
     agent.leave()
     agent.reboot()
     await asyncio.sleep(world.rng.random())
-    if agent.is_stopped():
+    if agent.is_stopped() and not agent.is_off:
         agent.start()
+
+
+async def lose_node(world: World) -> None:
+    """A node is switched off, and an operator gives it up; after a while another one comes by its name."""
+    name = world.rng.choice(sorted(world.agents))
+    world.faults[-1] += f" {name}"
+    agent = world.agents[name]
+    if agent.is_stopped():
+        return
+    agent.is_off = True
+    await agent.stop()
+    agent.leave()
+    agent.reboot()
+    await world.forget_node(name)
+    await asyncio.sleep(world.rng.random() * 2)
+    agent.is_off = False
+    agent.start()
 
 
 async def repeat_frames(world: World) -> None:
@@ -210,6 +228,7 @@ FAULTS: Faults = (
     (partition, 2),
     (lose_agent, 2),
     (reboot, 1),
+    (lose_node, 1),
     (repeat_frames, 3),
     (repeat_calls, 3),
     (close_node, 2),
@@ -238,14 +257,28 @@ async def replace_placement(world: World) -> None:
         world.start(name)
 
 
+EVERY: Faults = (*FAULTS, (depose, 2), (cut_off_in_commit, 2), (replace_placement, 2), (repeat_plans, 3))
+EVERY_SHARE, KINDS_MIN, KINDS_MAX = 0.25, 2, 5
+
+
+def drawn(seed: int) -> Faults:
+    """Draw what may befall a seed's world: mostly a few kinds, again and again, for many kinds hide each other.
+
+    As in swarm testing (Groce et al., ISSTA 2012 [P]).
+    """
+    rng = Random(f"faults {seed}")
+    return EVERY if rng.random() < EVERY_SHARE else tuple(rng.sample(EVERY, rng.randint(KINDS_MIN, KINDS_MAX)))
+
+
 PAUSES: Faults = ((pause, 2), (halt, 3))
 OF_REPLACED_QUEUES: Faults = ((depose, 3), (cut_off_in_commit, 3), (crash, 1))
 OF_LATE_PLANS: Faults = ((replace_placement, 2), (repeat_plans, 5))
 OF_NEW_QUEUES: Faults = ((replace_queue, 1),)
 
 
-async def trouble(world: World, faults: Faults = FAULTS) -> None:
+async def trouble(world: World, faults: Faults | None = None) -> None:
     """Let something befall the world every second or so; several things may be so at once."""
+    faults = faults or drawn(world.seed)
     under_way: list[asyncio.Task[None]] = []
     until = world.loop.time() + world.size.trouble_seconds
     while world.loop.time() < until:

@@ -46,6 +46,7 @@ class FencedAgent(SimulatedAgent):
     ) -> None:
         super().__init__(process.name, channel, **fields)
         self.fence = MemoryFence()
+        self.is_off = False  # its node, which an operator gives up: nobody starts it again meanwhile
         self._process, self._record, self._rng = process, record, rng
         self._had: set[Key] = set()
         self._stopping: dict[Key, bool] = {}  # whether as superseded

@@ -21,7 +21,7 @@ from unittest import mock
 
 import structlog
 from tests.control_plane.virtual import current_process, virtual_time
-from tests.control_plane.world import LAST_SECONDS, LONG, REPLICAS, Size, World
+from tests.control_plane.world import LAST_SECONDS, REPLICAS, World, size_of
 
 from cotenant import fail_points, plugins
 from cotenant.core.policy import Sizing
@@ -41,11 +41,6 @@ EXAMINED, LOAD = plugins._examined, plugins.load
 PASSING = (StoreUnavailable, Fenced, Halted, Outdated)  # what work that nobody waits for may end with
 
 Befall = Callable[[World], Awaitable[None]]
-
-
-def size_of(seed: int) -> Size:
-    """How large a seed's world is."""
-    return LONG
 
 
 @dataclass
@@ -73,7 +68,7 @@ def digest_of(events: list[Event]) -> str:
     return hashlib.sha256("\n".join(map(repr, events)).encode()).hexdigest()[:16]
 
 
-def run_seed(seed: int, befall: Befall, size: Size | None = None) -> Outcome:
+def run_seed(seed: int, befall: Befall) -> Outcome:
     """Play one seed; `befall` is what happens to the world while jobs are submitted."""
     failed: list[str] = []
 
@@ -93,7 +88,7 @@ def run_seed(seed: int, befall: Befall, size: Size | None = None) -> Outcome:
     gc.disable()  # what it ends, it ends at any time
     try:
         with virtual_time(seed) as loop:
-            outcome = loop.run_until_complete(_play(seed, size or size_of(seed), befall, failed))
+            outcome = loop.run_until_complete(_play(seed, befall, failed))
             outcome.virtual_seconds = loop.time()
             return outcome
     finally:
@@ -101,7 +96,8 @@ def run_seed(seed: int, befall: Befall, size: Size | None = None) -> Outcome:
         structlog.configure(**before)
 
 
-async def _play(seed: int, size: Size, befall: Befall, failed: list[str]) -> Outcome:
+async def _play(seed: int, befall: Befall, failed: list[str]) -> Outcome:
+    size = size_of(seed)
     world = World(seed, size)
     with (
         fail_points.armed(world.reach),

@@ -23,6 +23,8 @@ HEARD_MAX, REPEAT_SECONDS = 200, 10.0
 SLOW_SECONDS_MAX = 0.4
 SLOW_SHARE = 0.03
 DEADLINE_SECONDS = 60.0
+NOT_REPEATED = "/ForgetNode"  # which no placement knows again
+REFUSED = (grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND)
 
 
 def _error(code: grpc.StatusCode, details: str, trailers: Any = ()) -> grpc.aio.AioRpcError:
@@ -286,8 +288,10 @@ class _Call:
         network, source, server = self._wire.network, self._wire.source, self._wire.server()
         deadline = None if self._timeout is None else asyncio.get_running_loop().time() + self._timeout
         sent = self._write(request) if not asks else None
-        if sent is not None and not streams:
-            network.heard.append(_Heard(self._path, sent, self._metadata, self._wire.addresses))
+        kept = sent is not None and not streams and not self._path.endswith(NOT_REPEATED)
+        heard = _Heard(self._path, sent or b"", self._metadata, self._wire.addresses) if kept else None
+        if heard:
+            network.heard.append(heard)
         await network.hop(source, server.process)
         context = _Context(self._metadata, deadline)
         handler = await server.handler(self._path, self._metadata)
@@ -300,6 +304,10 @@ class _Call:
         )
         try:
             answer = await _outcome(serving, server.process)
+        except _Aborted as aborted:
+            if heard and aborted.error.code() in REFUSED and heard in network.heard:
+                network.heard.remove(heard)  # whoever was refused has gone another way
+            raise
         finally:
             serving.cancel()
             if sending:

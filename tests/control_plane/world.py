@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from tests.control_plane.clients import Clients
+import grpc
+from tests.control_plane.clients import SENSELESS, Clients
 from tests.control_plane.nodes import FencedAgent
 from tests.control_plane.stores import ProcessStore, RecordedStore
 from tests.control_plane.virtual import BEGIN_UNIX_SECONDS, Process, current_process
@@ -56,14 +57,21 @@ class Size:
     pause_seconds: float  # between two faults, on average
 
 
+SMALL = Size(3, 6, 2, 3, submit_seconds=3.0, trouble_seconds=5.0, pause_seconds=0.5)
 LONG = Size(6, 14, 2, 4, submit_seconds=10.0, trouble_seconds=14.0, pause_seconds=1.0)
+LONG_EVERY = 4  # seeds
+
+
+def size_of(seed: int) -> Size:
+    """How large a seed's world is: many small ones show more than few long ones, but not all that those show."""
+    return SMALL if seed % LONG_EVERY else LONG
 
 
 class World:
     """Everything; made anew for each seed."""
 
     def __init__(self, seed: int, size: Size) -> None:
-        self.size = size
+        self.seed, self.size = seed, size
         self.rng = Random(f"world {seed}")
         self.loop = asyncio.get_running_loop()
         self.events: list[Event] = []
@@ -189,12 +197,21 @@ class World:
         stub: Any = node_service_pb2_grpc.NodeServiceStub(
             self.network.channel(Process("operator"), REPLICAS["placement"])
         )
+        gone = (*SENSELESS, grpc.StatusCode.NOT_FOUND)  # it was given up
         if drain:
-            await self.clients.insist(stub.DrainNode, node_pb2.DrainNodeRequest(id=name))
+            await self.clients.insist(stub.DrainNode, node_pb2.DrainNodeRequest(id=name), refused=gone)
         else:
-            await self.clients.insist(stub.CordonNode, node_pb2.CordonNodeRequest(id=name))
+            await self.clients.insist(stub.CordonNode, node_pb2.CordonNodeRequest(id=name), refused=gone)
         await asyncio.sleep(seconds)
-        await self.clients.insist(stub.UncordonNode, node_pb2.UncordonNodeRequest(id=name))
+        await self.clients.insist(stub.UncordonNode, node_pb2.UncordonNodeRequest(id=name), refused=gone)
+
+    async def forget_node(self, name: str) -> None:
+        """Give a node up that is switched off; whoever repeats that may hear that there is none any more."""
+        stub: Any = node_service_pb2_grpc.NodeServiceStub(
+            self.network.channel(Process("operator"), REPLICAS["placement"])
+        )
+        request = node_pb2.ForgetNodeRequest(id=name, reason="it is switched off", powered_off=True)
+        await self.clients.insist(stub.ForgetNode, request, refused=[grpc.StatusCode.NOT_FOUND])
 
     # Checks --------------------------------------------------------------------------------------------------
 
