@@ -10,14 +10,13 @@ from typing import Any, TypeVar
 
 from cotenant import plugins, telemetry
 from cotenant.core import estimates
-from cotenant.core.jobs import TENANT_DEFAULT
 from cotenant.core.policy import Forgets
 from cotenant.core.predicting.chain import Chain
 from cotenant.core.predicting.monitoring import BOUNDS, Bounds
 from cotenant.core.validate import CORES_MAX, bad_name
 from cotenant.rpc import errors
 from cotenant.rpc.errors import Violation
-from cotenant.rpc.identity import check_tenant
+from cotenant.rpc.identity import caller, check_tenant, meant_tenant
 from cotenant.rpc.pages import page_of
 from cotenant.rpc.policies import PolicyServicer
 from cotenant.rpc.server import Host, Server
@@ -96,8 +95,11 @@ class PredictorServicer(pb_grpc.PredictorServiceServicer):
     async def Estimate(self, request: pb.EstimateRequest, context: Any) -> pb.EstimateResponse:
         """Estimate each job. A query that cannot be taken is answered with why; the others are not held up."""
         _require_batch("queries", len(request.queries))
-        for tenant in {query.spec.tenant or TENANT_DEFAULT for query in request.queries}:
-            check_tenant(tenant)
+        for tenant in {query.spec.tenant for query in request.queries}:
+            check_tenant(meant_tenant(tenant))
+        if caller().tenants is not None:
+            for query in request.queries:
+                query.spec.tenant = meant_tenant(query.spec.tenant)
         response = pb.EstimateResponse()
         reader, writer = words.Queries(), Writer()
         self._asked += 1

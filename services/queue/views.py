@@ -15,7 +15,7 @@ from google.protobuf.message import Message
 from cotenant.core.jobs import TENANT_DEFAULT
 from cotenant.rpc import errors
 from cotenant.rpc.hiding import without_others
-from cotenant.rpc.identity import Identity, caller, denied, scope
+from cotenant.rpc.identity import Identity, caller, denied, meant_tenant, scope
 from cotenant.rpc.permissions import Scope
 from cotenant.services.queue.gates import Array
 from cotenant.services.queue.records import Record
@@ -120,13 +120,13 @@ class View:
         Raises:
             Problem: PERMISSION_DENIED for a tenant that is not the caller's.
         """
-        tenants = self._identity.tenants
-        if tenants is not None and not message.tenant and TENANT_DEFAULT not in tenants and len(tenants) == 1:
+        tenant = meant_tenant(message.tenant)
+        self.check_tenant(tenant)
+        if not message.tenant and tenant != TENANT_DEFAULT:
             spec = job_pb2.JobSpec()
             spec.CopyFrom(message)
-            (spec.tenant,) = tenants
+            spec.tenant = tenant
             message = spec
-        self.check_tenant(message.tenant or TENANT_DEFAULT)
         return message
 
     def check_tenant(self, tenant: str) -> None:

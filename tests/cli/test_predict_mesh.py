@@ -14,7 +14,10 @@ from tests.cli.conftest import Shell
 from tests.cli.standin import TOKEN, Standin
 
 from cotenant.cli.outcome import ExitCode
+from cotenant.rpc import identity
 from cotenant.rpc.channel import connect
+from cotenant.rpc.identity import Identity
+from cotenant.rpc.permissions import Role
 from cotenant.rpc.policies import serve_policies
 from cotenant.rpc.server import Server
 from cotenant.services.predictor.server import Config, Predicting, start
@@ -116,6 +119,20 @@ def test_a_job_of_a_known_model_is_estimated_under_each_candidate(shell: Shell, 
     assert "6 per replica (θ)" in ended.out
     assert ended.out.splitlines()[-4].split() == ["CORES", "NODES", "STEPS/S", "REMAINING", "CONFIDENCE"]
     assert ended.out.splitlines()[-2].split()[:4] == ["2", "1", "20", "5m00s"]
+
+
+def test_a_person_of_one_tenant_asks_for_its_own_jobs(
+    shell: Shell, taught: Taught, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What to measure next is told to callers of all tenants alone; the estimate stands without it."""
+    taught.rates({1: 10.0, 2: 20.0, 4: 39.0}, spec=spec(tenant="lab"))
+    monkeypatch.setattr(identity, "OPERATOR", Identity("eve", frozenset({Role.USER}), frozenset({"lab"})))
+    options = ("predict", "job", "--gpus", "1", "--cpus", "4", "--json")
+    [told] = shell(*options, "--model", "resnet50", "--steps", "6000").json
+    assert (told["predictable"], round(told["candidates"][0]["rate_per_second"])) == (True, 39)
+    [unknown] = shell(*options, "--model", "bert").json
+    assert (unknown["predictable"], unknown.get("next")) == (False, None)
+    assert "NOT_YOUR_TENANT" in shell(*options, "--tenant", "default").err
 
 
 def test_an_unknown_job_is_unpredictable_with_why_and_what_would_help(shell: Shell, taught: Taught) -> None:

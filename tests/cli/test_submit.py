@@ -21,6 +21,18 @@ from cotenant.v1.job_pb2 import JOB_PHASE_QUEUED
 HELLO = (sys.executable, "-c", "print('hello'); print('world')")
 
 
+def test_a_tenant_is_named_only_where_somebody_names_it(shell: Shell, standin: Standin, tmp_path: Path) -> None:
+    """The queue knows whose tenant is meant by who has one."""
+    (tmp_path / "job.yaml").write_text("{tenant: b, cpus: 1, command: [x]}\n")
+    for words in (
+        ("--cpus", "1", "--", "x"),
+        ("--cpus", "1", "--tenant", "a", "--", "x"),
+        (str(tmp_path / "job.yaml"),),
+    ):
+        assert shell("submit", *words).code == ExitCode.DONE
+    assert [request.spec.tenant for request in standin.jobs.asked] == ["", "a", "b"]
+
+
 def test_a_job_of_options_is_submitted_and_its_id_printed(shell: Shell, standin: Standin) -> None:
     ended = shell(
         *("submit", "--name", "resnet", "--gpus", "0.5", "--cpus", "auto", "--memory", "4GiB", "--replicas", "2"),

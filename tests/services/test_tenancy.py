@@ -289,6 +289,12 @@ def _timeless(text: str) -> list[str]:
     return [line for line in kept if not line.startswith(("seconds:", "nanos:", "outlook:", "summary:"))]
 
 
+async def test_who_has_one_tenant_need_not_name_it(world: World) -> None:
+    assert (await created(world.mesh, "ann", "")).spec.tenant == "a"
+    request = predictor_pb.EstimateRequest(queries=[predictor_pb.EstimateQuery(spec=spec(model="bert"))])
+    assert "NOT_YOUR_TENANT" not in await asked(world, "ann", "PredictorService/Estimate", request)
+
+
 async def test_a_request_id_belongs_to_whoever_used_it(world: World) -> None:
     """The same word of another tenant's is neither told nor in the way."""
     again = await made(world.mesh, "bob", "blue-team", request_id="nightly")

@@ -43,6 +43,8 @@ from cotenant.core.jobs import JobSpec, OpenReplicas, Qos, Request, Role
 from cotenant.core.loss_goal import LossGoal
 from cotenant.core.options import did_you_mean
 from cotenant.core.validate import ROLES_MAX, check_spec, default_kind, shown
+from cotenant.rpc.translate import spec_to_wire
+from cotenant.v1 import job_pb2
 
 FILE_BYTES_MAX = 2**20
 JOBS_MAX = 1000
@@ -85,6 +87,13 @@ class Draft:
     spec: JobSpec
     place: Place
     places: Mapping[str, tuple[Place, str]]  # of a wire path: the place, and the field's name in the file
+
+    def to_wire(self, spec: JobSpec) -> job_pb2.JobSpec:
+        """Write a spec of this job; where no tenant was named, the caller's own is meant, which the queue knows."""
+        message = spec_to_wire(spec)
+        if "tenant" not in self.places:
+            message.ClearField("tenant")
+        return message
 
     def mistake(self, field: str, message: str) -> Mistake:
         """Point at the field that a violation names, or at the nearest one around it that was written."""

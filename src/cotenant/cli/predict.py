@@ -187,8 +187,7 @@ def job(
     if (len(counts) or 1) * (len(spans) or 1) > asking.CANDIDATES_MAX:
         raise usage(f"--cores and --nodes together are more than {asking.CANDIDATES_MAX} candidates")
     drafts = read_questions(files or [], job, time.time())
-    specs = [draft.spec for draft in drafts]
-    answers = reach(Flags.of(context), lambda mesh: asking.ask(mesh, specs, counts, spans))
+    answers = reach(Flags.of(context), lambda mesh: asking.ask(mesh, drafts, counts, spans))
     if as_json:
         views.print_json(answers)
         return

@@ -24,7 +24,6 @@ from cotenant.cli.names import find_thing, phase_of
 from cotenant.cli.outcome import CommandError, ExitCode, note, usage
 from cotenant.core.lifecycle import Phase
 from cotenant.rpc.errors import Problem, from_error
-from cotenant.rpc.translate import spec_to_wire
 from cotenant.v1.job_pb2 import Job
 from cotenant.v1.job_service_pb2 import CreateJobRequest, ReadLogsRequest
 
@@ -109,7 +108,7 @@ async def _submit(mesh: Mesh, steps: Sequence[Step], request_id: str, dry_run: b
         own_id = f"{request_id}:{step.number}" if request_id and len(steps) > 1 else request_id
         spec = step.spec({number: job.id for number, job in made.items()})
         try:
-            answer = await mesh.jobs.CreateJob(CreateJobRequest(spec=spec_to_wire(spec), request_id=own_id))
+            answer = await mesh.jobs.CreateJob(CreateJobRequest(spec=step.draft.to_wire(spec), request_id=own_id))
         except grpc.aio.AioRpcError as error:
             if taken:
                 note(f"submitted before that: {' '.join(job.id for job in taken)}")
@@ -150,7 +149,7 @@ async def _check(mesh: Mesh, steps: Sequence[Step]) -> list[Job]:
     problems: list[tuple[Draft, Problem]] = []
     for step in steps:
         try:
-            spec = spec_to_wire(step.spec({}))
+            spec = step.draft.to_wire(step.spec({}))
             answer = await mesh.jobs.CreateJob(CreateJobRequest(spec=spec, validate_only=True))
         except grpc.aio.AioRpcError as error:
             if away(error.code()):

@@ -22,7 +22,6 @@ from cotenant.cli.render import print_card
 from cotenant.cli.show import held
 from cotenant.cli.submit import found, refused
 from cotenant.rpc.errors import Problem, from_error
-from cotenant.rpc.translate import spec_to_wire
 from cotenant.v1.job_service_pb2 import CreateJobRequest, SimulateJobRequest, SimulateJobResponse
 
 
@@ -68,7 +67,7 @@ async def _simulated(mesh: Mesh, drafts: list[Draft]) -> list[SimulateJobRespons
     """Ask about all jobs together; of those that they would wait for, only such as are there already count."""
     steps = sorted(await found(mesh, arrange(drafts)), key=lambda step: step.number)
     drafts = [replace(step.draft, spec=step.spec({})) for step in steps]
-    first, *more = (spec_to_wire(draft.spec) for draft in drafts)
+    first, *more = (draft.to_wire(draft.spec) for draft in drafts)
     try:
         answer: Any = await mesh.jobs.SimulateJob(SimulateJobRequest(spec=first, more=more))
     except grpc.aio.AioRpcError as error:
@@ -81,7 +80,7 @@ async def _problems(mesh: Mesh, drafts: list[Draft]) -> AsyncIterator[tuple[Draf
     """Find out which of several jobs would be refused."""
     for draft in drafts:
         try:
-            await mesh.jobs.CreateJob(CreateJobRequest(spec=spec_to_wire(draft.spec), validate_only=True))
+            await mesh.jobs.CreateJob(CreateJobRequest(spec=draft.to_wire(draft.spec), validate_only=True))
         except grpc.aio.AioRpcError as error:
             yield draft, from_error(error)
 

@@ -12,6 +12,7 @@ from typing import Protocol
 
 import grpc
 
+from cotenant.core.jobs import TENANT_DEFAULT
 from cotenant.core.validate import shown
 from cotenant.rpc import errors
 from cotenant.rpc.errors import Problem
@@ -223,6 +224,14 @@ def check_tenant(tenant: str) -> None:
     if scope() <= Scope.TENANT and identity.tenants is not None and tenant not in identity.tenants:
         yours = ", ".join(sorted(identity.tenants)) or "none"
         raise denied("NOT_YOUR_TENANT", f"tenant {shown(tenant)} is not one of {identity.name}'s, which are: {yours}")
+
+
+def meant_tenant(named: str) -> str:
+    """Say which tenant a caller means: the one that it names, else its only one, else the default one."""
+    tenants = caller().tenants
+    if not named and tenants is not None and TENANT_DEFAULT not in tenants and len(tenants) == 1:
+        (named,) = tenants
+    return named or TENANT_DEFAULT
 
 
 def denied(reason: str, message: str) -> Problem:

@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import product
 
+import grpc
+import grpc.aio
+
 from cotenant.cli.estimates import estimate_view, percent, remaining
+from cotenant.cli.jobfile import Draft
 from cotenant.cli.mesh import Mesh
 from cotenant.cli.predicting.fitting import figure
 from cotenant.cli.render import Column
 from cotenant.cli.views import View
 from cotenant.core.jobs import JobKind, JobSpec
-from cotenant.rpc.translate import spec_to_wire
 from cotenant.v1.predictor_service_pb2 import (
     CandidateAllocation,
     Estimate,
@@ -37,22 +40,35 @@ COLUMNS = (
 )
 
 
-async def ask(mesh: Mesh, specs: Sequence[JobSpec], cores: Sequence[int], nodes: Sequence[int]) -> list[View]:
+async def ask(mesh: Mesh, drafts: Sequence[Draft], cores: Sequence[int], nodes: Sequence[int]) -> list[View]:
     """Ask about jobs, and, of those whose useful cores are not known, what to measure."""
-    queries = [query_of(spec, cores, nodes) for spec in specs]
+    specs = [draft.spec for draft in drafts]
+    queries = [query_of(draft, cores, nodes) for draft in drafts]
     answer: EstimateResponse = await mesh.predictor.Estimate(EstimateRequest(queries=queries))
     views = []
     for spec, query, estimate in zip(specs, queries, answer.estimates, strict=True):
         planned = None
         if spec.gpu_milli and not estimate.cores_useful and spec.kind is JobKind.TRAINING:
             most = max(CORES_MAX_USUAL, *(one.cores for one in query.candidates))
-            planned = await mesh.predictor.PlanProfile(PlanProfileRequest(spec=query.spec, cores_max=most))
+            planned = await _planned(mesh, PlanProfileRequest(spec=query.spec, cores_max=most))
         views.append(answer_view(spec, query, estimate, planned))
     return views
 
 
-def query_of(spec: JobSpec, cores: Sequence[int], nodes: Sequence[int]) -> EstimateQuery:
+async def _planned(mesh: Mesh, request: PlanProfileRequest) -> PlanProfileResponse | None:
+    """Ask what to measure, which is told to callers of all tenants alone."""
+    try:
+        planned: PlanProfileResponse = await mesh.predictor.PlanProfile(request)
+    except grpc.aio.AioRpcError as error:
+        if error.code() is not grpc.StatusCode.PERMISSION_DENIED:
+            raise
+        return None
+    return planned
+
+
+def query_of(draft: Draft, cores: Sequence[int], nodes: Sequence[int]) -> EstimateQuery:
     """Ask about a job as it stands, and under other core counts and nodes."""
+    spec = draft.spec
     main = max(spec.roles, key=lambda role: role.request.gpu_milli)  # the first of equals
     own = main.request.cores or 0
     wanted = cores or (() if main.request.cores else USUAL_CORES)
@@ -61,7 +77,7 @@ def query_of(spec: JobSpec, cores: Sequence[int], nodes: Sequence[int]) -> Estim
         CandidateAllocation(cores=one, gpu_milli=main.request.gpu_milli, nodes=on, gpu_type=main.request.gpu_type)
         for one, on in asked
     ]
-    return EstimateQuery(spec=spec_to_wire(spec), candidates=candidates)
+    return EstimateQuery(spec=draft.to_wire(spec), candidates=candidates)
 
 
 def answer_view(spec: JobSpec, query: EstimateQuery, estimate: Estimate, planned: PlanProfileResponse | None) -> View:
