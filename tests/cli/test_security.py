@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from tests.cli.conftest import Shell
 
+from cotenant.cli import serve
 from cotenant.cli.flags import Flags
 from cotenant.cli.outcome import CommandError
 from cotenant.cli.security import check_listen, guarding_of
@@ -136,3 +137,14 @@ def test_a_client_s_own_certificates_are_looked_at_first(shell: Shell, tmp_path:
     assert "TLS_FILE_UNREADABLE" in ended.err
     alone = shell("jobs", "--endpoint", "127.0.0.1:1", "--tls-cert", "x")
     assert "--tls-ca" in alone.err
+
+
+@pytest.mark.parametrize("service", ["queue", "placement", "predictor", "contention"])
+def test_a_file_of_the_state_directory_has_a_directory(tmp_path: Path, service: str) -> None:
+    """With certificates nobody makes a token there."""
+    state_dir = tmp_path / "new" / "state"
+    assert serve._store_url("sqlite", state_dir, service) == f"sqlite:{state_dir}/{service}.sqlite"
+    assert state_dir.stat().st_mode & 0o777 == 0o700
+    serve._store_url("etcd://a:1", tmp_path / "other", service)
+    serve._store_url("sqlite", tmp_path / "other", "agent")  # whose directory others may have to pass through
+    assert not (tmp_path / "other").exists()

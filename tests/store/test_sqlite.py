@@ -427,3 +427,29 @@ async def test_a_database_of_somebody_else_or_of_a_later_version_is_refused(path
         file.execute(change)
     with pytest.raises(StoreUnavailable, match="not a store of this version"):
         SqliteStore(path)
+
+
+def test_a_store_is_for_its_owner_alone_also_one_that_an_older_version_made(path: Path) -> None:
+    """Commands and environments of jobs are in it, and a state directory may be one that others pass through."""
+
+    async def modes_while_it_is_written() -> set[int]:
+        store = SqliteStore(path)
+        await put(store, "/a")
+        modes = modes_of_all()
+        await store.close()
+        return modes
+
+    def modes_of_all() -> set[int]:
+        return {one.stat().st_mode & 0o777 for one in path.parent.glob(f"{path.name}*")}
+
+    for _ in range(2):
+        assert asyncio.run(modes_while_it_is_written()) == {0o600}
+        path.chmod(0o644)
+
+
+def test_a_file_of_others_keeps_its_mode(path: Path) -> None:
+    path.write_bytes(b"not a database at all, but long enough to look at" * 100)
+    path.chmod(0o644)
+    with pytest.raises(StoreUnavailable):
+        SqliteStore(path)
+    assert path.stat().st_mode & 0o777 == 0o644

@@ -130,8 +130,15 @@ def serve(
 
 
 def _store_url(store: str, state_dir: Path, service: str) -> str:
-    if store != "sqlite":
+    """Name the store; a file of the state directory gets one, which with certificates no token has made."""
+    from cotenant.rpc.access import NoAccess, ensure_private
+
+    if store != "sqlite" or service == "agent":
         return store
+    try:
+        ensure_private(state_dir)
+    except NoAccess as error:
+        raise CommandError(str(error)) from None
     return f"sqlite:{state_dir / service}.sqlite"
 
 

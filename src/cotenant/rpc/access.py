@@ -100,7 +100,7 @@ def ensure_token(state_dir: Path) -> str:
     Raises:
         NoAccess: the directory or the file cannot be made, or is not ours alone.
     """
-    _ensure_private(state_dir)
+    ensure_private(state_dir)
     path = state_dir / TOKEN_FILE
     try:
         if not path.exists():
@@ -133,7 +133,7 @@ def read_token(state_dir: Path) -> str:
 
 def publish(state_dir: Path, endpoints: Endpoints) -> None:
     """Write where the services are, for those who look into the state directory."""
-    _ensure_private(state_dir)
+    ensure_private(state_dir)
     _replace(state_dir / ENDPOINT_FILE, json.dumps(asdict(endpoints), indent=2) + "\n")
 
 
@@ -251,8 +251,12 @@ def is_local(host: str) -> bool:
         return host == "localhost"
 
 
-def _ensure_private(directory: Path) -> None:
-    """Make a directory that its owner alone can enter. One that is there is left as it is, if not all may write it."""
+def ensure_private(directory: Path) -> None:
+    """Make a directory that its owner alone can enter. One that is there is left as it is, if not all may write it.
+
+    Raises:
+        NoAccess: it cannot be made, or everybody may write into it.
+    """
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         writable_by_all = directory.stat().st_mode & stat.S_IWOTH

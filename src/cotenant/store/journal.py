@@ -11,9 +11,10 @@ true as long as nobody else writes, and goes when the process does.
 
 from __future__ import annotations
 
+import os
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from itertools import groupby
 from pathlib import Path
@@ -49,12 +50,29 @@ Row = tuple[object, ...]
 Item = TypeVar("Item")
 
 
+def _make_private(path: Path) -> None:
+    """Make the file for its owner alone, whoever may enter its directory: what jobs run with will be in it.
+
+    One that is there is not opened: closing it would let go of the locks of who has it open in this process.
+    """
+    with suppress(OSError):  # it is there, or whoever opens it tells
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+
+
+def _keep_private(path: Path) -> None:
+    """Have a store that was made otherwise be so too, and what it is about to take in."""
+    for part in (path, path.with_name(f"{path.name}-wal")):
+        with suppress(OSError):
+            part.chmod(0o600)
+
+
 class Journal:
     """The open file. Not for two threads at once."""
 
     def __init__(self, path: Path) -> None:
         """Open the file, or make it. Raises `StoreInUse` where somebody else has it."""
         self.path = path
+        _make_private(path)
         try:
             self._connection = sqlite3.connect(
                 path, timeout=0, isolation_level=None, check_same_thread=False, cached_statements=64
@@ -71,6 +89,7 @@ class Journal:
         except StoreUnavailable:
             self._connection.close()
             raise
+        _keep_private(path)
 
     def _prepare(self) -> None:
         for pragma in (
