@@ -42,7 +42,7 @@ class Archive:
         """
         try:
             await asyncio.to_thread(self._add, [_row(job) for job in jobs])
-        except sqlite3.Error as error:
+        except (sqlite3.Error, UnicodeDecodeError) as error:  # the latter where a damaged schema is quoted
             raise OSError(f"cannot write {self.path}: {error}") from error
 
     def _add(self, rows: Iterable[Sequence[object]]) -> None:

@@ -68,3 +68,10 @@ def test_a_policy_that_any_service_uses_is_active(shell: Shell, standin: Standin
     finally:
         other.stop()
     assert told["active"]
+
+
+def test_a_time_that_has_no_date_is_not_known() -> None:
+    job = Job(id="a", attempt=Attempt(start_time=timestamp(1e15)))
+    job.end_time.seconds = -(1 << 62)
+    view = job_view(job, 5.0)
+    assert (view["end_time"], view["attempt"]["start_time"]) == (None, None)

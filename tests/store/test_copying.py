@@ -98,6 +98,44 @@ def test_what_is_no_backup(tmp_path: Path, text: str, told: str) -> None:
         read_file(path)
 
 
+@pytest.mark.parametrize(
+    ("contents", "told"),
+    [
+        (Contents(7, (("", b"1"),)), "must not be empty"),
+        (Contents(7, (("a", b"1"), ("b", b"2"), ("a", b"3"))), "'a' is there more than once"),
+        (Contents(7, (("\ud800", b"1"),)), "cannot be kept"),
+        (Contents(7, (("a", b"x" * ((1 << 20) + 1)),)), "at most 1048576 fit"),
+        (Contents(7, ((BASE, b"1"),)), "belongs to one store"),
+        (Contents(7, (("queue/leader", b"1"),)), "belongs to one store"),
+        (Contents(-1, ()), "never at revision -1"),
+        (Contents(1 << 63, ()), "never at revision"),
+    ],
+)
+async def test_contents_that_no_store_had_are_refused_and_nothing_is_done(contents: Contents, told: str) -> None:
+    store = MemoryStore()
+    await put(store, "queue/jobs/a", b"mine")
+    before = await store.list("")
+    with pytest.raises(BadBackup, match=told):
+        await fill(ShiftedStore(store), contents, replace=True)
+    assert await store.list("") == before
+
+
+async def test_keys_in_any_order_are_taken() -> None:
+    store = ShiftedStore(MemoryStore())
+    await fill(store, Contents(7, (("b", b"2"), ("a", b"1"))))
+    assert [entry.key for entry in (await store.list("")).entries] == ["a", "b"]
+
+
+@pytest.mark.parametrize("base", [b"x", b"", b"9" * 30, b"9" * 5000])
+async def test_a_store_whose_own_revision_is_damaged_says_so_and_is_filled_anew(base: bytes) -> None:
+    inner = MemoryStore()
+    await put(inner, BASE, base)
+    with pytest.raises(HalfFilled, match="is damaged"):
+        await ShiftedStore(inner).list("")
+    await fill(ShiftedStore(inner), FEW, replace=True)
+    assert (await read_store(ShiftedStore(inner))).entries == FEW.entries
+
+
 async def test_a_filled_store_goes_on_above_both() -> None:
     source = ShiftedStore(MemoryStore())
     for number in range(250):

@@ -453,3 +453,31 @@ def test_a_file_of_others_keeps_its_mode(path: Path) -> None:
     with pytest.raises(StoreUnavailable):
         SqliteStore(path)
     assert path.stat().st_mode & 0o777 == 0o644
+
+
+@pytest.mark.parametrize(
+    ("damage", "told"),
+    [
+        ("UPDATE entries SET value = 'text'", "rows of entries cannot be"),
+        ("UPDATE entries SET mod_revision = 0", "rows of entries cannot be"),
+        ("UPDATE entries SET mod_revision = 99 WHERE key = 'a'", "an entry is of revision 99"),
+        ("DELETE FROM history WHERE revision = 3", "its history goes from"),
+        ("UPDATE history SET value = 5", "rows of history cannot be"),
+        ("DELETE FROM compaction", "compaction has 0 rows"),
+        ("UPDATE compaction SET revision = -1", "rows of compaction cannot be"),
+        ("INSERT INTO leases VALUES (1, -5)", "rows of leases cannot be"),
+        ("DROP TABLE leases", "its table leases is missing"),
+        ("ALTER TABLE entries ADD COLUMN more", "its table entries is missing or another"),
+    ],
+)
+async def test_a_file_that_makes_no_sense_is_refused_and_let_go_of(path: Path, damage: str, told: str) -> None:
+    store = SqliteStore(path)
+    for key in "abc":
+        await put(store, key)
+    await store.close()
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        connection.execute(damage)
+    with pytest.raises(StoreUnavailable, match=f"{told}.*restore a backup"):
+        SqliteStore(path)
+    with closing(sqlite3.connect(path, timeout=0, isolation_level=None)) as connection:
+        connection.execute("BEGIN EXCLUSIVE")  # nobody holds it

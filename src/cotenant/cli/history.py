@@ -13,11 +13,12 @@ import typer
 from google.protobuf.message import DecodeError
 
 from cotenant.cli import options, units, views
+from cotenant.cli.names import phase_of
 from cotenant.cli.outcome import CommandError, usage
 from cotenant.cli.render import Column, print_table
 from cotenant.cli.settings import ARCHIVE_FILE
 from cotenant.cli.up import state_dir_of
-from cotenant.core.lifecycle import ENDED, Phase
+from cotenant.core.lifecycle import ENDED
 from cotenant.rpc.translate import seconds
 from cotenant.v1.job_pb2 import Job
 
@@ -101,17 +102,16 @@ def _found(path: Path, wanted: dict[str, str | float], limit: int) -> Iterator[J
             )
             for (message,) in rows:
                 yield Job.FromString(message)
-    except (sqlite3.Error, DecodeError, TypeError) as error:
+    except (sqlite3.Error, DecodeError, TypeError, UnicodeDecodeError) as error:
         raise CommandError(f"cannot read {path}: {error}") from None
 
 
 def _row(job: Job) -> tuple[str, ...]:
-    phase = Phase(views.job_view(job, 0.0)["phase"])
     return (
         job.id,
         job.spec.name,
         job.spec.tenant,
-        phase,
+        phase_of(job),
         views.written(seconds(job.end_time)),
         units.short_seconds(seconds(job.run_time)),
         f"{job.attained_gpu_seconds / 3600:.2f}",

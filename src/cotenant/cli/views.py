@@ -36,6 +36,7 @@ from cotenant.v1.job_service_pb2 import JobAhead
 from cotenant.v1.node_service_pb2 import Node, NodeState
 from cotenant.v1.resources_pb2 import HealthProblem, NodeAllocation
 
+DATES_BEGIN, DATES_END = (datetime(year, 1, 1, tzinfo=UTC).timestamp() for year in (1, 9999))
 View = dict[str, Any]
 LIVE = frozenset({AttemptState.ASSIGNED, AttemptState.RUNNING, AttemptState.STOPPING})
 
@@ -311,18 +312,26 @@ def gpus(milli: int) -> float:
 
 
 def time_of(message: Any, field: str) -> str | None:
-    """Write a message's timestamp as text, where it is set."""
+    """Write a message's timestamp as text, where it is set and there is a date for it."""
     if not message.HasField(field):
         return None
-    return written(seconds(getattr(message, field)))
+    unix_seconds = seconds(getattr(message, field))
+    return written(unix_seconds) if has_date(unix_seconds) else None
+
+
+def has_date(unix_seconds: float) -> bool:
+    """Whether a time has a date; what another machine's clock told may be millions of years away."""
+    return DATES_BEGIN <= unix_seconds < DATES_END
 
 
 def written(unix_seconds: float) -> str:
-    """Write a time.
+    """Write a time; one that has no date by its seconds.
 
-    >>> written(0.25)
-    '1970-01-01T00:00:00.250Z'
+    >>> written(0.25), written(1e15)
+    ('1970-01-01T00:00:00.250Z', '1e+15 s')
     """
+    if not has_date(unix_seconds):
+        return f"{unix_seconds:g} s"
     return datetime.fromtimestamp(unix_seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 

@@ -14,6 +14,7 @@ import json
 import os
 import tempfile
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -22,13 +23,15 @@ from pathlib import Path
 from typing import Any
 
 from cotenant import fail_points
+from cotenant.store.checks import check_key, check_value
 from cotenant.store.port import Conflict, Delete, Entry, Operation, Put, Store
-from cotenant.store.shifted import BASE, FILLING, OWN, ShiftedStore, is_of_one_process
+from cotenant.store.shifted import BASE, FILLING, OWN, REVISION_MAX, ShiftedStore, base_of, is_of_one_process
 
 FORMAT = 1
 OPERATIONS_MAX = 100  # etcd takes 128 in a transaction unless told otherwise
 BYTES_MAX = 512 * 1024
 AHEAD = 1_000_000_000  # revisions: more than were ever committed between a backup and the day on which it is needed
+TOLD_LENGTH_MAX = 80  # of a key
 LEADERS = "/leader"  # keys that end so are under a lease, and nobody's in another store
 
 Progress = Callable[[int, int], None]  # keys done, keys in all
@@ -152,9 +155,11 @@ async def fill(
     Raises:
         NotEmpty: the store holds something, and is not to be replaced.
         InUse: a service leads there.
-        BadBackup: what is in the store afterwards is not what was to be.
+        BadBackup: the contents are none that a store has, and nothing was done; or what is in the store afterwards is
+            not what was to be.
         StoreUnavailable: it does not answer; it may be half filled then.
     """
+    _check(contents)
     inner = store.inner
     there = await inner.list("")
     leaders = [entry.key for entry in there.entries if entry.key.endswith(LEADERS) and leads(entry)]
@@ -163,7 +168,7 @@ async def fill(
     old = [entry.key for entry in there.entries if entry.key != FILLING]
     if old and not replace:
         raise NotEmpty(f"the store holds {len(old)} keys already; --replace removes them")
-    base = int(next((entry.value for entry in there.entries if entry.key == BASE), b"0"))
+    base = base_of(next((entry for entry in there.entries if entry.key == BASE), None)) or 0
     goes_on = max(contents.revision, base + there.revision) + AHEAD
     await _done(inner, [Put(FILLING, b"")])
     total, done = len(old) + len(contents.entries), 0
@@ -175,11 +180,27 @@ async def fill(
         progress(done, total)
     written = await inner.list("")
     found = Contents(0, tuple((one.key, one.value) for one in written.entries if not one.key.startswith(OWN)))
-    if found.digest != contents.digest:
+    if found.digest != Contents(0, tuple(sorted(contents.entries))).digest:
         raise BadBackup(f"the store holds {len(found.entries)} keys that are not the {len(contents.entries)} written")
     await fail_points.reach("restore.filled")
     await _done(inner, [Put(BASE, str(goes_on).encode()), Delete(FILLING)])
     return goes_on
+
+
+def _check(contents: Contents) -> None:
+    """Refuse what no store had, before anything is done: a digest says only that a file is as it was written."""
+    if not 0 <= contents.revision <= REVISION_MAX - AHEAD:
+        raise BadBackup(f"a store is never at revision {contents.revision}")
+    if twice := [key for key, count in Counter(key for key, _ in contents.entries).items() if count > 1]:
+        raise BadBackup(f"the key {twice[0]!r} is there more than once")
+    for key, value in contents.entries:
+        if key.startswith(OWN) or key.endswith(LEADERS):
+            raise BadBackup(f"{key!r} belongs to one store, and is in no backup")
+        try:
+            check_key(key)
+            check_value(key, value)
+        except (ValueError, TypeError) as error:
+            raise BadBackup(f"{key[:TOLD_LENGTH_MAX]!r} cannot be kept: {error}") from None
 
 
 def _batches(operations: Sequence[Operation]) -> Iterator[list[Operation]]:

@@ -41,11 +41,25 @@ CREATE TABLE leases (id INTEGER PRIMARY KEY AUTOINCREMENT, ttl_seconds REAL NOT 
 CREATE TABLE compaction (revision INTEGER NOT NULL);
 INSERT INTO compaction VALUES (0);
 """
+STATEMENTS = tuple(statement.strip() for statement in SCHEMA.split(";") if statement.strip())
+TABLES = tuple(statement for statement in STATEMENTS if statement.startswith("CREATE TABLE"))
 
+# What no row that this module wrote is like. SQLite itself takes anything in any column, and seals no page.
+DAMAGED = {
+    "entries": "typeof(key) != 'text' OR key = '' OR typeof(value) != 'blob' OR typeof(mod_revision) != 'integer'"
+    " OR typeof(create_revision) != 'integer' OR create_revision < 1 OR mod_revision < create_revision"
+    " OR typeof(lease_id) != 'integer' OR lease_id < 0",
+    "history": "typeof(revision) != 'integer' OR typeof(ordinal) != 'integer' OR typeof(key) != 'text' OR key = ''"
+    " OR typeof(value) NOT IN ('blob', 'null')",
+    "leases": "typeof(ttl_seconds) != 'real' OR NOT ttl_seconds > 0",
+    "compaction": "typeof(revision) != 'integer' OR revision < 0",
+    "sqlite_sequence": "name = 'leases' AND (typeof(seq) != 'integer' OR seq < 0)",
+}
 REPLACING = "ON CONFLICT (key) DO UPDATE SET " + ", ".join(  # in place, which is cheaper than INSERT OR REPLACE
     f"{column} = excluded.{column}" for column in ("value", "create_revision", "mod_revision", "lease_id")
 )
 
+UNREADABLE = (sqlite3.Error, UnicodeDecodeError)  # the latter where a damaged schema is quoted in an error
 Row = tuple[object, ...]
 Item = TypeVar("Item")
 
@@ -77,13 +91,15 @@ class Journal:
             self._connection = sqlite3.connect(
                 path, timeout=0, isolation_level=None, check_same_thread=False, cached_statements=64
             )
-        except sqlite3.Error as error:
+        except UNREADABLE as error:
             raise StoreUnavailable(f"cannot open {path}: {error}") from error
         try:
             self._prepare()
-        except sqlite3.Error as error:
+        except UNREADABLE as error:
             self._connection.close()
-            if error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_BUSY:  # the rest of the code says busy with what
+            if (
+                getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY
+            ):  # the rest of the code says busy with what
                 raise StoreInUse(f"{path} is open in another process: one store, one process") from error
             raise StoreUnavailable(f"cannot open {path}: {error}") from error
         except StoreUnavailable:
@@ -108,7 +124,7 @@ class Journal:
                     f"{self.path} is not a store of this version: "
                     f"application id {application_id:#x}, schema {version}; expected {SCHEMA_VERSION}"
                 )
-            for statement in SCHEMA.strip().split(";")[:-1]:
+            for statement in STATEMENTS:
                 self._connection.execute(statement)
             self._connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
             self._connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
@@ -129,11 +145,44 @@ class Journal:
             raise
 
     def load(self) -> Keyspace:
-        """Read all that was committed."""
+        """Read all that was committed.
+
+        Raises:
+            StoreUnavailable: it cannot be read, or makes no sense.
+        """
         try:
+            if wrong := self._wrong():
+                raise StoreUnavailable(f"{self.path} is damaged: {wrong}; restore a backup")
             return self._load()
-        except sqlite3.Error as error:
+        except UNREADABLE as error:
             raise StoreUnavailable(f"cannot read {self.path}: {error}") from error
+
+    def _wrong(self) -> str:
+        """Say what in the file this module cannot have written; "" where nothing is seen."""
+        read = self._connection.execute
+        there = dict(read("SELECT name, sql FROM sqlite_master WHERE type = 'table'"))
+        for statement in TABLES:
+            name = statement.split()[2]
+            if there.get(name) != statement:
+                return f"its table {name} is missing or another one"
+        for table, odd in DAMAGED.items():
+            (count,) = read(f"SELECT count(*) FROM {table} WHERE {odd}").fetchone()
+            if count:
+                return f"{count} rows of {table} cannot be"
+        (count,) = read("SELECT count(*) FROM compaction").fetchone()
+        if count != 1:
+            return f"compaction has {count} rows, not 1"
+        (compacted,) = read("SELECT revision FROM compaction").fetchone()
+        first, last, revisions = read(
+            "SELECT min(revision), max(revision), count(DISTINCT revision) FROM history"
+        ).fetchone()
+        forgotten = max(FIRST_REVISION, compacted)
+        if revisions and (first, last) != (forgotten + 1, forgotten + revisions):
+            return f"its history goes from revision {first} to {last} in {revisions} steps, after {forgotten}"
+        (newest,) = read("SELECT max(mod_revision) FROM entries").fetchone()
+        if (newest or 0) > forgotten + revisions:
+            return f"an entry is of revision {newest}, the last is {forgotten + revisions}"
+        return ""
 
     def _load(self) -> Keyspace:
         read = self._connection.execute
@@ -157,7 +206,7 @@ class Journal:
         try:
             with self._transaction():
                 self._write(draft)
-        except sqlite3.Error as error:
+        except UNREADABLE as error:
             raise StoreUnavailable(f"cannot write {self.path}: {error}") from error
 
     def _write(self, draft: Draft) -> None:

@@ -33,12 +33,21 @@ from cotenant.store.upkeep import Defragments
 
 OWN = "store/"  # keys about the store itself, of which its users see nothing
 BASE = f"{OWN}base"  # decimal: what is added to revisions
+REVISION_MAX = 1 << 62  # epochs are revisions, and have to stay numbers of 64 bits
 RETRY_SECONDS = 0.2
 FILLING = f"{OWN}filling"  # there while the store is being filled by `restore` or `migrate`
 
 
 class HalfFilled(StoreUnavailable):
     """The store was being filled when that was cut off: what is in it is not whole."""
+
+
+def base_of(entry: Entry | None) -> int | None:
+    """Read what is added to revisions; None where that cannot be, or nothing is said of it."""
+    if entry is None or len(entry.value) > len(str(REVISION_MAX)) or not entry.value.isdigit():
+        return None
+    base = int(entry.value)
+    return base if base <= REVISION_MAX else None
 
 
 class ShiftedStore:
@@ -65,9 +74,10 @@ class ShiftedStore:
                         "the store is being filled, or that was cut off; run `cotenant restore --replace` again"
                     )
                 entry = await self.inner.get(BASE)
-                if entry and not entry.value.isdigit():
+                base = base_of(entry)
+                if entry and base is None:
                     raise HalfFilled(f"{BASE} is damaged: {entry.value[:40]!r} is no revision; restore a backup")
-                self._base = int(entry.value) if entry else 0
+                self._base = base or 0
         return self._base
 
     async def get(self, key: str) -> Entry | None:

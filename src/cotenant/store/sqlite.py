@@ -65,7 +65,11 @@ class SqliteStore(LocalStore):
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self._journal = Journal(Path(path))
-        super().__init__(self._journal.load(), limit, now)
+        try:
+            super().__init__(self._journal.load(), limit, now)
+        except BaseException:
+            self._journal.close()  # whoever mends the file is not to be kept out of it
+            raise
         self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="cotenant-store")
         self._asked: deque[Asked] = deque()
         self._committing: asyncio.Task[None] | None = None
