@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from cotenant.core.estimates import TRAINING, Candidate, CandidateEstimate, Estimate, Observation, Query
+from cotenant.core.predicting import kept_figures as kept
 from cotenant.core.predicting.remembered import Key, Remembered, kind_of
 from cotenant.core.refusals import plural
 from cotenant.core.validate import Violation
@@ -322,16 +323,13 @@ def _read(content: bytes, samples_max: int) -> tuple[Key, Profile]:
         ValueError: it is none, or some figure in it cannot be.
     """
     record = json.loads(content)
-    user, model, gpu_milli, replicas = (str(part) for part in record["key"])
-    profile = Profile(_figures(record["runs"], samples_max))
+    profile = Profile(_figures(record["runs"], samples_max, kept.SECONDS_MAX))
     for kind, cores, *told in record["rates"]:
         nodes, samples = told if len(told) == 2 else (1, *told)  # nodes were not told apart in version 0.1
-        profile.rates.setdefault(str(kind), {})[int(cores), int(nodes)] = _figures(samples, samples_max)
-    return (user, model, gpu_milli, replicas), profile
+        rates = _figures(samples, samples_max, kept.RATE_MAX_PER_SECOND)
+        profile.rates.setdefault(kept.text(kind), {})[kept.cores(cores), kept.nodes(nodes)] = rates
+    return kept.kind(record["key"]), profile
 
 
-def _figures(samples: Sequence[float], samples_max: int) -> Samples:
-    figures = [float(figure) for figure in samples][-samples_max:]
-    if not all(0 < figure < math.inf for figure in figures):
-        raise ValueError("a figure that is not positive and finite")
-    return Samples(figures)
+def _figures(samples: Sequence[float], samples_max: int, most: float) -> Samples:
+    return Samples([kept.between(figure, kept.RATE_MIN_PER_SECOND, most) for figure in samples][-samples_max:])

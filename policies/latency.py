@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from cotenant.core.estimates import Candidate, CandidateEstimate, Estimate, Latency, Observation, Query, rate_of
 from cotenant.core.jobs import Qos
+from cotenant.core.predicting import kept_figures as kept
 from cotenant.core.predicting.batch_fit import BatchFit, fit
 from cotenant.core.predicting.latency import answer, replicas_needed
 from cotenant.core.predicting.remembered import Key, Remembered
@@ -206,11 +207,14 @@ def _read(content: bytes) -> tuple[Key, Service]:
         ValueError, TypeError, KeyError: it is none, or some figure in it cannot be.
     """
     record = json.loads(content)
-    user, model = (str(part) for part in record["key"])
+    user, model = (kept.text(part) for part in record["key"])
     service = Service()
     for gpu_milli, cores, gpu_type, points in record["batches"]:
-        batches = [(int(size), float(seconds)) for size, seconds in points]
-        if not batches or not all(1 <= size <= SIZE_MAX and 0 < seconds < math.inf for size, seconds in batches):
-            raise ValueError("a batch must have requests, and take a time that is positive and finite")
-        service.batches[int(gpu_milli), int(cores), str(gpu_type)] = batches
+        batches = [
+            (kept.whole(size, 1, SIZE_MAX), kept.between(seconds, kept.RATE_MIN_PER_SECOND, kept.SECONDS_MAX))
+            for size, seconds in points
+        ]
+        if not batches:
+            raise ValueError("an allocation of which no batch is told")
+        service.batches[kept.gpu_milli(gpu_milli), kept.cores(cores), kept.text(gpu_type)] = batches
     return (user, model), service

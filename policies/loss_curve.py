@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from cotenant.core.estimates import TRAINING, Candidate, CandidateEstimate, Estimate, Observation, Query, rate_of
 from cotenant.core.loss_goal import LossGoal
+from cotenant.core.predicting import kept_figures as kept
 from cotenant.core.predicting.loss_curve import Forecast, forecast
 from cotenant.core.predicting.loss_points import CELLS_MAX, LossPoints
 from cotenant.core.predicting.remembered import Key, Remembered, kind_of
@@ -250,20 +251,29 @@ def _read(content: bytes) -> tuple[Key, Told]:
     """
     record = json.loads(content)
     key = tuple(record["key"])
-    cells = [(float(step), float(loss), int(points)) for step, loss, points in record["cells"]]
-    told = Told(
-        LossPoints(cells, float(record["wildness"])), step=int(record["step"]), user=str(record.get("user", ""))
-    )
-    if not all(isinstance(part, str) for part in key) or len(key) not in (1, 4) or len(cells) > CELLS_MAX:
+    cells = [
+        (
+            kept.between(step, 0, kept.STEPS_MAX),
+            kept.between(loss, -kept.LOSS_MAX, kept.LOSS_MAX),
+            kept.whole(points, 1, kept.STEPS_MAX),
+        )
+        for step, loss, points in record["cells"]
+    ]
+    wildness = kept.between(record["wildness"], 0, kept.LOSS_MAX)
+    step, user = kept.whole(record["step"], 0, kept.STEPS_MAX), kept.text(record.get("user", ""))
+    told = Told(LossPoints(cells, wildness), step=step, user=user)
+    if (
+        not all(isinstance(part, str) and kept.text(part) == part for part in key)
+        or len(key) not in (1, 4)
+        or len(cells) > CELLS_MAX
+    ):
         raise ValueError("this is no record of a job")
     steps = [step for step, _, _ in cells]
-    if steps != sorted(set(steps)) or not all(math.isfinite(loss) and points > 0 for _, loss, points in cells):
+    if steps != sorted(set(steps)):
         raise ValueError("these are no losses by step")
-    if not all(0 <= figure < math.inf for figure in (told.points.wildness, told.step, *steps)):
-        raise ValueError("a figure in it cannot be")
     for cores, gpu_type, figures in record["rates"]:
-        rates = [float(figure) for figure in figures]
-        if not rates or not all(0 < rate < math.inf for rate in rates):
-            raise ValueError("a rate must be positive and finite")
-        told.rates[int(cores), str(gpu_type)] = rates
+        rates = [kept.rate(figure) for figure in figures]
+        if not rates:
+            raise ValueError("an allocation of which no rate is told")
+        told.rates[kept.cores(cores), kept.text(gpu_type)] = rates
     return key, told

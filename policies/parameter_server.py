@@ -10,6 +10,7 @@ from itertools import product
 
 from cotenant.core.estimates import Candidate, CandidateEstimate, Estimate, Observation, Query, rate_of
 from cotenant.core.jobs import WHOLE_GPU_MILLI
+from cotenant.core.predicting import kept_figures as kept
 from cotenant.core.predicting.curves import Windows, confidence_of
 from cotenant.core.predicting.remembered import Key, Remembered
 from cotenant.core.predicting.steptimes import Terms, fit_terms
@@ -279,14 +280,11 @@ def _read(content: bytes) -> tuple[Key, Seen]:
         ValueError: it is none, or some figure in it cannot be; also TypeError and KeyError.
     """
     record = json.loads(content)
-    user, model = (str(part) for part in record["key"])
+    user, model = (kept.text(part) for part in record["key"])
     seen = Seen()
     for gpu_type, workers, servers, worker_cores, server_cores, gpus, rates in record["rates"]:
-        team = Team(int(workers), int(servers), int(worker_cores), int(server_cores), float(gpus))
-        if min(team.workers, team.servers) < 1 or min(team.worker_cores, team.server_cores) < 0:
-            raise ValueError("a team that cannot be")
-        if not 0 <= team.gpus < math.inf:
-            raise ValueError("GPUs that cannot be")
+        counts = kept.replicas(workers), kept.replicas(servers)
+        team = Team(*counts, kept.cores(worker_cores), kept.cores(server_cores), kept.between(gpus, 0, kept.GPUS_MAX))
         for rate in rates:
-            seen.add(str(gpu_type), team, float(rate))
+            seen.add(kept.text(gpu_type), team, kept.rate(rate))
     return (user, model), seen

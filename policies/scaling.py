@@ -10,6 +10,7 @@ from typing import Literal
 
 from cotenant.core.estimates import Candidate, CandidateEstimate, Estimate, Observation, Query, rate_of
 from cotenant.core.jobs import WHOLE_GPU_MILLI
+from cotenant.core.predicting import kept_figures as kept
 from cotenant.core.predicting.curves import Point, Windows, confidence_of
 from cotenant.core.predicting.remembered import Key, Remembered
 from cotenant.core.predicting.steptimes import Terms, fit_terms
@@ -296,11 +297,12 @@ def _read(content: bytes) -> tuple[Key, Seen]:
         ValueError: it is none, or some figure in it cannot be; also TypeError and KeyError.
     """
     record = json.loads(content)
-    user, model = (str(part) for part in record["key"])
+    user, model = (kept.text(part) for part in record["key"])
     seen = Seen()
     for gpu_type, gpus, nodes, shared, cores, rates in record["rates"]:
-        if not 1 <= int(nodes) <= int(gpus):
+        placement = kept.whole(gpus, 1, kept.GPUS_MAX), kept.nodes(nodes), bool(shared)
+        if placement[1] > placement[0]:
             raise ValueError("a placement that cannot be")
         for rate in rates:
-            seen.add(str(gpu_type), (int(gpus), int(nodes), bool(shared)), int(cores), float(rate))
+            seen.add(kept.text(gpu_type), placement, kept.cores(cores, 1), kept.rate(rate))
     return (user, model), seen

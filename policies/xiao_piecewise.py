@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from cotenant.core.estimates import Candidate, CandidateEstimate, Estimate, Observation, Query, rate_of
+from cotenant.core.predicting import kept_figures as kept
 from cotenant.core.predicting.curves import DEFAULTS, Beliefs, Curve, Windows, fit
 from cotenant.core.predicting.remembered import Key, Remembered, kind_of
 from cotenant.core.refusals import plural
@@ -298,11 +299,9 @@ def _read(content: bytes) -> tuple[Key, Seen]:
         ValueError: it is none, or some figure in it cannot be; also TypeError and KeyError.
     """
     record = json.loads(content)
-    user, model, gpu_milli, replicas = (str(part) for part in record["key"])
-    if int(gpu_milli) < 0 or int(replicas) < 1:
-        raise ValueError("a job with such GPUs or replicas cannot be")
     seen = Seen()
     for phase, gpu_type, nodes, cores, rates in record["rates"]:
         for rate in rates:
-            seen.add((str(phase), str(gpu_type), int(nodes)), int(cores), float(rate))
-    return (user, model, gpu_milli, replicas), seen
+            setting = kept.text(phase), kept.text(gpu_type), kept.nodes(nodes)
+            seen.add(setting, kept.cores(cores, 1), kept.rate(rate))
+    return kept.kind(record["key"]), seen

@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from cotenant.core.predicting import kept_figures as kept
 from cotenant.core.predicting.remembered import Key, Remembered
 from cotenant.services.predictor.words import Kind
 
@@ -81,8 +82,5 @@ def _read(content: bytes) -> tuple[Key, Sighting]:
         ValueError: it is none; also TypeError and KeyError.
     """
     record = json.loads(content)
-    user, label, gpu_milli, replicas = (str(part) for part in record["key"])
-    sighting = Sighting(str(record["model"]), str(record["name"]), float(record["seconds"]))
-    if int(gpu_milli) < 0 or int(replicas) < 1 or not 0 <= sighting.seconds < math.inf:
-        raise ValueError("a kind of job that cannot be")
-    return (user, label, gpu_milli, replicas), sighting
+    seconds = kept.between(record["seconds"], 0, kept.UNIX_SECONDS_MAX)
+    return kept.kind(record["key"]), Sighting(kept.text(record["model"]), kept.text(record["name"]), seconds)

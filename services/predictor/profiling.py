@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import math
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from cotenant.core.estimates import TRAINING, Observation
+from cotenant.core.predicting import kept_figures as kept
 from cotenant.core.predicting.curves import Point
 from cotenant.core.predicting.monitoring import BOUNDS, Bounds, Profile, Seen
 from cotenant.services.predictor.words import Kind
@@ -167,10 +167,9 @@ def _profile(record: Any) -> tuple[Setting, Profile[Observation]]:
             rates: dict[int, list[float]] = {}
             references = {}
             for cores, mean, count, seen in rows:
-                rates[int(cores)] = [float(rate) for rate in seen]
+                rates[kept.cores(cores, 1)] = [kept.rate(rate) for rate in seen]
                 if count:
-                    references[int(cores)] = float(mean), int(count)
-            if not all(0 < mean < math.inf and count > 0 for mean, count in references.values()):
-                raise ValueError("a rate that cannot be")
-            return Setting(gpu_type, phase, nodes), Profile(rates, references, stale)
+                    references[kept.cores(cores, 1)] = kept.rate(mean), kept.whole(count, 1, kept.STEPS_MAX)
+            setting = Setting(kept.text(gpu_type), kept.text(phase), kept.nodes(nodes))
+            return setting, Profile(rates, references, kept.text(stale))
     raise ValueError("this is no profile")

@@ -26,6 +26,13 @@ from cotenant.core.estimates import (
 from cotenant.core.jobs import TENANT_DEFAULT, WHOLE_GPU_MILLI, JobKind, Qos, Request, Role
 from cotenant.core.loss_goal import NO_GOAL, LossGoal
 from cotenant.core.placing.candidates import SERVER_ROLE
+from cotenant.core.predicting.kept_figures import (
+    NODES_MAX,
+    RATE_MAX_PER_SECOND,
+    RATE_MIN_PER_SECOND,
+    SECONDS_MAX,
+    STEPS_MAX,
+)
 from cotenant.core.validate import (
     CORES_MAX,
     GPU_MILLI_MAX,
@@ -40,10 +47,6 @@ from cotenant.v1 import job_pb2, resources_pb2
 from cotenant.v1 import predictor_service_pb2 as pb
 
 CANDIDATES_MAX = 256  # of one query
-SECONDS_MAX = 100 * 365 * 86_400.0
-RATE_MAX_PER_SECOND = 1e9
-NODES_MAX = 100_000
-STEPS_MAX = 10**15
 BATCH_SIZE_MAX = 1_000_000
 
 SPEC_BYTES_REMEMBERED = 4096
@@ -179,8 +182,10 @@ def observation_of(message: pb.Observation) -> Observation:
         ValueError: it cannot be taken; the text says why.
     """
     rate = message.rate_per_second
-    if not 0 <= rate <= RATE_MAX_PER_SECOND:
-        raise ValueError(f"rate_per_second is {rate:g}; it must be from 0 to {RATE_MAX_PER_SECOND:g}")
+    if rate and not RATE_MIN_PER_SECOND <= rate <= RATE_MAX_PER_SECOND:
+        raise ValueError(
+            f"rate_per_second is {rate:g}; it must be 0, or from {RATE_MIN_PER_SECOND:g} to {RATE_MAX_PER_SECOND:g}"
+        )
     ended = message.HasField("run_time")
     window_seconds = _seconds("window", message.window)
     if rate and not window_seconds:

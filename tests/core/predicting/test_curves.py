@@ -202,3 +202,12 @@ def test_no_curve_of_a_fine_grid_fits_better(figures: list[tuple[int, float]]) -
         grid = itertools.product(steps, steps, (0.0, 0.1, 0.3))
         best = min(misfit(curve.points, curve.beliefs, int(theta), shares, curve.scale) for shares in grid)
         assert found <= best + 1e-9
+
+
+@pytest.mark.filterwarnings("error")
+def test_rates_that_are_many_powers_of_ten_apart_have_a_curve_too() -> None:
+    windows = Windows({2: [4.0, 4.0, 2.0, 2.0], 4: [547758070.0, 3.0, 3.0]})
+    curve = fit(windows.points(), cores_max=64)
+    for cores in range(1, 65):
+        assert curve.rate(cores) >= 0
+        assert curve.spread(cores) >= 0

@@ -119,7 +119,7 @@ class Blend:
                 str(name): _Group(np.array(losses, dtype=float), np.array(offsets, dtype=float), int(count))
                 for name, (losses, offsets, count) in json.loads(content).items()
             }
-        except (TypeError, AttributeError, RecursionError) as error:
+        except (TypeError, AttributeError, OverflowError, RecursionError) as error:
             raise ValueError(f"this is no record of a blend: {error}") from None
         for name, group in groups.items():
             sound = group.losses.shape == self._fresh.losses.shape and group.offsets.shape == (2,) and group.count >= 0

@@ -198,7 +198,8 @@ class Curve:
         shapes = shapes_of(np.array([cores]), self.thetas)[:, 0]
         off = np.einsum("ti,ti->t", shapes, self.shares) - rate
         own = np.einsum("ti,tij,tj->t", shapes, self.covariances, shapes)
-        return _rounded(math.sqrt(float(self.weights @ (off**2 + own)) / rate**2 + self.beliefs.form**2))
+        share = max(0.0, float(self.weights @ (off**2 + own)))  # rounding may bring it below 0
+        return _rounded(math.sqrt(share / rate**2 + self.beliefs.form**2))
 
     def confidence(self, cores: int) -> float:
         """The chance that the rate is within 15 % of the expected one."""
@@ -282,10 +283,14 @@ def _fitted(merged: tuple[Point, ...], cores_max: int, beliefs: Beliefs) -> tupl
     weights = 1 / (rates * errors_of(merged, beliefs))
     rows = before.shapes * weights[None, :, None]
     normal = np.einsum("tmi,tmj->tij", rows, rows) + before.normal
+    volume = np.linalg.slogdet(normal)[1]
+    if not np.isfinite(volume).all():  # rates many powers of ten apart tell of one shape alone, beyond what floats hold
+        normal = normal * (1 + TINY * np.eye(normal.shape[-1]))
+        volume = np.linalg.slogdet(normal)[1]
     against = np.einsum("tmi,m->ti", rows, rates * weights)
     shares, gained = _non_negative(normal, against)
     misfit = float(np.sum((rates * weights) ** 2)) - gained
-    odds = -0.5 * misfit - 0.5 * np.linalg.slogdet(normal)[1] + before.volume + before.log_prior
+    odds = -0.5 * misfit - 0.5 * volume + before.volume + before.log_prior
     likely = np.exp(odds - odds.max())
     curve = Curve(merged, beliefs, scale, before.thetas, likely / likely.sum(), shares, np.linalg.inv(normal))
     return curve, round(math.sqrt(max(0.0, float(misfit.min())) / len(merged)), 6)

@@ -132,7 +132,7 @@ def unpack(content: bytes) -> Iterator[End]:
         block = json.loads(text)
         shapes = [tuple([_fact(name, value) for name, value in facts]) for facts in block["facts"]]
         ends = [_end(shapes, *row) for row in block["ends"]]
-    except (zlib.error, TypeError, KeyError, IndexError, RecursionError) as error:
+    except (zlib.error, TypeError, KeyError, IndexError, OverflowError, RecursionError) as error:
         raise ValueError(f"this is no block of ends: {error}") from None
     return iter(ends)
 

@@ -311,7 +311,7 @@ def read_model(content: bytes) -> Model:
         if len(model.trees) != TREES_COUNT or not all(model.trees[:-1]) or len(model.surprises) != len(KNOTS):
             raise ValueError("parts of the model are missing")
         model.load()
-    except (zlib.error, TypeError, KeyError, AttributeError, RecursionError, _broken()) as error:
+    except (zlib.error, TypeError, KeyError, AttributeError, OverflowError, RecursionError, _broken()) as error:
         raise ValueError(f"this is no model: {error}") from None
     return model
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from cotenant.core.estimates import Estimate
 from cotenant.core.jobs import JobSpec
 from cotenant.core.models import model_of
+from cotenant.core.predicting import kept_figures as kept
 from cotenant.core.predicting.curves import Point, Windows
 from cotenant.core.predicting.remembered import Key, Remembered
 from cotenant.core.sizing.climbing import CLIMB, Climb, climb
@@ -167,5 +168,8 @@ def _write(kind: Key, windows: Windows) -> bytes:
 
 def _read(content: bytes) -> tuple[Key, Windows]:
     read = json.loads(content)
-    rates = {int(cores): [float(rate) for rate in seen] for cores, seen in read["rates"]}
-    return tuple(str(part) for part in read["kind"]), Windows(rates, rates_max=RATES_MAX, counts_max=COUNTS_MAX)
+    rates = {kept.cores(cores, 1): [kept.rate(rate) for rate in seen] for cores, seen in read["rates"]}
+    if not any(rates.values()):
+        raise ValueError("a kind of which no rate is told")
+    *kind, gpu_type = read["kind"]
+    return (*kept.kind(kind), kept.text(gpu_type)), Windows(rates, rates_max=RATES_MAX, counts_max=COUNTS_MAX)
