@@ -16,6 +16,7 @@ from cotenant.history.recording import record
 log = structlog.get_logger()
 
 JOBS_MAX = 10_000
+REVISION_MAX = 1 << 62
 
 
 class Fence:
@@ -34,14 +35,17 @@ class Fence:
         self._load()
 
     def _load(self) -> None:
-        for line in self._path.read_text().splitlines() if self._path.exists() else ():
+        for line in self._path.read_text(errors="replace").splitlines() if self._path.exists() else ():
             try:
                 entry = json.loads(line)
-                self.term = max(self.term, int(entry.get("term", 0)))
+                term, epoch = int(entry.get("term", 0)), int(entry.get("epoch", 0))
+                if max(term, epoch) > REVISION_MAX:
+                    continue  # no store is ever there, and the node would obey nobody again
+                self.term = max(self.term, term)
                 if "job" in entry:
-                    self._raise(str(entry["job"]), int(entry["epoch"]))
-            except (ValueError, AttributeError, TypeError, KeyError):
-                continue  # a line that a crash cut short
+                    self._raise(str(entry["job"]), epoch)
+            except (ValueError, AttributeError, TypeError, OverflowError, RecursionError):
+                continue  # a line that a crash cut short, or a disk damaged
         try:
             self._rewrite()
         except OSError as error:  # a full disk; the journal as it is says the same

@@ -21,6 +21,7 @@ from cotenant.v1 import resources_pb2
 log = structlog.get_logger()
 
 NAMES = "cores.json"
+CORE_ID_MAX = 1 << 20
 
 
 class HotPlug:
@@ -81,6 +82,7 @@ class HotPlug:
 def _read(path: Path) -> Mapping[int, int]:
     """The id of each CPU's core as it was kept; a file that makes no sense says nothing."""
     try:
-        return {int(cpu): int(core) for cpu, core in json.loads(path.read_text()).items()}
-    except (OSError, ValueError, AttributeError, TypeError):
+        told = {int(cpu): int(core) for cpu, core in json.loads(path.read_text()).items()}
+    except (OSError, ValueError, AttributeError, TypeError, OverflowError, RecursionError):
         return {}
+    return told if all(0 <= core <= CORE_ID_MAX for core in told.values()) else {}

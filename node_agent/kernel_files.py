@@ -16,6 +16,9 @@ class GroupError(Exception):
     """The kernel did not take what was written; the text says what and why."""
 
 
+CPU_DIGITS_MAX, NUMBER_DIGITS_MAX = 5, 20
+
+
 def read_text(path: str) -> str:
     """Read a small kernel file, stripped; empty where it is absent or refuses."""
     try:
@@ -55,8 +58,9 @@ def parse_cpu_list(text: str) -> list[int]:
     numbers: set[int] = set()
     for part in text.replace("\n", "").split(","):
         first, dash, last = part.strip().partition("-")
-        if first.isdigit() and (not dash or last.isdigit()):
-            numbers.update(range(int(first), int(last if dash else first) + 1))
+        last = last if dash else first
+        if first.isdigit() and last.isdigit() and max(len(first), len(last)) <= CPU_DIGITS_MAX:
+            numbers.update(range(int(first), int(last) + 1))
     return sorted(numbers)
 
 
@@ -82,6 +86,6 @@ def number_in(text: str, key: str) -> int:
     """
     for line in text.splitlines():
         name, _, value = line.partition(" ")
-        if name == key and value.strip().isdigit():
+        if name == key and value.strip().isdigit() and len(value) <= NUMBER_DIGITS_MAX:
             return int(value)
     return 0

@@ -108,4 +108,4 @@ class OutputReader:
 def ranks_in(directory: Path) -> list[int]:
     """The ranks of which there is output."""
     found = (path.name.removeprefix("output-").removesuffix(".log") for path in directory.glob("output-*.log"))
-    return sorted(int(text) for text in found if text.isdigit())
+    return sorted(int(text) for text in found if text.isascii() and text.isdigit())

@@ -9,6 +9,7 @@ from collections import deque
 from dataclasses import dataclass
 
 LINE_BYTES_MAX = 4096
+LINES_MAX, TAIL_BYTES_MAX = 64, 2 * LINE_BYTES_MAX  # of one datagram
 BATCH_SIZE_MAX = 1_000_000
 BATCH_SECONDS_MAX = 86_400.0
 STEP_MAX = 2**63 - 1
@@ -28,6 +29,19 @@ class Told:
     loss: float | None = None
     batch: tuple[int, float] | None = None  # requests, and the seconds that they took together
     phase: str = ""  # of the step; empty means training
+
+
+def newest_lines(datagram: bytes) -> list[bytes]:
+    """The last lines of what was told at once: a job may put tens of thousands into one datagram.
+
+    >>> newest_lines(b"step=1\nstep=2"), len(newest_lines(b"step=1\n" * 9000))
+    ([b'step=1', b'step=2'], 64)
+    """
+    tail = datagram[-TAIL_BYTES_MAX:]
+    lines = tail.splitlines()
+    if len(tail) < len(datagram) and len(lines) > 1:
+        del lines[0]  # it begins somewhere in its middle
+    return lines[-LINES_MAX:]
 
 
 def parse_line(line: bytes) -> Told | None:

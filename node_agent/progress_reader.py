@@ -14,7 +14,7 @@ from pathlib import Path
 import structlog
 
 from cotenant.node_agent.output_patterns import OutputPattern, PatternMatcher
-from cotenant.node_agent.progress import Told, Track, parse_line
+from cotenant.node_agent.progress import Told, Track, newest_lines, parse_line
 from cotenant.node_agent.records import AttemptKey
 from cotenant.node_agent.sockets import progress_socket
 
@@ -23,7 +23,7 @@ log = structlog.get_logger()
 REPORT_SECONDS = 1.0
 PATTERN_SECONDS = 1.0
 PROFILED_PATTERN_SECONDS = 0.1
-DATAGRAMS_PER_ROUND = 64
+DATAGRAMS_PER_ROUND, LINES_PER_ROUND = 64, 512  # some milliseconds
 ROUND_PAUSE_SECONDS = 0.1
 LAST_LOOK_SECONDS_MAX = 3.0
 
@@ -82,7 +82,7 @@ class ProgressReader:
 
     def _read_round(self, listener: _Listener) -> None:
         """Take what waits, up to a limit: a job that floods us is left alone for a moment."""
-        if self._drain(listener) == DATAGRAMS_PER_ROUND:
+        if not self._drain(listener):
             self._loop.remove_reader(listener.socket)
             self._loop.call_later(ROUND_PAUSE_SECONDS, self._read_again, listener)
 
@@ -90,19 +90,22 @@ class ProgressReader:
         if self._listeners.get(listener.key) is listener:
             self._loop.add_reader(listener.socket, self._read_round, listener)
 
-    def _drain(self, listener: _Listener) -> int:
-        count = 0
-        while count < DATAGRAMS_PER_ROUND:
+    def _drain(self, listener: _Listener) -> bool:
+        """Take what waits; False where that is more than is taken at once."""
+        lines = 0
+        for _ in range(DATAGRAMS_PER_ROUND):
             try:
-                datagram = listener.socket.recv(65536)
+                newest = newest_lines(listener.socket.recv(65536))
             except BlockingIOError:
-                break
-            count += 1
-            for line in datagram.splitlines():
+                return True
+            for line in newest:
                 if told := parse_line(line):
                     listener.take(told)
                     self._changed(listener)
-        return count
+            lines += len(newest)
+            if lines >= LINES_PER_ROUND:
+                break
+        return False
 
     def _changed(self, listener: _Listener) -> None:
         listener.dirty = True

@@ -43,7 +43,7 @@ def open_state_directory(state_dir: Path, node_id: str) -> int:
 
 def _claim(state_dir: Path, node_id: str) -> None:
     mark, attempts = state_dir / NODE, state_dir / "attempts"
-    owner = mark.read_text().strip() if mark.exists() else ""
+    owner = mark.read_text(errors="replace").strip() if mark.exists() else ""
     if owner == node_id:
         return
     held = [directory.path.name for directory in find_directories(attempts)] if attempts.is_dir() else []

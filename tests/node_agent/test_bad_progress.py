@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import math
+import socket
 import sys
 import time
+from contextlib import suppress
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -17,7 +20,7 @@ from tests.node_agent.placement import Placement
 
 from cotenant.node_agent import progress_reader
 from cotenant.node_agent.meter import Meter, Patience
-from cotenant.node_agent.progress import Told, Track, parse_line
+from cotenant.node_agent.progress import LINES_MAX, Told, Track, newest_lines, parse_line
 from cotenant.node_agent.records import AttemptKey
 from cotenant.node_agent.sockets import progress_socket, socket_directory
 from cotenant.v1 import job_pb2
@@ -143,3 +146,35 @@ async def test_a_job_that_puts_a_socket_in_anothers_place_harms_nobody_else(
     placement.send(stops=[stop_order("victim", grace_seconds=0)])
     await placement.ended("victim")
     assert [told.step for told in await sent(placement, "step=4", job_id="other")] == [4]
+
+
+def test_of_a_datagram_with_very_many_lines_the_last_ones_count() -> None:
+    lines = [b"step=%d" % step for step in range(9_000)]
+    assert newest_lines(b"\n".join(lines)) == lines[-LINES_MAX:]
+    assert newest_lines(b"x" * 9_000 + b"\nstep=1") == [b"step=1"]
+    assert len(newest_lines(b"\n" * 65_536)) == LINES_MAX
+
+
+@pytest.mark.parametrize("data", [b"step=1\n" * 9_000, b"\n" * 65_000], ids=["steps", "nothing"])
+async def test_jobs_that_flood_with_lines_leave_the_agent_its_time(tmp_path: Path, data: bytes) -> None:
+    taken = 0
+
+    def told(*_: object) -> None:
+        """Nobody is told here."""
+
+    reader = progress_reader.ProgressReader(tmp_path, told)
+    key = AttemptKey("job", 1)
+    reader.watch(key, "", lambda: None)
+    [listener] = reader._listeners.values()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as out:
+        out.setblocking(False)
+        out.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 << 20)
+        for _ in range(5):
+            begun = time.thread_time()
+            for _ in range(progress_reader.DATAGRAMS_PER_ROUND):
+                with suppress(BlockingIOError):
+                    out.sendto(data, str(listener.path))
+            reader._drain(listener)
+            taken += time.thread_time() - begun < 0.1
+    assert taken, "a round takes the agent's loop for longer than a tenth of a second"
+    await reader.close()

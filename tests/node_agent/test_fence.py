@@ -79,3 +79,23 @@ async def test_what_could_not_be_written_is_written_the_next_time(tmp_path: Path
     (tmp_path / "away").rename(tmp_path / "place")
     await fence.flush()
     assert Fence(tmp_path / "place" / "fence").epoch_of("a") == 5
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"term": Infinity}',
+        '{"term": 1' + "0" * 400 + "}",
+        '{"job": "a", "epoch": 9223372036854775807}',
+        '{"a":' * 3000,
+        "\udcff",
+        "[]",
+        "7",
+    ],
+    ids=range(7),
+)
+def test_a_damaged_line_takes_nothing_from_the_others(tmp_path: Path, line: str) -> None:
+    path = tmp_path / "fence"
+    path.write_bytes(f'{{"term": 3}}\n{line}\n{{"job": "a", "epoch": 5}}\n'.encode(errors="surrogateescape"))
+    fence = Fence(path)
+    assert (fence.term, fence.epoch_of("a")) == (3, 5)

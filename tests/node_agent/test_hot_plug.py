@@ -166,3 +166,24 @@ def test_what_is_on_line_of_cores_is_known_unless_a_task_has_none() -> None:
     assert on_line(cores, []) is None
     assert covers(cores, on_line(cores, [1, 3]) or cores)
     assert not covers(on_line(cores, [1, 3]) or cores, cores)
+
+
+@pytest.mark.parametrize("kept", ['{"0": Infinity}', '{"0": -1}', '{"0": 99999999999}', '{"a":' * 3000, "\udcff", "[]"])
+def test_names_of_cores_that_make_no_sense_say_nothing(tmp_path: Path, kept: str) -> None:
+    (tmp_path / NAMES).write_bytes(kept.encode(errors="surrogateescape"))
+    inventory = resources_pb2.Inventory()
+
+    async def heal() -> None:
+        """Nobody holds cores here."""
+
+    HotPlug(
+        inventory,
+        ProbeWishes("n"),
+        tmp_path,
+        changed=lambda: None,
+        heal=heal,
+        interval_seconds=1.0,
+        sysfs=tmp_path,
+        allowed=lambda: [0, 1],
+    )
+    assert [core.id for core in inventory.cores] == [0, 1]
