@@ -20,7 +20,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
-from tests.fuzz import calls, connections
+from tests.fuzz import agent_sockets, calls, connections, sequences
 from tests.fuzz.running import GROWTH_BYTES_MAX, Finding, Outcome, Traced, name_of, run
 from tests.fuzz.targets import Target, all_targets
 
@@ -80,6 +80,8 @@ def _targets() -> Iterator[tuple[str, Target | Callable[..., Outcome]]]:
     for name in calls.NAMES:
         yield name, calls.run
     yield connections.NAME, connections.run
+    yield agent_sockets.NAME, agent_sockets.run
+    yield sequences.NAME, sequences.run
 
 
 def _rate(outcome: Outcome) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import sys
 from collections.abc import Callable, Iterator
 from importlib import import_module
@@ -15,9 +16,19 @@ from tests.fuzz.targets import Prepared, Target, of_file, within
 from cotenant.node_agent import attempt_directory
 from cotenant.node_agent.agent import Agent
 from cotenant.node_agent.attempt_directory import AttemptDirectory, key_of
+from cotenant.node_agent.fence import Fence
 from cotenant.node_agent.health_file import HealthFile
-from cotenant.node_agent.progress import Track, parse_line
+from cotenant.node_agent.hot_plug import HotPlug
+from cotenant.node_agent.kernel_files import number_in, parse_cpu_list
+from cotenant.node_agent.lease import Lease, Leash, boot_seconds, read_lease
+from cotenant.node_agent.output_reader import OutputReader, ranks_in
+from cotenant.node_agent.output_tail import TAIL_BYTES_MAX, tail_of
+from cotenant.node_agent.pattern_process import search
+from cotenant.node_agent.pressure import parse_pressure
+from cotenant.node_agent.probe import ProbeWishes
+from cotenant.node_agent.progress import Track, newest_lines, parse_line
 from cotenant.node_agent.records import AttemptKey, Exit, Status, parse_status, report
+from cotenant.node_agent.state_directory import AnotherNode, open_state_directory
 from cotenant.v1 import node_service_pb2, resources_pb2
 
 KEY = AttemptKey("job", 1)
@@ -61,6 +72,96 @@ def targets() -> Iterator[Target]:
     yield Target("directory's name", lambda directory: Prepared(_name, (b"job-1", b"j-0-22", b"a-b-3")))
     yield Target("health.json", of_file("health.json", lambda path: HealthFile(path.parent).read(), (HEALTH,)))
     yield Target("stop.json", _stop_order)
+    fence = b'{"term": 7}\n\n{"job": "a", "epoch": 40}\n{"job": "b", "epoch": 41}\n'
+    yield Target("fence", of_file("fence", _fence, (fence,)))
+    yield Target("cores.json", of_file("cores.json", _cores, (b'{"0": 0, "1": 0, "2": 1, "3": 1}',)))
+    yield Target("node's name", of_file("node", _claimed, (b"node-1\n",)), (AnotherNode,))
+    yield Target("lease", of_file("lease", _lease, (b"12.500 12.500".ljust(48),)))
+    yield Target("output", _output)
+    yield Target("files of the kernel", lambda directory: Prepared(_kernel, KERNEL))
+
+
+def _fence(path: Path) -> None:
+    """What is taken in counts, is written down anew, and is raised as any other."""
+    fence = Fence(path)
+    told = Fence(path)
+    if (told.term, told.epoch_of("a")) != (fence.term, fence.epoch_of("a")):
+        raise AssertionError("another fence after it was written anew")
+    node_service_pb2.Welcome(term=fence.term)
+    if not (fence.raise_term(1 << 62) and fence.raise_epoch("a", 1 << 62)):
+        raise AssertionError("this node obeys nobody any more")
+
+
+def _cores(path: Path) -> None:
+    """The cores that are offered can be told, and no two have one id."""
+    inventory = resources_pb2.Inventory()
+    plug = HotPlug(
+        inventory, ProbeWishes("n"), path.parent, changed=lambda: None, heal=_heal, interval_seconds=1.0,
+        sysfs=path.parent / "none", allowed=lambda: range(4),
+    )  # fmt: skip
+    plug.look()
+    ids = [core.id for core in inventory.cores]
+    if len(set(ids)) != 4:
+        raise AssertionError(f"cores {ids} are offered")
+
+
+async def _heal() -> None:
+    """Nobody has cores here."""
+
+
+def _claimed(path: Path) -> None:
+    attempt = path.parent / "attempts" / "job-1"
+    attempt.mkdir(parents=True, exist_ok=True)
+    os.close(open_state_directory(path.parent, "node-1"))
+
+
+def _lease(path: Path) -> None:
+    heard = boot_seconds() - 100
+    sensible = 100 < read_lease(str(path)) < heard + 100
+    if not sensible and not Leash(str(path), 5.0, heard).over():
+        raise AssertionError("a lease without end")
+    lease = Lease(str(path))
+    lease.renew(5.0)
+    lease.close()
+
+
+def _output(directory: Path) -> Prepared:
+    """What a task has printed: its tail, its pieces, and progress out of it, also where it is rotated meanwhile."""
+    path = directory / "output-0.log"
+    (directory / "output-\u00b2.log").write_bytes(b"x")
+
+    def run(data: bytes) -> None:
+        path.write_bytes(data)
+        path.with_name("output-0.log.1").write_bytes(data[::-1])
+        for most in (1, 7, TAIL_BYTES_MAX):
+            tail = tail_of(directory, 0, most)
+            if len(tail.encode()) > most:
+                raise AssertionError(f"{len(tail.encode())} bytes of at most {most}")
+        node_service_pb2.AttemptReport(output_tail=tail)
+        for rank in ranks_in(directory):
+            reader = OutputReader(directory, rank, tail_bytes=5)
+            while reader.read().data:
+                pass
+            reader.close()
+        search(r"step (\d+)(?: loss (?P<loss>\S+))?", data.decode(errors="replace").splitlines())
+        search(data[:200].decode(errors="replace").replace("*", "").replace("+", ""), ["step 5", "x" * 40])
+
+    return Prepared(run, (b"step 5 loss 0.5\nstep 6\r\n", b"\xff\xfe step 7", b"(\\d)[a-z]{2}(?P<loss>x)"))
+
+
+KERNEL = (
+    b"some avg10=0.00 avg60=1.50 avg300=0.00 total=123\nfull avg10=0.00 avg60=0.00 avg300=0.00 total=7\n",
+    b"0-3,8,10-11\n",
+    b"usage_usec 123\nuser_usec 5\n",
+)
+
+
+def _kernel(data: bytes) -> None:
+    """What the kernel says may be new to us."""
+    text = data.decode("ascii", errors="replace")
+    parse_pressure(text)
+    parse_cpu_list(text)
+    number_in(text, "usage_usec")
 
 
 def _of(name: str, read: Callable[[AttemptDirectory], object], *seeds: bytes) -> Callable[[Path], Prepared]:
@@ -82,7 +183,7 @@ def _spec(directory: Path) -> Prepared:
 
 def _progress(data: bytes) -> None:
     track, now = Track(), 5.0
-    for line in data.splitlines():
+    for line in newest_lines(data):
         if told := parse_line(line):
             now += 0.5
             track.take(told, now)

@@ -27,10 +27,11 @@ from tests.fuzz.mutating import Mutator
 from tests.fuzz.running import FINDINGS_MAX, SETTLED_SHARE, Finding, Outcome, memory_bytes
 from tests.services.mesh import Mesh, again, running, spec, until
 
+from cotenant.replicas.describing import serve_description
 from cotenant.rpc.policies import serve_policies
 from cotenant.rpc.server import Server
 from cotenant.services.contention import server as contention
-from cotenant.v1 import job_pb2, node_service_pb2
+from cotenant.v1 import job_pb2, node_service_pb2, replica_service_pb2
 from cotenant.v1 import job_service_pb2 as jobs_pb
 from cotenant.v1 import tenant_service_pb2 as tenants_pb
 
@@ -40,9 +41,10 @@ SERVED_BY = {
     **dict.fromkeys(("NodeService", "AgentService", "PlacementService"), "placement"),
     "PredictorService": "predictor",
     "ContentionService": "contention",
+    "ReplicaService": "contention",
     "PolicyService": "queue",
 }
-PROTOS = ("job", "tenant", "node", "placement", "predictor", "contention", "policy")
+PROTOS = ("job", "tenant", "node", "placement", "predictor", "contention", "policy", "replica")
 AT_ONCE = 64  # most of a call is waited for
 STREAM_SECONDS = 0.15
 CALL_SECONDS = 20.0
@@ -182,6 +184,7 @@ class _Fuzzing:
         server = Server("127.0.0.1:0")
         self.mesh.ports["contention"] = server.bind()
         service = await contention.start(server, serve_policies(server), queue=self.mesh.channel("queue"))
+        serve_description(server, lambda: replica_service_pb2.Replica(service="contention"))
         await server.start()
         from tests.services.mesh import Part, StoreOfOneProcess
 

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
-from tests.fuzz import calls, connections
+from tests.fuzz import agent_sockets, calls, connections, sequences
 from tests.fuzz.agent_files import HEALTH, STATUS
 from tests.fuzz.operator_files import TOKENS
 from tests.fuzz.running import Outcome, run
@@ -18,6 +18,7 @@ TARGETS = {target.name: target for target in all_targets()}
 SEED = 7
 INPUTS = 20
 CALLS = 48
+IN_A_ROW = 80
 DEEP = b'{"a":' * 3000
 HUGE = b"1" + b"0" * 400
 ENDLESS = b"9" * 5000
@@ -126,6 +127,16 @@ def test_whatever_is_called_is_answered_or_refused_in_words(name: str, tmp_path:
 
 def test_whatever_comes_over_tls_strangers_hear_nothing_and_others_are_served(tmp_path: Path) -> None:
     outcome = connections.run(connections.NAME, CALLS, SEED, tmp_path)
+    assert not outcome.findings, shown(outcome)
+
+
+def test_whatever_comes_to_an_agents_sockets_it_beats_and_hears_the_others(tmp_path: Path) -> None:
+    outcome = agent_sockets.run(agent_sockets.NAME, CALLS, SEED, tmp_path)
+    assert not outcome.findings, shown(outcome)
+
+
+def test_whatever_is_called_in_a_row_all_that_was_acknowledged_comes_to_an_end(tmp_path: Path) -> None:
+    outcome = sequences.run(sequences.NAME, IN_A_ROW, SEED, tmp_path)
     assert not outcome.findings, shown(outcome)
 
 

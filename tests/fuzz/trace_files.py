@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -10,6 +11,8 @@ from pathlib import Path
 from tests.fuzz.targets import Prepared, Target, of_file
 
 from cotenant.core.options import BadOption
+from cotenant.reproduction.words import BadData
+from cotenant.reproduction.words import table as published
 from cotenant.simulator import snapshots
 from cotenant.simulator.eventfile import BadRecording, Recording
 from cotenant.simulator.overlays import parse_overlays
@@ -85,7 +88,13 @@ def targets() -> Iterator[Target]:
     yield Target("trace of any format", of_file("any.csv", _lenient, every, columns), bad)
     yield Target("trace in Parquet", _parquet, bad)
     yield Target("snapshot", of_file("snapshot.json", _lenient, (SNAPSHOT,)), bad)
-    yield Target("recording", of_file("events.jsonl", _recording, (RECORDING,)), (BadRecording,))
+    recordings = (RECORDING, RECORDING.replace(b'"files":{}', b'"files":{"trace":"ab","cluster":"cd"}'))
+    yield Target("recording", of_file("events.jsonl", _recording, recordings), (BadRecording,))
+    yield Target("recording in Parquet", _recording_in_parquet, (BadRecording,))
+    table = b"job,gpus,seconds\n1,8,60\n2,1,9.5\n"
+    yield Target(
+        "published table", of_file("table.csv", lambda path: list(published(path, "job", "gpus")), (table,)), (BadData,)
+    )
     yield Target("overlays", _overlays, (BadOption,))
 
 
@@ -103,6 +112,33 @@ def _recording(path: Path) -> None:
     for _ in recording.events():
         pass
     recording.scenario()
+
+
+def _recording_in_parquet(directory: Path) -> Prepared:
+    """Bytes of a good file that are changed, and good files whose rows and metadata are."""
+    import pyarrow
+    from pyarrow import parquet
+
+    from cotenant.simulator.eventparquet import END, HEADER, SCHEMA
+
+    head, event, end = RECORDING.splitlines()
+
+    def packed(header: bytes, row: dict[str, object], tail: bytes) -> bytes:
+        out = io.BytesIO()
+        schema = SCHEMA.with_metadata({HEADER: header, END: tail})
+        parquet.write_table(pyarrow.Table.from_pylist([row], schema), out)
+        return out.getvalue()
+
+    good = packed(head, json.loads(event), end)
+    run = of_file("events.parquet", _recording, ())(directory).run
+
+    def pack(data: bytes) -> bytes:
+        if sum(data[:64]) % 3:
+            return data
+        row = {"kind": data[:9].decode(errors="replace"), "at_seconds": float(len(data)), "job": None}
+        return packed(data[9:400], row, data[400:])
+
+    return Prepared(run, (good, head + b" " * 400 + end), pack=pack)
 
 
 def _overlays(directory: Path) -> Prepared:

@@ -67,7 +67,7 @@ def read(lines: Iterable[str]) -> list[tuple[float, Event]]:
             if "holds" in told:
                 told["holds"] = _holds(told["holds"])
             found.append((at_seconds, kind(**told)))
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
             raise ValueError(f"{line.strip()!r} is no event: {error}") from None
     return found
 

@@ -99,7 +99,7 @@ def _read(lines: Sequence[str]) -> Iterator[tuple[str, Ran]]:
             series = {name: tuple(map(float, those)) for name, those in told["series"].items()}
             values = {name: float(value) for name, value in told["values"].items()}
             yield str(told["key"]), Ran(Figures(values, series), float(told["processor_seconds"]))
-        except (ValueError, TypeError, KeyError, AttributeError):
+        except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
             continue
 
 

@@ -16,6 +16,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
@@ -143,7 +144,7 @@ class Authority:
             raise BadCertificate(
                 f"there is no authority in {self.directory}; `cotenant certs init` makes one"
             ) from None
-        except ValueError:
+        except (ValueError, *ODD):
             raise BadCertificate(f"{self.cert_path} holds no certificate in PEM") from None
 
     def _signing_key(self, signer: x509.Certificate) -> ec.EllipticCurvePrivateKey:
@@ -152,9 +153,13 @@ class Authority:
             key = serialization.load_pem_private_key(path.read_bytes(), password=None)
         except OSError as error:
             raise BadCertificate(f"cannot read the authority's key {path}: {error.strerror}") from None
-        except (ValueError, TypeError):
+        except (ValueError, TypeError, UnsupportedAlgorithm):
             raise BadCertificate(f"{path} holds no private key in PEM") from None
-        if not isinstance(key, ec.EllipticCurvePrivateKey) or key.public_key() != signer.public_key():
+        try:
+            signers = signer.public_key()
+        except (ValueError, UnsupportedAlgorithm):  # damaged within, so that it could still be parsed
+            raise BadCertificate(f"the public key of the first certificate in {self.cert_path} is none") from None
+        if not isinstance(key, ec.EllipticCurvePrivateKey) or key.public_key() != signers:
             raise BadCertificate(f"{path} is not the key of the first certificate in {self.cert_path}")
         return key
 

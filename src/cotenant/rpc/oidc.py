@@ -182,7 +182,7 @@ class Oidc:
             url = self._url if self.rules.jwks else self._discovered()
             self._keys = _keys(_read(url))
             self._away = False
-        except (OSError, ValueError, HTTPException) as error:
+        except (OSError, ValueError, HTTPException, OverflowError) as error:  # the last of a length beyond all memory
             self._away = True
             log.error("oidc_keys_not_fetched", url=self._url, error=str(error) or type(error).__name__)
         finally:

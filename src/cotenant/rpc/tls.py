@@ -129,11 +129,11 @@ def _check_issuer(files: TlsFiles, chain: list[Any], authorities: list[Any]) -> 
 
 
 def _issued(certificate: Any, authority: Any) -> bool:
-    from cryptography.exceptions import InvalidSignature
+    from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 
     try:
         certificate.verify_directly_issued_by(authority)
-    except (ValueError, TypeError, InvalidSignature):
+    except (ValueError, TypeError, InvalidSignature, UnsupportedAlgorithm):
         return False
     return True
 

@@ -1,0 +1,199 @@
+"""What reads bytes from outside, found in the code itself, against what is fuzzed.
+
+A place that reads is one where a parser, a file, a database or a socket is called. Each has to be passed through by the
+good inputs of a target, or be named here: by the servers that are fuzzed as a whole, or with the reason why nobody else
+writes what is read there.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+import cotenant
+
+ROOT = Path(cotenant.__file__).parents[2]
+ROOMS = ("src/cotenant", "services", "policies", "node_agent")
+METHODS = frozenset(  # of anything, by name
+    {
+        *(
+            "ParseFromString",
+            "FromString",
+            "read_bytes",
+            "read_text",
+            "recv",
+            "recvmsg",
+            "recvfrom",
+            "get_unverified_header",
+        ),
+        *(
+            "load_pem_x509_certificates",
+            "load_pem_private_key",
+            "compose_all",
+            "decompress",
+            "decompressobj",
+            "urlopen",
+        ),
+        *("ParquetFile", "iter_batches"),
+    }
+)
+OF_MODULES = frozenset(
+    {
+        *("json.load", "json.loads", "tomllib.load", "tomllib.loads", "sqlite3.connect", "gzip.open", "csv.reader"),
+        *(
+            "csv.DictReader",
+            "yaml.SafeLoader",
+            "yaml.compose_all",
+            "pickle.load",
+            "pickle.loads",
+            "struct.unpack",
+            "os.read",
+        ),
+        *("struct.unpack_from", "jwt.decode", "np.load", "socket.socket"),
+    }
+)
+OURS = "it is our own file, part of the package"
+KERNEL = "the kernel alone writes it"
+BY_SERVERS = {  # what only a whole server passes through, by the run that has one
+    "src/cotenant/rpc/audit.py": "unary calls",
+    "services/placement/asking.py": "unary calls",
+    "services/predictor/words.py": "unary calls",
+    "services/queue/reader.py": "unary calls",
+    "services/queue/estimating.py": "sequences of calls",
+    "node_agent/progress_reader.py": "sockets of an agent",
+    "node_agent/output_patterns.py": "sockets of an agent",
+    "node_agent/pattern_process.py": "sockets of an agent",
+    "node_agent/supervise.py": "sockets of an agent",
+    "node_agent/supervision.py": "sockets of an agent",
+    "node_agent/supervisor.py": "sockets of an agent",
+    "node_agent/task_process.py": "sockets of an agent",
+}
+OF_OUR_CHILD = "a process of ours writes it, and nobody else can"
+EXCUSED = {
+    "src/cotenant/cli/demo_programs/gang.py:exchange": "the demo's own replicas talk to each other",
+    "src/cotenant/fail_points.py:_Directory.on_reach": "tests alone arm fail points",
+    "node_agent/users.py:people_from_uid": "root alone writes it",
+    "src/cotenant/progress.py:_Teller.flush": "it sends, and hears nothing",
+    "src/cotenant/reproduction/keeping.py:_digest_of_code": OURS,
+    "src/cotenant/reproduction/live.py:Live._until": OF_OUR_CHILD,
+    "src/cotenant/reproduction/papers/twins.py:_told": OF_OUR_CHILD,
+    "src/cotenant/reproduction/papers/twins.py:_alone": OURS,
+    "src/cotenant/cli/submit.py:example_text": OURS,
+    "src/cotenant/simulator/traces/gavel.py:steps_per_second": OURS,
+    "src/cotenant/simulator/traces/synergy.py:iteration_seconds": OURS,
+    "services/queue/failing.py:_shipped": OURS,
+    "src/cotenant/rpc/server.py:_why": "it binds a port, and hears nothing",
+    "src/cotenant/simulator/overlays/cpu_jobs.py:sample": OURS,
+    "src/cotenant/simulator/physics/models.py:bundled": OURS,
+    "node_agent/bpf.py:attach_device_program": KERNEL,
+    "node_agent/bpf.py:_attached": KERNEL,
+    "node_agent/gpu_owners.py:owner_of": "of an environment it asks for two words, and takes each error for no answer",
+    "node_agent/nvml_link.py:NvmlLink._read": OF_OUR_CHILD,
+    "node_agent/nvml_process.py:Nvml._numa_nodes": KERNEL,
+    "node_agent/nvml_process.py:serve": "the agent asks it",
+    "node_agent/process_table.py:start_ticks": KERNEL,
+    "node_agent/process_table.py:children": KERNEL,
+    "node_agent/process_table.py:parent_of": KERNEL,
+    "node_agent/remains.py:has_marker": "it looks for bytes in bytes",
+    "node_agent/resctrl.py:Files.read": KERNEL,
+    "node_agent/state_file.py:sync_directory": "it reads nothing",
+    "node_agent/systemd_scope.py:_wait_for": KERNEL,
+    "node_agent/uncore.py:_counters_of": KERNEL,
+    "node_agent/uncore.py:parse_event": KERNEL,
+    "node_agent/uncore.py:_count": KERNEL,
+}
+
+
+def readers() -> Iterator[str]:
+    """Every function that reads, as `path:qualified name`."""
+    for room in ROOMS:
+        for path in sorted((ROOT / room).rglob("*.py")):
+            name = path.relative_to(ROOT).as_posix()
+            if "/v1/" in name or any(
+                (ROOT / room / part).is_symlink() for part in path.relative_to(ROOT / room).parts[:1]
+            ):
+                continue
+            yield from (f"{name}:{function}" for function in found_in(path.read_text()))
+
+
+def found_in(code: str) -> Iterator[str]:
+    """The functions of a module that read, by their qualified names."""
+    yield from dict.fromkeys(_of(ast.parse(code), "", []))
+
+
+def _of(node: ast.AST, inside: str, nesting: list[str]) -> Iterator[str]:
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            function = not isinstance(child, ast.ClassDef)
+            name = ".".join([*nesting, child.name])
+            yield from _of(
+                child, name if function else inside, [*nesting, child.name, *(["<locals>"] if function else [])]
+            )
+        else:
+            if isinstance(child, ast.Call) and _reads(child):
+                yield inside or "<module>"
+            yield from _of(child, inside, nesting)
+
+
+def _reads(call: ast.Call) -> bool:
+    match call.func:
+        case ast.Name(id="open"):
+            return not _writes(call, 1)
+        case ast.Attribute(attr="open", value=ast.Name(id="os")):
+            return any(isinstance(one, ast.Attribute) and one.attr == "O_RDONLY" for one in ast.walk(call))
+        case ast.Attribute(attr="open", value=value):
+            named = f"{value.id}.open" if isinstance(value, ast.Name) else ""
+            return named in OF_MODULES or (_a_path(value) and not _writes(call, 0))
+        case ast.Attribute(attr=attr, value=ast.Name(id=module)) if f"{module}.{attr}" in OF_MODULES:
+            return True
+        case ast.Attribute(attr=attr):
+            return attr in METHODS
+    return False
+
+
+def _a_path(value: ast.expr) -> bool:
+    """Whether what is opened is called like a path."""
+    name = value.attr if isinstance(value, ast.Attribute) else value.id if isinstance(value, ast.Name) else "path"
+    return "path" in name.lower() or name in ("SAMPLE", "PROFILE", "told", "__file__")
+
+
+def _writes(call: ast.Call, place: int) -> bool:
+    given = [one.value for one in call.keywords if one.arg == "mode"] or call.args[place : place + 1]
+    return any(isinstance(one, ast.Constant) and str(one.value)[:1] in "wax" for one in given)
+
+
+@contextmanager
+def reaching(reached: set[str]) -> Iterator[None]:
+    """Note every function of ours that is called meanwhile, in this thread and in those begun within."""
+    known: dict[CodeType, None] = {}
+
+    def note(frame: FrameType, event: str, argument: Any) -> None:
+        if event == "call":
+            known[frame.f_code] = None
+
+    before = sys.getprofile()
+    threading.setprofile(note)
+    sys.setprofile(note)
+    try:
+        yield
+    finally:
+        sys.setprofile(before)
+        threading.setprofile(None)
+        for code in known:
+            path = Path(code.co_filename).resolve()
+            if path.is_relative_to(ROOT):
+                name = code.co_qualname
+                for end in (
+                    ".<locals>.<genexpr>",
+                    ".<locals>.<listcomp>",
+                    ".<locals>.<dictcomp>",
+                    ".<locals>.<lambda>",
+                ):
+                    name = name.removesuffix(end)
+                reached.add(f"{path.relative_to(ROOT).as_posix()}:{name}")

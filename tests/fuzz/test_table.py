@@ -1,0 +1,58 @@
+"""Nothing that reads others' words is left out: code that reads, and methods, each against the targets."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tests.fuzz import agent_sockets, calls, connections, sequences, table
+from tests.fuzz.running import run
+from tests.fuzz.targets import all_targets
+
+from cotenant.rpc.permissions import ROLES
+
+SERVERS = {*calls.NAMES, connections.NAME, agent_sockets.NAME, sequences.NAME}
+
+
+@pytest.fixture(scope="module")
+def reached(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
+    """Every function that the good inputs of some target pass through."""
+    found: set[str] = set()
+    with table.reaching(found):
+        for target in all_targets():
+            run(target, 0, 1, tmp_path_factory.mktemp("target"))
+    return found
+
+
+def test_whatever_reads_is_passed_through_by_a_target_or_is_excused(reached: set[str]) -> None:
+    left_out = [
+        one
+        for one in table.readers()
+        if one not in reached and one not in table.EXCUSED and one.partition(":")[0] not in table.BY_SERVERS
+    ]
+    assert not left_out, f"these read what nobody fuzzes: {left_out}; give them a target in tests/fuzz"
+
+
+def test_the_table_names_only_what_reads_and_no_target_passes_through(reached: set[str]) -> None:
+    reads = set(table.readers())
+    assert table.EXCUSED.keys() <= reads
+    assert table.BY_SERVERS.keys() <= {one.partition(":")[0] for one in reads - reached}
+    assert set(table.BY_SERVERS.values()) <= SERVERS
+
+
+def test_every_method_is_called() -> None:
+    fuzzed = {f"/{method.containing_service.full_name}/{method.name}": method for method in calls.methods()}
+    assert fuzzed.keys() == {path for path in ROLES if path.startswith("/cotenant.")}
+    assert {method.containing_service.name for method in fuzzed.values()} <= calls.SERVED_BY.keys()
+
+
+def test_a_reader_is_found_however_it_reads(tmp_path: Path) -> None:
+    code = """
+class A:
+    def one(self): return [json.loads(x) for x in y]
+    def two(self): return path.open()
+    def three(self): path.open("w")
+    def four(self): os.open(x, os.O_WRONLY)
+    async def five(self): await (lambda: StoredJob.FromString(x))()
+"""
+    assert list(table.found_in(code)) == ["A.one", "A.two", "A.five"]
