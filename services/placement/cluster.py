@@ -63,8 +63,8 @@ class Cluster:
         old = self.nodes.get(node_id)
         node = Node(record, inventory, Book(node_id, healthy(inventory)), number=old.number if old else -1)
         if old:
-            node.connected, node.lost, node.seen_seconds = old.connected, old.lost, old.seen_seconds
-            node.superseded, node.was_open = old.superseded, old.was_open
+            node.connected, node.lost, node.superseded = old.connected, old.lost, old.superseded
+            node.seen_seconds, node.heard_seconds, node.was_open = old.seen_seconds, old.heard_seconds, old.was_open
         self.nodes[node_id] = node
         self.touch()
         return node

@@ -7,8 +7,13 @@ write compares the revision at which this process last knew its key, and giving 
 node's guard key: two leaders could never both give out a part of the same node, whatever else goes wrong.
 
 Writes that arrive while a transaction is under way go into the next one together, as long as they fit into it; that is
-what makes many small decisions cheap. While many come, transactions keep a pace, so that more fit into each. When one
-fails, what the store holds is not known any more: everything that waits fails with it, and nothing is committed before
+what makes many small decisions cheap. While many come, transactions keep a pace, so that more fit into each.
+
+Where no answer to a transaction comes, it may have been committed, or may still be. So a new term is begun, as soon as
+the store is there: from then on what was asked for under the old one is refused. Then the keys tell what became of it,
+for nobody else has written them: all of them bear one newer revision, or none does, and then it is tried again. Nothing
+else has to be read anew for that, and whatever waits in line goes on waiting. Only where somebody else has written what
+is ours is it not known any more what the store holds: everything that waits fails then, and nothing is committed before
 `start` says what the store holds.
 """
 
@@ -16,8 +21,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import structlog
 
@@ -25,13 +31,26 @@ from cotenant import fail_points, telemetry
 from cotenant.history.events import Wrote
 from cotenant.history.recording import record
 from cotenant.store.pace import Pace
-from cotenant.store.port import Compare, Conflict, Delete, Put, Store
+from cotenant.store.port import (
+    Committed,
+    Compare,
+    Conflict,
+    Delete,
+    Entry,
+    NotLeader,
+    Put,
+    Store,
+    StoreUnavailable,
+)
 
 log = structlog.get_logger()
+
+Answer = TypeVar("Answer")
 
 OPERATIONS_MAX = 100  # etcd takes 128 in a transaction unless told otherwise
 COMPARES_MAX = 120  # and as many comparisons
 BYTES_MAX = 512 * 1024  # etcd takes 1.5 MiB in a request
+RETRY_SECONDS = 0.3
 
 COMMITS = telemetry.counter("cotenant.placement.commits", "{transaction}", "Transactions of placement, by outcome.")
 
@@ -76,10 +95,20 @@ class _Group:
 
 
 class Committer:
-    """Commits groups of writes, each group whole or not at all, in the order in which they came."""
+    """Commits groups of writes, each group whole or not at all, in the order in which they came.
 
-    def __init__(self, store: Store, on_halt: Callable[[Exception], None]) -> None:
-        self._store, self._on_halt = store, on_halt
+    `renew` begins a new term and returns its fence. `on_doubt` hears why it is not known what has been committed, and
+    None once it is; `on_halt` why nothing is committed any more.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        on_halt: Callable[[Exception], None],
+        renew: Callable[[], Awaitable[Compare]],
+        on_doubt: Callable[[Exception | None], None],
+    ) -> None:
+        self._store, self._on_halt, self._renew, self._on_doubt = store, on_halt, renew, on_doubt
         self.identity = ""  # under which this writes, for histories
         self._fence: Compare | None = None  # None while halted
         self._revisions: dict[str, int] = {}
@@ -125,7 +154,7 @@ class Committer:
 
         Raises (now, or when the promise is kept):
             Fenced: another writer owns one of the keys now.
-            StoreUnavailable: the store did not answer; whether the group was committed is unknown.
+            NotLeader: another process leads; whether the group was committed is unknown.
             Halted: it was not tried.
             TooLarge: the group is more than a transaction may have.
             Outdated: some of what it is written under is so no more.
@@ -166,16 +195,10 @@ class Committer:
 
     async def _commit_batch(self, batch: list[_Group]) -> None:
         """Commit groups together; where they cannot be, those that can, so that a failure concerns nobody else."""
-        if self._fence is None:
-            raise Halted("placement is reading its state anew")
         last = {write.key: write for group in batch for write in group.writes}
         under = dict.fromkeys(compare for group in batch for compare in group.under)
-        compares = [self._fence, *under, *(Compare(key, self._revisions.get(key, 0)) for key in last)]
-        operations = [Delete(w.key) if w.value is None else Put(w.key, w.value) for w in last.values()]
-        await fail_points.reach("placement.committing")
         try:
-            result = await self._store.transact(compares, operations)
-            await fail_points.reach("placement.committed")
+            result = await self._transacted(under, last)
         except ValueError as error:  # more than the store takes; nothing was done
             COMMITS.add(outcome=TooLarge.__name__)
             if len(batch) == 1:
@@ -202,14 +225,60 @@ class Committer:
         if rest:
             await self._commit_batch(rest)
 
+    async def _transacted(self, under: Iterable[Compare], last: Mapping[str, Write]) -> Committed | Conflict:
+        """Write, and find out what came of it where no answer comes."""
+        operations = [Delete(w.key) if w.value is None else Put(w.key, w.value) for w in last.values()]
+        own = [Compare(key, self._revisions.get(key, 0)) for key in last]
+        while True:
+            if self._fence is None:
+                raise Halted("placement is reading its state anew")
+            await fail_points.reach("placement.committing")
+            try:
+                result = await self._store.transact([self._fence, *under, *own], operations)
+            except NotLeader:
+                raise
+            except StoreUnavailable as error:
+                COMMITS.add(outcome="unanswered")
+                if committed := await self._find_out(last, own, error):
+                    return committed
+            else:
+                await fail_points.reach("placement.committed")
+                return result
+
+    async def _find_out(self, last: Mapping[str, Write], own: Sequence[Compare], error: Exception) -> Committed | None:
+        """What became of a transaction, by the keys that it wrote; None where it was not committed and never will be.
+
+        Raises:
+            Fenced: somebody else has written one of them.
+        """
+        fence = self._fence
+        log.warning("commit_in_doubt", error=str(error))
+        self._on_doubt(error)
+        renewed = await _patiently(self._renew)
+        if self._fence is not fence:
+            raise Halted("placement is reading its state anew")
+        self._fence = renewed
+        telling = [one for one in own if one.mod_revision or last[one.key].value is not None]
+        found = {one.key: await self._entry(one.key) for one in telling}
+        self._on_doubt(None)
+        changed = [one.key for one in telling if _revision(found[one.key]) != one.mod_revision]
+        log.info("commit_found_out", committed=bool(changed), term=renewed.mod_revision)
+        if not changed:
+            return None
+        revisions = {entry.mod_revision for key in changed if (entry := found[key])}
+        if len(changed) < len(telling) or len(revisions) > 1:
+            raise Fenced(f"another writer has changed one of {', '.join(sorted(changed)[:3])}")
+        return Committed(revisions.pop() if revisions else renewed.mod_revision)
+
+    async def _entry(self, key: str) -> Entry | None:
+        async def ask() -> Entry | None:
+            return await self._store.get(key)
+
+        return await _patiently(ask)
+
     async def _outdated(self, under: Iterable[Compare]) -> set[Compare]:
         """Find the comparisons with others' records that fail: these are no sign that another placement leads."""
-        over = set()
-        for compare in under:
-            entry = await self._store.get(compare.key)
-            if (entry.mod_revision if entry else 0) != compare.mod_revision:
-                over.add(compare)
-        return over
+        return {compare for compare in under if _revision(await self._entry(compare.key)) != compare.mod_revision}
 
     def _take(self, writes: Mapping[str, Write], revision: int) -> None:
         COMMITS.add(outcome="committed")
@@ -222,6 +291,26 @@ class Committer:
     def _fail_waiting(self, error: Exception) -> None:
         _fail(self._waiting, error)
         self._waiting.clear()
+
+
+async def _patiently(ask: Callable[[], Awaitable[Answer]]) -> Answer:
+    """Ask the store until it answers.
+
+    Raises:
+        NotLeader: it says that another process leads.
+    """
+    while True:
+        try:
+            return await ask()
+        except NotLeader:
+            raise
+        except StoreUnavailable as error:
+            log.info("store_away", error=str(error))
+            await asyncio.sleep(RETRY_SECONDS)
+
+
+def _revision(entry: Entry | None) -> int:
+    return entry.mod_revision if entry else 0
 
 
 def _tell(groups: Sequence[_Group], revision: int) -> None:

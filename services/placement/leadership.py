@@ -1,10 +1,17 @@
-"""Who leads, and what is there: placement's state is read under a term, and anew whenever it may be wrong."""
+"""Who leads, and what is there: placement's state is read under a term, and anew whenever it may be wrong.
+
+While it is not known what a transaction has come to, nothing new is decided and nobody is let in, but what is known and
+who is there stays: the committer finds out. Only where somebody else has written is all of it read anew, and agents,
+whose streams end, tell their side of it anew.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
 
 import structlog
 
@@ -12,20 +19,24 @@ from cotenant import fail_points
 from cotenant.replicas.tenure import Tenure
 from cotenant.rpc import errors, translate
 from cotenant.services.placement.agents import Sessions
+from cotenant.services.placement.attention import Attention
 from cotenant.services.placement.cluster import Cluster
-from cotenant.services.placement.committer import Committer, Fenced
+from cotenant.services.placement.committer import Committer, Fenced, Halted, Outdated, TooLarge
 from cotenant.services.placement.feed import Feed
 from cotenant.services.placement.kinds import Kinds
 from cotenant.services.placement.records import ATTEMPTS, GUARDS, KINDS, NODES, Live
 from cotenant.services.placement.registry import Registry
 from cotenant.store import schema
-from cotenant.store.port import Listing, NotLeader, Store, StoreUnavailable
+from cotenant.store.port import Compare, Listing, NotLeader, Store, StoreUnavailable
 from cotenant.v1 import records_pb2
 
 log = structlog.get_logger()
 
 LEADER = "placement/leader"
 RETRY_SECONDS = 0.3
+UNANSWERED = "the store does not answer placement; whether this was decided will be known when it does"
+
+Result = TypeVar("Result")
 
 
 class Leadership:
@@ -41,26 +52,71 @@ class Leadership:
         feed: Feed,
         registry: Registry,
         kinds: Kinds,
+        attention: Attention,
         on_trust: Callable[[bool], None],
     ) -> None:
         self._store, self._tenure, self._cluster, self._committer = store, tenure, cluster, committer
         self._sessions, self._feed, self._registry, self._kinds = sessions, feed, registry, kinds
-        self._on_trust = on_trust
-        self._term = 0
+        self._on_trust, self._attention = on_trust, attention
         self._doubt = asyncio.Event()
         self._deposed = False
         self._trusted = False
+        self._unanswered = asyncio.Event()  # while it is not known what has been committed
 
     def check(self) -> None:
         """Raise unless what we believe is what the store holds."""
         if self._deposed:
             raise errors.unavailable("another placement leads now", 0.5, errors.NOT_LEADER)
+        if self._unanswered.is_set():
+            raise errors.unavailable("the store does not answer placement; nothing was decided", 0.5, "STORE_AWAY")
         if not self._trusted:
             raise errors.unavailable("placement is reading its state anew", 0.5, "STORE_AWAY")
+
+    async def committed(self, work: Coroutine[Any, Any, Result]) -> Result:
+        """Wait for what is decided and committed, unless the store falls silent; `work` goes on then if shielded.
+
+        Raises:
+            Problem: why it is not committed, in the caller's words.
+        """
+        with committing():
+            return await self._while_answered(work)
+
+    async def _while_answered(self, work: Coroutine[Any, Any, Result]) -> Result:
+        working, unanswered = asyncio.ensure_future(work), asyncio.ensure_future(self._unanswered.wait())
+        try:
+            await asyncio.wait((working, unanswered), return_when=asyncio.FIRST_COMPLETED)
+            if not working.done():
+                raise Halted(UNANSWERED)
+            return working.result()
+        finally:
+            unanswered.cancel()
+            if not working.done():
+                working.cancel()
+
+    async def renew(self) -> Compare:
+        """Begin a new term, and return its fence: what was sent under the old one is refused from now on.
+
+        Raises:
+            StoreUnavailable, NotLeader: see `Tenure.renew`.
+        """
+        self._registry.term = await self._tenure.renew()
+        return self._tenure.fence
+
+    def doubt(self, error: Exception | None) -> None:
+        """Decide nothing, and let nobody in, until it is known again what has been committed."""
+        if error:
+            self._unanswered.set()
+            self._attention.turn_away()
+        else:
+            self._unanswered.clear()
+            self._attention.turn_back()
+        self._on_trust(error is None)
 
     def distrust(self, error: Exception) -> None:
         """Note that what we believe may differ from what the store holds."""
         self._trusted = False
+        self._unanswered.clear()
+        self._attention.turn_away()
         self._sessions.close_all()
         self._on_trust(False)
         self._doubt.set()
@@ -93,9 +149,12 @@ class Leadership:
             log.info("store_away", error=str(error))
             self._on_trust(False)
             return
-        if self._trusted and (entry is None or entry.mod_revision != fence.mod_revision):
+        if fence != self._tenure.fence:
+            return  # a term of ours has begun meanwhile
+        sure = self._trusted and not self._unanswered.is_set()
+        if sure and (entry is None or entry.mod_revision != fence.mod_revision):
             self._committer.halt(Fenced("another placement has begun to lead"))
-        self._on_trust(self._trusted)
+        self._on_trust(self._trusted and not self._unanswered.is_set())
 
     async def load(self) -> None:
         """Read everything, under a new term: whatever was believed before is forgotten.
@@ -104,7 +163,7 @@ class Leadership:
             StoreUnavailable: it cannot be read.
             NotLeader: another placement leads; this one never does again.
         """
-        self._term = await self._tenure.renew()
+        fence = await self.renew()
         await fail_points.reach("placement.loading")
         nodes = await self._store.list(NODES)
         guards = await self._store.list(GUARDS)
@@ -116,16 +175,17 @@ class Leadership:
         self._cluster.replace(fresh)
         self._kinds.restore(kinds.entries)
         self._committer.identity = self._tenure.identity
-        self._committer.start(self._tenure.fence, {entry.key: entry.mod_revision for entry in every})
-        self._registry.term = self._term
-        self._feed.start(max(self._term, attempts.revision), [live.attempt for live in fresh.attempts.values()])
+        self._committer.start(fence, {entry.key: entry.mod_revision for entry in every})
+        term = fence.mod_revision
+        self._feed.start(max(term, attempts.revision), [live.attempt for live in fresh.attempts.values()])
         self._trusted = True
+        self._attention.turn_back()
         self._on_trust(True)
-        log.info("placement_loaded", nodes=len(nodes.entries), attempts=len(attempts.entries), term=self._term)
+        log.info("placement_loaded", nodes=len(nodes.entries), attempts=len(attempts.entries), term=term)
 
     def _read(self, nodes: Listing, attempts: Listing) -> Cluster:
         fresh = Cluster()
-        now = time.monotonic()
+        now, attended = time.monotonic(), self._attention.look()
         for entry in nodes.entries:
             stored = schema.read(records_pb2.StoredNode, entry)
             old = self._cluster.nodes.get(stored.node.id)
@@ -134,6 +194,7 @@ class Leadership:
                     raise ValueError(f"it says that it is {stored.node.id!r}")
                 node = fresh.put_node(stored.node.id, translate.inventory_from_wire(stored.node.inventory), stored)
             node.seen_seconds = old.seen_seconds if old else now
+            node.heard_seconds = old.heard_seconds if old else attended
         for entry in attempts.entries:
             record = schema.read(records_pb2.StoredAttempt, entry)
             with schema.reading(entry):
@@ -146,3 +207,18 @@ class Leadership:
                 live.end_kept = live.state.ended
                 fresh.add(live)
         return fresh
+
+
+@contextmanager
+def committing() -> Iterator[None]:
+    """Put failed commits into the caller's words."""
+    try:
+        yield
+    except Fenced:
+        raise errors.unavailable("another placement leads now; nothing was decided", 0.5, errors.NOT_LEADER) from None
+    except Halted as error:
+        raise errors.unavailable(str(error), 0.5, "STORE_AWAY") from None
+    except Outdated as error:
+        raise errors.unavailable(f"another queue leads now, nothing was started: {error}", 0.5, "OLD_TERM") from None
+    except TooLarge as error:
+        raise errors.failed_precondition("TOO_LARGE", str(error)) from None

@@ -33,7 +33,10 @@ State = translate.ATTEMPT_STATES
 
 @dataclass(slots=True)
 class Node:
-    """A node: its record, who holds what by name, and whether its agent is there."""
+    """A node: its record, who holds what by name, and whether its agent is there.
+
+    When its agent was last heard is `seen_seconds` on the monotonic clock, and `heard_seconds` on that of `Attention`.
+    """
 
     record: records_pb2.StoredNode
     inventory: Inventory
@@ -45,6 +48,7 @@ class Node:
     strained: bool = False  # what its attempts hold is more than it has
     was_open: bool = False  # when that was last looked at
     seen_seconds: float = 0.0
+    heard_seconds: float = 0.0
     shape: NodeShape = field(init=False)  # with GPUs that are ill
     ailment: HealthProblem | None = field(init=False)  # for which it gets no new work
     superseded: set[tuple[str, int]] = field(default_factory=set)  # stopping there, unknown to us: it still holds

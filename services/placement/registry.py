@@ -15,6 +15,7 @@ from cotenant.rpc.hiding import without_others
 from cotenant.rpc.identity import caller, check_node
 from cotenant.services.placement import agents
 from cotenant.services.placement.attempts import Attempts
+from cotenant.services.placement.attention import Attention
 from cotenant.services.placement.cluster import Cluster
 from cotenant.services.placement.committer import Committer, Write
 from cotenant.services.placement.fitting import Fitting
@@ -49,16 +50,18 @@ class Registry:
         resizes: Resizes,
         following: Following,
         fitting: Fitting,
+        attention: Attention,
+        leads_for_sure: Callable[[], bool],
         *,
         heartbeat_seconds: float,
         lost_after_seconds: float,
         on_gone: Callable[[str], None],
     ) -> None:
         self.cluster, self.committer, self.sessions, self.attempts = cluster, committer, sessions, attempts
-        self.resizes, self.following, self.fitting = resizes, following, fitting
+        self.resizes, self.following, self.fitting, self.attention = resizes, following, fitting, attention
         self.heartbeat_seconds, self.lost_after_seconds = heartbeat_seconds, lost_after_seconds
         self.term = 0
-        self._on_gone = on_gone
+        self._on_gone, self._leads_for_sure = on_gone, leads_for_sure
         self._locks: dict[str, asyncio.Lock] = {}  # by node: its record is changed by one at a time
 
     # Streams -------------------------------------------------------------------------------------------------
@@ -89,7 +92,8 @@ class Registry:
         session.put(self._welcome())
         self._reconcile(node, session, hello)
         self.sessions.open(session)
-        node.connected, node.lost, node.given_up, node.seen_seconds = True, False, "", time.monotonic()
+        node.connected, node.lost, node.given_up = True, False, ""
+        self._hear(node)
         self.cluster.reopen(node)
         self.attempts.feed.publish_capacity()
         if node.record.node.state == NodeState.NODE_STATE_DRAINING:
@@ -101,10 +105,9 @@ class Registry:
     def _check_incarnation(self, hello: node_pb2.Hello) -> None:
         """Refuse an agent that takes the name of a node whose agent is alive."""
         old, node = self.sessions.get(hello.node_id), self.cluster.nodes.get(hello.node_id)
-        if old and node and old.incarnation != hello.incarnation:
-            silent = time.monotonic() - node.seen_seconds
-            if silent < 2 * self.heartbeat_seconds:
-                raise errors.already_exists("node", hello.node_id)
+        speaks = node is not None and self._silent_seconds(node) < 2 * self.heartbeat_seconds
+        if old and speaks and old.incarnation != hello.incarnation:
+            raise errors.already_exists("node", hello.node_id)
 
     def _welcome(self) -> node_pb2.ConnectResponse:
         message = node_pb2.ConnectResponse()
@@ -160,6 +163,14 @@ class Registry:
                     live, node.id, AttemptState.LOST, f"{node.id} has forgotten it, as after a reboot"
                 )
 
+    def _hear(self, node: Node) -> None:
+        """Note that a node's agent was heard just now."""
+        node.seen_seconds, node.heard_seconds = time.monotonic(), self.attention.look()
+
+    def _silent_seconds(self, node: Node) -> float:
+        """For how long a node's agent was silent, of the time that was attended to."""
+        return self.attention.look() - node.heard_seconds
+
     def _gone(self, session: agents.Session) -> None:
         """Take in that a stream has ended. Its agent was last seen when it last spoke, not now."""
         self._on_gone(session.node_id)
@@ -198,8 +209,8 @@ class Registry:
 
     async def _take(self, session: agents.Session, request: node_pb2.ConnectRequest) -> None:
         node = self.cluster.nodes[session.node_id]
-        node.seen_seconds = time.monotonic()
-        if request.beat:
+        self._hear(node)
+        if request.beat and self._leads_for_sure():  # else another one may lead, and take this node as silent
             session.put(agents.heard(request.beat))
         if request.HasField("inventory"):  # first: what an end gives back may not be well
             node = await self._register(node.id, request.inventory)
@@ -259,9 +270,8 @@ class Registry:
     def give_up_silent_nodes(self) -> None:
         """Take nodes whose agents are silent as away, and away for too long as lost, their attempts with them."""
         self.fitting.try_again()
-        now = time.monotonic()
         for node in list(self.cluster.nodes.values()):
-            silent = now - node.seen_seconds
+            silent = self._silent_seconds(node)
             if (
                 node.connected
                 and silent > HEARTBEATS_MISSED_MAX * self.heartbeat_seconds
@@ -278,7 +288,7 @@ class Registry:
 
     def _give_up(self, node: Node, why: str, after_seconds: float) -> None:
         """Take attempts of a node as lost; who stops by itself must have before it is started elsewhere."""
-        silent = time.monotonic() - node.seen_seconds
+        silent = self._silent_seconds(node)
         for live in self.cluster.on_node(node.id):
             if silent > may_run_on_seconds(live, after_seconds, self.heartbeat_seconds):
                 self.attempts.give_up(live, node.id, AttemptState.LOST, why)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import contextmanager, suppress
+import time
+from collections.abc import AsyncIterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from cotenant import plugins
@@ -20,8 +21,9 @@ from cotenant.rpc.server import Host, Server
 from cotenant.services.placement import planner
 from cotenant.services.placement.agents import Sessions
 from cotenant.services.placement.attempts import NOT_COMMITTED, Attempts, led_by
+from cotenant.services.placement.attention import Attention
 from cotenant.services.placement.cluster import MESSAGE_LENGTH_MAX, Cluster
-from cotenant.services.placement.committer import Committer, Fenced, Halted, Outdated, TooLarge
+from cotenant.services.placement.committer import Committer, Fenced, Halted, Outdated
 from cotenant.services.placement.dealing import Dealing
 from cotenant.services.placement.feed import Feed
 from cotenant.services.placement.fitting import Fitting
@@ -29,14 +31,14 @@ from cotenant.services.placement.following import Following
 from cotenant.services.placement.forecasting import Forecasting
 from cotenant.services.placement.gauges import Gauges
 from cotenant.services.placement.kinds import Kinds
-from cotenant.services.placement.leadership import LEADER, Leadership
+from cotenant.services.placement.leadership import LEADER, Leadership, committing
 from cotenant.services.placement.outputs import Outputs
 from cotenant.services.placement.planning import Planning
 from cotenant.services.placement.records import Node, NodeState
 from cotenant.services.placement.registry import Registry
 from cotenant.services.placement.resizes import Resizes
 from cotenant.services.placement.scene import STOP_COSTS, StopCosts
-from cotenant.store.port import Store
+from cotenant.store.port import Compare, Store
 from cotenant.v1 import node_service_pb2 as node_pb2
 from cotenant.v1 import node_service_pb2_grpc as node_grpc
 from cotenant.v1 import placement_service_pb2 as placement_pb2
@@ -74,7 +76,9 @@ class Placement(placement_grpc.PlacementServiceServicer, node_grpc.NodeServiceSe
         policy, allocator = self._policies()
         self.background = Background(Fenced, Halted, Outdated)
         self.cluster = Cluster()
-        self.committer = Committer(store, self._distrust)
+        self.tenure = tenure or Held(store, LEADER)
+        self.attention = Attention(config.heartbeat_seconds)
+        self.committer = Committer(store, self._distrust, self._renew, self._doubt)
         self.sessions = Sessions()
         self.feed = Feed()
         self.outputs = Outputs(self.sessions)
@@ -91,19 +95,22 @@ class Placement(placement_grpc.PlacementServiceServicer, node_grpc.NodeServiceSe
             self.resizes,
             self.following,
             Fitting(self.cluster, self.attempts, self.resizes),
+            self.attention,
+            self._leads_for_sure,
             heartbeat_seconds=config.heartbeat_seconds,
             lost_after_seconds=config.lost_after_seconds,
             on_gone=self.outputs.give_up,
         )
         self.leadership = Leadership(
             store,
-            tenure or Held(store, LEADER),
+            self.tenure,
             self.cluster,
             self.committer,
             self.sessions,
             self.feed,
             self.registry,
             self.kinds,
+            self.attention,
             self._set_serving,
         )
         self.planning = Planning(
@@ -160,14 +167,28 @@ class Placement(placement_grpc.PlacementServiceServicer, node_grpc.NodeServiceSe
     def _distrust(self, error: Exception) -> None:
         self.leadership.distrust(error)
 
+    async def _renew(self) -> Compare:
+        return await self.leadership.renew()
+
+    def _doubt(self, error: Exception | None) -> None:
+        self.leadership.doubt(error)
+
+    def _leads_for_sure(self) -> bool:
+        """Whether nobody can lead in our place for longer than a heartbeat."""
+        return time.monotonic() < self.tenure.sure_until_seconds + self.config.heartbeat_seconds
+
     def _set_serving(self, serving: bool) -> None:
         if self._host:
             for service in SERVICES:
                 self._host.set_serving(service, serving)
 
     async def _watch_nodes(self) -> None:
+        interval_seconds = min(self.config.heartbeat_seconds, self.config.lost_after_seconds / 4)
+        looks = max(1, round(interval_seconds / self.attention.look_seconds))
         while True:
-            await asyncio.sleep(min(self.config.heartbeat_seconds, self.config.lost_after_seconds / 4))
+            for _ in range(looks):
+                await asyncio.sleep(interval_seconds / looks)
+                self.attention.look()
             self.registry.give_up_silent_nodes()
             with suppress(*NOT_COMMITTED):
                 await self.registry.forget_the_given_up()
@@ -183,8 +204,8 @@ class Placement(placement_grpc.PlacementServiceServicer, node_grpc.NodeServiceSe
         self, request: placement_pb2.PlanPlacementRequest, context: object
     ) -> placement_pb2.PlanPlacementResponse:
         """Decide, hold, commit, tell."""
-        with committing():
-            return await self.planning.plan(request)
+        self.leadership.check()
+        return await self.leadership.committed(self.planning.plan(request))
 
     async def ForecastStarts(
         self, request: placement_pb2.ForecastStartsRequest, context: object
@@ -206,8 +227,7 @@ class Placement(placement_grpc.PlacementServiceServicer, node_grpc.NodeServiceSe
         self.leadership.check()
         if request.reason not in translate.STOP_REASONS.names:
             raise errors.invalid([Violation("reason", f"is {request.reason}, which is no reason to stop")])
-        with committing():
-            await self.attempts.confirm(led_by(request.term))
+        await self.leadership.committed(self.attempts.confirm(led_by(request.term)))
         found = [self.cluster.attempts.get(victim.job_id) for victim in request.attempts]
         lives = [
             live for live, victim in zip(found, request.attempts, strict=True) if live and live.key[1] == victim.number
@@ -223,9 +243,8 @@ class Placement(placement_grpc.PlacementServiceServicer, node_grpc.NodeServiceSe
     ) -> placement_pb2.ForgetAttemptsResponse:
         """Delete records of attempts whose end the queue has committed."""
         self.leadership.check()
-        with committing():
-            under = led_by(request.term)
-            await self.attempts.forget([(victim.job_id, victim.number) for victim in request.attempts], under)
+        keys = [(victim.job_id, victim.number) for victim in request.attempts]
+        await self.leadership.committed(self.background.finish(self.attempts.forget(keys, led_by(request.term))))
         return placement_pb2.ForgetAttemptsResponse()
 
     async def WatchAttempts(
@@ -324,34 +343,14 @@ class Placement(placement_grpc.PlacementServiceServicer, node_grpc.NodeServiceSe
     async def ForgetNode(self, request: node_pb2.ForgetNodeRequest, context: object) -> node_pb2.ForgetNodeResponse:
         """Give up what a node has that will not come back."""
         node = self._node(request.id)
-        with committing():
-            told = await self.background.finish(
-                self.registry.forget(node, request.reason, powered_off=request.powered_off)
-            )
-        return node_pb2.ForgetNodeResponse(node=told)
+        forgetting = self.registry.forget(node, request.reason, powered_off=request.powered_off)
+        return node_pb2.ForgetNodeResponse(node=await self.leadership.committed(self.background.finish(forgetting)))
 
     async def _mark(self, request: Mark, state: NodeState.ValueType, reason: str) -> node_pb2.Node:
         self._node(request.id)
         owner = OPERATOR if state != NodeState.NODE_STATE_READY else ""
-        with committing():
-            marking = self.registry.mark(request.id, state, reason, owner, request.request_id)
-            node = await self.background.finish(marking)
-        return self.registry.describe(node)
-
-
-@contextmanager
-def committing() -> Iterator[None]:
-    """Put failed commits into the caller's words."""
-    try:
-        yield
-    except Fenced:
-        raise errors.unavailable("another placement leads now; nothing was decided", 0.5, errors.NOT_LEADER) from None
-    except Halted as error:
-        raise errors.unavailable(str(error), 0.5, "STORE_AWAY") from None
-    except Outdated as error:
-        raise errors.unavailable(f"another queue leads now, nothing was started: {error}", 0.5, "OLD_TERM") from None
-    except TooLarge as error:
-        raise errors.failed_precondition("TOO_LARGE", str(error)) from None
+        marking = self.registry.mark(request.id, state, reason, owner, request.request_id)
+        return self.registry.describe(await self.leadership.committed(self.background.finish(marking)))
 
 
 def use_policies(policies: PolicyServicer, config: PlacementConfig) -> None:

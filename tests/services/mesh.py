@@ -64,7 +64,7 @@ class StoreOfOneProcess:
         self.away = False
         self.failures = 0
         self.held_back: asyncio.Event | None = None  # transactions wait for it
-        self.lose_answer = False  # of the next transaction
+        self.lose_answer = self.lose_request = False  # of the next transaction
         self.lose_answer_after: int | None = None  # so many transactions
         self.cut_after: int | None = None  # so many transactions
 
@@ -93,8 +93,9 @@ class StoreOfOneProcess:
             await self.held_back.wait()
         fails = self._rng is not None and self._rng.random() < self.failing
         after = fails and self._rng is not None and self._rng.random() < 0.5
-        if fails and not after:
+        if (fails and not after) or self.lose_request:
             self.failures += 1
+            self.lose_request = False
             raise StoreUnavailable("the request was lost")
         result = await self._store.transact(compares, operations)
         await self._present()

@@ -18,6 +18,7 @@ leads, as it did among them, and the older commits nothing any more.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Iterable
 
 import structlog
@@ -104,8 +105,10 @@ class Election:
         if entry and _elected(entry):
             self._known = entry.mod_revision
             return None
+        asked_seconds = time.monotonic()
         lease = await self._store.grant(self._ttl_seconds)
         held = Held(self._store, self.key, self.address, lease=lease)
+        held.lasts(asked_seconds)
         taken = False
         try:
             taken = await held.take([Compare(self.key, entry.mod_revision if entry else 0)])
@@ -127,8 +130,10 @@ class Election:
 
     async def _keep_alive(self, held: Held) -> None:
         assert held.lease
+        asked_seconds = time.monotonic()
         try:
             await self._store.keep_alive(held.lease, for_seconds=BUSY_SECONDS_MAX)
+            held.lasts(asked_seconds)
         except LeaseLost:
             held.lose("its lease ran out")
         except StoreUnavailable as error:

@@ -10,6 +10,7 @@ old term is refused from then on.
 from __future__ import annotations
 
 import asyncio
+import math
 import re
 import secrets
 from collections.abc import Sequence
@@ -61,6 +62,10 @@ class Tenure(Protocol):
     def fence(self) -> Compare:
         """What every transaction compares, so that it is refused once another leads."""
 
+    @property
+    def sure_until_seconds(self) -> float:
+        """Until when, on the monotonic clock, nobody else can have been elected, as far as has been heard."""
+
     async def renew(self) -> int:
         """Begin a new term, and return it: whatever was sent under the old one is refused from now on.
 
@@ -82,10 +87,16 @@ class Held:
         self.lost = ""  # why, once it is
         self.over = asyncio.Event()
         self.lease = lease
+        self.sure_until_seconds = 0.0 if lease else math.inf
         self._store = store
         self._value = records_pb2.StoredLeader(
             schema_version=SCHEMA_VERSION, address=address, identity=self.identity
         ).SerializeToString()
+
+    def lasts(self, since_seconds: float) -> None:
+        """Note that its lease's time began anew, at that time on the monotonic clock or later."""
+        if self.lease:
+            self.sure_until_seconds = since_seconds + self.lease.ttl_seconds
 
     @property
     def fence(self) -> Compare:

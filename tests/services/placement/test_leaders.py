@@ -87,12 +87,21 @@ async def _deposed(mesh: Mesh) -> bool:
     return False
 
 
-async def test_an_answer_that_was_lost_costs_a_new_term_and_no_leadership() -> None:
+@pytest.mark.parametrize("after", [True, False], ids=["the answer", "the request"])
+async def test_what_was_lost_costs_a_new_term_and_neither_leadership_nor_agents(after: bool) -> None:
     async with running() as mesh:
         agent = await mesh.agent("n1")
-        mesh.parts["placement"].store.lose_answer = True
+        before = await mesh.store.get("placement/leader")
+        mesh.parts["placement"].store.lose_answer = after
+        mesh.parts["placement"].store.lose_request = not after
         job_id = await mesh.submit()
         await mesh.reach(job_id, "RUNNING")
+        assert mesh.parts["placement"].store.failures == 1
         assert len(agent.assignments) == 1
-        await until(lambda: len(agent.welcomes) == 2)
-        assert agent.welcomes[0].term < agent.welcomes[1].term
+        assert len(agent.welcomes) == 1
+        now = await mesh.store.get("placement/leader")
+        assert before is not None
+        assert now is not None
+        assert before.mod_revision < now.mod_revision
+        late = await mesh.agent("n2")
+        assert late.welcomes[0].term == now.mod_revision
