@@ -14,6 +14,7 @@ import structlog
 
 from cotenant.node_agent.backoff import Backoff
 from cotenant.rpc import channel
+from cotenant.rpc.ending import end
 from cotenant.rpc.endpoints import addresses_of
 from cotenant.rpc.shards import ranked
 from cotenant.v1 import contention_service_pb2, contention_service_pb2_grpc
@@ -77,8 +78,7 @@ class ContentionLink:
                 if await call.code() is not grpc.StatusCode.OK:
                     log.info("contention_refuses", code=(await call.code()).name, details=await call.details())
             finally:
-                sender.cancel()
-                await asyncio.gather(sender, return_exceptions=True)
+                await end(sender)
                 call.cancel()
 
     async def _send(self, call: Any) -> None:

@@ -16,6 +16,7 @@ from cotenant.node_agent.backoff import Backoff
 from cotenant.node_agent.lease import boot_seconds
 from cotenant.node_agent.records import AttemptKey
 from cotenant.rpc import channel
+from cotenant.rpc.ending import end
 from cotenant.v1 import node_service_pb2, node_service_pb2_grpc, resources_pb2
 
 log = structlog.get_logger()
@@ -129,8 +130,7 @@ class PlacementLink:
                 try:
                     await self._receive(call)
                 finally:
-                    sender.cancel()
-                    await asyncio.gather(sender, return_exceptions=True)
+                    await end(sender)
             finally:
                 self._stub = None
                 call.cancel()

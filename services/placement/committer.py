@@ -30,6 +30,7 @@ import structlog
 from cotenant import fail_points, telemetry
 from cotenant.history.events import Wrote
 from cotenant.history.recording import record
+from cotenant.rpc.ending import end
 from cotenant.store.pace import Pace
 from cotenant.store.port import (
     Committed,
@@ -126,8 +127,7 @@ class Committer:
         """Stop; groups still waiting are told so."""
         self._fence = None
         if self._worker:
-            self._worker.cancel()
-            await asyncio.gather(self._worker, return_exceptions=True)
+            await end(self._worker)
         self._fail_waiting(Halted("placement is shutting down"))
 
     def halt(self, error: Exception) -> None:

@@ -13,6 +13,7 @@ from cotenant.replicas.election import Election
 from cotenant.replicas.tenure import Leader
 from cotenant.rpc import errors
 from cotenant.rpc.channel import generation, passage
+from cotenant.rpc.ending import end
 from cotenant.rpc.identity import ANYONE, CALLER, caller, speaking_for
 from cotenant.rpc.methods import METHODS, Method
 
@@ -116,9 +117,7 @@ class Forwarder:
         if self._channel:
             await self._channel.close()
             self._channel = None
-        for task in self._closing:
-            task.cancel()
-        await asyncio.gather(*self._closing, return_exceptions=True)
+        await end(*self._closing)
 
 
 def _is_forwarded(context: Any) -> bool:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from cotenant.replicas.election import Election
 from cotenant.replicas.tenure import Held
+from cotenant.rpc.ending import end
 from cotenant.store.port import Store
 
 TTL_SECONDS = 5.0  # a store that is away for less is not noticed
@@ -57,8 +58,5 @@ class Offices:
 
     async def close(self) -> None:
         """Give all of them back."""
-        for election, held in self._elections:
-            await election.resign(held)
-        for task in self._following:
-            task.cancel()
-        await asyncio.gather(*self._following, *self._tasks, return_exceptions=True)
+        await asyncio.gather(*(election.resign(held) for election, held in self._elections))
+        await end(*self._following, *self._tasks)

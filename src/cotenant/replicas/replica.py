@@ -27,6 +27,7 @@ from cotenant.replicas.stage import Replaced, Stage
 from cotenant.replicas.stores import Through, WarmStore
 from cotenant.replicas.tenure import Held, leader_of
 from cotenant.rpc import errors
+from cotenant.rpc.ending import end
 from cotenant.rpc.methods import METHODS, Method
 from cotenant.rpc.server import Host, Server
 from cotenant.store.port import NotLeader, Store, StoreUnavailable
@@ -160,9 +161,7 @@ class Replica:
     async def close(self) -> None:
         """Take part no more."""
         await self._leave_office()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await end(*self._tasks)
         await self._forwarder.close()
 
     async def _campaign(self) -> None:
@@ -179,9 +178,7 @@ class Replica:
             await self._take_office(mirror)
         finally:
             self._reader = self._mirror = None
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await end(*tasks)
             mirror.forget()  # the leader's store still knows it, and would keep all that the store held at first
 
     async def _take_office(self, mirror: Mirror) -> None:

@@ -3,6 +3,10 @@
 What changes something is always told, and so is every call that was refused for who made it; reads where that is
 wanted. A line holds names and ids, never a spec: commands and environments may hold secrets. The same lines go out as
 OpenTelemetry logs where those are on.
+
+Whether the file is still where it was is looked at once a second at most, for it costs more than the line itself. What
+has been written since the last look went to the file that it was then: where that was moved away, it is there. Where it
+was removed meanwhile, those lines are written once more, to the new one, so that none is lost.
 """
 
 from __future__ import annotations
@@ -37,6 +41,7 @@ AUDIT_FILE = "audit.jsonl"
 FILES = 10  # beside the one that is appended to
 TEXT_LENGTH_MAX = 256
 NOT_ANSWERED = "NOT_ANSWERED"
+LOOK_SECONDS = 1.0
 FIELDS_TOLD = ("id", "job_id", "node_id", "gpu_uuid", "number")
 REFUSED_FOR_WHO = frozenset({grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED})
 
@@ -47,8 +52,8 @@ class Audit:
     """Appends to one file. Several processes may share it: each line is one write to a file opened with O_APPEND.
 
     A file that has come to `bytes_max` is moved to `….1`, the one before it to `….2` and so on, `files` of them; 0 lets
-    it grow. Where it was moved away, also by somebody else, the next line begins a new one. A line that cannot be
-    written is told in the log, and the call goes on.
+    it grow. Where it was moved away, also by somebody else, a new one is begun within `LOOK_SECONDS`. A line that
+    cannot be written is told in the log, and the call goes on. `clock` is monotonic.
     """
 
     def __init__(
@@ -61,12 +66,17 @@ class Audit:
         bytes_max: int = 0,
         files: int = FILES,
         now: Callable[[], float] = time.time,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._path, self._service, self._reads, self._fsync, self._now = path, service, reads, fsync, now
+        self._path, self._service, self._reads, self._fsync = path, service, reads, fsync
+        self._now, self._clock = now, clock
         self._bytes_max, self._files = bytes_max, max(1, files)
         self._descriptor = -1
         self._inode = (0, 0)
+        self._size = 0  # as of the last look, and with what was written since; others may have written too
         self._cut = False  # the last line is not whole
+        self._looked = -LOOK_SECONDS
+        self._since: list[bytes] = []  # lines since the last look
 
     def entry(self, method: str, rule: Rule, peer: str) -> Entry:
         """Begin a line."""
@@ -86,7 +96,7 @@ class Audit:
             lines_lost.add()
             log.error("audit_line_lost", path=str(self._path), error=error.strerror, **line)
             return
-        if self._bytes_max and os.fstat(descriptor).st_size >= self._bytes_max:
+        if self._bytes_max and self._size >= self._bytes_max:
             self._turn()
 
     def _write(self, descriptor: int, line: bytes) -> None:
@@ -94,11 +104,14 @@ class Audit:
         line = b"\n" * self._cut + line
         written = os.write(descriptor, line)
         self._cut = written < len(line)
+        self._size += written
         if self._cut:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        self._since.append(line)
 
     def _turn(self) -> None:
         """Move the file away, unless another process has done so meanwhile; where that fails it goes on growing."""
+        self._looked = self._clock() - LOOK_SECONDS  # whatever comes of it, the next line looks
         try:
             lock = os.open(f"{self._path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             try:
@@ -110,23 +123,41 @@ class Audit:
                             os.replace(older, path)
             finally:
                 os.close(lock)
+        except FileNotFoundError:
+            pass  # somebody else has moved it
         except OSError as error:
             log.error("audit_log_not_turned", path=str(self._path), error=error.strerror)
 
     def _open(self) -> int:
-        """Return the file's descriptor; the file is looked for by name each time, since it may have been moved."""
-        try:
-            found = os.stat(self._path)
-            if self._descriptor >= 0 and (found.st_dev, found.st_ino) == self._inode:
+        """Return the file's descriptor; the file is looked for by name now and then, since it may have been moved."""
+        now = self._clock()
+        if self._descriptor >= 0 and now - self._looked < LOOK_SECONDS:
+            return self._descriptor
+        if self._descriptor >= 0:
+            held = os.fstat(self._descriptor)
+            self._size = held.st_size
+            if held.st_nlink:
+                self._since.clear()  # they are there, perhaps under another name
+            if self._is_there():
+                self._looked = now
                 return self._descriptor
-        except FileNotFoundError:
-            pass
         self.close()
         self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
         made = os.fstat(self._descriptor)
-        self._inode = made.st_dev, made.st_ino
+        self._inode, self._size, self._looked = (made.st_dev, made.st_ino), made.st_size, now
+        removed, self._since = self._since, []
+        for line in removed:
+            self._write(self._descriptor, line)
         return self._descriptor
+
+    def _is_there(self) -> bool:
+        """Whether the open file is still found by its name."""
+        try:
+            found = os.stat(self._path)
+        except FileNotFoundError:
+            return False
+        return (found.st_dev, found.st_ino) == self._inode
 
     def close(self) -> None:
         """Close the file; a later line opens it again."""

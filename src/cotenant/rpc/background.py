@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import structlog
 
+from cotenant.rpc.ending import end
 from cotenant.rpc.errors import Problem
 from cotenant.store.port import StoreUnavailable
 
@@ -56,10 +57,7 @@ class Background:
 
     async def close(self) -> None:
         """Cancel everything and wait for its end."""
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end(*self._tasks)
 
 
 def _tell(task: asyncio.Task[Any]) -> None:

@@ -14,6 +14,7 @@ from grpc_reflection.v1alpha import reflection
 
 from cotenant import telemetry
 from cotenant.rpc import enduring
+from cotenant.rpc.ending import end
 from cotenant.rpc.endpoints import host_and_port
 from cotenant.rpc.guard import Guard
 from cotenant.rpc.identity import Anyone, Authenticator, BearerToken
@@ -177,9 +178,8 @@ class Server:
         """Take no new calls, let those under way finish within the grace, then cut them off."""
         if not self._started:
             return
-        for task in self._beside:
-            task.cancel()
-        await asyncio.gather(*self._beside, *self._health_updates, return_exceptions=True)
+        await end(*self._beside)
+        await asyncio.gather(*self._health_updates, return_exceptions=True)
         await self._health.enter_graceful_shutdown()
         await self._server.stop(grace_seconds)
         self._stopped.set()
