@@ -20,6 +20,7 @@ import grpc.aio
 
 from cotenant import telemetry
 from cotenant.rpc.endpoints import MESH_NAME, Endpoints, addresses_of, host_and_port
+from cotenant.rpc.legible import LegibleCall, reading
 from cotenant.rpc.methods import METHODS, Method
 from cotenant.rpc.tls import TlsFiles, Watched, channel_credentials
 
@@ -213,6 +214,7 @@ class Channel(grpc.aio.Channel):
 
     def _made(self, kind: str, method: str, args: Any, kwargs: Any) -> Callable[..., Any]:
         """Make a stub, and make it anew where the connection is another one."""
+        kwargs["response_deserializer"] = reading(kwargs.get("response_deserializer"))
         if self._watched is None and (self._named is None or not self._named.changes):
             stub: Callable[..., Any] = getattr(self._current, kind)(method, *args, **kwargs)
             return stub
@@ -229,19 +231,19 @@ class Channel(grpc.aio.Channel):
     def unary_unary(self, method: str, *args: Any, **kwargs: Any) -> Any:
         """Make a unary call's stub; calls of the contract get a deadline where the caller sets none."""
         call = self._made("unary_unary", method, args, kwargs)
-        return _unary(call, METHODS.get(method, Method()), self._metadata)
+        return _unary(call, method, self._metadata)
 
     def unary_stream(self, method: str, *args: Any, **kwargs: Any) -> Any:
         """Make the stub of a call that answers with a stream."""
-        return _streaming(self._made("unary_stream", method, args, kwargs), self._metadata)
+        return _streaming(self._made("unary_stream", method, args, kwargs), method, self._metadata)
 
     def stream_unary(self, method: str, *args: Any, **kwargs: Any) -> Any:
         """Make the stub of a call that asks with a stream."""
-        return _streaming(self._made("stream_unary", method, args, kwargs), self._metadata)
+        return _streaming(self._made("stream_unary", method, args, kwargs), method, self._metadata)
 
     def stream_stream(self, method: str, *args: Any, **kwargs: Any) -> Any:
         """Make the stub of a call that streams both ways."""
-        return _streaming(self._made("stream_stream", method, args, kwargs), self._metadata)
+        return _streaming(self._made("stream_stream", method, args, kwargs), method, self._metadata)
 
     async def close(self, grace: float | None = None) -> None:
         """Let calls under way finish within the grace, then cut them off."""
@@ -267,23 +269,21 @@ class Channel(grpc.aio.Channel):
         await self.close()
 
 
-def _unary(call: Any, method: Method, extra: tuple[tuple[str, str], ...]) -> Callable[..., Any]:
+def _unary(call: Any, path: str, extra: tuple[tuple[str, str], ...]) -> Callable[..., Any]:
+    method = METHODS.get(path, Method())
+
     def make(request: Any, *, timeout: float | None = None, metadata: Any = None, **kwargs: Any) -> Any:
         if method.has_request_id and not request.request_id:
             request = _identified(request)
-        return call(
-            request,
-            timeout=method.deadline_seconds if timeout is None else timeout,
-            metadata=_joined(metadata, extra),
-            **kwargs,
-        )
+        seconds = method.deadline_seconds if timeout is None else timeout
+        return LegibleCall(call(request, timeout=seconds, metadata=_joined(metadata, extra), **kwargs), path)
 
     return make
 
 
-def _streaming(call: Any, extra: tuple[tuple[str, str], ...]) -> Callable[..., Any]:
+def _streaming(call: Any, path: str, extra: tuple[tuple[str, str], ...]) -> Callable[..., Any]:
     def make(*args: Any, metadata: Any = None, **kwargs: Any) -> Any:
-        return call(*args, metadata=_joined(metadata, extra), **kwargs)
+        return LegibleCall(call(*args, metadata=_joined(metadata, extra), **kwargs), path)
 
     return make
 

@@ -17,12 +17,12 @@ from typing import Any, NoReturn
 import grpc
 import grpc.aio
 import structlog
-from google.protobuf.message import DecodeError
 
 from cotenant.rpc import errors
 from cotenant.rpc.audit import Audit, Entry
 from cotenant.rpc.errors import Problem, Violation
 from cotenant.rpc.identity import Authenticator, Identity, denied, enter, spoken_for
+from cotenant.rpc.legible import Illegible, reading
 from cotenant.rpc.limits import Limits
 from cotenant.rpc.permissions import ROLES, Rule, Scope
 from cotenant.store.port import NotLeader, StoreUnavailable, Unanswered
@@ -89,7 +89,7 @@ class Guard(grpc.aio.ServerInterceptor):
         else:  # generated base classes answer in such a function that they know nothing
             wrapped = self._coroutine(method, _unimplemented(method), streams=True)
         make = getattr(grpc, f"{kind}_rpc_method_handler")
-        return make(wrapped, _reading(handler.request_deserializer), handler.response_serializer)
+        return make(wrapped, reading(handler.request_deserializer), handler.response_serializer)
 
     def _coroutine(self, method: str, behavior: Behavior, streams: bool) -> Behavior:
         rule = ROLES.get(method, NOBODYS)
@@ -223,31 +223,13 @@ def scope_of(identity: Identity, method: str, rule: Rule) -> Scope:
     raise denied("ROLE_MAY_NOT", message)
 
 
-class _Illegible:
-    """Stands for a request that is no message of the method's type."""
-
-
-def _reading(deserialize: Callable[[bytes], Any] | None) -> Callable[[bytes], Any] | None:
-    """Have bytes that are no message come to the guard, which refuses them; gRPC would tell of a fault of ours."""
-    if deserialize is None:
-        return None
-
-    def read(data: bytes) -> Any:
-        try:
-            return deserialize(data)
-        except (DecodeError, ValueError):
-            return _Illegible()
-
-    return read
-
-
 def _legible(request: Any, still_known: Callable[[], None]) -> Any:
     """Return a request, or a stream of them, in which none is illegible, and none of who is not known any more.
 
     Raises:
         Problem: INVALID_ARGUMENT; of a stream, where such a one is read.
     """
-    if isinstance(request, _Illegible):
+    if isinstance(request, Illegible):
         raise errors.invalid([Violation("request", "is no message of this method's type")])
     return _legible_each(request, still_known) if hasattr(request, "__aiter__") else request
 

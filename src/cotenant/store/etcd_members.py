@@ -147,19 +147,24 @@ class Members:
         while True:
             member = await self.ready(max(0.0, deadline - loop.time()))
             try:
-                return await ask(member, share * max(0.001, deadline - loop.time()))
+                reply = await ask(member, share * max(0.001, deadline - loop.time()))
+                if reply is not None:
+                    return reply
+                failure: Exception = StoreUnavailable(f"etcd at {member.endpoint}: its answer was damaged on its way")
+                lost = True
             except rpc.AioRpcError as error:
                 failure = meaning(error, member.endpoint)
                 if isinstance(failure, Refused):
                     raise failure from error
-                self.leave(member)
-                if not repeat and error.code() is rpc.StatusCode.UNAVAILABLE and self._members[0].is_ready:
-                    raise Unanswered(str(failure)) from error
-                if not repeat or loop.time() + pause_seconds >= deadline:
-                    raise failure from error
+                lost = error.code() is rpc.StatusCode.UNAVAILABLE
             except asyncio.CancelledError:
                 self.raise_if_closed()
                 raise
+            self.leave(member)
+            if not repeat and lost and self._members[0].is_ready:
+                raise Unanswered(str(failure))
+            if not repeat or loop.time() + pause_seconds >= deadline:
+                raise failure
             await self.pause(pause_seconds)
             pause_seconds = min(2 * pause_seconds, PAUSE_SECONDS_MAX)
 
