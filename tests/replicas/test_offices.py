@@ -3,23 +3,104 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Awaitable
+from contextlib import asynccontextmanager, suppress
+from functools import partial
 from pathlib import Path
+from typing import Any
 
+import grpc
+import grpc.aio
 import pytest
 from tests.etcd_server import EtcdServer
+from tests.services.mesh import WAIT_SECONDS, again, spec, until
 
+from cotenant.cli import up
 from cotenant.cli.embedded import EmbeddedMesh, MeshConfig
 from cotenant.replicas import offices
 from cotenant.replicas.election import Election
 from cotenant.replicas.offices import AnotherLeads
 from cotenant.replicas.tenure import Held
+from cotenant.rpc import access, errors
+from cotenant.rpc.channel import Channel, connect
 from cotenant.services.placement.leadership import LEADER
+from cotenant.store import open as open_module
+from cotenant.store.etcd import EtcdStore
 from cotenant.store.open import open_store
+from cotenant.store.port import Delete
+from cotenant.v1 import job_service_pb2 as jobs_pb
+from cotenant.v1.job_service_pb2_grpc import JobServiceStub
 
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(offices, "PATIENCE_SECONDS", 1.5)
+    monkeypatch.setattr(up, "RETRY_SECONDS", 0.1)
+
+
+@asynccontextmanager
+async def serving(tmp_path: Path, etcd: EtcdServer) -> AsyncIterator[Channel]:
+    """A mesh that goes on as `cotenant up` does, and a channel to where it was first."""
+    task = asyncio.create_task(up._serve(MeshConfig(tmp_path / "a", store_url=etcd.url)))
+    endpoint = tmp_path / "a" / "endpoint.json"
+    await until(lambda: endpoint.exists() or task.done())
+    channel = connect(json.loads(endpoint.read_text())["queue"], access.ensure_token(tmp_path / "a"))
+    try:
+        yield channel
+    finally:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+        await channel.close()
+
+
+def create(channel: Channel, **options: float) -> Awaitable[jobs_pb.CreateJobResponse]:
+    stub: Any = JobServiceStub(channel)
+    created: Awaitable[jobs_pb.CreateJobResponse] = stub.CreateJob(jobs_pb.CreateJobRequest(spec=spec()), **options)
+    return created
+
+
+async def test_what_up_runs_outlasts_its_stores_absence(
+    tmp_path: Path, etcd: EtcdServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(open_module, "EtcdStore", partial(EtcdStore, timeout_seconds=2.0))
+    async with serving(tmp_path, etcd) as channel:
+        stub: Any = JobServiceStub(channel)
+        job = (await again(lambda: create(channel))).job
+        etcd.freeze()
+        began = time.monotonic()
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await create(channel, timeout=WAIT_SECONDS)
+        assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
+        assert errors.from_error(refused.value).retry_after_seconds
+        assert (await stub.GetJob(jobs_pb.GetJobRequest(id=job.id))).job.id == job.id  # reads go on
+        await until(lambda: time.monotonic() > began + offices.TTL_SECONDS + 1.0)  # its leases have run out then
+        etcd.thaw()
+        assert (await again(lambda: create(channel))).job.id
+        assert (await again(lambda: stub.GetJob(jobs_pb.GetJobRequest(id=job.id)))).job.id == job.id
+
+
+async def test_what_up_runs_begins_anew_where_it_has_lost_its_lead(
+    tmp_path: Path, etcd: EtcdServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with serving(tmp_path, etcd) as channel:
+        job = (await again(lambda: create(channel))).job
+        store = EtcdStore([etcd.endpoint])
+        await store.transact([], [Delete(LEADER)])  # as where its lease has run out
+        await store.close()
+        said = ""
+
+        def is_back() -> bool:
+            nonlocal said
+            said += capsys.readouterr().err
+            return "the mesh is up again" in said
+
+        await until(is_back)
+        assert "this mesh leads no more on its store, and begins anew: the leadership key is gone" in said
+        stub: Any = JobServiceStub(channel)
+        assert (await again(lambda: stub.GetJob(jobs_pb.GetJobRequest(id=job.id)))).job.id == job.id
 
 
 def of(tmp_path: Path, name: str, etcd: EtcdServer) -> EmbeddedMesh:

@@ -235,6 +235,7 @@ class EmbeddedMesh:
             self._published = False
         self._agents_stop.set()
         await asyncio.gather(*self._agents, return_exceptions=True)
+        self._agents, self._agents_stop = [], asyncio.Event()  # for another start
         for step in reversed(self._closing):
             try:
                 if (ending := step.close()) is not None:

@@ -8,6 +8,7 @@ import os
 import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -32,6 +33,7 @@ from cotenant.cli.settings import (
 if TYPE_CHECKING:  # grpc and the services load only when the mesh is started
     from cotenant.cli.embedded import EmbeddedMesh, MeshConfig
 
+RETRY_SECONDS = 1.0
 BACKFILL = {"queue": {"mode": "backfill"}}  # a gang that finds no room holds nobody back, unless that is wanted
 
 
@@ -74,7 +76,8 @@ def up(
 
     Jobs run in processes of their own: Ctrl-C ends the mesh and no job; the next `up` with the same state directory
     finds them again. The mesh listens on loopback and asks for the token that it keeps in its state directory. On an
-    etcd on which another mesh or service leads it does not start; `cotenant serve` runs several on one.
+    etcd on which another mesh or service leads it does not start; `cotenant serve` runs several on one. Where etcd is
+    away for a while the mesh goes on with what it knows, and writes again once that is back.
 
     \b
     Examples:
@@ -197,13 +200,35 @@ async def run(config: MeshConfig) -> None:
 
 
 async def _serve(config: MeshConfig) -> None:
+    """Run the mesh until cancelled. One that lost its lead, as where its store was away, begins anew at its address."""
     async with opened(config) as mesh:
         await tell_ready(mesh)
-        raise CommandError(f"this mesh leads no more on its store, and ends: {await mesh.lost()}")  # or it is cancelled
+        address, why = mesh.address, await mesh.lost()
+    while True:
+        note(f"this mesh leads no more on its store, and begins anew: {why}")
+        async with opened(replace(config, listen=address), patient=True) as mesh:
+            note(f"the mesh is up again at {mesh.address}")
+            why = await mesh.lost()
+
+
+async def _start(mesh: EmbeddedMesh, *, patient: bool) -> None:
+    """Start a mesh; a patient one waits for its store, and for its port where somebody still holds that."""
+    from cotenant.rpc.server import CannotListen
+    from cotenant.store.port import StoreUnavailable
+
+    while True:
+        try:
+            await mesh.start()
+            return
+        except (StoreUnavailable, CannotListen) as error:
+            if not patient:
+                raise
+            note(f"it cannot begin yet: {error}")
+        await asyncio.sleep(RETRY_SECONDS)
 
 
 @asynccontextmanager
-async def opened(config: MeshConfig) -> AsyncIterator[EmbeddedMesh]:
+async def opened(config: MeshConfig, *, patient: bool = False) -> AsyncIterator[EmbeddedMesh]:
     """Run the mesh inside; what keeps it from starting is told in a user's words."""
     from cotenant import plugins
     from cotenant.cli.embedded import EmbeddedMesh
@@ -218,7 +243,7 @@ async def opened(config: MeshConfig) -> AsyncIterator[EmbeddedMesh]:
     mesh = EmbeddedMesh(config)
     try:
         try:
-            await mesh.start()
+            await _start(mesh, patient=patient)
             await mesh.nodes_ready()
         except (plugins.UnknownPolicy, plugins.BadOption, ValueError) as error:
             raise usage(str(error), hint="`cotenant policies` and `cotenant up --help` show what there is") from None

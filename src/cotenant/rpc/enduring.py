@@ -7,6 +7,10 @@ of gRPC's core, into which the core then writes: a crash of the process, where r
 registered cannot be told apart beforehand from here. So what is being asked is held until the core has answered, the
 loop's end is no error of the shutdown that follows it, and `Server` begins anew on the same port. Calls under way are
 cut off as at a restart, and their callers come again.
+
+gRPC has no public way to this: interceptors, handlers and `wait_for_termination` come after the loop has ended. What is
+used of it instead is private, and tried with the versions of `TRIED` (tests fail with any other, so that somebody
+looks). Where it is not there gRPC's plain server serves, which is said in the log.
 """
 
 from __future__ import annotations
@@ -15,10 +19,17 @@ import asyncio
 from contextlib import suppress
 from typing import Any
 
+import grpc
 import grpc.aio
+import structlog
 from grpc._cython import cygrpc
 
-_PLAIN: Any = cygrpc.AioServer
+log = structlog.get_logger()
+
+TRIED = ("1.85",)  # of grpcio
+USED = ("_make_request_call_future", "_start_shutting_down")
+
+_PLAIN: Any = getattr(cygrpc, "AioServer", object)
 
 
 class _Enduring(_PLAIN):
@@ -43,6 +54,9 @@ def _heard(asked: asyncio.Future[Any]) -> None:
 
 def server(**options: Any) -> Any:
     """Make a server as `grpc.aio.server` does."""
+    if missing := [name for name in USED if not hasattr(_PLAIN, name)]:
+        log.warning("server_not_enduring", grpcio=grpc.__version__, missing=missing)
+        return grpc.aio.server(**options)
     cygrpc.AioServer = _Enduring
     try:
         return grpc.aio.server(**options)
