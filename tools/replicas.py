@@ -39,13 +39,16 @@ more, however late it wakes.
 - **Overloaded**: it keeps its lease, which a thread keeps alive while the event loop is late for everything, and is
   slow; another one would have to read everything first, and then be as late. One that comes to nothing for ten seconds
   is replaced. Each process tells by how much it is late (`cotenant.loop.delay`), and logs `loop_stalled` where that is
-  half a second or more.
+  half a second or more. A commit that etcd answers late costs a new term and no more: agents stay, and no node is
+  taken as silent by a placement that did not come to listen.
 - **etcd is away**: nobody is elected and nothing is written; reads go on, writes fail with UNAVAILABLE and when to come
-  again, jobs run on.
+  again, jobs run on and agents stay connected. What they tell meanwhile, and what was being written, is kept in memory
+  and written once etcd is back; see [survival](survival.md) for jobs that must not run on alone.
 
 `cotenant up` on an etcd is all three services in one process. It is elected like others, under leases of five seconds,
-and does not start where another mesh or service leads there: after eight seconds it says which, and where. One that
-finds itself replaced ends.
+and does not start where another mesh or service leads there: after eight seconds it says which, and where. While etcd
+is away it goes on as replicas do. Where its leases have run out meanwhile it says so, and begins anew at the same
+address as soon as it is elected again; one that finds another leading in its place ends.
 
 A store that one process holds (SQLite, memory) has one process of each service, which leads at once, also after
 `kill -9`; a second one is told that the store is in use.

@@ -123,7 +123,7 @@ async def test_one_mesh_leads_on_an_etcd_and_gives_it_back(tmp_path: Path, etcd:
 
 async def test_a_mesh_does_not_start_beside_a_service_that_leads(tmp_path: Path, etcd: EtcdServer) -> None:
     store = await open_store(etcd.url)
-    election = Election(store, LEADER, "10.0.0.5:7071")
+    election = Election(store, LEADER, "10.0.0.5:7071", ttl_seconds=60.0)  # nobody keeps it
     following = asyncio.create_task(election.follow())
     held = await election.win()
     mesh = of(tmp_path, "a", etcd)

@@ -307,9 +307,11 @@ async def test_an_estimate_is_kept_and_the_allocator_is_asked_at_once(mesh: Mesh
     entry = await mesh.store.get(f"placement/attempts/{job_id}")
     await mesh.plans.AdviseAttempts(advice(job_id, estimate=useful(7, seconds=99)))  # nothing that cores follow from
     assert await mesh.store.get(f"placement/attempts/{job_id}") == entry
+    asked = len(allocator.asked[job_id])
     await mesh.restart("placement")
     assert (await stored(mesh, job_id)).estimate.cores_useful == 7
-    await until(lambda: allocator.asked[job_id][-1].estimate.cores_useful == 7 and len(allocator.asked[job_id]) == 3)
+    await until(lambda: len(allocator.asked[job_id]) > asked)
+    assert allocator.asked[job_id][-1].estimate.cores_useful == 7
 
 
 async def test_advice_that_cannot_be_followed_is_refused_with_the_reason(mesh: Mesh, allocator: Obedient) -> None:
