@@ -168,7 +168,7 @@ class JobQueue(job_service_pb2_grpc.JobServiceServicer):
             once = request_of(CREATE, request.request_id, request.spec)
             try:
                 spec = accept(self.state, request.spec)
-                self.state.check_room(spec, self.config.tenant_jobs_max)
+                self.state.room.check(spec, self.config.tenant_jobs_max)
             except errors.Problem:
                 if not request.validate_only and (made := await self.keeper.repeated(once)):
                     return pb.CreateJobResponse(job=View(self.state).message(View(self.state).job(made.id)))
@@ -177,11 +177,13 @@ class JobQueue(job_service_pb2_grpc.JobServiceServicer):
                 record = new_record("", spec, caller().name, "")
                 return pb.CreateJobResponse(job=record.job)
             self.state.gates.pin(spec.dependencies, 1)
+            self.state.room.expect(spec)
             try:
                 create = self.arrays.create if spec.array else self.keeper.create
                 record = await create(spec, caller().name, span.trace_parent, once)
             finally:
                 self.state.gates.pin(spec.dependencies, -1)
+                self.state.room.expect_no_more(spec)
             span.set(job=record.id)
             log.info("job_created", job=record.id, name=spec.name, tenant=spec.tenant, gpus=spec.gpu_milli / 1000)
             view = View(self.state)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -16,13 +15,14 @@ from cotenant.core.nodes import NodeShape
 from cotenant.core.policy import Order
 from cotenant.core.refusals import Code, Refusal
 from cotenant.core.table import Capacity, JobRow, JobTable
-from cotenant.rpc import errors, refusals, translate
+from cotenant.rpc import refusals, translate
 from cotenant.services.queue import avoiding
 from cotenant.services.queue.backing_off import BackOffs
 from cotenant.services.queue.gates import Gates
 from cotenant.services.queue.listing import Listing
 from cotenant.services.queue.reasons import NOT_YET, Reasons
 from cotenant.services.queue.records import Record, ShapeKey, held_by
+from cotenant.services.queue.room import Room
 from cotenant.v1 import job_pb2, records_pb2, tenant_service_pb2
 
 LOADED_AT_ONCE = 200  # jobs
@@ -83,7 +83,7 @@ class State:
         self._sequence = 0
         self._shapes: WeakValueDictionary[Shape, ShapeKey] = WeakValueDictionary()
         self._tenant_numbers: dict[str, int] = {}
-        self._active: Counter[str] = Counter()  # jobs that have not ended, by tenant
+        self.room = Room()
 
     @property
     def capacity(self) -> Capacity:
@@ -162,7 +162,7 @@ class State:
             record.spec = _one_of(record.spec)
         record.shape = self._shapes.setdefault(record.asks.shape, record.shape)
         self.records[record.id] = record
-        self._active[record.spec.tenant] += not record.told_ended
+        self.room.live[record.spec.tenant] += not record.told_ended
         if not (record.phase.ended or record.spec.array_task):
             self.unestimated[record.id] = None
 
@@ -218,7 +218,7 @@ class State:
             self.moving.pop(job_id, None)
         if phase.ended and not record.told_ended:
             record.told_ended, record.estimate = True, None
-            self._active[record.spec.tenant] -= 1
+            self.room.live[record.spec.tenant] -= 1
             self.ended(record)
         if ((waits and not backs_off) or phase is Phase.SUSPENDED) and (why := self.gates.hopeless(record)):
             self.hopeless(record, why)
@@ -308,18 +308,6 @@ class State:
     def backing_off(self, record: Record) -> bool:
         """Whether a job waits for the time at which it may be tried again."""
         return self._back_offs.left_seconds(record) > 0
-
-    def check_room(self, spec: JobSpec, jobs_max: int) -> None:
-        """Refuse jobs beyond what a tenant may have; 0 means any number.
-
-        Raises:
-            Problem: RESOURCE_EXHAUSTED.
-        """
-        more = len(spec.array.indices) if spec.array else 1
-        if jobs_max and self._active[spec.tenant] + more > jobs_max:
-            has = self._active[spec.tenant]
-            told = f"tenant {spec.tenant} has {has} jobs that have not ended; {jobs_max} are taken at most"
-            raise errors.exhausted("TENANT_JOBS", told, limit=str(jobs_max))
 
     # What is told --------------------------------------------------------------------------------------------
 

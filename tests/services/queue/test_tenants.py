@@ -10,7 +10,7 @@ from functools import partial
 import grpc
 import pytest
 from google.protobuf.field_mask_pb2 import FieldMask
-from tests.services.mesh import BACKFILL, Mesh, again, eventually, reason, running, spec
+from tests.services.mesh import BACKFILL, Mesh, again, eventually, reason, running, spec, until
 
 from cotenant.rpc.errors import from_error
 from cotenant.services.placement.server import PlacementConfig
@@ -194,6 +194,25 @@ async def test_cores_that_an_allocator_decides_on_are_within_the_limit_before_a_
         assert (what_if.starts_now, what_if.refusal.code) == (False, "QUOTA")
         agent.finish((first, 1))
         await mesh.reach(second, "RUNNING")
+
+
+async def test_calls_at_once_take_in_no_more_jobs_than_a_tenant_may_have() -> None:
+    async with running(queue_config=replace(BACKFILL, tenant_jobs_max=5)) as mesh:
+        store = mesh.parts["queue"].store
+        store.held_back = asyncio.Event()
+        three = job_pb2.ArraySpec(ranges=[job_pb2.IndexRange(first=1, last=3)])
+        room = mesh.parts["queue"].service.state.room
+        calls = [asyncio.ensure_future(mesh.jobs.CreateJob(job_service_pb2.CreateJobRequest(spec=spec(array=three))))]
+        await until(lambda: bool(room._coming))
+        one = job_service_pb2.CreateJobRequest(spec=spec())
+        calls += [asyncio.ensure_future(mesh.jobs.CreateJob(one)) for _ in range(7)]
+        await until(lambda: sum(call.done() for call in calls) == 5)  # are refused, while the others wait for the store
+        store.held_back.set()
+        answers = await asyncio.gather(*calls, return_exceptions=True)
+        refused = [reason(one) for one in answers if isinstance(one, grpc.aio.AioRpcError)]
+        assert refused == ["TENANT_JOBS"] * 5
+        assert (await mesh.jobs.ListJobs(job_service_pb2.ListJobsRequest())).total_size == 5
+        assert not room._coming
 
 
 async def test_a_tenant_has_so_many_jobs_that_have_not_ended() -> None:
