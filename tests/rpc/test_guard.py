@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,11 @@ import structlog
 from tests.rpc.conftest import JOBS, TOKEN, Mesh, consume, problem_of
 
 from cotenant.rpc import errors, guard, identity
+from cotenant.rpc.audit import Audit, Strangers
 from cotenant.rpc.bearers import Bearer
 from cotenant.rpc.credentials import Credentials
 from cotenant.rpc.errors import Problem, Violation
+from cotenant.rpc.limits import LimitRules, Limits
 from cotenant.rpc.permissions import Role
 from cotenant.rpc.security import Security
 from cotenant.rpc.server import Server
@@ -297,3 +300,32 @@ async def test_a_token_that_is_revoked_ends_what_was_begun_with_it(
         await call.write(nodes_pb.ConnectRequest())
         problem = await problem_of(call.read())
     assert (problem.code, problem.reason) == (grpc.StatusCode.UNAUTHENTICATED, "TOKEN_WRONG")
+
+
+async def test_nobody_turns_others_out_of_the_audit_log_by_calling(mesh: Mesh, tmp_path: Path) -> None:
+    """Not who is refused, whose calls count as all others do, nor who is not known, of whom some lines are enough."""
+    file = TokenFile(tmp_path / "tokens.json")
+    _, token = file.create(Bearer.parse("viewer/eye?tenants=lab"))
+    audit = Audit(tmp_path / "audit.jsonl", "queue")
+    audit.strangers = Strangers(per_second=0.0, at_once=2)
+    limits = Limits(LimitRules(0.001, 3, 0))
+    await mesh.serve(token=None, security=Security(Credentials("", file), None, limits, audit))
+
+    async def told(by: str, **metadata: str) -> list[tuple[str, int]]:
+        before = len(lines())
+        for _ in range(5):
+            call = mesh.job_stub(by).CreateJob(jobs_pb.CreateJobRequest(), metadata=tuple(metadata.items()))
+            await problem_of(call)
+        return [(line["reason"], line.get("left_out", 0)) for line in lines()[before:]]
+
+    def lines() -> list[dict[str, Any]]:
+        path = tmp_path / "audit.jsonl"
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+    key, value = identity.speaking_for(identity.OPERATOR)
+    assert await told(token, **{key: value}) == [("SPEAKS_FOR_OTHERS", 0)] * 3
+    limits._left.clear()
+    assert await told(token) == [("ROLE_MAY_NOT", 0)] * 3
+    assert await told("guessed") == [("TOKEN_WRONG", 0)] * 2
+    audit.strangers._left = 1.0
+    assert await told("guessed") == [("TOKEN_WRONG", 3)]

@@ -33,6 +33,7 @@ from google.protobuf.message import DecodeError
 from cotenant import telemetry
 from cotenant.rpc.errors import Problem
 from cotenant.rpc.identity import Identity
+from cotenant.rpc.limits import TOO_MANY_CALLS
 from cotenant.rpc.permissions import Rule
 
 log = structlog.get_logger()
@@ -42,10 +43,42 @@ FILES = 10  # beside the one that is appended to
 TEXT_LENGTH_MAX = 256
 NOT_ANSWERED = "NOT_ANSWERED"
 LOOK_SECONDS = 1.0
+STRANGERS_PER_SECOND, STRANGERS_AT_ONCE = 10.0, 1_000  # lines
 FIELDS_TOLD = ("id", "job_id", "node_id", "gpu_uuid", "number")
 REFUSED_FOR_WHO = frozenset({grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED})
 
 lines_lost = telemetry.counter("cotenant.audit.lost", "{line}", "Lines of the audit log that could not be written.")
+
+
+class Strangers:
+    """How many lines are written of callers that nobody knows: without a bound they would turn all others out.
+
+    >>> clock = iter([0.0, 0.0, 0.0, 0.1]).__next__
+    >>> strangers = Strangers(per_second=10.0, at_once=1, now=clock)
+    >>> strangers.take(), strangers.take(), strangers.take()
+    (0, None, 1)
+    """
+
+    def __init__(
+        self,
+        per_second: float = STRANGERS_PER_SECOND,
+        at_once: int = STRANGERS_AT_ONCE,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._per_second, self._at_once, self._now = per_second, at_once, now
+        self._left, self._since, self._left_out = float(at_once), now(), 0
+
+    def take(self) -> int | None:
+        """Tell how many were left out before this line; None where it is left out too."""
+        now = self._now()
+        self._left = min(float(self._at_once), self._left + (now - self._since) * self._per_second)
+        self._since = now
+        if self._left < 1:
+            self._left_out += 1
+            return None
+        self._left -= 1
+        told, self._left_out = self._left_out, 0
+        return told
 
 
 class Audit:
@@ -71,6 +104,7 @@ class Audit:
         self._path, self._service, self._reads, self._fsync = path, service, reads, fsync
         self._now, self._clock = now, clock
         self._bytes_max, self._files = bytes_max, max(1, files)
+        self.strangers = Strangers()
         self._descriptor = -1
         self._inode = (0, 0)
         self._size = 0  # as of the last look, and with what was written since; others may have written too
@@ -194,9 +228,14 @@ class Entry:
             await self._append({**target(self._read(response, "output_type")), **target(asked)}, "OK")
 
     async def refused(self, request: Any, problem: Problem) -> None:
-        """The call was not."""
-        if self._always or self._reads or problem.code in REFUSED_FOR_WHO:
-            await self._append(target(self._read(request, "input_type")), problem.code.name, problem.reason)
+        """The call was not. Who calls too often has no line for each of these calls, nor has who is not known."""
+        told = self._always or self._reads or problem.code in REFUSED_FOR_WHO
+        if not told or problem.reason == TOO_MANY_CALLS:
+            return
+        left_out = self._audit.strangers.take() if self.identity is None else 0
+        if left_out is not None:
+            on = target(self._read(request, "input_type"))
+            await self._append(on, problem.code.name, problem.reason, **({"left_out": left_out} if left_out else {}))
 
     async def left(self, request: Any) -> None:
         """The call was not answered: its caller went, or this server. What it was to change may be changed."""
@@ -213,7 +252,7 @@ class Entry:
         except (KeyError, DecodeError):
             return None
 
-    async def _append(self, on: Mapping[str, Any], answer: str, reason: str = "") -> None:
+    async def _append(self, on: Mapping[str, Any], answer: str, reason: str = "", **more: Any) -> None:
         who = self.identity
         line = {
             "who": who.name if who else "",
@@ -228,7 +267,7 @@ class Entry:
             line["via"] = who.via
         if reason:
             line["reason"] = reason
-        await self._audit.append(line)
+        await self._audit.append(line | more)
 
 
 @cache

@@ -153,14 +153,13 @@ class Guard(grpc.aio.ServerInterceptor):
         shown = self._authenticator.authenticate(method, metadata, context.auth_context)
         if entry is not None:
             entry.identity = shown
+        if self._limits is not None:
+            self._limits.take(shown)  # before anything is refused: that costs as much, and a line of the audit log
         identity = spoken_for(shown, metadata)
         if entry is not None:
             entry.identity = identity
         enter(identity, scope_of(identity, method, rule))
-        if self._limits is None:
-            return nullcontext()
-        self._limits.take(identity)
-        return self._limits.stream(identity) if streams else nullcontext()
+        return self._limits.stream(identity) if self._limits is not None and streams else nullcontext()
 
     def _again(self, method: str, rule: Rule, context: Any) -> Callable[[], None]:
         """Make what a stream asks with each message: whether its caller could begin it now.

@@ -17,6 +17,7 @@ from cotenant.rpc.identity import Identity
 from cotenant.rpc.permissions import Role
 
 CALLERS_KEPT_MAX = 10_000
+TOO_MANY_CALLS = "TOO_MANY_CALLS"
 UNCOUNTED = frozenset({Role.OPERATOR, Role.AGENT, Role.SERVICE})
 
 
@@ -71,7 +72,7 @@ class Limits:
         if not allowed:
             wait = (1 - left) / rate
             message = f"{identity.name} makes more than {rate:g} calls per second; try again in {wait:.1f} s"
-            raise errors.exhausted("TOO_MANY_CALLS", message, wait, limit=f"{rate:g}")
+            raise errors.exhausted(TOO_MANY_CALLS, message, wait, limit=f"{rate:g}")
 
     @contextmanager
     def stream(self, identity: Identity) -> Iterator[None]:
