@@ -20,7 +20,7 @@ import grpc.aio
 
 from cotenant import telemetry
 from cotenant.rpc.endpoints import MESH_NAME, Endpoints, addresses_of, host_and_port
-from cotenant.rpc.legible import LegibleCall, reading
+from cotenant.rpc.legible import LegibleAnswer, LegibleStream, reading
 from cotenant.rpc.methods import METHODS, Method
 from cotenant.rpc.tls import TlsFiles, Watched, channel_credentials
 
@@ -239,7 +239,7 @@ class Channel(grpc.aio.Channel):
 
     def stream_unary(self, method: str, *args: Any, **kwargs: Any) -> Any:
         """Make the stub of a call that asks with a stream."""
-        return _streaming(self._made("stream_unary", method, args, kwargs), method, self._metadata)
+        return _streaming(self._made("stream_unary", method, args, kwargs), method, self._metadata, LegibleAnswer)
 
     def stream_stream(self, method: str, *args: Any, **kwargs: Any) -> Any:
         """Make the stub of a call that streams both ways."""
@@ -276,14 +276,16 @@ def _unary(call: Any, path: str, extra: tuple[tuple[str, str], ...]) -> Callable
         if method.has_request_id and not request.request_id:
             request = _identified(request)
         seconds = method.deadline_seconds if timeout is None else timeout
-        return LegibleCall(call(request, timeout=seconds, metadata=_joined(metadata, extra), **kwargs), path)
+        return LegibleAnswer(call(request, timeout=seconds, metadata=_joined(metadata, extra), **kwargs), path)
 
     return make
 
 
-def _streaming(call: Any, path: str, extra: tuple[tuple[str, str], ...]) -> Callable[..., Any]:
+def _streaming(
+    call: Any, path: str, extra: tuple[tuple[str, str], ...], kind: type[LegibleAnswer | LegibleStream] = LegibleStream
+) -> Callable[..., Any]:
     def make(*args: Any, metadata: Any = None, **kwargs: Any) -> Any:
-        return LegibleCall(call(*args, metadata=_joined(metadata, extra), **kwargs), path)
+        return kind(call(*args, metadata=_joined(metadata, extra), **kwargs), path)
 
     return make
 

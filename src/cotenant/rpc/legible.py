@@ -36,32 +36,16 @@ def reading(deserialize: Callable[[bytes], Any] | None) -> Callable[[bytes], Any
     return read
 
 
-class LegibleCall:
+class _LegibleCall:
     """One of grpc.aio's calls, which fails with UNAVAILABLE where an answer to it is none."""
 
-    __slots__ = ("_call", "_messages", "_method")
+    __slots__ = ("_call", "_method")
 
     def __init__(self, call: Any, method: str) -> None:
         self._call, self._method = call, method
-        self._messages: AsyncIterator[Any] | None = None
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._call, name)
-
-    def __await__(self) -> Generator[Any, None, Any]:
-        return self._legible((yield from self._call.__await__()))
-
-    def __aiter__(self) -> LegibleCall:
-        self._messages = aiter(self._call)
-        return self
-
-    async def __anext__(self) -> Any:
-        assert self._messages
-        return self._legible(await anext(self._messages))
-
-    async def read(self) -> Any:
-        """Return the next message, or the end of the stream."""
-        return self._legible(await self._call.read())
 
     def _legible(self, message: Any) -> Any:
         if message is not ILLEGIBLE:
@@ -73,3 +57,34 @@ class LegibleCall:
             grpc.aio.Metadata(),
             f"the answer to {self._method} is none: it was damaged on its way, or came from something else",
         )
+
+
+class LegibleAnswer(_LegibleCall):
+    """A call with one answer."""
+
+    __slots__ = ()
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        return self._legible((yield from self._call.__await__()))
+
+
+class LegibleStream(_LegibleCall):
+    """A call with a stream of answers."""
+
+    __slots__ = ("_messages",)
+
+    def __init__(self, call: Any, method: str) -> None:
+        super().__init__(call, method)
+        self._messages: AsyncIterator[Any] | None = None
+
+    def __aiter__(self) -> LegibleStream:
+        self._messages = aiter(self._call)
+        return self
+
+    async def __anext__(self) -> Any:
+        assert self._messages
+        return self._legible(await anext(self._messages))
+
+    async def read(self) -> Any:
+        """Return the next message, or the end of the stream."""
+        return self._legible(await self._call.read())
