@@ -43,6 +43,7 @@ class Cluster:
         self.claimed: dict[str, int] = {}  # cores by node that a waiting job was promised: nobody grows there
         self.limits = Headroom(())  # tenants' limits as the queue last told them, with nothing counted
         self.stirred: set[str] = set()  # nodes on which somebody came, went or changed since cores were last dealt
+        self.forgotten: dict[str, records_pb2.StoredNode] = {}  # what is left of nodes, the last ones last
         self.past: dict[str, int] = {}  # the last attempts that were forgotten: a plan may come later that names one
         self._ledger: Ledger | None = None
         self._order: list[Node] = []
@@ -53,7 +54,7 @@ class Cluster:
         """Believe another picture from now on."""
         self.nodes, self.attempts, self._by_node = fresh.nodes, fresh.attempts, fresh._by_node
         self._resized, self.claimed, self.stirred = fresh._resized, {}, set(fresh.nodes)
-        self._stopping = fresh._stopping
+        self._stopping, self.forgotten = fresh._stopping, fresh.forgotten
         self.touch()
 
     # Nodes ---------------------------------------------------------------------------------------------------

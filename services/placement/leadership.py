@@ -24,7 +24,7 @@ from cotenant.services.placement.cluster import Cluster
 from cotenant.services.placement.committer import Committer, Fenced, Halted, Outdated, TooLarge
 from cotenant.services.placement.feed import Feed
 from cotenant.services.placement.kinds import Kinds
-from cotenant.services.placement.records import ATTEMPTS, GUARDS, KINDS, NODES, Live
+from cotenant.services.placement.records import ATTEMPTS, FORGOTTEN, GUARDS, KINDS, NODES, Live
 from cotenant.services.placement.registry import Registry
 from cotenant.store import schema
 from cotenant.store.port import Compare, Listing, NotLeader, Store, StoreUnavailable
@@ -169,8 +169,11 @@ class Leadership:
         guards = await self._store.list(GUARDS)
         attempts = await self._store.list(ATTEMPTS)
         kinds = await self._store.list(KINDS)
+        forgotten = await self._store.list(FORGOTTEN)
         fresh = self._read(nodes, attempts)
-        every = (*nodes.entries, *guards.entries, *attempts.entries, *kinds.entries)
+        for entry in sorted(forgotten.entries, key=lambda entry: entry.mod_revision):
+            fresh.forgotten[entry.key.removeprefix(FORGOTTEN)] = schema.read(records_pb2.StoredNode, entry)
+        every = (*nodes.entries, *guards.entries, *attempts.entries, *kinds.entries, *forgotten.entries)
         self._sessions.close_all()  # whoever has come meanwhile was judged by the old picture
         self._cluster.replace(fresh)
         self._kinds.restore(kinds.entries)

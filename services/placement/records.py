@@ -21,6 +21,8 @@ from cotenant.v1 import job_pb2, node_service_pb2, records_pb2
 SCHEMA_VERSION = 1
 ATTEMPTS, NODES, GUARDS = "placement/attempts/", "placement/nodes/", "placement/guards/"
 KINDS = "placement/kinds/"
+FORGOTTEN = "placement/forgotten/"
+REQUEST_IDS_MAX = 32  # of a node
 KILL_SECONDS_MAX = 10.0  # for the kernel to end what was killed
 HEARTBEATS_MISSED_MAX = 3  # before the agent of a node is taken as away
 
@@ -44,7 +46,6 @@ class Node:
     number: int
     connected: bool = False
     lost: bool = False
-    given_up: str = ""  # why, where an operator says that it will not come back
     strained: bool = False  # what its attempts hold is more than it has
     was_open: bool = False  # when that was last looked at
     seen_seconds: float = 0.0
@@ -61,6 +62,11 @@ class Node:
     def id(self) -> str:
         """The node's id."""
         return self.record.node.id
+
+    @property
+    def given_up(self) -> str:
+        """Why an operator says that it will not come back; "" where nobody does, or it has."""
+        return self.record.given_up
 
     @property
     def open(self) -> bool:

@@ -20,9 +20,11 @@ from cotenant.services.placement.cluster import Cluster
 from cotenant.services.placement.committer import Committer, Write
 from cotenant.services.placement.fitting import Fitting
 from cotenant.services.placement.following import Following
+from cotenant.services.placement.forgetting import Forgetting
 from cotenant.services.placement.records import (
     HEARTBEATS_MISSED_MAX,
     NODES,
+    REQUEST_IDS_MAX,
     SCHEMA_VERSION,
     Node,
     NodeState,
@@ -34,8 +36,6 @@ from cotenant.v1 import node_service_pb2 as node_pb2
 from cotenant.v1 import records_pb2, resources_pb2
 
 log = structlog.get_logger()
-
-REQUEST_IDS_MAX = 32  # of a node
 
 
 class Registry:
@@ -63,6 +63,7 @@ class Registry:
         self.term = 0
         self._on_gone, self._leads_for_sure = on_gone, leads_for_sure
         self._locks: dict[str, asyncio.Lock] = {}  # by node: its record is changed by one at a time
+        self.forgetting = Forgetting(cluster, committer, attempts, self._lock, self._give_up)
 
     # Streams -------------------------------------------------------------------------------------------------
 
@@ -92,7 +93,7 @@ class Registry:
         session.put(self._welcome())
         self._reconcile(node, session, hello)
         self.sessions.open(session)
-        node.connected, node.lost, node.given_up = True, False, ""
+        node.connected, node.lost = True, False
         self._hear(node)
         self.cluster.reopen(node)
         self.attempts.feed.publish_capacity()
@@ -124,17 +125,20 @@ class Registry:
         inventory = translate.inventory_from_wire(made_of)
         async with self._lock(node_id):
             node = self.cluster.nodes.get(node_id)
-            if node and node.inventory == inventory:
+            if node and node.inventory == inventory and not node.given_up:
                 self.attempts.order_healing(node, node.inventory)
                 return node
             record = records_pb2.StoredNode(schema_version=SCHEMA_VERSION)
             if node:
                 record.CopyFrom(node.record)
+                record.ClearField("given_up")  # here it is
+                record.ClearField("powered_off")
                 log.info("node_changed", node=node.id)
             else:
                 record.node.id = node_id
                 record.node.state = NodeState.NODE_STATE_READY
                 record.node.create_time.GetCurrentTime()
+                record.request_ids.extend(self.forgetting.requests_left(node_id))
             record.node.inventory.CopyFrom(made_of)
             await self.committer.commit([Write(NODES + node_id, record.SerializeToString())])
             fresh = self.cluster.put_node(node_id, inventory, record)
@@ -278,13 +282,15 @@ class Registry:
                 and (session := self.sessions.get(node.id))
             ):
                 self._gone(session)
-            if not node.connected and silent > self.lost_after_seconds:
+            if node.connected:
+                continue
+            if node.given_up:
+                self.forgetting.let_go(node)
+            elif silent > self.lost_after_seconds:
                 if not node.lost:
                     node.lost = True
                     self.attempts.feed.publish_capacity()
                 self._give_up(node, f"{node.id} has been away for {silent:.0f} s", self.lost_after_seconds)
-            elif not node.connected and node.given_up:
-                self._give_up(node, node.given_up, 0.0)
 
     def _give_up(self, node: Node, why: str, after_seconds: float) -> None:
         """Take attempts of a node as lost; who stops by itself must have before it is started elsewhere."""
@@ -292,42 +298,6 @@ class Registry:
         for live in self.cluster.on_node(node.id):
             if silent > may_run_on_seconds(live, after_seconds, self.heartbeat_seconds):
                 self.attempts.give_up(live, node.id, AttemptState.LOST, why)
-
-    async def forget(self, node: Node, reason: str, *, powered_off: bool) -> node_pb2.Node:
-        """Give up a node that will not come back, and what it has; a node that does come back is a new one.
-
-        Attempts that must not run twice are kept until they must have stopped by themselves, unless the node is
-        `powered_off`. It is forgotten as soon as none is left.
-
-        Raises:
-            RpcError: its agent is there.
-        """
-        if node.connected:
-            raise errors.failed_precondition("NODE_CONNECTED", f"the agent of {node.id} is connected: drain {node.id}")
-        log.warning("node_given_up", node=node.id, reason=reason, powered_off=powered_off)
-        node.lost, node.given_up = True, f"{node.id} was given up by an operator{f': {reason}' if reason else ''}"
-        if powered_off:
-            for live in self.cluster.on_node(node.id):
-                self.attempts.give_up(live, node.id, AttemptState.LOST, node.given_up)
-        self._give_up(node, node.given_up, 0.0)
-        self.attempts.feed.publish_capacity()
-        told = self.describe(node)
-        await self._forget_if_empty(node)
-        return told
-
-    async def forget_the_given_up(self) -> None:
-        """Remove the nodes that were given up and that nothing is known to be on any more."""
-        for node in [node for node in self.cluster.nodes.values() if node.given_up and not node.connected]:
-            await self._forget_if_empty(node)
-
-    async def _forget_if_empty(self, node: Node) -> None:
-        async with self._lock(node.id):
-            if node.connected or self.cluster.nodes.get(node.id) is not node or self.cluster.on_node(node.id):
-                return
-            await self.committer.commit([Write(NODES + node.id, None)])
-            self.cluster.remove_node(node)
-        self.attempts.feed.publish_capacity()
-        log.info("node_forgotten", node=node.id)
 
     async def mark(
         self, node_id: str, state: NodeState.ValueType, reason: str, owner: str, request_id: str = ""

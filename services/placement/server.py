@@ -191,7 +191,7 @@ class Placement(placement_grpc.PlacementServiceServicer, node_grpc.NodeServiceSe
                 self.attention.look()
             self.registry.give_up_silent_nodes()
             with suppress(*NOT_COMMITTED):
-                await self.registry.forget_the_given_up()
+                await self.registry.forgetting.remove()
 
     async def _probe(self) -> None:
         while True:
@@ -342,9 +342,17 @@ class Placement(placement_grpc.PlacementServiceServicer, node_grpc.NodeServiceSe
 
     async def ForgetNode(self, request: node_pb2.ForgetNodeRequest, context: object) -> node_pb2.ForgetNodeResponse:
         """Give up what a node has that will not come back."""
-        node = self._node(request.id)
-        forgetting = self.registry.forget(node, request.reason, powered_off=request.powered_off)
-        return node_pb2.ForgetNodeResponse(node=await self.leadership.committed(self.background.finish(forgetting)))
+        self.leadership.check()
+        if self.registry.forgetting.was_asked(request.id, request.request_id):
+            return node_pb2.ForgetNodeResponse(node=node_pb2.Node(id=request.id))
+        return await self.leadership.committed(self.background.finish(self._forget(request)))
+
+    async def _forget(self, request: node_pb2.ForgetNodeRequest) -> node_pb2.ForgetNodeResponse:
+        forgetting = self.registry.forgetting
+        node = await forgetting.forget(request.id, request.reason, request.request_id, powered_off=request.powered_off)
+        told = self.registry.describe(node)
+        await forgetting.remove_if_empty(node)
+        return node_pb2.ForgetNodeResponse(node=told)
 
     async def _mark(self, request: Mark, state: NodeState.ValueType, reason: str) -> node_pb2.Node:
         self._node(request.id)

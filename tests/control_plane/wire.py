@@ -23,7 +23,6 @@ HEARD_MAX, REPEAT_SECONDS = 200, 10.0
 SLOW_SECONDS_MAX = 0.4
 SLOW_SHARE = 0.03
 DEADLINE_SECONDS = 60.0
-NOT_REPEATED = "/ForgetNode"  # which no placement knows again
 REFUSED = (grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND)
 
 
@@ -288,7 +287,7 @@ class _Call:
         network, source, server = self._wire.network, self._wire.source, self._wire.server()
         deadline = None if self._timeout is None else asyncio.get_running_loop().time() + self._timeout
         sent = self._write(request) if not asks else None
-        kept = sent is not None and not streams and not self._path.endswith(NOT_REPEATED)
+        kept = sent is not None and not streams
         heard = _Heard(self._path, sent or b"", self._metadata, self._wire.addresses) if kept else None
         if heard:
             network.heard.append(heard)

@@ -10,6 +10,7 @@ import pytest
 from tests.services.mesh import Mesh, eventually, reason, running, until
 
 from cotenant.rpc.translate import duration
+from cotenant.services.placement import forgetting
 from cotenant.v1 import job_pb2
 from cotenant.v1 import node_service_pb2 as node_pb2
 
@@ -105,6 +106,67 @@ async def test_a_gang_stops_on_its_other_nodes_before_the_node_is_forgotten(mesh
         return await nodes(mesh) == ["n2"]
 
     await eventually(gone)
+
+
+async def test_the_next_placement_goes_on_to_forget_what_was_given_up(mesh: Mesh) -> None:
+    one, other = await mesh.agent("n1", gpus=1), await mesh.agent("n2", gpus=1)
+    job_id = await mesh.submit(replicas=2)
+    await mesh.reach(job_id, "RUNNING")
+    other.refuses_to_stop = True
+    await one.stop()
+    await away(mesh, "n1")
+    await forget(mesh, "n1")
+    await mesh.restart("placement")
+    await until(lambda: len(other.welcomes) == 2)
+    assert await nodes(mesh) == ["n1", "n2"]
+    other.end((job_id, 1), job_pb2.ATTEMPT_STATE_STOPPED)
+
+    async def gone() -> bool:
+        return await nodes(mesh) == ["n2"]
+
+    await eventually(gone)
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+async def test_a_repeat_that_comes_late_takes_nothing_from_who_has_come_by_the_name_since(
+    mesh: Mesh, restarts: bool
+) -> None:
+    agent = await mesh.agent("n1")
+    await agent.stop()
+    await away(mesh, "n1")
+    request = node_pb2.ForgetNodeRequest(id="n1", reason="burnt", powered_off=True, request_id="asked")
+    await mesh.nodes.ForgetNode(request)
+    assert (await mesh.nodes.ForgetNode(request)).node.id == "n1", "it is done"
+    if restarts:
+        await mesh.restart("placement")
+    assert await nodes(mesh) == []
+    agent.start()
+    job_id = await mesh.submit()
+    await mesh.reach(job_id, "RUNNING")
+    await agent.stop()
+    await away(mesh, "n1")
+    await mesh.nodes.ForgetNode(request)
+    assert await nodes(mesh) == ["n1"]
+    agent.start()
+    await until(lambda: mesh.parts["placement"].service.cluster.nodes["n1"].connected)
+    assert (await mesh.job(job_id)).attempt.number == 1
+
+
+async def test_of_nodes_that_are_no_more_the_last_ones_requests_are_kept(
+    mesh: Mesh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(forgetting, "FORGOTTEN_MAX", 2)
+    for node_id in ("n1", "n2", "n3"):
+        await (await mesh.agent(node_id)).stop()
+        await away(mesh, node_id)
+        await mesh.nodes.ForgetNode(node_pb2.ForgetNodeRequest(id=node_id, request_id=f"asked of {node_id}"))
+    assert len(await mesh.records_left("placement/forgotten/")) == 2
+    await mesh.restart("placement")
+    left = mesh.parts["placement"].service.cluster.forgotten
+    assert {node_id: list(one.request_ids) for node_id, one in left.items()} == {
+        "n2": ["asked of n2"],
+        "n3": ["asked of n3"],
+    }
 
 
 async def test_a_node_whose_agent_is_there_and_one_that_nobody_knows_are_refused(mesh: Mesh) -> None:
