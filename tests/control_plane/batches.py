@@ -13,7 +13,7 @@ from typing import Any
 from tests.control_plane.faults import Faults, peace, trouble
 from tests.control_plane.playing import Outcome, digest_of, run_seed
 
-SEEDS_EACH = 100  # by one copy; what a seed leaves behind goes with it
+SEEDS_EACH = 40  # by one copy; what a seed leaves behind, some megabytes, goes with it
 SEED_SECONDS_MAX = 120.0  # of real time: one that takes longer goes round in circles
 WARM_SEED = -1
 
@@ -60,6 +60,7 @@ class _Copy:
 
 def _play_all(hears: Any, others: Any, play: Play) -> None:
     others.close()  # or the end of whoever gives seeds would not be noticed
+    gc.disable()
     while True:
         try:
             seed = hears.recv()

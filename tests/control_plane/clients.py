@@ -106,8 +106,8 @@ class Clients:
 
     async def _change(self, stub: Any, thing_id: str, job_ids: list[str]) -> None:
         """Change one's mind about a job or an array, as often as chance has it."""
-        while self._rng.random() < 0.4:
-            await asyncio.sleep(self._rng.random() * 3)
+        while self._rng.random() < 0.55:
+            await asyncio.sleep(3 * self._rng.random() ** 2)
             (wish,) = self._rng.choices(["cancel", "suspend", "resume", "move", "update"], [2, 1, 1, 2, 4])
             if wish == "cancel":
                 if await self.insist(stub.CancelJob, pb.CancelJobRequest(id=thing_id)):

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from unittest import mock
 
 from google.protobuf.message import Message
-from tests.control_plane.faults import OF_LATE_PLANS, OF_NEW_QUEUES, OF_REPLACED_QUEUES, PAUSES, Faults
+from tests.control_plane.faults import OF_LATE_PLANS, OF_LOST_NODES, OF_NEW_QUEUES, OF_REPLACED_QUEUES, PAUSES, Faults
 
 from cotenant.history.checker import Rule
 from cotenant.node_agent.fence import Fence
@@ -17,6 +17,7 @@ from cotenant.replicas.stores import FencedStore
 from cotenant.services.placement import planning
 from cotenant.services.placement import server as placement
 from cotenant.services.placement.committer import Committer
+from cotenant.services.placement.forgetting import Forgetting
 from cotenant.services.placement.planning import Planning
 from cotenant.services.placement.records import Node
 from cotenant.services.queue import arrays, follower, keeper
@@ -120,6 +121,11 @@ def none_late(self: Planning, request: placement_pb2.PlanPlacementRequest) -> li
     return []
 
 
+def none_left(self: Forgetting, node_id: str) -> list[str]:
+    """A placement that gives a new node up by the request that was about the one before it."""
+    return []
+
+
 @dataclass(frozen=True, slots=True)
 class Mutant:
     """What is changed, and which rule that breaks; which faults suit it, if any do, and from which seed on."""
@@ -146,7 +152,7 @@ MUTANTS: dict[str, Mutant] = {
         ((planning, "as_known", whatever_it_is),), Rule.LIFE, OF_LATE_PLANS
     ),
     "the queue ends a job without a look at what runs": Mutant(
-        ((keeper, "idle_by", idle_anyway), (arrays, "idle_by", idle_anyway)), Rule.LIFE, OF_NEW_QUEUES, 22
+        ((keeper, "idle_by", idle_anyway), (arrays, "idle_by", idle_anyway)), Rule.LIFE, OF_NEW_QUEUES, 36
     ),
     "the queue says that jobs are cancelled, and keeps nothing of it": Mutant(
         ((queue, "hold_back", heedless), (queue, "want", heedless)), Rule.LOST
@@ -158,6 +164,9 @@ MUTANTS: dict[str, Mutant] = {
     "whoever watches is not told of ends": Mutant(((State, "_tell", tell_of_the_living),), Rule.READ),
     "the queue plans for jobs whose attempt is ending, and placement starts them": Mutant(
         ((follower, "Counter", Nothing), (planning, "as_known", whatever_it_is)), Rule.ONCE
+    ),
+    "placement gives up whoever has come by the name of a node that was given up": Mutant(
+        ((Forgetting, "requests_left", none_left),), Rule.RESTART, OF_LOST_NODES, 60
     ),
 }
 

@@ -85,6 +85,7 @@ def run_seed(seed: int, befall: Befall) -> Outcome:
         wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR),
         cache_logger_on_first_use=False,
     )
+    collects = gc.isenabled()
     gc.disable()  # what it ends, it ends at any time
     try:
         with virtual_time(seed) as loop:
@@ -92,7 +93,8 @@ def run_seed(seed: int, befall: Befall) -> Outcome:
             outcome.virtual_seconds = loop.time()
             return outcome
     finally:
-        gc.enable()
+        if collects:
+            gc.enable()
         structlog.configure(**before)
 
 

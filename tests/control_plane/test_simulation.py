@@ -16,7 +16,7 @@ from cotenant.history.checker import Rule
 pytestmark = pytest.mark.timeout(300)  # as many seconds of the processor's as fit into ten, on a machine that is busy
 
 ROOT = Path(__file__).resolve().parents[2]
-SEEDS, MUTANT_SEEDS = 16, 150
+SEEDS, MUTANT_SEEDS = 24, 150
 
 
 def play(*words: str) -> subprocess.CompletedProcess[str]:

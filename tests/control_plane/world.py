@@ -59,7 +59,7 @@ class Size:
 
 SMALL = Size(3, 6, 2, 3, submit_seconds=3.0, trouble_seconds=5.0, pause_seconds=0.5)
 LONG = Size(6, 14, 2, 4, submit_seconds=10.0, trouble_seconds=14.0, pause_seconds=1.0)
-LONG_EVERY = 4  # seeds
+LONG_EVERY = 8  # seeds
 
 
 def size_of(seed: int) -> Size:
