@@ -23,6 +23,8 @@ from cotenant.rpc.tlsfiles import TlsFiles
 AGO_SECONDS = 180 * 86_400
 CLOCK = "COTENANT_CHAOS_CLOCK"
 FILES = ("CA", "CERT", "KEY")
+CERTS = "certs"
+TENANTS = {"red": "user/ann?tenants=red", "blue": "user/bob?tenants=blue"}  # and who submits there
 FLAGS = ("trusted-ca-file", "cert-file", "key-file", "client-cert-auth")
 
 
@@ -65,6 +67,17 @@ class Certificates:
         context = ssl.create_default_context(cafile=ca)
         context.load_cert_chain(cert, key)
         return context
+
+
+def of_tenants(directory: Path) -> dict[str, TlsFiles]:
+    """By tenant: the certificate of whoever submits there; none in a mesh without."""
+    certs = directory / CERTS
+    stems = {tenant: Bearer.parse(bearer).file_stem for tenant, bearer in TENANTS.items()}
+    return {
+        tenant: TlsFiles(certs / CA_CERT, certs / f"{stem}.pem", certs / f"{stem}.key")
+        for tenant, stem in stems.items()
+        if certs.exists()
+    }
 
 
 def of_process() -> TlsFiles | None:

@@ -9,19 +9,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 
-from tests.chaos import jobs, load
+from tests.chaos import asking, jobs
 from tests.chaos.doing import Doing
 from tests.chaos.halting import SETTLE_SECONDS_MAX
-from tests.chaos.judging import Judge, judge_failures
+from tests.chaos.judging import Judge, archived_in, judge_archive, judge_failures
 from tests.chaos.machines import Machines
 from tests.chaos.parts import BEAT_SECONDS, HISTORY, LOST_AFTER_SECONDS, Mesh
-from tests.chaos.plan import CLIENT, MEMBERS, PYTHON, Fault, Step, drawn
+from tests.chaos.plan import CLIENT, MEMBERS, PYTHON, REPLICAS, Fault, Step, drawn
 from tests.chaos.recorder import Recorder
 from tests.chaos.users import POLL_SECONDS, Users
 from tests.end_to_end import remains
 from tests.end_to_end.commands import TRACEBACK
 from tests.end_to_end.waiting import lines_of
 
+from cotenant.cli.settings import ARCHIVE_FILE
 from cotenant.store.open import credentials_of
 
 START_SECONDS_MAX, CALM_SECONDS_MAX, LEFT_SECONDS_MAX = 180.0, 180.0, 60.0
@@ -137,6 +138,7 @@ class Driver:
         with contextlib.suppress(AttributeError):
             self.told.reached = dict(self.doing.halts.reached)
             self.told.done = dict(self.judge.users.promises.counts + self.judge.counts + self.recorder.stopped)
+            self.told.done["jobs that were archived"] = len(self.judge.users.promises.forgotten)
         self.told.attempts = len({tuple(words[1:3]) for words in self._journal()})
 
     def _until(self, what: str, holds: Callable[[], bool], seconds: float) -> bool:
@@ -217,7 +219,7 @@ class Driver:
     def _judge(self) -> None:
         revision = self.recorder.store_revision()
         self._until("the recorder has seen all", lambda: self.recorder.revision >= revision, LEFT_SECONDS_MAX)
-        pieces = [lines_of(self.directory / load.ANSWERS), lines_of(self.directory / HISTORY)]
+        pieces = [lines_of(self.directory / asking.ANSWERS), lines_of(self.directory / HISTORY)]
         commits = list(self.recorder.commits)
         answers, edges = (piece[seen:] for piece, seen in zip(pieces, self._seen[1:], strict=True))
         self.judge.take(commits[self._seen[0] :], answers, edges, self._journal(), self.doing.absences)
@@ -225,6 +227,8 @@ class Driver:
         self._seen = [len(commits), *map(len, pieces)]
         groups = remains.groups_of(self.judge.users.replicas)
         found = [*self.judge.wrong, *self.recorder.wrong, *judge_failures(self.recorder.failed, self.doing.killed)]
+        archives = [self.machines.all[name].disk / "state" / ARCHIVE_FILE for name in REPLICAS if "queue" in name]
+        found += judge_archive(self.judge.users.promises.forgotten, archived_in(archives))
         found += [f"the control group {group} was left" for group in groups]
         found += [
             f"{path.name} has a traceback"

@@ -14,7 +14,7 @@ from cotenant.core.arrays import ArraySpec, IndexRange
 from cotenant.core.dependencies import Condition, Dependency
 from cotenant.core.jobs import JobKind, JobSpec, OpenReplicas, Qos, Request, Role
 
-LONG, ALONE, ARRAY, DAEMON, ELASTIC, SERVICE, AFTER = 0.1, 0.05, 0.08, 0.3, 0.2, 0.05, 0.12
+LONG, ALONE, ARRAY, DAEMON, ELASTIC, SERVICE, AFTER = 0.1, 0.05, 0.12, 0.3, 0.25, 0.05, 0.12
 OPEN = 0.5  # of services
 STOP_AFTER_SECONDS = 10.0  # without the control plane, where a job must never run twice: the least that is taken
 SECONDS, LONG_SECONDS, ALONE_SECONDS, SERVICE_SECONDS = (0.05, 0.8), (2.0, 7.0), (8.0, 18.0), (3600.0, 3600.0)

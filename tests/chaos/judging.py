@@ -6,19 +6,23 @@ import errno
 import json
 import math
 import os
+import sqlite3
 from collections import Counter
 from collections.abc import Container, Iterable, Mapping, Sequence
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from tests.chaos.promises import Promises
 
 from cotenant.core.lifecycle import AttemptState, Phase
 from cotenant.history import recording
 from cotenant.history.checker import Checker
-from cotenant.history.events import Acknowledged, AttemptPut, Came, Commit, Event, Left, Resized
+from cotenant.history.events import Acknowledged, AttemptPut, Came, Commit, Event, GivenUp, Left, Resized
 from cotenant.history.merging import Part, merged, that_ran
 
 FULL = os.strerror(errno.ENOSPC)
+OBEYED_SECONDS = 5.0  # after the answer that a node is given up: until what follows is committed, and heard of
 
 
 @dataclass
@@ -30,6 +34,7 @@ class Users:
     cancelled: set[str] = field(default_factory=set)
     alone: set[str] = field(default_factory=set)  # jobs that must never run beside themselves
     promises: Promises = field(default_factory=Promises)
+    gave_up: list[tuple[float, GivenUp]] = field(default_factory=list)  # nodes, from when on
     wrong: list[str] = field(default_factory=list)
 
     def take(self, lines: Iterable[str]) -> None:
@@ -41,6 +46,11 @@ class Users:
                 self.alone |= {line["job"]} if line["alone"] else set()
             self.cancelled |= set(line.get("cancel", ()))
             self.promises.take_answer(line)
+            if "forgetting" in line:
+                self.gave_up.append((line["at"], GivenUp(line["forgetting"], math.inf)))
+            elif "forgot" in line:
+                begin, _ = self.gave_up.pop()
+                self.gave_up.append((begin, GivenUp(line["forgot"], line["at"] + OBEYED_SECONDS)))
             self.wrong += [f"a user was told {line['wrong']}"] if "wrong" in line else []
 
 
@@ -106,8 +116,9 @@ class Judge:
         self.users.promises.take_commits(commits)
         ran = that_ran(recording.read(edges), self._ran(journal))
         self.counts["resizes on nodes"] += sum(isinstance(event, Resized) for _, event in ran)
-        for event in merged(commits, with_absences(ran, absences, self._node_ids.values())):
+        for event in merged(commits, [*self.users.gave_up, *with_absences(ran, absences, self._node_ids.values())]):
             self.checker.take(event)
+        self.users.gave_up.clear()
         for acknowledged in self.users.acknowledged[before:]:
             self.checker.take(acknowledged)
         found = [str(broken) for broken in self.checker.finish(settled=True)]
@@ -154,6 +165,24 @@ def judge_journal(
         if phase is Phase.FAILED or (phase is Phase.CANCELLED and not may_be_cancelled):
             wrong.append(f"{job_id} {phase}, for which there is no reason")
     return wrong
+
+
+def archived_in(paths: Iterable[Path]) -> dict[str, str]:
+    """How jobs ended that queues have archived, as these files tell."""
+    found: dict[str, str] = {}
+    for path in filter(Path.exists, paths):
+        with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as archive, suppress(sqlite3.OperationalError):
+            found |= archive.execute("SELECT id, phase FROM jobs")  # a file that was just begun has no table
+    return found
+
+
+def judge_archive(forgotten: Mapping[str, Phase], archived: Mapping[str, str]) -> list[str]:
+    """Jobs that the queue keeps no more, and that no archive tells of as they ended."""
+    return [
+        f"{job_id} {phase} was forgotten, and is {archived.get(job_id, 'nowhere')} in the archives"
+        for job_id, phase in forgotten.items()
+        if archived.get(job_id) != phase
+    ]
 
 
 def judge_failures(failed: Mapping[tuple[str, int], str], killed: Container[tuple[str, int]]) -> list[str]:

@@ -1,8 +1,9 @@
-"""The users of a mesh in trouble, and its operator: they submit jobs, change their minds, and write down each answer.
+"""The users of a mesh in trouble: they submit jobs, change their minds, and write down each answer.
 
 A process of its own, on its own machine: `python -m tests.chaos.load DIRECTORY QUEUE PLACEMENT SEED`. It obeys lines on
 its standard input: `hush` (begin nothing more, and say `calm` once all that was acknowledged has ended), `go` and the
 end of the input. Whatever is not answered is asked again under the same request id, and so is now and then what was.
+With TLS some of them are users of tenants, with certificates of their own, who look for what is not theirs as well.
 """
 
 from __future__ import annotations
@@ -11,281 +12,260 @@ import asyncio
 import json
 import os
 import sys
-from collections import Counter, deque
-from contextlib import suppress
-from dataclasses import dataclass, field
+from collections import deque
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
 from typing import Any, cast
 
-import grpc
-import grpc.aio
+from google.protobuf.duration_pb2 import Duration
 from google.protobuf.field_mask_pb2 import FieldMask
-from tests.chaos.certificates import of_process
+from tests.chaos.asking import OVER, PAGE, PAUSE_SECONDS, Asking
+from tests.chaos.certificates import of_process, of_tenants
 from tests.chaos.jobs import a_job
+from tests.chaos.operating import Operator
+from tests.chaos.prying import Prying
 
 from cotenant.core.lifecycle import ENDED, Phase
 from cotenant.history.recording import clock
 from cotenant.rpc import channel, translate
-from cotenant.v1 import job_pb2, node_service_pb2
+from cotenant.v1 import job_pb2
 from cotenant.v1 import job_service_pb2 as pb
 from cotenant.v1.job_service_pb2_grpc import JobServiceStub
 from cotenant.v1.node_service_pb2_grpc import NodeServiceStub
+from cotenant.v1.tenant_service_pb2_grpc import TenantServiceStub
 
-ANSWERS, CALM = "answers", "calm"
+CALM = "calm"
 UNFINISHED = 14
-RETRY_SECONDS, CALL_SECONDS_MAX, PAUSE_SECONDS = 0.2, 10.0, 0.1
-MINDS = {"cancel": 12, "suspend": 10, "update": 10, "": 68}  # what users do with a job, in hundredths
+MINDS = {"cancel": 12, "suspend": 10, "update": 10, "move": 12, "": 56}  # what users do with a job, in hundredths
+CANCELLED_ARRAYS = 0.4
 REPEATED = 0.1
-SOON_SECONDS, SUSPENDED_SECONDS, SERVED_SECONDS, DRAIN_SECONDS = (0.0, 2.0), (0.2, 3.0), (0.5, 5.0), (2.0, 8.0)
+SOON_SECONDS, SUSPENDED_SECONDS, SERVED_SECONDS = (0.0, 2.0), (0.2, 3.0), (0.5, 5.0)
 UPDATES_MAX, PRIORITY_MAX = 3, 5
+AVOID_SECONDS = 29 * 86_400  # longer than clocks ever jump
 EARLIER = 20  # jobs that others may come after
-PAGE = 1000
-WRONG = (  # what chaos is no reason for
-    grpc.StatusCode.INVALID_ARGUMENT,
-    grpc.StatusCode.NOT_FOUND,
-    grpc.StatusCode.ALREADY_EXISTS,
-    grpc.StatusCode.UNAUTHENTICATED,
-    grpc.StatusCode.PERMISSION_DENIED,
-    grpc.StatusCode.DATA_LOSS,
-    grpc.StatusCode.UNIMPLEMENTED,
-    grpc.StatusCode.OUT_OF_RANGE,
-)
+FORGOTTEN_SECONDS = 15.0  # a job that is in no list for so long was forgotten, long after its end
+TENANT = "default"
 
 
 @dataclass
 class Load:
-    """Keeps some jobs unfinished, and a node drained now and then."""
+    """Keeps some jobs unfinished, beside an operator and, with tenants, people who pry."""
 
-    directory: Path
-    jobs: Any
+    asking: Asking
+    jobs: Mapping[str, Any]  # by tenant: the calls of a user
     nodes: Any
+    tenants: Any
     rng: Random
-    name: str
     open: set[str] = field(default_factory=set)
-    earlier: deque[str] = field(default_factory=lambda: deque(maxlen=EARLIER))
-    refusals: Counter[str] = field(default_factory=Counter)
-    requests: int = 0
-    hushed: asyncio.Event = field(default_factory=asyncio.Event)
-    busy: int = 0  # so many do something that is to be done before it is calm
+    known: dict[str, str] = field(default_factory=dict)  # by job: its tenant
+    earlier: dict[str, deque[str]] = field(default_factory=dict)  # by tenant
+    missing: dict[str, float] = field(default_factory=dict)  # jobs that are in no list, since when
 
     async def run(self) -> None:
-        """Submit and drain until the end of the input."""
-        loop = asyncio.get_running_loop()
-        endless, living = [loop.create_task(self._follow()), loop.create_task(self._operate())], set()
+        """Submit, operate and pry until the end of the input."""
+        loop, asking = asyncio.get_running_loop(), self.asking
+        operator = Operator(asking, self.nodes, self.tenants, self._submit_for_operator)
+        prying = Prying(asking, {name: stub for name, stub in self.jobs.items() if name != TENANT}, self.known)
+        names = tuple(sorted({*self.jobs} - {TENANT})) or ("red",)
+        endless = [loop.create_task(work) for work in (self._follow(), operator.run(names), prying.run())]
+        endless, living = endless[: 2 + bool(prying.jobs)], set()
         while not any(task.done() for task in endless):
-            if not self.hushed.is_set() and len(self.open) + self.busy < UNFINISHED:
+            if not asking.hushed.is_set() and len(self.open) + asking.busy < UNFINISHED:
                 living.add(task := loop.create_task(self._live()))
                 task.add_done_callback(living.discard)
             await asyncio.sleep(PAUSE_SECONDS)
         await asyncio.gather(*endless)
 
-    # Users ---------------------------------------------------------------------------------------------------
-
     async def _live(self) -> None:
         """Submit a job, and perhaps change one's mind."""
-        self.busy += 1
+        self.asking.busy += 1
         try:
-            request_id, rng = self._request(), Random(f"{self.name} {self.requests}")
-            job, ids, service = await self._submit(request_id, rng)
+            request_id, rng = self.asking.request(), Random(f"{self.asking.name} {self.asking.requests}")
+            tenant = rng.choice(sorted(self.jobs))
+            job, ids, service = await self._submit(tenant, request_id, rng)
+            jobs = self.jobs[tenant]
             mind = rng.choices(list(MINDS), list(MINDS.values()))[0]
+            if len(ids) > 1 and rng.random() < CANCELLED_ARRAYS:
+                mind = "cancel"
             if service:
-                await self._serve(job, request_id, mind, rng)
+                await self._serve(jobs, job, request_id, mind, rng)
             elif mind == "cancel":
-                await self._soon(SOON_SECONDS, rng)
-                await self._cancel(job.spec.array_task.array_id or job.id, ids, request_id)
-            elif mind == "suspend" and len(ids) == 1:
-                await self._soon(SOON_SECONDS, rng)
-                await self._suspend(job.id, request_id, rng)
-            elif mind == "update" and len(ids) == 1:
-                await self._update(job.id, request_id, rng)
+                await self.asking.soon(SOON_SECONDS, rng)
+                await self._cancel(jobs, job.spec.array_task.array_id or job.id, ids, request_id)
+            elif len(ids) == 1 and mind:
+                await self._change(jobs, job, mind, request_id, rng)
         finally:
-            self.busy -= 1
+            self.asking.busy -= 1
 
-    def _request(self) -> str:
-        self.requests += 1
-        return f"{self.name} {self.requests}"
+    async def _change(self, jobs: Any, job: job_pb2.Job, mind: str, request_id: str, rng: Random) -> None:
+        match mind:
+            case "suspend":
+                await self.asking.soon(SOON_SECONDS, rng)
+                await self._suspend(jobs, job.id, request_id, rng)
+            case "update":
+                await self._update(jobs, job.id, request_id, rng)
+            case "move":
+                await self._move(jobs, job.id, request_id)
 
-    async def _submit(self, request_id: str, rng: Random) -> tuple[job_pb2.Job, list[str], bool]:
+    async def _submit_for_operator(self, request_id: str, rng: Random) -> str:
+        job, ids, service = await self._submit(TENANT, request_id, rng)
+        if service:
+            await self._cancel(self.jobs[TENANT], job.id, ids, request_id)
+        return job.id
+
+    async def _submit(self, tenant: str, request_id: str, rng: Random) -> tuple[job_pb2.Job, list[str], bool]:
         """Submit a job; what was answered, the ids of all jobs that it is, and whether it is a service."""
-        drawn = a_job(self.directory, rng, list(self.earlier))
+        earlier = self.earlier.setdefault(tenant, deque(maxlen=EARLIER))
+        drawn, jobs = a_job(self.asking.directory, rng, list(earlier)), self.jobs[tenant]
         known = {"replicas": drawn.replicas, "alone": drawn.alone, "service": drawn.service, "after": drawn.after}
-        request = pb.CreateJobRequest(spec=translate.spec_to_wire(drawn.spec), request_id=request_id)
-        answer = (await self._call(self.jobs.CreateJob, request)).job
+        spec = translate.spec_to_wire(replace(drawn.spec, tenant=tenant))
+        request = pb.CreateJobRequest(spec=spec, request_id=request_id)
+        answer = (await self.asking.call(jobs.CreateJob, request)).job
         if rng.random() < REPEATED:
-            again = (await self._call(self.jobs.CreateJob, request)).job
-            self._tell(request=request_id, job=again.id, **known)
+            again = (await self.asking.call(jobs.CreateJob, request)).job
+            self.asking.tell(request=request_id, job=again.id, **known)
         ids = [answer.id]
         if drawn.spec.array:
             ids = [f"{answer.spec.array_task.array_id}_{index}" for index in drawn.spec.array.indices]
         for job_id in ids:
             own = request_id if job_id == answer.id else f"{request_id} {job_id}"
-            self._tell(request=own, job=job_id, **known)
+            self.asking.tell(request=own, job=job_id, **known)
         self.open |= set(ids)
-        self.earlier += ids
+        self.known |= dict.fromkeys(ids, tenant)
+        earlier += ids
         return answer, ids, drawn.service
 
-    async def _cancel(self, target: str, ids: list[str], request_id: str) -> None:
-        self._tell(cancel=ids)
-        await self._call(self.jobs.CancelJob, pb.CancelJobRequest(id=target, request_id=f"{request_id} cancel"))
+    async def _cancel(self, jobs: Any, target: str, ids: list[str], request_id: str) -> None:
+        self.asking.tell(cancel=ids)
+        await self.asking.call(jobs.CancelJob, pb.CancelJobRequest(id=target, request_id=f"{request_id} cancel"))
 
-    async def _serve(self, job: job_pb2.Job, request_id: str, mind: str, rng: Random) -> None:
+    async def _serve(self, jobs: Any, job: job_pb2.Job, request_id: str, mind: str, rng: Random) -> None:
         """Use a service for a while: it has to run, and goes on until it is cancelled."""
-        await self._wait_for(job.id, Phase.RUNNING)
+        await self._wait_for(jobs, job.id, Phase.RUNNING)
         if mind == "suspend":
-            await self._suspend(job.id, request_id, rng)
-            await self._wait_for(job.id, Phase.RUNNING)
-        await self._soon(SERVED_SECONDS, rng)
-        await self._cancel(job.id, [job.id], request_id)
+            await self._suspend(jobs, job.id, request_id, rng)
+            await self._wait_for(jobs, job.id, Phase.RUNNING)
+        if mind == "move":
+            await self._move(jobs, job.id, request_id)
+            await self._wait_for(jobs, job.id, Phase.RUNNING)
+        await self.asking.soon(SERVED_SECONDS, rng)
+        await self._cancel(jobs, job.id, [job.id], request_id)
 
-    async def _suspend(self, job_id: str, request_id: str, rng: Random) -> None:
+    async def _suspend(self, jobs: Any, job_id: str, request_id: str, rng: Random) -> None:
         """Hold a job back for a while, unless it has ended by then; what of it begins meanwhile is to be stopped."""
         suspend = pb.SuspendJobRequest(id=job_id, request_id=f"{request_id} suspend")
-        if await self._unless_ended(self.jobs.SuspendJob, suspend) and await self._wait_for(job_id, Phase.SUSPENDED):
+        done = await self.asking.unless(OVER, jobs.SuspendJob, suspend)
+        if done and await self._wait_for(jobs, job_id, Phase.SUSPENDED):
             begin = clock()
-            await self._soon(SUSPENDED_SECONDS, rng)
-            self._tell(suspended=job_id, begin=begin, end=clock())
+            await self.asking.soon(SUSPENDED_SECONDS, rng)
+            self.asking.tell(suspended=job_id, begin=begin, end=clock())
             resume = pb.ResumeJobRequest(id=job_id, request_id=f"{request_id} resume")
-            await self._unless_ended(self.jobs.ResumeJob, resume)
+            await self.asking.unless(OVER, jobs.ResumeJob, resume)
             if rng.random() < REPEATED:
-                await self._unless_ended(self.jobs.SuspendJob, suspend)  # an old one, that came late
+                await self.asking.unless(OVER, jobs.SuspendJob, suspend)  # an old one, that came late
 
-    async def _update(self, job_id: str, request_id: str, rng: Random) -> None:
+    async def _update(self, jobs: Any, job_id: str, request_id: str, rng: Random) -> None:
         """Give a job other priorities, one after the other; what came before is not to come back."""
         sent = []
         for turn in range(rng.randint(1, UPDATES_MAX)):
-            await self._soon(SOON_SECONDS, rng)
+            await self.asking.soon(SOON_SECONDS, rng)
             changed = job_pb2.Job(id=job_id, spec=job_pb2.JobSpec(priority=rng.randint(-PRIORITY_MAX, PRIORITY_MAX)))
             mask = FieldMask(paths=["spec.priority"])
             sent.append(pb.UpdateJobRequest(job=changed, update_mask=mask, request_id=f"{request_id} update {turn}"))
-            self._tell(asked=job_id, priority=changed.spec.priority)
-            if not await self._unless_ended(self.jobs.UpdateJob, sent[-1]):
+            self.asking.tell(asked=job_id, priority=changed.spec.priority)
+            if not await self.asking.unless(OVER, jobs.UpdateJob, sent[-1]):
                 return
-            self._tell(updated=job_id, priority=changed.spec.priority)
+            self.asking.tell(updated=job_id, priority=changed.spec.priority)
         if rng.random() < 2 * REPEATED:
-            await self._unless_ended(self.jobs.UpdateJob, sent[0])
+            await self.asking.unless(OVER, jobs.UpdateJob, sent[0])
 
-    # The operator --------------------------------------------------------------------------------------------
-
-    async def _operate(self) -> None:
-        """Drain a node now and then, until nothing is left there."""
-        rng = Random(f"{self.name} operator")
-        while True:
-            await self._soon(DRAIN_SECONDS, rng)
-            if self.hushed.is_set():
-                await asyncio.sleep(PAUSE_SECONDS)
-                continue
-            self.busy += 1
-            try:
-                await self._drain(rng)
-            finally:
-                self.busy -= 1
-
-    async def _drain(self, rng: Random) -> None:
-        nodes = (await self._call(self.nodes.ListNodes, node_service_pb2.ListNodesRequest(page_size=PAGE))).nodes
-        if not nodes:
+    async def _move(self, jobs: Any, job_id: str, request_id: str) -> None:
+        """Have a job go on elsewhere, once it runs somewhere; it does not come back."""
+        if (job := await self._wait_for(jobs, job_id, Phase.RUNNING)) is None:
             return
-        node_id, request_id = rng.choice(sorted(node.id for node in nodes)), self._request()
-        drain = node_service_pb2.DrainNodeRequest(id=node_id, reason="to see it empty", request_id=request_id)
-        await self._call(self.nodes.DrainNode, drain)
-        since, _, service = await self._submit(f"{request_id} since", Random(request_id))
-        self._tell(drained=node_id, since=since.id)
-        if service:
-            await self._cancel(since.id, [since.id], request_id)
-        await self._wait_until_empty(node_id)
-        uncordon = node_service_pb2.UncordonNodeRequest(id=node_id, request_id=f"{request_id} uncordon")
-        await self._call(self.nodes.UncordonNode, uncordon)
+        avoid, number = Duration(seconds=AVOID_SECONDS), job.attempt.number
+        move = pb.MoveJobRequest(id=job_id, number=number, avoid=avoid, request_id=f"{request_id} move")
+        if await self.asking.unless(OVER, jobs.MoveJob, move):
+            self.asking.tell(moved=job_id, number=number)
 
-    async def _wait_until_empty(self, node_id: str) -> None:
-        while True:
-            node = (await self._call(self.nodes.GetNode, node_service_pb2.GetNodeRequest(id=node_id))).node
-            if not node.attempts:
-                return
-            await asyncio.sleep(PAUSE_SECONDS * 2)
+    # Waiting -------------------------------------------------------------------------------------------------
 
-    # Calls ---------------------------------------------------------------------------------------------------
-
-    async def _soon(self, seconds: tuple[float, float], rng: Random) -> None:
-        """Let some time pass, less where all is to come to rest."""
-        with suppress(TimeoutError):
-            await asyncio.wait_for(self.hushed.wait(), rng.uniform(*seconds))
-
-    async def _call(self, method: Any, request: Any) -> Any:
-        """Ask until there is an answer."""
-        return await self._unless_ended(method, request, always=True)
-
-    async def _unless_ended(self, method: Any, request: Any, *, always: bool = False) -> Any:
-        """Ask until there is an answer; None where the job has ended, unless there `always` has to be one."""
-        while True:
-            try:
-                if (answer := await method(request, timeout=CALL_SECONDS_MAX)) is not None:
-                    return answer
-                self.refusals["unreadable"] += 1  # its bytes were garbled: gRPC gives nothing then, and says nothing
-            except grpc.aio.AioRpcError as error:
-                if error.code() is grpc.StatusCode.FAILED_PRECONDITION and not always:
-                    return None
-                self.refusals[error.code().name] += 1
-                if error.code() in WRONG:
-                    self._tell(wrong=f"{type(request).__name__}: {error.code().name}: {error.details()}")
-                    raise
-            await asyncio.sleep(RETRY_SECONDS)
-
-    async def _wait_for(self, job_id: str, phase: Phase) -> bool:
-        """Wait until a job is in a phase; False where it has ended instead."""
+    async def _wait_for(self, jobs: Any, job_id: str, phase: Phase) -> job_pb2.Job | None:
+        """Wait until a job is in a phase; None where it has ended instead."""
         request = pb.ListJobsRequest(page_size=1, filter=pb.JobFilter(ids=[job_id]))
-        while True:
-            for job in (await self._call(self.jobs.ListJobs, request)).jobs:
+        while not self._is_forgotten(job_id):
+            found = (await self.asking.call(jobs.ListJobs, request)).jobs
+            self._note_missing([job_id], found)
+            for job in found:
                 now = translate.PHASES.from_wire(job.phase)
                 if now is phase or now.ended:
-                    return now is phase
+                    return job if now is phase else None
             await asyncio.sleep(PAUSE_SECONDS * 2)
+        return None
+
+    def _note_missing(self, asked: list[str], found: Any) -> None:
+        there = {job.id for job in found}
+        for job_id in asked:
+            if job_id in there:
+                self.missing.pop(job_id, None)
+            else:
+                self.missing.setdefault(job_id, clock())
+
+    def _is_forgotten(self, job_id: str) -> bool:
+        return clock() - self.missing.get(job_id, clock()) > FORGOTTEN_SECONDS
 
     async def _follow(self) -> None:
         """Take note of what has ended."""
-        ended = [translate.PHASES.to_wire(phase) for phase in ENDED]
         said = False
         while True:
             if self.open:
-                await self._look(ended)
-            if self.hushed.is_set() and not self.open and not self.busy:
+                await self._look()
+            if self.asking.hushed.is_set() and not self.open and not self.asking.busy:
                 if not said:
-                    print(json.dumps({CALM: True, "refusals": self.refusals}), flush=True)
+                    print(json.dumps({CALM: True, "refusals": self.asking.refusals}), flush=True)
                 said = True
             else:
                 said = False
             await asyncio.sleep(PAUSE_SECONDS * 2)
 
-    async def _look(self, ended: list[Any]) -> None:
-        request = pb.ListJobsRequest(page_size=PAGE, filter=pb.JobFilter(phases=ended, ids=sorted(self.open)))
-        answer = await self._call(self.jobs.ListJobs, request)
-        self.open -= {job.id for job in answer.jobs}
-
-    def _tell(self, **what: object) -> None:
-        """Write down what a user knows now."""
-        with (self.directory / ANSWERS).open("ab", buffering=0) as file:
-            file.write(json.dumps({"at": clock(), **what}).encode() + b"\n")
+    async def _look(self) -> None:
+        asked = sorted(self.open)
+        request = pb.ListJobsRequest(page_size=PAGE, filter=pb.JobFilter(ids=asked))
+        found = (await self.asking.call(self.jobs[TENANT].ListJobs, request)).jobs
+        self._note_missing(asked, found)
+        self.open -= {job.id for job in found if translate.PHASES.from_wire(job.phase) in ENDED}
+        self.open -= {job_id for job_id in asked if self._is_forgotten(job_id)}
 
 
 async def main(directory: Path, queue: str, placement: str, seed: str) -> None:
     """Do it all."""
     token = os.environ["COTENANT_TOKEN"]
     channel.secure(of_process())
-    async with channel.connect(queue, token) as to_queue, channel.connect(placement, token) as to_placement:
-        stubs = cast("Any", JobServiceStub(to_queue)), cast("Any", NodeServiceStub(to_placement))
-        load = Load(directory, *stubs, Random(seed), f"chaos {seed}")
+    async with AsyncExitStack() as stack:
+        to_queue = await stack.enter_async_context(channel.connect(queue, token))
+        to_placement = await stack.enter_async_context(channel.connect(placement, token))
+        jobs: dict[str, Any] = {TENANT: cast("Any", JobServiceStub(to_queue))}
+        for tenant, files in of_tenants(directory).items():
+            own = await stack.enter_async_context(channel.connect(queue, tls=files))
+            jobs[tenant] = cast("Any", JobServiceStub(own))
+        nodes, tenants = cast("Any", NodeServiceStub(to_placement)), cast("Any", TenantServiceStub(to_queue))
+        load = Load(Asking(directory, f"chaos {seed}"), jobs, nodes, tenants, Random(seed))
         running = asyncio.get_running_loop().create_task(load.run())
         reader = asyncio.StreamReader()
         await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
-        listening = asyncio.get_running_loop().create_task(listen(reader, load))
+        listening = asyncio.get_running_loop().create_task(listen(reader, load.asking))
         await asyncio.wait([running, listening], return_when=asyncio.FIRST_COMPLETED)
         if running.done():
             running.result()
 
 
-async def listen(reader: asyncio.StreamReader, load: Load) -> None:
+async def listen(reader: asyncio.StreamReader, asking: Asking) -> None:
     """Obey until the end of the input."""
     async for line in reader:
-        load.hushed.set() if line.strip() == b"hush" else load.hushed.clear()
+        asking.hushed.set() if line.strip() == b"hush" else asking.hushed.clear()
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.chaos.certificates import CLOCK, Certificates
+from tests.chaos.certificates import CERTS, CLOCK, TENANTS, Certificates
 from tests.chaos.machines import Machine, Machines
 from tests.chaos.plan import CLIENT, MEMBERS, NODES, REPLICAS, SERVICES
 from tests.end_to_end.commands import COTENANT, Serving, environment_of
@@ -34,6 +34,10 @@ lost_after_seconds = {LOST_AFTER_SECONDS}
 retry_seconds = 0.2
 infrastructure_retries = 1000000
 allocator = "restless"
+ended_jobs = 50
+[users]
+ann = "root"
+bob = "root"
 """
 ROOT = Path(__file__).resolve().parents[2]
 PLUGINS = "plugins"
@@ -125,8 +129,9 @@ class Mesh:
     def _issue(self) -> Certificates:
         bearers = {name: f"service/{name}" for name in (*MEMBERS, *REPLICAS)}
         bearers |= {name: f"agent/{node_id}" for name, node_id in self.node_ids.items()} | {CLIENT: "operator/chaos"}
-        made = Certificates(self.directory / "certs", bearers)
-        made.issue({name: machine.address for name, machine in self.machines.all.items()}, self.clock)
+        made = Certificates(self.directory / CERTS, bearers | TENANTS)
+        addresses = {name: machine.address for name, machine in self.machines.all.items()}
+        made.issue(addresses | dict.fromkeys(TENANTS, addresses[CLIENT]), self.clock)
         return made
 
     def reached(self, service: str) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 from cotenant.core.dependencies import Condition
 from cotenant.core.lifecycle import AttemptState, Phase
-from cotenant.history.events import AttemptPut, Began, Commit, Event, JobPut, NodePut
+from cotenant.history.events import AttemptPut, Began, Commit, Event, JobGone, JobPut, NodePut
 
 NOT_TO_ITS_END = (AttemptState.STOPPING, AttemptState.STOPPED, AttemptState.FAILED, AttemptState.LOST)
 ASKED = {
@@ -19,6 +19,11 @@ ASKED = {
     "updated": "updates",
     "suspended": "suspensions",
     "drained": "drains",
+    "cordoned": "cordons",
+    "moved": "moves",
+    "weighed": "updates of tenants",
+    "done": "nodes given up",
+    "pried": "looks for others' jobs",
 }
 
 
@@ -30,7 +35,9 @@ class Promises:
     services: set[str] = field(default_factory=set)
     priorities: dict[str, set[int]] = field(default_factory=dict)  # by job: those that it may have
     suspended: list[tuple[str, float, float]] = field(default_factory=list)  # which job was, from when to when
-    drained: list[tuple[str, str]] = field(default_factory=list)  # which node was, before which job was submitted
+    closed: list[tuple[str, str]] = field(default_factory=list)  # which node was, before which job was submitted
+    moved: list[tuple[str, int]] = field(default_factory=list)  # which job, from the nodes of which attempt
+    forgotten: dict[str, Phase] = field(default_factory=dict)  # jobs that the queue keeps no more, as they ended
     counts: Counter[str] = field(default_factory=Counter)  # of what was asked for
     _jobs: dict[str, JobPut] = field(default_factory=dict)  # as last kept
     _made: dict[str, int] = field(default_factory=dict)  # by job: at which revision
@@ -38,6 +45,7 @@ class Promises:
     _first: dict[str, int] = field(default_factory=dict)  # by job: of its first attempt
     _numbers: dict[str, int] = field(default_factory=dict)
     _stopped: set[tuple[str, int]] = field(default_factory=set)  # attempts that were told to stop, or did not end well
+    _places: dict[tuple[str, int], frozenset[str]] = field(default_factory=dict)  # by attempt: its nodes
     _given: dict[str, list[tuple[int, str]]] = field(default_factory=lambda: defaultdict(list))  # by node
     _opened: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))  # by node: when it took work again
 
@@ -54,8 +62,10 @@ class Promises:
                 self.priorities[job_id] = {priority}
             case {"suspended": job_id, "begin": begin, "end": end}:
                 self.suspended.append((job_id, begin, end))
-            case {"drained": node_id, "since": job_id}:
-                self.drained.append((node_id, job_id))
+            case {"drained": node_id, "since": job_id} | {"cordoned": node_id, "since": job_id}:
+                self.closed.append((node_id, job_id))
+            case {"moved": job_id, "number": number}:
+                self.moved.append((job_id, number))
 
     def take_commits(self, commits: Iterable[Commit]) -> None:
         """Take in what was committed."""
@@ -67,11 +77,14 @@ class Promises:
                         self._made.setdefault(job_id, commit.revision)
                         if change.phase.ended:
                             self._ended.setdefault(job_id, commit.revision)
+                    case JobGone(job_id=job_id) if (job := self._jobs.get(job_id)) and job.phase.ended:
+                        self.forgotten[job_id] = job.phase
                     case AttemptPut(job_id=job_id, number=number, state=state) if state in NOT_TO_ITS_END:
                         self._stopped.add((job_id, number))
                     case AttemptPut(job_id=job_id, number=number) if number > self._numbers.get(job_id, 0):
                         self._numbers[job_id] = number
                         self._first.setdefault(job_id, commit.revision)
+                        self._places[job_id, number] = change.nodes
                         for node_id in change.nodes:
                             self._given[node_id].append((commit.revision, f"{job_id}/{number}"))
                     case NodePut(node_id=node_id, takes_work=True):
@@ -88,7 +101,8 @@ class Promises:
                 wrong.append(f"{job_id} was given priority {sorted(allowed)}, and has {job.priority}")
         by_themselves = (job_id for job_id in sorted(self.services) if self._phase(job_id) is Phase.SUCCEEDED)
         wrong += [f"{job_id}, a service, ended by itself" for job_id in by_themselves]
-        wrong += [what for node_id, since in self.drained for what in self._not_empty(node_id, since)]
+        wrong += [what for node_id, since in self.closed for what in self._not_empty(node_id, since)]
+        wrong += [what for job_id, number in self.moved for what in self._came_back(job_id, number)]
         for job_id, begin, end in self.suspended:
             began = [event for at, event in edges if isinstance(event, Began) and begin <= at <= end]
             wrong += [
@@ -123,13 +137,22 @@ class Promises:
         return wrong
 
     def _not_empty(self, node_id: str, since: str) -> list[str]:
-        """What was given to a drained node, from the first commit that surely came later until it took work again."""
+        """What was given to a node that took no work, from the first commit that surely came later until it did."""
         begin = self._made.get(since)
         if begin is None:
             return []  # which is another fault, and told as that
         end = min((revision for revision in self._opened[node_id] if revision > begin), default=None)
         return [
-            f"{name} was placed on {node_id} at {revision}, which had been drained before {begin}"
+            f"{name} was placed on {node_id} at {revision}, which took no work from before {begin} on"
             for revision, name in self._given[node_id]
             if revision > begin and (end is None or revision < end)
+        ]
+
+    def _came_back(self, job_id: str, number: int) -> list[str]:
+        """Attempts of a job that were placed where it was to keep away from. Gangs may, where nothing else would do."""
+        left = self._places.get((job_id, number), frozenset())
+        return [
+            f"{job_id}/{later} was placed on {', '.join(sorted(nodes & left))}, from where attempt {number} was moved"
+            for (other, later), nodes in self._places.items()
+            if other == job_id and later > number and len(left) == len(nodes) == 1 and nodes & left
         ]

@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
-from tests.chaos.judging import Absence, Judge, Users, judge_failures, judge_journal, with_absences
+from tests.chaos.judging import (
+    Absence,
+    Judge,
+    Users,
+    archived_in,
+    judge_archive,
+    judge_failures,
+    judge_journal,
+    with_absences,
+)
 
 from cotenant.core.lifecycle import AttemptState, Phase
 from cotenant.history.events import AttemptPut, Began, Came, Commit, JobPut, Left, Over
 from cotenant.history.recording import written
+from cotenant.services.queue.archive import Archive
+from cotenant.v1 import job_pb2
 
 NODE, LOST_AFTER_SECONDS = "node-of-m", 5.0
 HELD = {(NODE, "core 0"): 1000}
@@ -85,3 +97,28 @@ def test_a_node_is_away_from_a_fault_on_until_it_comes_after_its_end() -> None:
 def test_an_attempt_fails_only_where_it_was_killed_or_its_disk_was_full() -> None:
     failed = {("a", 1): "its supervisor died", ("b", 1): "cannot write: No space left on device", ("c", 2): "died"}
     assert judge_failures(failed, {("a", 1)}) == ["c/2 failed, and nothing of it was killed: died"]
+
+
+def test_a_node_that_an_operator_gave_up_loses_what_runs_and_no_other_does() -> None:
+    lost = AttemptPut("a", 1, 2, AttemptState.LOST, HELD, frozenset({NODE}), (0,), 1)
+    commits = [*COMMITS[:2], Commit(3, (lost,), 4.0)]
+    asked = [json.dumps({"forgetting": NODE, "at": 3.0}), json.dumps({"forgot": NODE, "done": True, "at": 3.5})]
+    given_up = [ANSWER, *asked]
+    assert any("was given up, and runs" in what for what in judged(commits, [ANSWER], [BEGAN], [START]))
+    assert not any("was given up, and runs" in what for what in judged(commits, given_up, [BEGAN], [START]))
+    late = [*COMMITS[:2], Commit(3, (lost,), 60.0)]
+    assert any("was given up, and runs" in what for what in judged(late, given_up, [BEGAN], [START]))
+
+
+async def test_what_is_forgotten_has_to_be_in_an_archive(tmp_path: Path) -> None:
+    files = [tmp_path / "one", tmp_path / "other", tmp_path / "none"]
+    spec = job_pb2.JobSpec(kind=job_pb2.JOB_KIND_CPU)
+    for job_id, file in zip("ab", files[:2], strict=True):
+        await Archive(file).add([job_pb2.Job(id=job_id, phase=job_pb2.JOB_PHASE_SUCCEEDED, spec=spec)])
+    archived = archived_in(files)
+    assert archived == {"a": "succeeded", "b": "succeeded"}
+    assert judge_archive(dict.fromkeys("ab", Phase.SUCCEEDED), archived) == []
+    assert judge_archive({"a": Phase.FAILED, "c": Phase.CANCELLED}, archived) == [
+        "a failed was forgotten, and is succeeded in the archives",
+        "c cancelled was forgotten, and is nowhere in the archives",
+    ]

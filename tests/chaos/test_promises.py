@@ -9,7 +9,7 @@ import pytest
 from tests.chaos.promises import Promises
 
 from cotenant.core.lifecycle import AttemptState, Phase
-from cotenant.history.events import AttemptPut, Began, Change, Commit, JobPut, NodePut
+from cotenant.history.events import AttemptPut, Began, Change, Commit, JobGone, JobPut, NodePut
 
 
 def attempt(job_id: str, number: int = 1, node_id: str = "n") -> AttemptPut:
@@ -73,8 +73,30 @@ def test_a_drained_node_is_given_nothing_until_it_takes_work_again() -> None:
     late: list[Change] = [closed, attempt("a"), queued("since")]  # decided on before, and stopped by the drain itself
     assert judged([*late, attempt("b", node_id="m"), opened, attempt("c")], answer) == []
     assert judged([*late, attempt("a", 2), opened], answer) == [
-        "a/2 was placed on n at 4, which had been drained before 3"
+        "a/2 was placed on n at 4, which took no work from before 3 on"
     ]
+
+
+def test_a_cordoned_node_is_given_nothing_either() -> None:
+    changes: list[Change] = [NodePut("n", takes_work=False), queued("since"), attempt("a")]
+    assert len(judged(changes, {"cordoned": "n", "since": "since"})) == 1
+
+
+def test_a_job_that_was_moved_does_not_come_back() -> None:
+    answer = {"moved": "a", "number": 1}
+    assert judged([attempt("a"), attempt("a", 2, "m"), ended("a")], answer) == []
+    assert judged([attempt("a"), attempt("a", 2), ended("a")], answer) == [
+        "a/2 was placed on n, from where attempt 1 was moved"
+    ]
+    gang = replace(attempt("a", 2), nodes=frozenset({"n", "m"}))  # nothing else may do
+    assert judged([attempt("a"), gang, ended("a")], answer) == []
+
+
+def test_what_is_forgotten_is_known_as_it_ended() -> None:
+    promises = Promises()
+    changes: list[Change] = [ended("a"), queued("b"), JobGone("a"), JobGone("b")]
+    promises.take_commits(Commit(revision, (change,)) for revision, change in enumerate(changes, 1))
+    assert promises.forgotten == {"a": Phase.SUCCEEDED}
 
 
 def test_a_service_does_not_end_by_itself() -> None:

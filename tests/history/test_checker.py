@@ -21,6 +21,7 @@ from cotenant.history.events import (
     Change,
     Commit,
     Event,
+    GivenUp,
     JobGone,
     JobPut,
     LeaderGone,
@@ -133,6 +134,10 @@ BROKEN: dict[str, tuple[Rule, list[Event]]] = {
         Rule.RESTART,
         [*commits(A1, RUNS), BEGAN, Left("n", 0.0), *commits(LOST, first=4, at=AWAY_SECONDS - 1)],
     ),
+    "what runs is lost long after its node was given up": (
+        Rule.RESTART,
+        [*commits(A1, RUNS), BEGAN, GivenUp("n", 8.0), *commits(LOST, first=4, at=9.0)],
+    ),
     "a job is over while its attempt lives": (Rule.LIFE, [*commits(A1, JobPut("a", Phase.CANCELLED))]),
     "a job that is held back begins": (Rule.LIFE, [*commits(JobPut("a", Phase.SUSPENDED), A1)]),
     "a job begins that was cancelled": (Rule.LOST, [Cancelled("a"), *commits(A1)]),
@@ -203,6 +208,13 @@ FINE: dict[str, list[Event]] = {
         BEGAN,
         Left("n", 0.0),
         *commits(LOST, first=4, at=AWAY_SECONDS),
+    ],
+    "a node that an operator gave up": [
+        *commits(A1, RUNS),
+        BEGAN,
+        GivenUp("n", 9.0),
+        *commits(LOST, replace(A1, number=2, epoch=5, nodes=frozenset({"m"})), first=4, at=9.0),
+        Began("m", "a", 2, 5),
     ],
     "a node that lost everything": [*commits(A1, RUNS), BEGAN, Rebooted("n"), Came("n"), *commits(LOST, first=4)],
     "a leader in its term": [

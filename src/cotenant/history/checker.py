@@ -24,6 +24,7 @@ from cotenant.history.events import (
     Change,
     Commit,
     Event,
+    GivenUp,
     Holds,
     JobGone,
     JobPut,
@@ -111,9 +112,7 @@ class Checker:
         self._owners: Counter[Thing] = Counter()
         self._requests: dict[str, str] = {}
         self._acknowledged: dict[str, str] = {}
-        self._dropped: dict[
-            str, str
-        ] = {}  # jobs that had not ended: an array of which not all was kept, and nobody told
+        self._dropped: dict[str, str] = {}  # jobs that had not ended: of arrays of which not all was kept
         self._leaders: dict[str, list[tuple[int, str]]] = defaultdict(list)  # by service: since when who
         self._wrote: list[tuple[int, Wrote]] = []
         self._committed: dict[tuple[str, int, int], Holds] = {}  # by attempt and epoch
@@ -122,6 +121,8 @@ class Checker:
         self._epochs: dict[tuple[str, str], int] = {}
         self._terms: dict[str, int] = {}
         self._away: dict[str, float] = {}
+        self._given_up: dict[str, float] = {}  # nodes, for an operator's sake: until when
+        self._abandoned: set[Key] = set()  # attempts that were lost with them, and may run on
         self._forgotten: set[tuple[str, Key]] = set()  # what a reboot of a node ended
         self._cancelled: set[str] = set()
         self._priorities: dict[str, int] = {}  # as last acknowledged
@@ -163,6 +164,8 @@ class Checker:
                 self._over(event)
             case Left():
                 self._away.setdefault(event.node_id, event.at_seconds)
+            case GivenUp():
+                self._given_up[event.node_id] = event.until_seconds
             case Came():
                 self._away.pop(event.node_id, None)
             case Rebooted():
@@ -299,8 +302,11 @@ class Checker:
                     self._break(Rule.TURN, f"{name} began while {other.job_id}, for which it waits, was {other.phase}")
 
     def _check_lost(self, attempt: AttemptPut, commit: Commit, name: str) -> None:
-        """Only what a reboot ended, or a node that was away for long enough held, may be given up."""
+        """Only what a reboot ended, or a node held that was away for long enough or given up, may be lost."""
         key = (attempt.job_id, attempt.number)
+        if any(commit.at_seconds <= self._given_up.get(node_id, -1.0) for node_id in attempt.nodes):
+            self._abandoned.add(key)
+            return
         for node_id in attempt.nodes:
             since = self._away.get(node_id)
             if since is not None and commit.at_seconds - since >= self._lost_after_seconds:
@@ -317,9 +323,8 @@ class Checker:
                 break
             leader = identity
         if leader != wrote.identity:
-            what = (
-                f"{wrote.identity} wrote records of {wrote.service} at {wrote.revision} while {leader or 'nobody'} led"
-            )
+            who = leader or "nobody"
+            what = f"{wrote.identity} wrote records of {wrote.service} at {wrote.revision} while {who} led"
             self.broken.append(Broken(Rule.TERM, place, what))
 
     # Clients and agents --------------------------------------------------------------------------------------
@@ -337,10 +342,8 @@ class Checker:
 
     def _obey(self, event: Began | Resized) -> None:
         """Check an order that was obeyed: none older than one that was seen, and none that was never committed."""
-        name, seen = (
-            f"{event.job_id}/{event.number} on {event.node_id}",
-            self._epochs.get((event.node_id, event.job_id)),
-        )
+        name = f"{event.job_id}/{event.number} on {event.node_id}"
+        seen = self._epochs.get((event.node_id, event.job_id))
         if seen is not None and event.epoch < seen:
             self._break(Rule.EPOCH, f"{name} follows epoch {event.epoch} after {seen}")
         self._epochs[event.node_id, event.job_id] = max(seen or 0, event.epoch)
@@ -354,7 +357,7 @@ class Checker:
         if key in self._on_node[event.node_id]:
             self._break(Rule.ONCE, f"{event.job_id}/{event.number} began twice on {event.node_id}")
         for node_id, others in self._on_node.items():
-            for other in others:
+            for other in sorted(others.keys() - self._abandoned):
                 if other[0] == event.job_id and other[1] != event.number and node_id not in self._away:
                     self._break(Rule.ONCE, f"{event.job_id}/{event.number} began while {other[1]} runs on {node_id}")
         self._parts[key].add(event.node_id)
@@ -381,9 +384,8 @@ class Checker:
         if here is None or not event.superseded or live is None:
             return
         if live.number == event.number and event.node_id in live.nodes and live.state is not AttemptState.STOPPING:
-            self._break(
-                Rule.RESTART, f"{event.job_id}/{event.number} was ended on {event.node_id} as unknown, and lives"
-            )
+            what = f"{event.job_id}/{event.number} was ended on {event.node_id} as unknown, and lives"
+            self._break(Rule.RESTART, what)
 
 
 def check(events: Iterable[Event], *, lost_after_seconds: float = 0.0, settled: bool = False) -> list[Broken]:

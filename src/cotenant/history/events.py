@@ -203,6 +203,14 @@ class Left:
 
 
 @dataclass(frozen=True, slots=True)
+class GivenUp:
+    """An operator asks that a node be given up, which may be obeyed until then, on the clock of the commits."""
+
+    node_id: str
+    until_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class Came:
     """An agent is connected again."""
 
@@ -230,6 +238,7 @@ Event = (
     | Resized
     | Over
     | Left
+    | GivenUp
     | Came
     | Rebooted
 )
