@@ -20,6 +20,7 @@ from cotenant.node_agent.attempt_directory import AttemptDirectory
 from cotenant.node_agent.cgroups import Group
 from cotenant.node_agent.fence import Fence
 from cotenant.replicas.stores import FencedStore
+from cotenant.services.queue.views import View
 from cotenant.store.port import Committed, Compare, Conflict, Operation
 
 
@@ -50,6 +51,11 @@ def done(*_: object, **__: object) -> bool:
     return True
 
 
+def seen(self: View, tenant: str) -> bool:
+    """A queue that shows everybody all jobs."""
+    return True
+
+
 def nothing_found(root: Path) -> Iterator[AttemptDirectory]:
     """An agent that starts again and knows of nothing that runs."""
     return iter(())
@@ -60,6 +66,7 @@ BROKEN: dict[str, tuple[Patch, ...]] = {
     "no epochs": ((Fence, "raise_term", any_term), (Fence, "raise_epoch", any_epoch)),
     "no fences": ((FencedStore, "transact", unfenced),),
     "leaves orphans": ((remains, "end_remains", done), (Group, "remove", done)),
+    "no tenants": ((View, "sees_tenant", seen),),
     "forgets attempts": ((attempt_directory, "find_directories", nothing_found),),
 }
 
