@@ -25,6 +25,7 @@ NETWORK = "10.91"
 DISK_BYTES = 1 << 30  # a node that was full takes work again once 512 MiB are free
 UPTIME_SECONDS_MAX = 30 * 86_400
 PAGE_BYTES = 4096
+FILLS_MAX = 20
 DROPPED = re.compile(r"\[(?P<packets>\d+):\d+\] -A FORWARD -s (?P<source>[\d.]+)/32 -d (?P<target>[\d.]+)/32 .*-j DROP")
 
 Pair = tuple[str, str]  # packets from one machine to another
@@ -202,9 +203,16 @@ class Machines:
 
     def fill(self, name: str) -> None:
         """Leave no room on a machine's disk."""
-        disk = os.statvfs(self.all[name].disk)
-        used_bytes = (disk.f_blocks - disk.f_bfree) * disk.f_frsize
-        self._resize(name, max(PAGE_BYTES, used_bytes))
+        for left in reversed(range(FILLS_MAX)):
+            disk = os.statvfs(self.all[name].disk)
+            used_bytes = (disk.f_blocks - disk.f_bfree) * disk.f_frsize
+            try:
+                self._resize(name, max(PAGE_BYTES, used_bytes))
+            except OSError:  # more has been written since
+                if not left:
+                    raise
+            else:
+                return
 
     def give_room(self, name: str) -> None:
         """End that."""
