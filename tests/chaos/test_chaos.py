@@ -22,7 +22,7 @@ def chaos(*arguments: str, **environment: str) -> subprocess.CompletedProcess[st
 
 
 @pytest.mark.root
-@pytest.mark.timeout(400)  # it takes about a minute on a machine of its own
+@pytest.mark.timeout(600)  # it takes about two minutes on a machine of its own
 def test_nothing_is_lost_owned_twice_or_left_whatever_happens_to_the_mesh(tmp_path: Path) -> None:
     require_etcd()
     if why := machines.missing():
