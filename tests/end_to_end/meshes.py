@@ -82,7 +82,8 @@ REPLICATED = ("predictor", "contention", "placement-a", "placement-b", "queue-a"
 class Separate:
     """The services and one agent, each a process of its own at a port that it keeps.
 
-    `parts` are services, or several processes of one, told apart by what stands behind a dash.
+    `parts` are services, or several processes of one, told apart by what stands behind a dash. `flags` are a
+    service's own.
     """
 
     def __init__(
@@ -100,6 +101,7 @@ class Separate:
         self.cli = Cli(environment_of(directory, **reached, **environment))
         self.client = Client(lambda: (self.reached("queue"), (self.state_dir / "token").read_text().strip()))
         self.processes: dict[str, Serving] = {}
+        self.flags: dict[str, list[str]] = {}
         self._endpoints = endpoints
 
     def address(self, part: str) -> str:
@@ -131,7 +133,8 @@ class Separate:
     def _flags(self, service: str) -> list[str]:
         if service == "agent":
             return ["--endpoints", self._endpoints, "--gpus", f"fake:{GPUS}", "--address", "127.0.0.1"]
-        return ["--endpoints", self._endpoints, "--listen", self.address(service), "--store", self.store]
+        own = self.flags.get(service_of(service), [])
+        return ["--endpoints", self._endpoints, "--listen", self.address(service), "--store", self.store, *own]
 
     def kill(self, *services: str) -> None:
         """End some services, or all, as a power cut would."""
