@@ -84,6 +84,7 @@ class State:
         self._shapes: WeakValueDictionary[Shape, ShapeKey] = WeakValueDictionary()
         self._tenant_numbers: dict[str, int] = {}
         self.room = Room()
+        self.tenants_changed = 0  # how often
 
     @property
     def capacity(self) -> Capacity:
@@ -105,7 +106,8 @@ class State:
         return list(self._tenant_numbers)
 
     def reweigh(self, tenant_id: str) -> None:
-        """Let the table know that a tenant's weight may have changed."""
+        """Let the table know that a tenant's weight may have changed, and views that it may belong to another one."""
+        self.tenants_changed += 1
         weight = self._weight(tenant_id)
         for job_id in self.table.ids:
             if self.records[job_id].spec.tenant == tenant_id:

@@ -34,6 +34,7 @@ class View:
     def __init__(self, state: State) -> None:
         self._state, self._identity, self._scope = state, caller(), scope()
         self._tenants: dict[str, bool] = {}
+        self._found_at = state.tenants_changed
         self.everything = self._identity.tenants is None
 
     @property
@@ -46,6 +47,9 @@ class View:
         """Whether a tenant is one of the caller's, or belongs to one."""
         if self.everything:
             return True
+        if self._found_at != self._state.tenants_changed:  # a watch may last for long
+            self._found_at = self._state.tenants_changed
+            self._tenants.clear()
         if (known := self._tenants.get(tenant)) is None:
             known = self._tenants[tenant] = self._of_ours(tenant)
         return known

@@ -7,6 +7,7 @@ from typing import Any
 
 import grpc
 import pytest
+from google.protobuf.field_mask_pb2 import FieldMask
 from tests.services.mesh import Mesh, eventually, reason, running, spec
 
 from cotenant.rpc import identity
@@ -196,6 +197,24 @@ async def test_tenants_of_others_are_not_there_and_those_below_belong_to_ones_ow
     assert [job.id for job in (await as_(mesh, "dean").ListJobs(pb.ListJobsRequest())).jobs] == [his]
     await as_(mesh, "dean").CancelJob(pb.CancelJobRequest(id=his))
     assert await refusal(as_(mesh, "dean").CancelJob(pb.CancelJobRequest(id=hers))) == "JOB_NOT_FOUND"
+
+
+async def test_a_watch_goes_with_the_tenants_that_belong_to_its_callers(mesh: Mesh) -> None:
+    await mesh.agent("n1")
+    for tenant in (tenant_pb.Tenant(id="faculty"), tenant_pb.Tenant(id="b", parent="faculty")):
+        await mesh.tenants.CreateTenant(tenant_pb.CreateTenantRequest(tenant=tenant))
+    watch = as_(mesh, "dean").WatchJobs(pb.WatchJobsRequest())
+    assert (await watch.read()).synced
+    seen = await submitted(mesh, "bob", "b")
+    assert (await watch.read()).job.id == seen
+    alone = tenant_pb.UpdateTenantRequest(tenant=tenant_pb.Tenant(id="b"), update_mask=FieldMask(paths=["parent"]))
+    await mesh.tenants.UpdateTenant(alone)
+    unseen = await submitted(mesh, "bob", "b")
+    last = await mesh.submit(tenant="faculty")
+    told = [(await watch.read()).job]
+    while told[-1].id != last:
+        told.append((await watch.read()).job)
+    assert unseen not in {job.id for job in told}
 
 
 async def test_an_agent_speaks_for_its_own_node_alone(mesh: Mesh) -> None:
