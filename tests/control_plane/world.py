@@ -39,7 +39,10 @@ PLACEMENT = placement.PlacementConfig(heartbeat_seconds=1.0, lost_after_seconds=
 SOON = RetryRules(
     back_off_seconds=0.5, back_off_seconds_max=2.0, untold_back_off_seconds=0.5, untold_back_off_seconds_max=2.0
 )
-QUEUE = queue.QueueConfig(options={"fifo": {"mode": "backfill"}}, retrying=SOON)
+QUEUES = (
+    queue.QueueConfig(options={"fifo": {"mode": "backfill"}}, retrying=SOON),
+    queue.QueueConfig(policy="las", options={"las": {"thresholds": "0.5,2"}}, retrying=SOON),  # which preempts
+)
 LAST_SECONDS, SEEN_SECONDS = 120.0, 10.0
 WATCHERS = 1
 
@@ -72,6 +75,7 @@ class World:
 
     def __init__(self, seed: int, size: Size) -> None:
         self.seed, self.size = seed, size
+        self._config = Random(f"queue {seed}").choice(QUEUES)
         self.rng = Random(f"world {seed}")
         self.loop = asyncio.get_running_loop()
         self.events: list[Event] = []
@@ -159,7 +163,7 @@ class World:
     def _queue(self, process: Process) -> Replicated:
         to_placement = self.network.channel(process, REPLICAS["placement"])
         to_predictor = self.network.channel(process, ["predictor"])  # nobody is there: nothing is predicted
-        return Replicated(QUEUE, to_placement, to_predictor)
+        return Replicated(self._config, to_placement, to_predictor)
 
     def look_on(self) -> None:
         """Let some watch all jobs, and one of each replica of the queue ask what has ended."""
