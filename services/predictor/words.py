@@ -32,6 +32,7 @@ from cotenant.core.predicting.kept_figures import (
     RATE_MIN_PER_SECOND,
     SECONDS_MAX,
     STEPS_MAX,
+    UNIX_SECONDS_MAX,
 )
 from cotenant.core.validate import (
     CORES_MAX,
@@ -81,7 +82,7 @@ class Wanted:
         """Tell what was known of the job when it was submitted."""
         if wrong := bad_name(message.submitter):
             raise ValueError(f"submitter: {wrong}")
-        submitted = seconds_of(message.submit_time) if message.HasField("submit_time") else None
+        submitted = _moment("submit_time", message.submit_time) if message.HasField("submit_time") else None
         return Submission(message.submitter, submitted, self.job_kind, self.roles, self.steps_total, self.labels)
 
 
@@ -207,7 +208,7 @@ def observation_of(message: pb.Observation) -> Observation:
         succeeded=message.succeeded,
         phase=_phase(message.phase),
         submission=wanted.submission(message),
-        seen_seconds=seconds_of(message.time) if message.HasField("time") else None,
+        seen_seconds=_moment("time", message.time) if message.HasField("time") else None,
         job_id=_job_id(message.job_id),
         step=_within("step", message.step, STEPS_MAX) if message.HasField("step") else None,
         loss=message.loss if message.HasField("loss") else None,
@@ -375,6 +376,12 @@ def _seconds(what: str, duration: Duration) -> float:
     seconds = duration.seconds + duration.nanos / 1e9
     if not 0 <= seconds <= SECONDS_MAX:
         raise ValueError(f"{what} is {seconds:g} s; it must be from 0 to 100 years")
+    return seconds
+
+
+def _moment(what: str, time: Timestamp) -> float:
+    if not 0 <= (seconds := seconds_of(time)) <= UNIX_SECONDS_MAX:
+        raise ValueError(f"{what} is {seconds:g} s after 1970; it must be from 1970 to the year 9999")
     return seconds
 
 

@@ -78,3 +78,9 @@ def test_a_job_of_which_nothing_takes_time_has_no_rate() -> None:
     terms = fit_terms([(0.0, 1.0)], [1.0])
     assert terms.seconds((1.0, 0.0)) == 0
     assert terms.spread((1.0, 0.0)) == math.inf
+
+
+def test_times_that_are_many_powers_of_ten_apart_have_terms_too() -> None:
+    rows = [(1.0, 0.0, 1.0), (1.0, 0.0, 1.0), (1.0, 1.0, 1.5)]
+    terms = fit_terms(rows, [1e-9, 1e9, 1.0])
+    assert all(terms.spread(row) >= 0 for row in rows)

@@ -9,6 +9,7 @@ import grpc
 import grpc.aio
 import pytest
 from google.protobuf.duration_pb2 import Duration
+from google.protobuf.timestamp_pb2 import Timestamp
 from structlog.testing import capture_logs
 from tests.services.predictor.conftest import (
     FickleStore,
@@ -87,6 +88,8 @@ HOSTILE = {
     "rate_per_second is nan": window(rate=math.nan),
     "rate_per_second is inf": window(rate=math.inf),
     "rate_per_second is -1": window(rate=-1),
+    "rate_per_second is 1e-300; it must be 0, or from 1e-09": window(rate=1e-300),
+    "time is 1e+15 s after 1970": window(time=Timestamp(seconds=10**15)),
     "window is -5 s": window(window=Duration(seconds=-5)),
     "no window over which it was seen": window(window=None),
     "it does not tell its time": window(time=None),

@@ -20,6 +20,7 @@ from cotenant.core.predicting.hypotheses import Floats
 
 ERROR = 0.05  # of a window's step time and of the form together, as a standard deviation relative to it [R]
 
+TINY = 1e-12
 FEATURE_MIN = 1e-6  # a feature that was never larger was never measured
 
 
@@ -71,8 +72,16 @@ def fit_terms(rows: Sequence[Sequence[float]], seconds: Sequence[float], spreads
     error = ERROR * max(1.0, math.sqrt(misfit / len(times)))
     largest = features.max(axis=0)
     prior = np.diag(np.where(largest > FEATURE_MIN, largest, 1.0) ** 2)
-    covariance = np.asarray(np.linalg.inv(relative.T @ relative / error**2 + prior) * scale**2, dtype=np.float64)
+    covariance = np.asarray(_inverse(relative.T @ relative / error**2 + prior) * scale**2, dtype=np.float64)
     return Terms(values * scale, covariance, error, misfit)
+
+
+def _inverse(known: Floats) -> Floats:
+    """Times that are many powers of ten apart tell of fewer terms than there are, as far as floats hold."""
+    try:
+        return np.linalg.inv(known)
+    except np.linalg.LinAlgError:
+        return np.linalg.inv(known * (1 + TINY * np.eye(len(known))))
 
 
 def solve(rows: Floats, wanted: NDArray[np.float64]) -> Floats:
