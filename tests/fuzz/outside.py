@@ -56,7 +56,7 @@ ENVIRONMENT = (
 STORES = (b"sqlite:/none/x", b"etcd://127.0.0.1:2379,[::1]:2380", b"memory:", b"etcds://a:1", b"sqlite:///none")
 HTTP = (
     b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\nContent-Type: application/json\r\n\r\n",
-    b"HTTP/1.1 302 Found\r\nLocation: https://login.example/other\r\nContent-Length: %d\r\n\r\n",
+    b"HTTP/1.1 302 Found\r\nLocation: http://127.0.0.1:1/other\r\nContent-Length: %d\r\n\r\n",
     b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\n{}   \r\n0\r\n\r\n%d",
 )
 

@@ -56,9 +56,9 @@ def of_file(name: str, read: Callable[[Path], object], seeds: Sequence[bytes], w
 
 def all_targets() -> Iterator[Target]:
     """Give every target that needs no server."""
-    from tests.fuzz import agent_files, learnt, operator_files, outside, records, store_files, trace_files
+    from tests.fuzz import agent_files, learnt, observing, operator_files, outside, records, store_files, trace_files
 
-    for module in (operator_files, trace_files, agent_files, records, store_files, learnt, outside):
+    for module in (operator_files, trace_files, agent_files, records, store_files, learnt, outside, observing):
         yield from module.targets()
 
 
