@@ -94,6 +94,16 @@ FOUND = [
     ("tokens of a provider", b"W1tb" * 1500 + b".e30.x"),
     ("certificates", DAMAGED.replace(b"mgAwIBAgIU", b"mgAwIBagIU", 1)),
     ("certificates", DAMAGED),
+    ("environment", b"HOME=~"),
+    ("environment", b"COTENANT_STATE_DIR=~nobody-of-this-name/x"),
+    ("what blends learnt", b'{"ann": [[[0, 0, 0], [-1e300, 0, 1e300], [0, 0, 0]], [0, 0], 5]}'),
+    ("what blends learnt", b'{"": [[[]], [0.3], Infinity]}'),
+    ("kept runs", b'{"key": "a", "processor_seconds": ' + HUGE + b', "values": {}, "series": {}}'),
+    ("history", b'""'),
+    ("answers of a provider", b"HTTP/1.1 302 \nLocation:\nContent-Length:9223372036854775807\n\n"),
+    ("lease", b"1e309 1e309"),
+    ("measured rates", b'\0{"profiles":[{"setting":["","",1],"stale":"\\ud800","rates":[[1,1,4,[2]]]}]}'),
+    ("kinds of jobs", b'\0{"key":["","",2147483648,"2"],"model":"","name":"","seconds":0}'),
     ("spec", b"\xdb\x05commandl\xff\xff\xff\x7f"),
 ]
 

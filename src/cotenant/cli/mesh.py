@@ -7,7 +7,6 @@ import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar, cast
 
 import grpc
@@ -15,7 +14,7 @@ import grpc.aio
 
 from cotenant.cli.flags import Flags
 from cotenant.cli.outcome import CommandError, ExitCode, note, usage
-from cotenant.rpc.access import Access, NoAccess, find
+from cotenant.rpc.access import Access, NoAccess, at_home, find
 from cotenant.rpc.channel import connect, replicas_of
 from cotenant.rpc.errors import Problem, from_error
 from cotenant.rpc.tls import BadTls
@@ -153,7 +152,7 @@ def access_of(flags: Flags) -> Access:
     Raises:
         NoAccess: nothing tells.
     """
-    state_dir = Path(flags.state_dir).expanduser() if flags.state_dir else None
+    state_dir = at_home(flags.state_dir, "--state-dir") if flags.state_dir else None
     tls = flags.tls_ca, flags.tls_cert, flags.tls_key
     return find(state_dir, os.environ, endpoint=flags.endpoint, token=flags.token, tls=tls)
 

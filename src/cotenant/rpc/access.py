@@ -84,12 +84,19 @@ def find(
 
 def default_state_dir(env: Mapping[str, str]) -> Path:
     """Return `$XDG_STATE_HOME/cotenant`, or `~/.local/state/cotenant`, for root as for everybody."""
-    return Path(env.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "cotenant"
+    return Path(env.get("XDG_STATE_HOME") or _home() / ".local" / "state") / "cotenant"
 
 
 def default_config(env: Mapping[str, str]) -> Path:
     """Return `$XDG_CONFIG_HOME/cotenant/config.toml`, or `~/.config/cotenant/config.toml`."""
-    return Path(env.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "cotenant" / "config.toml"
+    return Path(env.get("XDG_CONFIG_HOME") or _home() / ".config") / "cotenant" / "config.toml"
+
+
+def _home() -> Path:
+    try:
+        return Path.home()
+    except RuntimeError:
+        raise NoAccess("HOME names no directory; set it, or XDG_STATE_HOME and XDG_CONFIG_HOME") from None
 
 
 def ensure_token(state_dir: Path) -> str:
@@ -172,11 +179,16 @@ def _configuration(path: Path) -> _Level:
         raise NoAccess(f"{path}: [tls] takes the texts ca, cert and key")
     tls = section.get("ca", ""), section.get("cert", ""), section.get("key", "")
     directory = said.get("state_dir")
-    kept_in = _at_home(directory, str(path)) if directory else None
+    kept_in = at_home(directory, str(path)) if directory else None
     return _Level(str(path), said.get("endpoint", ""), said.get("token", ""), kept_in, tls)
 
 
-def _at_home(path: str, source: str) -> Path:
+def at_home(path: str, source: str) -> Path:
+    """Read a path that may begin with somebody's home.
+
+    Raises:
+        NoAccess: nobody here is called so; `source` names the path.
+    """
     try:
         return Path(path).expanduser()
     except RuntimeError:
@@ -187,7 +199,7 @@ def _tls(levels: list[_Level]) -> TlsFiles | None:
     """Take the certificates of the first level that names any."""
     for level in levels:
         if any(level.tls):
-            ca, cert, key = (_at_home(path, level.source) if path else None for path in level.tls)
+            ca, cert, key = (at_home(path, level.source) if path else None for path in level.tls)
             if ca is None:
                 raise NoAccess(f"{level.source} names a certificate, but no authorities to believe: --tls-ca does")
             return TlsFiles(ca, cert, key)

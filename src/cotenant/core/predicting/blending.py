@@ -29,6 +29,7 @@ SHARPNESS = 20.0  # percent of its weight that a loss larger by 1 % costs a mode
 STEP = 0.03  # widths by which an interval's end moves when every outcome misses it
 WIDTH_MIN = 0.02  # logarithms of seconds; the width of what is known exactly
 OFFSET_MIN, OFFSET_MAX = -0.1, 20.0  # widths: those that ended first are the short ones, and must not narrow it much
+LOSS_MAX = 1e6  # logarithms of seconds; beyond what any two times are apart
 OUTLIVED = 0.01  # of jobs; one that has run for longer than all others is no longer predicted
 
 
@@ -123,7 +124,8 @@ class Blend:
             raise ValueError(f"this is no record of a blend: {error}") from None
         for name, group in groups.items():
             sound = group.losses.shape == self._fresh.losses.shape and group.offsets.shape == (2,) and group.count >= 0
-            if not (sound and np.isfinite(group.losses).all() and np.isfinite(group.offsets).all()):
+            known = sound and (group.losses >= 0).all() and (group.losses <= LOSS_MAX).all()
+            if not (known and (group.offsets >= OFFSET_MIN).all() and (group.offsets <= OFFSET_MAX).all()):
                 raise ValueError(f"the blend of {name!r} has figures that cannot be")
         self._groups = OrderedDict(groups)
 
