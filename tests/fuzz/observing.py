@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 from random import Random
+from typing import TypeVar
 
 from google.protobuf.message import Message
 from tests.fuzz.messages import Drawer
@@ -27,6 +28,8 @@ from cotenant.services.predictor.server import GROUP, PredictorServicer
 from cotenant.store.memory import MemoryStore
 from cotenant.v1 import job_pb2
 from cotenant.v1 import predictor_service_pb2 as pb
+
+M = TypeVar("M", bound=Message)
 
 AT_ONCE = 8
 BEGUN_ANEW = 40  # inputs
@@ -100,8 +103,10 @@ def _observations(directory: Path) -> Prepared:
     state = {"inputs": 0, "seconds": 1_000_000}
     servicers = [_servicer()]
 
-    def odd(rng: Random, message: Message) -> Message:
-        return Drawer(rng, KNOWN).change(message) if rng.random() < 0.2 else message
+    def odd(rng: Random, message: M) -> M:
+        if rng.random() < 0.2:
+            Drawer(rng, KNOWN).change(message)
+        return message
 
     async def told(data: bytes) -> None:
         rng = Random(data)

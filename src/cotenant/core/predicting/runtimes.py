@@ -32,6 +32,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from cotenant.core.predicting import kept_figures as kept
 from cotenant.core.predicting.blending import SHARES
 from cotenant.core.predicting.finished import End, Facts
 from cotenant.core.predicting.recurrence import ENDED, FIGURES, LEVELS, LONGER, SUBMITTED, Memories
@@ -62,6 +63,7 @@ TREES: Mapping[str, Any] = {
 KIND, LIKE = LEVELS.index("kind"), LEVELS.index("like")
 TREND_LEVELS = [LEVELS.index(level) for level in ("like", "submitter", "kind")]
 FALLBACKS = tuple(LEVELS.index(level) for level in ("like", "kind", "size", "submitter", "all"))
+LOG_SECONDS_MAX = 100.0  # no two run times are so far apart
 HALVINGS = 14  # of a range of some ten logarithms, down to a thousandth
 KNOTS = np.linspace(0.0, 1.0, 21)
 
@@ -300,13 +302,13 @@ def read_model(content: bytes) -> Model:
         told = json.loads(zlib.decompress(content))
         words = tuple((str(name), tuple(str(word) for word in known)) for name, known in told["words"])
         model = Model(
-            version=int(told["version"]),
-            ends=int(told["ends"]),
-            seen=int(told["seen"]),
+            version=kept.whole(told["version"], 0, kept.STEPS_MAX),
+            ends=kept.whole(told["ends"], 0, kept.STEPS_MAX),
+            seen=kept.whole(told["seen"], 0, kept.STEPS_MAX),
             encoder=Encoder(tuple(str(name) for name in told["numbers"]), words),
             trees=tuple(str(text) for text in told["trees"]),
-            surprises=tuple(float(figure) for figure in told["surprises"]),
-            surprises_share=float(told["surprises_share"]),
+            surprises=tuple(kept.between(figure, -LOG_SECONDS_MAX, LOG_SECONDS_MAX) for figure in told["surprises"]),
+            surprises_share=kept.between(told["surprises_share"], 0.0, 1.0),
         )
         if len(model.trees) != TREES_COUNT or not all(model.trees[:-1]) or len(model.surprises) != len(KNOTS):
             raise ValueError("parts of the model are missing")

@@ -72,16 +72,16 @@ def fit_terms(rows: Sequence[Sequence[float]], seconds: Sequence[float], spreads
     error = ERROR * max(1.0, math.sqrt(misfit / len(times)))
     largest = features.max(axis=0)
     prior = np.diag(np.where(largest > FEATURE_MIN, largest, 1.0) ** 2)
-    covariance = np.asarray(_inverse(relative.T @ relative / error**2 + prior) * scale**2, dtype=np.float64)
+    covariance = _inverse(relative.T @ relative / error**2 + prior) * scale**2
     return Terms(values * scale, covariance, error, misfit)
 
 
 def _inverse(known: Floats) -> Floats:
     """Times that are many powers of ten apart tell of fewer terms than there are, as far as floats hold."""
     try:
-        return np.linalg.inv(known)
+        return np.asarray(np.linalg.inv(known), dtype=np.float64)
     except np.linalg.LinAlgError:
-        return np.linalg.inv(known * (1 + TINY * np.eye(len(known))))
+        return np.asarray(np.linalg.inv(known * (1 + TINY * np.eye(len(known)))), dtype=np.float64)
 
 
 def solve(rows: Floats, wanted: NDArray[np.float64]) -> Floats:
