@@ -86,8 +86,8 @@ reproduce: $(STAMP) ## what five papers report, measured again, and written down
 operations: $(STAMP) ## do what docs/operations.md tells of, with real processes, and write the page (ARGS="--from REVISION")
 	@python tools/operations.py $(ARGS)
 
-test-images: $(STAMP) ## carry out the images' instructions in directories, as root on Debian
-	@python tools/images.py
+test-images: $(STAMP) ## build the images and bring compose.yaml up, with Podman, as root on Debian
+	@python -m tools.engine $(ARGS)
 
 demo: $(STAMP) ## the whole mesh on this machine, with a real mixed workload
 	@cotenant demo $(ARGS)

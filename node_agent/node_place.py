@@ -1,4 +1,7 @@
-"""Where a node's attempts and their supervisors live: with systemd in a scope of the node's own, else as before.
+"""Where a node's attempts and their supervisors live: with systemd in a scope of the node's own, else below the root.
+
+There supervisors get a group next to the attempts: a container engine that stops an agent's container ends all
+processes of its group, and those who look after jobs are not to be among them.
 
 Where the agent's own group sets bounds, attempts stay within it in any case (see `cgroup_mounts`): a scope would let
 them out. In version 1 systemd has a hierarchy of its own to know a unit's processes by, the controllers are free for
@@ -14,7 +17,7 @@ from pathlib import Path
 import structlog
 
 from cotenant.node_agent import cgroup_mounts
-from cotenant.node_agent.cgroups import UNIFIED, Group
+from cotenant.node_agent.cgroups import UNIFIED, Group, GroupError, read_text
 from cotenant.node_agent.systemd_scope import Bus, ScopeRefused, open_scope
 
 log = structlog.get_logger()
@@ -52,7 +55,29 @@ def open_place(node_id: str, bus: Bus | None, tree: Path = TREE) -> Place:
 
 def _without_scope(node_id: str, *why: str) -> Place:
     group, missing = cgroup_mounts.open_node_group(node_id)
-    return Place(group, None, (*missing, *why))
+    return Place(group, _beside(group), (*missing, *why))
+
+
+def _beside(node: Group | None) -> Group | None:
+    """A group for supervisors next to the node's; None where attempts live within the agent's own group as well."""
+    if node is None:
+        return None
+    above = {name: os.path.dirname(path) for name, path in node.directories.items()}
+    if all(_holds_us(os.path.dirname(path)) for path in above.values()):
+        return None
+    home = Group(node.version, above, node.enforces).child(cgroup_mounts.ASIDE)
+    try:
+        home.create()
+    except GroupError as error:
+        log.warning("supervisors_stay_with_the_agent", error=str(error))
+        return None
+    return home
+
+
+def _holds_us(group: str) -> bool:
+    """Whether we are in a group, or have stepped aside in it."""
+    ours = str(os.getpid())
+    return any(ours in read_text(f"{path}/cgroup.procs").split() for path in (group, f"{group}/{cgroup_mounts.ASIDE}"))
 
 
 def _within(mount: cgroup_mounts.Mount, scope: str) -> cgroup_mounts.Mount:

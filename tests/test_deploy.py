@@ -1,4 +1,4 @@
-"""What deploy/ has, tried as far as that goes without Kubernetes, Docker or a systemd that runs."""
+"""What deploy/ has, tried as far as that goes without an engine; `make test-images` has one."""
 
 from __future__ import annotations
 
@@ -75,7 +75,15 @@ def test_a_command_is_one_that_there_is(where: str, words: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["kubernetes/base/cotenant.toml", "compose.toml", "systemd/etc/cotenant.toml", "systemd/etc/agent.toml"]
+    "name",
+    [
+        "kubernetes/base/cotenant.toml",
+        "kubernetes/base/agent.toml",
+        "compose.toml",
+        "compose-agent.toml",
+        "systemd/etc/cotenant.toml",
+        "systemd/etc/agent.toml",
+    ],
 )
 def test_settings_can_be_read(name: str) -> None:
     assert read_settings(DEPLOY / name)
@@ -169,6 +177,18 @@ def test_compose_names_only_files_and_volumes_that_there_are() -> None:
             assert other in compose["services"], (name, other)
         if "build" in service:
             assert (DEPLOY / service["build"]["context"] / service["build"]["dockerfile"]).is_file()
+
+
+def test_the_agents_rights_are_the_same_in_every_engine() -> None:
+    compose = yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"]["agent"]["cap_add"]
+    (agent,) = (container for name, container in containers() if name == "agent")
+    assert sorted(agent["securityContext"]["capabilities"]["add"]) == sorted(compose)
+
+
+def test_a_build_is_given_no_secrets() -> None:
+    allowed = [line for line in (DEPLOY.parent / ".dockerignore").read_text().splitlines() if line[:1] not in ("#", "")]
+    assert allowed[0] == "*"
+    assert not any(line.startswith(("!deploy", "!.")) for line in allowed)
 
 
 @pytest.mark.parametrize("unit", ["cotenant@.service", "cotenant-agent.service"])

@@ -155,3 +155,29 @@ async def test_a_supervisor_outlives_the_group_that_its_agent_is_in(
     finally:
         if alive(pid):
             os.kill(pid, signal.SIGKILL)
+
+
+def containers_tree(tmp_path: Path, *, ours: str) -> Group:
+    """A tree like that of version 1, with the group of a node in it; our own process is in `ours`."""
+    for path in ("freezer/cotenant/n", "freezer/engine/agent"):
+        (tmp_path / path).mkdir(parents=True)
+    for path in ("freezer", "freezer/engine/agent"):
+        (tmp_path / path / "cgroup.procs").write_text(f"{os.getpid()}\n" if path == ours else "1\n")
+    return Group(1, {"freezer": str(tmp_path / "freezer/cotenant/n")}, ["freezer"])
+
+
+def test_supervisors_leave_the_group_of_a_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    node = containers_tree(tmp_path, ours="freezer/engine/agent")
+    monkeypatch.setattr(cgroup_mounts, "open_node_group", lambda *_: (node, []))
+    home = open_place("n", None).home
+    assert home is not None
+    assert home.directories == {"freezer": str(tmp_path / "freezer/cotenant/cotenant-agent")}
+    assert Path(home.directories["freezer"]).is_dir()
+
+
+def test_supervisors_stay_where_attempts_live_within_the_agents_group(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = containers_tree(tmp_path, ours="freezer")
+    monkeypatch.setattr(cgroup_mounts, "open_node_group", lambda *_: (node, []))
+    assert open_place("n", None).home is None

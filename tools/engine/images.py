@@ -1,0 +1,99 @@
+"""The images of deploy/containers, really built: their base is made of this distribution's own packages."""
+
+from __future__ import annotations
+
+import os
+import resource
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import IO
+
+from tools.vm.host import Unable, distribution, proxies, run, with_mirror
+
+ROOT = Path(__file__).resolve().parents[2]
+CONTAINERS = ROOT / "deploy" / "containers"
+BASE = "docker.io/library/debian:bookworm-slim"
+IMAGES = {"cotenant:local": "Containerfile", "cotenant-etcd:local": "Containerfile.etcd"}
+OF_THIS_MACHINE = (  # without which nothing may be had from where packages are taken here
+    "/etc/apt",
+    "/etc/pip.conf",
+    "/etc/ssl/certs",
+    "/usr/local/share/ca-certificates",
+)
+
+
+def configure(place: Path) -> dict[str, str]:
+    """Write an engine's configuration: what it keeps lies in `place`. Returns the environment that names it."""
+    hybrid = not Path("/sys/fs/cgroup/cgroup.controllers").exists()
+    pids = int(Path("/proc/sys/kernel/pid_max").read_text())
+    processes, files = (resource.getrlimit(kind)[1] for kind in (resource.RLIMIT_NPROC, resource.RLIMIT_NOFILE))
+    (place / "storage.conf").write_text(
+        f'[storage]\ndriver = "overlay"\ngraphroot = "{place}/storage"\nrunroot = "{place}/run"\n'
+    )
+    (place / "containers.conf").write_text(
+        "[containers]\n"
+        f'default_ulimits = ["nofile={files}:{files}", "nproc={min(processes, pids)}:{min(processes, pids)}"]\n'
+        "[engine]\n"
+        f'runtime = "{"runc" if hybrid else "crun"}"\n'  # crun takes no control groups of both versions
+        'cgroup_manager = "cgroupfs"\nevents_logger = "file"\n'
+        f'[network]\nnetwork_backend = "netavark"\nnetwork_config_dir = "{place}/networks"\n'
+    )
+    return {
+        **os.environ,
+        "CONTAINERS_STORAGE_CONF": str(place / "storage.conf"),
+        "CONTAINERS_CONF": str(place / "containers.conf"),
+    }
+
+
+def base(cache: Path) -> Path:
+    """A fresh Debian, from the cache after the first time.
+
+    Raises:
+        Unable: this is no Debian of that release.
+    """
+    suite = BASE.rpartition(":")[2].removesuffix("-slim")
+    known = distribution()
+    if known.codename != suite:
+        raise Unable(f"the base image is made of this computer's own packages: that takes Debian {suite}")
+    kept = cache / suite
+    if not kept.is_dir():
+        cache.mkdir(parents=True, exist_ok=True)
+        partial = Path(tempfile.mkdtemp(dir=cache))
+        mirror = with_mirror(known).mirror
+        run("debootstrap", "--variant=minbase", suite, partial, mirror, environment=proxies())
+        for path in OF_THIS_MACHINE:
+            if Path(path).exists():
+                target = partial / path[1:]
+                target.parent.mkdir(parents=True, exist_ok=True)
+                subprocess.run(["cp", "-rL", "--remove-destination", "-T", path, str(target)], check=False)
+        partial.chmod(0o755)
+        partial.rename(kept)
+    return kept
+
+
+def build(cache: Path, environment: dict[str, str]) -> None:
+    """Import the base and build both images; each then answers `--version` as its own user."""
+    with subprocess.Popen(["tar", "-c", "-C", str(base(cache)), "."], stdout=subprocess.PIPE) as archive:
+        _podman("import", "-", BASE, environment=environment, stdin=archive.stdout)
+    for tag, name in IMAGES.items():
+        print(f"── {name}", flush=True)
+        words = ("build", "--network", "host", "--tag", tag, "--file", str(CONTAINERS / name), str(ROOT))
+        _podman(*words, environment=environment)
+        told = _podman("run", "--rm", "--network", "none", tag, "--version", environment=environment)
+        print(f"   {told.splitlines()[0]}", flush=True)
+
+
+def _podman(*words: str, environment: dict[str, str], stdin: IO[bytes] | None = None) -> str:
+    done = subprocess.run(
+        ["podman", *words],
+        env=environment,
+        stdin=stdin,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        check=False,
+    )
+    if done.returncode:
+        raise Unable(f"podman {' '.join(words)} ended with {done.returncode}:\n{(done.stdout + done.stderr)[-4000:]}")
+    return done.stdout
