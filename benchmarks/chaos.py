@@ -22,7 +22,7 @@ from benchmarks import harness  # noqa: E402 - the root of the checkout has to b
 from tests.chaos.plan import DRAWN, plan  # noqa: E402 - likewise
 
 SEED, STEPS, STEPS_QUICK = 7, 1_000, 30
-REST_EVERY, PACE = 50, 0.7
+REST_EVERY, PACE = 50, 1.0
 MINUTES_MAX = 30
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -93,11 +94,10 @@ class Driver:
                 self._wait(time.monotonic() + step.after_seconds * wanted.pace)
                 self._say(str(step))
                 self.doing.begin(step)
-                last = step.number == DRAWN_MAX * wanted.steps
                 enough = self.doing.all_that_took().total() >= wanted.steps
-                if (last or enough or step.number % wanted.rest_every == 0) and (
-                    not self._come_to_rest() or last or self.told.steps >= wanted.steps
-                ):
+                last = enough or step.number == DRAWN_MAX * wanted.steps
+                rests = last or step.number % wanted.rest_every == 0
+                if rests and (not self._come_to_rest(for_good=last) or last):
                     break
         finally:
             self.told.seconds = time.monotonic() - begin
@@ -171,11 +171,13 @@ class Driver:
     def _journal(self) -> list[list[str]]:
         return [line.split() for line in lines_of(self.directory / "journal")]
 
-    def _come_to_rest(self) -> bool:
+    def _come_to_rest(self, *, for_good: bool) -> bool:
         """End all faults, wait until all jobs have ended, and judge; False where something is wrong."""
         begin = time.monotonic()
         self.doing.end_all()
         self._settle_halts()
+        if for_good:
+            self.doing.halts.end()
         self.told.drawn, self.told.faults = dict(self.doing.drawn), dict(self.doing.all_that_took())
         self.told.steps = sum(self.told.faults.values())
         self.users.say("hush")
@@ -197,12 +199,14 @@ class Driver:
         return not self.told.wrong
 
     def _settle_halts(self) -> None:
-        """Let those come to a fail point who are still to, now that nothing else keeps them from it, and go on."""
+        """Let those come to a fail point who are still to, now that nothing else keeps them from it, and go on.
+
+        Where nobody does, the point stays armed: what leads there comes seldom.
+        """
         deadline = time.monotonic() + SETTLE_SECONDS_MAX
         while self.doing.halts.settling() and time.monotonic() < deadline:
             self._look_after()
             time.sleep(POLL_SECONDS)
-        self.doing.halts.end()
 
     def _attempts_left(self) -> bool:
         return any(any(self.machines.all[node].disk.glob("state/nodes/*/attempts/*")) for node in self.mesh.node_ids)
@@ -223,7 +227,7 @@ class Driver:
         commits = list(self.recorder.commits)
         answers, edges = (piece[seen:] for piece, seen in zip(pieces, self._seen[1:], strict=True))
         self.judge.take(commits[self._seen[0] :], answers, edges, self._journal(), self.doing.absences)
-        self.doing.absences = []
+        self.doing.absences = [absence for absence in self.doing.absences if absence.end == math.inf]
         self._seen = [len(commits), *map(len, pieces)]
         groups = remains.groups_of(self.judge.users.replicas)
         found = [*self.judge.wrong, *self.recorder.wrong, *judge_failures(self.recorder.failed, self.doing.killed)]

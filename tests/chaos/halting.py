@@ -20,7 +20,7 @@ OF_LEADERS = (  # who comes there has just been elected, or was lately
     "upkeep.forgetting",
 )
 GIVES_WAY_SECONDS = 8.0  # after so long another leader is asked to
-SETTLE_SECONDS_MAX = 12.0  # when nothing else is wrong, for those who are still to come to theirs
+SETTLE_SECONDS_MAX = 6.0  # when nothing else is wrong, for those who are still to come to theirs
 HALTED_SECONDS = LEASE_SECONDS + 0.5  # likewise, for those who are there
 
 
