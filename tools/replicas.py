@@ -43,7 +43,8 @@ more, however late it wakes.
   taken as silent by a placement that did not come to listen.
 - **etcd is away**: nobody is elected and nothing is written; reads go on, writes fail with UNAVAILABLE and when to come
   again, jobs run on and agents stay connected. What they tell meanwhile, and what was being written, is kept in memory
-  and written once etcd is back; see [survival](survival.md) for jobs that must not run on alone.
+  and written once etcd is back (one that may have been replaced sends them away every third of `lost_after`, so that
+  they find who leads); see [survival](survival.md) for jobs that must not run on alone.
 
 `cotenant up` on an etcd is all three services in one process. It is elected like others, under leases of five seconds,
 and does not start where another mesh or service leads there: after eight seconds it says which, and where. While etcd

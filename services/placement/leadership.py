@@ -8,6 +8,7 @@ whose streams end, tell their side of it anew.
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
@@ -34,6 +35,7 @@ log = structlog.get_logger()
 
 LEADER = "placement/leader"
 RETRY_SECONDS = 0.3
+UNSURE_SHARE_MAX = 1 / 3  # of the time for which a new leader would wait for agents that stay here
 UNANSWERED = "the store does not answer placement; whether this was decided will be known when it does"
 
 Result = TypeVar("Result")
@@ -61,6 +63,7 @@ class Leadership:
         self._doubt = asyncio.Event()
         self._deposed = False
         self._trusted = False
+        self._let_go_seconds = -math.inf
         self._unanswered = asyncio.Event()  # while it is not known what has been committed
 
     def check(self) -> None:
@@ -139,6 +142,18 @@ class Leadership:
             except Exception:
                 self._doubt.set()
                 raise
+
+    def leads_for_sure(self) -> bool:
+        """Whether nobody can lead in our place for longer than a heartbeat."""
+        return time.monotonic() < self._tenure.sure_until_seconds + self._registry.heartbeat_seconds
+
+    def let_go(self) -> None:
+        """Send agents away, now and then, while another placement may lead that takes them as silent."""
+        now, since = time.monotonic(), max(self._tenure.sure_until_seconds, self._let_go_seconds)
+        if now > since + self._registry.lost_after_seconds * UNSURE_SHARE_MAX:
+            log.warning("unsure_of_the_lead", seconds=round(now - self._tenure.sure_until_seconds, 1))
+            self._let_go_seconds = now
+            self._registry.let_go()
 
     async def probe(self) -> None:
         """Find out by a look whether the store is there and we still lead, for where nothing is written."""

@@ -292,6 +292,12 @@ class Registry:
                     self.attempts.feed.publish_capacity()
                 self._give_up(node, f"{node.id} has been away for {silent:.0f} s", self.lost_after_seconds)
 
+    def let_go(self) -> None:
+        """End all agents' streams, so that they look for whoever leads; they are away until they come again."""
+        for node in list(self.cluster.nodes.values()):
+            if session := self.sessions.get(node.id):
+                self._gone(session)
+
     def _give_up(self, node: Node, why: str, after_seconds: float) -> None:
         """Take attempts of a node as lost; who stops by itself must have before it is started elsewhere."""
         silent = self._silent_seconds(node)

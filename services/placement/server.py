@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -76,7 +75,6 @@ class Placement(placement_grpc.PlacementServiceServicer, node_grpc.NodeServiceSe
         policy, allocator = self._policies()
         self.background = Background(Fenced, Halted, Outdated)
         self.cluster = Cluster()
-        self.tenure = tenure or Held(store, LEADER)
         self.attention = Attention(config.heartbeat_seconds)
         self.committer = Committer(store, self._distrust, self._renew, self._doubt)
         self.sessions = Sessions()
@@ -103,7 +101,7 @@ class Placement(placement_grpc.PlacementServiceServicer, node_grpc.NodeServiceSe
         )
         self.leadership = Leadership(
             store,
-            self.tenure,
+            tenure or Held(store, LEADER),
             self.cluster,
             self.committer,
             self.sessions,
@@ -174,8 +172,7 @@ class Placement(placement_grpc.PlacementServiceServicer, node_grpc.NodeServiceSe
         self.leadership.doubt(error)
 
     def _leads_for_sure(self) -> bool:
-        """Whether nobody can lead in our place for longer than a heartbeat."""
-        return time.monotonic() < self.tenure.sure_until_seconds + self.config.heartbeat_seconds
+        return self.leadership.leads_for_sure()
 
     def _set_serving(self, serving: bool) -> None:
         if self._host:
@@ -190,6 +187,7 @@ class Placement(placement_grpc.PlacementServiceServicer, node_grpc.NodeServiceSe
                 await asyncio.sleep(interval_seconds / looks)
                 self.attention.look()
             self.registry.give_up_silent_nodes()
+            self.leadership.let_go()
             with suppress(*NOT_COMMITTED):
                 await self.registry.forgetting.remove()
 
