@@ -180,7 +180,8 @@ def operate(project: Project) -> None:
 
     attempt = json.loads(project.run("show", job, "--json"))["attempt"]["number"]
     _expect(attempt == 1, f"the job is in its first attempt, not in number {attempt}")
-    _expect(_counted(project, job) == list(range(1, len(_counted(project, job)) + 1)), "nothing was counted twice")
+    counted = _counted(project, job)
+    _expect(counted == list(range(1, len(counted) + 1)), f"each number is counted once, in turn: {counted}")
     project.run("cancel", job)
     until("the job has ended", lambda: json.loads(project.run("show", job, "--json"))["phase"] == "cancelled")
 
