@@ -38,6 +38,7 @@ from cotenant.v1 import node_service_pb2 as nodes_pb
 
 NAME = "sequences of calls"
 STEPS = 40  # of one sequence
+AT_ONCE = 20  # sequences; what Hypothesis remembers of them is let go of then
 CALL_SECONDS = 20.0
 END_SECONDS = 30.0
 NODES = ("n1", "n2")
@@ -64,7 +65,7 @@ def run(
     with Heard(outcome).listening(), asyncio.Runner() as runner:
         run = Sequence_.run = _Run(runner.get_loop(), outcome, watch, inputs, time.monotonic())
         while outcome.inputs < inputs and not outcome.findings:
-            left = max(1, (inputs - outcome.inputs) // STEPS)
+            left = min(AT_ONCE, max(1, (inputs - outcome.inputs) // STEPS))
             hypothesis.core.global_force_seed = rng.getrandbits(64)  # type: ignore[assignment]  # as --hypothesis-seed does
             try:
                 run_machine(
