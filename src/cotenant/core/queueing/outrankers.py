@@ -109,8 +109,8 @@ def outrankers(
         of(stays),
         places,
         left,
-        ranked,
-        scores,
+        ranked.copy(),  # for it may be the table's own, and reasons are told after that has changed
+        scores.copy(),
         np.cumsum(waiting_milli) - waiting_milli,
         head,
     )
