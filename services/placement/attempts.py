@@ -163,6 +163,9 @@ class Attempts:
     async def forget(self, keys: Sequence[tuple[str, int]], under: Sequence[Compare] = ()) -> None:
         """Delete the records of attempts that have ended, and of which nothing more is to be told.
 
+        That there is no such record, or that the attempt has not ended, is said only by who still leads: else a queue
+        that heard of the end from another placement would never ask again.
+
         Raises:
             Fenced, Halted, StoreUnavailable, Outdated: see `Committer.submit`.
         """
@@ -181,6 +184,8 @@ class Attempts:
                 if self.cluster.attempts.get(live.key[0]) is live:  # else the next one has taken its place
                     self.cluster.forget(live.key[0])
                 self.feed.forget(*live.key)
+        if len(gone) < len(dict(keys)):
+            await self.committer.commit([], under)
 
 
 def led_by(term: int) -> tuple[Compare, ...]:

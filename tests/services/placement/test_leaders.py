@@ -57,6 +57,17 @@ async def test_the_older_is_fenced_and_commits_nothing() -> None:
             assert history.numbers == {}
 
 
+async def test_the_older_does_not_say_that_nothing_is_left_to_be_forgotten() -> None:
+    """What it does not know of the newer one may: the queue would ask nobody again."""
+    forget = placement_pb2.ForgetAttemptsRequest(attempts=[placement_pb2.Victim(job_id="a", number=1)])
+    async with running() as mesh:
+        await mesh.plans.ForgetAttempts(forget)
+        async with rival(mesh):
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await mesh.plans.ForgetAttempts(forget)
+            assert reason(refused.value) == "NOT_LEADER"
+
+
 async def test_the_older_finds_out_by_itself_where_it_has_nothing_to_write() -> None:
     async with running() as mesh:
         agent = await mesh.agent("n1")
