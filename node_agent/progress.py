@@ -32,7 +32,7 @@ class Told:
 
 
 def newest_lines(datagram: bytes) -> list[bytes]:
-    """The last lines of what was told at once: a job may put tens of thousands into one datagram.
+    r"""The last lines of what was told at once: a job may put tens of thousands into one datagram.
 
     >>> newest_lines(b"step=1\nstep=2"), len(newest_lines(b"step=1\n" * 9000))
     ([b'step=1', b'step=2'], 64)

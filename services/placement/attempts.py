@@ -64,7 +64,7 @@ class Attempts:
         except BaseException:
             self.cluster.undo(live)
             raise
-        live.attempt.epoch = live.epoch
+        live.attempt.epoch, live.before = live.epoch, None
         await fail_points.reach("placement.started")
         self.feed.publish(live.epoch, [live.attempt])
         self.sessions.assign(live)
@@ -168,12 +168,13 @@ class Attempts:
 
         Raises:
             Fenced, Halted, StoreUnavailable, Outdated: see `Committer.submit`.
+            Halted: one of the jobs is being started anew, so that it is not known yet whose its record will be.
         """
-        gone = [
-            live
-            for job_id, number in dict(keys).items()
-            if (live := self.cluster.attempts.get(job_id)) and live.key[1] == number and live.end_kept
-        ]
+        known = [(self.cluster.attempts.get(job_id), number) for job_id, number in dict(keys).items()]
+        for live, number in known:
+            if live and live.before and live.before.key[1] == number:
+                raise Halted(f"the next attempt of {live.key[0]} is being committed")
+        gone = [live for live, number in known if live and live.key[1] == number and live.end_kept]
         for begin in range(0, len(gone), OPERATIONS_MAX):
             some = gone[begin : begin + OPERATIONS_MAX]
             for live in some:
@@ -181,8 +182,11 @@ class Attempts:
             await self.committer.commit([Write(ATTEMPTS + live.key[0], None) for live in some], under)
             await fail_points.reach("placement.forgotten")
             for live in some:
-                if self.cluster.attempts.get(live.key[0]) is live:  # else the next one has taken its place
+                standing = self.cluster.attempts.get(live.key[0])
+                if standing is live:
                     self.cluster.forget(live.key[0])
+                elif standing:  # the next one has taken its place
+                    standing.before = None
                 self.feed.forget(*live.key)
         if len(gone) < len(dict(keys)):
             await self.committer.commit([], under)

@@ -161,7 +161,11 @@ class Cluster:
     # Attempts ------------------------------------------------------------------------------------------------
 
     def add(self, live: Live) -> None:
-        """Note an attempt; what it holds is held already, or will be when the ledger is made anew."""
+        """Note an attempt; what it holds is held already, or will be when the ledger is made anew.
+
+        The one before of its job is kept in mind: it is the job's again if this one's start comes to nothing.
+        """
+        live.before = self.attempts.get(live.key[0])
         self.forget(live.key[0])
         self.attempts[live.key[0]] = live
         if live.state is AttemptState.STOPPING:
@@ -217,6 +221,8 @@ class Cluster:
         if self.attempts.get(live.key[0]) is live:
             self.release(live)
             self.forget(live.key[0])
+            if live.before:
+                self.add(live.before)
 
     def on_node(self, node_id: str) -> list[Live]:
         """Attempts that are on a node and have not ended."""

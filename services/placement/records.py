@@ -107,6 +107,7 @@ class Live:
     holdings: tuple[Holding, ...] = ()
     epoch: int = 0
     end_kept: bool = False  # its end has been committed
+    before: Live | None = None  # the job's attempt before, which has ended, until the start of this one is committed
     stop_wanted: StopReason | None = None  # as soon as its start has been committed
     target: tuple[NodeAllocation, ...] = ()  # what it holds once all of its nodes have applied a resize
     applied: dict[str, str] = field(default_factory=dict)  # what nodes said of it: "" where they did it, else why not

@@ -488,5 +488,9 @@ async def test_a_node_is_not_believed_about_jobs_that_it_was_not_given(mesh: Mes
         node_pb2.ProgressReport(job_id=one, number=1, progress=job_pb2.Progress(step=7)) for one in (waits, runs)
     ]
     agent.tell(progress=reports)
-    await mesh.reach(runs, "RUNNING", lambda job: job.progress.step == 7)
+
+    async def told() -> bool:
+        return (await mesh.job(runs)).progress.step == 7
+
+    await eventually(told)  # by a question: who watches is woken by other things
     assert not (await mesh.job(waits)).HasField("progress")

@@ -147,6 +147,22 @@ async def test_a_plan_that_comes_to_a_placement_which_never_saw_its_attempt_star
         assert len(agent.welcomes) == 2, "placement had no reason to doubt what it knows"
 
 
+async def test_the_attempt_before_is_known_again_where_the_start_of_the_next_comes_to_nothing() -> None:
+    """Its record is there as before, and the queue, which has kept its end, has yet to let it be forgotten."""
+    async with running() as mesh:
+        await mesh.kill("queue")
+        agent = await mesh.agent("n1")
+        term, before = await lead(mesh), await keep(mesh, "a")
+        await mesh.plans.PlanPlacement(plan("a", term, revision=before))
+        agent.finish(("a", 1))
+        await until(lambda: ("a", 1) in agent.acked)
+        await keep(mesh, "a")  # as when it was cancelled
+        late = plan("a", term, number=2, revision=before)
+        assert not (await mesh.plans.PlanPlacement(late)).placed
+        await mesh.plans.ForgetAttempts(forget("a", term))
+        assert await mesh.records_left("placement/attempts/") == []
+
+
 async def test_who_asks_again_is_told_no_end_that_is_not_committed() -> None:
     """It might never be: then placement reads its state anew, in which the attempt runs."""
     async with running() as mesh:
