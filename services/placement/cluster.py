@@ -161,10 +161,7 @@ class Cluster:
     # Attempts ------------------------------------------------------------------------------------------------
 
     def add(self, live: Live) -> None:
-        """Note an attempt; what it holds is held already, or will be when the ledger is made anew.
-
-        The one before of its job is kept in mind: it is the job's again if this one's start comes to nothing.
-        """
+        """Note an attempt; what it holds is held already, or will be when the ledger is made anew."""
         live.before = self.attempts.get(live.key[0])
         self.forget(live.key[0])
         self.attempts[live.key[0]] = live
@@ -389,15 +386,9 @@ class Cluster:
 
     def victims(self, wanted: Sequence[tuple[str, int]]) -> list[Live]:
         """Find the attempts that are named and still hold something."""
-        found = (self.attempts.get(job_id) for job_id, _ in wanted)
-        numbers = dict(wanted)
-        return [
-            live
-            for live in found
-            if live
-            and live.key[1] == numbers[live.key[0]]
-            and live.state in (AttemptState.ASSIGNED, AttemptState.RUNNING)
-        ]
+        found = ((self.attempts.get(job_id), number) for job_id, number in wanted)
+        active = AttemptState.ASSIGNED, AttemptState.RUNNING
+        return [live for live, number in found if live and live.key[1] == number and live.state in active]
 
 
 def _counted(nodes: Iterable[Node]) -> tuple[NodeShape, ...]:

@@ -143,6 +143,17 @@ class Leadership:
                 self._doubt.set()
                 raise
 
+    async def be_sure(self) -> None:
+        """Wait until it is known that nobody else has led until now, before an answer by which a caller waits for long.
+
+        While the lease lasts nobody else can; else a transaction tells.
+
+        Raises:
+            Problem: another one leads, or that cannot be known.
+        """
+        if time.monotonic() >= self._tenure.sure_until_seconds:
+            await self.committed(self._committer.commit([]))
+
     def leads_for_sure(self) -> bool:
         """Whether nobody can lead in our place for longer than a heartbeat."""
         return time.monotonic() < self._tenure.sure_until_seconds + self._registry.heartbeat_seconds

@@ -203,7 +203,10 @@ class Placement(placement_grpc.PlacementServiceServicer, node_grpc.NodeServiceSe
     ) -> placement_pb2.PlanPlacementResponse:
         """Decide, hold, commit, tell."""
         self.leadership.check()
-        return await self.leadership.committed(self.planning.plan(request))
+        answer = await self.leadership.committed(self.planning.plan(request))
+        if answer.refused and not answer.placed:  # nothing was committed; and a refusal may hold until nodes change
+            await self.leadership.be_sure()
+        return answer
 
     async def ForecastStarts(
         self, request: placement_pb2.ForecastStartsRequest, context: object
@@ -263,6 +266,7 @@ class Placement(placement_grpc.PlacementServiceServicer, node_grpc.NodeServiceSe
         )
         for shape in (*self.cluster.shapes(), *self.config.could_join):
             response.shapes.append(translate.shape_to_wire(shape))
+        await self.leadership.be_sure()  # for whoever asks asks again only when it changes
         return response
 
     async def ReadAttemptLogs(

@@ -68,6 +68,21 @@ async def test_the_older_does_not_say_that_nothing_is_left_to_be_forgotten() -> 
             assert reason(refused.value) == "NOT_LEADER"
 
 
+async def test_the_older_says_neither_what_there_is_nor_that_nothing_fits_once_its_lease_may_be_over() -> None:
+    """A queue that is told of no nodes schedules nothing until it hears that they change, and from the newer one."""
+    asked = placement_pb2.GetCapacityRequest()
+    async with running() as mesh:
+        tenure = mesh.parts["placement"].service.leadership._tenure
+        tenure.sure_until_seconds = 0.0  # as where etcd cannot be reached
+        await mesh.plans.GetCapacity(asked)
+        assert (await mesh.plans.PlanPlacement(plan("a"))).refused
+        async with rival(mesh):
+            for call, request in ((mesh.plans.GetCapacity, asked), (mesh.plans.PlanPlacement, plan("a"))):
+                with pytest.raises(grpc.aio.AioRpcError) as refused:
+                    await call(request)
+                assert reason(refused.value) == "NOT_LEADER"
+
+
 async def test_the_older_finds_out_by_itself_where_it_has_nothing_to_write() -> None:
     async with running() as mesh:
         agent = await mesh.agent("n1")
