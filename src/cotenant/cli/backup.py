@@ -142,11 +142,15 @@ def _urls(context: typer.Context, store: str, *, there: bool = True) -> list[str
 def _is_of_others(path: Path) -> bool:
     """Whether a file is an SQLite database that never was a store, as the archive of ended jobs is.
 
-    One that is damaged, or cannot be read, is no such file: whoever opens it tells of it.
+    One that is damaged, or cannot be read, is no such file: whoever opens it tells of it. Nor is one with a write-ahead
+    log, in which the head of a store is while a mesh runs, or was killed; archives have none between writes.
     """
     try:
         with path.open("rb") as file:
             head = file.read(HEAD_BYTES)
+        log = Path(f"{path}-wal")
+        if log.exists() and log.stat().st_size:
+            return False
     except OSError:
         return False
     return len(head) == HEAD_BYTES and head.startswith(MAGIC) and not any(head[APPLICATION_ID])
