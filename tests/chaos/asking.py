@@ -33,6 +33,7 @@ WRONG = frozenset(  # what chaos is no reason for
         grpc.StatusCode.OUT_OF_RANGE,
     }
 )
+ARCHIVED = frozenset({grpc.StatusCode.NOT_FOUND})  # what is said of what ended long ago, as who asks again may hear
 NOBODY: frozenset[grpc.StatusCode] = frozenset()
 
 

@@ -18,11 +18,14 @@ from tests.chaos.promises import Promises
 from cotenant.core.lifecycle import AttemptState, Phase
 from cotenant.history import recording
 from cotenant.history.checker import Checker
-from cotenant.history.events import Acknowledged, AttemptPut, Came, Commit, Event, GivenUp, Left, Resized
+from cotenant.history.events import Acknowledged, AttemptPut, Came, Commit, Event, GivenUp, JobGone, Left, Resized
 from cotenant.history.merging import Part, merged, that_ran
 
 FULL = os.strerror(errno.ENOSPC)
 OBEYED_SECONDS = 5.0  # after the answer that a node is given up: until what follows is committed, and heard of
+
+
+RECORDED_SECONDS = 5.0  # by which a commit may be recorded later than somebody heard of it
 
 
 @dataclass
@@ -35,6 +38,7 @@ class Users:
     alone: set[str] = field(default_factory=set)  # jobs that must never run beside themselves
     promises: Promises = field(default_factory=Promises)
     gave_up: list[tuple[float, GivenUp]] = field(default_factory=list)  # nodes, from when on
+    gone: list[tuple[float, str]] = field(default_factory=list)  # when it was said that there is no such job
     wrong: list[str] = field(default_factory=list)
 
     def take(self, lines: Iterable[str]) -> None:
@@ -51,6 +55,7 @@ class Users:
             elif "forgot" in line:
                 begin, _ = self.gave_up.pop()
                 self.gave_up.append((begin, GivenUp(line["forgot"], line["at"] + OBEYED_SECONDS)))
+            self.gone += [(line["at"], line["gone"])] if "gone" in line else []
             self.wrong += [f"a user was told {line['wrong']}"] if "wrong" in line else []
 
 
@@ -89,6 +94,7 @@ class Judge:
     def __init__(self, node_ids: Mapping[str, str], lost_after_seconds: float) -> None:
         self.checker = Checker(lost_after_seconds)
         self.users = Users()
+        self.archived: dict[str, float] = {}  # jobs and arrays that the queue has forgotten, from when on
         self.given_up: set[str] = set()  # jobs with an attempt that was lost, which may run on elsewhere
         self.commits = self.edges = 0
         self.counts: Counter[str] = Counter()
@@ -113,6 +119,9 @@ class Judge:
                 for change in commit.changes
                 if isinstance(change, AttemptPut) and change.state is AttemptState.LOST
             }
+            for change in commit.changes:
+                if isinstance(change, JobGone):
+                    self.archived.setdefault(change.job_id.partition("_")[0], commit.at_seconds)
         self.users.promises.take_commits(commits)
         ran = that_ran(recording.read(edges), self._ran(journal))
         self.counts["resizes on nodes"] += sum(isinstance(event, Resized) for _, event in ran)
@@ -122,6 +131,10 @@ class Judge:
         for acknowledged in self.users.acknowledged[before:]:
             self.checker.take(acknowledged)
         found = [str(broken) for broken in self.checker.finish(settled=True)]
+        for at_seconds, thing_id in self.users.gone:
+            if self.archived.get(thing_id, math.inf) > at_seconds + RECORDED_SECONDS:
+                found.append(f"a user was told that there is no {thing_id}, which was there")
+        self.users.gone.clear()
         phases = {job_id: job.phase for job_id, job in self.checker.jobs.items()}
         found += [*self.users.wrong, *judge_journal(journal, self.users, phases, self.given_up)]
         found += self.users.promises.judge(ran)
