@@ -45,7 +45,7 @@ REPEATED = 0.1
 SOON_SECONDS, SUSPENDED_SECONDS, SERVED_SECONDS = (0.0, 2.0), (0.2, 3.0), (0.5, 5.0)
 UPDATES_MAX, PRIORITY_MAX = 3, 5
 AVOID_SECONDS = 29 * 86_400  # longer than clocks ever jump
-EARLIER = 20  # jobs that others may come after
+EARLIER = 8  # jobs that others may come after
 FORGOTTEN_SECONDS = 15.0  # a job that is in no list for so long was forgotten, long after its end
 TENANT = "default"
 

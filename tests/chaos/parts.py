@@ -34,7 +34,7 @@ lost_after_seconds = {LOST_AFTER_SECONDS}
 retry_seconds = 0.2
 infrastructure_retries = 1000000
 allocator = "restless"
-ended_jobs = 50
+ended_jobs = 150
 [users]
 ann = "root"
 bob = "root"
