@@ -312,8 +312,8 @@ class Sequence_(RuleBasedStateMachine):  # noqa: N801  # `Sequence` is the colle
                 if error.code() is not grpc.StatusCode.FAILED_PRECONDITION:
                     raise AssertionError(f"{job_id} cannot be cancelled: {error.details()}") from None
         async with asyncio.timeout(END_SECONDS):
-            await self.mesh.all_ended()
-            last = await self.mesh.submit(gpus=1, priority=1000)
+            await again(self.mesh.all_ended)
+            last = await again(lambda: self.mesh.submit(gpus=1, priority=1000))
             await self.mesh.reach(last, "SUCCEEDED")
             cluster = self.mesh.parts["placement"].service.cluster
             await until(lambda: all(live.state.ended for live in cluster.attempts.values()))

@@ -104,6 +104,11 @@ FOUND = [
     ("lease", b"1e309 1e309"),
     ("measured rates", b'\0{"profiles":[{"setting":["","",1],"stale":"\\ud800","rates":[[1,1,4,[2]]]}]}'),
     ("kinds of jobs", b'\0{"key":["","",2147483648,"2"],"model":"","name":"","seconds":0}'),
+    (
+        "recording",
+        b'{"kind": "header", "version": 1, "scenario": {"trace": "' + b"9" * 300 + b'", "cluster": "6"}, '
+        b'"files": {"trace": "ab", "cluster": "cd"}, "ons": {}}\n',
+    ),
     ("spec", b"\xdb\x05commandl\xff\xff\xff\x7f"),
 ]
 

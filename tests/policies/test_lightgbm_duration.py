@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import json
 import math
+import zlib
 from collections.abc import Callable
 
 import numpy as np
@@ -186,6 +188,10 @@ def test_a_model_with_trees_that_cannot_be_read_is_refused() -> None:
     for damaged in (whole[:-1], whole[: len(whole) // 2], b""):
         with pytest.raises(ValueError, match="no model"):
             read_model(damaged)
+    told = json.loads(zlib.decompress(whole))
+    wider = zlib.compress(json.dumps({**told, "numbers": [*told["numbers"], "of another model"]}).encode())
+    with pytest.raises(ValueError, match="its trees are of other columns than it has"):
+        read_model(wider)
 
 
 def test_the_oldest_jobs_are_forgotten_first() -> None:

@@ -122,15 +122,15 @@ def versions() -> dict[str, str]:
 def digest_of(name: str) -> str | None:
     """Sum a file up (SHA-256); None where there is none of that name."""
     path = SAMPLE_PATH if name == SAMPLE else Path(name)
-    if not path.is_file():
-        return None
     digest = hashlib.sha256()
     try:
+        if not path.is_file():
+            return None
         with path.open("rb") as file:
             while chunk := file.read(DIGEST_CHUNK_BYTES):
                 digest.update(chunk)
     except OSError:
-        return None  # whoever reads it for what it says will tell why it cannot be read
+        return None  # no name of a file; or whoever reads it for what it says will tell why it cannot be read
     return digest.hexdigest()
 
 

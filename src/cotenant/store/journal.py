@@ -156,6 +156,8 @@ class Journal:
             return self._load()
         except UNREADABLE as error:
             raise StoreUnavailable(f"cannot read {self.path}: {error}") from error
+        except TypeError as error:  # a damaged page tells other types to one question than to the next
+            raise StoreUnavailable(f"{self.path} is damaged: {error}; restore a backup") from error
 
     def _wrong(self) -> str:
         """Say what in the file this module cannot have written; "" where nothing is seen."""

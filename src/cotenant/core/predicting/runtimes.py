@@ -221,6 +221,13 @@ class Model:
         """Make the trees ready, which takes a while."""
         assert self._boosters
 
+    @property
+    def is_of_its_columns(self) -> bool:
+        """Whether the trees are of as many columns as they are shown."""
+        width, own = self.encoder.width, [booster.num_feature() for booster in self._boosters]
+        trends = set(own[3:6])
+        return own[:3] == [width + 3] * 3 and set(own[6:]) == {width} and len(trends) == 1 and min(trends) > width + 3
+
     def predict(self, facts: Sequence[Facts], submitted: Floats, rows: Floats) -> tuple[Floats, Floats]:
         """Tell quantiles three times, (jobs, 3 ways, 3 quantiles), and how probable a surprise is."""
         described = self.encoder.matrix(facts, submitted, rows)
@@ -313,6 +320,8 @@ def read_model(content: bytes) -> Model:
         if len(model.trees) != TREES_COUNT or not all(model.trees[:-1]) or len(model.surprises) != len(KNOTS):
             raise ValueError("parts of the model are missing")
         model.load()
+        if not model.is_of_its_columns:
+            raise ValueError("its trees are of other columns than it has")
     except (zlib.error, TypeError, KeyError, AttributeError, OverflowError, RecursionError, _broken()) as error:
         raise ValueError(f"this is no model: {error}") from None
     return model
