@@ -327,6 +327,8 @@ def _read(content: bytes, samples_max: int) -> tuple[Key, Profile]:
     for kind, cores, *told in record["rates"]:
         nodes, samples = told if len(told) == 2 else (1, *told)  # nodes were not told apart in version 0.1
         rates = _figures(samples, samples_max, kept.RATE_MAX_PER_SECOND)
+        if not rates.figures:
+            raise ValueError(f"it has no rate on {cores} cores")
         profile.rates.setdefault(kept.text(kind), {})[kept.cores(cores), kept.nodes(nodes)] = rates
     return kept.kind(record["key"]), profile
 

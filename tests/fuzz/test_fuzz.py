@@ -103,6 +103,7 @@ FOUND = [
     ("answers of a provider", b"HTTP/1.1 302 \nLocation:\nContent-Length:9223372036854775807\n\n"),
     ("lease", b"1e309 1e309"),
     ("measured rates", b'\0{"profiles":[{"setting":["","",1],"stale":"\\ud800","rates":[[1,1,4,[2]]]}]}'),
+    ("what history learnt", b'\0{"key":["ann","bert","2000","2"],"runs":[],"rates":[["",1,[]],["",2,[8]]]}'),
     ("kinds of jobs", b'\0{"key":["","",2147483648,"2"],"model":"","name":"","seconds":0}'),
     (
         "recording",

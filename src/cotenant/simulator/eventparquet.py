@@ -91,7 +91,7 @@ def lines_of(path: Path) -> Iterator[bytes]:
                     yield f"{line_of(_said(row))}\n".encode()
             if END in told:
                 yield told[END] + b"\n"
-    except (OSError, ValueError, pa.ArrowException) as error:
+    except (OSError, ValueError, TypeError, pa.ArrowException) as error:  # TypeError: a column of bytes, or of dates
         raise BadRecording(f"{path} cannot be read: {' '.join(str(error).split())}") from error
 
 
