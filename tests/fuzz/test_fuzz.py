@@ -66,6 +66,7 @@ FOUND = [
     ("snapshot", SNAPSHOT.replace(b"1000.0", ENDLESS)),
     ("snapshot", snapshot("nodes.0.memory_bytes", 2**64)),
     ("snapshot", snapshot("nodes.0.shareable", False)),
+    ("snapshot", snapshot("nodes.0.gpus", 2**31)),
     ("snapshot", snapshot("jobs.0.held.0.shares", [[99, 500]])),
     ("progress datagram", b'{"step": ' + HUGE + b"}"),
     ("progress datagram", b'{"loss": ' + HUGE + b"}"),

@@ -22,6 +22,7 @@ VERSION = 1
 KEY = "cotenant_snapshot"
 WRONG_SHOWN_MAX = 20
 RUN_SECONDS_UNKNOWN = 3600.0  # of a job of which nothing is known, nor of any other
+NODE_COUNT_MAX = 1_000_000  # GPUs or cores: a whole cluster may be pooled into one node
 
 
 class BadSnapshot(BadTrace):
@@ -296,6 +297,13 @@ def _contradictions(snapshot: Snapshot) -> list[str]:
     known = {node.id for node in snapshot.nodes}
     if not known:
         wrong.append("nodes: there are none")
+    for node in snapshot.nodes:
+        counts = {"gpus": node.gpus, "cores": node.cores}
+        wrong += [
+            f"nodes {node.id}.{name}: {count} is not from 0 to {NODE_COUNT_MAX}"
+            for name, count in counts.items()
+            if not 0 <= count <= NODE_COUNT_MAX
+        ]
     for job in snapshot.jobs:
         strangers = sorted({held.node for held in job.held} - known)
         wrong += [f"jobs {job.id}: holds something on {node!r}, which is no node" for node in strangers]
