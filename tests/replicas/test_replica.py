@@ -274,6 +274,28 @@ async def test_what_a_leader_does_not_know_of_is_missing_only_if_it_still_leads(
         await until(lambda: leader.services[0].closed)
 
 
+async def test_a_refusal_does_not_stand_where_the_office_was_lost_before_it_was_told() -> None:
+    async with replicas() as all_:
+        leader, follower = await all_.two(ttl_seconds=60.0)
+        held, stage = leader.replica._held, leader.replica._stage
+        assert held
+        assert held.lease
+        assert stage
+        answer, lease = stage.answer, held.lease
+
+        async def late(*call: Any) -> bytes:
+            try:
+                return await answer(*call)
+            finally:
+                await all_.store.revoke(lease)
+                held.lose("as when it hears so")
+                await until(lambda: follower.replica.leads and leader.replica._held is None)
+
+        with patch.object(stage, "answer", late):
+            assert (await failure(leader.get("missing"))).code is grpc.StatusCode.NOT_FOUND
+        assert follower.services[0].calls == 1, "it is the one who leads that says so"
+
+
 async def test_a_lost_lease_that_nobody_took_is_won_back_with_everything_read_anew() -> None:
     async with replicas() as all_:
         leader = await all_.start("a")

@@ -269,10 +269,11 @@ class Replica:
         deadline = self._forwarder.deadline_of(context)
         while True:
             if stage := self._stage:
+                held = self._held  # by now: what the stage knows is of this office, which may be over when it answers
                 try:
                     return await stage.answer(path, request, context)
                 except (Replaced, NotLeader, errors.Problem) as error:
-                    weighed = await self._weighed(error)
+                    weighed = await self._weighed(error, held)
                     if not (repeatable and _may_repeat(weighed, METHODS.get(path, Method()))):
                         raise _told(weighed) from None
                 await self._lost(stage, deadline)
@@ -287,15 +288,14 @@ class Replica:
                 if answer is not None:
                     return answer
 
-    async def _weighed(self, error: Exception) -> Exception:
-        """Let a refusal stand that rests on what this replica knows only if it still leads.
+    async def _weighed(self, error: Exception, held: Held | None) -> Exception:
+        """Let a refusal stand that rests on what this replica knows only if it leads still, and in the same office.
 
         One that was replaced, and is cut off from the store, does not know what was acknowledged since.
 
         Raises:
             StoreUnavailable: nobody can tell.
         """
-        held = self._held
         if held is None or not held.lease or not isinstance(error, errors.Problem) or error.code not in BY_RECORDS:
             return error
         entry = await self._store.get(held.key)
