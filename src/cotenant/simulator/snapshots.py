@@ -16,13 +16,13 @@ from cotenant.core.ledger import Holding, Ledger, Overcommitted
 from cotenant.core.nodes import NodeShape
 from cotenant.core.tenancy import Tenant
 from cotenant.simulator import plain
+from cotenant.simulator.clusters import PER_NODE_MAX
 from cotenant.simulator.traces.jobs import BadTrace, TraceJob
 
 VERSION = 1
 KEY = "cotenant_snapshot"
 WRONG_SHOWN_MAX = 20
 RUN_SECONDS_UNKNOWN = 3600.0  # of a job of which nothing is known, nor of any other
-NODE_COUNT_MAX = 1_000_000  # GPUs or cores: a whole cluster may be pooled into one node
 
 
 class BadSnapshot(BadTrace):
@@ -300,9 +300,9 @@ def _contradictions(snapshot: Snapshot) -> list[str]:
     for node in snapshot.nodes:
         counts = {"gpus": node.gpus, "cores": node.cores}
         wrong += [
-            f"nodes {node.id}.{name}: {count} is not from 0 to {NODE_COUNT_MAX}"
+            f"nodes {node.id}.{name}: {count} is not from 0 to {PER_NODE_MAX}"
             for name, count in counts.items()
-            if not 0 <= count <= NODE_COUNT_MAX
+            if not 0 <= count <= PER_NODE_MAX
         ]
     for job in snapshot.jobs:
         strangers = sorted({held.node for held in job.held} - known)

@@ -8,6 +8,7 @@ from contextlib import suppress
 
 import grpc
 import pytest
+from benchmarks.agents import SimulatedAgent
 from tests.services.mesh import Mesh, again, reason, running, spec, until
 
 from cotenant.store.port import Put
@@ -36,6 +37,17 @@ def plan(job_id: str, term: int = 0, number: int = 1, revision: int = 0) -> pb.P
 
 def forget(job_id: str, term: int = 0) -> pb.ForgetAttemptsRequest:
     return pb.ForgetAttemptsRequest(attempts=[pb.Victim(job_id=job_id, number=1)], term=term)
+
+
+async def ended(mesh: Mesh) -> tuple[SimulatedAgent, int, int]:
+    """Have attempt 1 of job `a` run to its end; returns the queue's term and the job's revision as it was planned."""
+    await mesh.kill("queue")
+    agent = await mesh.agent("n1")
+    term, before = await lead(mesh), await keep(mesh, "a")
+    await mesh.plans.PlanPlacement(plan("a", term, revision=before))
+    agent.finish(("a", 1))
+    await until(lambda: ("a", 1) in agent.acked)
+    return agent, term, before
 
 
 async def test_nothing_is_started_for_a_queue_that_leads_no_more() -> None:
@@ -125,12 +137,7 @@ async def test_a_plan_that_comes_after_its_attempt_was_forgotten_starts_nothing(
 async def test_a_plan_that_comes_to_a_placement_which_never_saw_its_attempt_starts_nothing() -> None:
     """It is of the queue that leads; what tells it from a plan of now is the job, whose end has been kept since."""
     async with running() as mesh:
-        await mesh.kill("queue")
-        agent = await mesh.agent("n1")
-        term, before = await lead(mesh), await keep(mesh, "a")
-        await mesh.plans.PlanPlacement(plan("a", term, revision=before))
-        agent.finish(("a", 1))
-        await until(lambda: ("a", 1) in agent.acked)
+        agent, term, before = await ended(mesh)
         after = await keep(mesh, "a")
         await mesh.plans.ForgetAttempts(forget("a", term))
         await mesh.restart("placement")
@@ -150,12 +157,7 @@ async def test_a_plan_that_comes_to_a_placement_which_never_saw_its_attempt_star
 async def test_the_attempt_before_is_known_again_where_the_start_of_the_next_comes_to_nothing() -> None:
     """Its record is there as before, and the queue, which has kept its end, has yet to let it be forgotten."""
     async with running() as mesh:
-        await mesh.kill("queue")
-        agent = await mesh.agent("n1")
-        term, before = await lead(mesh), await keep(mesh, "a")
-        await mesh.plans.PlanPlacement(plan("a", term, revision=before))
-        agent.finish(("a", 1))
-        await until(lambda: ("a", 1) in agent.acked)
+        _, term, before = await ended(mesh)
         await keep(mesh, "a")  # as when it was cancelled
         late = plan("a", term, number=2, revision=before)
         assert not (await mesh.plans.PlanPlacement(late)).placed

@@ -9,6 +9,7 @@ import pytest
 from tests.services.mesh import QUICK, Mesh, Part, again, reason, running, until, without
 
 from cotenant.replicas.tenure import Held
+from cotenant.rpc.errors import Problem
 from cotenant.services.placement.leadership import LEADER
 from cotenant.v1 import job_pb2
 from cotenant.v1 import node_service_pb2 as node_pb2
@@ -90,7 +91,7 @@ async def test_agents_stay_while_the_store_is_away_and_what_they_tell_is_kept_wh
 def _in_doubt(mesh: Mesh) -> bool:
     try:
         placement_of(mesh).service.leadership.check()
-    except Exception:
+    except Problem:
         return True
     return False
 
