@@ -45,7 +45,7 @@ ENTRY_POINTS = """\
 [cotenant.cpu_allocators]
 restless = tests.chaos.restless:Restless
 """
-NO_STORE = "error: no etcd member answers"  # one that is started then ends, for its manager to start it again
+NO_STORE = "error: cannot start without the store"  # one that is started then ends, for its manager to start it again
 SOURCE = Path(__file__).with_name("wall_clock.c")
 LIBRARY, OFFSET, HISTORY, POINTS = "wall_clock.so", "clock", "edges", "points"
 

@@ -336,6 +336,14 @@ async def test_without_a_leader_a_call_says_so_and_when_to_come_again() -> None:
         assert not follower.services
 
 
+async def test_who_is_started_without_the_store_ends_and_says_so() -> None:
+    async with replicas() as all_:
+        away = AsyncMock(side_effect=StoreUnavailable("etcd at a:1: context deadline exceeded"))
+        told = "cannot start without the store: etcd at a:1: context deadline exceeded"
+        with patch.object(all_.store, "get", away), pytest.raises(StoreUnavailable, match=told):
+            await all_.start("a")
+
+
 async def test_each_tells_what_it_is() -> None:
     async with replicas() as all_:
         leader, follower = await all_.two()

@@ -133,7 +133,10 @@ class Replica:
             Exception: whatever keeps a lone process from leading.
         """
         if not self._patient:
-            await self._store.get(self._election.key)
+            try:
+                await self._store.get(self._election.key)
+            except StoreUnavailable as error:
+                raise StoreUnavailable(f"cannot start without the store: {error}") from error
         self._tasks.append(asyncio.create_task(self._election.follow(), name=f"{self._election.key}-follow"))
         self._tasks.append(asyncio.create_task(self._tell(), name=f"{self._election.key}-health"))
         if self._election.alone:
