@@ -215,7 +215,7 @@ class Committer:
         over = await self._outdated(under)
         COMMITS.add(outcome=(Outdated if over else Fenced).__name__)
         if not over:
-            raise Fenced(f"another writer has changed one of {', '.join(sorted(last)[:3])}")
+            raise Fenced(_why_fenced(last))
         rest = []
         for group in batch:
             if why := next((compare for compare in group.under if compare in over), None):
@@ -267,7 +267,7 @@ class Committer:
             return None
         revisions = {entry.mod_revision for key in changed if (entry := found[key])}
         if len(changed) < len(telling) or len(revisions) > 1:
-            raise Fenced(f"another writer has changed one of {', '.join(sorted(changed)[:3])}")
+            raise Fenced(_why_fenced(changed))
         return Committed(revisions.pop() if revisions else renewed.mod_revision)
 
     async def _entry(self, key: str) -> Entry | None:
@@ -307,6 +307,11 @@ async def _patiently(ask: Callable[[], Awaitable[Answer]]) -> Answer:
         except StoreUnavailable as error:
             log.info("store_away", error=str(error))
             await asyncio.sleep(RETRY_SECONDS)
+
+
+def _why_fenced(keys: Iterable[str]) -> str:
+    first = ", ".join(sorted(keys)[:3])
+    return f"another writer has changed one of {first}" if first else "another placement has begun to lead"
 
 
 def _revision(entry: Entry | None) -> int:

@@ -93,8 +93,8 @@ class Leadership:
             return working.result()
         finally:
             unanswered.cancel()
-            if not working.done():
-                working.cancel()
+            if not working.cancel() and not working.cancelled():
+                working.exception()  # nobody else asks for it where the caller was cut off in the same moment
 
     async def renew(self) -> Compare:
         """Begin a new term, and return its fence: what was sent under the old one is refused from now on.
