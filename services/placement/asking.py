@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 
 from cotenant.core.estimates import Estimate
@@ -11,7 +11,8 @@ from cotenant.core.jobs import JobSpec
 from cotenant.core.nodes import NodeShape
 from cotenant.core.policy import CpuAllocator
 from cotenant.core.queueing import cycle
-from cotenant.rpc import estimates, translate
+from cotenant.core.validate import Violation, check_amounts
+from cotenant.rpc import errors, estimates, translate
 from cotenant.services.placement.cluster import Cluster
 from cotenant.v1 import job_pb2
 from cotenant.v1 import placement_service_pb2 as placement_pb2
@@ -43,13 +44,38 @@ def gang_of(
 
 def spec_of(message: job_pb2.JobSpec) -> JobSpec:
     """Read a spec; small ones are remembered, for who waits is asked about again in each cycle."""
+    return _read(message)[0]
+
+
+def check_candidates(candidates: Iterable[placement_pb2.Candidate]) -> None:
+    """Refuse gangs of nobody, and of amounts that would give where others take, before anything is held for one.
+
+    Raises:
+        Problem: INVALID_ARGUMENT, naming each field of each candidate that nobody can count with.
+    """
+    wrong = [
+        Violation(f"candidates[{at}].{one.field}", one.description)
+        for at, candidate in enumerate(candidates)
+        for one in _read(candidate.spec)[1]
+    ]
+    if wrong:
+        raise errors.invalid(wrong)
+
+
+def _read(message: job_pb2.JobSpec) -> tuple[JobSpec, Sequence[Violation]]:
+    """Read a spec, with what is wrong with its amounts."""
     raw = message.SerializeToString()
-    return _remembered(raw) if len(raw) <= SPEC_BYTES_KEPT_MAX else translate.spec_from_wire(message)
+    return _remembered(raw) if len(raw) <= SPEC_BYTES_KEPT_MAX else _weighed(message)
 
 
 @lru_cache(SPECS_KEPT_MAX)
-def _remembered(raw: bytes) -> JobSpec:
-    return translate.spec_from_wire(job_pb2.JobSpec.FromString(raw))
+def _remembered(raw: bytes) -> tuple[JobSpec, Sequence[Violation]]:
+    return _weighed(job_pb2.JobSpec.FromString(raw))
+
+
+def _weighed(message: job_pb2.JobSpec) -> tuple[JobSpec, Sequence[Violation]]:
+    spec = translate.spec_from_wire(message)
+    return spec, check_amounts(spec)
 
 
 def heeding(

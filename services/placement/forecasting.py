@@ -28,7 +28,7 @@ from cotenant.core.queueing.forecast import (
 from cotenant.core.tenancy import Headroom
 from cotenant.rpc import translate
 from cotenant.rpc.tenants import tenant_of
-from cotenant.services.placement.asking import gang_of
+from cotenant.services.placement.asking import check_candidates, gang_of
 from cotenant.services.placement.cluster import Cluster
 from cotenant.services.placement.planner import reserving_of
 from cotenant.services.placement.records import Live
@@ -55,7 +55,12 @@ class Forecasting:
         self._lock = asyncio.Lock()
 
     async def forecast(self, request: placement_pb2.ForecastStartsRequest) -> placement_pb2.ForecastStartsResponse:
-        """Take the picture as it is now, and play through what comes of it beside whatever else is to be done."""
+        """Take the picture as it is now, and play through what comes of it beside whatever else is to be done.
+
+        Raises:
+            Problem: INVALID_ARGUMENT, naming what of the candidates nobody can count with.
+        """
+        check_candidates(request.candidates)
         async with self._lock:
             self._check_trust()
             begin = time.monotonic()

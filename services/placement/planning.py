@@ -12,11 +12,11 @@ from cotenant.core.policy import CpuAllocator, PlacementPolicy
 from cotenant.core.queueing import cycle
 from cotenant.core.refusals import Code, Refusal
 from cotenant.core.tenancy import Headroom
-from cotenant.rpc import errors, refusals
+from cotenant.rpc import refusals
 from cotenant.rpc.background import Background
-from cotenant.rpc.errors import Violation
 from cotenant.rpc.tenants import tenant_of
 from cotenant.services.placement import planner
+from cotenant.services.placement.asking import check_candidates
 from cotenant.services.placement.attempts import QUEUE_LEADER, Attempts, as_known, led_by
 from cotenant.services.placement.cluster import Cluster
 from cotenant.services.placement.committer import Outdated, TooLarge
@@ -62,7 +62,7 @@ class Planning:
 
     async def plan(self, request: placement_pb2.PlanPlacementRequest) -> placement_pb2.PlanPlacementResponse:
         """Place what can be placed. Once it is decided it is done, even where the caller has gone meanwhile."""
-        _check_candidates(request)
+        check_candidates(request.candidates)
         return await self._background.finish(self._plan(request))
 
     async def _plan(self, request: placement_pb2.PlanPlacementRequest) -> placement_pb2.PlanPlacementResponse:
@@ -196,18 +196,3 @@ class Planning:
 
 def _ask_again(why: str, **numbers: float) -> Refusal:
     return Refusal(Code.NOT_YET_CONSIDERED, why, numbers=numbers, holds_seconds=LATE_SECONDS)
-
-
-def _check_candidates(request: placement_pb2.PlanPlacementRequest) -> None:
-    """Refuse gangs of nobody, before anything is held for one.
-
-    Raises:
-        Problem: INVALID_ARGUMENT, naming each candidate that has no replica to place.
-    """
-    wrong = [
-        Violation(f"candidates[{at}].spec.roles", "has no role, or one without a replica")
-        for at, candidate in enumerate(request.candidates)
-        if not candidate.spec.roles or min(role.replicas for role in candidate.spec.roles) < 1
-    ]
-    if wrong:
-        raise errors.invalid(wrong)

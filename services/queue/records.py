@@ -10,6 +10,7 @@ from cotenant.core.failing.retrying import RetryRules, Tries, decide
 from cotenant.core.jobs import JobSpec
 from cotenant.core.lifecycle import AttemptState, JobEvent, Phase, next_phase
 from cotenant.core.refusals import plural
+from cotenant.core.validate import check_amounts
 from cotenant.rpc import translate
 from cotenant.services.queue import avoiding
 from cotenant.services.queue.failing import broke, failure, from_wire, in_words
@@ -22,7 +23,6 @@ from cotenant.v1 import job_pb2, records_pb2
 SCHEMA_VERSION = 1
 EVENTS_MAX = 40
 PAST_ATTEMPTS_MAX = 8
-AMOUNT_MAX = (1 << 63) - 1  # what a column of the queue's table holds
 PAST_BYTES_MAX = 256 * 1024  # of past attempts: large gangs are large records
 RETRYING = RetryRules()
 
@@ -80,18 +80,10 @@ def loaded(entry: Entry) -> Record:
         record = Record(stored, translate.spec_from_wire(stored.job.spec), entry.mod_revision)
         if record.phase.holds_resources:
             stored.job.phase = PHASES.to_wire(Phase.QUEUED)
-        _check_amounts(record.asks)
+        if wrong := check_amounts(record.asks):  # no plan that names it would be taken
+            raise ValueError("; ".join(f"{one.field} {one.description}" for one in wrong))
         record.rest(like=entry.value)
     return record
-
-
-def _check_amounts(asks: JobSpec) -> None:
-    """Refuse what no column of the table holds; whoever submits a job is refused it as what fits nowhere."""
-    requests = [(role.replicas, role.request) for role in asks.roles]
-    memory_bytes = sum(replicas * request.memory_bytes for replicas, request in requests)
-    cores = sum(replicas * (request.cores or 1) for replicas, request in requests)
-    if max(asks.gpu_milli, memory_bytes, cores) > AMOUNT_MAX:
-        raise ValueError("it asks for more than can be counted")
 
 
 def turn(record: Record) -> tuple[str, int]:

@@ -56,6 +56,30 @@ def check_spec(spec: JobSpec, *, now: float | None = None) -> tuple[Violation, .
     ) + tuple(_deadline(spec, now))
 
 
+def check_amounts(spec: JobSpec) -> tuple[Violation, ...]:
+    """Name what nobody can count with, whatever else is wrong: less than none, or more than any job has.
+
+    >>> check_amounts(JobSpec(roles=(Role(request=Request(memory_bytes=-1)),)))[0].field
+    'spec.roles[0].resources.memory_bytes'
+    """
+    if not 1 <= len(spec.roles) <= ROLES_MAX:
+        return (Violation("spec.roles", f"must be from 1 to {ROLES_MAX}, not {len(spec.roles)}"),)
+    wrong = tuple(
+        Violation(f"spec.roles[{index}].{field}", f"must be from {least} to {most}, not {amount}")
+        for index, role in enumerate(spec.roles)
+        for field, least, amount, most in (
+            ("replicas", 1, role.replicas, REPLICAS_MAX),
+            ("open.min", 1, role.open.least if role.open else 1, REPLICAS_MAX),
+            ("open.max", 1, role.open.most if role.open else 1, REPLICAS_MAX),
+            ("resources.gpu_milli", 0, role.request.gpu_milli, GPU_MILLI_MAX),
+            ("resources.cores", 0, role.request.cores or 0, CORES_MAX),
+            ("resources.memory_bytes", 0, role.request.memory_bytes, MEMORY_BYTES_MAX),
+        )
+        if not least <= amount <= most
+    )
+    return wrong or tuple(Violation(f"spec.{field}", told) for field, told in _replicas(spec))
+
+
 Found = Iterator[tuple[str, str]]
 
 
@@ -94,6 +118,10 @@ def _roles(spec: JobSpec) -> Found:
             yield f"{where}.command", "nothing to run: neither the role nor the job has a command"
         for field, wrong in _request(role.request):
             yield f"{where}.resources.{field}", wrong
+    yield from _replicas(spec)
+
+
+def _replicas(spec: JobSpec) -> Found:
     if sum(role.replicas for role in spec.roles) > REPLICAS_MAX:
         yield "roles", f"all roles together may have {REPLICAS_MAX} replicas, not {spec.replicas}"
 

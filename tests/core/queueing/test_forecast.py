@@ -15,13 +15,15 @@ from hypothesis import strategies as st
 from tests.worlds import rng
 
 from cotenant import plugins
-from cotenant.core.estimates import Estimate
+from cotenant.core.estimates import UNKNOWN, Estimate
 from cotenant.core.gangs import Demand, Gang
 from cotenant.core.gangs import Part as GangPart
+from cotenant.core.jobs import JobSpec, Request, Role
 from cotenant.core.ledger import Holding, Ledger
 from cotenant.core.nodes import NodeShape
 from cotenant.core.policy import PlacementPolicy
 from cotenant.core.predicting.rests import Rest, exactly, rest_of
+from cotenant.core.queueing.cycle import gang_with
 from cotenant.core.queueing.forecast import (
     Expected,
     Forecast,
@@ -33,6 +35,7 @@ from cotenant.core.queueing.forecast import (
 from cotenant.core.queueing.reservations import NO_RESERVING, Reserving
 from cotenant.core.scenes import Resident
 from cotenant.core.tenancy import Headroom, Tenant
+from cotenant.core.validate import check_amounts
 from cotenant.policies.consolidate import Consolidate
 from cotenant.policies.first_fit import FirstFit
 from cotenant.policies.locality import WaitsForLocality
@@ -291,3 +294,37 @@ def test_the_ledger_is_left_as_it_was_and_the_same_is_told_again(snapshot: Snaps
     )
     for one in told[0].expected.values():
         assert one.p10_seconds <= one.seconds <= one.p90_seconds
+
+
+ODD = (-(2**63), -(2**31), -1, 0, 1, 2, 1000, 2000, 2**31 - 1, 2**63 - 1)
+
+
+@st.composite
+def asked(draw: st.DrawFn) -> JobSpec:
+    """What somebody may ask for who is no queue of ours."""
+    amount = st.sampled_from(ODD) | st.integers(0, 4)
+    role = st.builds(
+        Role,
+        replicas=st.integers(1, 3) | amount,
+        request=st.builds(
+            Request, gpu_milli=st.sampled_from([0, 500, 1000]) | amount, cores=amount, memory_bytes=amount
+        ),
+    )
+    return JobSpec(roles=tuple(draw(st.lists(role, min_size=1, max_size=2))))
+
+
+@given(st.lists(asked(), min_size=1, max_size=4), st.booleans(), st.integers(0, 99))
+def test_whoever_asks_for_amounts_that_can_be_counted_takes_nothing_that_others_hold(
+    specs: list[JobSpec], strict: bool, seed: int
+) -> None:
+    ledger = Ledger([NodeShape(4, 8, 64), NodeShape(2, 4, 64, shareable=True)])
+    waiters = [
+        Waiter(gang_with(f"w{number}", spec, UNKNOWN, [role.request.cores or 1 for role in spec.roles], ""), exactly(9))
+        for number, spec in enumerate(specs)
+        if not check_amounts(spec)
+    ]
+    held = [on("a", 0, 4, 60), Holder("b", (Holding(1, cores=1, memory_bytes=8, shares=((0, 500),)),), exactly(600))]
+    shown = picture(ledger, held, waiters, strict=strict)
+    free = ledger._free.copy()
+    forecast(shown, Consolidate(), np.random.default_rng(seed))
+    assert (ledger._free == free).all()

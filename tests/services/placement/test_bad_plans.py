@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import grpc
 import numpy as np
 import pytest
 from tests.services.mesh import Mesh, running, spec, until
@@ -15,6 +16,7 @@ from cotenant.core.gangs import Gang
 from cotenant.core.ledger import Ledger, Offer, Share
 from cotenant.core.refusals import Refusal
 from cotenant.policies.consolidate import Consolidate
+from cotenant.rpc import errors
 from cotenant.services.placement.server import PLACEMENTS
 from cotenant.v1 import job_pb2
 from cotenant.v1 import node_service_pb2 as node_pb2
@@ -149,3 +151,30 @@ async def test_what_no_queue_of_ours_asks_is_answered_all_the_same() -> None:
                 validate_only=True,
             )
         )
+
+
+async def test_amounts_that_nobody_can_count_with_are_refused_and_nothing_is_held() -> None:
+    """Less than nothing would give where others take."""
+    async with running() as mesh:
+        await mesh.agent("n1", gpus=2)
+        less = placement_pb2.Candidate(job_id="less", number=1, spec=spec(gpus=0, cores=1, replicas=8))
+        less.spec.roles[0].resources.memory_bytes = -(2**31)
+        much = placement_pb2.Candidate(job_id="much", number=1, spec=spec(gpus=1, replicas=2**31 - 1))
+        nobody = placement_pb2.Candidate(job_id="nobody", number=1)
+        asked = [placement_pb2.Candidate(job_id="good", number=1, spec=spec(gpus=1)), less, much, nobody]
+        for call, request in (
+            (mesh.plans.PlanPlacement, placement_pb2.PlanPlacementRequest(candidates=asked)),
+            (mesh.plans.ForecastStarts, placement_pb2.ForecastStartsRequest(candidates=asked)),
+        ):
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await call(request)
+            problem = errors.from_error(refused.value)
+            assert (problem.code, [one.field for one in problem.violations]) == (
+                grpc.StatusCode.INVALID_ARGUMENT,
+                [
+                    "candidates[1].spec.roles[0].resources.memory_bytes",
+                    "candidates[2].spec.roles[0].replicas",
+                    "candidates[3].spec.roles",
+                ],
+            )
+        assert not mesh.parts["placement"].service.cluster.attempts

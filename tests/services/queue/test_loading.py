@@ -135,6 +135,9 @@ async def test_others_go_on_while_a_whole_picture_of_placement_is_taken_in() -> 
     "spoil",
     [
         lambda spec: spec.roles.extend([job_pb2.Role(name="b", replicas=2**31 - 1, resources=LARGE)]),
+        lambda spec: spec.roles.extend([job_pb2.Role(name="b", replicas=-1)]),
+        lambda spec: setattr(spec.roles[0].resources, "memory_bytes", -1),
+        lambda spec: spec.ClearField("roles"),
         lambda spec: spec.ClearField("roles") or spec.pre_run.FromSeconds(5),
     ],
 )
