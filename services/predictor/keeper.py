@@ -14,7 +14,6 @@ A `Follower` writes nothing: it reads what another replica wrote, and goes on re
 from __future__ import annotations
 
 import asyncio
-import gc
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Protocol, TypeVar
 
@@ -22,6 +21,7 @@ import structlog
 
 from cotenant import fail_points
 from cotenant.core.policy import Follows
+from cotenant.rpc import garbage
 from cotenant.store.port import (
     VALUE_BYTES_MAX,
     Compare,
@@ -94,7 +94,7 @@ class Keeper:
             log.info("records_restored", predictor=name, count=len(own) - len(unread))
             for entry in unread:
                 await self._set_aside(entry)
-        gc.freeze()  # what was restored stays: to look through it for garbage again and again would delay estimates
+        garbage.settle_again()  # what was restored stays; what an earlier term knew does not
         self.restored = True
         self.read.set()
         self._tell(present=True)

@@ -7,7 +7,6 @@ taken in can be asked, added to, written down and read again.
 from __future__ import annotations
 
 import asyncio
-import gc
 import json
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -156,7 +155,6 @@ async def _restored(make: Callable[[], Kept], name: str, records: Mapping[str, b
     await store.transact([], [Put(f"{PREFIX}{name}/{one}", content) for one, content in records.items()])
     keeper = Keeper(store, {name: kept}, lambda ready: None)
     await keeper.restore()
-    gc.unfreeze()  # thousands of services begin in this process
     left = {entry.key for entry in (await store.list("")).entries}
     if {one.removeprefix(ASIDE).removeprefix(PREFIX) for one in left} != {f"{name}/{one}" for one in records}:
         raise AssertionError(f"records are lost: {sorted(left)}")

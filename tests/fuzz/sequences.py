@@ -10,7 +10,6 @@ what no attempt holds, and another job runs.
 from __future__ import annotations
 
 import asyncio
-import gc
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
@@ -295,7 +294,6 @@ class Sequence_(RuleBasedStateMachine):  # noqa: N801  # `Sequence` is the colle
             self._do(asyncio.wait_for(self._end(), END_SECONDS * 2))
         finally:
             self._do(self._running.__aexit__(None, None, None))
-            gc.unfreeze()  # a predictor keeps what it restored from being looked through; here many come and go
         run, outcome = self.run, self.run.outcome
         outcome.seconds = time.monotonic() - run.begun
         if not run.settled and outcome.inputs >= run.wanted * SETTLED_SHARE:

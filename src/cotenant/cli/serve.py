@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import os
 import signal
 from collections.abc import Coroutine
@@ -37,7 +36,6 @@ if TYPE_CHECKING:
 
 PORTS = {"queue": 7070, "placement": 7071, "predictor": 7072, "contention": 7073}
 SERVICES = (*PORTS, "agent")
-GARBAGE_THRESHOLDS = (10_000, 20, 10)  # of objects, of looks at the youngest, of looks at the younger
 
 
 def register(app: typer.Typer) -> None:
@@ -168,27 +166,18 @@ def _cpus(text: str) -> tuple[int, ...] | None:
 
 def _service(service: str, told: Told) -> Coroutine[Any, Any, None]:
     """Compose one of the four services."""
+    from cotenant.rpc import garbage
+
     common: dict[str, Any] = {"address": told.listen, "store_url": told.store_url, "token": told.token}
     common["security"] = security_of(told.guarding, told.state_dir, service, told.token)
 
     def started(port: int) -> None:
-        _settle_garbage()
+        garbage.settle()
         note(f"{service} serves at {told.listen.rpartition(':')[0]}:{port}")
 
     common["on_start"] = started
     compose = {"placement": _placement, "predictor": _predictor, "contention": _contention, "queue": _queue}
     return compose[service](told, common)
-
-
-def _settle_garbage() -> None:
-    """Look for garbage less often than Python does by itself, and never through what is there from the start.
-
-    A service makes thousands of objects for each call, and nearly all go without being looked for. To look through all
-    that there is took a fourteenth of its time, and held all calls up for a tenth of a second again and again.
-    """
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(*GARBAGE_THRESHOLDS)
 
 
 def _placement(told: Told, common: dict[str, Any]) -> Coroutine[Any, Any, None]:

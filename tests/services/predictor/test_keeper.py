@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Mapping, Sequence
 
 import pytest
 from structlog.testing import capture_logs
 from tests.services.predictor.conftest import FickleStore, Restarts
 
+from cotenant.rpc import garbage
 from cotenant.services.predictor.keeper import Keeper
 from cotenant.store.port import VALUE_BYTES_MAX, Put, Store, StoreUnavailable
 
@@ -50,6 +53,23 @@ async def test_a_corrupt_record_is_named_and_set_aside_and_the_others_are_read(r
     assert notes.read == {"good": b"a"}
     assert await contents(store) == {"predictor/notes/good": b"a", "unreadable/predictor/notes/bad/one": b"!"}
     assert [line["key"] for line in logs if line["event"] == "record_unreadable"] == ["predictor/notes/bad/one"]
+
+
+async def test_what_an_earlier_term_knew_goes_once_the_next_has_read_all_anew() -> None:
+    store, thresholds = FickleStore(), gc.get_threshold()
+    garbage.settle()
+    try:
+        for _ in range(2):
+            notes = Notes()
+            notes.read["itself"] = notes  # type: ignore[assignment]  # as all that is learnt names each other
+            await keeper_of(store, notes)
+            left = weakref.ref(notes)
+            del notes
+            await keeper_of(store, Notes())
+            assert left() is None
+    finally:
+        gc.unfreeze()
+        gc.set_threshold(*thresholds)
 
 
 async def test_a_record_that_makes_the_whole_restore_fail_is_found_and_set_aside() -> None:
