@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import ctypes
 import gzip
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from tests.fuzz import agent_sockets, calls, connections, sequences
 from tests.fuzz.agent_files import HEALTH, STATUS
 from tests.fuzz.operator_files import TOKENS
-from tests.fuzz.running import Outcome, run
+from tests.fuzz.running import GROWTH_BYTES_MAX, Outcome, run
 from tests.fuzz.targets import Prepared, Target, all_targets
 from tests.fuzz.trace_files import SNAPSHOT
 
@@ -173,3 +175,27 @@ def test_what_takes_too_long_is_found(tmp_path: Path) -> None:
 
     outcome = run(Target("slow", lambda directory: Prepared(hangs, (b"x",)), seconds_max=0.05), 0, SEED, tmp_path)
     assert [finding.what for finding in outcome.findings] == ["a good input: hung: more than 0.05 s"]
+
+
+LEAKED_BYTES, LEAKS = 16 << 10, 3_000
+C = ctypes.CDLL(None)
+C.malloc.restype, C.malloc.argtypes = ctypes.c_void_p, (ctypes.c_size_t,)
+
+
+def leaks(data: bytes) -> None:
+    """Take memory as a library does that is no Python, write to it, and lose it."""
+    ctypes.memset(C.malloc(LEAKED_BYTES), 1, LEAKED_BYTES)
+
+
+def leaves_garbage(data: bytes) -> None:
+    """Take as much and more, and leave it in a circle: whoever looks for garbage finds it."""
+    circle: list[object] = [bytearray(LEAKED_BYTES), [b"%d" % number for number in range(300)]]
+    circle.append(circle)
+
+
+@pytest.mark.parametrize(("run_one", "grows"), [(leaks, True), (leaves_garbage, False)])
+def test_memory_that_stays_is_found_and_what_is_only_garbage_is_none(
+    run_one: Callable[[bytes], None], grows: bool, tmp_path: Path
+) -> None:
+    outcome = run(Target("grows", lambda directory: Prepared(run_one, (b"x",))), LEAKS, SEED, tmp_path)
+    assert (outcome.grown_bytes > GROWTH_BYTES_MAX) is grows

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import random
 from collections.abc import Callable
@@ -71,6 +72,19 @@ def test_a_recording_is_the_same_in_either_form(tmp_path: Path) -> None:
 def record(scenario: Scenario, path: Path, watch: Callable[[Simulation], bool] | None = None) -> None:
     with writing(path, scenario) as recorder:
         recorder.end(complete=scenario.run(recorder=recorder, watch=watch).complete)
+
+
+@pytest.mark.parametrize("column", [b"a", datetime.date(2026, 1, 1)])
+def test_a_recording_of_other_types_than_it_was_written_with_is_refused(tmp_path: Path, column: object) -> None:
+    pyarrow = pytest.importorskip("pyarrow", reason="needs the extra `research`")
+    parquet = pytest.importorskip("pyarrow.parquet", reason="needs the extra `research`")
+    record(Scenario("sample", "1x8"), file := tmp_path / "a.parquet")
+    table, kept = parquet.read_table(file), parquet.read_metadata(file).metadata
+    other = pyarrow.array([column] * len(table))
+    changed = table.set_column(table.column_names.index("job_id"), "job_id", other)
+    parquet.write_table(changed.replace_schema_metadata(kept), file)
+    with pytest.raises(BadRecording, match=r"cannot be read: Object of type .* is not JSON"):
+        list(Recording(file).events())
 
 
 def test_any_changed_byte_is_caught(recorded: Path) -> None:
