@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 
 import structlog
@@ -52,22 +52,22 @@ class Forgetting:
             await asyncio.sleep(SWEEP_SECONDS)
 
     async def sweep(self, now: float) -> None:
-        """Forget jobs that ended, oldest first, until no more are kept than should be or may go.
+        """Forget jobs, those first that ended first, until no more are kept than should be or may go.
 
         Raises:
             StoreUnavailable: the store is away.
             OSError: the archive cannot be written.
         """
         state, old = self._state, now - self._kept_seconds
-        ended = [job_id for job_id in state.ids if state.records[job_id].phase.ended]
+        ended = [record for record in state.records.values() if record.phase.ended]
         over, gone = len(ended) - self._kept_max, 0
         some: list[Record] = []
-        for job_id in ended:
+        for job_id in _by_end(ended) if over > 0 or any(one.ended_seconds <= old for one in ended) else ():
             record = state.records.get(job_id)
             if record is None or state.gates.wanted(record):
                 continue
             if gone + len(some) >= over and record.ended_seconds > old:
-                continue  # ids rise with their jobs' submission, not with their end
+                break
             if record.spec.array_task is None:
                 some.append(record)
                 if len(some) == AT_ONCE_MAX:
@@ -97,3 +97,7 @@ class Forgetting:
         if self._archive and records:
             await self._archive.add([record.job for record in records])
             await fail_points.reach("upkeep.archived")
+
+
+def _by_end(records: Iterable[Record]) -> list[str]:
+    return [one.id for one in sorted(records, key=lambda one: (one.ended_seconds, one.id))]

@@ -29,8 +29,10 @@ async def test_what_is_forgotten_is_in_the_archive(tmp_path: Path, capsys: pytes
     config = QueueConfig(ended_kept_max=1, ended_kept_seconds=math.inf, archive=path)
     async with running(queue_config=config) as mesh:
         await mesh.agent("n1", run_seconds=0.0)
-        ids = [await mesh.submit(environment={"SECRET": "s3cr3t"}) for _ in range(3)]
-        await mesh.all_ended()
+        ids = []
+        for _ in range(3):
+            ids.append(await mesh.submit(environment={"SECRET": "s3cr3t"}))
+            await mesh.reach(ids[-1], "SUCCEEDED")
         forgetting = mesh.parts["queue"].service.forgetting
         await forgetting.sweep(time.time())
         assert [row[:2] for row in kept(path)] == [(job_id, "succeeded") for job_id in ids[:2]]
@@ -44,6 +46,18 @@ async def test_what_is_forgotten_is_in_the_archive(tmp_path: Path, capsys: pytes
     assert all(job_id in out for job_id in ids[:2])
     assert main.run(["history", "--archive", str(path), "--since", "2999-01-01"]) == 0
     assert "no such jobs" in capsys.readouterr().err
+
+
+async def test_the_first_to_end_is_the_first_to_be_forgotten() -> None:
+    async with running(queue_config=QueueConfig(ended_kept_max=1)) as mesh:
+        agent = await mesh.agent("n1")
+        early, late = [await mesh.submit() for _ in range(2)]
+        for job_id in (late, early):
+            await mesh.reach(job_id, "RUNNING")
+            agent.finish((job_id, 1))
+            await mesh.reach(job_id, "SUCCEEDED")
+        await mesh.parts["queue"].service.forgetting.sweep(time.time())
+        assert await mesh.records_left("queue/jobs/") == [f"queue/jobs/{early}"]
 
 
 async def test_a_job_that_ended_long_ago_is_forgotten_though_there_are_few() -> None:
