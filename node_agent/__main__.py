@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import signal
+from collections.abc import Callable
 
 from cotenant.node_agent.agent import Agent, AgentConfig
 
 
-async def serve(config: AgentConfig) -> None:
-    """Run an agent until SIGTERM or SIGINT; jobs run on.
+async def serve(config: AgentConfig, on_start: Callable[[], None] = lambda: None) -> None:
+    """Run an agent until SIGTERM or SIGINT; jobs run on. `on_start` is told once it knows what runs on the node.
 
     Raises:
         AnotherAgent: the state directory is in use.
@@ -22,4 +23,4 @@ async def serve(config: AgentConfig) -> None:
     loop = asyncio.get_running_loop()
     for caught in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(caught, stop.set)
-    await Agent(config).run(stop)
+    await Agent(config, on_start=on_start).run(stop)

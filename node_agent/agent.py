@@ -10,7 +10,7 @@ import asyncio
 import os
 import time as clock
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
@@ -91,9 +91,12 @@ class AgentConfig:
 class Agent:
     """Everything of one node, wired up. `run` may be called once."""
 
-    def __init__(self, config: AgentConfig, runtime: Runtime | None = None) -> None:
+    def __init__(
+        self, config: AgentConfig, runtime: Runtime | None = None, on_start: Callable[[], None] = lambda: None
+    ) -> None:
         self._config = config
         self._runtime = runtime
+        self._on_start = on_start
         self._incarnation = uuid.uuid4().hex
         self._background = Background()
         self._rng = Random(self._incarnation)  # spreads retries, guards nothing
@@ -174,7 +177,8 @@ class Agent:
                     lambda: orders.attempts, progress.rate_over, profiles.under_way,
                     lambda key: throttling.held(key).throttle, health.utilisation_percent,
                 )  # fmt: skip
-                self._background.start(self._contention(runtime, bandwidth, sight).run())
+                self._background.forever("contention_link", self._contention(runtime, bandwidth, sight).run)
+            self._on_start()
             await stop.wait()
         finally:
             await throttling.close()
@@ -238,6 +242,7 @@ class Agent:
             sample=sampler.sample,
             obey=self._throttling.obey,
             away=self._throttling.away,
+            holding=self._throttling.holding,
             interval_seconds=max(SAMPLE_SECONDS_MIN, config.sample_interval_seconds),
             rng=self._rng,
         )

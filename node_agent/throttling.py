@@ -90,6 +90,10 @@ class Throttling:
         """Whether an attempt is held back, or about to be: its rate says nothing of its cores."""
         return key in self._leases or not self.held(key).throttle.free
 
+    def holding(self) -> bool:
+        """Whether any attempt is held back, or about to be, or is being let go."""
+        return bool(self._leases)
+
     def held(self, key: AttemptKey) -> Held:
         """How an attempt is held back now."""
         return self._runtime.held(key) if self._runtime is not None else Held()

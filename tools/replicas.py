@@ -101,10 +101,12 @@ All predictors on one etcd know the same: the leader takes observations and writ
 and answer estimates alike, so that estimates are spread over all of them and go on while a leader is elected.
 
 Contention keeps samples and incidents of a node in memory, so a node's agent sends them to one replica: the one that
-its name chooses among those listed (rendezvous hashing), or the next one in its order while that one is away.
-`cotenant top` and `cotenant incidents` ask all of them and show what they say as one, also where all have one name.
-Whoever calls by gRPC asks each replica for its own nodes. Behind one name agents cannot choose: each goes to any
-replica, which is the same to what is decided, for that hangs on a node's own samples alone.
+its name chooses among those there are (rendezvous hashing), or the next one in its order while that one is away. It
+goes back within a minute or two of the other's return, as soon as nothing is held back on it: a replica that comes to
+know of a node begins without baselines. Replicas are those that are listed, or all addresses of one name, as of a
+headless service of Kubernetes; names are looked up before each stream and once a minute, so that replicas may be
+added, taken away and replaced at other addresses. `cotenant top` and `cotenant incidents` ask all of them and show
+what they say as one. Whoever calls by gRPC asks each replica for its own nodes.
 
 ## How much they do
 

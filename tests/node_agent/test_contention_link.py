@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from random import Random
 from typing import Any
 
+import grpc
+import grpc.aio
 import pytest
 
-from cotenant.node_agent.contention_link import LASTED_SECONDS, ContentionLink
+from cotenant.node_agent import contention_link
+from cotenant.node_agent.contention_link import LASTED_SECONDS, ContentionLink, Replica
 from cotenant.rpc.shards import ranked
 
 ADDRESSES = [f"127.0.0.1:{port}" for port in (1, 2, 3)]
@@ -25,6 +29,7 @@ class Link(ContentionLink):
             sample=lambda: None,  # type: ignore[arg-type, return-value]  # none is taken
             obey=lambda directive: None,
             away=lambda: None,
+            holding=lambda: False,
             interval_seconds=1.0,
             rng=Random(1),
         )
@@ -33,8 +38,8 @@ class Link(ContentionLink):
         monkeypatch.setattr("cotenant.node_agent.contention_link.time.monotonic", lambda: self._now)
         self._backoff.next_seconds = lambda: 0.0  # type: ignore[method-assign]  # no time passes
 
-    async def _hold_stream(self, address: str) -> None:
-        self.tried.append(address)
+    async def _hold_stream(self, replica: Replica) -> None:
+        self.tried.append(replica.address)
         if not self._lasted:
             await asyncio.Event().wait()
         self._now += self._lasted.pop(0)
@@ -57,3 +62,89 @@ async def test_the_next_ones_are_tried_in_turn(monkeypatch: pytest.MonkeyPatch) 
 async def test_one_that_held_a_stream_for_long_gives_way_to_the_first_again(monkeypatch: pytest.MonkeyPatch) -> None:
     first, second, _ = ranked("n1", ADDRESSES)
     assert await tried(monkeypatch, [0.0, LASTED_SECONDS, LASTED_SECONDS]) == [first, second, first, first]
+
+
+class Homing(ContentionLink):
+    """Stays where it is for ever, among replicas of which the test says which are there."""
+
+    def __init__(self, endpoint: str, there: set[str]) -> None:
+        self.there, self.held_back, self.looks = there, False, 0
+        self.tried: asyncio.Queue[Replica] = asyncio.Queue()
+        super().__init__(
+            endpoint,
+            "",
+            "n1",
+            sample=lambda: None,  # type: ignore[arg-type, return-value]  # none is taken
+            obey=lambda directive: None,
+            away=lambda: None,
+            holding=self._is_holding,
+            interval_seconds=1.0,
+            rng=Random(1),
+        )
+        self._backoff.next_seconds = lambda: 0.0  # type: ignore[method-assign]  # no time passes
+
+    def _is_holding(self) -> bool:
+        self.looks += 1
+        return self.held_back
+
+    async def _hold_stream(self, replica: Replica) -> None:
+        self.tried.put_nowait(replica)
+        if replica.address in self.there:
+            await asyncio.Event().wait()
+        nothing = grpc.aio.Metadata()
+        raise grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, nothing, nothing)
+
+    async def _reaches(self, replica: Replica) -> bool:
+        return replica.address in self.there
+
+
+async def test_a_node_goes_home_once_its_replica_is_back_but_holds_on_to_what_it_holds_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(contention_link, "HOME_SECONDS", 0.001)
+    first, second, third = map(Replica, ranked("n1", ADDRESSES))
+    link = Homing("|".join(ADDRESSES), {third.address})
+    running = asyncio.create_task(link.run())
+    assert [await link.tried.get() for _ in range(3)] == [first, second, third]
+    link.held_back = True
+    link.there.add(second.address)
+    before = link.looks
+    while link.looks < before + 3:  # noqa: ASYNC110  # what is waited for tells nobody
+        await asyncio.sleep(0.001)
+    assert link.tried.empty()
+    link.held_back = False
+    assert await link.tried.get() == first  # it is asked first again, and is not there
+    assert await link.tried.get() == second
+    link.there.add(first.address)
+    assert await link.tried.get() == first
+    running.cancel()
+
+
+async def test_replicas_behind_one_name_have_nodes_of_their_own_also_when_they_change(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As the pods of a StatefulSet behind a headless service, which come back at other addresses."""
+    stands_for = ["10.0.0.1", "10.0.0.2"]
+
+    def found(host: str, port: int, family: int, *more: Any) -> list[Any]:
+        if family != socket.AF_INET or host != "contention.mesh":
+            raise socket.gaierror
+        return [(family, socket.SOCK_STREAM, 0, "", (number, port)) for number in stands_for]
+
+    def preferred() -> Replica:
+        return Replica(ranked("n1", [f"{number}:7" for number in stands_for])[0], "contention.mesh")
+
+    monkeypatch.setattr(socket, "getaddrinfo", found)
+    monkeypatch.setattr(contention_link, "HOME_SECONDS", 0.001)
+    link = Homing("contention.mesh:7", {f"10.0.0.{number}:7" for number in range(9)})
+    running = asyncio.create_task(link.run())
+    assert (here := await link.tried.get()) == preferred()
+    stands_for += ["10.0.0.3", "10.0.0.4", "10.0.0.5", "10.0.0.6", "10.0.0.7"]  # scaled up
+    assert preferred() != here
+    assert (here := await link.tried.get()) == preferred()
+    stands_for.clear()  # the name server is away: the stream stays
+    looks = link.looks
+    while link.looks < looks + 3:  # noqa: ASYNC110  # what is waited for tells nobody
+        await asyncio.sleep(0.001)
+    assert link.tried.empty()
+    running.cancel()

@@ -6,6 +6,8 @@ in grpc.aio every interceptor makes a task per call, which costs more than the r
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import ipaddress
 import json
 import socket
@@ -124,6 +126,29 @@ def replicas_of(endpoint: str) -> list[tuple[str, str]]:
         several = sorted(set(numbers))
         found += [(number, host) for number in several] if len(several) > 1 else [(address, "")]
     return found
+
+
+async def look_up(endpoint: str) -> list[tuple[str, str]]:
+    """Do as `replicas_of` beside the loop: a name server may take long, and who stops waiting leaves it to a thread."""
+    if all(_is_number(host_and_port(address)[0]) for address in addresses_of(endpoint)):
+        return replicas_of(endpoint)
+    loop = asyncio.get_running_loop()
+    found: asyncio.Future[list[tuple[str, str]]] = loop.create_future()
+
+    def tell(replicas: list[tuple[str, str]]) -> None:
+        if not found.done():
+            found.set_result(replicas)
+
+    def look() -> None:
+        try:
+            replicas = replicas_of(endpoint)
+        except UnicodeError:  # no name server is asked for such a name
+            replicas = [(address, "") for address in addresses_of(endpoint)]
+        with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
+            loop.call_soon_threadsafe(tell, replicas)
+
+    threading.Thread(target=look, name="names", daemon=True).start()
+    return await found
 
 
 class Named:
