@@ -42,6 +42,7 @@ class OtlpReceiver(trace_service_pb2_grpc.TraceServiceServicer):
     def __init__(self) -> None:
         self.spans: list[ReceivedSpan] = []
         self.metrics: dict[str, list[Any]] = defaultdict(list)
+        self.resources: list[dict[str, Any]] = []  # from which metrics came
         self.records: list[tuple[str, dict[str, Any]]] = []  # the body, and the attributes
         self.endpoint = ""
         self._arrived = asyncio.Condition()
@@ -71,6 +72,7 @@ class OtlpReceiver(trace_service_pb2_grpc.TraceServiceServicer):
         """Take metrics in."""
         async with self._arrived:
             for resource in request.resource_metrics:
+                self.resources.append({one.key: _value(one.value) for one in resource.resource.attributes})
                 for scope in resource.scope_metrics:
                     for metric in scope.metrics:
                         self.metrics[metric.name].append(metric)

@@ -5,6 +5,7 @@ import io
 import json
 import logging
 import os
+import socket
 import subprocess
 import sys
 import timeit
@@ -246,6 +247,19 @@ async def test_counters_gauges_and_histograms_are_exported_when_asked_for(
     assert otlp.metrics["cotenant.jobs.waiting"][0].gauge.data_points[0].as_int == 7
     assert otlp.metrics["cotenant.cycle.duration"][0].histogram.data_points[0].sum == 0.25
     assert otlp.spans == []
+
+
+async def test_replicas_of_a_service_differ_by_their_instances(
+    otlp: OtlpReceiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_METRICS_ENDPOINT", otlp.endpoint)
+    for told, instance in (("", f"{socket.gethostname()}:{os.getpid()}"), ("service.instance.id=a", "a")):
+        monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", told)
+        telemetry.setup("queue")
+        telemetry.counter("cotenant.jobs.placed").add()
+        await flush()
+        assert otlp.resources[-1]["service.instance.id"] == instance
+        assert otlp.resources[-1]["service.name"] == "cotenant-queue"
 
 
 async def test_an_instrument_outlives_the_exporter_that_it_was_first_used_with(

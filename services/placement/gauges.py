@@ -18,6 +18,9 @@ GPUS = telemetry.gauge("cotenant.placement.gpus", "{gpu}", "GPUs, by what become
 CORES = telemetry.gauge("cotenant.placement.cores", "{core}", "Cores, by what becomes of them: held, free or closed.")
 NODES = telemetry.gauge("cotenant.placement.nodes", "{node}", "Nodes, by state.")
 
+CORE_STATES = ("held", "free", "closed")
+GPU_STATES = (*CORE_STATES, "ill")
+
 Told = dict[str, float]
 
 
@@ -29,10 +32,14 @@ class Gauges:
         self._states: Counter[str] = Counter()
 
     async def run(self) -> None:
-        """Tell for ever."""
-        while True:
-            await asyncio.sleep(TELL_SECONDS)
-            self.tell()
+        """Tell for ever. At the end nothing is left: what a process told last is told on, and another one sums up."""
+        try:
+            while True:
+                await asyncio.sleep(TELL_SECONDS)
+                self.tell()
+        finally:
+            _tell(dict.fromkeys(GPU_STATES, 0.0), dict.fromkeys(CORE_STATES, 0.0))
+            self._tell_nodes(Counter())
 
     def tell(self) -> tuple[Told, Told, Told]:
         """Tell of GPUs, of cores and of nodes as they are now."""
@@ -42,19 +49,21 @@ class Gauges:
         gpus = _divided(*(sums[0] / WHOLE_GPU_MILLI for sums in (have, free, open_free)))
         gpus["ill"] = float(ledger.illness.gpus)
         cores = _divided(*(float(sums[1]) for sums in (have, free, open_free)))
-        for gauge, told in ((GPUS, gpus), (CORES, cores)):
-            for state, value in told.items():
-                gauge.set(value, state=state)
-        return gpus, cores, self._tell_nodes()
+        _tell(gpus, cores)
+        names = (NodeState.Name(node.state) for node in self._cluster.nodes.values())
+        return gpus, cores, self._tell_nodes(Counter(name.removeprefix("NODE_STATE_").lower() for name in names))
 
-    def _tell_nodes(self) -> Told:
-        states = Counter(
-            NodeState.Name(node.state).removeprefix("NODE_STATE_").lower() for node in self._cluster.nodes.values()
-        )
+    def _tell_nodes(self, states: Counter[str]) -> Told:
         for state in sorted(states.keys() | self._states.keys()):
             NODES.set(states[state], state=state)
         self._states = states
         return dict(states)
+
+
+def _tell(gpus: Told, cores: Told) -> None:
+    for gauge, told in ((GPUS, gpus), (CORES, cores)):
+        for state, value in told.items():
+            gauge.set(value, state=state)
 
 
 def _divided(have: float, free: float, open_free: float) -> Told:

@@ -29,19 +29,29 @@ class Waits:
         self._phases: Counter[tuple[str, str]] = Counter()
 
     async def run(self) -> None:
-        """Count for ever; others go on meanwhile, for there may be very many."""
-        while True:
-            await asyncio.sleep(TELL_SECONDS)
-            waits: Counter[tuple[str, str]] = Counter()
-            phases: Counter[tuple[str, str]] = Counter()
-            records = list(self._state.records.values())
-            for start in range(0, len(records), COUNTED_AT_ONCE):
-                some = records[start : start + COUNTED_AT_ONCE]
-                waits += self._count_waits(some)
-                phases += _count_phases(some)
-                await asyncio.sleep(0)
-            self._tell_waits(waits, TELL_SECONDS)
-            self._tell_phases(phases)
+        """Count for ever; others go on meanwhile, for there may be very many.
+
+        At the end none are left: what a process told last is told on, and another one counts from now on.
+        """
+        try:
+            while True:
+                await asyncio.sleep(TELL_SECONDS)
+                await self._count()
+        finally:
+            self._tell_waits(Counter(), 0.0)
+            self._tell_phases(Counter())
+
+    async def _count(self) -> None:
+        waits: Counter[tuple[str, str]] = Counter()
+        phases: Counter[tuple[str, str]] = Counter()
+        records = list(self._state.records.values())
+        for start in range(0, len(records), COUNTED_AT_ONCE):
+            some = records[start : start + COUNTED_AT_ONCE]
+            waits += self._count_waits(some)
+            phases += _count_phases(some)
+            await asyncio.sleep(0)
+        self._tell_waits(waits, TELL_SECONDS)
+        self._tell_phases(phases)
 
     def tell(self, seconds: float) -> Counter[tuple[str, str]]:
         """Tell who waits now; they have done so for that long since they were last counted."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import socket
 from collections.abc import Collection, Mapping
 from importlib.metadata import version
 from typing import TYPE_CHECKING
@@ -82,6 +83,8 @@ def _start(service: str, wanted: Collection[str]) -> None:
     from cotenant.telemetry.otel import Metrics, Records, Tracing
 
     named = {} if "OTEL_SERVICE_NAME" in os.environ else {"service.name": f"cotenant-{service}"}
+    if "service.instance.id" not in os.environ.get("OTEL_RESOURCE_ATTRIBUTES", ""):
+        named["service.instance.id"] = f"{socket.gethostname()}:{os.getpid()}"  # by which replicas and agents differ
     resource = Resource.create({"service.namespace": "cotenant", "service.version": version("cotenant"), **named})
     if "TRACES" in wanted:
         traces = Tracing(resource)

@@ -1,0 +1,97 @@
+"""Prometheus' files by Prometheus' own tool: it takes them, and each alert comes when it should and not before."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+DEPLOY = Path(__file__).resolve().parent.parent / "deploy"
+ALERTS = {
+    rule["alert"] for group in yaml.safe_load((DEPLOY / "alerts.yml").read_text())["groups"] for rule in group["rules"]
+}
+
+
+@dataclass(frozen=True)
+class Story:
+    """Series, a value for each minute, of which an alert comes at `at` and not a minute before; `calm` bring none."""
+
+    alert: str
+    series: dict[str, str]
+    at: int  # minutes
+    calm: dict[str, str]
+
+
+LOOP, CYCLE = "cotenant_loop_delay_seconds", "cotenant_queue_cycle_seconds"
+COMMITS = 'cotenant_placement_commits_total{outcome="StoreUnavailable"}'
+
+
+def histogram(name: str, below: float, above: float, quick: str) -> dict[str, str]:
+    """A thousand events a minute, none of which took longer than `above`, and so many not even as long as `below`."""
+    counts = {f"{below:g}": quick, f"{above:g}": "0+1000x30", "+Inf": "0+1000x30"}
+    return {f'{name}_bucket{{le="{bound}"}}': values for bound, values in counts.items()}
+
+
+STORIES = (
+    Story("StoreAway", {COMMITS: "0 0 0 1+1x20"}, 4, {COMMITS: "7x30"}),
+    Story(
+        "NodesLost",
+        {'cotenant_placement_nodes{state="lost",instance="a"}': "0 0 2x20"},
+        7,
+        {'cotenant_placement_nodes{state="away"}': "5x20", 'cotenant_placement_nodes{state="lost"}': "0 1 1 1 0x20"},
+    ),
+    Story(
+        "GpusIll",
+        {'cotenant_placement_gpus{state="ill"}': "0 0 1x20"},
+        7,
+        {'cotenant_placement_gpus{state="ill"}': "0x20", 'cotenant_placement_gpus{state="free"}': "8x20"},
+    ),
+    Story("LoopStalled", histogram(LOOP, 0.25, 1.0, "0x30"), 11, histogram(LOOP, 0.25, 1.0, "0+999x30")),
+    Story("SlowCycle", histogram(CYCLE, 5.0, 10.0, "0x30"), 11, histogram(CYCLE, 5.0, 10.0, "0+999x30")),
+    Story(
+        "EtcdWithoutQuorum",
+        {'etcd_server_has_leader{instance="1"}': "1x30", 'etcd_server_has_leader{instance="2"}': "1 1 0x20"},
+        3,
+        {'etcd_server_has_leader{instance="1"}': "1x30", 'etcd_server_has_leader{instance="2"}': "1x30"},
+    ),
+)
+
+
+def promtool(*words: str | Path) -> None:
+    tool = shutil.which("promtool")
+    if tool is None:
+        pytest.skip("promtool is not here; on Debian: apt-get install prometheus")
+    done = subprocess.run([tool, *map(str, words)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_settings_can_be_taken() -> None:
+    promtool("check", "config", DEPLOY / "prometheus.yml")
+
+
+def test_each_alert_comes_when_it_should_and_not_before(tmp_path: Path) -> None:
+    def case(story: Story, series: dict[str, str], *, comes: bool) -> dict[str, Any]:
+        return {
+            "interval": "1m",
+            "input_series": [{"series": name, "values": values} for name, values in series.items()],
+            "promql_expr_test": [
+                {
+                    "expr": f'count(ALERTS{{alertname="{story.alert}",alertstate="firing"}})',
+                    "eval_time": f"{minute}m",
+                    "exp_samples": [{"labels": "{}", "value": 1}] if now else [],
+                }
+                for minute, now in ((story.at - 1, False), (story.at, comes))
+            ],
+        }
+
+    assert {story.alert for story in STORIES} == ALERTS
+    cases = [case(story, story.series, comes=True) for story in STORIES]
+    cases += [case(story, story.calm, comes=False) for story in STORIES]
+    told = {"rule_files": [str(DEPLOY / "alerts.yml")], "evaluation_interval": "1m", "tests": cases}
+    (tmp_path / "stories.yml").write_text(yaml.safe_dump(told))
+    promtool("test", "rules", tmp_path / "stories.yml")
