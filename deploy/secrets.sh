@@ -22,7 +22,7 @@ for service in queue placement predictor contention; do
     # as clients call it, and as its replicas call each other: in Compose, and in Kubernetes
     issue service "$service" "$out/$service" --name "$service" --name "$service-1" --name "$service-2" \
         --name "$service.cotenant" --name "$service.cotenant.svc" --name "$service.cotenant.svc.cluster.local" \
-        --name "$service-0.$service.cotenant" --name "$service-1.$service.cotenant" --name "$service-2.$service.cotenant"
+        --name "*.$service.cotenant"  # however many replicas there are
 done
 for node; do issue agent "$node" "$out/agent-$node"; done
 issue operator "${OPERATOR:-admin}" "$out/operator"

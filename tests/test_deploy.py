@@ -17,6 +17,7 @@ import yaml
 from cotenant.cli import main as cli
 from cotenant.cli.lazy import load
 from cotenant.cli.settings import read_settings
+from cotenant.rpc.certificates import read
 
 DEPLOY = Path(__file__).resolve().parent.parent / "deploy"
 BASE = DEPLOY / "kubernetes" / "base"
@@ -61,7 +62,7 @@ def commands() -> Iterator[tuple[str, list[str]]]:
     for unit in (DEPLOY / "systemd").glob("*.service"):
         started = re.search(r"^ExecStart=\S+ (.*)$", unit.read_text(), re.MULTILINE)
         assert started
-        words = started[1].replace("%i", "queue").split()
+        words = started[1].removesuffix(" $COTENANT_FLAGS").replace("%i", "queue").split()
         yield f"systemd {unit.name}", words[2:] if words[0] == "--state-dir" else words
 
 
@@ -146,6 +147,9 @@ def test_an_overlay_is_rendered(overlay: str) -> None:
         pytest.skip("this kubectl is too old for our overlays")
     assert (done.returncode, done.stderr) == (0, "")
     rendered = [one for one in yaml.safe_load_all(done.stdout) if one]
+    validate = pytest.importorskip("kubernetes_validate")
+    for one in rendered:
+        validate.validate(one, validate.latest_version(), strict=True)
     maps = {one["metadata"]["name"] for one in rendered if one["kind"] == "ConfigMap"}
     replicas = {}
     for one in rendered:
@@ -244,3 +248,6 @@ def test_secrets_are_made_once_for_every_part(tmp_path: Path) -> None:
     for part in (*SERVICES, "agent-gpu-1", "operator"):
         assert sorted(path.name for path in (tmp_path / "s" / part).iterdir()) == ["ca.crt", "tls.crt", "tls.key"]
         assert (tmp_path / "s" / part / "tls.key").stat().st_mode & 0o777 == 0o600
+    for service in SERVICES:  # as clients and replicas call it, in Kubernetes and in Compose
+        wanted = {f"{service}.cotenant", f"*.{service}.cotenant", service, f"{service}-1", f"{service}-2"}
+        assert wanted <= set(read(tmp_path / "s" / service / "tls.crt").names)
