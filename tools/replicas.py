@@ -36,6 +36,9 @@ more, however late it wakes.
 - **Asked to end** (SIGTERM, Ctrl-C): it gives the lease back, and another one leads at once. That makes a rolling
   restart or upgrade: end one, start its successor, wait until it says that it serves, and go on with the next.
 - **Paused or cut off** for longer than its lease: it finds out, closes what it had built, and follows. It does not end.
+  Its connections stay open meanwhile: whoever called it, or listens to it, is sent on after fifteen seconds at most, by
+  pings that nobody answered, and one second after another one leads where a replica passed the call on. So give
+  `lost_after` no less than twenty seconds, for agents too are sent on by that.
 - **Overloaded**: it keeps its lease, which a thread keeps alive while the event loop is late for everything, and is
   slow; another one would have to read everything first, and then be as late. One that comes to nothing for ten seconds
   is replaced. Each process tells by how much it is late (`cotenant.loop.delay`), and logs `loop_stalled` where that is

@@ -14,7 +14,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tests.replicas.test_election import TTL_SECONDS, until
 
 from cotenant.replicas.election import Election
-from cotenant.replicas.forwarding import FORWARDED, PATIENCE_SECONDS
+from cotenant.replicas.forwarding import FORWARDED, LEFT_SECONDS, PATIENCE_SECONDS
 from cotenant.replicas.replica import Replica
 from cotenant.replicas.stores import FencedStore, WarmStore
 from cotenant.replicas.tenure import Held
@@ -324,6 +324,42 @@ async def test_a_call_that_harms_nobody_is_made_again_where_its_leader_is_replac
         assert (ended.code, ended.reason) == (grpc.StatusCode.UNAVAILABLE, "LEADER_CHANGED")
         await until(lambda: follower.services and follower.services[0].entered.is_set())
         call.cancel()
+
+
+async def test_nothing_is_waited_for_from_a_leader_that_was_halted_and_replaced() -> None:
+    async with replicas() as all_:
+        leader, follower = await all_.two(ttl_seconds=60.0)
+        call = asyncio.ensure_future(follower.get("long", timeout=30))
+        stream, link = follower.jobs.WatchJobs(pb.WatchJobsRequest()), follower.agents.Connect()
+        await stream.read()
+        await link.write(node_pb2.ConnectRequest(beat=1))
+        assert (await link.read()).heard == 2
+        await leader.services[0].entered.wait()
+        held = leader.replica._held
+        assert held
+        assert held.lease
+        leader.election._held = None  # it hears of nothing, and its connections stay open
+        await all_.store.revoke(held.lease)
+        async with asyncio.timeout(LEFT_SECONDS + 5):
+            for ended in (await failure(stream.read()), await failure(link.read())):
+                assert (ended.code, ended.reason) == (grpc.StatusCode.UNAVAILABLE, "NO_LEADER")
+            await until(lambda: follower.services and follower.services[0].entered.is_set())  # the call is made again
+        assert follower.replica.leads
+        assert not leader.services[0].closed
+        call.cancel()
+
+
+async def test_what_is_passed_on_goes_on_while_nobody_else_leads() -> None:
+    async with replicas() as all_:
+        _, follower = await all_.two(ttl_seconds=60.0)
+        stream = follower.jobs.WatchJobs(pb.WatchJobsRequest())
+        await stream.read()
+        follower.replica._forwarder.follow(None)
+        follower.replica._forwarder.follow(follower.election.leader)
+        waiting = asyncio.ensure_future(stream.read())
+        await asyncio.wait([waiting], timeout=LEFT_SECONDS + 0.2)
+        assert not waiting.done()
+        waiting.cancel()
 
 
 async def test_without_a_leader_a_call_says_so_and_when_to_come_again() -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import sys
 import time
 from collections.abc import Iterator
 from importlib import import_module
@@ -15,7 +16,7 @@ from google.protobuf.descriptor import MethodDescriptor
 from tests.rpc.conftest import JOBS, TOKEN, Mesh, problem_of
 
 import cotenant.v1
-from cotenant.rpc import channel, errors
+from cotenant.rpc import channel, errors, server
 from cotenant.rpc.channel import ATTEMPTS_MAX, connect, replicas_of
 from cotenant.rpc.endpoints import SERVICES, Endpoints
 from cotenant.rpc.methods import DEADLINE_SECONDS_DEFAULT, METHODS
@@ -345,3 +346,47 @@ async def test_a_single_name_is_looked_up_again_by_grpc(mesh: Mesh, monkeypatch:
         await stub.GetJob(jobs_pb.GetJobRequest(), wait_for_ready=True, timeout=20)
         assert names.asked > 1
     transport.close()
+
+
+HALTED = """
+import asyncio, os, signal, sys
+from tests.rpc.conftest import JOBS
+from cotenant.rpc.server import Server
+from cotenant.v1 import job_service_pb2 as pb, job_service_pb2_grpc
+class Jobs(job_service_pb2_grpc.JobServiceServicer):
+    async def WatchJobs(self, request, context):
+        yield pb.WatchJobsResponse(synced=True)
+        await asyncio.sleep(0.2)
+        os.kill(os.getpid(), signal.SIGSTOP)
+async def main():
+    server = Server("127.0.0.1:0", "t")
+    server.add(job_service_pb2_grpc.add_JobServiceServicer_to_server, Jobs(), JOBS)
+    print(server.bind(), flush=True)
+    await server.start()
+    await asyncio.sleep(60)
+asyncio.run(main())
+"""
+
+
+async def test_a_server_that_is_halted_with_its_connections_open_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(channel, "PING_SECONDS", 1.0)
+    monkeypatch.setattr(channel, "PONG_SECONDS", 0.5)
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", HALTED, stdout=asyncio.subprocess.PIPE)
+    try:
+        assert process.stdout
+        port = int(await process.stdout.readline())
+        async with connect(f"127.0.0.1:{port}", "t") as to:
+            stub: Any = jobs_grpc.JobServiceStub(to)
+            stream = stub.WatchJobs(jobs_pb.WatchJobsRequest(), wait_for_ready=True)
+            async with asyncio.timeout(20):
+                assert (await stream.read()).synced
+                with pytest.raises(grpc.aio.AioRpcError) as failed:
+                    await stream.read()
+        assert failed.value.code() is grpc.StatusCode.UNAVAILABLE
+    finally:
+        process.kill()
+        await process.wait()
+
+
+def test_pings_come_no_more_often_than_servers_take() -> None:
+    assert channel.PING_SECONDS > server.PINGS_SECONDS_MIN

@@ -19,6 +19,7 @@ from cotenant.rpc.methods import METHODS, Method
 
 PATIENCE_SECONDS = 5.0  # a call waits so long for a leader: longer than it takes to elect one
 PAUSE_SECONDS = 0.05  # before a call is repeated
+LEFT_SECONDS = 1.0  # to end what is under way, for a leader that was replaced: one that is halted never does
 FORWARDED = "cotenant-forwarded"  # metadata of a call that was passed on: it is not passed on again
 OWN = ("user-agent", "te", "content-type", FORWARDED)  # metadata that belongs to a connection
 
@@ -27,7 +28,8 @@ class Forwarder:
     """Passes calls on to whoever leads.
 
     A call is repeated where nothing was done (the leader said that it leads no more) or where a repeat does no harm,
-    until a leader answers it or its time is over.
+    until a leader answers it or its time is over. Once another one leads nothing is waited for any more from the one
+    before, which may be halted with all its connections open: no refusal would ever come, and no end of a stream.
     """
 
     def __init__(self, election: Election, *, patience_seconds: float = PATIENCE_SECONDS) -> None:
@@ -35,6 +37,15 @@ class Forwarder:
         self._dialled = "", 0
         self._channel: grpc.aio.Channel | None = None
         self._closing: set[asyncio.Task[None]] = set()
+        self._under_way: dict[Any, str] = {}  # by call: the address of whoever is to answer it
+
+    def follow(self, leader: Leader | None) -> None:
+        """Let go, soon, of what was passed on to somebody in whose place another one leads."""
+        if leader is None:
+            return  # it may be elected anew
+        for call in [call for call, address in self._under_way.items() if address != leader.address]:
+            del self._under_way[call]
+            asyncio.get_running_loop().call_later(LEFT_SECONDS, call.cancel)
 
     def deadline_of(self, context: Any) -> float:
         """Until when a call may wait for a leader, in the loop's time."""
@@ -67,14 +78,22 @@ class Forwarder:
         channel = self._to(leader)
         make: Any = channel.stream_unary if streams else channel.unary_unary
         call = make(path)(request, metadata=_passed(context), timeout=context.time_remaining())
+        self._under_way[call] = leader.address
         try:
             response: bytes = await call
+        except asyncio.CancelledError:
+            if _is_ended():
+                raise
+            if streams or not METHODS.get(path, Method()).retried:
+                raise _replaced() from None
+            return None
         except grpc.aio.AioRpcError as error:
             if not streams and _again(error, METHODS.get(path, Method())):
                 await self._pause(deadline)
                 return None
             await _pass_on(context, error)
         finally:
+            self._under_way.pop(call, None)
             call.cancel()
         context.set_trailing_metadata(tuple(await call.trailing_metadata() or ()))
         return response
@@ -84,12 +103,18 @@ class Forwarder:
         channel = self._to(leader)
         make: Any = channel.unary_stream if isinstance(request, bytes) else channel.stream_stream
         call = make(path)(request, metadata=_passed(context), timeout=context.time_remaining())
+        self._under_way[call] = leader.address
         try:
             async for response in call:
                 yield response
+        except asyncio.CancelledError:
+            if _is_ended():
+                raise
+            raise _replaced() from None
         except grpc.aio.AioRpcError as error:
             await _pass_on(context, error)
         finally:
+            self._under_way.pop(call, None)
             call.cancel()
 
     async def _pause(self, deadline: float) -> None:
@@ -144,6 +169,16 @@ def _again(error: grpc.aio.AioRpcError, method: Method) -> bool:
         return False
     reason = errors.from_error(error).reason
     return reason == errors.NOT_LEADER or (method.retried and reason == grpc.StatusCode.UNAVAILABLE.name)
+
+
+def _is_ended() -> bool:
+    """Whether it is the caller who does not wait any more."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
+def _replaced() -> errors.Problem:
+    return errors.unavailable("the replica that led this service was replaced", PAUSE_SECONDS, errors.NO_LEADER)
 
 
 async def _pass_on(context: Any, error: grpc.aio.AioRpcError) -> NoReturn:

@@ -234,6 +234,7 @@ class Replica:
     async def _tell(self) -> None:
         while True:
             await self._election.changed()
+            self._forwarder.follow(self._election.leader)
             self._set_serving()
 
     def _set_serving(self) -> None:

@@ -32,6 +32,7 @@ MIB = 2**20
 ANSWER_BYTES_MAX = 64 * MIB
 ATTEMPTS_MAX = 4
 LOOK_SECONDS = 5.0  # between two looks at what the names of a list stand for; gRPC's own for a single name
+PING_SECONDS, PONG_SECONDS = 7.0, 8.0  # a halted server's connections stay open; of a busy one gRPC answers pings
 OLD_MAX = 4  # connections with certificates of before; what is still under way on an older one is cut off
 
 
@@ -358,8 +359,9 @@ def _options(health_service: str | None) -> list[tuple[str, Any]]:
         ("grpc.use_local_subchannel_pool", 1),  # else a channel to where nobody listened yet makes others wait with it
         ("grpc.enable_http_proxy", 0),  # services are near; a proxy of the environment's is for the web
         ("grpc.max_receive_message_length", ANSWER_BYTES_MAX),
-        ("grpc.keepalive_time_ms", 20_000),
-        ("grpc.keepalive_timeout_ms", 10_000),
+        ("grpc.keepalive_time_ms", round(PING_SECONDS * 1000)),
+        ("grpc.keepalive_timeout_ms", round(PONG_SECONDS * 1000)),
+        ("grpc.http2.ping_timeout_ms", round(PONG_SECONDS * 1000)),  # which counts, in gRPC of today: a minute else
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.max_pings_without_data", 0),  # no limit: an agent's streams may be silent for long
         ("grpc.initial_reconnect_backoff_ms", 100),

@@ -30,6 +30,7 @@ MESSAGE_BYTES_MAX_DEFAULT = 4 * MIB
 CALLS_MAX_DEFAULT = 100_000  # at once; each agent holds two streams
 DEADLINE_SECONDS_DEFAULT = 60.0
 REBIND_SECONDS = 0.05
+PINGS_SECONDS_MIN = 5.0  # between two pings of a client that hears nothing; who sends more is cut off
 OVERALL = ""  # the health protocol's name for the server as a whole
 
 AddServicer = Callable[[Any, Any], None]
@@ -200,9 +201,10 @@ def _options(message_bytes_max: int) -> list[tuple[str, int]]:
         ("grpc.max_receive_message_length", message_bytes_max),
         ("grpc.max_send_message_length", -1),  # the receiver says what it takes
         ("grpc.keepalive_permit_without_calls", 1),
-        ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+        ("grpc.http2.min_ping_interval_without_data_ms", round(PINGS_SECONDS_MIN * 1000)),
         ("grpc.keepalive_time_ms", 30_000),
         ("grpc.keepalive_timeout_ms", 10_000),
+        ("grpc.http2.ping_timeout_ms", 10_000),  # which is the one that counts, in gRPC of today
     ]
 
 
