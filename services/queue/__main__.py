@@ -46,7 +46,7 @@ async def serve(
         serve_policies(server).use(QUEUES, config.policy, options=config.options)
         election = Election(store, LEADER, reached_at(server.bind(), address, advertised))
         replica = Replica(server, store, election, SERVICES, PREFIX, replicated.lead, read=replicated.read)
-        background.forever("store-upkeep", Upkeep(store).run)
+        background.forever("store-upkeep", Upkeep(store, kept_seconds=config.history_seconds).run)
         await serve_replica(server, replica, on_start)
     finally:
         await background.close()

@@ -10,6 +10,7 @@ from cotenant.core.failing.retrying import RetryRules
 from cotenant.core.queueing.choosing import RULES, Rules
 from cotenant.services.queue.observations import WINDOW_SECONDS
 from cotenant.services.queue.records import RETRYING
+from cotenant.store.upkeep import KEPT_SECONDS
 
 ENDED_KEPT_MAX = 20_000
 ENDED_KEPT_SECONDS = 30 * 86_400.0
@@ -26,6 +27,7 @@ class QueueConfig:
     seed: int = 0
     ended_kept_max: int = ENDED_KEPT_MAX
     ended_kept_seconds: float = ENDED_KEPT_SECONDS
+    history_seconds: float = KEPT_SECONDS  # of what the store was: a watch that was away for less goes on
     archive: Path | None = None  # the SQLite file into which ended jobs are written before they are forgotten
     retrying: RetryRules = RETRYING
     failure_rules: str = ""  # a file of the operator's, whose rules come before those that are shipped

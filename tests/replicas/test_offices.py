@@ -29,7 +29,7 @@ from cotenant.services.placement.leadership import LEADER
 from cotenant.store import open as open_module
 from cotenant.store.etcd import EtcdStore
 from cotenant.store.open import open_store
-from cotenant.store.port import Delete
+from cotenant.store.port import Delete, Relisted
 from cotenant.v1 import job_service_pb2 as jobs_pb
 from cotenant.v1.job_service_pb2_grpc import JobServiceStub
 
@@ -156,3 +156,16 @@ async def test_a_mesh_that_is_replaced_hears_of_it(tmp_path: Path, etcd: EtcdSer
         assert "10.0.0.5:7071 leads now" in await mesh.lost()
     await mesh.close()
     await store.close()
+
+
+async def test_a_mesh_in_one_process_has_old_history_forgotten_too(tmp_path: Path, etcd: EtcdServer) -> None:
+    mesh = EmbeddedMesh(MeshConfig(tmp_path / "a", store_url=etcd.url, history_seconds=0.0))
+    store = EtcdStore([etcd.endpoint])
+    try:
+        await mesh.start()
+        async with asyncio.timeout(WAIT_SECONDS):
+            while not isinstance(await anext(store.watch("", after_revision=1)), Relisted):
+                pass
+    finally:
+        await mesh.close()
+        await store.close()

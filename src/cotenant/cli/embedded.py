@@ -19,6 +19,7 @@ from cotenant.replicas.offices import Offices
 from cotenant.replicas.stores import FencedStore
 from cotenant.replicas.tenure import Held
 from cotenant.rpc import access
+from cotenant.rpc.background import Background
 from cotenant.rpc.channel import Channel, connect
 from cotenant.rpc.endpoints import Endpoints
 from cotenant.rpc.policies import serve_policies
@@ -38,6 +39,7 @@ from cotenant.services.queue.replicated import LEADER as QUEUE_LEADER
 from cotenant.store.open import open_store
 from cotenant.store.port import Store
 from cotenant.store.shifted import is_of_one_process
+from cotenant.store.upkeep import KEPT_SECONDS, Upkeep
 from cotenant.v1 import node_service_pb2, node_service_pb2_grpc
 
 if TYPE_CHECKING:
@@ -71,6 +73,7 @@ class MeshConfig:
     checkpoint_seconds: float = 300.0  # jobs are taken to save their work about that often
     ended_jobs: int = 20_000  # so many are kept
     ended_days: float = 30.0  # for so long at most
+    history_seconds: float = KEPT_SECONDS  # of what the store was
     archive: Path | None = None  # where they are written before they are forgotten
     profile_seconds: float = 300.0  # what a profile of a running job may take; 0: none is made
     guarding: Guarding | None = None  # None: the mesh's own token alone
@@ -120,6 +123,9 @@ class EmbeddedMesh:
         self.token = access.ensure_token(config.state_dir)
         store = await open_store(config.store_url or f"sqlite:{config.state_dir / STORE_FILE}")
         self._closing.append(Closing("store", store.close))
+        upkeep = Background()
+        upkeep.forever("store-upkeep", Upkeep(store, kept_seconds=self.config.history_seconds).run)
+        self._closing.append(Closing("upkeep", upkeep.close))
         guarding = config.guarding
         security = security_of(guarding, config.state_dir, "cotenant", self.token) if guarding else PLAIN
         server = Server(config.listen, self.token, security=security)

@@ -236,6 +236,7 @@ def _queue(told: Told, common: dict[str, Any]) -> Coroutine[Any, Any, None]:
         tenant_jobs_max=told.guarding.limits.jobs_per_tenant,
         ended_kept_max=told.settings.ended_jobs,
         ended_kept_seconds=told.settings.ended_days * 86_400,
+        history_seconds=told.settings.history_seconds,
         archive=archive_of(told.settings, told.state_dir),
     )
     return run(**common, endpoints=_endpoints(told), config=config, advertised=told.address)

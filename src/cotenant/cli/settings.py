@@ -60,6 +60,7 @@ class Settings:
     infrastructure_retries: int = 3
     ended_jobs: int = 20_000
     ended_days: float = 30.0
+    history_seconds: float = 600.0
     archive: str = ""
     options: Mapping[str, Mapping[str, str]] | None = None
     sections: Mapping[str, Mapping[str, Any]] | None = None  # those of cotenant.cli.security, by name

@@ -174,6 +174,7 @@ def mesh_config(
         guarding=guarding,
         ended_jobs=settings.ended_jobs,
         ended_days=settings.ended_days,
+        history_seconds=settings.history_seconds,
         archive=archive_of(settings, state_dir),
     )
 

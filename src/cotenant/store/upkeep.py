@@ -16,7 +16,8 @@ from cotenant.store.port import Store, StoreUnavailable
 log = structlog.get_logger()
 
 KEPT_SECONDS = 600.0  # of history: a watch that was away for less goes on where it was
-TEND_SECONDS = 60.0
+TEND_SECONDS, TEND_SECONDS_MIN = 60.0, 1.0
+TENDS_WITHIN = 4  # so much later than it may be is it forgotten at most
 
 
 @runtime_checkable
@@ -44,7 +45,7 @@ class Upkeep:
                 await self.tend()
             except StoreUnavailable as error:
                 log.info("store_not_tended", error=str(error))
-            await asyncio.sleep(TEND_SECONDS)
+            await asyncio.sleep(min(TEND_SECONDS, max(TEND_SECONDS_MIN, self._kept_seconds / TENDS_WITHIN)))
 
     async def tend(self) -> int:
         """Forget what is old enough, and return up to which revision."""
