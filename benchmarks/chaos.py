@@ -43,11 +43,15 @@ def measure(quick: bool) -> Sequence[harness.Row]:
     planned_seconds = PACE * sum(step.after_seconds for step in plan(seed, total))
     minutes = came_of_it["seconds"] / 60
     wrong, done = len(came_of_it["wrong"]), came_of_it["steps"]
+    points = came_of_it["points"].values()
     reached = {name.split()[0] for name in came_of_it["reached"]}
     return [
         harness.Row("steps that did something", done, "", total, "drawn", bar=f">= {steps}", holds=done >= steps),
         *(harness.Row(f"steps: {fault}", did.get(fault, 0), "", drawn[fault], "drawn") for fault in sorted(drawn)),
-        harness.Row("fail points reached", len(reached), "", len(DRAWN), "all"),
+        harness.Row("fail points at which somebody was killed or halted", len(reached), "", len(DRAWN), "all"),
+        harness.Row(
+            "fail points that somebody came to", sum(passed > 0 for _, passed, _ in points), "", len(DRAWN), "all"
+        ),
         harness.Row(
             "time",
             came_of_it["seconds"],

@@ -72,6 +72,15 @@ def test_a_directory_arms_whoever_comes_first_while_it_runs(tmp_path: Path) -> N
     assert start(str(tmp_path)).communicate(timeout=30)[0] == "0\n1\n2\n"
 
 
+def test_a_directory_tells_how_often_each_point_was_passed_armed_or_not(tmp_path: Path) -> None:
+    passed = tmp_path / fail_points.PASSED
+    passed.mkdir()
+    assert start(str(tmp_path)).communicate(timeout=30)[0] == "0\n1\n2\n"
+    (tmp_path / "queue.committed").write_text("kill@2")
+    start(str(tmp_path)).communicate(timeout=30)
+    assert {path.name: path.stat().st_size for path in passed.iterdir()} == {"queue.committed": 3 + 2}
+
+
 def test_what_cannot_be_armed_is_refused_all_at_once() -> None:
     with pytest.raises(ValueError, match=r"no fail point 'nowhere'; 'queue.committed=burn' .* 'election.won=kill@0'"):
         fail_points.arm("nowhere=kill, queue.committed=burn,election.won=kill@0")

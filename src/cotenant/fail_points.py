@@ -11,11 +11,12 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Awaitable, Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import MappingProxyType
 
 VARIABLE = "COTENANT_FAIL_POINTS"
+PASSED = "passed"  # a directory in that of points: how often processes came to each
 
 POINTS: Mapping[str, str] = MappingProxyType(
     {
@@ -78,7 +79,8 @@ def arm(text: str) -> None:
 
     A directory instead, which has a slash in it, arms a point for as long as there is a file of its name, with what is
     to happen in it: `stop@3`. Of all processes with this directory the first one that gets there takes the file, by
-    giving it the ending `.PID`.
+    giving it the ending `.PID`. Where the directory has one called `passed`, a file there, of each point's name, grows
+    by one byte whenever a process gets there, armed or not.
 
     Raises:
         ValueError: naming everything that is wrong in it.
@@ -129,6 +131,7 @@ class _Directory:
 
     async def on_reach(self, point: str) -> None:
         """Look whether the point is armed, and who comes there first."""
+        self._count(point)
         file = self._path / point
         try:
             which, action = (point, file.stat().st_ino), _action(file.read_text())
@@ -142,3 +145,11 @@ class _Directory:
         except OSError:
             return  # somebody else was first
         os.kill(os.getpid(), action[0])
+
+    def _count(self, point: str) -> None:
+        with suppress(OSError):  # nobody wants to know, or the disk is full
+            file = os.open(self._path / PASSED / point, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+            try:
+                os.write(file, b".")
+            finally:
+                os.close(file)

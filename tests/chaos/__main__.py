@@ -20,7 +20,7 @@ from pathlib import Path
 
 from tests.chaos import driver, machines
 from tests.chaos.broken import BROKEN
-from tests.chaos.plan import Fault
+from tests.chaos.plan import DRAWN, Fault
 from tests.end_to_end import remains
 from tests.etcd_server import etcd_binary
 
@@ -40,6 +40,9 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--keep", type=Path, help="a directory for logs and what was recorded")
     parser.add_argument(
         "--only", type=_faults, default=frozenset(Fault), help=f"these faults alone, of {', '.join(Fault)}"
+    )
+    parser.add_argument(
+        "--only-fail-point", type=_points, default=DRAWN, help="these alone are armed, by their names, of docs/proof.md"
     )
     parser.add_argument(
         "--broken", choices=["", *BROKEN], default="", help="a build broken on purpose, to be found out"
@@ -74,12 +77,19 @@ def _faults(text: str) -> frozenset[Fault]:
         raise argparse.ArgumentTypeError(f"{error}; faults are {', '.join(Fault)}") from None
 
 
+def _points(text: str) -> tuple[str, ...]:
+    if unknown := [name for name in text.split(",") if name not in DRAWN]:
+        raise argparse.ArgumentTypeError(f"{', '.join(unknown)}: nobody comes there; points are {', '.join(DRAWN)}")
+    return tuple(text.split(","))
+
+
 def _run(told: argparse.Namespace, directory: Path) -> int:
     seed = random.SystemRandom().randrange(10**6) if told.seed is None else told.seed
     tls = random.Random(f"tls {seed}").random() < TLS_SHARE if told.tls is None else told.tls
     print(f"seed {seed}, {told.steps} steps, {'with' if tls else 'without'} TLS", flush=True)
     say = functools.partial(print, flush=True)
-    wanted = driver.Wanted(seed, told.steps, told.rest_every, told.only, told.broken, tls, told.pace)
+    points = told.only_fail_point
+    wanted = driver.Wanted(seed, told.steps, told.rest_every, told.only, told.broken, tls, told.pace, points)
     outcome = driver.run(directory, wanted, say)
     _print(outcome)
     if told.json:
@@ -98,8 +108,10 @@ def _print(outcome: driver.Told) -> None:
         f"{outcome.jobs} jobs, {outcome.attempts} attempts, {outcome.commits} commits, {outcome.edges} other events, "
         f"{outcome.starts} starts of parts, {outcome.garbled} frames garbled"
     )
-    for what, counts in (("asked, and stopped", outcome.done), ("fail points reached", outcome.reached)):
-        print(f"{what}: {', '.join(f'{count} × {name}' for name, count in sorted(counts.items()))}")
+    print(f"asked, and stopped: {', '.join(f'{count} × {name}' for name, count in sorted(outcome.done.items()))}")
+    print(f"{'fail point':24}{'armed':>8}{'come to':>10}{'killed or halted':>18}")
+    for point, (armed, passed, fired) in sorted(outcome.points.items()):
+        print(f"{point:24}{armed:8}{passed:10}{fired:18}{'' if passed else '  nobody came there'}")
     print(f"calls that failed, and were made again: {outcome.refusals}")
     for what in outcome.wrong[:WRONG_SHOWN]:
         print(f"wrong: {what}")

@@ -20,7 +20,7 @@ from tests.chaos.impostor import MET
 from tests.chaos.judging import FULL, Absence
 from tests.chaos.link import Wire
 from tests.chaos.machines import Pair
-from tests.chaos.parts import Mesh
+from tests.chaos.parts import ENDED_KEPT, Mesh
 from tests.chaos.plan import CLIENT, NODES, PARTS, Fault, Step, cut_off
 from tests.chaos.recorder import Recorder
 from tests.end_to_end.commands import Serving
@@ -46,7 +46,7 @@ class Doing:
 
     def __init__(self, mesh: Mesh, recorder: Recorder, rng: Random) -> None:
         self.mesh, self.recorder = mesh, recorder
-        self.halts = Halts(mesh, lambda: recorder.leaders)
+        self.halts = Halts(mesh, lambda: recorder.leaders, lambda: len(recorder.ended) > ENDED_KEPT)
         self.took: Counter[str] = Counter()
         self.drawn: Counter[str] = Counter()
         self.absences: list[Absence] = []

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
@@ -16,7 +17,7 @@ from tests.chaos.halting import SETTLE_SECONDS_MAX
 from tests.chaos.judging import Judge, archived_in, judge_archive, judge_failures
 from tests.chaos.machines import Machines
 from tests.chaos.parts import BEAT_SECONDS, HISTORY, LOST_AFTER_SECONDS, Mesh
-from tests.chaos.plan import CLIENT, MEMBERS, PYTHON, REPLICAS, Fault, Step, drawn
+from tests.chaos.plan import CLIENT, DRAWN, MEMBERS, PYTHON, REPLICAS, Fault, Step, drawn
 from tests.chaos.recorder import Recorder
 from tests.chaos.users import POLL_SECONDS, Users
 from tests.end_to_end import remains
@@ -51,7 +52,8 @@ class Told:
     seconds: float = 0.0
     settling_seconds: float = 0.0
     refusals: dict[str, int] = field(default_factory=dict)
-    reached: dict[str, int] = field(default_factory=dict)  # fail points at which something happened
+    reached: dict[str, int] = field(default_factory=dict)  # fail points at which something happened, and what
+    points: dict[str, list[int]] = field(default_factory=dict)  # how often each was armed, come to, and acted at
     done: dict[str, int] = field(default_factory=dict)  # what users asked for and what was stopped, by what it is
 
 
@@ -59,7 +61,7 @@ class Told:
 class Wanted:
     """What is to be done; `broken` names a build that is broken on purpose, and with `tls` all parts use it.
 
-    Pauses between steps last `pace` times as long as they are planned.
+    Pauses between steps last `pace` times as long as they are planned. Of fail points those in `points` are armed.
     """
 
     seed: int
@@ -69,6 +71,7 @@ class Wanted:
     broken: str = ""
     tls: bool = False
     pace: float = 1.0
+    points: Collection[str] = DRAWN
 
 
 class Driver:
@@ -136,10 +139,17 @@ class Driver:
         self.told.jobs, self.told.commits = len(self.judge.users.replicas), self.judge.commits
         self.told.edges = self.judge.edges
         with contextlib.suppress(AttributeError):
+            self.told.points = self._points()
             self.told.reached = dict(self.doing.halts.reached)
             self.told.done = dict(self.judge.users.promises.counts + self.judge.counts + self.recorder.stopped)
             self.told.done["jobs that were archived"] = len(self.judge.users.promises.forgotten)
         self.told.attempts = len({tuple(words[1:3]) for words in self._journal()})
+
+    def _points(self) -> dict[str, list[int]]:
+        halts, fired = self.doing.halts, Counter[str]()
+        for what, times in halts.reached.items():
+            fired[what.partition(" ")[0]] += times
+        return {point: [halts.armed[point], self.mesh.passed(point), fired[point]] for point in DRAWN}
 
     def _until(self, what: str, holds: Callable[[], bool], seconds: float) -> bool:
         deadline = time.monotonic() + seconds
@@ -246,4 +256,4 @@ def run(directory: Path, wanted: Wanted, say: Callable[[str], None]) -> Told:
     """Make a mesh in an empty directory, and do to it what is wanted."""
     driver = Driver(directory, wanted, say)
     faults = {fault for fault in wanted.faults if driver.mesh.clock or fault is not Fault.CLOCK}
-    return driver.run(drawn(wanted.seed, faults))
+    return driver.run(drawn(wanted.seed, faults, wanted.points))

@@ -19,6 +19,7 @@ OF_LEADERS = (  # who comes there has just been elected, or was lately
     "upkeep.archived",
     "upkeep.forgetting",
 )
+OF_SWEEPS = ("upkeep.archived", "upkeep.forgetting")  # likewise, and finds that there is something to forget
 GIVES_WAY_SECONDS = 8.0  # after so long another leader is asked to
 SETTLE_SECONDS_MAX = 6.0  # when nothing else is wrong, for those who are still to come to theirs
 HALTED_SECONDS = LEASE_SECONDS + 0.5  # likewise, for those who are there
@@ -54,11 +55,17 @@ class Halt:
 
 
 class Halts:
-    """All fail points of now. `leaders` says at which address each service is led."""
+    """All fail points of now.
 
-    def __init__(self, mesh: Mesh, leaders: Callable[[], Mapping[str, str]]) -> None:
-        self.reached: Counter[str] = Counter()  # fail points at which something happened
-        self._mesh, self._leaders = mesh, leaders
+    `leaders` says at which address each service is led, and `sweeps` whether a queue that begins to lead forgets jobs.
+    """
+
+    def __init__(
+        self, mesh: Mesh, leaders: Callable[[], Mapping[str, str]], sweeps: Callable[[], bool] = lambda: True
+    ) -> None:
+        self.armed: Counter[str] = Counter()  # fail points at which something was to happen
+        self.reached: Counter[str] = Counter()  # and those at which it did, and what
+        self._mesh, self._leaders, self._sweeps = mesh, leaders, sweeps
         self._halts: list[Halt] = []
 
     def arm(self, step: Step, absence: Absence) -> None:
@@ -80,6 +87,7 @@ class Halts:
             elif halt.point not in armed:
                 armed.add(halt.point)
                 halt.armed = True
+                self.armed[halt.point] += 1
                 self._mesh.arm(halt.point, halt.action)
         return [what for what in wrong if what]
 
@@ -99,7 +107,7 @@ class Halts:
 
     def _elect(self, halt: Halt) -> str:
         """Ask who leads to give way, and after a while whoever leads then."""
-        if time.monotonic() - halt.asked < GIVES_WAY_SECONDS:
+        if time.monotonic() - halt.asked < GIVES_WAY_SECONDS or (halt.point in OF_SWEEPS and not self._sweeps()):
             return ""
         name = self._mesh.at(self._leaders().get(halt.step.part, ""))
         if not name or not self._mesh.runs(name):

@@ -14,10 +14,11 @@ from cotenant.core.arrays import ArraySpec, IndexRange
 from cotenant.core.dependencies import Condition, Dependency
 from cotenant.core.jobs import JobKind, JobSpec, OpenReplicas, Qos, Request, Role
 
-LONG, ALONE, ARRAY, DAEMON, ELASTIC, SERVICE, AFTER = 0.1, 0.05, 0.12, 0.3, 0.25, 0.05, 0.12
+LONG, ALONE, ARRAY, DAEMON, ELASTIC, SERVICE, AFTER = 0.1, 0.05, 0.18, 0.3, 0.25, 0.05, 0.12
 OPEN = 0.5  # of services
 STOP_AFTER_SECONDS = 10.0  # without the control plane, where a job must never run twice: the least that is taken
 SECONDS, LONG_SECONDS, ALONE_SECONDS, SERVICE_SECONDS = (0.05, 0.8), (2.0, 7.0), (8.0, 18.0), (3600.0, 3600.0)
+ARRAY_SECONDS = (0.05, 3.0)  # so that some are left when the whole is changed
 RETRIES_MAX = 1000
 PROMISE = Qos(latency_seconds=0.1, latency_percentile=99.0, arrivals_per_second=10.0)
 
@@ -46,7 +47,8 @@ def a_job(directory: Path, rng: Random, earlier: Sequence[str] = ()) -> Drawn:
     array = ArraySpec((IndexRange(0, rng.randint(1, 3)),)) if rng.random() < ARRAY and replicas == 1 else None
     elastic = gpus > 0 and rng.random() < ELASTIC
     long = elastic or rng.random() < LONG
-    seconds = rng.uniform(*(ALONE_SECONDS if alone else LONG_SECONDS if long else SECONDS))
+    usual = ARRAY_SECONDS if array else SECONDS
+    seconds = rng.uniform(*(ALONE_SECONDS if alone else LONG_SECONDS if long else usual))
     after = {rng.choice(earlier): rng.choice(list(Condition))} if earlier and rng.random() < AFTER else {}
     spec = JobSpec(
         name="victim",

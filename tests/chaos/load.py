@@ -27,6 +27,7 @@ from tests.chaos.certificates import of_process, of_tenants
 from tests.chaos.jobs import a_job
 from tests.chaos.operating import Operator
 from tests.chaos.prying import Prying
+from tests.chaos.watching import Watching
 
 from cotenant.core.lifecycle import ENDED, Phase
 from cotenant.history.recording import clock
@@ -40,10 +41,10 @@ from cotenant.v1.tenant_service_pb2_grpc import TenantServiceStub
 CALM = "calm"
 UNFINISHED = 14
 MINDS = {"cancel": 12, "suspend": 10, "update": 10, "move": 12, "": 56}  # what users do with a job, in hundredths
-CANCELLED_ARRAYS = 0.4
+ARRAYS = {"cancel": 40, "suspend": 30, "": 30}  # and with an array as a whole
 REPEATED = 0.1
 SOON_SECONDS, SUSPENDED_SECONDS, SERVED_SECONDS = (0.0, 2.0), (0.2, 3.0), (0.5, 5.0)
-UPDATES_MAX, PRIORITY_MAX = 3, 5
+UPDATES_MAX, PRIORITY_MAX, ARRIVALS = 3, 5, (1, 40)
 AVOID_SECONDS = 29 * 86_400  # longer than clocks ever jump
 EARLIER = 8  # jobs that others may come after
 FORGOTTEN_SECONDS = 15.0  # a job that is in no list for so long was forgotten, long after its end
@@ -52,7 +53,7 @@ TENANT = "default"
 
 @dataclass
 class Load:
-    """Keeps some jobs unfinished, beside an operator and, with tenants, people who pry."""
+    """Keeps some jobs unfinished, beside an operator, one who watches and, with tenants, people who pry."""
 
     asking: Asking
     jobs: Mapping[str, Any]  # by tenant: the calls of a user
@@ -64,14 +65,18 @@ class Load:
     earlier: dict[str, deque[str]] = field(default_factory=dict)  # by tenant
     missing: dict[str, float] = field(default_factory=dict)  # jobs that are in no list, since when
 
+    def __post_init__(self) -> None:
+        self.watching = Watching(self.asking, self.jobs[TENANT])
+
     async def run(self) -> None:
-        """Submit, operate and pry until the end of the input."""
+        """Submit, operate, watch and pry until the end of the input."""
         loop, asking = asyncio.get_running_loop(), self.asking
         operator = Operator(asking, self.nodes, self.tenants, self._submit_for_operator)
         prying = Prying(asking, {name: stub for name, stub in self.jobs.items() if name != TENANT}, self.known)
         names = tuple(sorted({*self.jobs} - {TENANT})) or ("red",)
-        endless = [loop.create_task(work) for work in (self._follow(), operator.run(names), prying.run())]
-        endless, living = endless[: 2 + bool(prying.jobs)], set()
+        works = (self._follow(), operator.run(names), self.watching.run(), prying.run())
+        endless = [loop.create_task(work) for work in works]
+        endless, living = endless[: 3 + bool(prying.jobs)], set()
         while not any(task.done() for task in endless):
             if not asking.hushed.is_set() and len(self.open) + asking.busy < UNFINISHED:
                 living.add(task := loop.create_task(self._live()))
@@ -88,23 +93,26 @@ class Load:
             job, ids, service = await self._submit(tenant, request_id, rng)
             jobs = self.jobs[tenant]
             mind = rng.choices(list(MINDS), list(MINDS.values()))[0]
-            if len(ids) > 1 and rng.random() < CANCELLED_ARRAYS:
-                mind = "cancel"
+            if len(ids) > 1:
+                mind = rng.choices(list(ARRAYS), list(ARRAYS.values()))[0]
             if service:
                 await self._serve(jobs, job, request_id, mind, rng)
-            elif mind == "cancel":
-                await self.asking.soon(SOON_SECONDS, rng)
-                await self._cancel(jobs, job.spec.array_task.array_id or job.id, ids, request_id)
-            elif len(ids) == 1 and mind:
-                await self._change(jobs, job, mind, request_id, rng)
+            else:
+                await self._change(jobs, job, ids, mind, request_id, rng)
         finally:
             self.asking.busy -= 1
 
-    async def _change(self, jobs: Any, job: job_pb2.Job, mind: str, request_id: str, rng: Random) -> None:
+    async def _change(
+        self, jobs: Any, job: job_pb2.Job, ids: list[str], mind: str, request_id: str, rng: Random
+    ) -> None:
+        whole = job.spec.array_task.array_id or job.id
         match mind:
+            case "cancel":
+                await self.asking.soon(SOON_SECONDS, rng)
+                await self._cancel(jobs, whole, ids, request_id)
             case "suspend":
                 await self.asking.soon(SOON_SECONDS, rng)
-                await self._suspend(jobs, job.id, request_id, rng)
+                await self._suspend(jobs, whole, ids, request_id, rng)
             case "update":
                 await self._update(jobs, job.id, request_id, rng)
             case "move":
@@ -148,7 +156,10 @@ class Load:
         """Use a service for a while: it has to run, and goes on until it is cancelled."""
         await self._wait_for(jobs, job.id, Phase.RUNNING)
         if mind == "suspend":
-            await self._suspend(jobs, job.id, request_id, rng)
+            await self._suspend(jobs, job.id, [job.id], request_id, rng)
+            await self._wait_for(jobs, job.id, Phase.RUNNING)
+        if mind == "update":
+            await self._promise(jobs, job.id, request_id, rng)
             await self._wait_for(jobs, job.id, Phase.RUNNING)
         if mind == "move":
             await self._move(jobs, job.id, request_id)
@@ -156,15 +167,17 @@ class Load:
         await self.asking.soon(SERVED_SECONDS, rng)
         await self._cancel(jobs, job.id, [job.id], request_id)
 
-    async def _suspend(self, jobs: Any, job_id: str, request_id: str, rng: Random) -> None:
-        """Hold a job back for a while, unless it has ended by then; what of it begins meanwhile is to be stopped."""
-        suspend = pb.SuspendJobRequest(id=job_id, request_id=f"{request_id} suspend")
-        done = await self.asking.unless(OVER, jobs.SuspendJob, suspend)
-        if done and await self._wait_for(jobs, job_id, Phase.SUSPENDED):
+    async def _suspend(self, jobs: Any, whole: str, ids: list[str], request_id: str, rng: Random) -> None:
+        """Hold a job or an array back for a while, unless it has ended; what begins meanwhile is to be stopped."""
+        suspend = pb.SuspendJobRequest(id=whole, request_id=f"{request_id} suspend")
+        if await self.asking.unless(OVER, jobs.SuspendJob, suspend) is None:
+            return
+        if held := [job_id for job_id in ids if await self._wait_for(jobs, job_id, Phase.SUSPENDED)]:
             begin = clock()
             await self.asking.soon(SUSPENDED_SECONDS, rng)
-            self.asking.tell(suspended=job_id, begin=begin, end=clock())
-            resume = pb.ResumeJobRequest(id=job_id, request_id=f"{request_id} resume")
+            for job_id in held:
+                self.asking.tell(suspended=job_id, begin=begin, end=clock())
+            resume = pb.ResumeJobRequest(id=whole, request_id=f"{request_id} resume")
             await self.asking.unless(OVER, jobs.ResumeJob, resume)
             if rng.random() < REPEATED:
                 await self.asking.unless(OVER, jobs.SuspendJob, suspend)  # an old one, that came late
@@ -183,6 +196,19 @@ class Load:
             self.asking.tell(updated=job_id, priority=changed.spec.priority)
         if rng.random() < 2 * REPEATED:
             await self.asking.unless(OVER, jobs.UpdateJob, sent[0])
+
+    async def _promise(self, jobs: Any, job_id: str, request_id: str, rng: Random) -> None:
+        """Expect another number of requests from a service, which it then knows."""
+        arrivals = float(rng.randint(*ARRIVALS))
+        spec = job_pb2.JobSpec(qos=job_pb2.Qos(arrivals_per_second=arrivals))
+        mask = FieldMask(paths=["spec.qos.arrivals_per_second"])
+        changed = job_pb2.Job(id=job_id, spec=spec)
+        request = pb.UpdateJobRequest(job=changed, update_mask=mask, request_id=f"{request_id} promise")
+        if (answer := await self.asking.unless(OVER, jobs.UpdateJob, request)) is None:
+            return
+        self.asking.tell(promised=job_id)
+        if answer.job.spec.qos.arrivals_per_second != arrivals:
+            self.asking.tell(wrong=f"that {job_id} gets {answer.job.spec.qos}, after {arrivals} requests a second")
 
     async def _move(self, jobs: Any, job_id: str, request_id: str) -> None:
         """Have a job go on elsewhere, once it runs somewhere; it does not come back."""
@@ -223,9 +249,9 @@ class Load:
         """Take note of what has ended."""
         said = False
         while True:
-            if self.open:
+            if self.open or self.watching.awaited:
                 await self._look()
-            if self.asking.hushed.is_set() and not self.open and not self.asking.busy:
+            if self.asking.hushed.is_set() and not (self.open or self.asking.busy or self.watching.awaited):
                 if not said:
                     print(json.dumps({CALM: True, "refusals": self.asking.refusals}), flush=True)
                 said = True
@@ -234,11 +260,14 @@ class Load:
             await asyncio.sleep(PAUSE_SECONDS * 2)
 
     async def _look(self) -> None:
-        asked = sorted(self.open)
+        asked = sorted({*self.open, *self.watching.awaited})
         request = pb.ListJobsRequest(page_size=PAGE, filter=pb.JobFilter(ids=asked))
         found = (await self.asking.call(self.jobs[TENANT].ListJobs, request)).jobs
         self._note_missing(asked, found)
-        self.open -= {job.id for job in found if translate.PHASES.from_wire(job.phase) in ENDED}
+        ended = {job.id for job in found if translate.PHASES.from_wire(job.phase) in ENDED}
+        self.open -= ended
+        self.watching.expect(ended)
+        self.watching.look({job.id for job in found}, hushed=self.asking.hushed.is_set())
         self.open -= {job_id for job_id in asked if self._is_forgotten(job_id)}
 
 

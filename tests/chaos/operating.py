@@ -18,6 +18,7 @@ from cotenant.v1 import tenant_service_pb2
 BETWEEN_SECONDS, CORDONED_SECONDS, LOOK_SECONDS = (1.0, 6.0), (1.0, 4.0), 4.0
 DEEDS = {"drain": 45, "cordon": 25, "forget": 30}  # in hundredths
 WEIGHT_MAX = 9
+GUEST, REMOVED = "guest", 0.4  # a tenant that has no jobs
 GONE = frozenset({grpc.StatusCode.NOT_FOUND})
 THERE = frozenset({grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.NOT_FOUND})
 
@@ -46,6 +47,9 @@ class Operator:
             self.asking.busy += 1
             try:
                 await self._weigh(rng.choice(tenants), rng.randint(1, WEIGHT_MAX))
+                if rng.random() < REMOVED:
+                    await self._weigh(GUEST, rng.randint(1, WEIGHT_MAX))
+                    await self._remove(GUEST)
                 await self._do(rng.choices(list(DEEDS), list(DEEDS.values()))[0], rng)
             finally:
                 self.asking.busy -= 1
@@ -62,6 +66,16 @@ class Operator:
         answer = await self.asking.call(self.tenants.GetTenant, tenant_service_pb2.GetTenantRequest(id=tenant_id))
         if answer.tenant.weight != weight:
             self.asking.tell(wrong=f"that {tenant_id} has weight {answer.tenant.weight}, after {weight} was given")
+
+    async def _remove(self, tenant_id: str) -> None:
+        """Remove a tenant, which then is gone."""
+        remove = tenant_service_pb2.DeleteTenantRequest(id=tenant_id)
+        await self.asking.unless(GONE, self.tenants.DeleteTenant, remove)  # asked again, it may be
+        del self.weights[tenant_id]
+        self.asking.tell(removed=tenant_id)
+        look = tenant_service_pb2.GetTenantRequest(id=tenant_id)
+        if (left := await self.asking.unless(GONE, self.tenants.GetTenant, look)) is not None:
+            self.asking.tell(wrong=f"that {tenant_id} has weight {left.tenant.weight}, after it was removed")
 
     async def _do(self, deed: str, rng: Random) -> None:
         nodes = (await self.asking.call(self.nodes.ListNodes, pb.ListNodesRequest(page_size=PAGE))).nodes

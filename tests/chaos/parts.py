@@ -28,13 +28,16 @@ PORTS = {"queue": 7070, "placement": 7071, "predictor": 7072, "contention": 7073
 TOKEN = "chaos"
 GPUS = 2
 LOST_AFTER_SECONDS, BEAT_SECONDS = 8.0, 0.5
+ENDED_KEPT = 80  # jobs, so that some are forgotten in a run of a hundred steps, and none that was asked for lately
+HISTORY_SECONDS = 30.0  # the recorder is cut off from nobody, and may wait for a while until it has found a member
 SETTINGS = f"""\
 heartbeat_seconds = {BEAT_SECONDS}
 lost_after_seconds = {LOST_AFTER_SECONDS}
 retry_seconds = 0.2
 infrastructure_retries = 1000000
 allocator = "restless"
-ended_jobs = 150
+ended_jobs = {ENDED_KEPT}
+history_seconds = {HISTORY_SECONDS}
 [users]
 ann = "root"
 bob = "root"
@@ -99,7 +102,7 @@ class Mesh:
         self.starts: Counter[str] = Counter()
         self.points = directory / POINTS  # that are armed, and taken by whom
         self.node_ids = {node: f"{directory.name}-{node}" for node in NODES}
-        self.points.mkdir()
+        (self.points / fail_points.PASSED).mkdir(parents=True)
         self._logs = directory / "logs"
         self._logs.mkdir()
         (directory / "settings.toml").write_text(SETTINGS)
@@ -266,6 +269,11 @@ class Mesh:
             names = (name for name, part in self.parts.items() if part.process and part.process.pid == pid)
             return next(names, ""), pid, seconds
         return None
+
+    def passed(self, point: str) -> int:
+        """How often processes came to a fail point, armed or not."""
+        file = self.points / fail_points.PASSED / point
+        return file.stat().st_size if file.exists() else 0
 
     def _is_at_a_point(self, pid: int) -> bool:
         return any(self.points.glob(f"*.{pid}"))

@@ -5,7 +5,7 @@ The same seed and the same numbers give the same plan; how it meets the processe
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Sequence, Set
+from collections.abc import Collection, Container, Iterator, Sequence, Set
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import count, islice
@@ -108,32 +108,36 @@ SHARES = {
     Fault.CLOCK: 5,
     Fault.NO_MAJORITY: 2,
     Fault.OLD_LEADER: 3,
-    Fault.FAIL_POINT: 7,
+    Fault.FAIL_POINT: 13,
 }
 HALTED_SECONDS = (LEASE_SECONDS + 0.5, 6.0)  # at a fail point: for so long that another leads meanwhile
 ELECTED = ("placement", "queue", "predictor")  # services whose leaders write
-UNDRAWN = ("upkeep.compacted", "restore.filling", "restore.filled")  # none comes there in so short a life, or in a mesh
+UNDRAWN = ("restore.filling", "restore.filled")  # nobody comes there in a mesh
 DRAWN = tuple(point for point in POINTS if point not in UNDRAWN)
 OFTEN = ("queue", "placement", "predictor", "agent")  # kinds of fail points that are passed all the time
 SELDOM = ("placement.loading", "agent.resized")  # but for these
 TIMES_MAX = 4  # those are passed so often, less one, before anything happens
 
 
-def plan(seed: int, steps: int, faults: Container[Fault] = frozenset(Fault)) -> list[Step]:
-    """Draw so many steps, of some faults.
+def plan(
+    seed: int, steps: int, faults: Container[Fault] = frozenset(Fault), points: Collection[str] = DRAWN
+) -> list[Step]:
+    """Draw so many steps, of some faults and some fail points.
 
     >>> plan(7, 3) == plan(7, 4)[:3]
     True
     """
-    return list(islice(drawn(seed, faults), steps))
+    return list(islice(drawn(seed, faults, points), steps))
 
 
-def drawn(seed: int, faults: Container[Fault] = frozenset(Fault)) -> Iterator[Step]:
-    """Draw steps without end."""
+def drawn(seed: int, faults: Container[Fault] = frozenset(Fault), points: Collection[str] = DRAWN) -> Iterator[Step]:
+    """Draw steps without end; no fail point comes again before each other one has come."""
     rng = Random(f"chaos {seed}")
     shares = {fault: share if fault in faults else 0 for fault, share in SHARES.items()}
+    deck: list[str] = []
     for number in count(1):
-        yield _step(rng, number, rng.choices(list(shares), list(shares.values()))[0])
+        deck = deck or rng.sample(sorted(points), len(points))
+        yield _step(rng, number, rng.choices(list(shares), list(shares.values()))[0], deck)
 
 
 def cut_off(step: Step) -> frozenset[str]:
@@ -150,7 +154,7 @@ def cut_off_without(touched: Set[str]) -> frozenset[str]:
     return frozenset(touched & {*NODES})
 
 
-def _step(rng: Random, number: int, fault: Fault) -> Step:
+def _step(rng: Random, number: int, fault: Fault, deck: list[str]) -> Step:
     after = round(rng.uniform(*PAUSE_SECONDS), 2)
     part, peer = _drawn_for(fault, rng)
     seconds, amount, point = _seconds(rng), 0.0, ""
@@ -161,7 +165,7 @@ def _step(rng: Random, number: int, fault: Fault) -> Step:
             seconds = round(rng.uniform(*LONG_SECONDS), 2)
         case Fault.FAIL_POINT:
             seconds = round(rng.uniform(*HALTED_SECONDS), 2)
-            part, point = _point(rng)
+            part, point = _point(rng, deck.pop())
         case Fault.KILL_JOB | Fault.KILL_SUPERVISOR | Fault.RESTART:
             seconds = 0.0
         case Fault.CLOCK:
@@ -173,9 +177,8 @@ def _step(rng: Random, number: int, fault: Fault) -> Step:
     return Step(number, after, fault, part, peer, seconds, amount, point)
 
 
-def _point(rng: Random) -> tuple[str, str]:
+def _point(rng: Random, point: str) -> tuple[str, str]:
     """Draw who is to come to a fail point, and what happens there."""
-    point = rng.choice(DRAWN)
     kind = point.partition(".")[0]
     times = rng.randint(1, TIMES_MAX) if kind in OFTEN and point not in SELDOM else 1
     part = {"election": rng.choice(ELECTED), "array": "queue", "tenant": "queue", "upkeep": "queue"}.get(kind, kind)

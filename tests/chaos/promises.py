@@ -22,6 +22,8 @@ ASKED = {
     "cordoned": "cordons",
     "moved": "moves",
     "weighed": "updates of tenants",
+    "removed": "tenants removed",
+    "promised": "services whose arrivals were changed",
     "done": "nodes given up",
     "pried": "looks for others' jobs",
 }

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import grpc
 from google.protobuf.message import DecodeError
 
-from cotenant.history.events import Commit, LeaderPut
+from cotenant.history.events import Commit, JobGone, JobPut, LeaderPut
 from cotenant.history.recording import clock
 from cotenant.history.stored import ATTEMPTS, LEADER, commit_of
 from cotenant.rpc.translate import STOP_REASONS
@@ -36,6 +36,7 @@ class Recorder:
         self._reasons: dict[tuple[str, int], str] = {}  # by attempt: why it was stopped
         self.revision = 0
         self.leaders: dict[str, str] = {}  # by service: at which address
+        self.ended: set[str] = set()  # jobs that have, and are in the store still
         self._endpoints, self._log, self._credentials = list(endpoints), log, credentials
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True, name="recorder")
@@ -61,7 +62,12 @@ class Recorder:
 
     def _take(self, changes: Changes) -> None:
         try:
-            self.commits.append(commit_of(changes, clock()))
+            self.commits.append(commit := commit_of(changes, clock()))
+            for done in commit.changes:
+                if isinstance(done, JobPut) and done.phase.ended:
+                    self.ended.add(done.job_id)
+                elif isinstance(done, JobGone):
+                    self.ended.discard(done.job_id)
             for change in changes.changes:
                 if change.key.startswith(ATTEMPTS) and change.value is not None:
                     attempt = records_pb2.StoredAttempt.FromString(change.value).attempt

@@ -132,6 +132,22 @@ def test_who_leads_gives_way_until_somebody_comes_to_lead(pass_time: Callable[[f
     assert mesh.did[2:] == ["kill placement-1"]
 
 
+def test_a_queue_gives_way_only_while_there_is_something_to_forget(pass_time: Callable[[float], None]) -> None:
+    mesh, much = Mesh(), [False]
+    halts = Halts(cast("Any", mesh), lambda: {"placement": "placement-2"}, lambda: much[0])
+    halts.arm(a_step("kill@1", "upkeep.archived"), absence())
+    halts.look()
+    halts.look()
+    assert mesh.did == ["arm upkeep.archived kill@1"]
+    much[0] = True
+    halts.look()
+    assert mesh.did[1:] == ["restart placement-2"]
+    mesh.came["upkeep.archived"] = "placement-2"
+    halts.look()
+    assert halts.armed == {"upkeep.archived": 1}
+    assert halts.reached == {"upkeep.archived (kill)": 1}
+
+
 def test_at_rest_who_is_halted_is_not_for_long_and_nobody_is_waited_for_at_the_end(
     pass_time: Callable[[float], None],
 ) -> None:

@@ -57,6 +57,19 @@ def test_every_fail_point_that_a_mesh_comes_to_is_drawn() -> None:
         assert step.seconds > LEASE_SECONDS, step
 
 
+def test_a_few_hundred_steps_arm_every_fail_point_and_none_again_before_each_other_one() -> None:
+    for seed in range(20):
+        points = [step.point.partition("=")[0] for step in plan(seed, 400) if step.fault is Fault.FAIL_POINT]
+        assert set(points) == set(DRAWN), seed
+        assert len(set(points[: len(DRAWN)])) == len(DRAWN)
+
+
+def test_some_fail_points_alone_are_drawn_beside_all_faults() -> None:
+    steps = plan(1, STEPS, points=("array.changed",))
+    assert {step.fault for step in steps} == set(Fault)
+    assert {step.point.partition("=")[0] for step in steps} == {"", "array.changed"}
+
+
 def test_pauses_last_shorter_and_longer_than_a_lease() -> None:
     lasted = [step.seconds for step in plan(1, STEPS) if step.fault is Fault.PAUSE]
     assert min(lasted) < 1 < 2 < max(lasted)
