@@ -8,7 +8,8 @@ import os
 import secrets
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -44,10 +45,14 @@ finally:
 
 @dataclass(frozen=True, slots=True)
 class Processes:
-    """Who runs. `pids` and `logs` are by service; `token` is what callers show."""
+    """Who runs. `pids`, `logs` and `addresses` are by service, and of a second process of one by its name and `-2`.
+
+    `endpoints` are by service, as callers want them; `token` is what they show.
+    """
 
     pids: Mapping[str, int]
     logs: Mapping[str, Path]
+    addresses: Mapping[str, str]
     endpoints: Mapping[str, str]
     etcd: tuple[EtcdServer, ...]
     token: str
@@ -66,9 +71,17 @@ class Processes:
         """The most memory that each service has had."""
         return {name: status_bytes(pid, "VmHWM") for name, pid in self.pids.items()}
 
-    def told(self, event: str) -> dict[str, int]:
-        """So often each service has logged an event, of warnings and errors."""
-        return {name: log.read_text().count(f'"event": "{event}"') for name, log in self.logs.items()}
+    def told(self, event: str, *words: str) -> dict[str, int]:
+        """So often each service has logged an event, of warnings and errors, with all of these words."""
+        wanted = (f'"event": "{event}"', *words)
+        return {
+            name: sum(all(word in line for word in wanted) for line in log.read_text().splitlines())
+            for name, log in self.logs.items()
+        }
+
+    def at(self, endpoint: str) -> int:
+        """Which process serves there."""
+        return self.pids[next(name for name, own in self.addresses.items() if own == endpoint)]
 
 
 def store_url(etcd: tuple[EtcdServer, ...]) -> str:
@@ -77,19 +90,34 @@ def store_url(etcd: tuple[EtcdServer, ...]) -> str:
 
 
 @asynccontextmanager
-async def mesh(directory: Path, etcd: tuple[EtcdServer, ...]) -> AsyncIterator[Processes]:
-    """Run each service by `cotenant serve`, and end them all afterwards."""
-    endpoints = {name: f"127.0.0.1:{port}" for name, port in zip(SERVICES, free_ports(len(SERVICES)), strict=True)}
+async def mesh(
+    directory: Path, etcd: tuple[EtcdServer, ...], *, replicas: int = 1, settings: str = ""
+) -> AsyncIterator[Processes]:
+    """Run each service by `cotenant serve`, so many processes of each, and end them all afterwards."""
+    names = [
+        f"{service}-{number}" if number > 1 else service for number in range(1, replicas + 1) for service in SERVICES
+    ]
+    addresses = {name: f"127.0.0.1:{port}" for name, port in zip(names, free_ports(len(names)), strict=True)}
+    endpoints = {
+        service: "|".join(address for name, address in addresses.items() if _service_of(name) == service)
+        for service in SERVICES
+    }
     token = secrets.token_hex(16)
     directory.mkdir(mode=0o700)  # noqa: ASYNC240  # once, before anything runs
+    config = directory / "settings.toml"
+    config.write_text(settings)
     running: dict[str, asyncio.subprocess.Process] = {}
-    logs = {name: directory / f"{name}.log" for name in SERVICES}
+    logs = {name: directory / f"{name}.log" for name in names}
     try:
-        for name in SERVICES:
-            running[name] = await _start(name, directory, store_url(etcd), endpoints, token, logs[name])
+        for name in names:
+            told = ["--store", store_url(etcd), "--listen", addresses[name], "--config", str(config)]
+            told += ["--endpoints", ",".join(f"{service}={all_of}" for service, all_of in endpoints.items())]
+            running[name] = await _start(name, directory, told, token, logs[name])
         for name, process in running.items():
-            await _served(name, process, endpoints[name], token)
-        yield Processes({name: process.pid for name, process in running.items()}, logs, endpoints, etcd, token)
+            await _served(name, process, addresses[name], token)
+        yield Processes(
+            {name: process.pid for name, process in running.items()}, logs, addresses, endpoints, etcd, token
+        )
     finally:
         for process in running.values():
             if process.returncode is None:
@@ -106,18 +134,19 @@ async def mesh(directory: Path, etcd: tuple[EtcdServer, ...]) -> AsyncIterator[P
             )
 
 
-async def _start(
-    name: str, directory: Path, store: str, endpoints: Mapping[str, str], token: str, log: Path
-) -> asyncio.subprocess.Process:
-    told = ",".join(f"{service}={endpoint}" for service, endpoint in endpoints.items())
+def _service_of(name: str) -> str:
+    return name.partition("-")[0]
+
+
+async def _start(name: str, directory: Path, told: Sequence[str], token: str, log: Path) -> asyncio.subprocess.Process:
     profiles = os.environ.get(PROFILES)
     own = {"COTENANT_LOG": "warning", "COTENANT_TOKEN": token, "PROFILE_FILE": f"{profiles}/{name}.prof"}
     with log.open("wb") as written:
         return await asyncio.create_subprocess_exec(
             sys.executable,
             *("-c", PROFILED if profiles else COTENANT),
-            *("--state-dir", str(directory), "serve", name, "--store", store),
-            *("--listen", endpoints[name], "--endpoints", told),
+            *("--state-dir", str(directory), "serve", _service_of(name)),
+            *told,
             env=os.environ | own,
             stderr=written,
         )
@@ -162,10 +191,14 @@ class Cluster:
     queue: grpc.aio.Channel
     agents: list[SimulatedAgent]
     ran: dict[str, float] = field(default_factory=dict)  # jobs that came to an agent, and when
+    again: Counter[str] = field(default_factory=Counter)  # jobs that were started once more, and how often
 
     def take(self, job_id: str) -> None:
-        """An agent was told to run a job."""
-        self.ran.setdefault(job_id, time.perf_counter())
+        """An agent was told to run a job, which it did not do already."""
+        if job_id in self.ran:
+            self.again[job_id] += 1
+        else:
+            self.ran[job_id] = time.perf_counter()
 
     @cached_property
     def jobs(self) -> job_service_pb2_grpc.JobServiceAsyncStub:
@@ -174,13 +207,15 @@ class Cluster:
 
 
 @asynccontextmanager
-async def cluster(nodes: int, directory: Path) -> AsyncIterator[Cluster]:
-    """Run etcd, the services and so many agents."""
+async def cluster(nodes: int, directory: Path, *, replicas: int = 1, settings: str = "") -> AsyncIterator[Cluster]:
+    """Run etcd, the services, so many processes of each, and so many agents."""
     directory.mkdir()  # noqa: ASYNC240  # once, before anything runs
     etcd = tuple(start_cluster(directory, members=3))
     try:
         async with AsyncExitStack() as stack:
-            served = await stack.enter_async_context(mesh(directory / "state", etcd))
+            served = await stack.enter_async_context(
+                mesh(directory / "state", etcd, replicas=replicas, settings=settings)
+            )
             told = served.endpoints
             queue = await stack.enter_async_context(connect(told["queue"], served.token))
             channels = [

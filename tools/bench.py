@@ -65,6 +65,9 @@ FORMS: Mapping[str, Form] = MappingProxyType(
         "agent": Form(60),
         "agent_contention": Form(100),
         "mesh": Form(20),
+        "overload": Form(
+            900, apart="a quarter of an hour of trouble on purpose, which others on the machine would feel"
+        ),
         "placement": Form(90),
         "placement_live": Form(30),
         "arrays": Form(5),

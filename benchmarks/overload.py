@@ -1,0 +1,376 @@
+"""Whether trouble spreads where a cluster has more to do than it can: five kinds of trouble, three sizes.
+
+Two processes of each service, an etcd of three members and all agents, simulated, share a machine, which as many jobs
+as are brought to running keep busy all the while. Then comes something that is too much for it; afterwards each job
+that was acknowledged must have run, and once; no node may have been given up, for all agents were there; offices may
+have passed on only where their holder was stopped; and jobs must be brought to running as quickly as before, soon.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import statistics
+import sys
+import tempfile
+import time
+import uuid
+from bisect import bisect
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import grpc.aio
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from benchmarks import harness  # noqa: E402 - the root of the checkout has to be on the path first
+from benchmarks.cluster import AGENTS, BACKLOG, SUBMITTERS, WARM_SECONDS, spec  # noqa: E402 - likewise
+from benchmarks.processes import Cluster, cluster, until  # noqa: E402 - likewise
+from tests.etcd_server import etcd_binary, leader_of  # noqa: E402 - likewise
+
+from cotenant.replicas.tenure import leader_of as leader_in  # noqa: E402 - likewise
+from cotenant.rpc.channel import connect  # noqa: E402 - likewise
+from cotenant.rpc.stalls import Stalls  # noqa: E402 - likewise
+from cotenant.store.open import open_store  # noqa: E402 - likewise
+from cotenant.store.port import Store, StoreUnavailable  # noqa: E402 - likewise
+from cotenant.v1 import job_service_pb2 as pb  # noqa: E402 - likewise
+from cotenant.v1 import job_service_pb2_grpc  # noqa: E402 - likewise
+
+QUICK_AGENTS = (100,)
+HEARTBEAT_SECONDS, LOST_AFTER_SECONDS = 2.0, 20.0
+SETTINGS = f"heartbeat_seconds = {HEARTBEAT_SECONDS}\nlost_after_seconds = {LOST_AFTER_SECONDS}\n"
+OFFICES = ("queue", "placement", "predictor")
+LOOK_SECONDS = 0.25
+CALM_SECONDS, WINDOW_SECONDS, AFTER_SECONDS = 8.0, 2.0, 12.0
+TROUBLE_SECONDS, STOPPED_SECONDS, DOWN_SECONDS = 15.0, LOST_AFTER_SECONDS + 5, 5.0
+BUSY, TIMES = 8, 3  # busy processes; as many jobs as can be brought to running, so many times
+AS_BEFORE, BACK_BAR_SECONDS, BACK_SECONDS_MAX = 0.8, 10.0, 120.0
+CALL_SECONDS_MAX, AGAIN_SECONDS = 60.0, 0.2
+CALLS_MAX = 2_000  # of the other process, that are under way at once
+GIVEN_UP = '"state": "LOST"'
+
+
+# Callers -----------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Submitting:
+    """Callers who submit, and ask again under the same request id until they are answered."""
+
+    jobs: job_service_pb2_grpc.JobServiceAsyncStub
+    acknowledged: list[str] = field(default_factory=list)
+    failed: int = 0  # calls that had to be made again
+
+    async def one(self) -> None:
+        """Submit a job."""
+        request = pb.CreateJobRequest(spec=spec(), request_id=uuid.uuid4().hex)
+        while True:
+            try:
+                answer = await self.jobs.CreateJob(request, timeout=CALL_SECONDS_MAX)
+                self.acknowledged.append(str(answer.job.id))
+                return
+            except grpc.aio.AioRpcError:
+                self.failed += 1
+                await asyncio.sleep(AGAIN_SECONDS)
+
+
+@asynccontextmanager
+async def steadily(made: Cluster, submitting: Submitting) -> AsyncIterator[None]:
+    """Submit as fast as jobs are brought to running, and wait in the end until those that were begun are answered."""
+    stop, sent, first = False, 0, len(made.ran)
+
+    async def submit() -> None:
+        nonlocal sent
+        while not stop:
+            if sent - (len(made.ran) - first) >= BACKLOG:
+                await asyncio.sleep(0.005)
+                continue
+            sent += 1
+            await submitting.one()
+
+    submitters = [asyncio.ensure_future(submit()) for _ in range(SUBMITTERS)]
+    try:
+        yield
+    finally:
+        stop = True
+        await asyncio.gather(*submitters)
+
+
+async def submit_at(endpoint: str, token: str, rate: float) -> None:
+    """Be the other process: submit at a pace, whether or not there are answers, until the input ends."""
+    ended, calls = asyncio.Event(), set[asyncio.Future[None]]()
+    asyncio.get_running_loop().add_reader(sys.stdin.fileno(), ended.set)
+    async with connect(endpoint, token) as channel:
+        submitting = Submitting(job_service_pb2_grpc.JobServiceStub(channel))  # type: ignore[arg-type]  # is async
+        began, made = time.perf_counter(), 0
+        while not ended.is_set():
+            due = int((time.perf_counter() - began) * rate)
+            while made < due and len(calls) < CALLS_MAX:
+                made += 1
+                calls.add(call := asyncio.ensure_future(submitting.one()))
+                call.add_done_callback(calls.discard)
+            await asyncio.sleep(0.01)
+        took = time.perf_counter() - began
+        await asyncio.gather(*calls)
+        print(json.dumps({"made": made / took, "ids": submitting.acknowledged, "failed": submitting.failed}))
+
+
+# Trouble -----------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Scene:
+    """A cluster before, in and after some trouble. `store` is to look who leads."""
+
+    made: Cluster
+    store: Store
+    submitting: Submitting
+    calm: float = 0.0  # jobs a second
+    other: Sequence[str] = ()  # jobs that were acknowledged to the other process
+    asked: float = 0.0  # calls a second of the other process
+
+    async def leader(self, service: str) -> tuple[str, int] | None:
+        """Where a service is led, and under which term; None where it is not, or the store does not say."""
+        with contextlib.suppress(StoreUnavailable):
+            entry = await self.store.get(f"{service}/leader")
+            if found := leader_in(entry) if entry else None:
+                return found.address, found.term
+        return None
+
+
+async def more_jobs(scene: Scene) -> AsyncIterator[None]:
+    """Submit in another process as many jobs more as make three times what can be brought to running."""
+    told = [scene.made.processes.endpoints["queue"], scene.made.processes.token, str((TIMES - 1) * scene.calm)]
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, __file__, "--submit", *told),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        limit=2**26,
+    )
+    try:
+        yield
+    finally:
+        out, _ = await process.communicate(b"")  # the end of its input
+    came_of_it = json.loads(out)
+    scene.other, scene.asked = came_of_it["ids"], came_of_it["made"]
+    scene.submitting.failed += came_of_it["failed"]
+
+
+async def busy_machine(scene: Scene) -> AsyncIterator[None]:
+    """Have the machine's processors shared with processes that never rest."""
+    busy = [await asyncio.create_subprocess_exec(sys.executable, "-c", "while True: pass") for _ in range(BUSY)]
+    try:
+        yield
+    finally:
+        for process in busy:
+            process.kill()
+            await process.wait()
+
+
+async def stopped_leader(scene: Scene) -> AsyncIterator[None]:
+    """Stop the placement that leads, and let it go on."""
+    if (led := await scene.leader("placement")) is None:
+        raise RuntimeError("no placement leads")
+    os.kill(pid := scene.made.processes.at(led[0]), signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+async def stopped_placements(scene: Scene) -> AsyncIterator[None]:
+    """Stop all placements, and let them go on."""
+    pids = [pid for name, pid in scene.made.processes.pids.items() if name.startswith("placement")]
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for pid in pids:
+            os.kill(pid, signal.SIGCONT)
+
+
+async def etcd_leader_gone(scene: Scene) -> AsyncIterator[None]:
+    """Kill the member of etcd that leads, and start it again."""
+    members = scene.made.processes.etcd
+    leader = await asyncio.to_thread(leader_of, members)
+    leader.kill()
+    yield
+    leader.start(wait=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """What is too much, for how long, and how many leaders it may cost."""
+
+    name: str
+    begin: Callable[[Scene], AsyncIterator[None]]
+    seconds: float
+    leaders_max: int = 0
+
+
+TROUBLES = (
+    Trouble(f"{TIMES} times the jobs", more_jobs, TROUBLE_SECONDS),
+    Trouble(f"{BUSY} busy processes beside it", busy_machine, TROUBLE_SECONDS),
+    Trouble("etcd's leader killed", etcd_leader_gone, DOWN_SECONDS),
+    Trouble("the leading placement stopped", stopped_leader, STOPPED_SECONDS, leaders_max=1),
+    Trouble("all placements stopped", stopped_placements, STOPPED_SECONDS, leaders_max=1),
+)
+
+
+class Terms:
+    """Looks who leads, all the time; `changes` are so many as were seen."""
+
+    def __init__(self, scene: Scene) -> None:
+        self.seen: dict[str, list[int]] = {service: [] for service in OFFICES}
+        self._scene = scene
+        self._looking = asyncio.ensure_future(self._look())
+
+    @property
+    def changes(self) -> int:
+        """So often an office passed on, or was won anew."""
+        return sum(len(terms) - 1 for terms in self.seen.values())
+
+    async def _look(self) -> None:
+        while True:
+            for service, terms in self.seen.items():
+                led = await self._scene.leader(service)
+                if led and led[1] not in terms:
+                    terms.append(led[1])
+            await asyncio.sleep(LOOK_SECONDS)
+
+    async def close(self) -> None:
+        """Look no more."""
+        self._looking.cancel()
+        await asyncio.gather(self._looking, return_exceptions=True)
+
+
+# Measuring ---------------------------------------------------------------------------------------------------
+
+
+def back_after(times: Sequence[float], ended: float, rate: float, until_seconds: float) -> float | None:
+    """Say how long after the end of the trouble jobs were brought to running as quickly as wanted; None where never.
+
+    `times` are those at which jobs came to their agents, in order; `until_seconds` is when nobody looked any more.
+
+    >>> back_after([10.1, 12.5, 13.0, 13.5, 14.0, 14.5], 10.0, 1.5, 16.0)
+    2.0
+    >>> back_after([10.1], 10.0, 1.5, 16.0) is None
+    True
+    """
+    step = LOOK_SECONDS
+    for number in range(int((until_seconds - ended - WINDOW_SECONDS) / step) + 1):
+        begin = ended + number * step
+        if bisect(times, begin + WINDOW_SECONDS) - bisect(times, begin) >= rate * WINDOW_SECONDS:
+            return number * step
+    return None
+
+
+async def measure_trouble(made: Cluster, store: Store, trouble: Trouble, where: str) -> list[harness.Row]:
+    """Bring jobs to running, before, in and after some trouble, until all have run that were acknowledged."""
+    scene = Scene(made, store, Submitting(made.jobs))
+    again, given_up = made.again.total(), _given_up(made)
+    terms, stalls = Terms(scene), Stalls()
+    stalling = asyncio.ensure_future(stalls.run())
+    async with steadily(made, scene.submitting):
+        await asyncio.sleep(WARM_SECONDS)
+        scene.calm = await _rate(made, CALM_SECONDS)
+        async with asynccontextmanager(trouble.begin)(scene):
+            during = await _rate(made, trouble.seconds)
+            ended = time.perf_counter()
+        back = None
+        while back is None and time.perf_counter() < ended + BACK_SECONDS_MAX:
+            await asyncio.sleep(WINDOW_SECONDS)
+            back = back_after(list(made.ran.values()), ended, AS_BEFORE * scene.calm, time.perf_counter())
+        await asyncio.sleep(max(0.0, ended + AFTER_SECONDS - time.perf_counter()))
+    wanted = {*scene.submitting.acknowledged, *scene.other}
+    with contextlib.suppress(TimeoutError):  # the figure tells
+        await until(lambda: wanted <= made.ran.keys(), BACK_SECONDS_MAX)
+    await terms.close()
+    stalling.cancel()
+    given_up, again, lost = _given_up(made) - given_up, made.again.total() - again, len(wanted - made.ran.keys())
+    told, back = f"{where}, {trouble.name}", BACK_SECONDS_MAX if back is None else back
+    changed = terms.changes
+    return [
+        harness.Row(
+            f"{told}: back to {AS_BEFORE:.0%} of the jobs a second after", back, "s",
+            bar=f"≤ {BACK_BAR_SECONDS:g}", holds=back <= BACK_BAR_SECONDS,
+        ),
+        harness.Row(f"{told}: brought to running meanwhile", during, "1/s", scene.calm, "before"),
+        *([harness.Row(f"{told}: asked for beside", scene.asked, "1/s", scene.calm, "before")] if scene.asked else []),
+        harness.Row(f"{told}: parts of jobs given up", given_up, "", bar="0", holds=not given_up),
+        harness.Row(
+            f"{told}: leaders that changed", changed, "",
+            bar=f"≤ {trouble.leaders_max}", holds=changed <= trouble.leaders_max,
+        ),
+        harness.Row(f"{told}: starts of jobs that had begun", again, "", bar="0", holds=not again),
+        harness.Row(
+            f"{told}: jobs acknowledged that never ran", lost, "", len(wanted), "acknowledged", bar="0", holds=not lost
+        ),
+        harness.Row(f"{told}: calls made again", scene.submitting.failed, ""),
+        harness.Row(f"{told}: the agents' own process was late by, at most", stalls.longest_seconds, "s"),
+    ]  # fmt: skip
+
+
+def _given_up(made: Cluster) -> int:
+    return sum(made.processes.told("part_given_up", GIVEN_UP).values())
+
+
+async def _rate(made: Cluster, seconds: float) -> float:
+    ran, began = len(made.ran), time.perf_counter()
+    await asyncio.sleep(seconds)
+    return (len(made.ran) - ran) / (time.perf_counter() - began)
+
+
+async def measure_size(nodes: int, directory: Path) -> list[harness.Row]:
+    """Bring all kinds of trouble over a cluster, one after the other; what is known is told at once."""
+    rows: list[harness.Row] = []
+    wanted = os.environ.get("COTENANT_TROUBLES", "")  # words of some, to look at those alone
+    async with cluster(nodes, directory / f"of-{nodes}", replicas=2, settings=SETTINGS) as made:
+        store = await open_store(made.processes.store_url)
+        try:
+            for trouble in TROUBLES:
+                if wanted in trouble.name:
+                    more = await measure_trouble(made, store, trouble, f"{nodes:,} agents")
+                    rows += more
+                    sys.stderr.writelines(f"{row.name}: {row.value:,.4g} {row.unit}\n" for row in more)
+        finally:
+            await store.close()
+    return rows
+
+
+def summary(rows: Sequence[harness.Row]) -> list[harness.Row]:
+    """Tell what came of all sizes and all kinds of trouble at once."""
+    backs = [row.value for row in rows if "jobs a second after" in row.name]
+    return [
+        harness.Row("all: the longest until jobs were brought to running as before", max(backs), "s"),
+        harness.Row("all: half of them took", statistics.median(backs), "s"),
+    ] if backs else []  # fmt: skip
+
+
+async def _measure(sizes: Sequence[int]) -> list[harness.Row]:
+    rows = []
+    with tempfile.TemporaryDirectory(prefix="cotenant-bench-") as directory:
+        for nodes in sizes:
+            rows += await measure_size(nodes, Path(directory))
+    return [*rows, *summary(rows)]
+
+
+def measure(quick: bool) -> Sequence[harness.Row]:
+    """Measure three clusters, or a small one."""
+    if etcd_binary() is None:
+        return [harness.Row("etcd: no binary here, not measured", 0.0, "")]
+    return asyncio.run(_measure(QUICK_AGENTS if quick else AGENTS))
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--submit"]:
+        asyncio.run(submit_at(sys.argv[2], sys.argv[3], float(sys.argv[4])))
+    else:
+        harness.main(measure, __doc__ or "")
