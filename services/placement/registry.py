@@ -17,7 +17,7 @@ from cotenant.services.placement import agents
 from cotenant.services.placement.attempts import Attempts
 from cotenant.services.placement.attention import Attention
 from cotenant.services.placement.cluster import Cluster
-from cotenant.services.placement.committer import Committer, Write
+from cotenant.services.placement.committer import Committer, Fenced, Halted, Write
 from cotenant.services.placement.fitting import Fitting
 from cotenant.services.placement.following import Following
 from cotenant.services.placement.forgetting import Forgetting
@@ -32,6 +32,7 @@ from cotenant.services.placement.records import (
     used,
 )
 from cotenant.services.placement.resizes import Resizes
+from cotenant.store.port import StoreUnavailable
 from cotenant.v1 import node_service_pb2 as node_pb2
 from cotenant.v1 import records_pb2, resources_pb2
 
@@ -205,6 +206,9 @@ class Registry:
             await self._take(session, request)
         except Problem as error:
             log.warning("agent_refused", node=session.node_id, error=error.message)
+            return False
+        except (Fenced, Halted, StoreUnavailable) as error:  # ours, and over with this stream: the agent comes anew
+            log.info("agent_not_heard", node=session.node_id, error=str(error))
             return False
         except Exception:  # a stranger's words; the stream ends, and the agent comes back with its hello
             log.exception("agent_not_understood", node=session.node_id)

@@ -7,6 +7,7 @@ import gc
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
+from unittest.mock import AsyncMock, patch
 
 import grpc
 import pytest
@@ -16,9 +17,11 @@ from tests.services.mesh import Mesh, Part, StoreOfOneProcess, eventually, reaso
 from cotenant.rpc.channel import connect
 from cotenant.rpc.policies import serve_policies
 from cotenant.rpc.server import Server
+from cotenant.services.placement import registry
 from cotenant.services.placement import server as placement
-from cotenant.services.placement.committer import Fenced
+from cotenant.services.placement.committer import Fenced, Halted
 from cotenant.services.placement.leadership import Leadership
+from cotenant.store.port import NotLeader
 from cotenant.v1 import node_service_pb2 as node_pb2
 from cotenant.v1 import placement_service_pb2 as placement_pb2
 from cotenant.v1 import placement_service_pb2_grpc
@@ -158,3 +161,19 @@ async def _cut_off(leadership: Leadership) -> None:
     calling = asyncio.ensure_future(leadership.committed(fenced()))
     with pytest.raises(asyncio.CancelledError):
         await calling
+
+
+@pytest.mark.parametrize("why", [Fenced("replaced"), Halted("reading anew"), NotLeader("replaced")])
+async def test_that_a_change_of_a_node_cannot_be_kept_is_no_fault_of_its_agent(why: Exception) -> None:
+    async with running() as mesh:
+        agent = await mesh.agent("n1")
+        with (
+            patch.object(mesh.parts["placement"].service.registry.committer, "commit", AsyncMock(side_effect=why)),
+            patch.object(registry, "log") as log,
+        ):
+            agent.inventory.memory_bytes += 1
+            agent.tell(inventory=agent.inventory)
+            await until(lambda: log.info.called or log.exception.called)
+            assert log.info.call_args.args == ("agent_not_heard",)
+            assert not log.exception.called
+        await until(lambda: len(agent.welcomes) > 1)
