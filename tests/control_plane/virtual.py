@@ -9,7 +9,7 @@ import selectors
 import time
 import uuid
 from collections import deque
-from collections.abc import Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from contextvars import Context, ContextVar, copy_context
 from functools import partial
@@ -27,6 +27,9 @@ ONE_TURN = asyncio.sleep
 ALL_TASKS: Any = asyncio.tasks._all_tasks  # type: ignore[attr-defined]  # private
 
 
+NOWHERE = Context()  # of what asks for none
+
+
 class NothingComes(Exception):
     """All wait, and nothing is planned: it would never go on."""
 
@@ -39,17 +42,28 @@ class _Handle:
     def __init__(self, callback: Any, args: Any, context: Context, when: float = 0.0) -> None:
         self.callback, self.args, self.context, self._when = callback, args, context, when
 
+    def call(self) -> None:
+        """Call it, unless it was cancelled."""
+        if self.callback is not None:
+            self.callback(*self.args)
+
     def cancel(self) -> None:
         """Do not call it."""
         self.callback = self.args = None
 
-    def cancelled(self) -> bool:
-        """Whether it is not to be called."""
+    def done(self) -> bool:
+        """Whether it is not to be called; a future that somebody awaits until a time can stand in a handle's place."""
         return self.callback is None
+
+    cancelled = done
 
     def when(self) -> float:
         """The time at which it is to be called."""
         return self._when
+
+
+_Turn = tuple[Callable[..., Any], tuple[Any, ...], Context]
+_Timer = tuple[float, int, "_Handle | asyncio.Future[Any]", Any]  # a future is given the last as its result
 
 
 class _Task(asyncio.Task[Any]):
@@ -64,41 +78,31 @@ class _Task(asyncio.Task[Any]):
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
-    """An event loop without IO, and lean: half of a seed's time is spent here. Threads' work is done at once."""
+    """An event loop without IO, and lean: each seed takes thousands of turns. Threads' work is done at once."""
 
-    _ready: deque[_Handle]
+    _ready: deque[_Turn]
     _stopping: bool
 
     def __init__(self) -> None:
         super().__init__(selectors.SelectSelector())
         self._now, self._numbers = 1.0, count()
-        self.create_future = partial(asyncio.Future, loop=self)  # type: ignore[method-assign]  # without a frame of its own
-        self._timers: list[tuple[float, int, _Handle]] = []  # of those due at once the first asked for comes first
+        self._timers: list[_Timer] = []  # of those due at once the first asked for comes first
+        # What futures and tasks ask for again and again, without frames of its own.
+        self.create_future = partial(asyncio.Future, loop=self)  # type: ignore[method-assign]
+        self.get_debug = bool  # type: ignore[assignment, method-assign]  # which is False
+        self.call_soon = _calling_soon(self._ready.append)  # type: ignore[assignment, method-assign]
+        self.call_soon_threadsafe = self.call_soon  # type: ignore[method-assign]  # there is one thread
 
     def time(self) -> float:
         """Seconds since the loop began."""
         return self._now
 
-    def call_soon(  # type: ignore[override]  # any arguments
-        self, callback: Any, *args: Any, context: Context | None = None
-    ) -> _Handle:
-        """Call it in the next turn."""
-        handle = _Handle(callback, args, copy_context() if context is None else context)
-        self._ready.append(handle)
-        return handle
-
-    def call_soon_threadsafe(  # type: ignore[override]  # any arguments, and there is one thread
-        self, callback: Any, *args: Any, context: Context | None = None
-    ) -> _Handle:
-        """Call it in the next turn."""
-        return self.call_soon(callback, *args, context=context)
-
-    def call_at(  # type: ignore[override]  # any arguments, as above
+    def call_at(  # type: ignore[override]  # any arguments
         self, when: float, callback: Any, *args: Any, context: Context | None = None
     ) -> _Handle:
         """Call it once it is that late."""
         timer = _Handle(callback, args, copy_context() if context is None else context, when)
-        heapq.heappush(self._timers, (when, next(self._numbers), timer))
+        heapq.heappush(self._timers, (when, next(self._numbers), timer, None))
         return timer
 
     def call_later(  # type: ignore[override]  # any arguments, as above
@@ -106,6 +110,12 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     ) -> _Handle:
         """Call it after a while."""
         return self.call_at(self._now + delay, callback, *args, context=context)
+
+    def after(self, delay: float, result: Any) -> asyncio.Future[Any]:
+        """A future that has this result after a while, unless it is cancelled before."""
+        future: asyncio.Future[Any] = self.create_future()
+        heapq.heappush(self._timers, (self._now + delay, next(self._numbers), future, result))
+        return future
 
     def create_task(  # type: ignore[override]  # names are words
         self, coro: Any, *, name: str | None = None, context: Context | None = None
@@ -120,27 +130,44 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def _run_once(self) -> None:
         """Take turns until the loop is to stop; where nothing is to be done, it is at once as late as it has to be."""
         ready, timers, take, come = self._ready, self._timers, self._ready.popleft, heapq.heappop
-        while True:
-            while timers and timers[0][2].callback is None:
-                come(timers)
-            if not ready and not self._stopping:
-                if not timers:
-                    raise NothingComes
-                if timers[0][0] > self._now:
-                    self._now = timers[0][0]
+        while not self._stopping:
+            if not ready:
+                self._jump()
+                continue
             while timers and timers[0][0] <= self._now:
-                ready.append(come(timers)[2])
+                ready.append(_turn(come(timers)))
             for _ in range(len(ready)):
-                handle = take()
-                if (callback := handle.callback) is not None:
-                    try:
-                        handle.context.run(callback, *handle.args)
-                    except (SystemExit, KeyboardInterrupt):
-                        raise
-                    except BaseException as error:
-                        self.call_exception_handler({"message": f"exception in {callback}", "exception": error})
-            if self._stopping:
-                return
+                callback, args, context = take()
+                try:
+                    context.run(callback, *args)
+                except (SystemExit, KeyboardInterrupt):
+                    raise
+                except BaseException as error:
+                    self.call_exception_handler({"message": f"exception in {callback}", "exception": error})
+
+    def _jump(self) -> None:
+        """Do what comes next, and all that comes at the same time."""
+        timers, come = self._timers, heapq.heappop
+        while timers and timers[0][2].done():
+            come(timers)
+        if not timers:
+            raise NothingComes
+        self._now = max(self._now, timers[0][0])
+        due = [come(timers)]
+        while timers and timers[0][0] <= self._now:
+            due.append(come(timers))
+        for timer in due:
+            _, _, comes, result = timer
+            if type(comes) is _Handle:
+                callback, args, context = _turn(timer)
+                try:
+                    context.run(callback, *args)
+                except (SystemExit, KeyboardInterrupt):
+                    raise
+                except BaseException as error:
+                    self.call_exception_handler({"message": f"exception in {callback}", "exception": error})
+            elif not comes.done():
+                comes.set_result(result)
 
     def run_in_executor(self, executor: Any, func: Any, *args: Any) -> Any:  # type: ignore[override]  # any work is done in the same way
         """Do it at once."""
@@ -152,8 +179,25 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         return done
 
 
-def _nothing(task: Any) -> None:
-    """Do not keep it."""
+def _calling_soon(append: Callable[[_Turn], None]) -> Callable[..., _Handle | None]:
+    """Make what calls something in the next turn; who says in which context, as futures do, keeps no handle."""
+
+    def call_soon(callback: Any, *args: Any, context: Context | None = None) -> _Handle | None:
+        if context is not None:
+            append((callback, args, context))
+            return None
+        handle = _Handle(callback, args, copy_context())
+        append((handle.call, (), handle.context))
+        return handle
+
+    return call_soon
+
+
+def _turn(timer: _Timer) -> _Turn:
+    _, _, comes, result = timer
+    if isinstance(comes, _Handle):
+        return comes.call, (), comes.context
+    return _wake, (comes, result), NOWHERE
 
 
 def _wake(future: asyncio.Future[Any], result: Any) -> None:
@@ -257,15 +301,8 @@ def virtual_time(seed: int) -> Iterator[VirtualLoop]:
     def token(size: int = 32) -> str:
         return rng.randbytes(size).hex()
 
-    async def sleep(delay: float, result: Any = None) -> Any:
-        if delay <= 0:
-            return await ONE_TURN(0, result)
-        future = loop.create_future()
-        timer = loop.call_later(delay, _wake, future, result)
-        try:
-            return await future
-        finally:
-            timer.cancel()
+    def sleep(delay: float, result: Any = None) -> Awaitable[Any]:
+        return loop.after(delay, result) if delay > 0 else ONE_TURN(0, result)
 
     def only(_: Any) -> VirtualLoop:
         return loop
@@ -281,7 +318,7 @@ def virtual_time(seed: int) -> Iterator[VirtualLoop]:
         mock.patch.object(secrets, "token_hex", token),
         mock.patch.object(uuid, "uuid4", drawn),
         mock.patch.object(well_known_types.Timestamp, "GetCurrentTime", now),
-        mock.patch.object(ALL_TASKS, "add", create=True, new=_nothing),  # which nobody asks for
+        mock.patch.object(ALL_TASKS, "add", create=True, new=bool),  # which nobody asks for
         mock.patch.object(asyncio, "sleep", sleep),
         mock.patch.object(BOUND, "_get_loop", only),
     ):
