@@ -223,9 +223,10 @@ class Process:
     def __init__(self, name: str) -> None:
         self.name = name
         self.dead = False
+        self.goes = True  # it is neither paused nor dead: then nobody has to wait at its gate
         self.identity = ""  # under which it leads, or last tried to
-        self._goes = asyncio.Event()
-        self._goes.set()
+        self._going = asyncio.Event()
+        self._going.set()
         self._tasks: list[_Task] = []
         self._tasks_max = TASKS_KEPT_MIN
         self._context = copy_context()
@@ -244,35 +245,32 @@ class Process:
 
     def pause(self) -> None:
         """Give it no time: nothing of it reaches anybody, and nothing reaches it."""
-        self._goes.clear()
+        self._going.clear()
+        self.goes = False
 
     def resume(self) -> None:
         """Let it go on, as if nothing had happened."""
-        self._goes.set()
-
-    @property
-    def goes(self) -> bool:
-        """Whether it is neither paused nor dead: then nobody has to wait at its gate."""
-        return not self.dead and self._goes.is_set()
+        self._going.set()
+        self.goes = not self.dead
 
     async def gate(self) -> None:
         """Wait while it is paused."""
         if self.dead:
             raise Dead(self.name)
-        await self._goes.wait()
+        await self._going.wait()
         if self.dead:
             raise Dead(self.name)
 
     def cut(self) -> None:
         """Let nothing of it reach anybody from this moment on."""
-        self.dead = True
-        self._goes.set()
+        self.dead, self.goes = True, False
+        self._going.set()
 
     async def halt(self) -> None:
         """Go no further here while it is paused, and never once it was cut."""
         if self.dead:
             await asyncio.get_running_loop().create_future()
-        await self._goes.wait()
+        await self._going.wait()
 
     async def kill(self) -> None:
         """End it: what it does on its way out reaches nobody."""
