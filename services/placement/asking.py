@@ -17,8 +17,6 @@ from cotenant.services.placement.cluster import Cluster
 from cotenant.v1 import job_pb2
 from cotenant.v1 import placement_service_pb2 as placement_pb2
 
-SPECS_KEPT_MAX, SPEC_BYTES_KEPT_MAX = 16_384, 2_048
-
 Informed = Callable[[JobSpec, Estimate], Estimate]
 
 
@@ -65,10 +63,10 @@ def check_candidates(candidates: Iterable[placement_pb2.Candidate]) -> None:
 def _read(message: job_pb2.JobSpec) -> tuple[JobSpec, Sequence[Violation]]:
     """Read a spec, with what is wrong with its amounts."""
     raw = message.SerializeToString()
-    return _remembered(raw) if len(raw) <= SPEC_BYTES_KEPT_MAX else _weighed(message)
+    return _remembered(raw) if len(raw) <= translate.SPEC_BYTES_KEPT_MAX else _weighed(message)
 
 
-@lru_cache(SPECS_KEPT_MAX)
+@lru_cache(translate.SPECS_KEPT_MAX)
 def _remembered(raw: bytes) -> tuple[JobSpec, Sequence[Violation]]:
     return _weighed(job_pb2.JobSpec.FromString(raw))
 

@@ -138,7 +138,10 @@ class Record:
     @property
     def phase(self) -> Phase:
         """Where the job stands."""
-        return self._rest.phase if self._rest else translate.PHASES.from_wire(self.stored.job.phase)
+        if self._stored is None:
+            assert self._rest
+            return self._rest.phase
+        return translate.PHASES.from_wire(self._stored.job.phase)
 
     @property
     def wish(self) -> job_pb2.JobPhase.ValueType:

@@ -13,6 +13,7 @@ import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, Field, fields, is_dataclass
 from enum import StrEnum
+from functools import cache
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from cotenant.core.validate import Violation, shown
@@ -174,7 +175,8 @@ def _checked(declared: type[T], values: Mapping[str, Any], allowed: Mapping[str,
     return options
 
 
-def _readers(declared: type) -> dict[str, Reader]:
+@cache
+def _readers(declared: type) -> Mapping[str, Reader]:
     if not is_dataclass(declared):
         raise NotOptions(f"{declared.__name__} is no dataclass")
     if not declared.__dataclass_params__.frozen:  # type: ignore[attr-defined]  # every dataclass has it

@@ -61,6 +61,8 @@ class Forwarder:
         """
         if _is_forwarded(context):
             raise errors.unavailable("whoever was asked does not lead", PAUSE_SECONDS, errors.NOT_LEADER)
+        if self._election.leader is not None:
+            return self._election.leader
         try:
             async with asyncio.timeout_at(deadline):
                 while (leader := self._election.leader) is None:

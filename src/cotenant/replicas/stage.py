@@ -30,7 +30,8 @@ class Stage:
     def __init__(self, on_serving: Callable[[], None] = lambda: None) -> None:
         self.serving: dict[str, bool] = {}
         self._on_serving = on_serving
-        self._handlers: dict[str, Any] = {}
+        self._given: dict[str, Any] = {}
+        self._handlers: dict[str, _Handler] = {}  # of the methods that were called
         self._calls: set[asyncio.Task[Any]] = set()
         self._closed = False
 
@@ -46,7 +47,7 @@ class Stage:
 
     def add_registered_method_handlers(self, service: str, handlers: Mapping[str, Any]) -> None:
         """Take handlers as generated code gives them."""
-        self._handlers |= {f"/{service}/{name}": handler for name, handler in handlers.items()}
+        self._given |= {f"/{service}/{name}": handler for name, handler in handlers.items()}
 
     def add_generic_rpc_handlers(self, handlers: Any) -> None:
         """Pass over what generated code gives as well, for older servers."""
@@ -74,49 +75,69 @@ class Stage:
         finally:
             self._calls.discard(task)
 
+    def _handler(self, path: str) -> _Handler:
+        if path not in self._handlers:
+            self._handlers[path] = _Handler(path, self._given[path])
+        return self._handlers[path]
+
     async def answer(self, path: str, request: Any, context: Any) -> bytes:
         """Serve a call that is answered once. `request` is bytes, or a stream of them."""
-        handler = self._handlers[path]
-        behavior = handler.stream_unary if handler.request_streaming else handler.unary_unary
-        read = _reader(path, handler.request_deserializer)
-        message = _each(read, request) if handler.request_streaming else read(request)
+        handler = self._handler(path)
+        message = handler.read(request)
         with self._call():
-            return bytes(handler.response_serializer(await _served(path, behavior)(message, context)))
+            return bytes(handler.write(await handler.served()(message, context)))
 
     async def stream(self, path: str, request: Any, context: Any) -> AsyncGenerator[bytes, None]:
         """Serve a call that is answered by a stream."""
-        handler = self._handlers[path]
-        behavior = handler.stream_stream if handler.request_streaming else handler.unary_stream
-        read = _reader(path, handler.request_deserializer)
-        message = _each(read, request) if handler.request_streaming else read(request)
+        handler = self._handler(path)
+        message = handler.read(request)
         with self._call() as task:
-            async with aclosing(_served(path, behavior)(message, context)) as responses:
+            async with aclosing(handler.served()(message, context)) as responses:
                 async for response in responses:
                     self._calls.discard(task)  # while gRPC writes: cancelled there, it would tell the caller nothing
-                    yield handler.response_serializer(response)
+                    yield handler.write(response)
                     if self._closed:
                         raise Replaced
                     self._calls.add(task)
 
 
-def _served(path: str, behavior: Any) -> Any:
-    if inspect.isasyncgenfunction(behavior) or inspect.iscoroutinefunction(behavior):
-        return behavior
-    raise errors.Problem(grpc.StatusCode.UNIMPLEMENTED, "UNIMPLEMENTED", f"{path} is not implemented by this server")
+class _Handler:
+    """What serves a method: as generated code gives it, but for what is the same for all of its calls."""
 
+    __slots__ = ("_behavior", "_parse", "_path", "_streams", "write")
 
-def _reader(path: str, parse: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
-    def read(data: bytes) -> Any:
+    def __init__(self, path: str, handler: Any) -> None:
+        asks, answers = handler.request_streaming, handler.response_streaming
+        behavior = getattr(handler, f"{'stream' if asks else 'unary'}_{'stream' if answers else 'unary'}")
+        is_served = inspect.isasyncgenfunction(behavior) or inspect.iscoroutinefunction(behavior)
+        self._path, self._streams, self._parse = path, asks, handler.request_deserializer
+        self._behavior = behavior if is_served else None
+        self.write: Callable[[Any], bytes] = handler.response_serializer
+
+    def served(self) -> Any:
+        """The servicer's method.
+
+        Raises:
+            Problem: UNIMPLEMENTED where it has none.
+        """
+        if self._behavior is not None:
+            return self._behavior
+        raise errors.Problem(
+            grpc.StatusCode.UNIMPLEMENTED, "UNIMPLEMENTED", f"{self._path} is not implemented by this server"
+        )
+
+    def read(self, request: Any) -> Any:
+        """Read a request, or each of a stream of them."""
+        return self._each(request) if self._streams else self._read(request)
+
+    def _read(self, data: bytes) -> Any:
         try:
-            return parse(data)
+            return self._parse(data)
         except DecodeError:
             raise errors.Problem(
-                grpc.StatusCode.INVALID_ARGUMENT, "NOT_UNDERSTOOD", f"what was sent is no request of {path}"
+                grpc.StatusCode.INVALID_ARGUMENT, "NOT_UNDERSTOOD", f"what was sent is no request of {self._path}"
             ) from None
 
-    return read
-
-
-async def _each(read: Callable[[bytes], Any], pieces: AsyncIterator[bytes]) -> AsyncIterator[Any]:
-    async for piece in pieces:
-        yield read(piece)
+    async def _each(self, pieces: AsyncIterator[bytes]) -> AsyncIterator[Any]:
+        async for piece in pieces:
+            yield self._read(piece)

@@ -98,7 +98,7 @@ class Guard(grpc.aio.ServerInterceptor):
             entry = self._entry(method, rule, context)
             try:
                 with self._admit(method, rule, context, entry, streams):
-                    request = _legible(request, self._again(method, rule, context))
+                    request = _legible(request, self._again(method, rule, context) if streams else _nobody_asks)
                     if not streams and context.time_remaining() is None:
                         response = await self._within_default(behavior(request, context))
                     else:
@@ -237,6 +237,10 @@ async def _legible_each(requests: AsyncIterator[Any], still_known: Callable[[], 
     async for request in requests:
         still_known()
         yield _legible(request, still_known)
+
+
+def _nobody_asks() -> None:
+    """Of a call with one request, which was asked about when it began."""
 
 
 def _unimplemented(method: str) -> Behavior:

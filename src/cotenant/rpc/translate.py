@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from enum import StrEnum
+from functools import lru_cache
 from typing import Any, Generic, TypeVar
 
 from google.protobuf.duration_pb2 import Duration
@@ -35,6 +36,7 @@ from cotenant.v1 import job_pb2, placement_service_pb2, resources_pb2
 NANOS = 1_000_000_000
 TIMESTAMP_SECONDS_MAX = 253_402_300_799  # the end of the year 9999, where google.protobuf.Timestamp ends
 DURATION_SECONDS_MAX = 315_576_000_000  # 10,000 years, where google.protobuf.Duration ends
+SPECS_KEPT_MAX, SPEC_BYTES_KEPT_MAX = 16_384, 2_048
 
 Word = TypeVar("Word", bound=StrEnum)
 
@@ -137,7 +139,21 @@ def _known(names: Mapping[int, str]) -> str:
 
 
 def spec_from_wire(message: job_pb2.JobSpec) -> JobSpec:
-    """Read a spec, with the defaults of what it leaves out."""
+    """Read a spec, with the defaults of what it leaves out.
+
+    Small ones are remembered: a spec is read whenever its job's record has changed, and who waits is asked about in
+    each cycle.
+    """
+    raw = message.SerializeToString()
+    return _remembered(raw) if len(raw) <= SPEC_BYTES_KEPT_MAX else _spec_from_wire(message)
+
+
+@lru_cache(SPECS_KEPT_MAX)
+def _remembered(raw: bytes) -> JobSpec:
+    return _spec_from_wire(job_pb2.JobSpec.FromString(raw))
+
+
+def _spec_from_wire(message: job_pb2.JobSpec) -> JobSpec:
     roles = tuple(role_from_wire(role) for role in message.roles)
     qos = message.qos
     return JobSpec(

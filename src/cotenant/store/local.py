@@ -41,7 +41,7 @@ class LocalStore(ABC):
         self._keyspace = keyspace
         self._limit = limit
         self._deadlines = Deadlines(now)
-        self._advanced = asyncio.Event()  # set and cleared at once, to wake all who wait at that moment
+        self._waiting: dict[_Waiting, None] = {}  # in the order in which they began to
         self._closed = False
         self._timer: asyncio.TimerHandle | None = None
         self._expiring: set[asyncio.Task[None]] = set()
@@ -89,7 +89,17 @@ class LocalStore(ABC):
                         yield under
             else:
                 self._arm()
-                await self._advanced.wait()
+                position = await self._comes(prefix, position)
+
+    async def _comes(self, prefix: str, position: int) -> int:
+        """Wait until something is committed under a prefix, or the store is closed; what came before it is told."""
+        waiting = _Waiting(prefix, position)
+        self._waiting[waiting] = None
+        try:
+            await waiting.over
+        finally:
+            self._waiting.pop(waiting, None)
+        return waiting.position
 
     async def grant(self, ttl_seconds: float) -> Lease:
         """Make a lease."""
@@ -135,7 +145,8 @@ class LocalStore(ABC):
         self._disarm()
         if self._expiring:
             await asyncio.wait(self._expiring)
-        self._wake()
+        for waiting in self._waiting:
+            waiting.wake()
 
     def _keep(self, draft: Draft) -> None:
         """Make a committed draft visible to readers and watches."""
@@ -146,11 +157,21 @@ class LocalStore(ABC):
         if draft.granted:
             self._disarm()  # the new lease may be over before the one that the timer waits for
         self._arm()
-        self._wake()
+        self._tell([change.key for changes in draft.history for change in changes.changes])
 
-    def _wake(self) -> None:
-        self._advanced.set()
-        self._advanced.clear()
+    def _tell(self, keys: Sequence[str]) -> None:
+        """Wake those watches under whose prefix something was committed; others have nothing to see there."""
+        revision = self._keyspace.revision
+        for waiting in self._waiting:
+            if waiting.over.done():
+                continue  # it reads all that comes after its position
+            prefix = waiting.prefix
+            for key in keys:
+                if key.startswith(prefix):
+                    waiting.wake()
+                    break
+            else:
+                waiting.position = revision
 
     def _require_open(self) -> None:
         if self._closed:
@@ -178,6 +199,21 @@ class LocalStore(ABC):
             self._expiring.add(task)
             task.add_done_callback(self._expiring.discard)
         self._arm()
+
+
+class _Waiting:
+    """A watch that has told all there is up to a position."""
+
+    __slots__ = ("over", "position", "prefix")
+
+    def __init__(self, prefix: str, position: int) -> None:
+        self.prefix, self.position = prefix, position
+        self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def wake(self) -> None:
+        """Let it go on."""
+        if not self.over.done():
+            self.over.set_result(None)
 
 
 def changes_under(prefix: str, changes: Changes) -> Changes | None:
