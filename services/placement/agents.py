@@ -28,8 +28,10 @@ def check_message(message: node_pb2.ConnectRequest) -> None:
             for at, told in enumerate(reports)
             if told.state not in translate.ATTEMPT_STATES.names
         ]
-    wrong += _wrong_inventory("hello.inventory", message.hello.inventory)
-    wrong += _wrong_inventory("inventory", message.inventory)
+    if message.HasField("hello"):
+        wrong += _wrong_inventory("hello.inventory", message.hello.inventory)
+    if message.HasField("inventory"):
+        wrong += _wrong_inventory("inventory", message.inventory)
     if wrong:
         raise errors.invalid(wrong)
 

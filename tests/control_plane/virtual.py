@@ -111,8 +111,10 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         """Call it after a while."""
         return self.call_at(self._now + delay, callback, *args, context=context)
 
-    def after(self, delay: float, result: Any) -> asyncio.Future[Any]:
-        """A future that has this result after a while, unless it is cancelled before."""
+    def sleep(self, delay: float, result: Any = None) -> Awaitable[Any]:
+        """As asyncio's own: a future that has this result after a while, unless it is cancelled before."""
+        if delay <= 0:
+            return ONE_TURN(0, result)
         future: asyncio.Future[Any] = self.create_future()
         heapq.heappush(self._timers, (self._now + delay, next(self._numbers), future, result))
         return future
@@ -124,7 +126,9 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         task = _Task(coro, loop=self, name=name or "task", context=context)
         task.number = next(_Task.numbers)
         if (owner := _process.get() if context is None else context.get(_process)) is not None:
-            owner.hold(task)
+            owner.tasks.append(task)
+            if len(owner.tasks) > owner.tasks_max:
+                owner.let_go()
         return task
 
     def _run_once(self) -> None:
@@ -152,8 +156,9 @@ class VirtualLoop(asyncio.SelectorEventLoop):
             come(timers)
         if not timers:
             raise NothingComes
-        self._now = max(self._now, timers[0][0])
         due = [come(timers)]
+        if due[0][0] > self._now:
+            self._now = due[0][0]
         while timers and timers[0][0] <= self._now:
             due.append(come(timers))
         for timer in due:
@@ -227,17 +232,15 @@ class Process:
         self.identity = ""  # under which it leads, or last tried to
         self._going = asyncio.Event()
         self._going.set()
-        self._tasks: list[_Task] = []
-        self._tasks_max = TASKS_KEPT_MIN
+        self.tasks: list[_Task] = []  # those that are under way among them
+        self.tasks_max = TASKS_KEPT_MIN
         self._context = copy_context()
         self._context.run(_process.set, self)
 
-    def hold(self, task: _Task) -> None:
-        """Take a task as this process's own."""
-        self._tasks.append(task)
-        if len(self._tasks) > self._tasks_max:
-            self._tasks = [one for one in self._tasks if not one.done()]
-            self._tasks_max = TASKS_KEPT_MIN + 2 * len(self._tasks)
+    def let_go(self) -> None:
+        """Forget tasks that have come to their end."""
+        self.tasks = [one for one in self.tasks if not one.done()]
+        self.tasks_max = TASKS_KEPT_MIN + 2 * len(self.tasks)
 
     def start(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         """Do something in this process."""
@@ -275,7 +278,7 @@ class Process:
     async def kill(self) -> None:
         """End it: what it does on its way out reaches nobody."""
         self.cut()
-        while tasks := [task for task in self._tasks if not task.done()]:
+        while tasks := [task for task in self.tasks if not task.done()]:
             for task in tasks:
                 task.cancel()
             await asyncio.wait(tasks, timeout=1.0)
@@ -299,9 +302,6 @@ def virtual_time(seed: int) -> Iterator[VirtualLoop]:
     def token(size: int = 32) -> str:
         return rng.randbytes(size).hex()
 
-    def sleep(delay: float, result: Any = None) -> Awaitable[Any]:
-        return loop.after(delay, result) if delay > 0 else ONE_TURN(0, result)
-
     def only(_: Any) -> VirtualLoop:
         return loop
 
@@ -317,7 +317,7 @@ def virtual_time(seed: int) -> Iterator[VirtualLoop]:
         mock.patch.object(uuid, "uuid4", drawn),
         mock.patch.object(well_known_types.Timestamp, "GetCurrentTime", now),
         mock.patch.object(ALL_TASKS, "add", create=True, new=bool),  # which nobody asks for
-        mock.patch.object(asyncio, "sleep", sleep),
+        mock.patch.object(asyncio, "sleep", loop.sleep),
         mock.patch.object(BOUND, "_get_loop", only),
     ):
         asyncio.set_event_loop(loop)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Sequence
+from functools import cache
 
 from cotenant.core.lifecycle import AttemptState, Phase
 from cotenant.history.events import (
@@ -67,6 +68,7 @@ def _job(stored: records_pb2.StoredJob, began_unix_seconds: float | None) -> Job
     )
 
 
+@cache
 def phase_of(phase: job_pb2.JobPhase.ValueType) -> Phase:
     """Read a phase."""
     return Phase(job_pb2.JobPhase.Name(phase).removeprefix("JOB_PHASE_").lower())
@@ -79,7 +81,7 @@ def _attempt(stored: records_pb2.StoredAttempt, revision: int) -> AttemptPut:
         attempt.job_id,
         attempt.number,
         attempt.epoch or revision,
-        AttemptState(job_pb2.AttemptState.Name(attempt.state).removeprefix("ATTEMPT_STATE_").lower()),
+        _state_of(attempt.state),
         holds_of(attempt.allocations, stored.resizing),
         frozenset(part.node_id for part in attempt.allocations),
         tuple(task.rank for task in tasks),
@@ -87,19 +89,27 @@ def _attempt(stored: records_pb2.StoredAttempt, revision: int) -> AttemptPut:
     )
 
 
+@cache
+def _state_of(state: job_pb2.AttemptState.ValueType) -> AttemptState:
+    return AttemptState(job_pb2.AttemptState.Name(state).removeprefix("ATTEMPT_STATE_").lower())
+
+
 def holds_of(
     allocations: Sequence[resources_pb2.NodeAllocation], resizing: Sequence[resources_pb2.NodeAllocation] = ()
 ) -> Holds:
     """What allocations hold; while they are resized, the cores of before and after."""
-    holds: Counter[Thing] = Counter()
+    holds: defaultdict[Thing, int] = defaultdict(int)
     for part in allocations:
+        node_id = part.node_id
         for task in part.tasks:
-            holds.update({(part.node_id, f"core {core}"): 1000 for core in task.core_ids})
+            for core in dict.fromkeys(task.core_ids):
+                holds[node_id, f"core {core}"] += 1000
             for share in task.gpus:
-                holds[part.node_id, share.uuid] += share.milli
-    before = {(part.node_id, task.rank): set(task.core_ids) for part in allocations for task in part.tasks}
-    for part in resizing:
-        for task in part.tasks:
-            fresh = set(task.core_ids) - before.get((part.node_id, task.rank), set())
-            holds.update({(part.node_id, f"core {core}"): 1000 for core in fresh})
+                holds[node_id, share.uuid] += share.milli
+    if resizing:
+        before = {(part.node_id, task.rank): set(task.core_ids) for part in allocations for task in part.tasks}
+        for part in resizing:
+            for task in part.tasks:
+                for core in set(task.core_ids) - before.get((part.node_id, task.rank), set()):
+                    holds[part.node_id, f"core {core}"] += 1000
     return dict(holds)

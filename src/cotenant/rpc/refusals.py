@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 from cotenant.core.jobs import Locality
 from cotenant.core.refusals import Code, Refusal
@@ -17,24 +16,33 @@ HELD_SECONDS = "held_seconds"
 
 def to_wire(refusal: Refusal) -> job_pb2.Refusal:
     """Write down why a job waits."""
+    numbers = _numbers(refusal)
+    if refusal.relaxes_to:
+        numbers[RELAXES_TO] = float(LOCALITIES.to_wire(refusal.relaxes_to))
+    if refusal.held_seconds < math.inf:
+        numbers[HELD_SECONDS] = refusal.held_seconds
+    return _message(refusal, refusal.detail, numbers)
+
+
+def to_people(refusal: Refusal) -> job_pb2.Refusal:
+    """Write down why a job waits, for whoever asks: the detail says what time alone will change."""
+    return _message(refusal, refusal.told, _numbers(refusal))
+
+
+def _numbers(refusal: Refusal) -> dict[str, float]:
     numbers = dict(refusal.numbers)
     if refusal.over_share:
         numbers[OVER_SHARE] = 1.0
     if refusal.locality:
         numbers[LOCALITY] = float(LOCALITIES.to_wire(refusal.locality))
-    if refusal.relaxes_to:
-        numbers[RELAXES_TO] = float(LOCALITIES.to_wire(refusal.relaxes_to))
-    if refusal.held_seconds < math.inf:
-        numbers[HELD_SECONDS] = refusal.held_seconds
-    message = job_pb2.Refusal(code=refusal.code.value, detail=refusal.detail, remedy=refusal.remedy, numbers=numbers)
+    return numbers
+
+
+def _message(refusal: Refusal, detail: str, numbers: dict[str, float]) -> job_pb2.Refusal:
+    message = job_pb2.Refusal(code=refusal.code.value, detail=detail, remedy=refusal.remedy, numbers=numbers)
     if refusal.holds_seconds <= DURATION_SECONDS_MAX:
         message.holds.CopyFrom(duration(refusal.holds_seconds))
     return message
-
-
-def to_people(refusal: Refusal) -> job_pb2.Refusal:
-    """Write down why a job waits, for whoever asks: the detail says what time alone will change."""
-    return to_wire(replace(refusal, detail=refusal.told, relaxes_to=None, held_seconds=math.inf))
 
 
 def from_wire(message: job_pb2.Refusal) -> Refusal:

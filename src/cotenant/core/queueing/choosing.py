@@ -202,6 +202,8 @@ def stoppable(jobs: Jobs, choice: Choice, rules: Rules, policy: QueuePolicy, now
         rows = choice.ranked[(jobs.running & ~rules.protects(jobs, now))[choice.ranked]][::-1]
     else:
         rows = choice.victims
+        if not len(rows):
+            return []
         place = np.append(np.flatnonzero(waiting), len(choice.ranked))
         starts = np.flatnonzero(np.isin(choice.ranked[place[:-1]], choice.starts))
         reach = np.append(starts, len(place) - 1)
