@@ -22,18 +22,20 @@ def check_message(message: node_pb2.ConnectRequest) -> None:
         Problem: INVALID_ARGUMENT, naming every field that is wrong.
     """
     wrong: list[Violation] = []
-    for path, reports in (("hello.attempts", message.hello.attempts), ("reports", message.reports)):
-        wrong += [
-            Violation(f"{path}[{at}].state", f"is {told.state}, which is no state of an attempt")
-            for at, told in enumerate(reports)
-            if told.state not in translate.ATTEMPT_STATES.names
-        ]
+    wrong += _wrong_states("reports", message.reports)
     if message.HasField("hello"):
+        wrong += _wrong_states("hello.attempts", message.hello.attempts)
         wrong += _wrong_inventory("hello.inventory", message.hello.inventory)
     if message.HasField("inventory"):
         wrong += _wrong_inventory("inventory", message.inventory)
     if wrong:
         raise errors.invalid(wrong)
+
+
+def _wrong_states(path: str, reports: Iterable[node_pb2.AttemptReport]) -> Iterator[Violation]:
+    for at, told in enumerate(reports):
+        if told.state not in translate.ATTEMPT_STATES.names:
+            yield Violation(f"{path}[{at}].state", f"is {told.state}, which is no state of an attempt")
 
 
 def _wrong_inventory(path: str, inventory: resources_pb2.Inventory) -> Iterator[Violation]:

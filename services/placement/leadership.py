@@ -64,13 +64,14 @@ class Leadership:
         self._deposed = False
         self._trusted = False
         self._let_go_seconds = -math.inf
-        self._unanswered = asyncio.Event()  # while it is not known what has been committed
+        self._unanswered = False  # while it is not known what has been committed
+        self._waiting: set[asyncio.Future[None]] = set()  # of those who wait for a commit, until that is so
 
     def check(self) -> None:
         """Raise unless what we believe is what the store holds."""
         if self._deposed:
             raise errors.unavailable("another placement leads now", 0.5, errors.NOT_LEADER)
-        if self._unanswered.is_set():
+        if self._unanswered:
             raise errors.unavailable("the store does not answer placement; nothing was decided", 0.5, "STORE_AWAY")
         if not self._trusted:
             raise errors.unavailable("placement is reading its state anew", 0.5, "STORE_AWAY")
@@ -85,14 +86,18 @@ class Leadership:
             return await self._while_answered(work)
 
     async def _while_answered(self, work: Coroutine[Any, Any, Result]) -> Result:
-        working, unanswered = asyncio.ensure_future(work), asyncio.ensure_future(self._unanswered.wait())
+        working = asyncio.ensure_future(work)
+        unanswered: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.add(unanswered)
+        if self._unanswered:
+            unanswered.set_result(None)
         try:
             await asyncio.wait((working, unanswered), return_when=asyncio.FIRST_COMPLETED)
             if not working.done():
                 raise Halted(UNANSWERED)
             return working.result()
         finally:
-            unanswered.cancel()
+            self._waiting.discard(unanswered)
             if not working.cancel() and not working.cancelled():
                 working.exception()  # nobody else asks for it where the caller was cut off in the same moment
 
@@ -108,17 +113,20 @@ class Leadership:
     def doubt(self, error: Exception | None) -> None:
         """Decide nothing, and let nobody in, until it is known again what has been committed."""
         if error:
-            self._unanswered.set()
+            self._unanswered = True
+            for unanswered in self._waiting:
+                if not unanswered.done():
+                    unanswered.set_result(None)
             self._attention.turn_away()
         else:
-            self._unanswered.clear()
+            self._unanswered = False
             self._attention.turn_back()
         self._on_trust(error is None)
 
     def distrust(self, error: Exception) -> None:
         """Note that what we believe may differ from what the store holds."""
         self._trusted = False
-        self._unanswered.clear()
+        self._unanswered = False
         self._attention.turn_away()
         self._sessions.close_all()
         self._on_trust(False)
@@ -177,10 +185,10 @@ class Leadership:
             return
         if fence != self._tenure.fence:
             return  # a term of ours has begun meanwhile
-        sure = self._trusted and not self._unanswered.is_set()
+        sure = self._trusted and not self._unanswered
         if sure and (entry is None or entry.mod_revision != fence.mod_revision):
             self._committer.halt(Fenced("another placement has begun to lead"))
-        self._on_trust(self._trusted and not self._unanswered.is_set())
+        self._on_trust(self._trusted and not self._unanswered)
 
     async def load(self) -> None:
         """Read everything, under a new term: whatever was believed before is forgotten.

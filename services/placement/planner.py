@@ -334,7 +334,9 @@ def _refuse(response: placement_pb2.PlanPlacementResponse, refusals: Mapping[str
 def capacity(cluster: Cluster) -> placement_pb2.Capacity:
     """Sum up what is free on nodes that take work, and with it what is held anywhere."""
     ledger = cluster.ledger
-    free, free_anywhere = ledger.sums(ledger.open), ledger.sums(np.ones_like(ledger.open))
+    free = free_anywhere = ledger.sums(ledger.open)
+    if not ledger.open.all():
+        free_anywhere = ledger.sums(np.ones_like(ledger.open))
     have = (int(ledger.total_gpus.sum()) * WHOLE_GPU_MILLI, ledger.total_cores.sum(), ledger.total_memory.sum())
     total = [here + int(all_of) - anywhere for here, all_of, anywhere in zip(free, have, free_anywhere, strict=True)]
     return placement_pb2.Capacity(

@@ -18,7 +18,10 @@ from tests.control_plane.mutants import MUTANTS, mutant
 from tests.control_plane.playing import Outcome
 
 TOLD_EVERY_SECONDS = 15.0
-HASHES = {"PYTHONHASHSEED": "0"}  # the order of sets of words is part of what is replayed
+SETTINGS = {
+    "PYTHONHASHSEED": "0",  # the order of sets of words is part of what is replayed
+    "OPENBLAS_NUM_THREADS": "1",  # each copy would start its own, which have nothing to do
+}
 
 
 def main() -> int:
@@ -35,7 +38,7 @@ def main() -> int:
     options = parser.parse_args()
     if os.environ.get("PYTHONHASHSEED") != "0":
         words = [sys.executable, "-m", "tests.control_plane", *sys.argv[1:]]
-        return subprocess.run(words, env=os.environ | HASHES, check=False).returncode
+        return subprocess.run(words, env=os.environ | SETTINGS, check=False).returncode
     if options.mutants:
         return _find_out(options.seeds)
     faults = MUTANTS[options.mutant].faults if options.mutant else None

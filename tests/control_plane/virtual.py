@@ -88,9 +88,9 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         self._now, self._numbers = 1.0, count()
         self._timers: list[_Timer] = []  # of those due at once the first asked for comes first
         # What futures and tasks ask for again and again, without frames of its own.
-        self.create_future = partial(asyncio.Future, loop=self)  # type: ignore[method-assign]
-        self.get_debug = bool  # type: ignore[assignment, method-assign]  # which is False
-        self.call_soon = _calling_soon(self._ready.append)  # type: ignore[assignment, method-assign]
+        self.create_future = partial(asyncio.Future, loop=self)  # type: ignore[method-assign]  # for speed
+        self.get_debug = bool  # type: ignore[method-assign]  # which is False
+        self.call_soon = _calling_soon(self._ready.append)  # type: ignore[assignment, method-assign]  # for speed
         self.call_soon_threadsafe = self.call_soon  # type: ignore[method-assign]  # there is one thread
 
     def time(self) -> float:
@@ -163,16 +163,15 @@ class VirtualLoop(asyncio.SelectorEventLoop):
             due.append(come(timers))
         for timer in due:
             _, _, comes, result = timer
-            if type(comes) is _Handle:
-                callback, args, context = _turn(timer)
-                try:
-                    context.run(callback, *args)
-                except (SystemExit, KeyboardInterrupt):
-                    raise
-                except BaseException as error:
-                    self.call_exception_handler({"message": f"exception in {callback}", "exception": error})
-            elif not comes.done():
-                comes.set_result(result)
+            if not isinstance(comes, _Handle):
+                _wake(comes, result)
+                continue
+            try:
+                comes.context.run(comes.call)
+            except (SystemExit, KeyboardInterrupt):
+                raise
+            except BaseException as error:
+                self.call_exception_handler({"message": f"exception in {comes.callback}", "exception": error})
 
     def run_in_executor(self, executor: Any, func: Any, *args: Any) -> Any:  # type: ignore[override]  # any work is done in the same way
         """Do it at once."""

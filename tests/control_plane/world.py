@@ -269,7 +269,9 @@ class World:
     async def _resume(self, checker: Checker) -> None:
         """Let go on what somebody had suspended."""
         suspended = [job.job_id for job in checker.kept() if job.phase is Phase.SUSPENDED]
-        stub = self.clients.stub("operator") if suspended else None
+        if not suspended:
+            return
+        stub = self.clients.stub("operator")
         for job_id in suspended:
             await self.clients.insist(stub.ResumeJob, pb.ResumeJobRequest(id=job_id))
 

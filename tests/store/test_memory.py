@@ -10,7 +10,7 @@ from tests.store.clocks import ManualClock
 
 from cotenant.store.keyspace import HistoryLimit
 from cotenant.store.memory import MemoryStore
-from cotenant.store.port import LeaseLost, Relisted
+from cotenant.store.port import Changes, LeaseLost, Relisted
 
 
 async def test_a_lease_lasts_exactly_its_time_since_it_was_last_kept_alive() -> None:
@@ -84,3 +84,28 @@ async def test_history_stays_within_its_limit() -> None:
 def test_a_history_of_nothing_is_refused(limit: tuple[int, int]) -> None:
     with pytest.raises(ValueError, match="at least one revision"):
         HistoryLimit(*limit)
+
+
+async def test_a_watch_that_was_woken_tells_all_that_came_though_others_were_told_last() -> None:
+    store = MemoryStore()
+    news = store.watch("/here/", after_revision=1)
+    first = asyncio.ensure_future(anext(news))
+    await asyncio.sleep(0)  # it waits
+    await asyncio.gather(put(store, "/here/a"), put(store, "/elsewhere"))  # both before it goes on
+    told = await asyncio.wait_for(first, 5)
+    assert isinstance(told, Changes)
+    assert [change.key for change in told.changes] == ["/here/a"]
+    await news.aclose()
+    await store.close()
+
+
+async def test_a_watch_under_whose_prefix_nothing_happens_needs_no_history_of_what_does_elsewhere() -> None:
+    store = MemoryStore(limit=HistoryLimit(revisions=4))
+    news = store.watch("/quiet/", after_revision=1)
+    first = asyncio.ensure_future(anext(news))
+    for _ in range(20):
+        await put(store, "/loud")
+    await put(store, "/quiet/a")
+    assert not isinstance(await asyncio.wait_for(first, 5), Relisted)
+    await news.aclose()
+    await store.close()

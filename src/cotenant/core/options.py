@@ -68,7 +68,8 @@ not 'perhaps' (options and their defaults: thresholds=3250,7200, strict=false)
     Raises:
         BadOption: naming every option that cannot be taken.
     """
-    readers, allowed = _readers(declared), defaults(declared)
+    kind: type = declared  # a type variable is not known to be hashable
+    readers, allowed = _readers(kind), defaults(kind)
     values: dict[str, Any] = {}
     faults: list[Violation] = []
     for name, text in given.items():

@@ -49,8 +49,9 @@ class Forwarder:
 
     def deadline_of(self, context: Any) -> float:
         """Until when a call may wait for a leader, in the loop's time."""
-        left = context.time_remaining()
-        wait_seconds = self._patience_seconds if left is None else min(left, self._patience_seconds)
+        left, wait_seconds = context.time_remaining(), self._patience_seconds
+        if left is not None and left < wait_seconds:
+            wait_seconds = left
         return asyncio.get_running_loop().time() + wait_seconds
 
     async def leader(self, context: Any, deadline: float) -> Leader:

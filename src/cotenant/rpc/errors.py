@@ -219,8 +219,9 @@ def _from_rich(code: grpc.StatusCode, encoded: bytes) -> Problem | None:
     try:
         status = status_pb2.Status.FromString(encoded)
         for detail in status.details:
-            told_retry |= detail.Unpack(retry)
-            _ = detail.Unpack(info) or detail.Unpack(bad)
+            if not detail.Unpack(info):
+                told_retry |= detail.Unpack(retry)
+                detail.Unpack(bad)
     except DecodeError:
         return None
     if status.code != code.value[0]:
