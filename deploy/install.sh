@@ -11,12 +11,17 @@ etc=${COTENANT_ETC:-/etc/cotenant}
 [ $# -gt 0 ] || die "say what this machine is to run: agent, queue, placement, predictor or contention"
 for part; do case $part in agent | queue | placement | predictor | contention) ;; *) die "there is no part '$part'" ;; esac; done
 [ "$(id -u)" = 0 ] || die "this takes root: sudo sh $0 $*"
-python=$(command -v python3) || die "there is no python3; on Debian: apt-get install python3-venv"
+python=$(command -v python3) || die "there is no python3; on Debian: apt-get install python3-venv libgomp1"
 "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || die "Python 3.11 or newer is needed"
+missing=
+"$python" -c 'import ensurepip' 2>/dev/null || missing=" python3-venv"
+"$python" -c 'import ctypes; ctypes.CDLL("libgomp.so.1")' 2>/dev/null || missing="$missing libgomp1"
+[ -z "$missing" ] || die "this machine lacks$missing; on Debian: apt-get install$missing"
 
 say "program in $prefix"
-"$python" -m venv "$prefix" || die "no venv; on Debian: apt-get install python3-venv"
+"$python" -m venv "$prefix"
 "$prefix/bin/pip" install --quiet --upgrade "${COTENANT_PACKAGE:-$here/..}"
+[ -e /usr/local/bin/cotenant ] || ln -s "$prefix/bin/cotenant" /usr/local/bin/cotenant
 
 say "settings in $etc"
 id cotenant >/dev/null 2>&1 || useradd --system --home-dir /var/lib/cotenant --shell /usr/sbin/nologin cotenant
@@ -24,14 +29,22 @@ mkdir -p "$etc"
 for file in cotenant.toml agent.toml environment; do
     [ -e "$etc/$file" ] || install -m 0640 -o root -g cotenant "$here/systemd/etc/$file" "$etc/$file"
 done
+# Parts on one machine know each other by one token, though the agent's state is root's; with TLS nobody reads it.
+install -d -m 0700 -o cotenant -g cotenant /var/lib/cotenant
+[ -e /var/lib/cotenant/token ] || (umask 077; "$python" -c 'import secrets; print(secrets.token_urlsafe(32))' >/var/lib/cotenant/token)
+chown cotenant:cotenant /var/lib/cotenant/token
+install -d -m 0711 /var/lib/cotenant-agent
+ln -sf ../cotenant/token /var/lib/cotenant-agent/token
 
 say "units in $units"
-install -m 0644 "$here"/systemd/*.service "$units/"
+for unit in "$here"/systemd/*.service; do
+    sed "s|/opt/cotenant/|$prefix/|; s|/etc/cotenant/|$etc/|" "$unit" >"$units/${unit##*/}"
+done
 if ! [ -d /run/systemd/system ]; then say "systemd does not run here: start them yourself"; exit 0; fi
 systemctl daemon-reload
 for part; do
     case $part in agent) unit=cotenant-agent ;; *) unit=cotenant@$part ;; esac
     systemctl enable --quiet "$unit"
-    systemctl restart "$unit"
+    systemctl restart "$unit" || die "$unit did not start: journalctl -u $unit"
     say "$unit: $(systemctl is-active "$unit")"
 done

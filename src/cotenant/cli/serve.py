@@ -16,6 +16,7 @@ import typer
 from cotenant.cli.cutting_off import arm_fail_points
 from cotenant.cli.flags import Flags
 from cotenant.cli.outcome import CommandError, ExitCode, note, usage
+from cotenant.cli.readiness import tell_ready
 from cotenant.cli.security import Guarding, check_listen, guarding_of, secure_calls, security_of
 from cotenant.cli.settings import (
     Settings,
@@ -174,6 +175,7 @@ def _service(service: str, told: Told) -> Coroutine[Any, Any, None]:
     def started(port: int) -> None:
         garbage.settle()
         note(f"{service} serves at {told.listen.rpartition(':')[0]}:{port}")
+        tell_ready()
 
     common["on_start"] = started
     compose = {"placement": _placement, "predictor": _predictor, "contention": _contention, "queue": _queue}
@@ -309,7 +311,8 @@ async def _agent(told: Told, node: str, gpus: str, cpus: tuple[int, ...] | None,
                 memory_bandwidth_peak=settings.memory_bandwidth_peak,
                 pids_max=settings.pids_max,
                 users=told.guarding.users,
-            )
+            ),
+            tell_ready,
         )
     finally:
         telemetry.shutdown()
