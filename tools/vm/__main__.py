@@ -26,33 +26,37 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tools.vm import layers
-from tools.vm.host import EMULATOR, Unable, distribution, have
+from tools.vm.host import EMULATOR, Distribution, Unable, distribution, have
 from tools.vm.machine import Machine, Shape, new_disk, results
 from tools.vm.session import session
 
 REPORTS = layers.ROOT / "report" / "vm"
 PATIENCE = 10.0  # how much longer than on bare metal things may take
 TEST_SECONDS_MAX = 120
+STATE_MIB, SYSTEM_MIB = 256, 4096  # of a disk, which takes only what is written to it
 MARKS = "root and not speed"  # what depends on the kernel; all else says the same on any
 NONE_SELECTED = 5  # pytest's exit status
 INSIDE = """\
 export LANG=C.UTF-8 HOME=/root PATH=/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin GRPC_VERBOSITY=ERROR CI=1
 export COTENANT_MACHINE={machine} COTENANT_PATIENCE={patience} COTENANT_PERSISTENT=/persistent
 export COTENANT_TEST_NODE=test-node
-cd /opt/cotenant
+mkdir -p /results
+cd /srv/cotenant
 {{ {command}; }} >/dev/vport0p1 2>&1
 echo $? >/results/status
 tar -C /results -c . >/dev/vport0p2
 {afterwards}
 """
 POWER_CUT = "sleep 1; echo b >/proc/sysrq-trigger; sleep 60"
+POWER_OFF = "systemctl poweroff"
 
 
 @dataclass(frozen=True, slots=True)
 class Visit:
     """One start of a machine: what it is like, which tests run on it, and how it ends.
 
-    `goes_on` keeps the disk of the visit before; `cut` takes the power away while jobs run.
+    `goes_on` keeps the disk of the visit before; `cut` takes the power away while jobs run. With `systemd` that is the
+    machine's first process, whatever is written stays on the disk, and an index of packages is in /opt/wheels.
     """
 
     name: str
@@ -60,6 +64,7 @@ class Visit:
     tests: tuple[str, ...]
     goes_on: bool = False
     cut: bool = False
+    systemd: bool = False
 
 
 # What of those says the same on any kernel all the same, or would say it several times.
@@ -91,7 +96,23 @@ VISITS = (
     Visit("two-sockets", Shape(2, 2), (*AGENT_TESTS, "tests/vm")),
     Visit("siblings", Shape(2, 1, threads=2), ("tests/vm/test_siblings.py", "tests/vm/reboot/before.py"), cut=True),
     Visit("one-socket", Shape(1, 2), ("tests/vm/reboot/after.py",), goes_on=True),
+    Visit("systemd", Shape(1, 4, node_mib=2048), ("tests/vm/systemd/installed.py",), systemd=True),
+    Visit("systemd-again", Shape(1, 4, node_mib=2048), ("tests/vm/systemd/started.py",), goes_on=True, systemd=True),
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """What machines are started with: the folder of a kernel, and layers."""
+
+    kernel: Path
+    base: Path
+    project: Path
+    wheels: Path | None
+
+    def layers(self, visit: Visit, top: Path) -> list[Path]:
+        """The layers of a visit, from the lowest up."""
+        return [self.base, *((self.wheels,) if visit.systemd and self.wheels else ()), self.project, top]
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,15 +135,22 @@ def main() -> int:
         have(EMULATOR, "start machines")
         cache = layers.Cache(options.cache, fresh=options.fresh)
         system = distribution()
-        kernel, base = layers.kernel(cache, system), layers.base(cache, system)
-        installed = [base / "image", layers.project(cache, (base / "python").read_text()) / "image"]
-        print(f"   ready in {time.monotonic() - start:.0f} s, with {options.accelerator}", flush=True)
         visits = [visit for visit in VISITS if not options.machine or visit.name in options.machine]
+        made = _made(cache, system, visits)
+        print(f"   ready in {time.monotonic() - start:.0f} s, with {options.accelerator}", flush=True)
         with tempfile.TemporaryDirectory(prefix="cotenant-vm-") as scratch:
-            return _visit_all(visits, kernel, installed, options, pytest_words, Path(scratch))
+            return _visit_all(visits, made, options, pytest_words, Path(scratch))
     except (Unable, subprocess.CalledProcessError) as error:
         print(f"test-vm: {error}", file=sys.stderr)
         return 2
+
+
+def _made(cache: layers.Cache, system: Distribution, visits: Sequence[Visit]) -> Made:
+    base = layers.base(cache, system)
+    python = (base / "python").read_text()
+    wheels = layers.wheels(cache, python) / "image" if any(visit.systemd for visit in visits) else None
+    project = layers.project(cache, python) / "image"
+    return Made(layers.kernel(cache, system), base / "image", project, wheels)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -141,8 +169,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _visit_all(
     visits: Sequence[Visit],
-    kernel: Path,
-    installed: Sequence[Path],
+    made: Made,
     options: argparse.Namespace,
     pytest_words: Sequence[str],
     scratch: Path,
@@ -150,9 +177,7 @@ def _visit_all(
     chains = _chains(visits)
     told = max(len(visit.name) for visit in visits) if len(chains) > 1 else 0
     with ThreadPoolExecutor(len(chains)) as pool:
-        rounds = pool.map(
-            lambda chain: _visit_in_turn(chain, kernel, installed, options, pytest_words, scratch, told), chains
-        )
+        rounds = pool.map(lambda chain: _visit_in_turn(chain, made, options, pytest_words, scratch, told), chains)
         return _tell([outcome for outcomes in rounds for outcome in outcomes])
 
 
@@ -169,21 +194,20 @@ def _chains(visits: Sequence[Visit]) -> list[list[Visit]]:
 
 def _visit_in_turn(
     visits: Sequence[Visit],
-    kernel: Path,
-    installed: Sequence[Path],
+    made: Made,
     options: argparse.Namespace,
     pytest_words: Sequence[str],
     scratch: Path,
     told: int,
 ) -> list[Outcome]:
     outcomes = []
-    disk = new_disk(scratch / f"disk-{visits[0].name}")
+    disk = new_disk(scratch / f"disk-{visits[0].name}", SYSTEM_MIB if visits[0].systemd else STATE_MIB)
     for visit in visits:
         place = scratch / visit.name
         place.mkdir()
         tests = _tests(visit, pytest_words)
         top = session(place, _script(visit, options, tests), tests)
-        machine = Machine(visit.shape, kernel, [*installed, top], disk, options.accelerator)
+        machine = Machine(visit.shape, made.kernel, made.layers(visit, top), disk, options.accelerator, visit.systemd)
         outcomes.append(_visit(visit, machine, options.seconds_max, told))
         top.unlink()
     return outcomes
@@ -205,7 +229,7 @@ def _script(visit: Visit, options: argparse.Namespace, tests: Sequence[str]) -> 
         "--junitxml=/results/junit.xml",
     ]
     command = options.sh or shlex.join([*words, *tests])
-    afterwards = POWER_CUT if visit.cut and not options.sh else ""
+    afterwards = POWER_OFF if visit.systemd else POWER_CUT if visit.cut and not options.sh else ""
     return INSIDE.format(machine=visit.name, patience=options.patience, command=command, afterwards=afterwards)
 
 

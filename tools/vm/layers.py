@@ -27,12 +27,13 @@ from tools.vm.host import BUILDERS, BUSYBOX, Distribution, Unable, find, have, p
 
 ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).parent
-SYSTEM_PACKAGES = ("python3", "stress-ng", "procps")
+SYSTEM_PACKAGES = ("python3", "python3-venv", "libgomp1", "stress-ng", "procps", "systemd-sysv", "dbus", "etcd-server")
 MODULES = ("virtio_pci", "virtio_blk", "virtio_console", "squashfs", "overlay", "ext4")
 TEST_PACKAGES = re.compile(r"(pytest|hypothesis)\b")
 WHEEL_SOURCES = ("src", "services", "policies", "node_agent", "protos", "pyproject.toml", "hatch_build.py")
 KEPT_OF_EACH_KIND = 3
 SITE = "usr/local/lib/{python}/dist-packages"
+WHEELS = "opt/wheels"  # what `install.sh` is given inside, where there is no index of packages
 
 
 class Cache:
@@ -204,23 +205,41 @@ def base(cache: Cache, system: Distribution) -> Path:
 
 def _pip_install(tree: Path, python: str, words: Iterable[str]) -> None:
     """Install into a tree with this Python's pip, which knows where this computer takes packages from."""
-    ours = f"python{sys.version_info.major}.{sys.version_info.minor}"
-    foreign = ["--only-binary=:all:", "--no-compile", "--python-version", python.removeprefix("python")]
+    foreign = ["--no-compile", *_foreign(python)] if _foreign(python) else []
     target = tree / SITE.format(python=python)
-    options = ["--quiet", "--no-warn-script-location", "--target", str(target), *(foreign if python != ours else [])]
+    options = ["--quiet", "--no-warn-script-location", "--target", str(target), *foreign]
     run(sys.executable, "-m", "pip", "install", *options, *words)
 
 
-def project(cache: Cache, python: str) -> Path:
-    """The layer with the project's wheel, installed."""
+def _foreign(python: str) -> list[str]:
+    """What pip has to be told where the machine's Python is not of this one's version."""
+    ours = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    return ["--only-binary=:all:", "--python-version", python.removeprefix("python")] if python != ours else []
+
+
+def wheels(cache: Cache, python: str) -> Path:
+    """The layer with a wheel of each package that the project needs: an index that is there without a network."""
+    requirements = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
 
     def make(place: Path) -> None:
-        wheels, tree = place / "wheels", place / "tree"
-        run(sys.executable, "-m", "build", "--quiet", "--wheel", "--outdir", wheels, ROOT)
-        _pip_install(tree, python, ["--no-deps", *(str(wheel) for wheel in wheels.glob("*.whl"))])
+        tree = place / "tree"
+        words = ["--quiet", "--dest", str(tree / WHEELS), *_foreign(python)]
+        run(sys.executable, "-m", "pip", "download", *words, *requirements)
         pack(tree, place / "image", "-all-root")
         shutil.rmtree(tree)
-        shutil.rmtree(wheels)
+
+    return cache.get("wheels", [python, *requirements, HERE / "layers.py"], make)
+
+
+def project(cache: Cache, python: str) -> Path:
+    """The layer with the project's wheel, installed, and as it is."""
+
+    def make(place: Path) -> None:
+        tree = place / "tree"
+        run(sys.executable, "-m", "build", "--quiet", "--wheel", "--outdir", tree / WHEELS, ROOT)
+        _pip_install(tree, python, ["--no-deps", *(str(wheel) for wheel in (tree / WHEELS).glob("*.whl"))])
+        pack(tree, place / "image", "-all-root")
+        shutil.rmtree(tree)
 
     return cache.get("project", [python, *(ROOT / name for name in WHEEL_SOURCES), HERE / "layers.py"], make)
 

@@ -13,6 +13,8 @@ from pathlib import Path
 from tools.vm.host import Unable
 
 CONSOLE_LINES_TOLD = 40
+# What waits for devices would wait in vain: nobody here tells systemd of them.
+SYSTEMD = " begin=systemd systemd.getty_auto=no systemd.show_status=yes"
 # How, and as which processor: an emulated AMD, which `max` is by itself, has no threads.
 ACCELERATORS = {"tcg": ("tcg,thread=multi", "max,vendor=GenuineIntel"), "kvm": ("kvm", "host")}
 
@@ -45,20 +47,24 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What is started: a shape, the folder with `vmlinuz` and `initramfs`, its layers from the lowest up, its disk."""
+    """What is started: a shape, the folder with `vmlinuz` and `initramfs`, its layers from the lowest up, its disk.
+
+    With `systemd` that is its first process, and what is written goes to the disk.
+    """
 
     shape: Shape
     kernel: Path
     layers: Sequence[Path]
     disk: Path
     accelerator: str
+    systemd: bool = False
 
     def command(self, output_folder: Path) -> list[str]:
         """How QEMU is called. The console goes to a file; port 1 is its standard output, port 2 to a file."""
         names = [f"vd{chr(ord('a') + number)}" for number in range(len(self.layers) + 1)]
         # On a loaded computer the kernel finds its timer late, takes it for broken, and panics: it is not to look.
         line = "console=ttyS0 quiet panic=-1 no_timer_check psi=1 mitigations=off"
-        line += f" layers={':'.join(reversed(names[:-1]))} disk={names[-1]}"
+        line += f" layers={':'.join(reversed(names[:-1]))} disk={names[-1]}{SYSTEMD if self.systemd else ''}"
         drives = [f"file={layer},if=virtio,format=raw,readonly=on" for layer in self.layers]
         drives.append(f"file={self.disk},if=virtio,format=raw")
         acceleration, processor = ACCELERATORS[self.accelerator]
@@ -118,7 +124,7 @@ def console(output_folder: Path) -> str:
     return "\n".join([f"its console ({path}) ends with", *lines[-CONSOLE_LINES_TOLD:]])
 
 
-def new_disk(path: Path, mebibytes: int = 256) -> Path:
+def new_disk(path: Path, mebibytes: int) -> Path:
     """Make an empty disk with ext4 for what has to outlive a machine."""
     with path.open("wb") as file:
         file.truncate(mebibytes << 20)

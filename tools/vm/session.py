@@ -12,26 +12,49 @@ from pathlib import Path
 from tools.vm.host import find, run
 from tools.vm.layers import ROOT, pack
 
-TESTS = Path("opt/cotenant/tests")
+SOURCES = Path("srv/cotenant")
+TESTS = SOURCES / "tests"
+UNITS = Path("etc/systemd/system")
+UNIT = """\
+[Unit]
+Description=What is to be run on this machine
+After=multi-user.target
+
+[Service]
+Type=exec
+ExecStart=/bin/sh /session/run
+"""
 NVML = TESTS / "node_agent/libnvidia-ml.so.1"  # where tests/node_agent/fake_driver.py looks for it
 
 
 def session(place: Path, script: str, tests: Sequence[str]) -> Path:
-    """The layer with the tests, what they would need a compiler for, and what is to be run; returns its image.
+    """The layer with the tests, what they would need a compiler for, deploy/, and what is to be run; returns its image.
 
     `tests` are paths and options for pytest: what will be read there is compiled here.
     """
     tree = place / "tree"
     shutil.copytree(ROOT / "tests", tree / TESTS, ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copy(ROOT / "pyproject.toml", tree / "opt/cotenant")
+    shutil.copytree(ROOT / "deploy", tree / SOURCES / "deploy", ignore=shutil.ignore_patterns("secrets"))
+    shutil.copy(ROOT / "pyproject.toml", tree / SOURCES)
     if gcc := find("gcc"):
         run(gcc, "-shared", "-fPIC", "-o", tree / NVML, ROOT / "tests/node_agent/fake_nvml.c")
-    _compile(tree / "opt/cotenant", tests)
+    _compile(tree / SOURCES, tests)
     (tree / "session").mkdir()
     (tree / "session" / "run").write_text(script)
+    _begin_by_systemd(tree)
     pack(tree, place / "image", "-all-root")
     shutil.rmtree(tree)
     return place / "image"
+
+
+def _begin_by_systemd(tree: Path) -> None:
+    """Where systemd is the first process it runs what is to be run as the last of its units, and has a name."""
+    wanted = tree / UNITS / "multi-user.target.wants"
+    wanted.mkdir(parents=True)
+    (tree / UNITS / "session.service").write_text(UNIT)
+    (wanted / "session.service").symlink_to("../session.service")
+    (tree / "etc/hostname").write_text("cotenant-vm\n")
+    (tree / "etc/hosts").write_text("127.0.0.1 localhost\n127.0.1.1 cotenant-vm\n")
 
 
 def _compile(root: Path, tests: Sequence[str]) -> None:
