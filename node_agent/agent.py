@@ -41,7 +41,9 @@ from cotenant.node_agent.samples import Sampler, Sight
 from cotenant.node_agent.sockets import remove_socket_directory, socket_directory
 from cotenant.node_agent.state_directory import open_state_directory
 from cotenant.node_agent.throttling import Throttling
+from cotenant.rpc import channel
 from cotenant.rpc.background import Background
+from cotenant.rpc.expiry import Expiry
 from cotenant.v1 import job_pb2, node_service_pb2, resources_pb2
 
 log = structlog.get_logger()
@@ -172,6 +174,8 @@ class Agent:
             self._background.start(health.run())
             self._background.start(hot_plug.run())
             self._background.start(self._link.run())
+            if shown := channel.shown():
+                self._background.start(Expiry(shown).run())
             if config.contention_endpoint:
                 sight = Sight(
                     lambda: orders.attempts, progress.rate_over, profiles.under_way,

@@ -17,6 +17,7 @@ from cotenant.node_agent.lease import boot_seconds
 from cotenant.node_agent.records import AttemptKey
 from cotenant.rpc import channel
 from cotenant.rpc.ending import end
+from cotenant.rpc.validity import Validity
 from cotenant.v1 import node_service_pb2, node_service_pb2_grpc, resources_pb2
 
 log = structlog.get_logger()
@@ -64,6 +65,7 @@ class PlacementLink:
         self._wake = asyncio.Event()
         self._writing = False
         self._said = asyncio.Event()  # after each message
+        self._told_certificate: Validity | None = None  # as placement has heard
         self._stub: node_service_pb2_grpc.AgentServiceAsyncStub | None = None
 
     def report(self, report: node_service_pb2.AttemptReport) -> None:
@@ -144,7 +146,10 @@ class PlacementLink:
         try:
             async with asyncio.timeout(WELCOME_SECONDS_MAX):
                 sent = self._beat()
-                await call.write(node_service_pb2.ConnectRequest(hello=self._hello(), beat=sent))
+                first = node_service_pb2.ConnectRequest(hello=self._hello(), beat=sent)
+                self._told_certificate = None
+                self._tell_certificate(first)
+                await call.write(first)
                 response = await call.read()
         except TimeoutError:
             raise Unwelcome(f"no welcome within {WELCOME_SECONDS_MAX:.0f} s") from None
@@ -196,10 +201,19 @@ class PlacementLink:
         self._beat_seconds = boot_seconds()
         return int(self._beat_seconds * 1000)
 
+    def _tell_certificate(self, message: node_service_pb2.ConnectRequest) -> None:
+        """Say how long the certificate is valid that is shown, where that is not known there."""
+        watched = channel.shown()
+        shown = watched.material.validity if watched else None
+        if shown and shown != self._told_certificate:
+            message.certificate.CopyFrom(shown.to_wire())
+        self._told_certificate = shown
+
     def _take_outbox(self, beat_seconds: float) -> node_service_pb2.ConnectRequest:
         message, self._outbox = self._outbox, node_service_pb2.ConnectRequest()
         message.progress.extend(self._progress.values())
         self._progress.clear()
+        self._tell_certificate(message)
         if boot_seconds() - self._beat_seconds >= beat_seconds / 2 or not message.ByteSize():
             message.beat = self._beat()
         return message

@@ -32,6 +32,7 @@ PARTS = {
     "agent": "Node agents",
     "loop": "Every service",
     "audit": "The audit log",
+    "certificate": "Certificates, of services and agents",
 }
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import structlog
 
 from cotenant import telemetry
+from cotenant.replicas.describing import serve_description
 from cotenant.rpc.channel import connect
 from cotenant.rpc.policies import serve_policies
 from cotenant.rpc.security import PLAIN, Security
@@ -33,6 +34,7 @@ async def serve(
     """
     telemetry.setup("contention")
     server = Server(address, token, security=security)
+    serve_description(server)
     jobs = connect(queue, token or "") if queue else None
     contention = await start(server, serve_policies(server), config, queue=jobs)
     try:

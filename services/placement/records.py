@@ -17,6 +17,7 @@ from cotenant.core.scenes import Stay
 from cotenant.rpc import translate
 from cotenant.services.placement.committer import Write
 from cotenant.v1 import job_pb2, node_service_pb2, records_pb2
+from cotenant.v1.certificate_pb2 import Certificate
 
 SCHEMA_VERSION = 1
 ATTEMPTS, NODES, GUARDS = "placement/attempts/", "placement/nodes/", "placement/guards/"
@@ -50,6 +51,7 @@ class Node:
     was_open: bool = False  # when that was last looked at
     seen_seconds: float = 0.0
     heard_seconds: float = 0.0
+    certificate: Certificate | None = None  # that its agent shows, as it says
     shape: NodeShape = field(init=False)  # with GPUs that are ill
     ailment: HealthProblem | None = field(init=False)  # for which it gets no new work
     superseded: set[tuple[str, int]] = field(default_factory=set)  # stopping there, unknown to us: it still holds

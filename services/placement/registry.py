@@ -218,6 +218,8 @@ class Registry:
     async def _take(self, session: agents.Session, request: node_pb2.ConnectRequest) -> None:
         node = self.cluster.nodes[session.node_id]
         self._hear(node)
+        if request.HasField("hello") or request.HasField("certificate"):
+            node.certificate = request.certificate if request.HasField("certificate") else None
         if request.beat and self._leads_for_sure():  # else another one may lead, and take this node as silent
             session.put(agents.heard(request.beat))
         if request.HasField("inventory"):  # first: what an end gives back may not be well
@@ -352,6 +354,8 @@ class Registry:
         message.attempts.extend(f"{job_id}/{number}" for job_id, number in sorted(keys))
         if tenants is not None:
             self._hide_others(message, tenants)
+        if node.certificate is not None:
+            message.certificate.CopyFrom(node.certificate)
         message.seen_time.FromNanoseconds(int((time.time() - (time.monotonic() - node.seen_seconds)) * 1e9))
         return message
 

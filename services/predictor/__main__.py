@@ -8,6 +8,7 @@ from collections.abc import Callable
 import structlog
 
 from cotenant import telemetry
+from cotenant.replicas.describing import serve_description
 from cotenant.replicas.election import Election
 from cotenant.replicas.replica import Replica, reached_at, serve_replica
 from cotenant.rpc.policies import serve_policies
@@ -59,6 +60,7 @@ async def serve(
 
 
 async def _follow(server: Server, store: Store, config: Config, on_start: Callable[[int], None]) -> None:
+    serve_description(server, store=store)
     predicting = await start(server, store, serve_policies(server), config)
     try:
         port = await server.start()

@@ -27,6 +27,8 @@ from cotenant.v1 import node_service_pb2_grpc as nodes_grpc
 from cotenant.v1 import policy_service_pb2 as policies_pb
 from cotenant.v1 import policy_service_pb2_grpc as policies_grpc
 from cotenant.v1 import predictor_service_pb2 as predictor_pb
+from cotenant.v1 import replica_service_pb2 as replicas_pb
+from cotenant.v1 import replica_service_pb2_grpc as replicas_grpc
 from cotenant.v1.resources_pb2 import Core, Gpu, GpuShare, Inventory, NodeAllocation, TaskAllocation
 
 T = TypeVar("T")
@@ -410,6 +412,16 @@ class Policies(policies_grpc.PolicyServiceServicer):
         return policies_pb.ListPoliciesResponse(policies=found)
 
 
+class Replicas(replicas_grpc.ReplicaServiceServicer):
+    """What a process says of itself."""
+
+    def __init__(self) -> None:
+        self.told = replicas_pb.ListReplicasResponse(process=replicas_pb.Process(version="1.0"))
+
+    async def ListReplicas(self, request: Any, context: Any) -> replicas_pb.ListReplicasResponse:
+        return self.told
+
+
 class Standin:
     """The services in a thread of their own, so that a test can run commands as a user does."""
 
@@ -418,6 +430,7 @@ class Standin:
         self.nodes = Nodes()
         self.contention = Contention()  # type: ignore[abstract]  # the generated base answers the other methods
         self.policies = Policies()
+        self.replicas = Replicas()
         self.port = 0
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
@@ -469,5 +482,6 @@ class Standin:
             contention_grpc.add_ContentionServiceServicer_to_server, self.contention, "cotenant.v1.ContentionService"
         )
         server.add(policies_grpc.add_PolicyServiceServicer_to_server, self.policies, "cotenant.v1.PolicyService")
+        server.add(replicas_grpc.add_ReplicaServiceServicer_to_server, self.replicas, "cotenant.v1.ReplicaService")
         self.port = await server.start()
         self._server = server

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
+
 import pytest
 from tests.cli.conftest import Shell
 from tests.cli.standin import Standin, node
@@ -7,6 +9,7 @@ from tests.cli.standin import Standin, node
 from cotenant.cli.outcome import ExitCode
 from cotenant.core.jobs import JobSpec
 from cotenant.rpc.translate import timestamp
+from cotenant.rpc.validity import Validity
 from cotenant.v1 import contention_service_pb2 as contention_pb
 from cotenant.v1 import node_service_pb2 as nodes_pb
 from cotenant.v1.policy_service_pb2 import Policy
@@ -37,6 +40,20 @@ def test_nodes_json_has_the_documented_keys(shell: Shell, nodes: Standin) -> Non
     assert (first["id"], first["state"], first["gpus"], first["gpus_used"]) == ("gpu-1", "ready", 2, 1.5)
     assert (first["gpus_declared"], first["gpu_models"], first["cores_used"]) == (2, ["fake"], 4)
     assert second["gpus_unhealthy"] == {"GPU-c": "XID 79"}
+
+
+def test_one_node_is_shown_with_its_gpus_and_what_ails_it(shell: Shell, ill: Standin) -> None:
+    begins, ends = datetime.now(UTC) - timedelta(days=350), datetime.now(UTC) + timedelta(days=14, hours=1)
+    ill.nodes.nodes["gpu-1"].certificate.CopyFrom(Validity(begins, ends).to_wire())
+    card = dict(line.split(maxsplit=1) for line in shell("nodes", "1").out.splitlines() if line.startswith(("G", "pr")))
+    assert card["problem"].startswith("GPU-a: quarantine: XID 79: off the bus, since 1970")
+    assert card["GPU"].startswith("GPU-b, fake (declared)")
+    assert "its certificate  runs out in 14 days" in shell("nodes", "gpu-1").out
+    assert "its certificate runs out in 14 days" in shell("nodes").out
+    told = shell("nodes", "gpu-1", "--json").json
+    assert (told["id"], [one["uuid"] for one in told["gpu_list"]]) == ("gpu-1", ["GPU-a", "GPU-b"])
+    assert told["certificate"]["expire_time"] == ends.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    assert "there is no node" in shell("nodes", "gpu-7").err
 
 
 def test_no_node_is_told_on_stderr(shell: Shell, standin: Standin) -> None:

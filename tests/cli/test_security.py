@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,9 @@ from cotenant.cli.flags import Flags
 from cotenant.cli.outcome import CommandError
 from cotenant.cli.security import check_listen, guarding_of
 from cotenant.cli.settings import read_settings
+from cotenant.rpc import certificates
+from cotenant.rpc.bearers import Bearer
+from cotenant.rpc.certificates import Authority
 
 
 def test_tokens_are_made_listed_and_revoked(shell: Shell) -> None:
@@ -70,6 +74,36 @@ def test_certificates_are_made_shown_and_renewed(shell: Shell, tmp_path: Path) -
     assert (tmp_path / "lab" / "ca.pem").read_text().count("BEGIN") == 1
     assert shell("certs", "rotate", "agent/none", "--dir", lab).code == 2
     assert shell("certs", "init", "--dir", lab).code == 1
+
+
+def test_certificates_that_are_due_are_named_and_those_alone_are_renewed(shell: Shell, tmp_path: Path) -> None:
+    lab = Authority(tmp_path / "lab")
+    lab.create()
+    young, old = (lab.issue(Bearer.parse(f"agent/{name}"), days=365) for name in ("young", "old"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(certificates, "BACKDATED", timedelta(days=340))
+        lab.issue(Bearer.parse("agent/old"), days=20)
+    shown = shell("certs", "show", "--dir", str(lab.directory))
+    assert [line.split()[-1] for line in shown.out.splitlines()[1:]] == ["valid", "due", "valid"]
+    assert "1 certificate to be renewed: `cotenant certs rotate --due`" in shown.err
+    kept, replaced = before(lab, "young"), before(lab, "old")
+    assert "agent-old.pem anew" in shell("certs", "rotate", "--due", "--dir", str(lab.directory)).err
+    assert (young.path.read_bytes() == kept, old.path.read_bytes() == replaced) == (True, False)
+    assert "none is due" in shell("certs", "rotate", "--due", "--dir", str(lab.directory)).err
+
+
+def before(lab: Authority, name: str) -> bytes:
+    return (lab.directory / f"agent-{name}.pem").read_bytes()
+
+
+def test_nothing_is_renewed_where_one_of_those_that_are_named_is_not_there(shell: Shell, tmp_path: Path) -> None:
+    lab = Authority(tmp_path / "lab")
+    lab.create()
+    lab.issue(Bearer.parse("agent/a"))
+    kept = before(lab, "a")
+    ended = shell("certs", "rotate", "--ca", "agent/a", "agent/b", "--dir", str(lab.directory))
+    assert (ended.code, "no certificate of agent/b" in ended.err) == (2, True)
+    assert (before(lab, "a"), lab.cert_path.read_text().count("BEGIN")) == (kept, 1)
 
 
 DENIED = {"answer": "PERMISSION_DENIED", "reason": "ROLE_MAY_NOT"}

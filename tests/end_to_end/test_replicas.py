@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
+from importlib import metadata
 from pathlib import Path
 
 import grpc
@@ -117,17 +118,27 @@ def test_who_leads_is_shown(mesh: Separate) -> None:
     found = mesh.cli.json("replicas")
     states = sorted((one["service"], one["state"]) for one in found)
     assert states == [
+        ("contention", "serves"),
         ("placement", "follows"),
         ("placement", "leads"),
         ("predictor", "leads"),
         ("queue", "follows"),
         ("queue", "leads"),
     ]
-    for one in found:
+    assert {one["release"] for one in found} == {metadata.version("cotenant")}
+    for one in found[1:]:
         (leader,) = [other for other in found if other["service"] == one["service"] and other["state"] == "leads"]
         assert (one["leader"], one["term"]) == (leader["address"], leader["term"])
         assert (one["revision"] is not None) == (one["state"] == "follows")
     assert mesh.cli("replicas").out.startswith("SERVICE")
+
+
+def test_the_whole_mesh_is_shown_with_the_store_that_it_is_on(mesh: Separate, etcd_of_all: EtcdServer) -> None:
+    told = mesh.cli.json("status")
+    assert (told["well"], told["problems"]) == (True, [])
+    (member,) = told["store"]
+    assert (member["endpoint"], member["leads"], member["problem"]) == (etcd_of_all.endpoint, True, None)
+    assert sum(told["nodes"].values()) == 1
 
 
 def test_all_parts_are_restarted_one_after_another_and_jobs_notice_nothing(mesh: Separate, tmp_path: Path) -> None:

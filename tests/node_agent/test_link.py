@@ -7,8 +7,10 @@ import os
 import socket
 import subprocess
 from collections.abc import AsyncIterator, Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -24,7 +26,11 @@ from cotenant import telemetry
 from cotenant.node_agent import placement_link
 from cotenant.node_agent.agent import AgentConfig
 from cotenant.node_agent.backoff import Backoff
+from cotenant.rpc import channel
+from cotenant.rpc.validity import Validity
 from cotenant.v1 import job_pb2, node_service_pb2, node_service_pb2_grpc
+
+BEGAN = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 class OddPlacement(node_service_pb2_grpc.AgentServiceServicer):
@@ -142,3 +148,37 @@ async def test_a_state_disk_that_jobs_have_filled_loses_no_exit_and_is_said_to_b
     hello = await placement.connected(3)
     assert ("flood", 9) in {(report.job_id, report.exit.code) for report in hello.attempts}
     await agent.stop()
+
+
+async def test_a_certificate_is_told_of_with_the_hello_and_where_it_was_renewed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    first, second = (Validity(BEGAN, BEGAN + timedelta(days=days)) for days in (30, 60))
+    shown: list[Validity | None] = [first]
+    watched = SimpleNamespace(material=SimpleNamespace(validity=first))
+    monkeypatch.setattr(channel, "shown", lambda: watched if shown[0] else None)
+    said: list[node_service_pb2.ConnectRequest] = []
+
+    class Call:
+        """Takes what is written, and welcomes."""
+
+        async def write(self, message: node_service_pb2.ConnectRequest) -> None:
+            said.append(message)
+
+        async def read(self) -> node_service_pb2.ConnectResponse:
+            return node_service_pb2.ConnectResponse(welcome=node_service_pb2.Welcome(term=1))
+
+    link = placement_link.PlacementLink(
+        "127.0.0.1:1", "", hello=lambda: node_service_pb2.Hello(node_id=NODE), welcome=lambda welcome: True,
+        obey=lambda response: None, heard=lambda seconds: None, patience_seconds=lambda: 60.0, rng=Random(1),
+    )  # fmt: skip
+    for _ in range(2):  # each stream begins with it
+        await link._enter(Call())
+        assert said[-1].certificate == first.to_wire()
+    assert not link._take_outbox(5.0).HasField("certificate")
+    watched.material.validity = second
+    assert link._take_outbox(5.0).certificate == second.to_wire()
+    assert not link._take_outbox(5.0).HasField("certificate")
+    shown[0] = None
+    await link._enter(Call())
+    assert not said[-1].HasField("certificate")

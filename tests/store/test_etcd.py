@@ -23,6 +23,7 @@ from tests.store.lossy_wire import LossyWire
 from cotenant.store.etcd import EtcdStore
 from cotenant.store.etcd_members import Refused, meaning
 from cotenant.store.etcd_watch import Assembly
+from cotenant.store.memory import MemoryStore
 from cotenant.store.port import (
     VALUE_BYTES_MAX,
     Change,
@@ -36,6 +37,8 @@ from cotenant.store.port import (
     StoreUnavailable,
     Unanswered,
 )
+from cotenant.store.shifted import ShiftedStore
+from cotenant.store.standing import HasMembers
 
 SHORT_SECONDS = 0.5  # the deadline of calls that are meant to miss it
 
@@ -249,6 +252,30 @@ def cluster(tmp_path: Path) -> Iterator[list[EtcdServer]]:
     yield servers
     for server in servers:
         server.kill()
+
+
+async def test_each_member_tells_how_it_is(cluster: list[EtcdServer]) -> None:
+    store = ShiftedStore(EtcdStore([server.endpoint for server in cluster]))
+    assert isinstance(store, HasMembers)
+    first, second, third = sorted(cluster, key=lambda server: server.endpoint)
+    try:
+        await put(store, "/n")
+        found = await store.standing()
+        assert [one.endpoint for one in found] == [server.endpoint for server in (first, second, third)]
+        assert [one.leads for one in found].count(True) == 1
+        assert all(one.version and one.size_bytes and not one.problem for one in found)
+        second.kill()
+        problems = [one.problem for one in await store.standing()]
+        assert (problems[0], problems[2]) == ("", "") or "sees no leader" in f"{problems}"  # where it led them
+        assert problems[1]
+        third.kill()
+        async with asyncio.timeout(20):
+            while (alone := (await store.standing())[0]).problem != "it sees no leader: most members are away":
+                continue  # it takes it a moment to notice
+        assert alone.version
+    finally:
+        await store.close()
+    assert await ShiftedStore(MemoryStore()).standing() == []
 
 
 async def test_a_cluster_serves_on_without_any_one_of_its_members(cluster: list[EtcdServer]) -> None:

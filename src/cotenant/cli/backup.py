@@ -39,7 +39,7 @@ def register(app: typer.Typer) -> None:
 
 def backup(
     context: typer.Context,
-    file: Annotated[Path | None, typer.Argument(metavar="[FILE]", help="Left out: named by the time.")] = None,
+    file: Annotated[Path | None, typer.Argument(metavar="FILE", help="Left out: named by the time.")] = None,
     store: StoreOption = "",
     as_json: options.AsJson = False,
 ) -> None:

@@ -16,6 +16,7 @@ from cotenant.cli import options
 from cotenant.cli.outcome import CommandError, note, usage
 from cotenant.cli.render import Column, print_table
 from cotenant.cli.up import state_dir_of
+from cotenant.core.refusals import plural
 from cotenant.rpc.bearers import Bearer
 from cotenant.rpc.certificates import CA_CERT, CA_DAYS, LEAF_DAYS, Authority, BadCertificate, Issued
 from cotenant.rpc.endpoints import MESH_NAME
@@ -28,6 +29,7 @@ COLUMNS = (
     Column("NAMES", elastic=True),
     Column("UNTIL"),
     Column("DAYS", right=True),
+    Column("STATE", styled=True),
 )
 Directory = Annotated[
     str, typer.Option("--dir", metavar="DIR", help="The authority's; `certs` of the state directory.")
@@ -107,6 +109,9 @@ def issue(
 def show(context: typer.Context, directory: Directory = "", as_json: options.AsJson = False) -> None:
     """Show who bears which certificate, and until when.
 
+    One is due, that is to be renewed, when 30 days are left, or a third of its time where that is less. What the parts
+    of a mesh show, which may be older than what lies here, `cotenant status` tells.
+
     \b
     Example:
       cotenant certs show --json
@@ -118,15 +123,21 @@ def show(context: typer.Context, directory: Directory = "", as_json: options.AsJ
         print(json.dumps([_view(one) for one in issued], indent=2))
         return
     rows = [
-        (one.path.name, _bearer(one), ", ".join(one.names), f"{one.ends:%Y-%m-%d}", str(_days_left(one)))
+        (one.path.name, _bearer(one), ", ".join(one.names), f"{one.ends:%Y-%m-%d}", str(_days_left(one)), _state(one))
         for one in issued
     ]
     print_table(COLUMNS, rows, f"there are no certificates in {authority.directory}; `cotenant certs init` begins")
+    due = [one for one in issued if one.validity.is_due(datetime.now(UTC))]
+    if any(one.path.name == CA_CERT for one in due):
+        note("the authority itself runs out: `cotenant certs rotate --ca` makes a new one; see `certs rotate --help`")
+    elif due:
+        note(f"{plural(len(due), 'certificate')} to be renewed: `cotenant certs rotate --due`, then copy what it names")
 
 
 def rotate(
     context: typer.Context,
     bearers: Annotated[list[str] | None, typer.Argument(metavar="ROLE/NAME", help="Whose; all.")] = None,
+    due: Annotated[bool, typer.Option("--due", help="Only those that are due, as `show` says.")] = False,
     ca: Annotated[bool, typer.Option("--ca", help="Make a new authority first; the old one is believed too.")] = False,
     forget_old: Annotated[bool, typer.Option("--forget-old", help="Then believe the old authority no more.")] = False,
     directory: Directory = "",
@@ -140,6 +151,7 @@ def rotate(
     \b
     Examples:
       cotenant certs rotate
+      cotenant certs rotate --due
       cotenant certs rotate agent/gpu1 --days 30
       cotenant certs rotate --ca
     """
@@ -148,21 +160,25 @@ def rotate(
         if forget_old:
             note(f"{authority.forget_old()} old authorities are believed no more; copy {CA_CERT} to everybody")
             return
+        known = [(whose, one) for one in authority.issued()[1:] if (whose := Bearer.of_uri(one.bearer))]
+        if missing := set(bearers or ()) - {str(whose) for whose, _ in known}:
+            raise usage(
+                f"there is no certificate of {', '.join(sorted(missing))}", hint="`cotenant certs show` lists them"
+            )
         if ca:
             authority.renew()
             note(f"a new authority signs; copy {CA_CERT} to everybody before anything else")
-        chosen = set(bearers or ())
-        for one in authority.issued()[1:]:
-            whose = Bearer.of_uri(one.bearer) if one.bearer else None
-            if whose is None or (chosen and str(whose) not in chosen):
-                continue
-            chosen.discard(str(whose))
+        now = datetime.now(UTC)
+        meant = [
+            (whose, one)
+            for whose, one in known
+            if (not bearers or str(whose) in bearers) and (not due or one.validity.is_due(now))
+        ]
+        for whose, one in meant:
             made = authority.issue(whose, one.names, days)
             note(f"issued {made.path} anew, until {made.ends:%Y-%m-%d}")
-            if not chosen and bearers:
-                return
-    if chosen:
-        raise usage(f"there is no certificate of {', '.join(sorted(chosen))}", hint="`cotenant certs show` lists them")
+        if due and not meant:
+            note("none is due")
 
 
 def _authority(context: typer.Context, directory: str) -> Authority:
@@ -173,6 +189,16 @@ def _bearer(issued: Issued) -> str:
     if issued.path.name == CA_CERT:
         return "(the authority)"
     return issued.bearer.removeprefix("cotenant://") or "(nobody)"
+
+
+def _state(issued: Issued) -> str:
+    """Say in a word whether it can be shown."""
+    now = datetime.now(UTC)
+    if now > issued.ends:
+        return "expired"
+    if now < issued.begins:
+        return "not yet valid"
+    return "due" if issued.validity.is_due(now) else "valid"
 
 
 def _days_left(issued: Issued) -> int:
@@ -187,6 +213,7 @@ def _view(issued: Issued) -> dict[str, object]:
         "begins": issued.begins.isoformat(),
         "ends": issued.ends.isoformat(),
         "issuer": issued.issuer,
+        "state": _state(issued),
     }
 
 

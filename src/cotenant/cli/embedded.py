@@ -15,6 +15,7 @@ from cotenant.core.failing.retrying import RetryRules
 from cotenant.core.options import by_owner
 from cotenant.core.queueing.choosing import RULES, Rules
 from cotenant.node_agent.agent import Agent, AgentConfig
+from cotenant.replicas.describing import serve_description
 from cotenant.replicas.offices import Offices
 from cotenant.replicas.stores import FencedStore
 from cotenant.replicas.tenure import Held
@@ -135,6 +136,7 @@ class EmbeddedMesh:
         self._closing.append(Closing("channel", channel.close))
         predicts, places_by, queues = await self._elected(store)
         policies = serve_policies(server)
+        serve_description(server, store=store)
         predicting = await predictor.start(server, _fenced(store, predicts), policies, self._predictor())
         self._closing.append(Closing("predictor", predicting.close))
         self._closing.append(Closing("server", lambda: server.stop(grace_seconds=1.0)))

@@ -52,7 +52,7 @@ def register(app: typer.Typer) -> None:
 
 def health(
     context: typer.Context,
-    address: Annotated[str, typer.Argument(metavar="[HOST:PORT]", help="Only the server there.")] = "",
+    address: Annotated[str, typer.Argument(metavar="HOST:PORT", help="Only the server there.")] = "",
     alive: Annotated[bool, typer.Option("--alive", help="Enough if it answers, though it cannot work now.")] = False,
     as_json: options.AsJson = False,
 ) -> None:

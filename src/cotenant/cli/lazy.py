@@ -17,7 +17,16 @@ from cotenant.core.options import nearest
 
 CALLED_ELSEWHERE: Mapping[str, Sequence[str]] = MappingProxyType(  # by kubectl, Slurm and others
     {
-        "status": ("health", "replicas", "jobs"),
+        "cluster-info": ("status",),
+        "info": ("status",),
+        "ping": ("status", "health"),
+        "members": ("replicas", "status"),
+        "server": ("replicas", "serve"),
+        "node": ("nodes",),
+        "job": ("jobs", "show"),
+        "scontrol": ("show", "nodes", "update"),
+        "sacct": ("history", "jobs"),
+        "hold": ("suspend",),
         "ps": ("jobs",),
         "list": ("jobs", "nodes"),
         "get": ("show", "jobs"),

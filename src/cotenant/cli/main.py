@@ -48,6 +48,7 @@ _ENTRIES = (
     ("tokens", "tokens", "List, make and revoke tokens for people, agents and services.", MESH),
     ("certs", "certs", "Make certificates for a lab, and renew them.", MESH),
     ("audit", "audit", "Show who did what, on what, from where.", MESH),
+    ("status", "status", "Tell how the whole mesh is, what is wrong with it, and what helps.", MESH),
     ("health", "health", "Ask each service whether it can do its work.", MESH),
     ("policies", "policies", "List installed policies, and which of them work.", MESH),
     ("replicas", "replicas", "List the processes of each service, and which of them leads.", MESH),

@@ -7,6 +7,7 @@ import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, TypeVar, cast
 
 import grpc
@@ -16,8 +17,9 @@ from cotenant.cli.flags import Flags
 from cotenant.cli.outcome import CommandError, ExitCode, note, usage
 from cotenant.rpc.access import Access, NoAccess, at_home, find
 from cotenant.rpc.channel import connect, replicas_of
+from cotenant.rpc.endpoints import SERVICES
 from cotenant.rpc.errors import Problem, from_error
-from cotenant.rpc.tls import BadTls
+from cotenant.rpc.tls import BadTls, TlsFiles, load
 from cotenant.v1.contention_service_pb2_grpc import ContentionServiceStub
 from cotenant.v1.job_service_pb2_grpc import JobServiceStub
 from cotenant.v1.node_service_pb2_grpc import NodeServiceStub
@@ -38,6 +40,7 @@ if TYPE_CHECKING:  # these names are the type checker's alone
 T = TypeVar("T")
 Code = grpc.StatusCode
 
+TOLD_BEFORE = timedelta(days=7)  # so long before its end every command tells of the caller's own certificate
 _AWAY = frozenset({Code.UNAVAILABLE, Code.DEADLINE_EXCEEDED})
 _BAD_INPUT = frozenset(
     {Code.INVALID_ARGUMENT, Code.NOT_FOUND, Code.OUT_OF_RANGE, Code.ALREADY_EXISTS, Code.UNAUTHENTICATED}
@@ -97,10 +100,10 @@ class Mesh:
         return told_by
 
     def replicas(self) -> list[tuple[str, str, ReplicaServiceAsyncStub]]:
-        """Every service that elects a leader, at each of its addresses, with who tells of the process there."""
+        """Every service at each of its addresses, with who tells of the process there."""
         return [
             (service, address, cast("ReplicaServiceAsyncStub", ReplicaServiceStub(self._connected(address, called))))
-            for service in ("queue", "placement", "predictor")
+            for service in SERVICES
             for address, called in replicas_of(getattr(self._access.endpoints, service))
         ]
 
@@ -114,6 +117,11 @@ class Mesh:
             service: cast("PolicyServiceAsyncStub", PolicyServiceStub(self._channel(service)))
             for service in firsts.values()
         }
+
+    @property
+    def tls(self) -> TlsFiles | None:
+        """The certificates that it is reached with."""
+        return self._access.tls
 
     async def find_again(self) -> None:
         """Look where the mesh is now: one that was started again may have another port."""
@@ -180,7 +188,10 @@ def reach(flags: Flags, work: Callable[[Mesh], Awaitable[T]]) -> T:
 
     async def session() -> T:
         async with opened(flags) as mesh:
-            return await work(mesh)
+            done = await work(mesh)
+            if mesh.tls:
+                _tell_of_end(mesh.tls)
+            return done
 
     try:
         return asyncio.run(session())
@@ -190,6 +201,13 @@ def reach(flags: Flags, work: Callable[[Mesh], Awaitable[T]]) -> T:
         raise usage(str(error)) from None
     except grpc.aio.AioRpcError as error:
         raise told(from_error(error)) from error
+
+
+def _tell_of_end(tls: TlsFiles) -> None:
+    """Say that the caller's own certificate runs out, in its last week."""
+    now, validity = datetime.now(UTC), load(tls).validity
+    if validity and validity.is_due(now) and validity.ends - now < TOLD_BEFORE:
+        note(f"your certificate {tls.cert} {validity.in_words(now)}; ask who issued it for a new one")
 
 
 def told(problem: Problem) -> CommandError:

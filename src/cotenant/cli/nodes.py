@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
 from typing import Annotated, Any
 
 import typer
@@ -12,6 +13,7 @@ from cotenant.cli import options, units, views
 from cotenant.cli.flags import Flags
 from cotenant.cli.mesh import Mesh, reach
 from cotenant.cli.names import all_nodes, find_node
+from cotenant.cli.nodecard import show_node
 from cotenant.cli.outcome import note, usage
 from cotenant.cli.render import Column, print_table
 from cotenant.v1.node_service_pb2 import (
@@ -46,14 +48,27 @@ def register(app: typer.Typer) -> None:
     app.command("forget")(forget)
 
 
-def nodes(context: typer.Context, as_json: options.AsJson = False) -> None:
-    """List nodes: their state, and what is used of what they have.
+def nodes(
+    context: typer.Context,
+    node_id: Annotated[
+        str,
+        typer.Argument(
+            metavar="NODE", help="Show all that is known of this one.", autocompletion=options.complete_node
+        ),
+    ] = "",
+    as_json: options.AsJson = False,
+) -> None:
+    """List nodes: their state, and what is used of what they have; or show one, with its GPUs and what ails it.
 
     \b
     Examples:
       cotenant nodes
+      cotenant nodes gpu-7
       cotenant nodes --json
     """
+    if node_id:
+        show_node(reach(Flags.of(context), lambda mesh: find_node(mesh, node_id)), as_json)
+        return
 
     async def work(mesh: Mesh) -> list[Node]:
         return [node async for node in all_nodes(mesh)]
@@ -221,4 +236,6 @@ def _notes(view: views.View) -> str:
         told.append(f"{len(view['gpus_unhealthy'])} GPUs ill: {next(iter(view['gpus_unhealthy'].values()))}")
     if view["state"] in ("away", "lost") and view["seen_seconds"] is not None:
         told.append(f"last seen {units.short_seconds(view['seen_seconds'])} ago")
+    if (valid := views.validity_of(view)) and valid.is_due(now := datetime.now(UTC)):
+        told.append(f"its certificate {valid.in_words(now)}")
     return "; ".join(told)

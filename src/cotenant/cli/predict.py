@@ -128,7 +128,7 @@ def fit(
 def show(
     context: typer.Context,
     model: Annotated[
-        str, typer.Argument(metavar="[MODEL]", help="A model, or a job's name; all where left out.", show_default=False)
+        str, typer.Argument(metavar="MODEL", help="A model, or a job's name; all where left out.", show_default=False)
     ] = "",
     user: Annotated[str, typer.Option(metavar="TENANT", help="Only of this tenant's jobs.")] = "",
     as_json: options.AsJson = False,

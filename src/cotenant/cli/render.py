@@ -41,6 +41,16 @@ STYLES = {
     "reached": "green",
     "missed": "bold red",
     "open": "dim",
+    # certificates
+    "valid": "green",
+    "due": "yellow",
+    "expired": "bold red",
+    "not yet valid": "bold red",
+    # replicas
+    "leads": "bold green",
+    "follows": "green",
+    "serves": "green",
+    "waits": "yellow",
     # health of policies
     "yes": "green",
     "no": "bold red",

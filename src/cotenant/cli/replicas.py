@@ -3,25 +3,36 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import grpc.aio
 import typer
 
 from cotenant.cli import options, views
 from cotenant.cli.flags import Flags
-from cotenant.cli.mesh import Mesh, reach, told
+from cotenant.cli.mesh import Mesh, away, reach, told
 from cotenant.cli.render import Column, print_table
 from cotenant.rpc.errors import from_error
-from cotenant.v1.replica_service_pb2 import ListReplicasRequest, Replica
+from cotenant.v1.replica_service_pb2 import ListReplicasRequest, ListReplicasResponse, Replica, StoreMember
 
 COLUMNS = (
     Column("SERVICE"),
     Column("ADDRESS", elastic=True),
-    Column("STATE"),
+    Column("STATE", styled=True),
     Column("TERM", right=True),
-    Column("REVISION SEEN", right=True),
+    Column("SEEN", right=True),
+    Column("RELEASE"),
     Column("LEADER, OR WHAT IS WRONG", elastic=True),
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What all processes told: of themselves, and of the members of their store."""
+
+    processes: list[views.View]
+    members: list[views.View]
 
 
 def register(app: typer.Typer) -> None:
@@ -30,37 +41,45 @@ def register(app: typer.Typer) -> None:
 
 
 def replicas(context: typer.Context, as_json: options.AsJson = False) -> None:
-    """List the processes of each service, which of them leads, and since which term.
+    """List the processes of each service, which of them leads, since which term, and which release each runs.
 
-    It asks every address that it knows of, so name all of them: `--endpoint 'queue=a:7070|b:7070,…'`.
+    Of one that follows, SEEN is the store's revision up to which it knows what the leader has written. It asks every
+    address that it knows of, so name all of them: `--endpoint 'queue=a:7070|b:7070,…'`.
 
     \b
     Examples:
       cotenant replicas
       cotenant --endpoint 'queue=a:7070|b:7070' replicas --json
     """
-    found = reach(Flags.of(context), _asked)
+    found = reach(Flags.of(context), look).processes
     if as_json:
         views.print_json(found)
         return
     print_table(COLUMNS, [_row(view) for view in found], nothing="no replicas")
 
 
-async def _asked(mesh: Mesh) -> list[views.View]:
-    """Ask every address of every service."""
+async def look(mesh: Mesh) -> Told:
+    """Ask every address of every service.
+
+    Raises:
+        AioRpcError: one refused to tell.
+    """
     known = mesh.replicas()
     answers = await asyncio.gather(
         *(stub.ListReplicas(ListReplicasRequest()) for _, _, stub in known), return_exceptions=True
     )
-    views_by_place: dict[tuple[str, str], views.View] = {}
+    processes: dict[tuple[str, str], views.View] = {}
+    members: list[tuple[str, StoreMember]] = []
     for (service, address, _), answer in zip(known, answers, strict=True):
-        if isinstance(answer, grpc.aio.AioRpcError):
-            views_by_place.setdefault((service, address), _missing(service, address, answer))
+        if isinstance(answer, ListReplicasResponse):
+            parts = {one.service: _view(one) for one in answer.replicas} or {service: _serving(service, address)}
+            processes |= {(name, address): part | _process(answer) for name, part in parts.items()}
+            members += [(address, one) for one in answer.store_members]
+        elif isinstance(answer, grpc.aio.AioRpcError):
+            processes.setdefault((service, address), _missing(service, address, answer))
         elif isinstance(answer, BaseException):
             raise answer
-        else:
-            views_by_place |= {(one.service, address): _view(one) for one in answer.replicas}
-    return [view for _, view in sorted(views_by_place.items())]
+    return Told([view for _, view in sorted(processes.items())], _merged(members))
 
 
 def _view(replica: Replica) -> views.View:
@@ -76,18 +95,61 @@ def _view(replica: Replica) -> views.View:
     }
 
 
-def _missing(service: str, address: str, error: grpc.aio.AioRpcError) -> views.View:
-    """Tell of an address that did not answer, or of a process that elects nobody."""
-    alone = error.code() is grpc.StatusCode.UNIMPLEMENTED
+def _serving(service: str, address: str, state: str = "serves", problem: str | None = None) -> views.View:
+    """Tell of a process that elects nobody, or of an address that did not answer."""
     return {
         "service": service,
         "address": address,
-        "state": "serves" if alone else "away",
+        "state": state,
         "term": None,
         "revision": None,
         "leader": None,
-        "problem": None if alone else told(from_error(error)).message,
+        "problem": problem,
+        "release": None,
+        "start_time": None,
+        "certificate": None,
     }
+
+
+def _process(answer: ListReplicasResponse) -> views.View:
+    """Tell of the process itself; one of an older release says nothing of it."""
+    return {
+        "release": answer.process.version or None,
+        "start_time": views.time_of(answer.process, "start_time"),
+        "certificate": views.certificate_view(answer.process.certificate),
+    }
+
+
+def _missing(service: str, address: str, error: grpc.aio.AioRpcError) -> views.View:
+    """Tell of an address that did not answer, or of an older process that elects nobody."""
+    if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+        return _serving(service, address)
+    if not away(error.code()):
+        raise error
+    return _serving(service, address, "away", told(from_error(error)).message)
+
+
+def _merged(told_of: Sequence[tuple[str, StoreMember]]) -> list[views.View]:
+    """Take members of one endpoint together: one that any process can use is there, and who cannot is named."""
+    by_endpoint: dict[str, list[tuple[str, StoreMember]]] = {}
+    for teller, one in told_of:
+        by_endpoint.setdefault(one.endpoint, []).append((teller, one))
+    found = []
+    for endpoint, tellings in sorted(by_endpoint.items()):
+        well = [one for _, one in tellings if not one.problem]
+        ill = sorted(teller for teller, one in tellings if one.problem)
+        problem = tellings[0][1].problem if not well else f"not for {', '.join(dict.fromkeys(ill))}" if ill else ""
+        best = (well or [one for _, one in tellings])[0]
+        found.append(
+            {
+                "endpoint": endpoint,
+                "leads": best.leads,
+                "problem": problem or None,
+                "release": best.version or None,
+                "size_bytes": best.size_bytes or None,
+            }
+        )
+    return found
 
 
 def _row(view: views.View) -> list[str]:
@@ -97,5 +159,6 @@ def _row(view: views.View) -> list[str]:
         view["state"],
         str(view["term"] or "-"),
         str(view["revision"] or "-"),
+        view["release"] or "-",
         view["leader"] or view["problem"] or "-",
     ]

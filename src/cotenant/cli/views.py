@@ -20,6 +20,8 @@ from cotenant.core.refusals import Refusal as Reason
 from cotenant.core.refusals import Wait
 from cotenant.rpc import refusals
 from cotenant.rpc.translate import ATTEMPT_STATES, HEALTH_ACTIONS, KINDS, LOCALITIES, seconds
+from cotenant.rpc.validity import Validity
+from cotenant.v1.certificate_pb2 import Certificate
 from cotenant.v1.job_pb2 import (
     Attempt,
     Dependency,
@@ -233,9 +235,22 @@ def node_view(node: Node, now: float) -> View:
         "attempts": list(node.attempts),
         "not_enforced": list(inventory.not_enforced),
         "agent_version": inventory.agent_version,
+        "certificate": certificate_view(node.certificate),
         "create_time": time_of(node, "create_time"),
         "seen_seconds": max(0.0, now - seconds(node.seen_time)) if node.HasField("seen_time") else None,
     }
+
+
+def certificate_view(message: Certificate) -> View | None:
+    """Tell how long a certificate is valid; null where none is shown, or nothing was told of it."""
+    begins, ends = time_of(message, "begin_time"), time_of(message, "expire_time")
+    return {"begin_time": begins, "expire_time": ends} if begins and ends else None
+
+
+def validity_of(view: View) -> Validity | None:
+    """Read how long the certificate is valid that a process or a node's agent shows."""
+    told = view["certificate"]
+    return Validity(*map(datetime.fromisoformat, (told["begin_time"], told["expire_time"]))) if told else None
 
 
 def problem_view(problem: HealthProblem) -> View:

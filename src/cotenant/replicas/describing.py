@@ -1,11 +1,14 @@
-"""Tells what a process is among the replicas of its services."""
+"""Tells what a process is: its release and its certificate, its part among the replicas, the store as it sees it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from importlib import metadata
 from typing import Any
 
 from cotenant.rpc.server import Server
+from cotenant.store.port import Store
+from cotenant.store.standing import HasMembers
 from cotenant.v1 import replica_service_pb2 as pb
 from cotenant.v1 import replica_service_pb2_grpc as pb_grpc
 
@@ -15,14 +18,28 @@ SERVICE = "cotenant.v1.ReplicaService"
 class ReplicaServicer(pb_grpc.ReplicaServiceServicer):
     """Describes the process that is asked, never another one."""
 
-    def __init__(self, describe: Sequence[Callable[[], pb.Replica]]) -> None:
-        self._describe = describe
+    def __init__(self, server: Server, store: Store | None, describe: Sequence[Callable[[], pb.Replica]]) -> None:
+        self._server, self._store, self._describe = server, store, describe
+        self._process = pb.Process(version=metadata.version("cotenant"))
+        self._process.start_time.GetCurrentTime()
 
     async def ListReplicas(self, request: pb.ListReplicasRequest, context: Any) -> pb.ListReplicasResponse:
-        """List the services of this process."""
-        return pb.ListReplicasResponse(replicas=[describe() for describe in self._describe])
+        """Tell of this process, its services and the members of its store."""
+        answer = pb.ListReplicasResponse(process=self._process, replicas=[describe() for describe in self._describe])
+        if shown := self._server.certificate:
+            answer.process.certificate.CopyFrom(shown.to_wire())
+        if isinstance(self._store, HasMembers):
+            for one in await self._store.standing():
+                answer.store_members.add(
+                    endpoint=one.endpoint,
+                    leads=one.leads,
+                    problem=one.problem,
+                    version=one.version,
+                    size_bytes=one.size_bytes,
+                )
+        return answer
 
 
-def serve_description(server: Server, *describe: Callable[[], pb.Replica]) -> None:
+def serve_description(server: Server, *describe: Callable[[], pb.Replica], store: Store | None = None) -> None:
     """Add the service to a server that has not started yet."""
-    server.add(pb_grpc.add_ReplicaServiceServicer_to_server, ReplicaServicer(describe), SERVICE)
+    server.add(pb_grpc.add_ReplicaServiceServicer_to_server, ReplicaServicer(server, store, describe), SERVICE)

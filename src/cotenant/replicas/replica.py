@@ -111,6 +111,11 @@ class Replica:
         """Whether this process serves as the leader."""
         return self._stage is not None
 
+    @property
+    def store(self) -> Store:
+        """The store that all replicas share."""
+        return self._store
+
     def describe(self) -> replica_service_pb2.Replica:
         """Tell what this process is among the replicas."""
         leader = self._election.leader
@@ -362,7 +367,7 @@ def _told(error: Exception) -> Exception:
 
 async def serve_replica(server: Server, replica: Replica, on_start: Callable[[int], None]) -> None:
     """Serve until cancelled, or until something keeps this process from leading."""
-    serve_description(server, replica.describe)
+    serve_description(server, replica.describe, store=replica.store)
     try:
         await replica.start()
         port = await server.start()

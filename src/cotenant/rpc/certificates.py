@@ -22,6 +22,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from cotenant.rpc.bearers import Bearer
+from cotenant.rpc.validity import Validity
 
 CA_CERT, CA_KEY = "ca.pem", "ca.key"
 CA_DAYS, LEAF_DAYS = 3650, 365
@@ -44,6 +45,11 @@ class Issued:
     begins: datetime
     ends: datetime
     issuer: str
+
+    @property
+    def validity(self) -> Validity:
+        """From when until when it is valid."""
+        return Validity(self.begins, self.ends)
 
     @property
     def key_path(self) -> Path:

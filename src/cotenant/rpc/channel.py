@@ -78,6 +78,11 @@ def secure(tls: TlsFiles | None) -> None:
     _of_process = Watched(tls) if tls is not None else None
 
 
+def shown() -> Watched | None:
+    """What this process shows to those that it calls, as `secure` has said; None without TLS."""
+    return _of_process
+
+
 def dial(target: str, options: Any, interceptors: Any = (), watched: Watched | None = None) -> Any:
     """Open one of grpc's own channels, by default as `secure` has said."""
     watched = watched or _of_process

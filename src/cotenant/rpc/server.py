@@ -16,12 +16,14 @@ from cotenant import telemetry
 from cotenant.rpc import enduring
 from cotenant.rpc.ending import end
 from cotenant.rpc.endpoints import host_and_port
+from cotenant.rpc.expiry import Expiry
 from cotenant.rpc.guard import Guard
 from cotenant.rpc.identity import Anyone, Authenticator, BearerToken
 from cotenant.rpc.methods import METHODS
 from cotenant.rpc.security import PLAIN, Security
 from cotenant.rpc.stalls import Stalls
 from cotenant.rpc.tls import server_credentials
+from cotenant.rpc.validity import Validity
 
 log = structlog.get_logger()
 
@@ -99,6 +101,11 @@ class Server:
         self._servicers.append((add_servicer, servicer))
         self._serving.setdefault(service, True)
 
+    @property
+    def certificate(self) -> Validity | None:
+        """From when until when the certificate is valid that it shows now; None without TLS."""
+        return self._tls.material.validity if self._tls else None
+
     def bind(self) -> int:
         """Take the port and return it, so that services can be told where they will be; `start` does it otherwise.
 
@@ -134,6 +141,8 @@ class Server:
             asyncio.create_task(Stalls().run(), name="stalls"),
             asyncio.create_task(self._begin_again(), name="server"),
         ]
+        if self._tls:
+            self._beside.append(asyncio.create_task(Expiry(self._tls).run(), name="expiry"))
         return self._port
 
     async def _begin(self, server: Any) -> None:

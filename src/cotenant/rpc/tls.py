@@ -19,6 +19,7 @@ import grpc
 
 from cotenant import telemetry
 from cotenant.rpc.tlsfiles import TlsFiles
+from cotenant.rpc.validity import Validity
 
 __all__ = [
     "BadTls",
@@ -51,6 +52,8 @@ class Material:
     ca: bytes
     cert: bytes | None = None
     key: bytes | None = None
+    validity: Validity | None = None  # of the certificate that is shown
+    subject: str = ""  # whose it is, such as "CN=agent/gpu1"
 
 
 def load(files: TlsFiles, now: Callable[[], datetime] = lambda: datetime.now(UTC)) -> Material:
@@ -71,7 +74,8 @@ def load(files: TlsFiles, now: Callable[[], datetime] = lambda: datetime.now(UTC
     _check_key(files.key, key, chain[0])
     _check_times(files.cert, chain[0], now())
     _check_issuer(files, chain, authorities)
-    return Material(ca, cert, key)
+    validity = Validity(chain[0].not_valid_before_utc, chain[0].not_valid_after_utc)
+    return Material(ca, cert, key, validity, _subject(files.cert, chain[0]))
 
 
 def _read(path: Path) -> bytes:
@@ -104,6 +108,13 @@ def _check_key(path: Path, pem: bytes, certificate: Any) -> None:
         raise BadTls("CERTIFICATE_UNREADABLE", f"the certificate to {path} has a public key that is none") from None
     if not belongs:
         raise BadTls("KEY_OF_ANOTHER", f"{path} is the key of another certificate")
+
+
+def _subject(path: Path, certificate: Any) -> str:
+    try:
+        return str(certificate.subject.rfc4514_string())
+    except ValueError:
+        raise BadTls("CERTIFICATE_UNREADABLE", f"{path} says of nobody that it is theirs") from None
 
 
 def _check_times(path: Path, certificate: Any, now: datetime) -> None:

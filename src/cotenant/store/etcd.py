@@ -35,6 +35,7 @@ from cotenant.store.port import (
     Relisted,
     StoreUnavailable,
 )
+from cotenant.store.standing import Standing
 
 log = structlog.get_logger()
 
@@ -216,6 +217,10 @@ class EtcdStore:
                 raise meaning(error, member.endpoint) from error
             done.append(member.endpoint)
         return done
+
+    async def standing(self) -> Sequence[Standing]:
+        """Ask each member how it is."""
+        return await self._members.standing()
 
     async def close(self) -> None:
         """End all watches and calls, and let go of the connections."""

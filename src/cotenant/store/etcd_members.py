@@ -16,10 +16,12 @@ from aetcd import rpc  # type: ignore[import-untyped]  # ships no types; only it
 from grpc import ChannelConnectivity, ChannelCredentials
 
 from cotenant.store.port import StoreUnavailable, Unanswered
+from cotenant.store.standing import Standing
 
 Reply = TypeVar("Reply")
 
 RECEIVED_BYTES_MAX = 64 * 1024 * 1024
+STANDING_SECONDS_MAX = 1.0  # for a member to say how it is; one that takes longer serves nobody
 PAUSE_SECONDS_FIRST = 0.02
 PAUSE_SECONDS_MAX = 1.0
 
@@ -185,6 +187,11 @@ class Members:
                 loose.append(member)
         return loose
 
+    async def standing(self) -> list[Standing]:
+        """Ask each member how it is, by endpoint."""
+        found = await asyncio.gather(*(_standing(member) for member in list(self._members)))
+        return sorted(found, key=lambda one: one.endpoint)
+
     def raise_if_closed(self) -> None:
         """Tell a call that `close` cut off from a task that was cancelled: only the former may go on."""
         task = asyncio.current_task()
@@ -202,6 +209,18 @@ class Members:
         self.closing.set()
         for member in self._members:
             await member.channel.close()
+
+
+async def _standing(member: Member) -> Standing:
+    try:
+        status = await member.maintenance.Status(rpc.StatusRequest(), timeout=STANDING_SECONDS_MAX)
+    except rpc.AioRpcError as error:
+        away = error.code() is rpc.StatusCode.DEADLINE_EXCEEDED
+        why = f"no answer within {STANDING_SECONDS_MAX:.0f} s" if away else error.details() or error.code().name
+        return Standing(member.endpoint, problem=why)
+    leads = status.header.member_id == status.leader
+    problem = "; ".join(status.errors) if status.leader else "it sees no leader: most members are away"
+    return Standing(member.endpoint, leads, problem, status.version, status.dbSize)
 
 
 def meaning(error: Any, endpoint: str) -> Refused | StoreUnavailable:

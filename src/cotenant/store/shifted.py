@@ -29,6 +29,7 @@ from cotenant.store.port import (
     Store,
     StoreUnavailable,
 )
+from cotenant.store.standing import HasMembers, Standing
 from cotenant.store.upkeep import Defragments
 
 OWN = "store/"  # keys about the store itself, of which its users see nothing
@@ -153,6 +154,10 @@ class ShiftedStore:
     async def defragment(self) -> Sequence[str]:
         """Have the store give back room, where it can."""
         return await self.inner.defragment() if isinstance(self.inner, Defragments) else []
+
+    async def standing(self) -> Sequence[Standing]:
+        """Ask each member how it is, where there are members."""
+        return await self.inner.standing() if isinstance(self.inner, HasMembers) else []
 
     async def close(self) -> None:
         """Let go of the store."""

@@ -1,0 +1,168 @@
+"""`cotenant status`: the whole mesh at one look, what is wrong with it, and what helps."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Awaitable, Iterator
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from typing import TypeVar
+
+import grpc.aio
+import typer
+
+from cotenant.cli import options, units, views
+from cotenant.cli.flags import Flags
+from cotenant.cli.mesh import Mesh, access_of, away, reach, told
+from cotenant.cli.names import all_nodes
+from cotenant.cli.outcome import ExitCode
+from cotenant.cli.render import print_card
+from cotenant.cli.replicas import look as look_at_processes
+from cotenant.cli.views import validity_of
+from cotenant.cli.wrongs import Wrong, certificate_wrong, wrongs
+from cotenant.core.lifecycle import ENDED, Phase
+from cotenant.core.refusals import gpus as gpus_in_words
+from cotenant.core.refusals import plural
+from cotenant.rpc.access import NoAccess
+from cotenant.rpc.endpoints import SERVICES
+from cotenant.rpc.errors import from_error
+from cotenant.rpc.tls import load
+from cotenant.rpc.translate import PHASES
+from cotenant.v1.job_service_pb2 import JobFilter, ListJobsRequest
+
+T = TypeVar("T")
+SERVING = frozenset({"leads", "follows", "serves"})
+LISTED = tuple(phase for phase in Phase if phase not in ENDED)
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """What one look shows; `nodes` and `jobs` are None where nobody tells of them, which `wrong` says."""
+
+    processes: list[views.View]
+    members: list[views.View]
+    nodes: list[views.View] | None
+    jobs: dict[str, int] | None
+    wrong: list[Wrong]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("status")(status)
+
+
+def status(context: typer.Context, as_json: options.AsJson = False) -> None:
+    """Tell how the mesh is: services, store, nodes, jobs, releases and certificates; what is wrong, and what helps.
+
+    The exit code is 0 if nothing is wrong, 1 if something is, and 3 if no service answers. It asks every address that
+    it knows of, so name all of them: `--endpoint 'queue=a:7070|b:7070,…'`.
+
+    \b
+    Examples:
+      cotenant status
+      cotenant status --json
+    """
+    picture = reach(Flags.of(context), look)
+    own = _own_certificate(Flags.of(context))
+    wrong = [*picture.wrong, *([own] if own else [])]
+    if as_json:
+        views.print_json(
+            {
+                "well": not wrong,
+                "problems": [asdict(one) for one in wrong],
+                "processes": picture.processes,
+                "store": picture.members,
+                "nodes": None if picture.nodes is None else Counter(one["state"] for one in picture.nodes),
+                "jobs": picture.jobs,
+            }
+        )
+    else:
+        print_card([*_card(picture, datetime.now(UTC)), *_problems(wrong)])
+    if all(one["state"] == "away" for one in picture.processes):
+        raise typer.Exit(ExitCode.UNREACHABLE)
+    if wrong:
+        raise typer.Exit(ExitCode.FAILED)
+
+
+async def look(mesh: Mesh) -> Picture:
+    """Ask everybody, all at once."""
+    processes, nodes, jobs = await asyncio.gather(
+        look_at_processes(mesh), _unless_away(_nodes(mesh)), _unless_away(_jobs(mesh))
+    )
+    wrong = wrongs(processes.processes, processes.members, nodes[0] or [], datetime.now(UTC))
+    for what, why in (("nodes", nodes[1]), ("jobs", jobs[1])):
+        if why:
+            wrong.append(Wrong(what, why, "nothing is known of them until that is mended"))
+    return Picture(processes.processes, processes.members, nodes[0], jobs[0], wrong)
+
+
+async def _unless_away(asked: Awaitable[T]) -> tuple[T | None, str]:
+    """Take an answer, or why there is none."""
+    try:
+        return await asked, ""
+    except NoAccess as error:
+        return None, str(error)
+    except grpc.aio.AioRpcError as error:
+        if not away(error.code()):
+            raise
+        return None, told(from_error(error)).message
+
+
+async def _nodes(mesh: Mesh) -> list[views.View]:
+    now = time.time()
+    return [views.node_view(node, now) async for node in all_nodes(mesh)]
+
+
+async def _jobs(mesh: Mesh) -> dict[str, int]:
+    """Count jobs that have not ended, by phase."""
+    requests = (ListJobsRequest(filter=JobFilter(phases=[PHASES.to_wire(one)]), page_size=1) for one in LISTED)
+    pages = await asyncio.gather(*(mesh.jobs.ListJobs(request) for request in requests))
+    return {str(phase): page.total_size for phase, page in zip(LISTED, pages, strict=True) if page.total_size}
+
+
+def _own_certificate(flags: Flags) -> Wrong | None:
+    """Tell of the certificate that the one who asks shows."""
+    tls = access_of(flags).tls
+    validity = load(tls).validity if tls else None
+    return certificate_wrong(str(tls.cert), "", validity, datetime.now(UTC)) if tls and validity else None
+
+
+def _card(picture: Picture, now: datetime) -> Iterator[tuple[str, str]]:
+    for service in SERVICES:
+        if of_it := [one for one in picture.processes if one["service"] == service]:
+            serving = sum(one["state"] in SERVING for one in of_it)
+            leads = next((f", {one['address']} leads" for one in of_it if one["state"] == "leads"), "")
+            yield service, f"{serving} of {len(of_it)} serve{leads}"
+    if members := picture.members:
+        leads = next((f", {one['endpoint']} leads" for one in members if one["leads"]), "")
+        size = max(one["size_bytes"] or 0 for one in members)
+        kept = f", {units.short_bytes(size)}" if size else ""
+        yield "store", f"{sum(not one['problem'] for one in members)} of {len(members)} members{leads}{kept}"
+    if picture.nodes is not None:
+        yield "nodes", _nodes_in_words(picture.nodes)
+    if picture.jobs is not None:
+        yield "jobs", ", ".join(f"{count} {phase}" for phase, count in picture.jobs.items()) or "none"
+    yield "release", ", ".join(sorted({one["release"] for one in picture.processes if one["release"]}))
+    shown = [validity for one in (*picture.processes, *(picture.nodes or ())) if (validity := validity_of(one))]
+    if shown:
+        yield "certificates", f"the next {min(shown, key=lambda one: one.ends).in_words(now)}"
+
+
+def _problems(wrong: list[Wrong]) -> Iterator[tuple[str, str]]:
+    if not wrong:
+        yield "problems", "none"
+    for one in wrong:
+        yield "problem", f"{one.where}: {one.what}"
+        yield "", one.remedy
+
+
+def _nodes_in_words(nodes: list[views.View]) -> str:
+    if not nodes:
+        return "none has registered yet"
+    states = ", ".join(f"{count} {state}" for state, count in sorted(Counter(one["state"] for one in nodes).items()))
+    held, there = (sum(one[name] for one in nodes) for name in ("gpus_used", "gpus"))
+    cores_held, cores = (sum(one[name] for one in nodes) for name in ("cores_used", "cores"))
+    devices = f"{held:g} of {gpus_in_words(1000 * there)} and " if there else ""
+    return f"{states}; {devices}{cores_held} of {plural(cores, 'core')} held"

@@ -1,0 +1,103 @@
+"""What is wrong with a mesh, and what helps: read from what its processes, its store's members and its nodes told."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from cotenant.cli.units import short_seconds
+from cotenant.cli.views import View, validity_of
+from cotenant.rpc.validity import Validity
+
+ELECTING = ("queue", "placement", "predictor")
+
+
+@dataclass(frozen=True, slots=True)
+class Wrong:
+    """Where something is wrong, what it is, and what helps."""
+
+    where: str
+    what: str
+    remedy: str
+
+
+def wrongs(processes: Sequence[View], members: Sequence[View], nodes: Sequence[View], now: datetime) -> list[Wrong]:
+    """Name everything that is wrong, the most pressing first: of views as `--json` prints them."""
+    return [
+        *_of_store(members),
+        *_of_services(processes),
+        *_of_certificates(processes, nodes, now),
+        *_of_nodes(nodes),
+        *_of_releases(processes, nodes),
+    ]
+
+
+def certificate_wrong(where: str, bearer: str, validity: Validity, now: datetime) -> Wrong | None:
+    """Tell of a certificate for which it is time; `bearer` is who `cotenant certs` issues it to, "" if not known."""
+    if not validity.is_due(now):
+        return None
+    renewed = f"`cotenant certs rotate {bearer}`" if bearer else "have it issued anew"
+    return Wrong(
+        where,
+        f"its certificate {validity.in_words(now)}",
+        f"{renewed}, and put it in the place of the old one; nothing is restarted",
+    )
+
+
+def _of_store(members: Sequence[View]) -> Iterator[Wrong]:
+    ill = [one for one in members if one["problem"]]
+    if members and 2 * len(ill) >= len(members):
+        helps = "bring members back: until most are there nothing new starts, and what runs, runs on"
+        yield Wrong("store", f"{len(ill)} of {len(members)} members cannot do their part, so nothing is written", helps)
+    for one in ill:
+        spare = len(members) - len(ill) - (len(members) // 2 + 1)
+        helps = "bring it back: with one more away nothing can be written" if spare == 0 else "bring it back"
+        yield Wrong(f"store {one['endpoint']}", one["problem"], helps)
+
+
+def _of_services(processes: Sequence[View]) -> Iterator[Wrong]:
+    for one in processes:
+        if one["state"] == "away":
+            helps = "start it; the end of its log says why it ended"
+            yield Wrong(f"{one['service']} {one['address']}", one["problem"] or "it does not answer", helps)
+    for service in ELECTING:
+        states = {one["state"] for one in processes if one["service"] == service}
+        if "waits" in states and not states & {"leads", "serves"}:
+            yield Wrong(service, "nobody leads it", "it takes a store that answers; see there, and the service's log")
+
+
+def _of_certificates(processes: Sequence[View], nodes: Sequence[View], now: datetime) -> Iterator[Wrong]:
+    shown = [(f"{one['service']} {one['address']}", f"service/{one['service']}", validity_of(one)) for one in processes]
+    shown += [(one["id"], f"agent/{one['id']}", validity_of(one)) for one in nodes]
+    valid = [(validity.ends, where, bearer, validity) for where, bearer, validity in shown if validity]
+    for _, where, bearer, validity in sorted(valid, key=lambda one: one[:2]):
+        if wrong := certificate_wrong(where, bearer, validity, now):
+            yield wrong
+
+
+def _of_nodes(nodes: Sequence[View]) -> Iterator[Wrong]:
+    for one in nodes:
+        if one["state"] in ("away", "lost"):
+            since = "" if one["seen_seconds"] is None else f" for {short_seconds(one['seen_seconds'])}"
+            gone = "its jobs were given up" if one["state"] == "lost" else "what runs there is believed to run on"
+            helps = f"start its agent; `cotenant forget {one['id']}` where it will not come back"
+            yield Wrong(one["id"], f"its agent is {one['state']}{since}; {gone}", helps)
+        for problem in one["problems"]:
+            where = f"{one['id']} {problem['gpu_uuid'] or ''}".strip()
+            yield Wrong(where, f"{problem['action']}: {problem['reason']}", problem["remedy"])
+
+
+def _of_releases(processes: Sequence[View], nodes: Sequence[View]) -> Iterator[Wrong]:
+    """Name who runs another release than most services do: an upgrade that was not finished."""
+    told = Counter(one["release"] for one in processes if one["release"])
+    if not told:
+        return
+    most = max(told, key=lambda release: (told[release], release))
+    helps = f"have it run {most} too: releases work beside each other for an upgrade, not for ever"
+    others = {f"{one['service']} {one['address']}": one["release"] for one in processes if one["release"]}
+    others |= {one["id"]: one["agent_version"] for one in nodes if one["agent_version"]}
+    for where, release in others.items():
+        if release != most:
+            yield Wrong(where, f"it runs {release}, and most services run {most}", helps)
