@@ -98,6 +98,12 @@ BOARDS = {
                 "ops",
             ),
             Panel("Resizes, by outcome", rate("cotenant_placement_resizes_total", "outcome"), "ops"),
+            Panel(
+                "Certificates: time left",
+                (("min by (subject) (cotenant_certificate_left_seconds)", "{{subject}}"),),
+                "s",
+                what="It is time for a new one when a month is left, or a third of its time where that is less.",
+            ),
         ),
     ),
     "contention": (

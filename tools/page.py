@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-LINES_MAX = 14  # of one command's output
+LINES_MAX = 16  # of one command's output
 
 
 class Page:

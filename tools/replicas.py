@@ -17,12 +17,14 @@ the first.
 ```
 cotenant serve queue     --store etcd://e1:2379,e2:2379,e3:2379 --listen 0.0.0.0:7070 --address 10.0.0.5 …
 cotenant serve queue     --store etcd://e1:2379,e2:2379,e3:2379 --listen 0.0.0.0:7070 --address 10.0.0.6 …
-cotenant serve placement --store etcd://e1:2379,e2:2379,e3:2379 --listen 0.0.0.0:7071 --address 10.0.0.5
-cotenant serve placement --store etcd://e1:2379,e2:2379,e3:2379 --listen 0.0.0.0:7071 --address 10.0.0.6
+cotenant serve placement --store etcd://e1:2379,e2:2379,e3:2379 --listen 0.0.0.0:7071 --address 10.0.0.5 …
+cotenant serve placement --store etcd://e1:2379,e2:2379,e3:2379 --listen 0.0.0.0:7071 --address 10.0.0.6 …
 ```
 
-`--address` is where the other replicas reach this one; without it, that is the address of `--listen`, or the machine's
-name where it listens everywhere. All replicas need the same token.
+The dots stand for `--endpoints`, where [the other services are](#where-they-are), and for `--tls-ca`, `--tls-cert` and
+`--tls-key`, [certificates](security.md#certificates), or `--insecure` on a network that you trust. `--address` is where
+the other replicas reach this one; without it, that is the address of `--listen`, or the machine's name where it listens
+everywhere. Without certificates all processes need the same token (`COTENANT_TOKEN`).
 
 ## Who leads
 
@@ -57,14 +59,40 @@ address as soon as it is elected again; one that finds another leading in its pl
 A store that one process holds (SQLite, memory) has one process of each service, which leads at once, also after
 `kill -9`; a second one is told that the store is in use.
 
-`cotenant replicas` shows all of them: who leads, under which term, and how far each has followed the records.
+`cotenant replicas` shows all of them: who leads, under which term, how far each has followed the records, and which
+release each runs.
 
+```console
+$ cotenant replicas
+SERVICE    ADDRESS        STATE    TERM  SEEN  RELEASE  LEADER, OR WHAT IS WRONG
+placement  10.0.0.5:7071  follows   842   917  0.1.0    10.0.0.6:7071
+placement  10.0.0.6:7071  leads     842     -  0.1.0    10.0.0.6:7071
+queue      10.0.0.5:7070  leads      12     -  0.1.0    10.0.0.5:7070
+queue      10.0.0.6:7070  follows    12   921  0.1.0    10.0.0.5:7070
 ```
-SERVICE    ADDRESS          STATE    TERM  REVISION SEEN  LEADER, OR WHAT IS WRONG
-placement  10.0.0.5:7071    follows   842            917  10.0.0.6:7071
-placement  10.0.0.6:7071    leads     842              -  10.0.0.6:7071
-queue      10.0.0.5:7070    leads      12              -  10.0.0.5:7070
-queue      10.0.0.6:7070    follows    12            921  10.0.0.5:7070
+
+## How it is
+
+`cotenant status` is the whole mesh at one look: how many processes of each service are there and who leads, the members
+of etcd as the services find them, nodes, jobs, releases and certificates. Below that stands everything that is wrong,
+with what helps: a process or a member that is away, a majority that is missing, a service that nobody leads, a node
+whose agent is away or that is not well, a certificate that [is due](security.md#when-they-run-out), a process or an
+agent of another release than most run. It ends with 0 if nothing is wrong, with 1 if something is and with 3 if nobody
+answers, so that a timer can call it; `--json` has all of it.
+
+```console
+$ cotenant status
+queue         2 of 2 serve, 10.0.0.5:7070 leads
+placement     2 of 2 serve, 10.0.0.6:7071 leads
+predictor     2 of 2 serve, 10.0.0.5:7072 leads
+contention    2 of 2 serve
+store         2 of 3 members, e1:2379 leads, 12MiB
+nodes         4 ready; 3 of 32 GPUs and 40 of 256 cores held
+jobs          3 running
+release       0.1.0
+certificates  the next runs out in 212 days
+problem       store e3:2379: no answer within 1 s
+              bring it back: with one more away nothing can be written
 ```
 
 ## Who answers what
