@@ -49,7 +49,7 @@ def test_an_unknown_command_is_answered_with_the_nearest_ones(shell: Shell) -> N
 
 
 def test_a_word_of_other_schedulers_is_answered_with_ours(shell: Shell) -> None:
-    assert "did you mean health or replicas or jobs?" in shell("status").err
+    assert "did you mean status or health?" in shell("ping").err
     known = {entry.name for entry in ENTRIES}
     assert known >= {one for near in CALLED_ELSEWHERE.values() for one in near}
     assert not known & CALLED_ELSEWHERE.keys()

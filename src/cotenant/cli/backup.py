@@ -27,7 +27,7 @@ StoreOption = Annotated[
     str, typer.Option("--store", metavar="URL", help="sqlite:PATH or etcd://HOST:PORT,…; the state directory's.")
 ]
 Replace = Annotated[bool, typer.Option("--replace", help="Remove what the store holds now.")]
-FilePath = Annotated[Path, typer.Argument(metavar="FILE", show_default=False)]
+FilePath = Annotated[Path, typer.Argument(metavar="FILE", help="What `cotenant backup` wrote.", show_default=False)]
 
 
 def register(app: typer.Typer) -> None:
@@ -103,7 +103,7 @@ def migrate(
     to: Annotated[str, typer.Option("--to", metavar="URL", help="The store to fill: etcd://HOST:PORT,…")],
     source: Annotated[
         list[str] | None,
-        typer.Option("--from", metavar="URL", help="The store to read, again for more; those of the state directory."),
+        typer.Option("--from", metavar="URL", help="The store to read; repeatable; those of the state directory."),
     ] = None,
     replace: Replace = False,
     as_json: options.AsJson = False,

@@ -57,7 +57,7 @@ def certs(context: typer.Context) -> None:
       cotenant certs init
       cotenant certs issue service/queue --name head.lab --name 10.0.0.5
       cotenant certs issue agent/gpu1
-      cotenant certs issue user/eve --tenants vision,speech --days 90
+      cotenant certs issue user/eve --tenant vision,speech --days 90
       cotenant certs show
       cotenant certs rotate agent/gpu1
     """
@@ -81,23 +81,30 @@ def init(context: typer.Context, directory: Directory = "", days: Days = CA_DAYS
 def issue(
     context: typer.Context,
     bearer: Annotated[str, typer.Argument(metavar="ROLE/NAME", help=f"The role is one of {', '.join(Role)}.")],
-    tenants: Annotated[str, typer.Option(metavar="A,B|*", help="Whose jobs concern a person.")] = "",
+    tenant: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--tenant", "--tenants", metavar="TENANT,…", help="Whose jobs concern a person; repeatable; '*' for all."
+        ),
+    ] = None,
     name: Annotated[
         list[str] | None,
-        typer.Option(metavar="HOST", help="A DNS name or address by which a service is called; again."),
+        typer.Option(metavar="HOST", help="A DNS name or address by which a service is called; repeatable."),
     ] = None,
     directory: Directory = "",
     days: Days = LEAF_DAYS,
 ) -> None:
-    """Issue a certificate and its key; one that the bearer has is replaced, and servers take it without a restart.
+    """Issue a certificate and its key.
+
+    One that the bearer has is replaced; once its files are where they are used, nothing has to be restarted.
 
     \b
     Examples:
       cotenant certs issue service/placement --name head.lab
-      cotenant certs issue user/eve --tenants vision
+      cotenant certs issue user/eve --tenant vision
     """
     try:
-        whose = Bearer.parse(bearer, tenants)
+        whose = Bearer.parse(bearer, ",".join(tenant or ()))
     except ValueError as error:
         raise usage(f"no certificate can be issued: {error}") from None
     names = [*(name or [socket.getfqdn()]), MESH_NAME, *HERE] if whose.serves else list(name or ())
@@ -143,10 +150,11 @@ def rotate(
     directory: Directory = "",
     days: Days = LEAF_DAYS,
 ) -> None:
-    """Issue certificates anew, with new keys and the names they have.
+    """Issue certificates anew.
 
-    To replace the authority: `rotate --ca`, then copy ca.pem and everybody's files to where they are used, and once
-    all have them `rotate --forget-old`, and copy ca.pem again. Nothing is restarted meanwhile.
+    They get new keys, and keep their names. To replace the authority: `rotate --ca`, then copy ca.pem and everybody's
+    files to where they are used, and once all have them `rotate --forget-old`, and copy ca.pem again. Nothing is
+    restarted meanwhile.
 
     \b
     Examples:

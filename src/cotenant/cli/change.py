@@ -92,7 +92,9 @@ def resume(context: typer.Context, job_ids: options.JobIds, as_json: options.AsJ
 def move(
     context: typer.Context,
     job_id: options.JobId,
-    reason: Annotated[str, typer.Option(help="Why, for those who look at the job.", show_default=False)] = "",
+    reason: Annotated[
+        str, typer.Option(metavar="TEXT", help="Why, for those who look at the job.", show_default=False)
+    ] = "",
     avoid: Annotated[
         str, typer.Option(metavar="TIME", help="For so long it keeps away from the nodes where it is; 0s: not at all.")
     ] = "1h",
@@ -120,7 +122,7 @@ def move(
 def update(
     context: typer.Context,
     job_id: options.JobId,
-    name: Annotated[str | None, typer.Option(help="Another name.", show_default=False)] = None,
+    name: Annotated[str | None, typer.Option(metavar="NAME", help="Another name.", show_default=False)] = None,
     priority: Annotated[
         str | None,
         typer.Option(metavar="CLASS|N", help="low, normal, high or urgent, or a number: higher runs earlier."),
@@ -129,7 +131,8 @@ def update(
         str | None, typer.Option(metavar="TIME", help="2h, or 2030-01-31T18:00; none takes it away.")
     ] = None,
     retries: Annotated[
-        int | None, typer.Option(min=0, max=RETRIES_MAX, help="How many times a failed attempt is tried again.")
+        int | None,
+        typer.Option(metavar="N", min=0, max=RETRIES_MAX, help="How many times a failed attempt is tried again."),
     ] = None,
     label: Annotated[
         list[str] | None, typer.Option(metavar="K=V", help="Set a label; with K= alone, remove it.")

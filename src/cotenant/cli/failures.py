@@ -55,7 +55,7 @@ def failures(
     since: Annotated[
         str | None, typer.Option(metavar="TIME", help="Only of the last 7d, 12h or the like.", show_default=False)
     ] = None,
-    tenant: Annotated[str, typer.Option(help="Only jobs of this tenant.", show_default=False)] = "",
+    tenant: Annotated[str, typer.Option(metavar="TENANT", help="Only jobs of this tenant.", show_default=False)] = "",
     as_json: options.AsJson = False,
 ) -> None:
     """Sum up how jobs fail: by class and by whose matter it is, with the GPU time that was lost and after how long.

@@ -42,11 +42,11 @@ def register(app: typer.Typer) -> None:
 
 def history(
     context: typer.Context,
-    tenant: Annotated[str, typer.Option(help="Only jobs of this tenant.")] = "",
-    name: Annotated[str, typer.Option(help="Only jobs of this name.")] = "",
+    tenant: Annotated[str, typer.Option(metavar="TENANT", help="Only jobs of this tenant.")] = "",
+    name: Annotated[str, typer.Option(metavar="NAME", help="Only jobs of this name.")] = "",
     phase: Annotated[str, typer.Option(metavar="PHASE", help=f"Only jobs that {', '.join(sorted(ENDED))}.")] = "",
     since: Annotated[str, typer.Option(metavar="DATE", help="Only jobs that ended at this day or later.")] = "",
-    limit: Annotated[int, typer.Option(min=1, help="How many at most, newest first.")] = LIMIT_DEFAULT,
+    limit: Annotated[int, typer.Option(metavar="N", min=1, help="How many at most, newest first.")] = LIMIT_DEFAULT,
     archive: Annotated[Path | None, typer.Option(metavar="FILE", help="The archive; the state directory's.")] = None,
     as_json: options.AsJson = False,
 ) -> None:

@@ -48,14 +48,16 @@ def register(app: typer.Typer) -> None:
 
 def incidents(
     context: typer.Context,
-    node: Annotated[str, typer.Option(help="Only on this node.", autocompletion=options.complete_node)] = "",
+    node: Annotated[
+        str, typer.Option(metavar="NODE", help="Only on this node.", autocompletion=options.complete_node)
+    ] = "",
     job: Annotated[
         str,
         typer.Option(metavar="ID", help="Only with this job, victim or suspect.", autocompletion=options.complete_job),
     ] = "",
     only_open: Annotated[bool, typer.Option("--open", help="Only those that are not over.")] = False,
     actions: Annotated[bool, typer.Option("--actions", help="Also all that was done, a line each.")] = False,
-    limit: Annotated[int, typer.Option(min=1, help="How many at most, newest first.")] = LIMIT_DEFAULT,
+    limit: Annotated[int, typer.Option(metavar="N", min=1, help="How many at most, newest first.")] = LIMIT_DEFAULT,
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Go on showing them as they change.")] = False,
     as_json: options.AsJson = False,
 ) -> None:

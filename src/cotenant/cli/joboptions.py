@@ -73,8 +73,8 @@ TEXTS = (
     JobOption("workdir", "DIR", "Where it starts; a directory of its own by default."),
 )
 PAIRS = (
-    JobOption("env", "K[=V]", "A variable of its environment; K alone takes yours. May be said more than once."),
-    JobOption("labels", "K=V", "A label of your own. May be said more than once.", "label"),
+    JobOption("env", "K[=V]", "A variable of its environment; K alone takes yours; repeatable."),
+    JobOption("labels", "K=V", "A label of your own; repeatable.", "label"),
 )
 NOT_PREEMPTIBLE = JobOption("not_preemptible", "", "It is never stopped to make room.")
 

@@ -57,15 +57,17 @@ def jobs(
     context: typer.Context,
     phase: Annotated[
         list[Phase] | None,
-        typer.Option(metavar="PHASE", help=f"Only jobs in this phase: {', '.join(Phase)}. May be said more than once."),
+        typer.Option(metavar="PHASE", help=f"Only jobs in this phase: {', '.join(Phase)}; repeatable."),
     ] = None,
-    tenant: Annotated[str, typer.Option(help="Only jobs of this tenant.")] = "",
-    queue: Annotated[str, typer.Option(help="Only jobs of this queue.")] = "",
-    name: Annotated[str, typer.Option(help="Only jobs of this name.")] = "",
-    node: Annotated[str, typer.Option(help="Only jobs on this node.", autocompletion=options.complete_node)] = "",
+    tenant: Annotated[str, typer.Option(metavar="TENANT", help="Only jobs of this tenant.")] = "",
+    queue: Annotated[str, typer.Option(metavar="QUEUE", help="Only jobs of this queue.")] = "",
+    name: Annotated[str, typer.Option(metavar="NAME", help="Only jobs of this name.")] = "",
+    node: Annotated[
+        str, typer.Option(metavar="NODE", help="Only jobs on this node.", autocompletion=options.complete_node)
+    ] = "",
     label: Annotated[list[str] | None, typer.Option(metavar="K=V", help="Only jobs with this label.")] = None,
     everything: Annotated[bool, typer.Option("--all", "-a", help="Also jobs that have ended, and all pages.")] = False,
-    limit: Annotated[int, typer.Option(min=1, help="How many at most, newest first.")] = LIMIT_DEFAULT,
+    limit: Annotated[int, typer.Option(metavar="N", min=1, help="How many at most, newest first.")] = LIMIT_DEFAULT,
     array: Annotated[str, typer.Option(metavar="ID", help="Only jobs of this array, by index.")] = "",
     expand: Annotated[bool, typer.Option("--expand", help="Each job of an array in a row of its own.")] = False,
     wide: Annotated[bool, typer.Option("--wide", help="Also kind, tenant, queue and priority.")] = False,

@@ -28,12 +28,17 @@ def logs(
     context: typer.Context,
     job_id: options.JobId,
     following: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job has ended.")] = False,
-    rank: Annotated[int | None, typer.Option(min=0, max=RANK_MAX, help="Only the process of this rank.")] = None,
+    rank: Annotated[
+        int | None, typer.Option(metavar="N", min=0, max=RANK_MAX, help="Only the process of this rank.")
+    ] = None,
     tail: Annotated[
         str, typer.Option(metavar="SIZE", help="Only the last so many bytes of what is there, such as 64KiB.")
     ] = "",
     attempt: Annotated[
-        int, typer.Option(min=0, max=ATTEMPT_MAX, help="Of this attempt; the last one by default.", show_default=False)
+        int,
+        typer.Option(
+            metavar="N", min=0, max=ATTEMPT_MAX, help="Of this attempt; the last one by default.", show_default=False
+        ),
     ] = 0,
 ) -> None:
     """Print a job's output, as its processes wrote it.

@@ -35,7 +35,7 @@ COLUMNS = (
     Column("JOBS", right=True),
     Column("NOTES", elastic=True),
 )
-Reason = Annotated[str, typer.Option(help="Why, for those who look.")]
+Reason = Annotated[str, typer.Option(metavar="TEXT", help="Why, for those who look.")]
 
 
 def register(app: typer.Typer) -> None:

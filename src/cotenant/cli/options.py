@@ -37,7 +37,7 @@ JobId = Annotated[
 JobIds = Annotated[
     list[str],
     typer.Argument(
-        metavar="ID...",
+        metavar="ID",
         help="Ids of jobs, or beginnings or ends of them.",
         autocompletion=complete_job,
         show_default=False,

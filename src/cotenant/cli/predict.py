@@ -88,7 +88,9 @@ def fit(
     ] = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """Fit measurements by the predictors' own code: what they tell, how sure that is, and what to measure next.
+    """Fit measurements by the predictors' own code.
+
+    It tells what they say, how sure that is, and what to measure next.
 
     The header of the file tells what was measured; a column `model` parts several models:
 
@@ -133,7 +135,9 @@ def show(
     user: Annotated[str, typer.Option(metavar="TENANT", help="Only of this tenant's jobs.")] = "",
     as_json: options.AsJson = False,
 ) -> None:
-    """Tell what the mesh knows of models: measured rates, useful cores (θ), run times, and who says so.
+    """Tell what the mesh knows of models.
+
+    Measured rates, useful cores (θ), run times, and who says so.
 
     \b
     Examples:
@@ -171,7 +175,9 @@ def job(
     nodes: Annotated[str, typer.Option(metavar="N,…", help="Also spread over so many nodes, as in 1,2.")] = "",
     as_json: options.AsJson = False,
 ) -> None:
-    """Estimate jobs that were not submitted: rate, remaining time, useful cores, latency; how sure, and who says so.
+    """Estimate jobs that were not submitted.
+
+    Rate, remaining time, useful cores, latency; how sure that is, and who says so.
 
     Where nothing is known of a job it says so, and what would help.
 

@@ -77,7 +77,9 @@ def serve(
         typer.Option(metavar="HOST:PORT", help="The predictor that takes observations; this one reads what it keeps."),
     ] = None,
     insecure: Annotated[bool, typer.Option("--insecure", help="Serve other machines without TLS.")] = False,
-    option: Annotated[list[str] | None, typer.Option(metavar="GROUP.KEY=VALUE", help="Of a policy; again.")] = None,
+    option: Annotated[
+        list[str] | None, typer.Option(metavar="GROUP.KEY=VALUE", help="An option of a policy; repeatable.")
+    ] = None,
 ) -> None:
     """Run one service of the mesh in the foreground: queue, placement, predictor, contention or agent.
 

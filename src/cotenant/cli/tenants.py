@@ -139,7 +139,9 @@ def create(given: Settings, context: typer.Context, tenant_id: TenantId, as_json
 
 @takes(_settings)
 def update(given: Settings, context: typer.Context, tenant_id: TenantId, as_json: options.AsJson = False) -> None:
-    """Change what is given, and nothing else; `none` takes a guarantee, a limit or a parent away.
+    """Change what is given, and nothing else.
+
+    `none` takes a guarantee, a limit or a parent away.
 
     \b
     Example:

@@ -70,7 +70,10 @@ def create(
     name: Annotated[str, typer.Option(metavar="NAME", help="Whose it is; an agent's is its node.")],
     role: Annotated[str, typer.Option(metavar="ROLE", help=f"One of {', '.join(Role)}.")] = Role.USER,
     tenant: Annotated[
-        list[str] | None, typer.Option(metavar="TENANT", help="Whose jobs concern it; again; '*' for all.")
+        list[str] | None,
+        typer.Option(
+            "--tenant", "--tenants", metavar="TENANT,…", help="Whose jobs concern it; repeatable; '*' for all."
+        ),
     ] = None,
     expires: Annotated[str, typer.Option(metavar="TIME", help="After so long, such as 90d; 0: never.")] = "0",
     as_json: options.AsJson = False,
@@ -100,7 +103,9 @@ def revoke(
     context: typer.Context,
     token: Annotated[str, typer.Argument(metavar="ID|NAME", help="A token's id, or a name: all of its tokens.")],
 ) -> None:
-    """Revoke tokens: servers let nobody in by them from the next second on.
+    """Revoke tokens.
+
+    Servers let nobody in by them from the next second on.
 
     \b
     Example:

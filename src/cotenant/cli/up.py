@@ -70,7 +70,9 @@ def up(
         bool | None, typer.Option("--reclaim/--no-reclaim", help="Whether tenants take lent room back.")
     ] = None,
     insecure: Annotated[bool, typer.Option("--insecure", help="Serve other machines without TLS.")] = False,
-    option: Annotated[list[str] | None, typer.Option(metavar="GROUP.KEY=VALUE", help="Of a policy; again.")] = None,
+    option: Annotated[
+        list[str] | None, typer.Option(metavar="GROUP.KEY=VALUE", help="An option of a policy; repeatable.")
+    ] = None,
 ) -> None:
     """Run the whole mesh on this machine, in the foreground.
 

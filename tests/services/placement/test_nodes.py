@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from datetime import UTC, datetime
 
 import grpc
 import pytest
@@ -12,7 +11,6 @@ from benchmarks.agents import SimulatedAgent
 from tests.services.mesh import QUICK, Mesh, eventually, reason, running, spec, until, without
 
 from cotenant.core.failing.retrying import RetryRules
-from cotenant.rpc.validity import Validity
 from cotenant.v1 import job_pb2, resources_pb2
 from cotenant.v1 import node_service_pb2 as node_pb2
 from cotenant.v1 import node_service_pb2_grpc as node_grpc
@@ -34,36 +32,6 @@ async def in_state(mesh: Mesh, node_id: str, state: int) -> None:
         return (await mesh.node(node_id)).state == state
 
     await eventually(is_so)
-
-
-async def test_an_agent_tells_how_long_its_certificate_is_valid(mesh: Mesh) -> None:
-    agent = await mesh.agent("n1")
-    assert not (await mesh.node("n1")).HasField("certificate")
-    shown = Validity(datetime(2026, 1, 1, tzinfo=UTC), datetime(2026, 2, 1, tzinfo=UTC)).to_wire()
-    agent._out.put_nowait(node_pb2.ConnectRequest(certificate=shown))
-
-    async def is_told() -> bool:
-        return (await mesh.node("n1")).certificate == shown
-
-    await eventually(is_told)
-    agent.inventory.rack = "elsewhere"
-    agent._out.put_nowait(node_pb2.ConnectRequest(inventory=agent.inventory))
-    await eventually(lambda: has_rack(mesh, "elsewhere"))
-    assert await is_told()
-    await agent.stop()
-    await in_state(mesh, "n1", AWAY)
-    assert await is_told()  # it may be why
-    agent.start()
-    await in_state(mesh, "n1", READY)
-
-    async def is_forgotten() -> bool:
-        return not (await mesh.node("n1")).HasField("certificate")
-
-    await eventually(is_forgotten)
-
-
-async def has_rack(mesh: Mesh, rack: str) -> bool:
-    return (await mesh.node("n1")).inventory.rack == rack
 
 
 # Operators ---------------------------------------------------------------------------------------------------
