@@ -174,8 +174,7 @@ class Agent:
             self._background.start(health.run())
             self._background.start(hot_plug.run())
             self._background.start(self._link.run())
-            if shown := channel.shown():
-                self._background.start(Expiry(shown).run())
+            self._background.start(self._watch_certificate())
             if config.contention_endpoint:
                 sight = Sight(
                     lambda: orders.attempts, progress.rate_over, profiles.under_way,
@@ -194,6 +193,10 @@ class Agent:
             self._lease.close()
             if all(attempt.status.ended for attempt in orders.attempts.values()):
                 remove_socket_directory(config.state_dir)
+
+    async def _watch_certificate(self) -> None:
+        if shown := channel.shown():
+            await Expiry(shown).run()
 
     def _context(self, inventory: resources_pb2.Inventory) -> RuntimeContext:
         return RuntimeContext(
