@@ -40,7 +40,9 @@ def problems(shell: Shell, *flags: str) -> list[tuple[str, str]]:
 
 def ill(mesh: Standin, *endpoints: str, problem: str = "no answer within 1 s") -> None:
     for one in mesh.replicas.told.store_members:
-        one.problem = problem if one.endpoint in endpoints else ""
+        if one.endpoint in endpoints:
+            one.problem, one.leads = problem, False
+            one.ClearField("version")
 
 
 def test_a_mesh_with_which_nothing_is_wrong(shell: Shell, mesh: Standin, spec: JobSpec) -> None:
@@ -77,8 +79,11 @@ def test_a_member_of_the_store_that_is_away_is_named_with_what_it_means(shell: S
     ]
     ill(mesh, E1, E3)
     (first, *others) = problems(shell)
-    assert first == ("store", "2 of 3 members cannot do their part, so nothing is written")
+    assert first == ("store", "2 of 3 members are away, so nothing can be written")
     assert len(others) == 2
+    mesh.replicas.told.store_members[1].problem = "it sees no leader"  # for want of the others
+    assert len(problems(shell)) == 3
+    assert "store       1 of 3 members" in shell("status").out
 
 
 def test_a_member_that_only_some_processes_reach_is_there(shell: Shell, mesh: Standin) -> None:

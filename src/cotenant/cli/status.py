@@ -139,7 +139,8 @@ def _card(picture: Picture, now: datetime) -> Iterator[tuple[str, str]]:
         leads = next((f", {one['endpoint']} leads" for one in members if one["leads"]), "")
         size = max(one["size_bytes"] or 0 for one in members)
         kept = f", {units.short_bytes(size)}" if size else ""
-        yield "store", f"{sum(not one['problem'] for one in members)} of {len(members)} members{leads}{kept}"
+        there = sum(one["release"] is not None for one in members)
+        yield "store", f"{there} of {len(members)} members{leads}{kept}"
     if picture.nodes is not None:
         yield "nodes", _nodes_in_words(picture.nodes)
     if picture.jobs is not None:

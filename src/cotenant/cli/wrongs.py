@@ -47,14 +47,19 @@ def certificate_wrong(where: str, bearer: str, validity: Validity, now: datetime
 
 
 def _of_store(members: Sequence[View]) -> Iterator[Wrong]:
-    ill = [one for one in members if one["problem"]]
-    if members and 2 * len(ill) >= len(members):
-        helps = "bring members back: until most are there nothing new starts, and what runs, runs on"
-        yield Wrong("store", f"{len(ill)} of {len(members)} members cannot do their part, so nothing is written", helps)
-    for one in ill:
-        spare = len(members) - len(ill) - (len(members) // 2 + 1)
-        helps = "bring it back: with one more away nothing can be written" if spare == 0 else "bring it back"
-        yield Wrong(f"store {one['endpoint']}", one["problem"], helps)
+    """Name members that are away; those that are there and see no leader do so for want of the others."""
+    away = [one for one in members if one["release"] is None]
+    lost = 2 * len(away) >= len(members) > 0
+    if lost:
+        helps = "bring them back: until most are there nothing new starts, and what runs, runs on"
+        yield Wrong("store", f"{len(away)} of {len(members)} members are away, so nothing can be written", helps)
+    for one in members:
+        if one["problem"] and (one in away or not lost):
+            spare = len(members) - len(away) - (len(members) // 2 + 1)
+            more = ": with one more away nothing can be written" if one in away and spare == 0 else ""
+            yield Wrong(
+                f"store {one['endpoint']}", one["problem"], f"bring it back{more}" if one in away else "see its log"
+            )
 
 
 def _of_services(processes: Sequence[View]) -> Iterator[Wrong]:

@@ -216,8 +216,8 @@ async def _standing(member: Member) -> Standing:
         status = await member.maintenance.Status(rpc.StatusRequest(), timeout=STANDING_SECONDS_MAX)
     except rpc.AioRpcError as error:
         away = error.code() is rpc.StatusCode.DEADLINE_EXCEEDED
-        why = f"no answer within {STANDING_SECONDS_MAX:.0f} s" if away else error.details() or error.code().name
-        return Standing(member.endpoint, problem=why)
+        told = (error.details() or error.code().name).rpartition(": ")[2]  # the rest says where it connected to
+        return Standing(member.endpoint, problem=f"no answer within {STANDING_SECONDS_MAX:.0f} s" if away else told)
     leads = status.header.member_id == status.leader
     problem = "; ".join(status.errors) if status.leader else "it sees no leader: most members are away"
     return Standing(member.endpoint, leads, problem, status.version, status.dbSize)
