@@ -138,8 +138,8 @@ def _merged(told_of: Sequence[tuple[str, StoreMember]]) -> list[views.View]:
     for endpoint, tellings in sorted(by_endpoint.items()):
         well = [one for _, one in tellings if not one.problem]
         ill = sorted(teller for teller, one in tellings if one.problem)
-        problem = tellings[0][1].problem if not well else f"not for {', '.join(dict.fromkeys(ill))}" if ill else ""
-        best = (well or [one for _, one in tellings])[0]
+        best = (well or sorted((one for _, one in tellings), key=lambda one: not one.version))[0]
+        problem = best.problem if not well else f"not for {', '.join(dict.fromkeys(ill))}" if ill else ""
         found.append(
             {
                 "endpoint": endpoint,
