@@ -53,7 +53,7 @@ BUSY, TIMES = 8, 3  # busy processes; as many jobs as can be brought to running,
 AS_BEFORE, BACK_BAR_SECONDS, BACK_SECONDS_MAX = 0.8, 10.0, 120.0
 CALL_SECONDS_MAX, AGAIN_SECONDS = 60.0, 0.2
 CALLS_MAX = 2_000  # of the other process, that are under way at once
-GIVEN_UP = '"state": "LOST"'
+GIVEN_UP = '"state": "lost"'
 
 
 # Callers -----------------------------------------------------------------------------------------------------
@@ -135,12 +135,12 @@ class Scene:
     other: Sequence[str] = ()  # jobs that were acknowledged to the other process
     asked: float = 0.0  # calls a second of the other process
 
-    async def leader(self, service: str) -> tuple[str, int] | None:
-        """Where a service is led, and under which term; None where it is not, or the store does not say."""
+    async def leader(self, service: str) -> tuple[str, str] | None:
+        """Where a service is led, and by whom; None where it is not, or the store does not say."""
         with contextlib.suppress(StoreUnavailable):
             entry = await self.store.get(f"{service}/leader")
             if found := leader_in(entry) if entry else None:
-                return found.address, found.term
+                return found.address, found.identity
         return None
 
 
@@ -224,25 +224,25 @@ TROUBLES = (
 )
 
 
-class Terms:
-    """Looks who leads, all the time; `changes` are so many as were seen."""
+class Offices:
+    """Looks who leads, all the time. A new term of the same leader's, as after a doubtful commit, is no change."""
 
     def __init__(self, scene: Scene) -> None:
-        self.seen: dict[str, list[int]] = {service: [] for service in OFFICES}
+        self.seen: dict[str, list[str]] = {service: [] for service in OFFICES}
         self._scene = scene
         self._looking = asyncio.ensure_future(self._look())
 
     @property
     def changes(self) -> int:
         """So often an office passed on, or was won anew."""
-        return sum(len(terms) - 1 for terms in self.seen.values())
+        return sum(max(0, len(holders) - 1) for holders in self.seen.values())
 
     async def _look(self) -> None:
         while True:
-            for service, terms in self.seen.items():
+            for service, holders in self.seen.items():
                 led = await self._scene.leader(service)
-                if led and led[1] not in terms:
-                    terms.append(led[1])
+                if led and (not holders or led[1] != holders[-1]):
+                    holders.append(led[1])
             await asyncio.sleep(LOOK_SECONDS)
 
     async def close(self) -> None:
@@ -276,7 +276,7 @@ async def measure_trouble(made: Cluster, store: Store, trouble: Trouble, where: 
     """Bring jobs to running, before, in and after some trouble, until all have run that were acknowledged."""
     scene = Scene(made, store, Submitting(made.jobs))
     again, given_up = made.again.total(), _given_up(made)
-    terms, stalls = Terms(scene), Stalls()
+    offices, stalls = Offices(scene), Stalls()
     stalling = asyncio.ensure_future(stalls.run())
     async with steadily(made, scene.submitting):
         await asyncio.sleep(WARM_SECONDS)
@@ -292,11 +292,11 @@ async def measure_trouble(made: Cluster, store: Store, trouble: Trouble, where: 
     wanted = {*scene.submitting.acknowledged, *scene.other}
     with contextlib.suppress(TimeoutError):  # the figure tells
         await until(lambda: wanted <= made.ran.keys(), BACK_SECONDS_MAX)
-    await terms.close()
+    await offices.close()
     stalling.cancel()
     given_up, again, lost = _given_up(made) - given_up, made.again.total() - again, len(wanted - made.ran.keys())
     told, back = f"{where}, {trouble.name}", BACK_SECONDS_MAX if back is None else back
-    changed = terms.changes
+    changed = offices.changes
     return [
         harness.Row(
             f"{told}: back to {AS_BEFORE:.0%} of the jobs a second after", back, "s",

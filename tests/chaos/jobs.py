@@ -18,6 +18,7 @@ LONG, ALONE, ARRAY, DAEMON, ELASTIC, SERVICE, AFTER = 0.1, 0.05, 0.18, 0.3, 0.25
 OPEN = 0.5  # of services
 STOP_AFTER_SECONDS = 10.0  # without the control plane, where a job must never run twice: the least that is taken
 SECONDS, LONG_SECONDS, ALONE_SECONDS, SERVICE_SECONDS = (0.05, 0.8), (2.0, 7.0), (8.0, 18.0), (3600.0, 3600.0)
+SMALL_ARRAY, LARGE_ARRAY, LARGE = (1, 3), (60, 130), 0.2  # the last index; large ones are of several transactions
 ARRAY_SECONDS = (0.05, 3.0)  # so that some are left when the whole is changed
 RETRIES_MAX = 1000
 PROMISE = Qos(latency_seconds=0.1, latency_percentile=99.0, arrivals_per_second=10.0)
@@ -44,7 +45,8 @@ def a_job(directory: Path, rng: Random, earlier: Sequence[str] = ()) -> Drawn:
         return _service(directory, rng)
     replicas, gpus = rng.choice([(1, 1), (1, 1), (1, 0), (1, 0), (2, 1), (3, 1), (2, 0)])
     alone = rng.random() < ALONE
-    array = ArraySpec((IndexRange(0, rng.randint(1, 3)),)) if rng.random() < ARRAY and replicas == 1 else None
+    last = rng.randint(*(LARGE_ARRAY if rng.random() < LARGE else SMALL_ARRAY))
+    array = ArraySpec((IndexRange(0, last),)) if rng.random() < ARRAY and replicas == 1 else None
     elastic = gpus > 0 and rng.random() < ELASTIC
     long = elastic or rng.random() < LONG
     usual = ARRAY_SECONDS if array else SECONDS
