@@ -43,7 +43,7 @@ from cotenant.v1 import job_service_pb2 as pb  # noqa: E402 - likewise
 from cotenant.v1 import job_service_pb2_grpc  # noqa: E402 - likewise
 
 QUICK_AGENTS = (100,)
-HEARTBEAT_SECONDS, LOST_AFTER_SECONDS = 2.0, 20.0
+HEARTBEAT_SECONDS, LOST_AFTER_SECONDS = 2.0, 30.0
 SETTINGS = f"heartbeat_seconds = {HEARTBEAT_SECONDS}\nlost_after_seconds = {LOST_AFTER_SECONDS}\n"
 OFFICES = ("queue", "placement", "predictor")
 LOOK_SECONDS = 0.25

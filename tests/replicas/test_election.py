@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
@@ -225,3 +226,18 @@ async def test_in_etcd_a_killed_leader_is_followed_within_three_seconds(shared_e
     finally:
         await store.close()
         await other.close()
+
+
+async def test_in_etcd_who_is_busy_from_the_moment_of_its_election_on_keeps_its_lease(shared_etcd: EtcdServer) -> None:
+    store, ttl_seconds = EtcdStore([shared_etcd.endpoint]), 1.0
+    try:
+        async with candidate(store, "busy/leader", ttl_seconds=ttl_seconds) as election:
+            held = await won(election)
+            time.sleep(2.5 * ttl_seconds)  # noqa: ASYNC251  # the event loop comes to nothing, as while a leader reads
+            entry = await store.get("busy/leader")
+            assert entry
+            assert entry.mod_revision == held.term
+            assert not held.lost
+            await election.resign(held)
+    finally:
+        await store.close()

@@ -109,13 +109,15 @@ class Election:
         lease = await self._store.grant(self._ttl_seconds)
         held = Held(self._store, self.key, self.address, lease=lease)
         held.lasts(asked_seconds)
-        taken = False
+        ours = False
         try:
-            taken = await held.take([Compare(self.key, entry.mod_revision if entry else 0)])
+            if await held.take([Compare(self.key, entry.mod_revision if entry else 0)]):
+                await self._keep_alive(held)  # at once: to begin to serve may take longer than a lease lasts
+                ours = True
         finally:
-            if not taken:  # it may be committed all the same, but not for long
+            if not ours:  # it may be committed all the same, but not for long
                 await self._revoke(held)
-        return held if taken else None
+        return held if ours else None
 
     async def hold(self, held: Held) -> str:
         """Keep an office until it is lost; tells why it was."""

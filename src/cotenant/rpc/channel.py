@@ -32,7 +32,7 @@ MIB = 2**20
 ANSWER_BYTES_MAX = 64 * MIB
 ATTEMPTS_MAX = 4
 LOOK_SECONDS = 5.0  # between two looks at what the names of a list stand for; gRPC's own for a single name
-PING_SECONDS, PONG_SECONDS = 7.0, 8.0  # a halted server's connections stay open; of a busy one gRPC answers pings
+PING_SECONDS, PONG_SECONDS = 7.0, 5.0  # a halted server's connections stay open; of a busy one gRPC answers pings
 OLD_MAX = 4  # connections with certificates of before; what is still under way on an older one is cut off
 
 
