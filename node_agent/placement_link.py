@@ -17,8 +17,8 @@ from cotenant.node_agent.lease import boot_seconds
 from cotenant.node_agent.records import AttemptKey
 from cotenant.rpc import channel
 from cotenant.rpc.ending import end
-from cotenant.rpc.validity import Validity
 from cotenant.v1 import node_service_pb2, node_service_pb2_grpc, resources_pb2
+from cotenant.validity import Validity
 
 log = structlog.get_logger()
 

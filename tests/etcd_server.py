@@ -67,7 +67,7 @@ class EtcdServer:
         self._directory = directory
         self._arguments = arguments
         self._scheme = scheme  # of clients
-        self._context = context  # with TLS between members too: how we are known to it
+        self.context = context  # with TLS between members too: how we are known to it
         self._host, self._prefix = host, tuple(prefix)  # before the command, where it is to run elsewhere
         self._log = log or directory / f"{name}.log"
         self._process: subprocess.Popen[bytes] | None = None
@@ -85,7 +85,7 @@ class EtcdServer:
     @property
     def peer_url(self) -> str:
         """Say where the other members reach it."""
-        return f"{'https' if self._context else 'http'}://{self._host}:{self.peer_port}"
+        return f"{'https' if self.context else 'http'}://{self._host}:{self.peer_port}"
 
     @property
     def pid(self) -> int:
@@ -129,9 +129,9 @@ class EtcdServer:
 
     def _is_healthy(self) -> bool:
         connection = http.client.HTTPConnection(self._host, self.client_port, timeout=HEALTHY_SECONDS_MAX)
-        if self._context:
+        if self.context:
             connection = http.client.HTTPSConnection(
-                self._host, self.client_port, timeout=HEALTHY_SECONDS_MAX, context=self._context
+                self._host, self.client_port, timeout=HEALTHY_SECONDS_MAX, context=self.context
             )
         try:
             connection.request("GET", "/health")

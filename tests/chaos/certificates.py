@@ -18,7 +18,7 @@ from pathlib import Path
 from cotenant.rpc.bearers import Bearer
 from cotenant.rpc.certificates import CA_CERT, Authority
 from cotenant.rpc.endpoints import MESH_NAME
-from cotenant.rpc.tlsfiles import TlsFiles
+from cotenant.tlsfiles import TlsFiles
 
 AGO_SECONDS = 180 * 86_400
 CLOCK = "COTENANT_CHAOS_CLOCK"

@@ -25,7 +25,7 @@ from tests.end_to_end.commands import TRACEBACK
 from tests.end_to_end.waiting import lines_of
 
 from cotenant.cli.settings import ARCHIVE_FILE
-from cotenant.store.open import credentials_of
+from cotenant.store.open import tls_of
 
 START_SECONDS_MAX, CALM_SECONDS_MAX, LEFT_SECONDS_MAX = 180.0, 180.0, 60.0
 OF_JOBS = ("job.py", "supervisor.py", "sleep 600")
@@ -117,8 +117,8 @@ class Driver:
             assert member
             member.wait_until_healthy()
         certificates = self.mesh.certificates
-        credentials = credentials_of(certificates.variables(CLIENT)) if certificates else None
-        self.recorder = Recorder(self.mesh.store, self.directory / "commits", credentials)
+        tls = tls_of(certificates.variables(CLIENT)) if certificates else None
+        self.recorder = Recorder(self.mesh.store, self.directory / "commits", tls)
         self.doing = Doing(self.mesh, self.recorder, Random(f"moments {self.told.seed}"))
         for name in PYTHON:
             self.mesh.start(name)

@@ -9,7 +9,6 @@ from collections.abc import Coroutine, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-import grpc
 from google.protobuf.message import DecodeError
 
 from cotenant.history.events import Commit, JobGone, JobPut, LeaderPut
@@ -18,6 +17,7 @@ from cotenant.history.stored import ATTEMPTS, LEADER, commit_of
 from cotenant.rpc.translate import STOP_REASONS
 from cotenant.store.etcd import EtcdStore
 from cotenant.store.port import Changes
+from cotenant.tlsfiles import Watched
 from cotenant.v1 import job_pb2, records_pb2
 
 T = TypeVar("T")
@@ -29,7 +29,7 @@ ANSWER_SECONDS_MAX = 30.0
 class Recorder:
     """Follows the store from its first revision on, in a thread."""
 
-    def __init__(self, endpoints: Sequence[str], log: Path, credentials: grpc.ChannelCredentials | None = None) -> None:
+    def __init__(self, endpoints: Sequence[str], log: Path, tls: Watched | None = None) -> None:
         self.commits: list[Commit] = []
         self.wrong: list[str] = []
         self.failed: dict[tuple[str, int], str] = {}  # by attempt: what was said of its end
@@ -37,7 +37,7 @@ class Recorder:
         self.revision = 0
         self.leaders: dict[str, str] = {}  # by service: at which address
         self.ended: set[str] = set()  # jobs that have, and are in the store still
-        self._endpoints, self._log, self._credentials = list(endpoints), log, credentials
+        self._endpoints, self._log, self._tls = list(endpoints), log, tls
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True, name="recorder")
         self._thread.start()
@@ -48,7 +48,7 @@ class Recorder:
         return asyncio.run_coroutine_threadsafe(what, self._loop).result(ANSWER_SECONDS_MAX)
 
     async def _open(self) -> EtcdStore:
-        return EtcdStore(self._endpoints, silence_seconds_max=SILENCE_SECONDS_MAX, credentials=self._credentials)
+        return EtcdStore(self._endpoints, silence_seconds_max=SILENCE_SECONDS_MAX, tls=self._tls)
 
     async def _follow(self) -> None:
         with self._log.open("a") as log:

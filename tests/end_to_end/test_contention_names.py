@@ -25,7 +25,7 @@ from cotenant.rpc.bearers import Bearer
 from cotenant.rpc.certificates import Authority
 from cotenant.rpc.channel import connect
 from cotenant.rpc.shards import ranked
-from cotenant.rpc.tlsfiles import TlsFiles
+from cotenant.tlsfiles import TlsFiles
 from cotenant.v1.contention_service_pb2 import ListSamplesRequest
 from cotenant.v1.contention_service_pb2_grpc import ContentionServiceStub
 

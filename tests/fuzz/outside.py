@@ -39,7 +39,7 @@ from cotenant.rpc.oidc import Oidc, OidcRules
 from cotenant.rpc.pages import page_of
 from cotenant.rpc.permissions import Role
 from cotenant.rpc.tls import TlsFiles, Watched
-from cotenant.store.open import credentials_of, open_raw
+from cotenant.store.open import open_raw, tls_of
 from cotenant.store.port import Change, Changes, StoreUnavailable
 
 KEPT_RUN = (
@@ -208,7 +208,7 @@ def _environment(directory: Path) -> Prepared:
         try:
             os.environ.update(told)
             with suppress(ValueError):
-                credentials_of(told)
+                tls_of(told)
             access_of(Flags(state_dir=told.get("COTENANT_STATE_DIR", "")))
         finally:
             os.environ.clear()

@@ -27,8 +27,8 @@ from cotenant.node_agent import placement_link
 from cotenant.node_agent.agent import AgentConfig
 from cotenant.node_agent.backoff import Backoff
 from cotenant.rpc import channel
-from cotenant.rpc.validity import Validity
 from cotenant.v1 import job_pb2, node_service_pb2, node_service_pb2_grpc
+from cotenant.validity import Validity
 
 BEGAN = datetime(2026, 1, 1, tzinfo=UTC)
 

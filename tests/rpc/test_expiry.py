@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from cotenant.rpc import expiry, tls
+from cotenant import tlsfiles
+from cotenant.rpc import expiry
 from cotenant.rpc.bearers import Bearer
 from cotenant.rpc.certificates import Authority
 from cotenant.rpc.expiry import TELL_SECONDS, Expiry
@@ -47,7 +48,7 @@ def test_the_end_is_told_once_in_six_hours_until_there_is_a_new_certificate(
 ) -> None:
     gauge, clock = Gauge(), Clock()
     monkeypatch.setattr(expiry, "LEFT", gauge)
-    monkeypatch.setattr(tls, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(tlsfiles, "LOOK_SECONDS", 0.0)
     lab = Authority(tmp_path)
     lab.create()
     made = lab.issue(BEARER, days=90)

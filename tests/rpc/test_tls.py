@@ -16,8 +16,10 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID as Use
+from structlog.testing import capture_logs
 from tests.rpc.conftest import Mesh, problem_of
 
+from cotenant import tlsfiles
 from cotenant.rpc import certificates, tls
 from cotenant.rpc.bearers import Bearer
 from cotenant.rpc.certificates import Authority, BadCertificate, Issued
@@ -86,7 +88,7 @@ def get(over: Channel) -> Any:
 
 @pytest.fixture(autouse=True)
 def looks_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tls, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(tlsfiles, "LOOK_SECONDS", 0.0)
 
 
 async def test_who_bears_a_certificate_is_known_by_it(mesh: Mesh, lab: Authority) -> None:
@@ -131,7 +133,7 @@ async def test_what_is_wrong_with_the_server_is_one_word(
 
     assert await word(TlsFiles(stranger.cert_path)) == "CERTIFICATE_OF_ANOTHER_CA"
     with monkeypatch.context() as patch:  # a server does not take such files itself: its clock must have gone on
-        patch.setattr(tls, "_check_times", lambda *given: None)
+        patch.setattr(tlsfiles, "_check_times", lambda *given: None)
         with clock_is_off(-timedelta(days=3), monkeypatch):
             lab.issue(QUEUE, HERE, days=1)
         assert await word() == "CERTIFICATE_EXPIRED"
@@ -225,14 +227,16 @@ async def _call(stub: Any) -> Any:
     return await stub.GetJob(jobs_pb.GetJobRequest(), timeout=20)
 
 
-def test_half_renewed_files_are_passed_over(lab: Authority, stranger: Authority) -> None:
+def test_half_renewed_files_are_passed_over_and_told_once(lab: Authority, stranger: Authority) -> None:
     watched = Watched(files(lab, lab.issue(EVE)))
     before = watched.material
     other = stranger.issue(EVE)
     assert watched.files.cert
     assert watched.files.key
     watched.files.key.write_bytes(other.key_path.read_bytes())
-    assert (watched.look(), watched.material) == (0, before)
+    with capture_logs() as told:
+        assert [(watched.look(), watched.material) for _ in range(3)] == [(0, before)] * 3
+    assert [one["event"] for one in told] == ["tls_files_passed_over"]
     watched.files.key.unlink()
     assert (watched.look(), watched.material) == (0, before)
     lab.issue(EVE)
@@ -240,7 +244,9 @@ def test_half_renewed_files_are_passed_over(lab: Authority, stranger: Authority)
     assert watched.material != before
 
 
-@pytest.mark.parametrize("kind", ["expired", "early", "other CA", "other key", "no key", "garbage", "away", "half"])
+@pytest.mark.parametrize(
+    "kind", ["expired", "early", "other CA", "other key", "no key", "garbage", "cut off", "away", "half"]
+)
 def test_ones_own_files_are_looked_at_before_they_are_used(
     lab: Authority, stranger: Authority, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -251,6 +257,7 @@ def test_ones_own_files_are_looked_at_before_they_are_used(
         "other key": "KEY_OF_ANOTHER",
         "no key": "KEY_UNREADABLE",
         "garbage": "CERTIFICATE_UNREADABLE",
+        "cut off": "CERTIFICATE_UNREADABLE",
         "away": "TLS_FILE_UNREADABLE",
         "half": "TLS_FILE_MISSING",
     }
@@ -267,6 +274,10 @@ def test_ones_own_files_are_looked_at_before_they_are_used(
             eve.key_path.write_text("-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\n")
         case "garbage":
             eve.path.write_bytes(b"\x00" * 100)
+        case "cut off":  # of two authorities the second one, as by whoever has not written all of it yet
+            lab.renew()
+            given = files(lab, lab.issue(EVE))
+            lab.cert_path.write_bytes(lab.cert_path.read_bytes()[:-30])
         case "away":
             eve.path.unlink()
         case "half":

@@ -15,7 +15,7 @@ from cotenant.rpc.bearers import Bearer
 from cotenant.rpc.certificates import Authority
 from cotenant.store.etcd import EtcdStore
 from cotenant.store.memory import MemoryStore
-from cotenant.store.open import credentials_of, open_raw, open_store
+from cotenant.store.open import open_raw, open_store, tls_of
 from cotenant.store.port import Store, StoreInUse, StoreUnavailable
 from cotenant.store.sqlite import SqliteStore
 
@@ -129,9 +129,9 @@ async def test_an_etcd_by_tls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     ("environment", "told"),
     [
         ({"COTENANT_ETCD_CERT": "c"}, "belong together"),
-        ({"COTENANT_ETCD_CA": "/nowhere/ca.pem"}, "COTENANT_ETCD_CA: cannot read /nowhere/ca.pem"),
+        ({"COTENANT_ETCD_CA": "/nowhere/ca.pem"}, "cannot read /nowhere/ca.pem"),
     ],
 )
 def test_certificates_that_are_not_there(environment: dict[str, str], told: str) -> None:
     with pytest.raises(ValueError, match=told):
-        credentials_of(environment)
+        tls_of(environment)

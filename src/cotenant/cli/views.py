@@ -20,7 +20,6 @@ from cotenant.core.refusals import Refusal as Reason
 from cotenant.core.refusals import Wait
 from cotenant.rpc import refusals
 from cotenant.rpc.translate import ATTEMPT_STATES, HEALTH_ACTIONS, KINDS, LOCALITIES, seconds
-from cotenant.rpc.validity import Validity
 from cotenant.v1.certificate_pb2 import Certificate
 from cotenant.v1.job_pb2 import (
     Attempt,
@@ -37,6 +36,7 @@ from cotenant.v1.job_pb2 import (
 from cotenant.v1.job_service_pb2 import JobAhead
 from cotenant.v1.node_service_pb2 import Node, NodeState
 from cotenant.v1.resources_pb2 import HealthProblem, NodeAllocation
+from cotenant.validity import Validity
 
 DATES_BEGIN, DATES_END = (datetime(year, 1, 1, tzinfo=UTC).timestamp() for year in (1, 9999))
 View = dict[str, Any]

@@ -9,7 +9,7 @@ from datetime import datetime
 
 from cotenant.cli.units import short_seconds
 from cotenant.cli.views import View, validity_of
-from cotenant.rpc.validity import Validity
+from cotenant.validity import Validity
 
 ELECTING = ("queue", "placement", "predictor")
 

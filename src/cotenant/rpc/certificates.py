@@ -22,7 +22,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from cotenant.rpc.bearers import Bearer
-from cotenant.rpc.validity import Validity
+from cotenant.validity import Validity
 
 CA_CERT, CA_KEY = "ca.pem", "ca.key"
 CA_DAYS, LEAF_DAYS = 3650, 365

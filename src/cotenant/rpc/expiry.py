@@ -15,7 +15,7 @@ import structlog
 
 from cotenant import telemetry
 from cotenant.rpc.tls import Watched
-from cotenant.rpc.validity import Validity
+from cotenant.validity import Validity
 
 log = structlog.get_logger()
 

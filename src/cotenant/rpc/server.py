@@ -23,7 +23,7 @@ from cotenant.rpc.methods import METHODS
 from cotenant.rpc.security import PLAIN, Security
 from cotenant.rpc.stalls import Stalls
 from cotenant.rpc.tls import server_credentials
-from cotenant.rpc.validity import Validity
+from cotenant.validity import Validity
 
 log = structlog.get_logger()
 

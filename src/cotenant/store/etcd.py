@@ -14,13 +14,13 @@ from typing import Any
 
 import structlog
 from aetcd import rpc  # type: ignore[import-untyped]  # ships no types; only its stubs and messages are used
-from grpc import ChannelCredentials
 
 from cotenant.store.checks import check_key, check_transaction, check_ttl
 from cotenant.store.etcd_beats import Beats
 from cotenant.store.etcd_doubt import unless_lost
-from cotenant.store.etcd_members import PAUSE_SECONDS_FIRST, PAUSE_SECONDS_MAX, Member, Members, Refused, meaning
-from cotenant.store.etcd_watch import HistoryCompacted, StreamBroken, follow
+from cotenant.store.etcd_links import Member
+from cotenant.store.etcd_members import PAUSE_SECONDS_FIRST, PAUSE_SECONDS_MAX, Members, Refused, meaning
+from cotenant.store.etcd_watch import HistoryCompacted, LinkLeft, StreamBroken, follow
 from cotenant.store.port import (
     Changes,
     Committed,
@@ -36,6 +36,7 @@ from cotenant.store.port import (
     StoreUnavailable,
 )
 from cotenant.store.standing import Standing
+from cotenant.tlsfiles import Watched
 
 log = structlog.get_logger()
 
@@ -52,7 +53,8 @@ class EtcdStore:
 
     Make it inside the event loop that will use it. Each call is over within `timeout_seconds`, one way or the other. A
     watch leaves a member that has been silent for `silence_seconds_max`; below 7.5, etcd's `grpc-keepalive-min-time`
-    has to be lowered, or it hangs up on who asks so often. With `credentials` it is spoken to by TLS.
+    has to be lowered, or it hangs up on who asks so often. With `tls` it is spoken to by TLS, with those files as they
+    are at each time: where they change, connections are made anew under whatever goes on.
     """
 
     def __init__(
@@ -61,15 +63,16 @@ class EtcdStore:
         *,
         timeout_seconds: float = 5.0,
         silence_seconds_max: float = 15.0,
-        credentials: ChannelCredentials | None = None,
+        tls: Watched | None = None,
     ) -> None:
+        self._beats = Beats(endpoints, silence_seconds_max, tls)
         self._members = Members(
             endpoints,
             timeout_seconds=timeout_seconds,
             silence_seconds_max=silence_seconds_max,
-            credentials=credentials,
+            tls=tls,
+            on_moved=self._beats.let_go,
         )
-        self._beats = Beats(endpoints, silence_seconds_max, credentials)
         self._timeout_seconds = timeout_seconds
 
     async def get(self, key: str) -> Entry | None:
@@ -147,6 +150,8 @@ class EtcdStore:
                             return
                         position, pause_seconds = update.revision, PAUSE_SECONDS_FIRST
                         yield update
+            except LinkLeft:
+                continue
             except (StreamBroken, StoreUnavailable) as error:
                 if not self._members.closing.is_set():
                     log.warning("store_watch_interrupted", prefix=prefix, revision=position, error=str(error))
@@ -157,7 +162,7 @@ class EtcdStore:
         """Yield from one stream until it breaks, or what stands for the history that is gone."""
         member = await self._members.ready(self._timeout_seconds)
         key, range_end = range_of(prefix)
-        stream = follow(member, key, range_end, after_revision=position, timeout_seconds=self._timeout_seconds)
+        stream = follow(member.link, key, range_end, after_revision=position, timeout_seconds=self._timeout_seconds)
         try:
             async with aclosing(stream):
                 async for changes in stream:
@@ -169,7 +174,7 @@ class EtcdStore:
             self._members.leave(member)
             raise
         except asyncio.CancelledError:
-            self._members.raise_if_closed()
+            self._members.raise_if_cut_off()
             raise
 
     async def grant(self, ttl_seconds: float) -> Lease:
@@ -212,7 +217,8 @@ class EtcdStore:
         done = []
         for member in await self._members.each_loose(LOOSE_SHARE, LOOSE_BYTES):
             try:
-                await member.maintenance.Defragment(rpc.DefragmentRequest(), timeout=DEFRAGMENT_SECONDS_MAX)
+                with member.called():
+                    await member.maintenance.Defragment(rpc.DefragmentRequest(), timeout=DEFRAGMENT_SECONDS_MAX)
             except rpc.AioRpcError as error:
                 raise meaning(error, member.endpoint) from error
             done.append(member.endpoint)

@@ -13,14 +13,17 @@ import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import grpc
 import structlog
 from aetcd import rpc  # type: ignore[import-untyped]  # ships no types; only its stubs and messages are used
 
-from cotenant.store.etcd_members import channel_options, meaning
+from cotenant.store.etcd_links import channel_options, credentials_of
+from cotenant.store.etcd_members import meaning
 from cotenant.store.port import Lease, LeaseLost, StoreUnavailable
+from cotenant.tlsfiles import Watched
 
 log = structlog.get_logger()
 
@@ -42,19 +45,32 @@ class _Kept:
     asking: _Asking = field(default_factory=list)
 
 
-class Beats:
-    """The thread, begun when it is first needed. `endpoints` are the members' addresses."""
+@dataclass(slots=True)
+class _Line:
+    """A connection to a member, made with files that had changed so often. It is kept for good once it was answered."""
 
-    def __init__(
-        self, endpoints: Sequence[str], silence_seconds_max: float, credentials: grpc.ChannelCredentials | None
-    ) -> None:
-        self._endpoints, self._credentials = list(endpoints), credentials
+    generation: int
+    channel: grpc.Channel
+    lease: rpc.LeaseStub
+    answered: bool = False
+
+
+class Beats:
+    """The thread, begun when it is first needed. `endpoints` are the members' addresses.
+
+    Where the files of `tls` have changed a member is asked over a new connection, and where it does not answer there
+    over the one before, which is closed once it does.
+    """
+
+    def __init__(self, endpoints: Sequence[str], silence_seconds_max: float, tls: Watched | None) -> None:
+        self._endpoints, self._tls = list(endpoints), tls
         self._options = channel_options(silence_seconds_max)
-        self._stubs: dict[str, tuple[grpc.Channel, rpc.LeaseStub]] = {}
+        self._lines: dict[str, list[_Line]] = {endpoint: [] for endpoint in endpoints}  # the newest first
         self._kept: dict[int, _Kept] = {}
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         self._closed = False
+        self._unneeded: set[str] = set()  # endpoints
 
     def ask(self, lease: Lease, *, timeout_seconds: float, for_seconds: float) -> Future[None]:
         """Start a lease's time anew, and again by itself for so long, unless `drop` comes first.
@@ -87,10 +103,17 @@ class Beats:
         with self._changed:
             self._closed = True
             self._changed.notify()
-        for channel, _ in list(self._stubs.values()):
-            channel.close()  # ends the call that is under way
+            lines = [line for several in self._lines.values() for line in several]
+        for line in lines:
+            line.channel.close()  # ends the call that is under way
         if self._thread:
             self._thread.join(END_SECONDS_MAX)
+
+    def let_go(self, endpoint: str) -> None:
+        """Let go of a connection that was made with files of before, if no lease is kept alive over it now."""
+        with self._changed:
+            self._unneeded.add(endpoint)
+            self._changed.notify()
 
     # In the thread -------------------------------------------------------------------------------------------
 
@@ -106,8 +129,9 @@ class Beats:
                 self._not_answered(kept, asking, error)
         for kept in self._kept.values():
             _tell(kept.asking, StoreUnavailable("the store was closed before etcd answered"))
-        for channel, _ in self._stubs.values():
-            channel.close()
+        for lines in self._lines.values():
+            for line in lines:
+                line.channel.close()
 
     def _next(self) -> tuple[_Kept, _Asking] | None:
         """Wait for the lease that is due next, and take over who asks for it; None once this is closed."""
@@ -116,6 +140,7 @@ class Beats:
                 now = time.monotonic()
                 for lease_id in [one.lease.id for one in self._kept.values() if not one.asking and one.until < now]:
                     del self._kept[lease_id]
+                self._let_go()
                 first = min(self._kept.values(), key=lambda one: one.due, default=None)
                 if first and first.due <= now:
                     asking, first.asking = first.asking, []
@@ -159,19 +184,55 @@ class Beats:
         raise failure
 
     def _asked(self, endpoint: str, lease: Lease, seconds: float) -> int:
+        """Ask a member over its newest connection, and over another one where that is not answered."""
+        lines = self._lines_to(endpoint)
+        for line in lines[:-1]:
+            with suppress(grpc.RpcError):  # that the files are refused is told by whoever moves the other connections
+                return self._answer(endpoint, line, lease, seconds / len(lines))
+        return self._answer(endpoint, lines[-1], lease, seconds / len(lines))
+
+    def _answer(self, endpoint: str, line: _Line, lease: Lease, seconds: float) -> int:
         request = rpc.LeaseKeepAliveRequest(ID=lease.id)
-        for reply in self._stub(endpoint).LeaseKeepAlive(iter([request]), timeout=seconds):
+        for reply in line.lease.LeaseKeepAlive(iter([request]), timeout=seconds):
+            if not line.answered:
+                self._keep_only(endpoint, line)
             return int(reply.TTL)
         raise StoreUnavailable(f"etcd at {endpoint} ended the stream without an answer")
 
-    def _stub(self, endpoint: str) -> rpc.LeaseStub:
-        if endpoint not in self._stubs:
-            if self._credentials is None:
-                channel = grpc.insecure_channel(endpoint, options=self._options)
-            else:
-                channel = grpc.secure_channel(endpoint, self._credentials, options=self._options)
-            self._stubs[endpoint] = channel, rpc.LeaseStub(channel)
-        return self._stubs[endpoint][1]
+    def _lines_to(self, endpoint: str) -> list[_Line]:
+        """Give the connections to ask over: the newest, and before it has been answered the one that was."""
+        generation = self._tls.look() if self._tls else 0
+        with self._changed:
+            lines = self._lines[endpoint]
+            if not lines or lines[0].generation != generation:
+                self._lines[endpoint] = lines = [self._line(endpoint, generation), *self._answered_last(lines)]
+            return lines
+
+    def _answered_last(self, lines: Sequence[_Line]) -> Sequence[_Line]:
+        for line in lines[:-1]:
+            line.channel.close()
+        return lines[-1:]
+
+    def _line(self, endpoint: str, generation: int) -> _Line:
+        if self._tls is None:
+            channel = grpc.insecure_channel(endpoint, options=self._options)
+        else:
+            channel = grpc.secure_channel(endpoint, credentials_of(self._tls.material), options=self._options)
+        return _Line(generation, channel, rpc.LeaseStub(channel))
+
+    def _keep_only(self, endpoint: str, line: _Line) -> None:
+        line.answered = True
+        with self._changed:
+            others, self._lines[endpoint] = [one for one in self._lines[endpoint] if one is not line], [line]
+        for other in others:
+            other.channel.close()
+
+    def _let_go(self) -> None:
+        for endpoint in () if self._kept else self._unneeded:
+            for line in self._lines[endpoint]:
+                line.channel.close()
+            self._lines[endpoint] = []
+        self._unneeded.clear()
 
 
 def _tell(asking: _Asking, error: Exception | None) -> None:

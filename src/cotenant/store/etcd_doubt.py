@@ -16,7 +16,8 @@ from typing import Any
 
 from aetcd import rpc  # type: ignore[import-untyped]  # ships no types; only its stubs and messages are used
 
-from cotenant.store.etcd_members import Member, Members
+from cotenant.store.etcd_links import Member
+from cotenant.store.etcd_members import Members
 from cotenant.store.port import Unanswered
 
 DOUBT_SECONDS = 1.5  # from when on it is looked whether an answer can still come

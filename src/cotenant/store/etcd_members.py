@@ -11,19 +11,19 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
-import grpc.aio
 from aetcd import rpc  # type: ignore[import-untyped]  # ships no types; only its stubs and messages are used
-from grpc import ChannelConnectivity, ChannelCredentials
 
+from cotenant.store.etcd_links import Member, Renewal
 from cotenant.store.port import StoreUnavailable, Unanswered
 from cotenant.store.standing import Standing
+from cotenant.tlsfiles import Watched
 
 Reply = TypeVar("Reply")
 
-RECEIVED_BYTES_MAX = 64 * 1024 * 1024
 STANDING_SECONDS_MAX = 1.0  # for a member to say how it is; one that takes longer serves nobody
 PAUSE_SECONDS_FIRST = 0.02
 PAUSE_SECONDS_MAX = 1.0
+CONNECTED_SECONDS = 1.0  # after which it is looked again which connections there are
 
 REFUSALS = (rpc.StatusCode.NOT_FOUND, rpc.StatusCode.OUT_OF_RANGE, rpc.StatusCode.INVALID_ARGUMENT)
 
@@ -47,43 +47,6 @@ class Refused(ValueError):
         return "message larger than max" in str(self)
 
 
-def channel_options(silence_seconds_max: float) -> list[tuple[str, int]]:
-    """Say how a channel reconnects, and after how long without an answer to a ping it counts as dead."""
-    answer_ms = round(silence_seconds_max * 1_000 / 3)
-    return [
-        ("grpc.initial_reconnect_backoff_ms", 50),
-        ("grpc.min_reconnect_backoff_ms", 2_000),  # how long one attempt to connect may take
-        ("grpc.max_reconnect_backoff_ms", 1_000),
-        ("grpc.keepalive_time_ms", 2 * answer_ms),
-        ("grpc.keepalive_timeout_ms", answer_ms),
-        ("grpc.http2.ping_timeout_ms", answer_ms),  # the same once more, for else it is a minute
-        ("grpc.http2.max_pings_without_data", 0),  # an idle watch goes on asking whether the other side still lives
-        ("grpc.max_receive_message_length", RECEIVED_BYTES_MAX),
-        ("grpc.use_local_subchannel_pool", 1),  # two stores do not share one's wait to reconnect
-    ]
-
-
-class Member:
-    """One member and the stubs to call it by."""
-
-    def __init__(self, endpoint: str, silence_seconds_max: float, credentials: ChannelCredentials | None) -> None:
-        self.endpoint = endpoint
-        options = channel_options(silence_seconds_max)
-        if credentials is None:
-            self.channel: Any = grpc.aio.insecure_channel(endpoint, options=options)
-        else:
-            self.channel = grpc.aio.secure_channel(endpoint, credentials, options=options)
-        self.kv = rpc.KVStub(self.channel)
-        self.lease = rpc.LeaseStub(self.channel)
-        self.watch = rpc.WatchStub(self.channel)
-        self.maintenance = rpc.MaintenanceStub(self.channel)
-
-    @property
-    def is_ready(self) -> bool:
-        """Tell whether the channel is connected, and have it connect if not."""
-        return bool(self.channel.get_state(try_to_connect=True) == ChannelConnectivity.READY)
-
-
 class Members:
     """All members, the one in use first. `closing` ends every wait."""
 
@@ -93,15 +56,19 @@ class Members:
         *,
         timeout_seconds: float,
         silence_seconds_max: float,
-        credentials: ChannelCredentials | None = None,
+        tls: Watched | None = None,
+        on_moved: Callable[[str], None] = lambda endpoint: None,
     ) -> None:
+        """`on_moved` is told which endpoint is called over a new connection, since the files of `tls` have changed."""
         if not endpoints:
             raise ValueError("etcd needs at least one endpoint, as host:port")
         self.endpoints = ", ".join(endpoints)
         self.closing = asyncio.Event()
         self.raft_term = 0  # as last heard of; 0: not yet
         self._timeout_seconds = timeout_seconds
-        self._members = deque(Member(endpoint, silence_seconds_max, credentials) for endpoint in endpoints)
+        material = tls.material if tls else None
+        self._members = deque(Member(endpoint, silence_seconds_max, material) for endpoint in endpoints)
+        self._renewal = Renewal(tls, tuple(self._members), self.closing, on_moved) if tls else None
 
     def __iter__(self) -> Iterator[Member]:
         """Name all members, the one in use first."""
@@ -109,23 +76,26 @@ class Members:
 
     async def ready(self, timeout_seconds: float) -> Member:
         """Choose a member that is connected, waiting for one if need be."""
-        self._require_open()
-        for member in self._members:
-            if member.is_ready:
-                return self._use(member)
-        connecting = {asyncio.create_task(member.channel.channel_ready()): member for member in self._members}
-        closing = asyncio.create_task(self.closing.wait())
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout_seconds
+        while True:
+            self._require_open()
+            for member in self._members:
+                if member.is_ready:
+                    return self._use(member)
+            if (left_seconds := deadline - loop.time()) <= 0:
+                raise StoreUnavailable(f"no etcd member answers at {self.endpoints} within {timeout_seconds:.1f} s")
+            await self._connected(min(left_seconds, CONNECTED_SECONDS))
+
+    async def _connected(self, seconds: float) -> None:
+        """Wait until a member may be connected, or the store is closed."""
+        connecting = (member.link.channel.channel_ready() for member in self._members)
+        waiting: list[asyncio.Task[Any]] = [asyncio.create_task(one) for one in (self.closing.wait(), *connecting)]
         try:
-            waiting = (closing, *connecting)
-            await asyncio.wait(waiting, timeout=timeout_seconds, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(waiting, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for task in (closing, *connecting):
+            for task in waiting:
                 task.cancel()
-        self._require_open()
-        for task, member in connecting.items():
-            if task.done() and not task.cancelled() and not task.exception():
-                return self._use(member)
-        raise StoreUnavailable(f"no etcd member answers at {self.endpoints} within {timeout_seconds:.1f} s")
 
     def _require_open(self) -> None:
         if self.closing.is_set():
@@ -149,7 +119,8 @@ class Members:
         while True:
             member = await self.ready(max(0.0, deadline - loop.time()))
             try:
-                reply = await ask(member, share * max(0.001, deadline - loop.time()))
+                with member.called():
+                    reply = await ask(member, share * max(0.001, deadline - loop.time()))
                 if reply is not None:
                     return reply
                 failure: Exception = StoreUnavailable(f"etcd at {member.endpoint}: its answer was damaged on its way")
@@ -160,7 +131,7 @@ class Members:
                     raise failure from error
                 lost = error.code() is rpc.StatusCode.UNAVAILABLE
             except asyncio.CancelledError:
-                self.raise_if_closed()
+                self.raise_if_cut_off()
                 raise
             self.leave(member)
             if not repeat and lost and self._members[0].is_ready:
@@ -192,11 +163,12 @@ class Members:
         found = await asyncio.gather(*(_standing(member) for member in list(self._members)))
         return sorted(found, key=lambda one: one.endpoint)
 
-    def raise_if_closed(self) -> None:
-        """Tell a call that `close` cut off from a task that was cancelled: only the former may go on."""
+    def raise_if_cut_off(self) -> None:
+        """Tell a call whose connection was closed from a task that was cancelled: only the former may go on."""
         task = asyncio.current_task()
-        if self.closing.is_set() and not (task and task.cancelling()):
-            raise StoreUnavailable("the store was closed before etcd answered")
+        if not (task and task.cancelling()):
+            what = "store" if self.closing.is_set() else "connection"
+            raise StoreUnavailable(f"the {what} was closed before etcd answered")
 
     async def pause(self, seconds: float) -> None:
         """Let some time pass, less if the store is closed."""
@@ -207,8 +179,10 @@ class Members:
     async def close(self) -> None:
         """End every wait and every call."""
         self.closing.set()
+        if self._renewal:
+            await self._renewal.close()
         for member in self._members:
-            await member.channel.close()
+            await member.close()
 
 
 async def _standing(member: Member) -> Standing:

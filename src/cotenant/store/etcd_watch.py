@@ -18,7 +18,7 @@ from typing import Any
 
 from aetcd import rpc  # type: ignore[import-untyped]  # ships no types; only its stubs and messages are used
 
-from cotenant.store.etcd_members import Member
+from cotenant.store.etcd_links import Link
 from cotenant.store.port import Change, Changes
 
 NEEDS_LEADER = (("hasleader", "true"),)  # a member cut off from the others ends the stream, instead of falling silent
@@ -30,6 +30,10 @@ class HistoryCompacted(Exception):
 
 class StreamBroken(Exception):
     """The stream ended otherwise, and another may do better; says why."""
+
+
+class LinkLeft(Exception):
+    """Another connection has taken the place of the stream's."""
 
 
 class Assembly:
@@ -69,16 +73,17 @@ def change_of(event: Any) -> Change:
 
 
 async def follow(
-    member: Member, key: bytes, range_end: bytes, *, after_revision: int, timeout_seconds: float
+    link: Link, key: bytes, range_end: bytes, *, after_revision: int, timeout_seconds: float
 ) -> AsyncGenerator[Changes, None]:
     """Yield the revisions after one from a single stream, until it breaks; it never ends by itself.
 
-    Raises `StreamBroken` then, and `HistoryCompacted` where another stream would fare no better.
+    Raises `StreamBroken` then, `HistoryCompacted` where another stream would fare no better, and `LinkLeft`.
     """
     create = rpc.WatchCreateRequest(key=key, range_end=range_end, start_revision=max(1, after_revision), fragment=True)
     assembly = Assembly(after_revision)
     over = asyncio.Event()
-    call = member.watch.Watch(asked_once(rpc.WatchRequest(create_request=create), over), metadata=NEEDS_LEADER)
+    call = link.watch.Watch(asked_once(rpc.WatchRequest(create_request=create), over), metadata=NEEDS_LEADER)
+    link.watches.add(call)
     try:
         async with asyncio.timeout(timeout_seconds):
             response = await call.read()
@@ -95,7 +100,13 @@ async def follow(
         raise StreamBroken(f"no answer within {timeout_seconds:.1f} s") from error
     except rpc.AioRpcError as error:
         raise StreamBroken(error.details() or error.code().name) from error
+    except asyncio.CancelledError:
+        task = asyncio.current_task()
+        if link.left and not (task and task.cancelling()):
+            raise LinkLeft from None
+        raise
     finally:
+        link.watches.discard(call)
         over.set()
         call.cancel()
 

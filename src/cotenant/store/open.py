@@ -8,13 +8,12 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-import grpc
-
 from cotenant.store.etcd import EtcdStore
 from cotenant.store.memory import MemoryStore
 from cotenant.store.port import Store
 from cotenant.store.shifted import ShiftedStore
 from cotenant.store.sqlite import SqliteStore
+from cotenant.tlsfiles import BadTls, TlsFiles, Watched
 
 FORMS = {
     "memory": "memory:",
@@ -35,7 +34,7 @@ async def open_raw(url: str) -> Store:
     """Open the store that a URL names: `memory:`, `sqlite:PATH`, `etcd://HOST:PORT,HOST:PORT` or, by TLS, `etcds://…`.
 
     For the last, COTENANT_ETCD_CA names the authorities that are believed (else those of the system), and
-    COTENANT_ETCD_CERT with COTENANT_ETCD_KEY what is shown to etcd. Files that change are read at the next start.
+    COTENANT_ETCD_CERT with COTENANT_ETCD_KEY what is shown to etcd. Files may change while the store is open.
 
     Raises `ValueError` for any other, `StoreInUse` where a file is open elsewhere, and `StoreUnavailable` where it
     cannot be opened. An etcd need not be there yet.
@@ -48,7 +47,7 @@ async def open_raw(url: str) -> Store:
     if colon and scheme == "etcd":
         return EtcdStore(endpoints_of(url, rest))
     if colon and scheme == "etcds":
-        return EtcdStore(endpoints_of(url, rest), credentials=credentials_of(os.environ))
+        return EtcdStore(endpoints_of(url, rest), tls=tls_of(os.environ))
     raise ValueError(f"{url!r} names no store: {advice(scheme)}")
 
 
@@ -84,21 +83,20 @@ def endpoints_of(url: str, rest: str) -> list[str]:
     return endpoints
 
 
-def credentials_of(environment: Mapping[str, str]) -> grpc.ChannelCredentials:
-    """Read what an etcd with TLS asks for.
+def tls_of(environment: Mapping[str, str]) -> Watched:
+    """Read what an etcd with TLS asks for, from files that may change later.
 
     Raises:
-        ValueError: a file cannot be read, or a certificate has no key, or a key no certificate.
+        ValueError: a file cannot be read or used, or a certificate has no key, or a key no certificate.
     """
     if bool(environment.get(TLS_CERT)) != bool(environment.get(TLS_KEY)):
         raise ValueError(f"{TLS_CERT} and {TLS_KEY} belong together: one of them is not set")
-    read = {}
-    for name in (TLS_CA, TLS_KEY, TLS_CERT):
-        try:
-            read[name] = Path(environment[name]).read_bytes() if environment.get(name) else None
-        except OSError as error:
-            raise ValueError(f"{name}: cannot read {environment[name]}: {error.strerror}") from None
-    return grpc.ssl_channel_credentials(read[TLS_CA], read[TLS_KEY], read[TLS_CERT])
+    named = (environment.get(name) for name in (TLS_CA, TLS_CERT, TLS_KEY))
+    ca, cert, key = (Path(path) if path else None for path in named)
+    try:
+        return Watched(TlsFiles(ca, cert, key, of_others=True))
+    except BadTls as error:
+        raise ValueError(f"{TLS_CA}, {TLS_CERT} and {TLS_KEY}: {error}") from None
 
 
 def is_endpoint(text: str) -> bool:
