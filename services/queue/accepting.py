@@ -9,6 +9,7 @@ from cotenant.core.options import did_you_mean
 from cotenant.core.placing import obstacles
 from cotenant.core.validate import Violation, shown
 from cotenant.rpc import errors, translate
+from cotenant.services.queue.past import NOTHING, Before
 from cotenant.services.queue.state import State
 from cotenant.services.queue.views import View
 from cotenant.v1 import job_pb2
@@ -17,8 +18,8 @@ SPEC_BYTES_MAX = 256 * 1024
 ARRAY_BYTES_MAX = 64 * 2**20  # over all jobs of an array
 
 
-def accept(state: State, message: job_pb2.JobSpec) -> JobSpec:
-    """Read a job that the caller submits, or asks about.
+def accept(state: State, message: job_pb2.JobSpec, before: Before = NOTHING) -> JobSpec:
+    """Read a job that the caller submits, or asks about; `before` is what of its dependencies is not known any more.
 
     Raises:
         Problem: INVALID_ARGUMENT naming each bad field, PERMISSION_DENIED for a tenant that is not the caller's, or
@@ -32,18 +33,18 @@ def accept(state: State, message: job_pb2.JobSpec) -> JobSpec:
     if spec.queue != QUEUE_DEFAULT:
         near = did_you_mean(spec.queue, [QUEUE_DEFAULT])
         raise errors.invalid([Violation("spec.queue", f"there is no queue {spec.queue!r}{near}")])
-    if wrong := _out_of_place(view, spec, message):
+    if wrong := _out_of_place(view, spec, message, before):
         raise errors.invalid(wrong)
     if refusal := obstacles.never_fits(spec, state.shapes, elastic=state.elastic):
         raise errors.failed_precondition("NEVER_FITS", refusal.detail, remedy=refusal.remedy)
     return spec
 
 
-def _out_of_place(view: View, spec: JobSpec, message: job_pb2.JobSpec) -> list[Violation]:
+def _out_of_place(view: View, spec: JobSpec, message: job_pb2.JobSpec, before: Before) -> list[Violation]:
     """Name what a job cannot wait for, and arrays that are none or too large."""
     wrong = []
     for place, one in enumerate(spec.dependencies):
-        if not view.knows(one.job_id):
+        if not view.knows(one.job_id) and one.job_id not in before.ended and one.job_id not in before.unknowable:
             near = did_you_mean(one.job_id, view.near())
             what = f"there is no job and no array {shown(one.job_id)}{near}"
             wrong.append(Violation(f"spec.dependencies[{place}].id", what))

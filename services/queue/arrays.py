@@ -39,11 +39,16 @@ class Arrays:
         self.keeper, self.state, self.store = keeper, keeper.state, keeper.store
         keeper.settle_array = self.settle
 
-    async def create(self, spec: JobSpec, submitter: str, trace_parent: str, request: Request) -> Record:
-        """Take an array in, all of it or nothing; returns its first job, or that of a call with this request id."""
+    async def create(
+        self, spec: JobSpec, submitter: str, trace_parent: str, request: Request, hopeless: str = ""
+    ) -> Record:
+        """Take an array in, all of it or nothing; returns its first job, or that of a call with this request id.
+
+        One that is hopeless is cancelled at once.
+        """
         array_id = self.keeper.new_id()
         records: list[Record] = []
-        for record in _tasks(array_id, spec, submitter, trace_parent):
+        for record in _tasks(array_id, spec, submitter, trace_parent, hopeless):
             record.rest()
             records.append(record)
             if not len(records) % CHUNK_MAX:
@@ -72,7 +77,7 @@ class Arrays:
                 if found := await self.keeper.repeated(request):
                     return found
                 if request.unused != unused:
-                    return await self.create(spec, submitter, trace_parent, request)
+                    return await self.create(spec, submitter, trace_parent, request, hopeless)
                 raise errors.unavailable("the array could not be taken in; the call may be repeated")
             await fail_points.reach("array.kept")
         except (StoreUnavailable, asyncio.CancelledError):  # it may be committed all the same
@@ -177,12 +182,12 @@ class Arrays:
             await self.keeper.purge([record.id for record in records[start : start + CHUNK_MAX]])
 
 
-def _tasks(array_id: str, spec: JobSpec, submitter: str, trace_parent: str) -> Iterator[Record]:
+def _tasks(array_id: str, spec: JobSpec, submitter: str, trace_parent: str, hopeless: str) -> Iterator[Record]:
     """Make the records of all jobs of an array, by index."""
     assert spec.array
     indices, running_max = spec.array.indices, spec.array.running_max
     spec = replace(spec, array=None)
-    first = new_record("", spec, submitter, trace_parent)
+    first = new_record("", spec, submitter, trace_parent, hopeless)
     for index in indices:
         task = ArrayTask(array_id, index, len(indices), running_max)
         stored = clone(first.stored)

@@ -13,7 +13,7 @@ from cotenant.core.refusals import given_up
 from cotenant.rpc import errors, translate
 from cotenant.rpc.background import Background
 from cotenant.services.queue.keeper import Keeper
-from cotenant.services.queue.records import PHASES, Record, move, note
+from cotenant.services.queue.records import PHASES, Record, cancel, move, note
 from cotenant.store.port import StoreUnavailable
 from cotenant.v1 import records_pb2
 
@@ -66,7 +66,7 @@ class Endings:
     async def _cancel(self, record: Record, why: str) -> None:
         """End a job durably, however long the store is away: nobody would do it later."""
         try:
-            if await self._keeper.insist(record, lambda stored: _cancel(stored, why), instead=_leave):
+            if await self._keeper.insist(record, lambda stored: cancel(stored, why), instead=_leave):
                 log.info("job_cancelled_unmet", job=record.id, why=why)
         finally:
             del self.ending[record.id]
@@ -97,14 +97,4 @@ def _end(stored: records_pb2.StoredJob, why: str) -> bool:
     move(stored, JobEvent.GIVEN_UP)
     stored.job.phase_reason = why
     note(stored, "given up", why)
-    return True
-
-
-def _cancel(stored: records_pb2.StoredJob, why: str) -> bool:
-    phase = PHASES.from_wire(stored.job.phase)
-    if phase.ended or phase.holds_resources:
-        return False
-    move(stored, JobEvent.CANCELLED)
-    stored.job.phase_reason = why
-    note(stored, "cancelled", why)
     return True

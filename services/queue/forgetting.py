@@ -14,8 +14,8 @@ from contextlib import ExitStack
 import structlog
 
 from cotenant import fail_points
-from cotenant.services.queue.archive import Archive
 from cotenant.services.queue.arrays import Arrays
+from cotenant.services.queue.past import Past
 from cotenant.services.queue.records import Record
 from cotenant.services.queue.state import State
 from cotenant.store.port import StoreUnavailable
@@ -34,11 +34,11 @@ class Forgetting:
         self,
         state: State,
         arrays: Arrays,
+        past: Past,
         kept_max: int,
         kept_seconds: float = math.inf,
-        archive: Archive | None = None,
     ) -> None:
-        self._state, self._arrays, self._archive = state, arrays, archive
+        self._state, self._arrays, self._past = state, arrays, past
         self._kept_max, self._kept_seconds = kept_max, kept_seconds
 
     async def run(self) -> None:
@@ -94,8 +94,8 @@ class Forgetting:
         return len(gone)
 
     async def _keep(self, records: Sequence[Record]) -> None:
-        if self._archive and records:
-            await self._archive.add([record.job for record in records])
+        if self._past.keeps and records:
+            await self._past.keep([record.job for record in records])
             await fail_points.reach("upkeep.archived")
 
 

@@ -123,7 +123,9 @@ class Gates:
         """Say which of the jobs that were to succeed did not; "" while all still may."""
         for dependency, what in self._unmet(record.spec):
             if what is Verdict.NEVER:
-                return f"was to start after {dependency.job_id} had succeeded, which {self._became(dependency.job_id)}"
+                array = self.arrays.get(dependency.job_id)
+                phases = array.phases if array else {self._phases[dependency.job_id]: 1}
+                return never(dependency.job_id, phases, array=array is not None)
         return ""
 
     def refusal(self, record: Record) -> Refusal | None:
@@ -193,10 +195,23 @@ class Gates:
 
     def _stands(self, thing_id: str) -> str:
         if array := self.arrays.get(thing_id):
-            return ", ".join(f"{array.phases[phase]} {phase}" for phase in Phase if array.phases[phase])
+            return _counted(array.phases)
         return str(self._phases.get(thing_id, "unknown"))
 
-    def _became(self, thing_id: str) -> str:
-        if array := self.arrays.get(thing_id):
-            return f"did not, all of it: {self._stands(array.id)}"
-        return {Phase.CANCELLED: "was cancelled"}.get(self._phases[thing_id], self._phases[thing_id].value)
+
+def never(thing_id: str, phases: Mapping[Phase, int], *, array: bool) -> str:
+    """Say of a job, or of an array by how many of its jobs are in each phase, that it has not succeeded.
+
+    >>> never("0abc", {Phase.FAILED: 1}, array=False)
+    'was to start after 0abc had succeeded, which failed'
+    """
+    if array:
+        became = f"did not, all of it: {_counted(phases)}"
+    else:
+        (phase,) = phases
+        became = "was cancelled" if phase is Phase.CANCELLED else phase.value
+    return f"was to start after {thing_id} had succeeded, which {became}"
+
+
+def _counted(phases: Mapping[Phase, int]) -> str:
+    return ", ".join(f"{phases[phase]} {phase}" for phase in Phase if phases.get(phase))

@@ -155,9 +155,11 @@ class Keeper:
 
     # Changes -------------------------------------------------------------------------------------------------
 
-    async def create(self, spec: JobSpec, submitter: str, trace_parent: str, request: Request) -> Record:
-        """Take a job in, or return the one that a call with this request id made."""
-        record = new_record(self.new_id(), spec, submitter, trace_parent)
+    async def create(
+        self, spec: JobSpec, submitter: str, trace_parent: str, request: Request, hopeless: str = ""
+    ) -> Record:
+        """Take a job in, cancelled already where it is hopeless; or return the one that a call with this id made."""
+        record = new_record(self.new_id(), spec, submitter, trace_parent, hopeless)
         record.stored.request_ids[:] = [request.id] if request.id else []
         puts = [Put(JOBS + record.id, record.packed)]
         if request.id:

@@ -53,8 +53,8 @@ def held_by(record: Record) -> Use:
     return Use(record.asks.gpu_milli, cores)
 
 
-def new_record(job_id: str, spec: JobSpec, submitter: str, trace_parent: str) -> Record:
-    """Make the record of a job that has just been taken in."""
+def new_record(job_id: str, spec: JobSpec, submitter: str, trace_parent: str, hopeless: str = "") -> Record:
+    """Make the record of a job that has just been taken in; `hopeless` says why it is cancelled at once, if it is."""
     stored = records_pb2.StoredJob(schema_version=SCHEMA_VERSION)
     job = stored.job
     job.id = job_id
@@ -63,7 +63,20 @@ def new_record(job_id: str, spec: JobSpec, submitter: str, trace_parent: str) ->
     job.create_time.FromNanoseconds(time.time_ns())
     job.trace_parent, job.submitter = trace_parent, submitter
     note(stored, "queued", f"submitted by {submitter}")
+    if hopeless:
+        cancel(stored, hopeless)
     return Record(stored, spec)
+
+
+def cancel(stored: records_pb2.StoredJob, why: str) -> bool:
+    """End a job that waits for what can never be; False where it does not wait."""
+    phase = PHASES.from_wire(stored.job.phase)
+    if phase.ended or phase.holds_resources:
+        return False
+    move(stored, JobEvent.CANCELLED)
+    stored.job.phase_reason = why
+    note(stored, "cancelled", why)
+    return True
 
 
 def loaded(entry: Entry) -> Record:

@@ -31,6 +31,7 @@ from cotenant.services.queue.groups import GroupedStore
 from cotenant.services.queue.keeper import CREATE, Keeper, request_of
 from cotenant.services.queue.observations import Observations
 from cotenant.services.queue.output import Output
+from cotenant.services.queue.past import Past
 from cotenant.services.queue.profiles import Profiles
 from cotenant.services.queue.records import Record, new_record
 from cotenant.services.queue.renewals import Renewals
@@ -81,7 +82,10 @@ class JobQueue(job_service_pb2_grpc.JobServiceServicer):
         self.keeper = Keeper(store, self.state)
         self.arrays = Arrays(self.keeper)
         archive = Archive(config.archive) if config.archive else None
-        self.forgetting = Forgetting(self.state, self.arrays, config.ended_kept_max, config.ended_kept_seconds, archive)
+        self.past = Past(store, archive)
+        self.forgetting = Forgetting(
+            self.state, self.arrays, self.past, config.ended_kept_max, config.ended_kept_seconds
+        )
         self.observations = Observations(predictor_stub, config.window_seconds)
         self.renewals = Renewals(self.state, self.placement, predictor_stub)
         self.observations.on_seen = self.renewals.seen
@@ -117,6 +121,7 @@ class JobQueue(job_service_pb2_grpc.JobServiceServicer):
         """Read the state, but for `known` jobs that are still so; nothing is followed or scheduled before `run`."""
         await self.keeper.load(known or {})
         await self.arrays.discard(self.keeper.orphans)
+        await self.past.start()
         self.endings.learn_all(self.state.records.values())
         self.state.ended = self.endings.learn
 
@@ -167,20 +172,22 @@ class JobQueue(job_service_pb2_grpc.JobServiceServicer):
         with telemetry.span("submit", job_name=request.spec.name) as span:
             once = request_of(CREATE, request.request_id, request.spec)
             try:
-                spec = accept(self.state, request.spec)
+                before = await self.past.before(View(self.state), request.spec)
+                spec = accept(self.state, request.spec, before)
+                self.past.check(View(self.state), before)
                 self.state.room.check(spec, self.config.tenant_jobs_max)
             except errors.Problem:
                 if not request.validate_only and (made := await self.keeper.repeated(once)):
                     return pb.CreateJobResponse(job=View(self.state).message(View(self.state).job(made.id)))
                 raise
             if request.validate_only:
-                record = new_record("", spec, caller().name, "")
+                record = new_record("", spec, caller().name, "", before.hopeless(spec))
                 return pb.CreateJobResponse(job=record.job)
             self.state.gates.pin(spec.dependencies, 1)
             self.state.room.expect(spec)
             try:
                 create = self.arrays.create if spec.array else self.keeper.create
-                record = await create(spec, caller().name, span.trace_parent, once)
+                record = await create(spec, caller().name, span.trace_parent, once, before.hopeless(spec))
             finally:
                 self.state.gates.pin(spec.dependencies, -1)
                 self.state.room.expect_no_more(spec)
@@ -194,7 +201,7 @@ class JobQueue(job_service_pb2_grpc.JobServiceServicer):
     async def GetJob(self, request: pb.GetJobRequest, context: Any) -> pb.GetJobResponse:
         """Tell of one job."""
         view = View(self.state)
-        return pb.GetJobResponse(job=view.message(view.job(request.id)))
+        return pb.GetJobResponse(job=view.message(await self.past.job(view, request.id)))
 
     async def ListJobs(self, request: pb.ListJobsRequest, context: Any) -> pb.ListJobsResponse:
         """Tell of jobs, newest first, page by page."""
@@ -216,11 +223,15 @@ class JobQueue(job_service_pb2_grpc.JobServiceServicer):
         chosen = Filter(request.filter, view)
         watcher = self.state.watch()
         try:
-            open_ids = set()
+            open_ids, gone = set(), dict.fromkeys(request.filter.ids)
             for job_id in list(chosen.ids(self.state)):
                 if record := self.state.records.get(job_id):
+                    gone.pop(job_id, None)
                     if not record.phase.ended:
                         open_ids.add(job_id)
+                    yield pb.WatchJobsResponse(job=view.message(record))
+            for record in await self.past.named(view, gone):
+                if chosen.takes(record):
                     yield pb.WatchJobsResponse(job=view.message(record))
             yield pb.WatchJobsResponse(synced=True)
             if request.until_ended and not open_ids:
@@ -239,7 +250,7 @@ class JobQueue(job_service_pb2_grpc.JobServiceServicer):
     async def ExplainJob(self, request: pb.ExplainJobRequest, context: Any) -> pb.ExplainJobResponse:
         """Tell why a job stands where it stands."""
         view, scheduler = View(self.state), self.scheduler
-        record = view.job(request.id)
+        record = await self.past.job(view, request.id)
         answer = explain.explain(self.state, record, self.config.policy)
         await outlook.explained(self.state, scheduler.config, self.placement, record, answer)
         view.redact(answer)
@@ -247,7 +258,13 @@ class JobQueue(job_service_pb2_grpc.JobServiceServicer):
 
     async def SimulateJob(self, request: pb.SimulateJobRequest, context: Any) -> pb.SimulateJobResponse:
         """Ask placement whether jobs that were not submitted would start now, and when else."""
-        specs = [accept(self.state, spec) for spec in (request.spec, *request.more)]
+        specs, view = [], View(self.state)
+        for asked in (request.spec, *request.more):
+            before = await self.past.before(view, asked)
+            specs.append(accept(self.state, asked, before))
+            self.past.check(view, before)
+            if why := before.hopeless(specs[-1]):
+                raise errors.failed_precondition("DEPENDENCY_FAILED", f"it would be cancelled at once: it {why}")
         names = ["whatif", *(f"whatif-{number}" for number in range(2, len(specs) + 1))]
         records = [new_record(name, spec, caller().name, "") for name, spec in zip(names, specs, strict=True)]
         answer = await simulate(self.state, self.scheduler, records)
@@ -256,7 +273,7 @@ class JobQueue(job_service_pb2_grpc.JobServiceServicer):
 
     async def ReadLogs(self, request: pb.ReadLogsRequest, context: Any) -> AsyncIterator[pb.ReadLogsResponse]:
         """Pass a job's output on; with `follow` through all of its attempts."""
-        async for response in self.output.read(View(self.state).job(request.id), request):
+        async for response in self.output.read(await self.past.job(View(self.state), request.id), request):
             yield response
 
     async def SummarizeFailures(
@@ -289,7 +306,7 @@ class JobQueue(job_service_pb2_grpc.JobServiceServicer):
         if array := view.array(request.id):
             check_array_alive(array, request.etag)
             return pb.ResumeJobResponse(job=view.message(await self.arrays.change(array, resume, once)))
-        record = view.job(request.id)
+        record = await self.past.job(view, request.id)
         if not await self.keeper.repeated(once):
             check_alive(record)
             await self.keeper.change(record, resume, request=once, etag=request.etag)
@@ -307,7 +324,7 @@ class JobQueue(job_service_pb2_grpc.JobServiceServicer):
             for job_id in array.ids:
                 self._stop_unwanted(self.state.records[job_id])
             return record
-        record = view.job(request.id)
+        record = await self.past.job(view, request.id)
         if not await self.keeper.repeated(once):
             if wish == job_pb2.JOB_PHASE_SUSPENDED:
                 check_alive(record)
@@ -328,13 +345,14 @@ class JobQueue(job_service_pb2_grpc.JobServiceServicer):
 
     async def MoveJob(self, request: pb.MoveJobRequest, context: Any) -> pb.MoveJobResponse:
         """Let a job go on elsewhere."""
-        record, once = View(self.state).job(request.id), request_of("MoveJob", request.request_id, request)
+        once = request_of("MoveJob", request.request_id, request)
+        record = await self.past.job(View(self.state), request.id)
         await moving.move(self.keeper, self.follower, record, request, once)
         return pb.MoveJobResponse(job=View(self.state).message(record))
 
     async def UpdateJob(self, request: pb.UpdateJobRequest, context: Any) -> pb.UpdateJobResponse:
         """Change what may be changed of a job that has not ended."""
-        record = View(self.state).job(request.job.id)
+        record = await self.past.job(View(self.state), request.job.id)
         once = request_of("UpdateJob", request.request_id, request)
         if not await self.keeper.repeated(once):
             check_alive(record)

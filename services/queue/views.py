@@ -98,6 +98,14 @@ class View:
             raise errors.failed_precondition(
                 "IS_ARRAY", f"{job_id} is an array of {array.count} jobs; name one of them, such as {array.first}"
             )
+        return self.owned(record)
+
+    def owned(self, record: Record) -> Record:
+        """Return a job, unless the call changes it and it is not the caller's to change.
+
+        Raises:
+            Problem: PERMISSION_DENIED.
+        """
         self._check_owner(record)
         return record
 

@@ -33,7 +33,9 @@ WRONG = frozenset(  # what chaos is no reason for
         grpc.StatusCode.OUT_OF_RANGE,
     }
 )
-ARCHIVED = frozenset({grpc.StatusCode.NOT_FOUND})  # what is said of what ended long ago, as who asks again may hear
+ARCHIVED = frozenset(  # what is said of what ended long ago, where its archive is not whoever answers'
+    {grpc.StatusCode.NOT_FOUND, grpc.StatusCode.FAILED_PRECONDITION}
+)
 NOBODY: frozenset[grpc.StatusCode] = frozenset()
 
 

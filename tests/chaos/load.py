@@ -130,11 +130,16 @@ class Load:
     async def _submit(self, tenant: str, request_id: str, rng: Random) -> tuple[job_pb2.Job, list[str], bool]:
         """Submit a job; what was answered, the ids of all jobs that it is, and whether it is a service."""
         earlier = self.earlier.setdefault(tenant, deque(maxlen=EARLIER))
-        drawn, jobs = a_job(self.asking.directory, rng, list(earlier)), self.jobs[tenant]
+        answered = None
+        while answered is None:
+            drawn, jobs = a_job(self.asking.directory, rng, list(earlier)), self.jobs[tenant]
+            spec = translate.spec_to_wire(replace(drawn.spec, tenant=tenant))
+            request = pb.CreateJobRequest(spec=spec, request_id=request_id)
+            answered = await self.asking.unless(OVER, jobs.CreateJob, request)
+            if answered is None:  # how one before it ended is in the archive of another queue
+                earlier.clear()
+        answer = answered.job
         known = {"replicas": drawn.replicas, "alone": drawn.alone, "service": drawn.service, "after": drawn.after}
-        spec = translate.spec_to_wire(replace(drawn.spec, tenant=tenant))
-        request = pb.CreateJobRequest(spec=spec, request_id=request_id)
-        answer = (await self.asking.call(jobs.CreateJob, request)).job
         if rng.random() < REPEATED:
             again = (await self.asking.call(jobs.CreateJob, request)).job
             self.asking.tell(request=request_id, job=again.id, **known)

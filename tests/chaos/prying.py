@@ -16,7 +16,9 @@ from cotenant.v1 import job_pb2
 from cotenant.v1 import job_service_pb2 as pb
 
 BETWEEN_SECONDS, CALL_SECONDS_MAX, WATCH_SECONDS = (0.2, 1.5), 3.0, 1.0
-HIDDEN = frozenset({grpc.StatusCode.NOT_FOUND})
+HIDDEN = frozenset(  # there is none, or none is known where another queue has archived some
+    {grpc.StatusCode.NOT_FOUND, grpc.StatusCode.FAILED_PRECONDITION}
+)
 
 
 @dataclass

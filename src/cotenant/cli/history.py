@@ -44,6 +44,7 @@ def history(
     context: typer.Context,
     tenant: Annotated[str, typer.Option(metavar="TENANT", help="Only jobs of this tenant.")] = "",
     name: Annotated[str, typer.Option(metavar="NAME", help="Only jobs of this name.")] = "",
+    job_id: Annotated[str, typer.Option("--id", metavar="ID", help="Only this job, or the jobs of this array.")] = "",
     phase: Annotated[str, typer.Option(metavar="PHASE", help=f"Only jobs that {', '.join(sorted(ENDED))}.")] = "",
     since: Annotated[str, typer.Option(metavar="DATE", help="Only jobs that ended at this day or later.")] = "",
     limit: Annotated[int, typer.Option(metavar="N", min=1, help="How many at most, newest first.")] = LIMIT_DEFAULT,
@@ -59,12 +60,14 @@ def history(
     Examples:
       cotenant history --tenant vision --since 2026-01-01
       cotenant history --name nightly --phase failed --json
+      cotenant history --id ID --archive FILE
       sqlite3 archive.sqlite 'SELECT tenant, count(*) FROM jobs GROUP BY 1'
     """
     if phase and phase not in set(ENDED):
         raise usage(f"--phase: {phase!r} is not one of {', '.join(sorted(ENDED))}")
     path = archive or state_dir_of(context) / ARCHIVE_FILE
     wanted: dict[str, str | float] = {
+        "? IN (id, substr(id, 1, 12))": job_id,
         "tenant = ?": tenant,
         "name = ?": name,
         "phase = ?": phase,

@@ -71,12 +71,15 @@ async def find_thing(mesh: Mesh, text: str) -> Job:
         exact: GetJobResponse = await mesh.jobs.GetJob(GetJobRequest(id=text))
         return exact.job
     except grpc.aio.AioRpcError as error:
-        is_array = from_error(error).reason == "IS_ARRAY"
+        told = from_error(error)
+        is_array = told.reason == "IS_ARRAY"
         if not is_array and error.code() not in (grpc.StatusCode.NOT_FOUND, grpc.StatusCode.INVALID_ARGUMENT):
             raise
     known = [job async for job in all_jobs(mesh, JobFilter(array_id=text) if is_array else None, fold_arrays=True)]
     for job in known:
         job.id = job.spec.array_task.array_id or job.id
+    if is_array and not known:  # of the archive
+        raise usage(told.message)
     if is_array:
         return known[0]
     head, separator, index = text.rpartition("_")

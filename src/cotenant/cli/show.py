@@ -18,6 +18,7 @@ from cotenant.cli.follow import exit_words
 from cotenant.cli.jobwriter import write_jobs
 from cotenant.cli.mesh import Mesh, reach
 from cotenant.cli.names import find_thing, phase_of
+from cotenant.cli.outcome import note
 from cotenant.cli.render import print_card
 from cotenant.core.arrays import of_indices
 from cotenant.core.lifecycle import ENDED
@@ -57,6 +58,8 @@ def show(
     if tasks:
         _show_array(job, tasks, as_file, as_json)
     elif as_file:
+        if job.archived:
+            note("the archive has no environments: what the job had in its own is missing here")
         print(write_jobs([spec_from_wire(job.spec)]), end="")
     elif as_json:
         views.print_json({**views.job_view(job, time.time()), "estimate": estimate})
@@ -109,6 +112,7 @@ def _card(job: Job, now: float) -> Pairs:
         yield "remedy", view["reason"]["remedy"]
     if told := view["array"]:
         yield "array", f"{told['id']}, index {told['index']} of {told['count']} jobs"
+    yield "kept", "in the archive alone, without its environment" if view["archived"] else ""
     yield "kind", view["kind"]
     yield "tenant, queue", f"{view['tenant']}, {view['queue']}"
     yield from _wishes(job)

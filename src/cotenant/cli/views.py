@@ -95,6 +95,7 @@ def job_view(job: Job, now: float) -> View:
         "migrations": job.migrations,
         "attained_gpu_seconds": job.attained_gpu_seconds,
         "attained_core_seconds": job.attained_core_seconds,
+        "archived": job.archived,
     }
 
 

@@ -8,6 +8,7 @@ from cotenant.core.lifecycle import Phase
 from cotenant.services.queue.arrays import Arrays
 from cotenant.services.queue.forgetting import AT_ONCE_MAX, Forgetting
 from cotenant.services.queue.keeper import JOBS, Keeper
+from cotenant.services.queue.past import Past
 from cotenant.services.queue.records import PHASES, new_record
 from cotenant.services.queue.state import State
 from cotenant.store.memory import MemoryStore
@@ -36,7 +37,7 @@ async def test_many_jobs_are_forgotten_in_few_transactions_but_none_that_others_
         state.add(record)
     state.add(new_record("waits", JobSpec(roles=(Role(),), dependencies=(Dependency(ids[3]),)), "eve", ""))
     store.transactions = 0
-    await Forgetting(state, Arrays(Keeper(store, state)), kept_max=0).sweep(0.0)
+    await Forgetting(state, Arrays(Keeper(store, state)), Past(store, None), kept_max=0).sweep(0.0)
     assert sorted(state.records) == [ids[3], "waits"]
     assert [entry.key for entry in (await store.list(JOBS)).entries] == [JOBS + ids[3]]
     assert store.transactions == 2
