@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
 from typing import Any
 from unittest.mock import AsyncMock, Mock, patch
 
@@ -14,13 +16,15 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tests.replicas.test_election import TTL_SECONDS, until
 
 from cotenant.replicas.election import Election
-from cotenant.replicas.forwarding import FORWARDED, LEFT_SECONDS, PATIENCE_SECONDS
+from cotenant.replicas.forwarding import LEFT_SECONDS, PATIENCE_SECONDS
 from cotenant.replicas.replica import Replica
 from cotenant.replicas.stores import FencedStore, WarmStore
 from cotenant.replicas.tenure import Held
 from cotenant.rpc import errors
+from cotenant.rpc.audit import CALL, FORWARDED, Audit
 from cotenant.rpc.channel import Channel, connect, passage
 from cotenant.rpc.identity import caller
+from cotenant.rpc.security import Security
 from cotenant.rpc.server import Host, Server
 from cotenant.store.memory import MemoryStore
 from cotenant.store.port import Put, Store, StoreUnavailable
@@ -78,9 +82,13 @@ class Service(job_service_pb2_grpc.JobServiceServicer, node_service_pb2_grpc.Age
 class Process:
     """A replica as a process would run it."""
 
-    def __init__(self, name: str, store: Store, alone: bool, fails: list[Exception], ttl_seconds: float) -> None:
+    def __init__(
+        self, name: str, store: Store, alone: bool, fails: list[Exception], ttl_seconds: float, log: Path | None
+    ) -> None:
         self.name, self.store, self._fails = name, store, fails
-        self.server = Server("127.0.0.1:0", TOKEN)
+        self.log = log / f"{name}.jsonl" if log else None
+        audit = Audit(self.log, name, reads=True) if self.log else None
+        self.server = Server("127.0.0.1:0", TOKEN, security=Security(audit=audit))
         self.address = f"127.0.0.1:{self.server.bind()}"
         self.election = Election(store, KEY, self.address, ttl_seconds=ttl_seconds, alone=alone)
         self.replica = Replica(self.server, store, self.election, (JOB, AGENT), "svc/", self._lead)
@@ -118,6 +126,11 @@ class Process:
         answer = await self.jobs.GetJob(pb.GetJobRequest(id=job_id), **more)
         return str(answer.job.id)
 
+    @property
+    def told(self) -> list[dict[str, Any]]:
+        """The lines of its audit log."""
+        return [json.loads(line) for line in self.log.read_text().splitlines()] if self.log else []
+
     async def serving(self) -> bool:
         async with passage(self.address) as channel:
             request = health_pb2.HealthCheckRequest(service=JOB)
@@ -126,9 +139,9 @@ class Process:
 
 
 class Replicas:
-    def __init__(self, stack: AsyncExitStack) -> None:
+    def __init__(self, stack: AsyncExitStack, log: Path | None) -> None:
         self.store = MemoryStore()
-        self._stack = stack
+        self._stack, self._log = stack, log
 
     async def start(
         self,
@@ -138,7 +151,7 @@ class Replicas:
         fails: tuple[Exception, ...] = (),
         ttl_seconds: float = TTL_SECONDS,
     ) -> Process:
-        process = Process(name, self.store, alone, list(fails), ttl_seconds)
+        process = Process(name, self.store, alone, list(fails), ttl_seconds, self._log)
         self._stack.push_async_callback(process.channel.close)
         self._stack.push_async_callback(process.replica.close)
         self._stack.push_async_callback(process.kill)
@@ -153,9 +166,9 @@ class Replicas:
 
 
 @asynccontextmanager
-async def replicas() -> AsyncIterator[Replicas]:
+async def replicas(log: Path | None = None) -> AsyncIterator[Replicas]:
     async with AsyncExitStack() as stack:
-        yield Replicas(stack)
+        yield Replicas(stack, log)
 
 
 async def failure(call: Any) -> errors.Problem:
@@ -415,6 +428,30 @@ async def test_a_call_that_was_passed_on_is_not_passed_on_again() -> None:
         async with asyncio.timeout(PATIENCE_SECONDS):
             problem = await failure(follower.jobs.GetJob(pb.GetJobRequest(), metadata=metadata))
         assert problem.reason == "NOT_LEADER"
+
+
+async def test_the_two_lines_of_a_call_that_was_passed_on_are_known_as_one_call(tmp_path: Path) -> None:
+    async with replicas(tmp_path) as all_:
+        leader, follower = await all_.two(ttl_seconds=2.0)
+        await follower.get(metadata=((CALL, "0123456789abcdef"),))  # for which only a replica's word counts
+        stream = follower.jobs.WatchJobs(pb.WatchJobsRequest())
+        await stream.read()
+        stream.cancel()
+        assert len(follower.told) == len(leader.told) == 2
+        for passed, served in zip(follower.told, leader.told, strict=True):
+            assert (passed["call"], passed["what"], passed["answer"]) == (served["call"], served["what"], "OK")
+            assert (passed["forwarded"], "forwarded" in served) == (leader.address, False)
+        assert len({line["call"] for line in leader.told} - {"0123456789abcdef"}) == 2
+        await leader.get()
+        await failure(follower.get("missing"))
+        assert not {line["call"] for line in leader.told[2:]} & {line["call"] for line in follower.told}
+        assert leader.told[3]["reason"] == "JOB_NOT_FOUND"
+        await leader.kill()
+        assert await follower.get() == "b1"  # first passed on to who is dead, then answered here
+        stream = follower.jobs.WatchJobs(pb.WatchJobsRequest())
+        await stream.read()
+        stream.cancel()
+        assert [line.get("forwarded") for line in follower.told[2:]] == [None, None]
 
 
 async def test_what_keeps_it_from_leading_is_told_and_the_lead_given_back() -> None:

@@ -6,7 +6,7 @@ import glob
 import json
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from itertools import chain
 from pathlib import Path
@@ -50,7 +50,8 @@ def audit(
     """Show who did what, on what, from where, and what was answered.
 
     Reads the file that the servers of this state directory append to, which its owner alone can read, and those that
-    were moved to `….1` and so on before it.
+    were moved to `….1` and so on before it. A call that one replica passed on to another is shown once where both
+    append to it; with --json all lines are shown as they are.
 
     \b
     Examples:
@@ -71,22 +72,43 @@ def audit(
         and (not refused or line.get("answer") != "OK")
         and _seconds(line) >= after
     )
-    kept = list(deque(found, maxlen=last or None))
+    kept = list(deque(found, maxlen=(last if as_json else 2 * last) or None))
     if as_json:
         print(json.dumps(kept, indent=2))
         return
+    kept = _calls(kept)[-last:]
     rows = [
         (
             str(line.get("time", ""))[:19],
             str(line.get("who") or "?") + (f" via {line['via']}" if line.get("via") else ""),
             str(line.get("what", "")),
             _on(line),
-            str(line.get("from", "")),
+            str(line.get("from", "")) + (f", to {line['forwarded']}" if line.get("forwarded") else ""),
             str(line.get("reason") or line.get("answer", "")),
         )
         for line in kept
     ]
     print_table(COLUMNS, rows, "nothing of that kind was written down")
+
+
+def _calls(lines: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Make one of the lines of a call that a replica passed on: what its leader wrote, with where the call came from.
+
+    >>> served, passed = {"call": "1", "answer": "OK", "from": "b"}, {"call": "1", "forwarded": "l", "from": "a"}
+    >>> _calls([served, passed])
+    [{'call': '1', 'answer': 'OK', 'from': 'a'}]
+    """
+    passed = {line["call"]: line.get("from", "") for line in lines if line.get("forwarded") and _call(line)}
+    served = {_call(line) for line in lines if not line.get("forwarded")} - {""}
+    return [
+        {**line, "from": passed[call]} if (call := _call(line)) in passed and not line.get("forwarded") else line
+        for line in lines
+        if not (line.get("forwarded") and _call(line) in served)
+    ]
+
+
+def _call(line: Mapping[str, Any]) -> str:
+    return str(line.get("call") or "")
 
 
 def _files(path: Path) -> list[Path]:

@@ -11,7 +11,8 @@ import grpc.aio
 
 from cotenant.replicas.election import Election
 from cotenant.replicas.tenure import Leader
-from cotenant.rpc import errors
+from cotenant.rpc import audit, errors
+from cotenant.rpc.audit import CALL, FORWARDED
 from cotenant.rpc.channel import generation, passage
 from cotenant.rpc.ending import end
 from cotenant.rpc.identity import ANYONE, CALLER, caller, speaking_for
@@ -20,8 +21,7 @@ from cotenant.rpc.methods import METHODS, Method
 PATIENCE_SECONDS = 5.0  # a call waits so long for a leader: longer than it takes to elect one
 PAUSE_SECONDS = 0.05  # before a call is repeated
 LEFT_SECONDS = 1.0  # to end what is under way, for a leader that was replaced: one that is halted never does
-FORWARDED = "cotenant-forwarded"  # metadata of a call that was passed on: it is not passed on again
-OWN = ("user-agent", "te", "content-type", FORWARDED)  # metadata that belongs to a connection
+OWN = ("user-agent", "te", "content-type", FORWARDED, CALL)  # metadata that belongs to a connection
 
 
 class Forwarder:
@@ -80,7 +80,7 @@ class Forwarder:
         streams = not isinstance(request, bytes)
         channel = self._to(leader)
         make: Any = channel.stream_unary if streams else channel.unary_unary
-        call = make(path)(request, metadata=_passed(context), timeout=context.time_remaining())
+        call = make(path)(request, metadata=_passed(context, leader), timeout=context.time_remaining())
         self._under_way[call] = leader.address
         try:
             response: bytes = await call
@@ -105,9 +105,10 @@ class Forwarder:
         """Pass a call on that is answered by a stream."""
         channel = self._to(leader)
         make: Any = channel.unary_stream if isinstance(request, bytes) else channel.stream_stream
-        call = make(path)(request, metadata=_passed(context), timeout=context.time_remaining())
+        call = make(path)(request, metadata=_passed(context, leader), timeout=context.time_remaining())
         self._under_way[call] = leader.address
         try:
+            await audit.begun()
             async for response in call:
                 yield response
         except asyncio.CancelledError:
@@ -152,18 +153,18 @@ def _is_forwarded(context: Any) -> bool:
     return any(key == FORWARDED for key, _ in context.invocation_metadata() or ())
 
 
-def _passed(context: Any) -> tuple[tuple[str, Any], ...]:
+def _passed(context: Any, leader: Leader) -> tuple[tuple[str, Any], ...]:
     """Give a call's metadata to the call that takes its place.
 
     Whoever is known by a token is known by it to the leader too. A certificate cannot be passed on: the leader is told
-    whose it was.
+    whose it was. By what the audit log knows the call here, it does there.
     """
     told = context.invocation_metadata() or ()
     kept = [(key, value) for key, value in told if key not in OWN and not key.startswith("grpc-")]
     if caller() != ANYONE and all(key != "authorization" for key, _ in kept):
         kept = [(key, value) for key, value in kept if key != CALLER]
         kept.append(speaking_for(caller()))
-    return (*kept, (FORWARDED, "1"))
+    return (*kept, (FORWARDED, "1"), (CALL, audit.passed_on(leader.address)))
 
 
 def _again(error: grpc.aio.AioRpcError, method: Method) -> bool:

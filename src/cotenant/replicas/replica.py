@@ -26,7 +26,7 @@ from cotenant.replicas.mirror import RETRY_SECONDS, Mirror
 from cotenant.replicas.stage import Replaced, Stage
 from cotenant.replicas.stores import Through, WarmStore
 from cotenant.replicas.tenure import Held, leader_of
-from cotenant.rpc import errors
+from cotenant.rpc import audit, errors
 from cotenant.rpc.ending import end
 from cotenant.rpc.methods import METHODS, Method
 from cotenant.rpc.server import Host, Server
@@ -270,6 +270,7 @@ class Replica:
             async for response in self._stream(path, request, context):
                 yield response
 
+        stream.passes_on = True  # type: ignore[attr-defined]  # functions have attributes
         kinds = ("unary", "stream")
         make = getattr(grpc, f"{kinds[method.client_streaming]}_{kinds[method.server_streaming]}_rpc_method_handler")
         return make(stream if method.server_streaming else answer)
@@ -277,6 +278,7 @@ class Replica:
     async def _answer(self, path: str, request: Any, context: Any, repeatable: bool) -> bytes:
         deadline = self._forwarder.deadline_of(context)
         while True:
+            audit.passed_on("")  # not in this round, so far
             if stage := self._stage:
                 held = self._held  # by now: what the stage knows is of this office, which may be over when it answers
                 try:
@@ -323,8 +325,10 @@ class Replica:
                     yield response
                 return
             await self._coming(deadline)
+        stage = self._stage
+        await audit.begun()
         try:
-            async with aclosing(self._stage.stream(path, request, context)) as responses:
+            async with aclosing(stage.stream(path, request, context)) as responses:
                 async for response in responses:
                     yield response
         except Replaced as error:

@@ -7,6 +7,9 @@ OpenTelemetry logs where those are on.
 Whether the file is still where it was is looked at once a second at most, for it costs more than the line itself. What
 has been written since the last look went to the file that it was then: where that was moved away, it is there. Where it
 was removed meanwhile, those lines are written once more, to the new one, so that none is lost.
+
+A call that a replica passes on to its leader has a line at both. They have one `call`, which goes along in the
+metadata; that of the replica says to whom it was `forwarded`, and the leader's is the one that counts.
 """
 
 from __future__ import annotations
@@ -16,9 +19,12 @@ import errno
 import fcntl
 import json
 import os
+import re
+import secrets
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from contextvars import ContextVar
 from datetime import UTC, datetime
 from functools import cache
 from itertools import pairwise
@@ -32,13 +38,16 @@ from google.protobuf.message import DecodeError
 
 from cotenant import telemetry
 from cotenant.rpc.errors import Problem
-from cotenant.rpc.identity import Identity
+from cotenant.rpc.identity import Identity, Metadata
 from cotenant.rpc.limits import TOO_MANY_CALLS
 from cotenant.rpc.permissions import Rule
 
 log = structlog.get_logger()
 
 AUDIT_FILE = "audit.jsonl"
+FORWARDED = "cotenant-forwarded"  # metadata of a call that was passed on: it is not passed on again
+CALL = "cotenant-call"  # the same: what both of its lines are known by
+CALL_ID = re.compile("[0-9a-f]{16}")
 FILES = 10  # beside the one that is appended to
 TEXT_LENGTH_MAX = 256
 NOT_ANSWERED = "NOT_ANSWERED"
@@ -112,9 +121,14 @@ class Audit:
         self._looked = -LOOK_SECONDS
         self._since: list[bytes] = []  # lines since the last look
 
-    def entry(self, method: str, rule: Rule, peer: str) -> Entry:
-        """Begin a line."""
-        return Entry(self, method, peer, always=rule.changes, reads=self._reads)
+    def entry(self, method: str, rule: Rule, peer: str, metadata: Metadata = ()) -> Entry:
+        """Begin a line; the call that is being served has it from now on."""
+        entry = Entry(self, method, peer, always=rule.changes, reads=self._reads)
+        told = dict(metadata)
+        if FORWARDED in told and CALL_ID.fullmatch(str(told.get(CALL))):
+            entry.call = str(told[CALL])
+        _serving.set(entry)
+        return entry
 
     async def append(self, line: Mapping[str, Any]) -> None:
         """Write a line, and wait until it is on disk where that is wanted."""
@@ -209,15 +223,37 @@ def turned(path: Path, files: int) -> list[Path]:
     return [*(path.with_name(f"{path.name}.{number}") for number in range(files, 0, -1)), path]
 
 
+def passed_on(to: str) -> str:
+    """Note to which address the call that is served is passed on, "" where to none; returns what it is known by."""
+    entry = _serving.get()
+    if entry is None:
+        return secrets.token_hex(8)
+    entry.forwarded = to
+    return entry.call
+
+
+async def begun() -> None:
+    """Tell of the stream that is being served, now that it is known who serves it."""
+    entry = _serving.get()
+    if entry is not None and entry.stream is not None:
+        request, entry.stream = entry.stream, None
+        await entry.answered(request, None)
+
+
 class Entry:
     """One call's line, while it is being served."""
 
-    __slots__ = ("_always", "_audit", "_begun", "_method", "_peer", "_reads", "identity")
+    __slots__ = (
+        "_always", "_audit", "_begun", "_method", "_peer", "_reads", "call", "forwarded", "identity", "stream"
+    )  # fmt: skip  # one to a line would be a screen
 
     def __init__(self, audit: Audit, method: str, peer: str, *, always: bool, reads: bool) -> None:
         self._audit, self._method, self._peer, self._always, self._reads = audit, method, peer, always, reads
         self._begun = time.monotonic()
         self.identity: Identity | None = None
+        self.call = secrets.token_hex(8)
+        self.forwarded = ""  # to which address, if it was
+        self.stream: Any = None  # the request of one of which is still to be told
 
     async def answered(self, request: Any, response: Any) -> None:
         """The call was served."""
@@ -262,12 +298,18 @@ class Entry:
             "from": self._peer,
             "answer": answer,
             "ms": round((time.monotonic() - self._begun) * 1000, 1),
+            "call": self.call,
         }
+        if self.forwarded:
+            line["forwarded"] = self.forwarded
         if who and who.via:
             line["via"] = who.via
         if reason:
             line["reason"] = reason
         await self._audit.append(line | more)
+
+
+_serving: ContextVar[Entry | None] = ContextVar("serving", default=None)
 
 
 @cache

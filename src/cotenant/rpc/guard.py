@@ -19,7 +19,7 @@ import grpc.aio
 import structlog
 
 from cotenant.rpc import errors
-from cotenant.rpc.audit import Audit, Entry
+from cotenant.rpc.audit import Audit, Entry, begun
 from cotenant.rpc.errors import Problem, Violation
 from cotenant.rpc.identity import Authenticator, Identity, denied, enter, spoken_for
 from cotenant.rpc.legible import Illegible, reading
@@ -129,7 +129,9 @@ class Guard(grpc.aio.ServerInterceptor):
                     still_known = self._again(method, rule, context)
                     request = _legible(request, still_known)
                     if entry is not None:
-                        await entry.answered(request, None)
+                        entry.stream = request
+                        if not getattr(behavior, "passes_on", False):  # which tells once it knows whether it does
+                            await begun()
                     async for response in behavior(request, context):
                         still_known()
                         yield response
@@ -143,7 +145,7 @@ class Guard(grpc.aio.ServerInterceptor):
         return guarded
 
     def _entry(self, method: str, rule: Rule, context: Any) -> Entry | None:
-        return self._audit.entry(method, rule, context.peer()) if self._audit else None
+        return self._audit.entry(method, rule, context.peer(), context.invocation_metadata()) if self._audit else None
 
     def _admit(
         self, method: str, rule: Rule, context: Any, entry: Entry | None, streams: bool
