@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+import sys
 import tempfile
 from collections.abc import Sequence
 from contextlib import closing
@@ -15,10 +16,13 @@ from pathlib import Path
 from random import Random
 from time import process_time
 
-from benchmarks.harness import Row, main
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
 
-from cotenant.services.queue.archive import Archive
-from cotenant.v1 import job_pb2
+from benchmarks.harness import Row, main  # noqa: E402 - the root of the checkout has to be on the path first
+
+from cotenant.services.queue.archive import Archive  # noqa: E402 - likewise
+from cotenant.v1 import job_pb2  # noqa: E402 - likewise
 
 SIZES, SIZES_QUICK = (1_000, 10_000, 100_000), (1_000, 10_000)
 ASKED, BATCH, ARRAY = 500, 5_000, 1_000

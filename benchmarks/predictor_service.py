@@ -26,7 +26,7 @@ from cotenant.core.estimates import Candidate, Observation, Submission  # noqa: 
 from cotenant.policies.lightgbm_duration import HISTORY, LightgbmDuration  # noqa: E402 - likewise
 from cotenant.rpc.channel import connect  # noqa: E402 - likewise
 from cotenant.services.predictor.server import SERVICE  # noqa: E402 - likewise
-from cotenant.store.port import Put  # noqa: E402 - likewise
+from cotenant.store.port import Put, Store  # noqa: E402 - likewise
 from cotenant.store.sqlite import SqliteStore  # noqa: E402 - likewise
 from cotenant.v1 import predictor_service_pb2 as pb  # noqa: E402 - likewise
 from cotenant.v1 import predictor_service_pb2_grpc as pb_grpc  # noqa: E402 - likewise
@@ -62,16 +62,14 @@ def taught(ends: int) -> LightgbmDuration:
     return durations
 
 
-async def fill(path: Path, ends: int) -> None:
+async def fill(store: Store, ends: int) -> None:
     """Write it into a store as the service would have."""
     records = taught(ends).dump()
     keys = [(f"predictor/lightgbm-duration/{name}", value) for name, value in records.items()]
     past = [(name, value) for name, value in records.items() if name.startswith(HISTORY)]
     keys += [(f"predictor/history/{name.removeprefix(HISTORY)}", value) for name, value in past]
-    store = SqliteStore(path)
     for begin in range(0, len(keys), RECORDS):
         await store.transact((), [Put(key, value) for key, value in keys[begin : begin + RECORDS]])
-    await store.close()
 
 
 async def until_restored(stub: PredictorServiceAsyncStub, health: health_pb2_grpc.HealthStub) -> tuple[float, float]:
@@ -91,7 +89,9 @@ async def _measure(quick: bool) -> Sequence[harness.Row]:
     ends = ENDS_QUICK if quick else ENDS
     with tempfile.TemporaryDirectory() as directory:
         home = Path(directory)
-        await fill(home / "store.sqlite", ends)
+        store = SqliteStore(home / "store.sqlite")
+        await fill(store, ends)
+        await store.close()
         (home / "settings.toml").write_text('predictor = "xiao-piecewise,lightgbm-duration,history"\n')
         started = await asyncio.create_subprocess_exec(
             *(COTENANT, "serve", "predictor", "--listen", "127.0.0.1:0", "--store", f"sqlite:{home / 'store.sqlite'}"),

@@ -79,6 +79,7 @@ FORMS: Mapping[str, Form] = MappingProxyType(
         "predictor": Form(50),
         "predictor_fits": Form(10),
         "predictor_models": Form(5),
+        "predictor_replicas": Form(30),
         "predictor_service": Form(60),
         "qos": Form(30),
         "quality": Form(25),

@@ -71,9 +71,14 @@ class Past:
 
         Raises:
             StoreUnavailable: the store is away.
+            NewerSchema: a newer version wrote a record of one.
+            BadRecord: a record is damaged.
         """
         for entry in (await self._store.list(ARCHIVES)).entries:
             stored = schema.read(records_pb2.StoredArchive, entry)
+            with schema.reading(entry):
+                if entry.key != ARCHIVES + stored.id:
+                    raise ValueError(f"it says that it is {stored.id!r}")
             self._places[stored.id] = stored.place
         if self._archive and self._archive.path.exists():
             try:
@@ -128,7 +133,9 @@ class Past:
             if ended.job is None:
                 told = f"{job_id} was an array of {sum(ended.phases.values())} jobs, all of which ended long ago"
                 raise errors.failed_precondition("IS_ARRAY", f"{told}; name one of them, such as {ended.first}")
-            return view.owned(_record(ended.job))
+            if record := _record(ended.job):
+                return view.owned(record)
+            readable = False
         if self._may_be_elsewhere(job_id, readable):
             raise self._elsewhere(view, [job_id], readable)
         raise unknown
@@ -136,7 +143,8 @@ class Past:
     async def named(self, view: View, ids: Iterable[str]) -> list[Record]:
         """Return those of the archive's jobs that the caller names and may see."""
         found, _ = await self._find(list(ids))
-        return [_record(one.job) for one in found.values() if one.job and view.sees_tenant(one.tenant)]
+        seen = (one.job for one in found.values() if one.job and view.sees_tenant(one.tenant))
+        return [record for job in seen if (record := _record(job))]
 
     async def before(self, view: View, spec: job_pb2.JobSpec) -> Before:
         """Find what a new job is to come after and the queue does not know. While that is looked up, more may go."""
@@ -186,7 +194,16 @@ class Past:
         return errors.failed_precondition(ELSEWHERE, told)
 
 
-def _record(job: job_pb2.Job) -> Record:
-    """Make a record of a job that is none of the store's: nothing of it can be changed, for it has ended."""
+def _record(job: job_pb2.Job) -> Record | None:
+    """Make a record of a job that is none of the store's: nothing of it can be changed, for it has ended.
+
+    None where it is damaged so that it could still be parsed.
+    """
     job.archived = True
-    return Record(records_pb2.StoredJob(schema_version=SCHEMA_VERSION, job=job), translate.spec_from_wire(job.spec))
+    stored = records_pb2.StoredJob(schema_version=SCHEMA_VERSION, job=job)
+    try:
+        record = Record(stored, translate.spec_from_wire(job.spec))
+        return record if record.phase.ended else None
+    except (ValueError, LookupError, TypeError, ArithmeticError, AssertionError) as error:
+        log.warning("archived_job_damaged", job=job.id, error=str(error))
+        return None

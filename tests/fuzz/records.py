@@ -30,6 +30,7 @@ from cotenant.services.placement.leadership import LEADER, Leadership
 from cotenant.services.placement.records import ATTEMPTS, NODES
 from cotenant.services.placement.server import Placement, PlacementConfig
 from cotenant.services.queue.keeper import ARRAYS, JOBS, TENANTS, Keeper
+from cotenant.services.queue.past import ARCHIVES, Past
 from cotenant.services.queue.state import State, kept_message
 from cotenant.store import schema
 from cotenant.store.memory import MemoryStore
@@ -49,6 +50,7 @@ def targets() -> Iterator[Target]:
         ("job", JOBS, _queue),
         ("tenant", TENANTS, _queue),
         ("array", ARRAYS, _queue),
+        ("archive", ARCHIVES, _past),
         ("node", NODES, _placement),
         ("attempt", ATTEMPTS, _placement),
     ):
@@ -73,6 +75,7 @@ def _good(name: str) -> bytes:
         "job": records_pb2.StoredJob(schema_version=1, job=job, request_ids=["r"]),
         "tenant": records_pb2.StoredTenant(schema_version=1, tenant=tenant_service_pb2.Tenant(id="x", weight=2)),
         "array": records_pb2.StoredArray(schema_version=1, id="x", count=3),
+        "archive": records_pb2.StoredArchive(schema_version=1, id="x", place="h:/a.sqlite"),
         "node": records_pb2.StoredNode(schema_version=1, node=node_service_pb2.Node(id="x", inventory=inventory)),
         "attempt": records_pb2.StoredAttempt(schema_version=1, attempt=attempt, spec=spec(gpus=1)),
         "leader": records_pb2.StoredLeader(schema_version=1, address="a:1", identity="ab"),
@@ -121,6 +124,11 @@ async def _queue(store: MemoryStore) -> None:
     for record in state.records.values():
         kept_message(record).SerializeToString()
         state.row(record)
+
+
+async def _past(store: MemoryStore) -> None:
+    """Learn of archives as the queue does when it begins to lead."""
+    await Past(store, None).start()
 
 
 async def _placement(store: MemoryStore) -> None:

@@ -24,6 +24,9 @@ from cotenant.cli.backup import _fill, _is_of_others, _read, _run
 from cotenant.cli.history import _found, _row
 from cotenant.cli.outcome import CommandError
 from cotenant.services.queue.archive import Archive
+from cotenant.services.queue.past import Past
+from cotenant.services.queue.state import State
+from cotenant.services.queue.views import View
 from cotenant.store.copying import BadBackup, Contents, fill, read_file, read_store, write_file
 from cotenant.store.memory import MemoryStore
 from cotenant.store.port import Put, Relisted, StoreUnavailable
@@ -258,12 +261,14 @@ def _archives(directory: Path) -> Prepared:
 
 
 def _archives_to_write(directory: Path) -> Prepared:
-    """Add jobs to it, as a queue does that forgets them; what is written can be read."""
+    """Add jobs to it, as a queue does that forgets them; what is written can be read, and what was before is found."""
     good, path = _good_archive(directory), directory / "written.sqlite"
     archive, loop = Archive(path), asyncio.new_event_loop()
+    past, view = Past(MemoryStore(), archive), View(State())
 
     def run(data: bytes) -> None:
         _write(path, data)
+        loop.run_until_complete(past.named(view, ["j1", "array", "j2"]))
         loop.run_until_complete(archive.add(_jobs()))
         with closing(sqlite3.connect(path)) as connection:
             connection.execute("SELECT job FROM jobs WHERE id = 'j2'").fetchone()

@@ -124,7 +124,7 @@ class Audit:
     def entry(self, method: str, rule: Rule, peer: str, metadata: Metadata = ()) -> Entry:
         """Begin a line; the call that is being served has it from now on."""
         entry = Entry(self, method, peer, always=rule.changes, reads=self._reads)
-        told = dict(metadata)
+        told = dict(metadata or ())
         if FORWARDED in told and CALL_ID.fullmatch(str(told.get(CALL))):
             entry.call = str(told[CALL])
         _serving.set(entry)

@@ -1,0 +1,150 @@
+"""What a second predictor costs: both know all that was ever learnt, whichever of them is asked.
+
+Two processes on one etcd, one of which leads and observes, and the other follows. For stores of several sizes: their
+memory, the processor's time to restore, to take observations in or to read what came of them, and to answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import tempfile
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+import psutil  # noqa: E402 - the root of the checkout has to be on the path first
+from benchmarks import harness  # noqa: E402 - likewise
+from benchmarks.predictor import BATCH, observations, questions  # noqa: E402 - likewise
+from benchmarks.predictor_service import COTENANT, _said, fill, until_restored  # noqa: E402 - likewise
+from grpc_health.v1 import health_pb2_grpc  # noqa: E402 - likewise
+from tests.etcd_server import EtcdServer  # noqa: E402 - likewise
+
+from cotenant.rpc.channel import connect  # noqa: E402 - likewise
+from cotenant.store.etcd import EtcdStore  # noqa: E402 - likewise
+from cotenant.v1 import predictor_service_pb2 as pb  # noqa: E402 - likewise
+from cotenant.v1 import predictor_service_pb2_grpc as pb_grpc  # noqa: E402 - likewise
+
+if TYPE_CHECKING:
+    from cotenant.v1.predictor_service_pb2_grpc import PredictorServiceAsyncStub
+
+SIZES, SIZES_QUICK = (0, 1_000, 10_000, 100_000), (0, 1_000)
+MODELS = 200  # of which something is seen
+ASKED = 20
+SETTLED_SECONDS = 1.5  # more than twice what a predictor waits before it writes
+IDLE_SHARE_MAX = 0.03  # of a core
+POLICIES = "xiao-piecewise,history"  # without the one whose model is learnt in a process of its own
+
+
+@dataclass
+class Replica:
+    """A predictor's process, and how to call it."""
+
+    process: psutil.Process
+    stub: PredictorServiceAsyncStub
+    restoring_s: float = 0.0
+
+    @property
+    def mib(self) -> float:
+        """Its memory."""
+        return float(self.process.memory_info().rss) / 2**20
+
+    @property
+    def busy_s(self) -> float:
+        """The processor's time so far."""
+        times = self.process.cpu_times()
+        return float(times.user + times.system)
+
+
+async def _measure(quick: bool) -> Sequence[harness.Row]:
+    rows: list[harness.Row] = []
+    empty = 0.0
+    for ends in SIZES_QUICK if quick else SIZES:
+        with tempfile.TemporaryDirectory() as directory:
+            made = await _of(Path(directory), ends, empty)
+        empty = empty or made[0].value
+        rows += made
+    return rows
+
+
+async def _of(home: Path, ends: int, empty_mib: float) -> Sequence[harness.Row]:
+    etcd = EtcdServer(home)
+    etcd.start()
+    try:
+        store = EtcdStore([etcd.endpoint], timeout_seconds=30.0)
+        await fill(store, ends)
+        await store.close()
+        (home / "settings.toml").write_text(f'predictor = "{POLICIES}"\n')
+        async with AsyncExitStack() as stack:
+            leads, follows = [await _started(stack, home, etcd.url) for _ in range(2)]
+            return await _measured(leads, follows, ends, empty_mib)
+    finally:
+        etcd.kill()
+
+
+async def _started(stack: AsyncExitStack, home: Path, store: str) -> Replica:
+    started = await asyncio.create_subprocess_exec(
+        *(COTENANT, "serve", "predictor", "--listen", "127.0.0.1:0", "--store", store),
+        *("--config", str(home / "settings.toml")),
+        env={"COTENANT_TOKEN": "secret", "COTENANT_STATE_DIR": str(home), "HOME": str(home), "PATH": "/usr/bin"},
+        stderr=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+    )
+    stack.push_async_callback(started.wait)
+    stack.callback(started.kill)
+    address = (await _said(started.stderr, "serves at")).split()[-1]
+    channel = await stack.enter_async_context(connect(address, "secret"))
+    stub = cast("PredictorServiceAsyncStub", pb_grpc.PredictorServiceStub(channel))
+    replica = Replica(psutil.Process(started.pid), stub)
+    await until_restored(stub, health_pb2_grpc.HealthStub(channel))
+    await _settled(replica)  # who follows says that it serves as soon as it knows who leads
+    replica.restoring_s = replica.busy_s
+    return replica
+
+
+async def _settled(*replicas: Replica) -> None:
+    """Wait until they do next to nothing."""
+    for replica in replicas:
+        before = -1.0
+        while replica.busy_s - before > IDLE_SHARE_MAX * SETTLED_SECONDS:
+            before = replica.busy_s
+            await asyncio.sleep(SETTLED_SECONDS)
+
+
+async def _measured(leads: Replica, follows: Replica, ends: int, empty_mib: float) -> Sequence[harness.Row]:
+    name = f"{ends:,} finished jobs"
+    memory = leads.mib, follows.mib
+    seen = observations(MODELS)
+    before = leads.busy_s, follows.busy_s
+    for begin in range(0, len(seen), BATCH):
+        await leads.stub.Observe(pb.ObserveRequest(observations=seen[begin : begin + BATCH]))
+    await _settled(leads, follows)
+    observing_us, reading_us = (
+        (replica.busy_s - then) / len(seen) * 1e6 for replica, then in zip((leads, follows), before, strict=True)
+    )
+    asked = questions(MODELS)
+    then = follows.busy_s
+    for _ in range(ASKED):
+        await follows.stub.Estimate(asked)
+    answering_us = (follows.busy_s - then) / ASKED / MODELS * 1e6
+    empty = "of one that knows nothing"
+    return [
+        harness.Row(f"{name}: memory of who leads", memory[0], "MiB", empty_mib or memory[0], empty),
+        harness.Row(f"{name}: memory of who follows", memory[1], "MiB", empty_mib or memory[0], empty),
+        harness.Row(
+            f"{name}: start and restore", follows.restoring_s, "s of processor", leads.restoring_s, "the leader"
+        ),
+        harness.Row(
+            f"{name}: an observation read by who follows", reading_us, "µs", observing_us, "taken in by who leads"
+        ),
+        harness.Row(f"{name}: a job estimated, of 8 candidates", answering_us, "µs"),
+    ]
+
+
+if __name__ == "__main__":
+    harness.main(lambda quick: asyncio.run(_measure(quick)), __doc__ or "")
