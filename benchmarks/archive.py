@@ -54,7 +54,8 @@ async def _of(path: Path, size: int, before: Sequence[Row]) -> list[Row]:
         raw = (process_time() - begin) / ASKED * 1000
     begin = process_time()
     for number in range(20):
-        assert sum((await archive.find([f"array{number % (size // ARRAY):06}"])).popitem()[1].phases.values()) == ARRAY
+        array_id = f"array{number % (size // ARRAY):06}"
+        assert sum((await archive.find([array_id]))[array_id].phases.values()) == ARRAY
     array = (process_time() - begin) / 20 * 1000
     bare = "the bare question"
     grown = asked / before[0].value if before else 1.0

@@ -132,7 +132,9 @@ class Past:
         if ended and view.sees_tenant(ended.tenant):
             if ended.job is None:
                 told = f"{job_id} was an array of {sum(ended.phases.values())} jobs, all of which ended long ago"
-                raise errors.failed_precondition("IS_ARRAY", f"{told}; name one of them, such as {ended.first}")
+                raise errors.failed_precondition(
+                    "IS_ARRAY", f"{told}; name one of them, such as {ended.first}", first=ended.first
+                )
             if record := _record(ended.job):
                 return view.owned(record)
             readable = False

@@ -78,7 +78,11 @@ async def find_thing(mesh: Mesh, text: str) -> Job:
     known = [job async for job in all_jobs(mesh, JobFilter(array_id=text) if is_array else None, fold_arrays=True)]
     for job in known:
         job.id = job.spec.array_task.array_id or job.id
-    if is_array and not known:  # of the archive
+    if is_array and (first := told.metadata.get("first")):  # of the archive, in which no list looks
+        exact = await mesh.jobs.GetJob(GetJobRequest(id=first))
+        exact.job.id = exact.job.spec.array_task.array_id
+        return exact.job
+    if is_array and not known:  # forgotten in between
         raise usage(told.message)
     if is_array:
         return known[0]

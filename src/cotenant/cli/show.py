@@ -18,7 +18,7 @@ from cotenant.cli.follow import exit_words
 from cotenant.cli.jobwriter import write_jobs
 from cotenant.cli.mesh import Mesh, reach
 from cotenant.cli.names import find_thing, phase_of
-from cotenant.cli.outcome import note
+from cotenant.cli.outcome import note, usage
 from cotenant.cli.render import print_card
 from cotenant.core.arrays import of_indices
 from cotenant.core.lifecycle import ENDED
@@ -70,6 +70,11 @@ def show(
 async def _asked(mesh: Mesh, job_id: str) -> tuple[Job, views.View | None, list[Job]]:
     """Read a job, and what the predictor says of it while it has not ended; or an array and its jobs."""
     job = await find_thing(mesh, job_id)
+    if is_array(job) and job.archived:
+        hint = f"`cotenant history --id {job.id}` lists them where the archive is"
+        raise usage(
+            f"{job.id} was an array of {plural(job.spec.array_task.count, 'job')}, which are archived", hint=hint
+        )
     if is_array(job):
         return await read_array(mesh, job.id), None, await read_tasks(mesh, job.id)
     if phase_of(job) in ENDED:

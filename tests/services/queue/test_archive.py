@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import math
 import sqlite3
 import time
@@ -44,6 +45,8 @@ async def test_what_is_forgotten_is_in_the_archive(tmp_path: Path, capsys: pytes
     assert main.run(["history", "--archive", str(path), "--phase", "succeeded"]) == 0
     out = capsys.readouterr().out
     assert all(job_id in out for job_id in ids[:2])
+    assert main.run(["history", "--archive", str(path), "--id", ids[1], "--json"]) == 0
+    assert [one["id"] for one in json.loads(capsys.readouterr().out)] == [ids[1]]
     assert main.run(["history", "--archive", str(path), "--since", "2999-01-01"]) == 0
     assert "no such jobs" in capsys.readouterr().err
 

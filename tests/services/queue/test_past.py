@@ -13,7 +13,7 @@ from typing import Any
 
 import grpc
 import pytest
-from tests.services.mesh import Mesh, eventually, running, spec
+from tests.services.mesh import Mesh, running, spec
 from tests.services.test_tenancy import ByName, created
 
 from cotenant.core.lifecycle import Phase
@@ -114,9 +114,9 @@ async def test_jobs_come_after_archived_ones_by_how_those_ended(world: World) ->
     for what, condition in ((world.good, AFTER), (world.good, AFTER_OK), (world.bad, AFTER), (world.array, AFTER)):
         await mesh.reach(await mesh.submit(dependencies=after(what, condition)), "SUCCEEDED")
     for what, why in ((world.bad, "was cancelled"), (world.array, "did not, all of it: 2 succeeded, 1 cancelled")):
-        for fields in ({}, {"array": THREE}):
+        for array in (None, THREE):
             made: pb.CreateJobResponse = await mesh.jobs.CreateJob(
-                pb.CreateJobRequest(spec=spec(dependencies=after(what), **fields))
+                pb.CreateJobRequest(spec=spec(dependencies=after(what), array=array))
             )
             told = f"was to start after {what} had succeeded, which {why}"
             assert (made.job.phase, made.job.phase_reason) == (CANCELLED, told)
@@ -215,12 +215,8 @@ async def test_a_job_that_is_archived_while_another_one_is_to_come_after_it_is_f
             old += after(first)
             made = await asyncio.gather(*(mesh.submit(dependencies=old) for _ in range(5)))
             await swept
-            for one in made:
-                await eventually(lambda one=one: _succeeded(mesh, one))
-
-
-async def _succeeded(mesh: Mesh, job_id: str) -> bool:
-    return (await mesh.job(job_id)).phase == SUCCEEDED
+            await mesh.all_ended()
+            assert [(await mesh.job(one)).phase for one in made] == [SUCCEEDED] * len(made)
 
 
 async def test_nothing_is_looked_for_but_by_an_index(tmp_path: Path) -> None:
