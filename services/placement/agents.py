@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Iterable, Iterator
 
 from cotenant.core.lifecycle import StopReason
+from cotenant.core.validate import MEMORY_BYTES_MAX
 from cotenant.rpc import errors, translate
 from cotenant.rpc.errors import Violation
 from cotenant.services.placement.expected import expected_rate_per_second
@@ -25,9 +26,9 @@ def check_message(message: node_pb2.ConnectRequest) -> None:
     wrong += _wrong_states("reports", message.reports)
     if message.HasField("hello"):
         wrong += _wrong_states("hello.attempts", message.hello.attempts)
-        wrong += _wrong_inventory("hello.inventory", message.hello.inventory)
+        wrong += wrong_inventory("hello.inventory", message.hello.inventory)
     if message.HasField("inventory"):
-        wrong += _wrong_inventory("inventory", message.inventory)
+        wrong += wrong_inventory("inventory", message.inventory)
     if wrong:
         raise errors.invalid(wrong)
 
@@ -38,10 +39,10 @@ def _wrong_states(path: str, reports: Iterable[node_pb2.AttemptReport]) -> Itera
             yield Violation(f"{path}[{at}].state", f"is {told.state}, which is no state of an attempt")
 
 
-def _wrong_inventory(path: str, inventory: resources_pb2.Inventory) -> Iterator[Violation]:
+def wrong_inventory(path: str, inventory: resources_pb2.Inventory) -> Iterator[Violation]:
     """Name what a node cannot be made of: it would be written down, and counted with from then on."""
-    if inventory.memory_bytes < 0:
-        yield Violation(f"{path}.memory_bytes", f"must not be negative, not {inventory.memory_bytes}")
+    if not 0 <= inventory.memory_bytes <= MEMORY_BYTES_MAX:  # those of all nodes are summed up
+        yield Violation(f"{path}.memory_bytes", f"must be from 0 to 1 PiB, not {inventory.memory_bytes}")
     for name, ids in (
         ("cores", [core.id for core in inventory.cores]),
         ("gpus", [gpu.uuid for gpu in inventory.gpus]),

@@ -19,13 +19,13 @@ import structlog
 from cotenant import fail_points
 from cotenant.replicas.tenure import Tenure
 from cotenant.rpc import errors, translate
-from cotenant.services.placement.agents import Sessions
+from cotenant.services.placement.agents import Sessions, wrong_inventory
 from cotenant.services.placement.attention import Attention
 from cotenant.services.placement.cluster import Cluster
 from cotenant.services.placement.committer import Committer, Fenced, Halted, Outdated, TooLarge
 from cotenant.services.placement.feed import Feed
 from cotenant.services.placement.kinds import Kinds
-from cotenant.services.placement.records import ATTEMPTS, FORGOTTEN, GUARDS, KINDS, NODES, Live
+from cotenant.services.placement.records import ATTEMPTS, FORGOTTEN, GUARDS, KINDS, NODES, Live, check_amounts
 from cotenant.services.placement.registry import Registry
 from cotenant.store import schema
 from cotenant.store.port import Compare, Listing, NotLeader, Store, StoreUnavailable
@@ -229,6 +229,8 @@ class Leadership:
             with schema.reading(entry):
                 if entry.key != NODES + stored.node.id:
                     raise ValueError(f"it says that it is {stored.node.id!r}")
+                if wrong := next(wrong_inventory("inventory", stored.node.inventory), None):
+                    raise ValueError(f"{wrong.field} {wrong.description}")
                 node = fresh.put_node(stored.node.id, translate.inventory_from_wire(stored.node.inventory), stored)
             node.seen_seconds = old.seen_seconds if old else now
             node.heard_seconds = old.heard_seconds if old else attended
@@ -240,6 +242,7 @@ class Leadership:
                 allocation = tuple(translate.allocation_from_wire(part) for part in record.attempt.allocations)
                 record.attempt.epoch = record.attempt.epoch or entry.mod_revision
                 target = tuple(translate.allocation_from_wire(part) for part in record.resizing)
+                check_amounts((*allocation, *target))
                 live = Live(record, allocation, epoch=record.attempt.epoch, target=target)
                 live.end_kept = live.state.ended
                 fresh.add(live)

@@ -6,14 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from cotenant.core import health
-from cotenant.core.allocations import NodeAllocation, both
+from cotenant.core.allocations import Allocation, NodeAllocation, both
 from cotenant.core.gangs import Gang
-from cotenant.core.jobs import GRACE_SECONDS_DEFAULT
+from cotenant.core.jobs import GRACE_SECONDS_DEFAULT, WHOLE_GPU_MILLI
 from cotenant.core.ledger import Holding
 from cotenant.core.lifecycle import AttemptEvent, AttemptState, StopReason, next_state
 from cotenant.core.nodes import HealthAction, HealthProblem, Inventory, NodeShape, shape_of
 from cotenant.core.placing.books import Book
 from cotenant.core.scenes import Stay
+from cotenant.core.validate import MEMORY_BYTES_MAX
 from cotenant.rpc import translate
 from cotenant.services.placement.committer import Write
 from cotenant.v1 import job_pb2, node_service_pb2, records_pb2
@@ -219,6 +220,20 @@ def within(inventory: Inventory, allocation: NodeAllocation) -> NodeAllocation:
             for task in allocation.tasks
         ),
     )
+
+
+def check_amounts(allocation: Allocation) -> None:
+    """See that what an attempt holds can be counted.
+
+    Raises:
+        ValueError: it cannot.
+    """
+    for task in (task for part in allocation for task in part.tasks):
+        if not 0 <= task.memory_bytes <= MEMORY_BYTES_MAX:
+            raise ValueError(f"nobody holds {task.memory_bytes} bytes of memory")
+        for share in task.gpus:
+            if not 0 < share.milli <= WHOLE_GPU_MILLI:
+                raise ValueError(f"nobody holds {share.milli} thousandths of a GPU")
 
 
 def used(node: Node, lives: Sequence[Live]) -> tuple[int, int, int]:

@@ -319,7 +319,7 @@ def _history(path: Path) -> None:
 
 
 def _commits(directory: Path) -> Prepared:
-    from tests.fuzz.records import _good
+    from tests.fuzz.records import good
 
     kinds = {
         "job": "queue/jobs/x",
@@ -327,7 +327,7 @@ def _commits(directory: Path) -> Prepared:
         "attempt": "placement/attempts/x",
         "leader": "queue/leader",
     }
-    goods = {kinds[name]: _good(name) for name in kinds}
+    goods = {kinds[name]: good(name) for name in kinds}
 
     def run(data: bytes) -> None:
         for key in goods:

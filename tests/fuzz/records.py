@@ -23,6 +23,7 @@ from tests.fuzz.messages import Drawer
 from tests.fuzz.targets import Prepared, Target
 from tests.services.mesh import spec
 
+from cotenant.core.jobs import WHOLE_GPU_MILLI
 from cotenant.replicas.tenure import leader_of
 from cotenant.rpc.errors import Problem
 from cotenant.rpc.oidc import BadOidc, Oidc, OidcRules
@@ -55,21 +56,24 @@ def targets() -> Iterator[Target]:
         ("attempt", ATTEMPTS, _placement),
     ):
         yield Target(f"record of a {name}", _of(name, prefix, load), refused)
-    yield Target("record of a leader", lambda directory: Prepared(_leader, (_good("leader"),)), refused)
-    yield Target("record of a request", lambda directory: Prepared(_request, (_good("request"),)), refused)
+    yield Target("record of a leader", lambda directory: Prepared(_leader, (good("leader"),)), refused)
+    yield Target("record of a request", lambda directory: Prepared(_request, (good("request"),)), refused)
     yield Target("keys of a provider", _keys, (BadOidc,))
     yield Target("tokens of a provider", _tokens, (Problem,))
 
 
-def _good(name: str) -> bytes:
+def good(name: str) -> bytes:
     """A record of each kind, as a service writes it."""
     task = resources_pb2.TaskAllocation(role="worker", core_ids=[0, 1], cpu_ids=[0, 1], memory_bytes=1 << 20)
+    task.gpus.add(uuid="GPU-a", milli=500)
     allocation = resources_pb2.NodeAllocation(node_id="x", tasks=[task])
     attempt = job_pb2.Attempt(
         job_id="x", number=1, epoch=4, state=job_pb2.ATTEMPT_STATE_RUNNING, allocations=[allocation]
     )
     cores = [resources_pb2.Core(id=number, cpus=[number]) for number in range(4)]
     inventory = resources_pb2.Inventory(cores=cores, memory_bytes=1 << 30)
+    for uuid in ("GPU-a", "GPU-b"):
+        inventory.gpus.add(uuid=uuid, model="V100", memory_bytes=1 << 34, shareable=True)
     job = job_pb2.Job(id="x", spec=spec(gpus=1), phase=job_pb2.JOB_PHASE_QUEUED, attempt=attempt)
     made: dict[str, Any] = {
         "job": records_pb2.StoredJob(schema_version=1, job=job, request_ids=["r"]),
@@ -85,7 +89,8 @@ def _good(name: str) -> bytes:
 
 
 def _of(name: str, prefix: str, load: Callable[[MemoryStore], Any]) -> Callable[[Path], Prepared]:
-    good = _good(name)
+    whole = good(name)
+    beside = {f"{NODES}x": good("node")} if name == "attempt" else {}
     kind: Any = getattr(records_pb2, f"Stored{name.capitalize()}")
 
     def prepare(directory: Path) -> Prepared:
@@ -94,6 +99,7 @@ def _of(name: str, prefix: str, load: Callable[[MemoryStore], Any]) -> Callable[
 
         async def started(data: bytes) -> None:
             store = MemoryStore()
+            await store.transact([], [Put(key, content) for key, content in beside.items()])
             await store.transact([], [Put(f"{prefix}x", data)])
             before = (await store.list("")).entries
             try:
@@ -110,9 +116,9 @@ def _of(name: str, prefix: str, load: Callable[[MemoryStore], Any]) -> Callable[
             """Every other input is a record of the kind, with other things in its fields."""
             if zlib.crc32(data) % 2:
                 return data
-            return bytes(drawer.change(kind.FromString(good)).SerializeToString())
+            return bytes(drawer.change(kind.FromString(whole)).SerializeToString())
 
-        return Prepared(lambda data: loop.run_until_complete(started(data)), (good,), pack=pack)
+        return Prepared(lambda data: loop.run_until_complete(started(data)), (whole,), pack=pack)
 
     return prepare
 
@@ -132,9 +138,18 @@ async def _past(store: MemoryStore) -> None:
 
 
 async def _placement(store: MemoryStore) -> None:
-    """Read as placement does when it begins to lead, and count what is free."""
+    """Read as placement does when it begins to lead, count what is free, and have all give back what they hold."""
     cluster = _reader()._read(await store.list(NODES), await store.list(ATTEMPTS))
-    _ = cluster.ledger
+    ledger = cluster.ledger
+    if (ledger._free < 0).any() or (ledger._free > ledger._total).any() or (ledger._milli > WHOLE_GPU_MILLI).any():
+        free = ledger._free.T.tolist(), ledger._milli.tolist()
+        raise AssertionError(f"{free} are free of {ledger._total.T.tolist()}")
+    for live in list(cluster.attempts.values()):
+        cluster.release(live)
+        cluster.forget(live.key[0])
+    ledger = cluster.ledger
+    if (ledger._free != ledger._total).any():
+        raise AssertionError(f"{ledger._free.T.tolist()} come back of {ledger._total.T.tolist()}")
 
 
 @cache

@@ -12,9 +12,12 @@ import pytest
 from tests.fuzz import agent_sockets, calls, connections, sequences
 from tests.fuzz.agent_files import HEALTH, STATUS
 from tests.fuzz.operator_files import TOKENS
+from tests.fuzz.records import good
 from tests.fuzz.running import GROWTH_BYTES_MAX, Outcome, run
 from tests.fuzz.targets import Prepared, Target, all_targets
 from tests.fuzz.trace_files import SNAPSHOT
+
+from cotenant.v1 import records_pb2
 
 TARGETS = {target.name: target for target in all_targets()}
 SEED = 7
@@ -47,6 +50,21 @@ def snapshot(path: str, value: object) -> bytes:
         inner = inner[step]
     inner[last] = value
     return json.dumps(whole).encode()
+
+
+def held(memory_bytes: int = 5, milli: int = 500) -> bytes:
+    """The record of an attempt, with other amounts."""
+    record = records_pb2.StoredAttempt.FromString(good("attempt"))
+    task = record.attempt.allocations[0].tasks[0]
+    task.memory_bytes, task.gpus[0].milli = memory_bytes, milli
+    return record.SerializeToString()
+
+
+def node(memory_bytes: int) -> bytes:
+    """The record of a node, with another amount."""
+    record = records_pb2.StoredNode.FromString(good("node"))
+    record.node.inventory.memory_bytes = memory_bytes
+    return record.SerializeToString()
 
 
 FOUND = [
@@ -93,6 +111,9 @@ FOUND = [
     ("record of a job", b"\x08\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01"),  # of a schema below the first
     ("record of a tenant", b"\x08\x01\x12\x03\x0a\x01y"),  # of another name than its key
     ("record of a attempt", b"\x08\x01\x12\x03\x0a\x01x"),  # in no state
+    *(("record of a attempt", held(memory_bytes)) for memory_bytes in (-(2**31), -(2**63))),
+    *(("record of a attempt", held(milli=milli)) for milli in (-1000, -(2**31))),
+    *(("record of a node", node(memory_bytes)) for memory_bytes in (-1, -(2**63))),
     ("keys of a provider", b'{"keys":' * 3000),
     ("tokens of a provider", b"W1tb" * 1500 + b".e30.x"),
     ("certificates", DAMAGED.replace(b"mgAwIBAgIU", b"mgAwIBagIU", 1)),
