@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import io
 import json
+import tempfile
 from collections.abc import Iterator
-from functools import partial
+from contextlib import redirect_stderr, redirect_stdout, suppress
+from functools import cache, partial
+from io import StringIO
 from pathlib import Path
+from typing import Any
 
 from tests.fuzz.targets import Prepared, Target, of_file
 
+from cotenant.cli.replay import _about, _show
 from cotenant.core.options import BadOption
 from cotenant.reproduction.words import BadData
 from cotenant.reproduction.words import table as published
 from cotenant.simulator import snapshots
-from cotenant.simulator.eventfile import BadRecording, Recording
+from cotenant.simulator.eventfile import BadRecording, Recording, writing
 from cotenant.simulator.overlays import parse_overlays
+from cotenant.simulator.scenario import Scenario
 from cotenant.simulator.traces import load
 from cotenant.simulator.traces.jobs import BadTrace
 from cotenant.simulator.traces.own import OPTIONAL, REQUIRED
@@ -63,11 +69,8 @@ SNAPSHOT = snapshots.Snapshot(
     ),
     policies={"queue": snapshots.InUse("fifo", {"mode": "strict"})},
 ).dump().encode()  # fmt: skip
-RECORDING = (
-    b'{"kind":"header","version":1,"scenario":{"trace":"sample","cluster":"6x8"},"files":{},"versions":{}}\n'
-    b'{"kind":"submit","at_seconds":0.0,"job":"a"}\n'
-    b'{"kind":"end","complete":true,"at_seconds":1.5,"events":1,"sha256":"00"}\n'
-)
+JOBS = b"job_id,submission_time,duration,num_gpu\na,0,9000,2\nb,5,20000,4\nc,9,300,1\nd,4000,50,2\ne,4100,90,1\n"
+SHORT_LIVED = {"failed_percent": "40", "preemption_cost_seconds": "5"}
 OVERLAYS = (
     b"cores=auto",
     b"tenants=4",
@@ -88,8 +91,7 @@ def targets() -> Iterator[Target]:
     yield Target("trace of any format", of_file("any.csv", _lenient, every, columns), bad)
     yield Target("trace in Parquet", _parquet, bad)
     yield Target("snapshot", of_file("snapshot.json", _lenient, (SNAPSHOT,)), bad)
-    recordings = (RECORDING, RECORDING.replace(b'"files":{}', b'"files":{"trace":"ab","cluster":"cd"}'))
-    yield Target("recording", of_file("events.jsonl", _recording, recordings), (BadRecording,))
+    yield Target("recording", _recordings, (BadRecording,))
     yield Target("recording in Parquet", _recording_in_parquet, (BadRecording,))
     table = b"job,gpus,seconds\n1,8,60\n2,1,9.5\n"
     yield Target(
@@ -107,38 +109,72 @@ def _lenient(path: Path) -> None:
     load(path, skip_bad_rows=True)
 
 
+@cache
+def _recorded() -> bytes:
+    """What a simulation told in which jobs wait, make room for others, fail and are resized."""
+    with tempfile.TemporaryDirectory(prefix="cotenant-fuzz-") as directory:
+        trace, path = Path(directory, "jobs.csv"), Path(directory, "events.jsonl")
+        trace.write_bytes(JOBS)
+        scenario = Scenario(str(trace), "2x2", queue="las", options={"placement": {}, "simulator": SHORT_LIVED})
+        with writing(path, scenario) as recorder:
+            recorder.end(complete=scenario.run(recorder=recorder).complete)
+        return path.read_bytes().replace(directory.encode(), b"/lab")
+
+
 def _recording(path: Path) -> None:
+    """Read it, and tell of it as `cotenant replay` does."""
     recording = Recording(path)
-    for _ in recording.events():
-        pass
+    events = list(recording.events())
+    with redirect_stdout(out := StringIO()), redirect_stderr(out):
+        for as_json in (False, True):
+            _show(recording, _about(events, None, None, ()), as_json=as_json)
+        _show(recording, _about(events, "b", 1, ("started", "preempted", "waiting")), as_json=False)
+    out.getvalue().encode()
     recording.scenario()
 
 
+def _recordings(directory: Path) -> Prepared:
+    whole = _recorded()
+    lines = whole.splitlines(keepends=True)
+    files = whole.replace(b'"files":{', b'"files":{"cluster":"cd",', 1)
+    few = b"".join([lines[0], *lines[1:-1:5], lines[-1]])
+    return Prepared(of_file("events.jsonl", _recording, ())(directory).run, (whole, few, files))
+
+
 def _recording_in_parquet(directory: Path) -> Prepared:
-    """Bytes of a good file that are changed, and good files whose rows and metadata are."""
+    """Bytes of a good file that are changed, and good files whose rows, columns and metadata are."""
     import pyarrow
     from pyarrow import parquet
 
     from cotenant.simulator.eventparquet import END, HEADER, SCHEMA
 
-    head, event, end = RECORDING.splitlines()
+    head, *events, end = _recorded().splitlines()
 
-    def packed(header: bytes, row: dict[str, object], tail: bytes) -> bytes:
+    def packed(header: bytes, table: Any, tail: bytes) -> bytes:
         out = io.BytesIO()
-        schema = SCHEMA.with_metadata({HEADER: header, END: tail})
-        parquet.write_table(pyarrow.Table.from_pylist([row], schema), out)
+        parquet.write_table(table.replace_schema_metadata({HEADER: header, END: tail}), out)
         return out.getvalue()
 
-    good = packed(head, json.loads(event), end)
+    def changed(text: bytes) -> bytes:
+        """Write lines that were changed as rows, where pyarrow can: as they are, or as the columns should be."""
+        first, *rows, last = text.splitlines() if text.count(b"\n") > 1 else (head, *events, end)
+        told = [row for line in rows if isinstance(row := json.loads(line), dict)]
+        schema = None if sum(text[:64]) % 2 else SCHEMA
+        return packed(first, pyarrow.Table.from_pylist(told, schema), last)
+
+    good = packed(head, pyarrow.Table.from_pylist([json.loads(line) for line in events], SCHEMA), end)
     run = of_file("events.parquet", _recording, ())(directory).run
 
     def pack(data: bytes) -> bytes:
-        if sum(data[:64]) % 3:
+        if data.startswith(b"PAR1"):
             return data
-        row = {"kind": data[:9].decode(errors="replace"), "at_seconds": float(len(data)), "job": None}
-        return packed(data[9:400], row, data[400:])
+        with suppress(Exception):  # whatever pyarrow does not take in a table is no matter of ours
+            return changed(data)
+        at = sum(data) % len(good)
+        return good[:at] + data[:3] + good[at + len(data) % 5 :]
 
-    return Prepared(run, (good, head + b" " * 400 + end), pack=pack)
+    few = b"\n".join([head, *events[:6], end])
+    return Prepared(run, (good, b"\n".join([head, *events, end]), few), pack=pack)
 
 
 def _overlays(directory: Path) -> Prepared:

@@ -74,6 +74,41 @@ def record(scenario: Scenario, path: Path, watch: Callable[[Simulation], bool] |
         recorder.end(complete=scenario.run(recorder=recorder, watch=watch).complete)
 
 
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ({"at_seconds": "soon"}, "its at_seconds is wrong"),
+        ({"at_seconds": float("nan")}, "its at_seconds is wrong"),
+        ({"at_seconds": 10**400}, "its at_seconds is wrong"),
+        ({"kind": 3}, "its kind is wrong"),
+        ({"kind": "eaten"}, "its kind is wrong"),
+        ({"gpu_milli": "two"}, "its gpu_milli is wrong"),
+        ({"by": "b"}, "its by is wrong"),
+        ({"nodes": [{"node": 0}], "run": 1}, "its nodes is wrong"),
+        ({"nodes": []}, "it has no run"),
+        ({"kind": "started"}, "it has no job_id"),
+        ({"kind": "planned"}, "it has no waiting"),
+        ({"more": "\ud800"}, "surrogates not allowed"),
+        (b'{"at_seconds": 0, "kind": "node_up", "more": "\xed\xa0\x80"}', "can't decode"),
+        ([1], "it is none"),
+    ],
+)
+@pytest.mark.parametrize("form", [(), ("--json",)])
+def test_an_event_that_cannot_be_is_told_with_its_line(
+    tmp_path: Path, line: object, told: str, form: tuple[str, ...]
+) -> None:
+    header = {"kind": "header", "version": 1, "scenario": {"trace": "sample", "cluster": "1x8"}, "files": {}}
+    good = {"at_seconds": 0.5, "kind": "node_down", "node": 0}
+    file, lines = tmp_path / "a.jsonl", [json.dumps(header).encode(), *[json.dumps(good).encode()] * 5]
+    event = {"at_seconds": 0.0, "kind": "submitted", **line} if isinstance(line, dict) else line
+    lines[4] = event if isinstance(event, bytes) else json.dumps(event).encode()
+    file.write_bytes(b"\n".join(lines))
+    shown = cotenant("replay", file, *form)
+    assert shown.exit_code == 2, shown.stderr
+    assert "line 5: is no " in shown.stderr
+    assert told in shown.stderr
+
+
 @pytest.mark.parametrize("column", [b"a", datetime.date(2026, 1, 1)])
 def test_a_recording_of_other_types_than_it_was_written_with_is_refused(tmp_path: Path, column: object) -> None:
     pyarrow = pytest.importorskip("pyarrow", reason="needs the extra `research`")

@@ -19,6 +19,7 @@ from typing import IO, Any, Protocol
 
 import numpy as np
 
+from cotenant.simulator.eventwords import wrong_with
 from cotenant.simulator.recording import Event, line_of
 from cotenant.simulator.scenario import Scenario
 from cotenant.simulator.traces import SAMPLE, SAMPLE_PATH
@@ -214,6 +215,8 @@ class Recording:
         if self.header.get("version") != VERSION:
             told = self.header.get("version")
             raise BadRecording(f"{path} is of version {told}; this Cotenant reads version {VERSION}")
+        if not isinstance(self.header.get("scenario", {}), dict):
+            raise BadRecording(f"{path}: its header tells no scenario")
         self.end: dict[str, Any] | None = None  # known once all lines were read
         self.end_line = b""
 
@@ -240,17 +243,20 @@ class Recording:
         """
         for number, line in enumerate(self.lines(), 2):
             try:
-                event = json.loads(line)
-            except ValueError as error:
+                event = json.loads(line.decode())
+                if b"\\u" in line:
+                    json.dumps(event, ensure_ascii=False).encode()  # no half of a character is shown to anybody
+            except (ValueError, RecursionError) as error:
                 raise BadRecording(f"{self.path}, line {number}: is no JSON: {error}") from error
-            if not isinstance(event, dict) or "kind" not in event or "at_seconds" not in event:
-                raise BadRecording(f"{self.path}, line {number}: is no event")
+            wrong = wrong_with(event) if isinstance(event, dict) else "it is none"
+            if wrong:
+                raise BadRecording(f"{self.path}, line {number}: is no event: {wrong}")
             yield event
 
     def _object(self, line: str, kind: str) -> dict[str, Any]:
         try:
             found = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             found = None
         if not isinstance(found, dict) or found.get("kind") != kind:
             raise BadRecording(f"{self.path} is no recording of events: its first line is no {kind}")
