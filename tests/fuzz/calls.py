@@ -25,13 +25,14 @@ from google.protobuf.message_factory import GetMessageClass
 from tests.fuzz.messages import Drawer
 from tests.fuzz.mutating import Mutator
 from tests.fuzz.running import FINDINGS_MAX, SETTLED_SHARE, Finding, Outcome, memory_bytes
+from tests.fuzz.well_meant import WellMeant
 from tests.services.mesh import Mesh, again, running, spec, until
 
 from cotenant.replicas.describing import serve_description
 from cotenant.rpc.policies import serve_policies
 from cotenant.rpc.server import Server
 from cotenant.services.contention import server as contention
-from cotenant.v1 import job_pb2, node_service_pb2, replica_service_pb2
+from cotenant.v1 import job_pb2, replica_service_pb2
 from cotenant.v1 import job_service_pb2 as jobs_pb
 from cotenant.v1 import tenant_service_pb2 as tenants_pb
 
@@ -157,6 +158,7 @@ class _Fuzzing:
             await self._start_contention()
             self.agents = [await mesh.agent("n1", run_seconds=0.05), await mesh.agent("n2", gpus=2, run_seconds=0.2)]
             await mesh.tenants.CreateTenant(tenants_pb.CreateTenantRequest(tenant=tenants_pb.Tenant(id="t1")))
+            self.well_meant = WellMeant(self.rng, self.known, self.agents[0].inventory)
             for _ in range(3):
                 self._know(await mesh.submit(gpus=1))
             settled = 0
@@ -211,20 +213,11 @@ class _Fuzzing:
 
     def _request(self, method: MethodDescriptor) -> Message:
         message = GetMessageClass(method.input_type)()
-        template = self._template(message)
+        template = self.well_meant.request(method.input_type)
         if template and self.rng.random() < 0.7:
             message.CopyFrom(template)
             return self.drawer.change(message)
         return self.drawer.fill(message, share=self.rng.choice((0.1, 0.5, 0.9)))
-
-    def _template(self, message: Message) -> Message | None:
-        """A message as a well-meaning caller would send it."""
-        if isinstance(message, jobs_pb.CreateJobRequest | jobs_pb.SimulateJobRequest):
-            return type(message)(spec=spec(gpus=self.rng.choice((0.5, 1, 2)), replicas=self.rng.choice((1, 2))))
-        if isinstance(message, node_service_pb2.ConnectRequest):
-            hello = node_service_pb2.Hello(node_id="n3", inventory=self.agents[0].inventory, incarnation="x")
-            return node_service_pb2.ConnectRequest(hello=hello)
-        return None
 
     async def _call(self, method: MethodDescriptor) -> None:
         count = self.rng.randint(1, 6) if method.client_streaming else 1

@@ -57,7 +57,7 @@ def _servicer() -> PredictorServicer:
     return PredictorServicer(chain, Measured(), keeper, failures, kinds=Kinds())
 
 
-def _observation(rng: Random, seconds: float) -> pb.Observation:
+def observation(rng: Random, seconds: float) -> pb.Observation:
     """One as a queue tells it, of figures that are far apart."""
     seen = pb.Observation(job_id="j", number=1, spec=spec(gpus=rng.choice((0, 1, 4)), model="bert"))
     seen.time.FromMilliseconds(int(seconds * 1000))
@@ -84,7 +84,8 @@ def _observation(rng: Random, seconds: float) -> pb.Observation:
     return seen
 
 
-def _query(rng: Random) -> pb.EstimateQuery:
+def query(rng: Random) -> pb.EstimateQuery:
+    """A question as a queue asks it."""
     query = pb.EstimateQuery(job_id="j", spec=spec(gpus=rng.choice((0, 1, 4)), model="bert"))
     query.spec.steps_total = rng.choice((0, 5, 10**15))
     query.spec.loss_goal.target = 0.1
@@ -113,8 +114,8 @@ def _observations(directory: Path) -> Prepared:
         seen = []
         for _ in range(AT_ONCE):
             state["seconds"] += 1
-            seen.append(odd(rng, _observation(rng, state["seconds"])))
-        asked = [odd(rng, _query(rng)) for _ in range(2)]
+            seen.append(odd(rng, observation(rng, state["seconds"])))
+        asked = [odd(rng, query(rng)) for _ in range(2)]
         await servicers[0].Observe(pb.ObserveRequest(observations=seen), None)
         answer = await servicers[0].Estimate(pb.EstimateRequest(queries=asked), None)
         answer.SerializeToString()
