@@ -130,7 +130,9 @@ are; a single name where a connection to it fails. While the name server is away
 ## Predictors and contention
 
 All predictors on one etcd know the same: the leader takes observations and writes what it learns, the others read it
-and answer estimates alike, so that estimates are spread over all of them and go on while a leader is elected.
+and answer estimates alike, so that estimates are spread over all of them and go on while a leader is elected. They are
+not divided by model: [why, and what a replica costs](adr/0027-one-predictor-observes-others-follow-the-store.md), about
+90 MiB that know of 100,000 finished jobs, and 10 µs of processor for each observation that the leader takes in.
 
 Contention keeps samples and incidents of a node in memory, so a node's agent sends them to one replica: the one that
 its name chooses among those there are (rendezvous hashing), or the next one in its order while that one is away. It
