@@ -30,6 +30,8 @@ class Story:
 LOOP, CYCLE = "cotenant_loop_delay_seconds", "cotenant_queue_cycle_seconds"
 COMMITS = 'cotenant_placement_commits_total{outcome="StoreUnavailable"}'
 
+CERTIFICATE, FORTNIGHT = "cotenant_certificate_left_seconds", 14 * 86_400
+
 
 def histogram(name: str, below: float, above: float, quick: str) -> dict[str, str]:
     """A thousand events a minute, none of which took longer than `above`, and so many not even as long as `below`."""
@@ -50,6 +52,12 @@ STORIES = (
         {'cotenant_placement_gpus{state="ill"}': "0 0 1x20"},
         7,
         {'cotenant_placement_gpus{state="ill"}': "0x20", 'cotenant_placement_gpus{state="free"}': "8x20"},
+    ),
+    Story(  # two replicas bear it, and one of them has read the new file already
+        "CertificateRunsOut",
+        {f'{CERTIFICATE}{{instance="a"}}': f"{FORTNIGHT + 1}-1x20", f'{CERTIFICATE}{{instance="b"}}': "2592000x20"},
+        7,
+        {f'{CERTIFICATE}{{instance="a"}}': f"{FORTNIGHT + 60}-1x30"},
     ),
     Story("LoopStalled", histogram(LOOP, 0.25, 1.0, "0x30"), 11, histogram(LOOP, 0.25, 1.0, "0+999x30")),
     Story("SlowCycle", histogram(CYCLE, 5.0, 10.0, "0x30"), 11, histogram(CYCLE, 5.0, 10.0, "0+999x30")),

@@ -37,7 +37,7 @@ def test_nothing_is_lost_owned_twice_or_left_whatever_happens_to_the_mesh(tmp_pa
     assert came_of_it["rests"] == -(-sum(came_of_it["drawn"].values()) // REST_EVERY)
     assert came_of_it["jobs"] >= JOBS_MIN
     assert came_of_it["attempts"] >= JOBS_MIN
-    assert came_of_it["commits"] > 3 * came_of_it["jobs"]
+    assert came_of_it["commits"] > came_of_it["jobs"]  # those of a large array share some
 
 
 def test_what_is_missing_is_said() -> None:

@@ -79,6 +79,7 @@ OF_OUR_CHILD = "a process of ours writes it, and nobody else can"
 EXCUSED = {
     "src/cotenant/cli/demo_programs/gang.py:exchange": "the demo's own replicas talk to each other",
     "src/cotenant/fail_points.py:_Directory.on_reach": "tests alone arm fail points",
+    "src/cotenant/cli/readiness.py:tell_ready": "it sends, and hears nothing",
     "node_agent/users.py:people_from_uid": "root alone writes it",
     "src/cotenant/progress.py:_Teller.flush": "it sends, and hears nothing",
     "src/cotenant/reproduction/keeping.py:_digest_of_code": OURS,

@@ -162,7 +162,7 @@ class Replicas:
         """A leader and one who follows it."""
         leader = await self.start("a", ttl_seconds=ttl_seconds)
         await until(lambda: leader.replica.leads)
-        return leader, await self.start("b")
+        return leader, await self.start("b", ttl_seconds=ttl_seconds)
 
 
 @asynccontextmanager
