@@ -115,7 +115,9 @@ class Forecasting:
 
 
 def _rest(left: placement_pb2.RunLeft) -> Rest:
-    return Rest(*(translate.seconds(one) for one in (left.median, left.p10, left.p90)))
+    """Read how long a run lasts yet; nobody's ends before now, or surely later than perhaps."""
+    middle, low, high = (max(0.0, translate.seconds(one)) for one in (left.median, left.p10, left.p90))
+    return Rest(middle, min(low, middle), max(high, middle))
 
 
 def _ran_seconds(live: Live, now: float) -> float:

@@ -131,8 +131,9 @@ async def told(mesh: Mesh, uuid: str) -> None:
     assert len(node.inventory.gpus) == 1
 
 
+@pytest.mark.filterwarnings("error::RuntimeWarning")
 async def test_what_no_queue_of_ours_asks_is_answered_all_the_same() -> None:
-    """A job that is named twice, a victim before the first candidate, a run that never ends."""
+    """A job that is named twice, a victim before the first candidate, a run that never ends, one that has ended."""
     async with running() as mesh:
         await mesh.agent("n1")
         job_id = await mesh.submit(gpus=1)
@@ -141,9 +142,12 @@ async def test_what_no_queue_of_ours_asks_is_answered_all_the_same() -> None:
         never = placement_pb2.RunLeft(job_id=job_id, number=1)
         for time in (never.median, never.p10, never.p90):
             time.seconds = 2**63 - 1
-        await mesh.plans.ForecastStarts(
-            placement_pb2.ForecastStartsRequest(candidates=[waits, waits], runs=[never], draws=3)
-        )
+        over = placement_pb2.RunLeft(job_id=job_id, number=1)
+        over.median.seconds, over.p90.seconds = -5, -(2**31)
+        for run in (never, over):
+            await mesh.plans.ForecastStarts(
+                placement_pb2.ForecastStartsRequest(candidates=[waits, waits], runs=[run], draws=3)
+            )
         await mesh.plans.PlanPlacement(
             placement_pb2.PlanPlacementRequest(
                 candidates=[waits],
