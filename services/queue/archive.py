@@ -39,7 +39,11 @@ AT_ONCE_MAX = 500  # ids in one question
 BROKEN = (sqlite3.Error, DecodeError, ValueError, TypeError, LookupError)  # what a damaged file leads to
 
 T = TypeVar("T")
-INSERT = "INSERT OR REPLACE INTO jobs VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+INSERT = """
+INSERT OR REPLACE INTO jobs (
+    id, name, tenant, submitter, kind, phase, reason, create_time, end_time, run_seconds, gpu_seconds, job
+) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,10 +7,11 @@ import json
 import math
 import sqlite3
 import time
+from contextlib import closing
 from pathlib import Path
 
 import pytest
-from tests.services.mesh import running
+from tests.services.mesh import running, spec
 
 from cotenant.cli import main
 from cotenant.services.queue.archive import Archive
@@ -73,6 +74,15 @@ async def test_a_job_that_ended_long_ago_is_forgotten_though_there_are_few() -> 
         assert len(await mesh.records_left("queue/jobs/")) == 1
         await forgetting.sweep(time.time() + 90)
         assert await mesh.records_left("queue/jobs/") == []
+
+
+async def test_nothing_is_written_into_a_file_whose_columns_are_others(tmp_path: Path) -> None:
+    archive = Archive(tmp_path / "archive.sqlite")
+    await archive.add([])
+    with closing(sqlite3.connect(archive.path)) as connection:
+        connection.execute("ALTER TABLE jobs RENAME COLUMN job TO jot")
+    with pytest.raises(OSError, match="no column named job"):
+        await archive.add([job_pb2.Job(id="a", phase=job_pb2.JOB_PHASE_SUCCEEDED, spec=spec(kind=1))])
 
 
 async def test_what_cannot_be_written_down_stays(tmp_path: Path) -> None:
