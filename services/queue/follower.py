@@ -57,6 +57,7 @@ class Follower:
         self._forget: dict[tuple[str, int], None] = {}
         self._forgetting = asyncio.Event()
         self._capacity_changed = asyncio.Event()
+        self.capacity_changes = 0  # of which placement has told
         self._background = Background()
         self.pre_runs = PreRuns(keeper, self.order_stop, self._background)
 
@@ -81,6 +82,7 @@ class Follower:
         await self._background.close()
 
     async def _take(self, event: placement_pb2.WatchAttemptsResponse) -> None:
+        self.capacity_changes += event.capacity_changed
         if event.capacity_changed and event.snapshot:
             await self._refresh_capacity()
         elif event.capacity_changed:

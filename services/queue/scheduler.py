@@ -294,12 +294,16 @@ class Scheduler:
         for victim, ahead, standing in victims:
             before = sum(entry.place < ahead for entry in page)
             request.victims.add(job_id=victim.id, number=victim.attempt_number, ahead=before, standing=standing)
+        changes = self.follower.capacity_changes
         await fail_points.reach("queue.planning")
         response: placement_pb2.PlanPlacementResponse = await self.placement.PlanPlacement(
             request, timeout=PLAN_DEADLINE_SECONDS
         )
         await fail_points.reach("queue.planned")
         self._told = told
+        if changes == self.follower.capacity_changes:  # else it may be older than what is known by now
+            total = response.capacity
+            self.state.capacity = Capacity(total.total_gpu_milli, total.total_cores, total.total_memory_bytes)
         return response
 
     def _take(
@@ -310,8 +314,6 @@ class Scheduler:
         reasons: Reasons,
         times: _Times,
     ) -> None:
-        total = response.capacity
-        self.state.capacity = Capacity(total.total_gpu_milli, total.total_cores, total.total_memory_bytes)
         by_id = {entry.record.id: entry.record for entry in page}
         for placed in response.placed:
             record = by_id[placed.attempt.job_id]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from typing import Any
+from unittest.mock import patch
 
 import pytest
 from google.protobuf.field_mask_pb2 import FieldMask
@@ -372,3 +374,24 @@ async def test_news_that_cannot_be_understood_end_nothing(mesh: Mesh) -> None:
     follower._take = take_once_broken
     job_id = await mesh.submit()
     await mesh.reach(job_id, "SUCCEEDED")
+
+
+async def test_an_answer_that_is_older_than_what_is_known_hides_no_node() -> None:
+    """Else nothing would be tried until a node comes or goes once more."""
+    async with running() as mesh:
+        scheduler = mesh.parts["queue"].service.scheduler
+        plan, decided, late = scheduler.placement.PlanPlacement, asyncio.Event(), asyncio.Event()
+
+        async def slow(*call: Any, **options: Any) -> Any:
+            response = await plan(*call, **options)
+            decided.set()
+            await late.wait()
+            return response
+
+        with patch.object(scheduler.placement, "PlanPlacement", slow):
+            job_id = await mesh.submit()
+            await decided.wait()
+            await mesh.agent("n1")
+            await until(lambda: scheduler.state.capacity.gpu_milli > 0)
+            late.set()
+            await mesh.reach(job_id, "RUNNING")
