@@ -42,6 +42,7 @@ log = structlog.get_logger()
 STOP_ORDER_BYTES = 64
 SEAL = b"\x00crc32:"  # stands between a spec and its digest, of which the supervisor reads nothing
 SUPERVISOR_LOG = "supervisor.log"
+NUMBER_DIGITS_MAX = 18  # of an attempt, in a name
 
 
 class AttemptDirectory:
@@ -254,7 +255,8 @@ def find_directories(root: Path) -> Iterator[AttemptDirectory]:
 def key_of(path: Path) -> AttemptKey | None:
     """Whose directory, or control group, bears this name; None where it is no attempt's."""
     job_id, dash, number = path.name.rpartition("-")
-    return AttemptKey(job_id, int(number)) if job_id and dash and number.isdecimal() else None
+    is_number = number.isdecimal() and len(number) <= NUMBER_DIGITS_MAX
+    return AttemptKey(job_id, int(number)) if job_id and dash and is_number else None
 
 
 def prune(root: Path, *, keep_max: int, younger_than: float) -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
-from unittest.mock import patch
 
 import pytest
 from google.protobuf.field_mask_pb2 import FieldMask
@@ -15,6 +14,7 @@ from cotenant.core.failing.retrying import RetryRules
 from cotenant.services.queue import records, wishes
 from cotenant.v1 import job_pb2, records_pb2
 from cotenant.v1 import job_service_pb2 as pb
+from cotenant.v1 import node_service_pb2 as node_pb2
 from cotenant.v1 import placement_service_pb2 as placement_pb2
 
 
@@ -378,20 +378,21 @@ async def test_news_that_cannot_be_understood_end_nothing(mesh: Mesh) -> None:
 
 async def test_an_answer_that_is_older_than_what_is_known_hides_no_node() -> None:
     """Else nothing would be tried until a node comes or goes once more."""
-    async with running() as mesh:
-        scheduler = mesh.parts["queue"].service.scheduler
-        plan, decided, late = scheduler.placement.PlanPlacement, asyncio.Event(), asyncio.Event()
+    async with running(queue_config=LAS) as mesh:
+        await mesh.agent("n1")
+        scheduler, node = mesh.parts["queue"].service.scheduler, {"id": "n1"}
+        plan = scheduler.placement.PlanPlacement
+        await until(lambda: scheduler.state.capacity.gpu_milli > 0)
 
         async def slow(*call: Any, **options: Any) -> Any:
+            await mesh.nodes.CordonNode(node_pb2.CordonNodeRequest(**node))
+            await until(lambda: scheduler.state.capacity.gpu_milli == 0)
             response = await plan(*call, **options)
-            decided.set()
-            await late.wait()
+            assert [one.refusal.code for one in response.refused] == ["NO_NODES"]
+            scheduler.placement.PlanPlacement = plan
+            await mesh.nodes.UncordonNode(node_pb2.UncordonNodeRequest(**node))
+            await until(lambda: scheduler.state.capacity.gpu_milli > 0)
             return response
 
-        with patch.object(scheduler.placement, "PlanPlacement", slow):
-            job_id = await mesh.submit()
-            await decided.wait()
-            await mesh.agent("n1")
-            await until(lambda: scheduler.state.capacity.gpu_milli > 0)
-            late.set()
-            await mesh.reach(job_id, "RUNNING")
+        scheduler.placement.PlanPlacement = slow
+        await mesh.reach(await mesh.submit(), "RUNNING")

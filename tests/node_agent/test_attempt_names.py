@@ -1,0 +1,19 @@
+"""What the name of a directory, or of a control group, says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from cotenant.node_agent.attempt_directory import key_of
+from cotenant.node_agent.records import AttemptKey
+
+
+@pytest.mark.parametrize("name", ["work", "-1", "job-", "job-one", "job--", "job-²", "job-" + "9" * 5000])
+def test_what_is_no_attempts_is_passed_over(name: str) -> None:
+    assert key_of(Path(name)) is None
+
+
+def test_an_attempt_is_known_by_its_name() -> None:
+    assert key_of(Path("a-job-12")) == AttemptKey("a-job", 12)
