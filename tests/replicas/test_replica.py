@@ -430,6 +430,18 @@ async def test_a_call_that_was_passed_on_is_not_passed_on_again() -> None:
         assert problem.reason == "NOT_LEADER"
 
 
+async def test_a_call_that_was_passed_on_is_not_answered_by_one_who_follows() -> None:
+    """Whoever passed it on may know less yet, and be asked next."""
+    async with replicas() as all_:
+        _, follower = await all_.two()
+        assert await follower.get() == "a1"
+        told = pb.GetJobResponse(job=job_pb2.Job(id="old")).SerializeToString()
+        follower.replica._reader = Mock(serves=False, answer=AsyncMock(return_value=told))
+        assert await follower.get() == "old"
+        problem = await failure(follower.jobs.GetJob(pb.GetJobRequest(), metadata=((FORWARDED, "1"),)))
+        assert problem.reason == "NOT_LEADER"
+
+
 async def test_the_two_lines_of_a_call_that_was_passed_on_are_known_as_one_call(tmp_path: Path) -> None:
     async with replicas(tmp_path) as all_:
         leader, follower = await all_.two(ttl_seconds=2.0)

@@ -60,7 +60,7 @@ class Forwarder:
         Raises:
             Problem: UNAVAILABLE, NO_LEADER, where nobody does in time.
         """
-        if _is_forwarded(context):
+        if is_forwarded(context):
             raise errors.unavailable("whoever was asked does not lead", PAUSE_SECONDS, errors.NOT_LEADER)
         if self._election.leader is not None:
             return self._election.leader
@@ -149,7 +149,8 @@ class Forwarder:
         await end(*self._closing)
 
 
-def _is_forwarded(context: Any) -> bool:
+def is_forwarded(context: Any) -> bool:
+    """Whether another replica has passed a call on, to whoever it believes to lead."""
     return any(key == FORWARDED for key, _ in context.invocation_metadata() or ())
 
 

@@ -21,7 +21,7 @@ from google.protobuf import descriptor_pool
 
 from cotenant.replicas.describing import serve_description
 from cotenant.replicas.election import Election
-from cotenant.replicas.forwarding import Forwarder
+from cotenant.replicas.forwarding import Forwarder, is_forwarded
 from cotenant.replicas.mirror import RETRY_SECONDS, Mirror
 from cotenant.replicas.stage import Replaced, Stage
 from cotenant.replicas.stores import Through, WarmStore
@@ -289,7 +289,8 @@ class Replica:
                         raise _told(weighed) from None
                 await self._lost(stage, deadline)
             else:
-                if self._reader and (told := await self._reader.answer(path, request, context)) is not None:
+                reader = None if is_forwarded(context) else self._reader  # else an older answer of ours may come later
+                if reader and (told := await reader.answer(path, request, context)) is not None:
                     return told
                 leader = await self._forwarder.leader(context, deadline)
                 if self._stage or leader.address == self._election.address:
@@ -309,8 +310,7 @@ class Replica:
         """
         if held is None or not held.lease or not isinstance(error, errors.Problem) or error.code not in BY_RECORDS:
             return error
-        entry = await self._store.get(held.key)
-        leader = leader_of(entry) if entry else None
+        leader = leader_of(entry) if (entry := await self._store.get(held.key)) else None
         if leader and leader.identity == held.identity:
             return error
         held.lose(f"the key {held.key} was taken after term {held.term}")
