@@ -39,11 +39,14 @@ class Replicated:
         return self._reader
 
     async def lead(self, host: Host, store: Store, held: Held) -> JobQueue:
-        """Begin to lead, from the records that were read while this replica followed."""
+        """Begin to lead, from the records that were read while this replica followed.
+
+        They are given away once: where nothing comes of this, another state may have taken them in already.
+        """
+        reader, self._reader = self._reader, QueueReader()
         term = held.term if held.lease else 0
         queue = JobQueue(FencedStore(store, held), self._config, self._placement, self._predictor, term)
         queue.add_to(host)
-        await queue.start(self._reader.records)
-        self._reader = QueueReader()  # what was read is the leader's now
+        await queue.start(reader.records)
         queue.run()
         return queue

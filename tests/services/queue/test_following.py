@@ -7,7 +7,9 @@ import contextvars
 from collections.abc import Callable
 from random import Random
 from typing import Any
+from unittest.mock import Mock, patch
 
+import pytest
 from google.protobuf.message import Message
 from tests.services.mesh import Mesh, running, until
 
@@ -17,7 +19,10 @@ from cotenant.rpc.identity import Identity, enter
 from cotenant.rpc.permissions import Role
 from cotenant.services.queue.keeper import Keeper
 from cotenant.services.queue.reader import QueueReader
+from cotenant.services.queue.replicated import Replicated
+from cotenant.services.queue.server import JobQueue
 from cotenant.services.queue.state import State
+from cotenant.store.port import NotLeader
 from cotenant.v1 import job_pb2
 from cotenant.v1 import job_service_pb2 as pb
 from cotenant.v1 import node_service_pb2 as node_pb2
@@ -121,3 +126,21 @@ async def test_a_queue_that_begins_to_lead_from_what_it_read_is_as_one_that_read
 
         await mesh.kill("queue")
         await followed(mesh, check)
+
+
+async def test_who_fails_to_lead_gives_the_records_that_it_took_to_nobody_else() -> None:
+    async with running() as mesh:
+        replicated = Replicated(mesh.queue_config, mesh.channel("placement"), mesh.channel("predictor"))
+        records = replicated.read(lambda: None).records
+        records["job"] = Mock()
+        given: list[int] = []
+
+        async def start(_: JobQueue, known: dict[str, Any]) -> None:
+            given.append(len(known))
+            raise NotLeader("another process leads now")
+
+        with patch.object(JobQueue, "start", start):
+            for _ in range(2):
+                with pytest.raises(NotLeader):
+                    await replicated.lead(Mock(), mesh.store, Mock(lease=None))
+        assert given == [1, 0]
