@@ -31,6 +31,7 @@ NOTHING_YET = {
     "Outcomes": "no incident has ended",
     "Directives and what agents made of them": "without an incident nobody is held back",
     "Resizes, by outcome": "no job's cores are changed",
+    "Certificates: time left": "this mesh speaks without TLS",
 }
 NEVER = {
     "dropped": "a sample is dropped only where it cannot be read",
