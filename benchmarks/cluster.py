@@ -13,7 +13,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -74,34 +74,49 @@ async def create(made: Cluster, told: job_pb2.JobSpec) -> str:
 # Jobs brought to running -------------------------------------------------------------------------------------
 
 
-async def load(made: Cluster, seconds: float, where: str, raw: float) -> list[harness.Row]:
-    """Submit as fast as jobs are brought to running, for so long; then wait for those that are left."""
-    sent, stop = 0, False
-    one, first = spec(), len(made.ran)
+@contextlib.asynccontextmanager
+async def steadily(made: Cluster, submit: Callable[[], Awaitable[object]]) -> AsyncIterator[None]:
+    """Submit as fast as jobs are brought to running, and wait in the end until those that were begun are answered."""
+    stop, sent, first = False, 0, len(made.ran)
 
-    async def submit() -> None:
+    async def submits() -> None:
         nonlocal sent
         while not stop:
             if sent - (len(made.ran) - first) >= BACKLOG:
                 await asyncio.sleep(0.005)
                 continue
             sent += 1
-            await create(made, one)
+            await submit()
 
-    submitters = [asyncio.ensure_future(submit()) for _ in range(SUBMITTERS)]
-    await asyncio.sleep(WARM_SECONDS)
-    before, own, ran, began = (
-        made.processes.processor_seconds(),
-        time.process_time(),
-        len(made.ran),
-        time.perf_counter(),
-    )
-    await asyncio.sleep(seconds)
-    took, ran = time.perf_counter() - began, len(made.ran) - ran
-    used = {name: now - before[name] for name, now in made.processes.processor_seconds().items()}
-    used["agents and callers"] = time.process_time() - own
-    stop = True
-    await asyncio.gather(*submitters)
+    submitters = [asyncio.ensure_future(submits()) for _ in range(SUBMITTERS)]
+    try:
+        yield
+    finally:
+        stop = True
+        await asyncio.gather(*submitters)
+
+
+async def load(made: Cluster, seconds: float, where: str, raw: float) -> list[harness.Row]:
+    """Submit as fast as jobs are brought to running, for so long; then wait for those that are left."""
+    sent, one, first = 0, spec(), len(made.ran)
+
+    async def submit() -> None:
+        nonlocal sent
+        sent += 1
+        await create(made, one)
+
+    async with steadily(made, submit):
+        await asyncio.sleep(WARM_SECONDS)
+        before, own, ran, began = (
+            made.processes.processor_seconds(),
+            time.process_time(),
+            len(made.ran),
+            time.perf_counter(),
+        )
+        await asyncio.sleep(seconds)
+        took, ran = time.perf_counter() - began, len(made.ran) - ran
+        used = {name: now - before[name] for name, now in made.processes.processor_seconds().items()}
+        used["agents and callers"] = time.process_time() - own
     await until(lambda: len(made.ran) - first >= sent)
     rate, total = ran / took, sum(used.values())
     return [

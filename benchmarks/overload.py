@@ -30,7 +30,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from benchmarks import harness  # noqa: E402 - the root of the checkout has to be on the path first
-from benchmarks.cluster import AGENTS, BACKLOG, SUBMITTERS, WARM_SECONDS, spec  # noqa: E402 - likewise
+from benchmarks.cluster import AGENTS, WARM_SECONDS, spec, steadily  # noqa: E402 - likewise
 from benchmarks.processes import Cluster, cluster, until  # noqa: E402 - likewise
 from tests.etcd_server import etcd_binary, leader_of  # noqa: E402 - likewise
 
@@ -78,28 +78,6 @@ class Submitting:
             except grpc.aio.AioRpcError:
                 self.failed += 1
                 await asyncio.sleep(AGAIN_SECONDS)
-
-
-@asynccontextmanager
-async def steadily(made: Cluster, submitting: Submitting) -> AsyncIterator[None]:
-    """Submit as fast as jobs are brought to running, and wait in the end until those that were begun are answered."""
-    stop, sent, first = False, 0, len(made.ran)
-
-    async def submit() -> None:
-        nonlocal sent
-        while not stop:
-            if sent - (len(made.ran) - first) >= BACKLOG:
-                await asyncio.sleep(0.005)
-                continue
-            sent += 1
-            await submitting.one()
-
-    submitters = [asyncio.ensure_future(submit()) for _ in range(SUBMITTERS)]
-    try:
-        yield
-    finally:
-        stop = True
-        await asyncio.gather(*submitters)
 
 
 async def submit_at(endpoint: str, token: str, rate: float) -> None:
@@ -278,7 +256,7 @@ async def measure_trouble(made: Cluster, store: Store, trouble: Trouble, where: 
     again, given_up = made.again.total(), _given_up(made)
     offices, stalls = Offices(scene), Stalls()
     stalling = asyncio.ensure_future(stalls.run())
-    async with steadily(made, scene.submitting):
+    async with steadily(made, scene.submitting.one):
         await asyncio.sleep(WARM_SECONDS)
         scene.calm = await _rate(made, CALM_SECONDS)
         async with asynccontextmanager(trouble.begin)(scene):
