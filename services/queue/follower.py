@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections import Counter
 
@@ -28,6 +29,7 @@ from cotenant.v1 import placement_service_pb2 as placement_pb2
 log = structlog.get_logger()
 
 RETRY_SECONDS = 0.3
+AWAY_TOLD_SECONDS = 10.0  # between two lines that say that placement is away still
 FORGET_SECONDS = 0.05
 FORGET_MAX = 1_000
 TAKEN_AT_ONCE = 100  # attempts, between two looks at whether others need the queue
@@ -63,13 +65,16 @@ class Follower:
 
     async def run(self) -> None:
         """Follow for ever, through placement's restarts."""
+        told_time = -math.inf
         while True:
             try:
                 watch = self.placement.WatchAttempts(placement_pb2.WatchAttemptsRequest(after_revision=self._revision))
                 async for event in watch:
                     await self._take(event)
             except grpc.aio.AioRpcError as error:
-                log.warning("placement_away", error=errors.from_error(error).message)
+                if self.synced.is_set() or time.monotonic() - told_time >= AWAY_TOLD_SECONDS:
+                    log.warning("placement_away", error=errors.from_error(error).message)
+                    told_time = time.monotonic()
             except Exception:  # something in it was not understood: a whole picture makes up for what was missed
                 self._revision = 0
                 raise

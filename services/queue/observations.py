@@ -20,12 +20,18 @@ from cotenant.v1 import predictor_service_pb2 as predictor_pb2
 log = structlog.get_logger()
 
 BATCH_SECONDS = 0.5
+BATCH_MAX = 1_000
 WAITING_MAX = 10_000
+RETRY_SECONDS = 2.0
 WINDOW_SECONDS = 10.0
 
 
 class Observations:
-    """Collects what was seen and sends it in batches. Losing some is no harm: they only make estimates better."""
+    """Collects what was seen and sends it in batches.
+
+    What no predictor takes is kept until one does, the oldest of it where there is no room for all. Losing some is no
+    harm: they only make estimates better.
+    """
 
     def __init__(
         self,
@@ -42,18 +48,29 @@ class Observations:
 
     async def run(self) -> None:
         """Send for ever."""
+        away = False
         while True:
             await self._wake.wait()
-            await asyncio.sleep(BATCH_SECONDS)
+            await asyncio.sleep(RETRY_SECONDS if away else BATCH_SECONDS)
             self._wake.clear()
-            batch, self._waiting = self._waiting[:1000], self._waiting[1000:]
+            batch = self._waiting[:BATCH_MAX]
             try:
                 response = await self._predictor.Observe(predictor_pb2.ObserveRequest(observations=batch))
+            except grpc.aio.AioRpcError as error:
+                why = errors.from_error(error).message
+                if error.code() is grpc.StatusCode.UNAVAILABLE:
+                    if not away:
+                        log.warning("observations_wait", count=len(self._waiting), error=why)
+                    away = True
+                    self._wake.set()
+                    continue
+                log.warning("observations_lost", count=len(batch), error=why)
+            else:
                 for why in response.rejected:
                     log.info("observation_rejected", why=why)
                 self.on_profile_wanted(response.profile_wanted)
-            except grpc.aio.AioRpcError as error:
-                log.info("observations_lost", count=len(batch), error=errors.from_error(error).message)
+            away = False
+            del self._waiting[: len(batch)]
             if self._waiting:
                 self._wake.set()
 

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from typing import Any
 
+import grpc
 import pytest
 from google.protobuf.duration_pb2 import Duration
+from structlog.testing import capture_logs
+from tests.services.mesh import until
 
 from cotenant.core.jobs import JobSpec, Request, Role
 from cotenant.rpc import translate
 from cotenant.rpc.translate import timestamp
+from cotenant.services.queue import observations as module
 from cotenant.services.queue.observations import Observations
 from cotenant.services.queue.records import Record
 from cotenant.v1 import job_pb2, records_pb2, resources_pb2
@@ -20,12 +25,16 @@ SPEC = JobSpec(roles=(Role(request=Request(gpu_milli=1000, cores=4)),), command=
 
 
 class Predictor:
-    """Remembers what it was told."""
+    """Remembers what it was told, once it has given all of its refusals."""
 
-    def __init__(self) -> None:
+    def __init__(self, *refusals: grpc.StatusCode) -> None:
         self.told: list[pb.Observation] = []
+        self.refusals = list(refusals)
 
     async def Observe(self, request: pb.ObserveRequest) -> pb.ObserveResponse:
+        if self.refusals:
+            nothing = grpc.aio.Metadata()
+            raise grpc.aio.AioRpcError(self.refusals.pop(0), nothing, nothing, "away")
         self.told += request.observations
         return pb.ObserveResponse(accepted=len(request.observations))
 
@@ -87,3 +96,30 @@ def test_the_time_of_a_batch_goes_with_its_size() -> None:
 @pytest.mark.parametrize("progress", [{}, {"step": 5}, {"step": 5, "rate_per_second": 2.0}])
 def test_a_job_of_which_no_window_has_ended_is_not_told_of(progress: dict[str, Any]) -> None:
     assert progressed(progress) == []
+
+
+@pytest.mark.parametrize(
+    ("refusals", "taken", "told"),
+    [
+        ([grpc.StatusCode.UNAVAILABLE] * 3, [1, 2, 3, 4, 5], ["observations_wait"]),
+        ([grpc.StatusCode.INVALID_ARGUMENT], [3, 4, 5], ["observations_lost"]),
+    ],
+)
+async def test_what_no_predictor_takes_is_kept_and_what_one_refuses_is_not(
+    refusals: list[grpc.StatusCode], taken: list[int], told: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "BATCH_SECONDS", 0.0)
+    monkeypatch.setattr(module, "RETRY_SECONDS", 0.0)
+    monkeypatch.setattr(module, "BATCH_MAX", 2)
+    monkeypatch.setattr(module, "WAITING_MAX", 5)
+    predictor = Predictor(*refusals)
+    observations = Observations(predictor)  # type: ignore[arg-type]  # as much of it as is called
+    for number in range(1, 7):  # of which the last has no room
+        observations._add(pb.Observation(job_id="j", number=number))
+    with capture_logs() as logs:
+        running = asyncio.create_task(observations.run())
+        await until(lambda: len(predictor.told) == len(taken))
+        running.cancel()
+    assert [seen.number for seen in predictor.told] == taken
+    assert [entry["event"] for entry in logs] == told
+    assert not observations._waiting
