@@ -12,7 +12,6 @@ met, or the job is cancelled in the very transaction that takes it in; nobody ne
 from __future__ import annotations
 
 import socket
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -26,7 +25,7 @@ from cotenant.rpc import errors, translate
 from cotenant.rpc.errors import Problem
 from cotenant.services.queue.archive import Archive, Ended
 from cotenant.services.queue.gates import never
-from cotenant.services.queue.ids import may_be_given
+from cotenant.services.queue.ids import is_id
 from cotenant.services.queue.records import SCHEMA_VERSION, Record
 from cotenant.services.queue.views import View
 from cotenant.store import schema
@@ -183,7 +182,7 @@ class Past:
 
     def _may_be_elsewhere(self, thing_id: str, readable: bool) -> bool:
         others = self._places.keys() - {self._own}
-        return bool(others or not readable) and may_be_given(thing_id, time.time())
+        return bool(others or not readable) and is_id(thing_id)
 
     def _elsewhere(self, view: View, ids: Sequence[str], readable: bool) -> Problem:
         places = sorted(place for one, place in self._places.items() if one != self._own or not readable)

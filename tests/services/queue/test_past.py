@@ -158,6 +158,19 @@ async def test_a_leader_without_the_file_says_that_it_cannot_know(world: World) 
     assert (await world.mesh.job(world.good)).phase == SUCCEEDED
 
 
+async def test_what_was_made_by_a_queue_whose_clock_went_ahead_may_be_elsewhere_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ahead = time.time_ns() + 2 * 86_400 * 10**9
+    with monkeypatch.context() as clock:
+        clock.setattr("cotenant.services.queue.ids.time.time_ns", lambda: ahead)
+        async with archived(tmp_path / "archive.sqlite") as world:
+            clock.undo()
+            await world.elsewhere()
+            for call in (world.mesh.job(world.good), world.mesh.submit(dependencies=after(world.good))):
+                assert (await refusal(call)).reason == "ARCHIVED_ELSEWHERE"
+
+
 async def test_a_damaged_archive_is_none_that_says_no(world: World) -> None:
     world.path.write_bytes(b"this is no database, and longer than a header of SQLite would be: " * 20)
     for call in (world.mesh.job(world.good), world.mesh.submit(dependencies=after(world.good))):
