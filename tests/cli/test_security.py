@@ -33,6 +33,17 @@ def test_tokens_are_made_listed_and_revoked(shell: Shell) -> None:
     assert shell("tokens", "revoke", "eve").code == 2
 
 
+def test_a_token_that_runs_out_is_listed_as_such(shell: Shell, tmp_path: Path) -> None:
+    own = ("--state-dir", str(tmp_path))
+    shell(*own, "tokens", "create", "--role", "operator", "--name", "ann", "--expires", "90d")
+    assert "runs out" not in shell("tokens", "list", *own).out
+    before = json.loads((path := tmp_path / "tokens.json").read_text())
+    before["tokens"][0]["created"] -= 80 * 86_400
+    before["tokens"][0]["expires"] -= 80 * 86_400
+    path.write_text(json.dumps(before))
+    assert "runs out in 9 days" in shell("tokens", "list", *own).out
+
+
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
@@ -41,6 +52,7 @@ def test_tokens_are_made_listed_and_revoked(shell: Shell) -> None:
         (("--name", "operator", "--tenant", "a"), "is kept for the mesh's own token"),
         (("--name", "eve", "--tenant", "A"), "is no tenant's name"),
         (("--name", "eve", "--tenant", "a", "--expires", "soon"), "soon"),
+        (("--name", "eve", "--tenant", "a", "--expires", "9000000d"), "at most 100 years"),
     ],
 )
 def test_a_token_that_cannot_be_is_one_clear_error(shell: Shell, arguments: tuple[str, ...], told: str) -> None:

@@ -16,6 +16,7 @@ import jwt
 import pytest
 import structlog
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
+from structlog.testing import capture_logs
 from tests.rpc.conftest import Mesh, consume, problem_of
 
 from cotenant import telemetry
@@ -87,6 +88,41 @@ def test_a_token_expires(tmp_path: Path) -> None:
     assert by(credentials, secret).name == "eve"
     now[0] = 1010.0
     assert reason_of(credentials, secret) == "TOKEN_EXPIRED"
+
+
+def test_a_token_that_runs_out_is_told_of_once_a_day_while_it_is_used(tmp_path: Path) -> None:
+    day, now, clock = 86_400.0, [0.0], [0.0]
+    file = TokenFile(tmp_path / "tokens.json", now=lambda: now[0], clock=lambda: clock[0])
+    endless, (_, secret) = file.create(Bearer.parse("user/ann?tenants=lab"))[1], file.create(EVE, expires=365 * day)
+
+    def told_on(days: float) -> list[str]:
+        now[0] = clock[0] = days * day
+        with capture_logs() as logs:
+            for one in (endless, secret, secret):
+                file.find(one)
+        return [f"{entry['event']} {entry['bearer']} {entry['told']}" for entry in logs]
+
+    assert told_on(1) == told_on(334) == []
+    assert told_on(336) == ["token_runs_out user/eve runs out in 29 days"]
+    assert told_on(336.5) == []
+    assert told_on(337.1) == ["token_runs_out user/eve runs out in 27 days"]
+
+
+@pytest.mark.parametrize("expires", [1e12, float("inf"), float("nan")])
+def test_a_token_of_no_year_is_not_made(tmp_path: Path, expires: float) -> None:
+    file = TokenFile(tmp_path / "tokens.json")
+    with pytest.raises(BadTokens, match="after the year 9999"):
+        file.create(EVE, expires)
+    assert file.tokens() == []
+
+
+@pytest.mark.parametrize("times", ['"created": 1, "expires": 1e300', '"created": NaN, "expires": 0'])
+def test_a_file_with_times_of_no_year_is_damaged(tmp_path: Path, times: str) -> None:
+    (tmp_path / "tokens.json").write_text(
+        f'{{"tokens": [{{"id": "a", "role": "user", "name": "eve", "tenants": "lab", "sha256": "b", {times}}}]}}'
+    )
+    with pytest.raises(BadTokens, match="damaged"):
+        TokenFile(tmp_path / "tokens.json").tokens()
 
 
 @pytest.mark.parametrize("damage", ["", "{", "[]", "null", '{"tokens": 7}', '{"tokens": [{"role": "god"}]}', "[" * 50])

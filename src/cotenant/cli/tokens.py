@@ -151,7 +151,9 @@ def _view(token: Token) -> dict[str, Any]:
 def _end(token: Token) -> str:
     if not token.expires:
         return "never"
-    return "expired" if token.expired(time.time()) else _day(token.expires)
+    if token.expired(now := time.time()):
+        return "expired"
+    return token.runs_out(now) or _day(token.expires)
 
 
 def _day(seconds: float) -> str:

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from cotenant.rpc import errors
 from cotenant.rpc.bearers import Bearer, tenants_in_words, tenants_of
 from cotenant.rpc.identity import Identity
 from cotenant.rpc.permissions import Role
+from cotenant.validity import Validity
 
 log = structlog.get_logger()
 
@@ -33,6 +35,8 @@ PREFIX = "cotenant_"
 TOKEN_BYTES = 32
 LOOK_SECONDS = 0.5
 TOKENS_MAX = 100_000
+TIME_MAX = 253_402_300_799.0  # the last second of the year 9999
+TELL_SECONDS = 24 * 3600.0  # between two lines of the log about the same token
 
 
 class BadTokens(Exception):
@@ -53,6 +57,14 @@ class Token:
         """Whether its time is over."""
         return 0 < self.expires <= now
 
+    def runs_out(self, now: float) -> str:
+        """Say when it expires, where it is time for a new one, as with certificates; else ""."""
+        if not self.expires or self.expired(now):
+            return ""
+        created, expires, moment = (datetime.fromtimestamp(one, UTC) for one in (self.created, self.expires, now))
+        validity = Validity(created, expires)
+        return validity.in_words(moment) if validity.is_due(moment) else ""
+
 
 class TokenFile:
     """The file, for whoever makes tokens and for whoever checks them."""
@@ -64,6 +76,7 @@ class TokenFile:
         self._stamp: tuple[int, int, int] | None = None
         self._by_digest: Mapping[str, Token] = {}
         self._looked = -LOOK_SECONDS
+        self._told: dict[str, float] = {}  # when it was said of tokens that they run out, by id
 
     def find(self, token: str) -> Identity | None:
         """Say whose token this is; None where it is none of the file's.
@@ -79,6 +92,7 @@ class TokenFile:
             return None
         if known.expired(self._now()):
             raise errors.unauthenticated("TOKEN_EXPIRED", f"the token of {known.bearer} has expired; ask for a new one")
+        self._tell(known)
         return known.bearer.identity
 
     def tokens(self) -> list[Token]:
@@ -103,8 +117,10 @@ class TokenFile:
         """Make a token, and return what is kept of it and the token itself, which is nowhere else.
 
         Raises:
-            BadTokens: the file cannot be read or written.
+            BadTokens: the file cannot be read or written, or the year is beyond all calendars.
         """
+        if not expires <= TIME_MAX:
+            raise BadTokens("a token cannot expire after the year 9999; with 0 it never does")
         secret = PREFIX + secrets.token_urlsafe(TOKEN_BYTES)
         made = Token(secrets.token_hex(4), bearer, digest_of(secret), self._now(), expires)
         with self._locked():
@@ -123,6 +139,16 @@ class TokenFile:
                 self._write([one for one in tokens if one not in gone])
         return gone
 
+    def _tell(self, token: Token) -> None:
+        """Say of a token that is used when it is time for a new one."""
+        told = self._told.get(token.id)
+        if not token.expires or (told is not None and self._clock() - told < TELL_SECONDS):
+            return
+        self._told[token.id] = self._clock()
+        if words := token.runs_out(self._now()):
+            remedy = "make a new one by `cotenant tokens create`, and revoke this one once nobody uses it"
+            log.warning("token_runs_out", id=token.id, bearer=str(token.bearer), told=words, remedy=remedy)
+
     def _look(self) -> None:
         """Read the file again where it has changed. One that is damaged lets nobody in whom it did not before."""
         if self._clock() - self._looked < LOOK_SECONDS:
@@ -138,6 +164,8 @@ class TokenFile:
         try:
             self._by_digest = {token.digest: token for token in self.tokens()}
             self._stamp = stamp
+            ids = {token.id for token in self._by_digest.values()}
+            self._told = {token_id: told for token_id, told in self._told.items() if token_id in ids}
         except BadTokens as error:
             log.error("tokens_unreadable", why=str(error))
 
@@ -187,4 +215,7 @@ def _kept(token: Token) -> dict[str, Any]:
 def _token(told: Mapping[str, Any]) -> Token:
     role = Role(told["role"])
     bearer = Bearer(role, str(told["name"]), tenants_of(str(told["tenants"]), role))
-    return Token(str(told["id"]), bearer, str(told["sha256"]), float(told["created"]), float(told["expires"]))
+    created, expires = float(told["created"]), float(told["expires"])
+    if not (0 <= created <= TIME_MAX and 0 <= expires <= TIME_MAX):
+        raise ValueError("its times are none")
+    return Token(str(told["id"]), bearer, str(told["sha256"]), created, expires)
