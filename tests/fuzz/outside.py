@@ -275,19 +275,27 @@ def _provider(directory: Path) -> Prepared:
 
 
 def _authority(directory: Path) -> Prepared:
-    """Issue with an authority whose certificate, or key, is damaged."""
+    """Issue with an authority whose certificate, or key, is damaged, and renew it."""
     authority = Authority(directory / "ca")
     authority.create("lab", 10)
     cert, key = authority.cert_path.read_bytes(), authority.cert_path.with_name("ca.key").read_bytes()
 
+    good = {authority.cert_path: cert, authority.cert_path.with_name("ca.key"): key}
+    eve = Bearer.parse("user/eve?tenants=lab")
+
     def run(data: bytes) -> None:
-        for path, good in ((authority.cert_path, cert), (authority.cert_path.with_name("ca.key"), key)):
-            path.write_bytes(data)
-            try:
-                authority.issue(Bearer.parse("user/eve?tenants=lab"))
-                authority.issued()
-            finally:
-                path.write_bytes(good)
+        refusal: BadCertificate | None = None
+        for damaged in good:
+            damaged.write_bytes(data)
+            for use in (lambda: authority.issue(eve), authority.issued, authority.renew):
+                try:
+                    use()
+                except BadCertificate as error:
+                    refusal = error
+            for path, content in good.items():
+                path.write_bytes(content)
+        if refusal:
+            raise refusal
 
     return Prepared(run, (cert, key))
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+import ssl
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -13,9 +14,10 @@ import grpc
 import grpc.aio
 import pytest
 from cryptography import x509
-from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID as Use
+from cryptography.x509.oid import NameOID
 from structlog.testing import capture_logs
 from tests.rpc.conftest import Mesh, problem_of
 
@@ -312,6 +314,44 @@ def test_an_agents_certificate_is_none_of_a_server(lab: Authority) -> None:
 def test_what_is_no_name_is_refused(lab: Authority, name: str) -> None:
     with pytest.raises(BadCertificate, match="neither"):
         lab.issue(QUEUE, [name])
+
+
+@pytest.mark.parametrize("use", [Authority.renew, lambda authority: authority.issue(EVE)])
+def test_an_authority_whose_name_is_damaged_is_refused(lab: Authority, use: Callable[[Authority], Any]) -> None:
+    der = x509.load_pem_x509_certificate(lab.cert_path.read_bytes()).public_bytes(serialization.Encoding.DER)
+    damaged = ssl.DER_cert_to_PEM_cert(
+        der.replace(b"Cotenant lab", b"Cotenant l\xff\xff")
+    )  # can be parsed all the same
+    lab.cert_path.write_text(damaged)
+    with pytest.raises(BadCertificate, match="or a damaged one"):
+        use(lab)
+    assert lab.cert_path.read_text() == damaged
+
+
+@pytest.mark.filterwarnings("ignore:Attribute's length must be")
+@pytest.mark.parametrize(
+    ("kind", "name", "renewed"),
+    [(NameOID.ORGANIZATION_NAME, "A lab", "Cotenant lab"), (NameOID.COMMON_NAME, "a" * 70, "a" * 64)],
+)
+def test_an_authority_of_another_kind_of_name_is_renewed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: x509.ObjectIdentifier, name: str, renewed: str
+) -> None:
+    authority, attribute = Authority(tmp_path / "elsewhere"), x509.NameAttribute(kind, name, _validate=False)
+    with monkeypatch.context() as names:
+        names.setattr(certificates, "_name", lambda common: x509.Name([attribute]))
+        authority.create()
+    authority.renew()
+    first = authority._authorities()[0]
+    assert first.subject.rfc4514_string() == f"CN={renewed}"
+
+
+def test_an_authority_that_has_run_out_issues_nothing_until_it_is_renewed(tmp_path: Path) -> None:
+    authority = Authority(tmp_path / "old")
+    authority.create(days=0)
+    with pytest.raises(BadCertificate, match=r"the authority expired on 20.*certs rotate --ca"):
+        authority.issue(EVE)
+    authority.renew()
+    assert authority.issue(EVE).ends > datetime.now(UTC)
 
 
 def test_there_is_one_authority_at_a_time(lab: Authority, tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from cotenant.rpc.bearers import Bearer
 from cotenant.validity import Validity
 
 CA_CERT, CA_KEY = "ca.pem", "ca.key"
+CA_NAME = "Cotenant lab"
 CA_DAYS, LEAF_DAYS = 3650, 365
 BACKDATED = timedelta(minutes=5)  # clocks of a cluster differ a little
 COMMON_NAME_LENGTH_MAX = 64
@@ -72,7 +73,7 @@ class Authority:
         """Whether the directory holds an authority."""
         return (self.directory / CA_KEY).exists()
 
-    def create(self, name: str = "Cotenant lab", days: int = CA_DAYS) -> None:
+    def create(self, name: str = CA_NAME, days: int = CA_DAYS) -> None:
         """Make the directory and the authority.
 
         Raises:
@@ -91,8 +92,9 @@ class Authority:
     def renew(self, days: int = CA_DAYS) -> None:
         """Make a new authority that signs from now on; certificates of the one before are still believed."""
         before = self._authorities()
-        name = before[0].subject.get_attributes_for_oid(NameOID.COMMON_NAME)[0].value
-        key, certificate = _new_authority(str(name), days)
+        names = before[0].subject.get_attributes_for_oid(NameOID.COMMON_NAME)  # those from elsewhere may have none
+        name = str(names[0].value)[:COMMON_NAME_LENGTH_MAX] if names else ""
+        key, certificate = _new_authority(name or CA_NAME, days)
         self._write(CA_CERT, b"".join(map(_pem, (certificate, *before))), 0o644)  # first: all are to believe it
         self._write(CA_KEY, _key_pem(key), 0o600)
 
@@ -106,7 +108,7 @@ class Authority:
         """Issue a certificate with a key of its own. `names` are DNS names and addresses, by which servers are called.
 
         Raises:
-            BadCertificate: there is no authority, or a name is none.
+            BadCertificate: there is no authority, or it has run out, or a name is none.
         """
         if days < 1:
             raise BadCertificate(f"a certificate is valid for 1 day or more, not {days}")
@@ -114,6 +116,10 @@ class Authority:
         key = ec.generate_private_key(ec.SECP256R1())
         now = datetime.now(UTC)
         ends = min(now + timedelta(days=days), signer.not_valid_after_utc)
+        if ends <= now:
+            raise BadCertificate(
+                f"the authority expired on {ends:%Y-%m-%d}; `cotenant certs rotate --ca` makes it anew"
+            )
         uses = [ExtendedKeyUsageOID.CLIENT_AUTH, *([ExtendedKeyUsageOID.SERVER_AUTH] if bearer.serves else [])]
         alternatives = [x509.UniformResourceIdentifier(bearer.uri), *map(_general_name, names)]
         certificate = (
@@ -145,13 +151,15 @@ class Authority:
 
     def _authorities(self) -> list[x509.Certificate]:
         try:
-            return x509.load_pem_x509_certificates(self.cert_path.read_bytes())
+            found = x509.load_pem_x509_certificates(self.cert_path.read_bytes())
+            _ = [(one.subject, one.not_valid_after_utc) for one in found]  # much is read only where it is asked for
+            return found
         except OSError:
             raise BadCertificate(
                 f"there is no authority in {self.directory}; `cotenant certs init` makes one"
             ) from None
         except (ValueError, *ODD):
-            raise BadCertificate(f"{self.cert_path} holds no certificate in PEM") from None
+            raise BadCertificate(f"{self.cert_path} holds no certificate in PEM, or a damaged one") from None
 
     def _signing_key(self, signer: x509.Certificate) -> ec.EllipticCurvePrivateKey:
         path = self.directory / CA_KEY
