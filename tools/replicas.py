@@ -163,10 +163,10 @@ machine. On two cores with nothing beside it, jobs of two seconds, as fast as th
 
 With 1,000 agents 80,615 jobs were known in the end, and a page of 100 of them took 4.6 ms. A hundred watchers missed
 nothing. Two cores on which all took two and a half times as long, raw transactions too (1,573 a second), brought 247
-jobs a second to running there, with 7.4 ms of processor for each, answered 99 of 100 submits within 47 ms, and gave a page
-of 77,617 jobs in 19 ms. Where the machine is overloaded all of it becomes slow alike: with ten times as many other
-processes as cores, and 18 ms of processor for a job, 1,000 agents had 23 jobs a second brought to running, and no leader
-lost its lease.
+jobs a second to running there, with 7.4 ms of processor for each, answered 99 of 100 submits within 47 ms, and gave a
+page of 77,617 jobs in 19 ms. Where the machine is overloaded all of it becomes slow alike: with ten times as many other
+processes as cores, and 18 ms of processor for a job, 1,000 agents had 23 jobs a second brought to running, and no
+leader lost its lease.
 
 `benchmarks/overload.py` brings trouble over such clusters, with two processes of each service and a `lost_after` of
 half a minute: three times the jobs that can be brought to running, eight processes that never rest, the loss of etcd's
