@@ -56,13 +56,16 @@ def test_no_core_is_dealt_twice_and_nobody_gets_more_than_the_wish(some: list[Pa
 
 
 def room_left(some: list[Party], hands: list[Hand], free: dict[int, int], of: Party) -> int:
-    """How many own cores each replica could have had beside what was dealt as own."""
+    """How many own cores each replica could have had beside what was dealt as own to it and to those before it.
+
+    What those after it give back is lent until the cores are dealt again.
+    """
     left = dict(free)
     for party, hand in zip(some, hands, strict=True):
         for node, count in party.replicas.items():
             left[node] -= (hand.firm - party.running.own) * count
-            if party is of:
-                break
+        if party is of:
+            break
     return room(left, of.replicas)
 
 
