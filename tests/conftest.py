@@ -17,13 +17,11 @@ REAL_TIME = [HERE / "services", HERE / "node_agent", HERE / "end_to_end", HERE /
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job would hand on that it is ignored
 
 # A loaded machine is slow, and chance may draw many inputs that do not matter: neither says anything of the code. What
-# holds up a change is decided by the same examples each time, half as many; everybody else's runs look for new ones.
-IN_CI = bool(os.environ.get("CI"))
+# holds up a change is decided by the same examples each time; everybody else's runs look for new ones.
 settings.register_profile(
     "cotenant",
     deadline=None,
-    derandomize=IN_CI,
-    max_examples=50 if IN_CI else 100,
+    derandomize=bool(os.environ.get("CI")),
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )
 settings.load_profile("cotenant")
