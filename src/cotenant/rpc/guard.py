@@ -53,11 +53,14 @@ class Guard(grpc.aio.ServerInterceptor):
         deadline_seconds_default: float,
         limits: Limits | None = None,
         audit: Audit | None = None,
+        authenticated: Callable[[str], None] = lambda peer: None,
     ) -> None:
+        """`authenticated` is told the peer of each call that has authenticated."""
         self._authenticator = authenticator
         self._deadline_seconds = deadline_seconds_default
         self._limits = limits
         self._audit = audit
+        self._authenticated = authenticated
         self._guarded: dict[str, tuple[Any, Any]] = {}
 
     async def intercept_service(self, continuation: Callable[[Any], Awaitable[Any]], call: Any) -> Any:
@@ -153,6 +156,7 @@ class Guard(grpc.aio.ServerInterceptor):
         """Find out who calls, and whether it may; what is returned is to be held while the call is served."""
         metadata = context.invocation_metadata()
         shown = self._authenticator.authenticate(method, metadata, context.auth_context)
+        self._authenticated(context.peer())
         if entry is not None:
             entry.identity = shown
         if self._limits is not None:
