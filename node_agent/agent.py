@@ -10,9 +10,7 @@ import asyncio
 import os
 import time as clock
 import uuid
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Callable
 from random import Random
 
 import structlog
@@ -20,6 +18,7 @@ import structlog
 from cotenant import plugins
 from cotenant.history.events import Came, Over
 from cotenant.history.recording import record
+from cotenant.node_agent.agent_config import AgentConfig
 from cotenant.node_agent.bandwidth import NodeBandwidth
 from cotenant.node_agent.contention_link import ContentionLink
 from cotenant.node_agent.fence import Fence
@@ -48,46 +47,9 @@ from cotenant.v1 import job_pb2, node_service_pb2, resources_pb2
 
 log = structlog.get_logger()
 
-MEBIBYTE = 1 << 20
+__all__ = ["Agent", "AgentConfig"]
+
 SAMPLE_SECONDS_MIN = 0.05
-DAY_SECONDS = 86_400.0
-
-
-@dataclass(frozen=True, slots=True)
-class AgentConfig:
-    """What an agent is told.
-
-    `gpus` is "auto" or "fake:N". `cpus` restricts jobs to a subset of the logical CPUs, `memory_bytes` to a part of
-    the memory. `address` is the host name under which other nodes reach this one, by default `node_id`.
-    `shareable_gpus` lets several jobs have shares of a GPU; `split_siblings` makes each logical CPU a core.
-    An empty `contention_endpoint` means that no samples are sent. `memory_bandwidth_peak` is the most memory bandwidth
-    that the node has, in bytes per second; 0: the most that was seen. `kept_max` and `kept_seconds_max` bound for how
-    many acknowledged attempts, and for how long, output stays readable. `pids_max` is how many processes and threads
-    each task of a job that names none may have; 0 means no limit but that of the whole attempt, half of the node's.
-    `users` says as whom submitters' jobs run where the agent is root, if not as the user of the same name.
-    """
-
-    node_id: str
-    state_dir: Path
-    placement_endpoint: str
-    contention_endpoint: str = ""
-    token: str = ""
-    gpus: str = "auto"
-    cpus: tuple[int, ...] | None = None
-    memory_bytes: int | None = None
-    rack: str = ""
-    address: str = ""
-    shareable_gpus: bool = False
-    split_siblings: bool = False
-    output_bytes_max: int = 64 * MEBIBYTE
-    sample_interval_seconds: float = 5.0
-    memory_bandwidth_peak: float = 0.0
-    health_interval_seconds: float = 5.0
-    kept_max: int = 200
-    kept_seconds_max: float = 30 * DAY_SECONDS
-    pids_max: int = 32_768
-    runtime: str = "process"
-    users: Mapping[str, str] = field(default_factory=dict)
 
 
 class Agent:

@@ -10,6 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from cotenant import descriptors
 from cotenant.history.events import Began
 from cotenant.history.recording import record
 from cotenant.history.stored import holds_of
@@ -175,6 +176,7 @@ def supervisor_spec(
         "warning_signal": int(warning_signal_of(assignment)),
         "grace_seconds": grace_seconds_of(assignment),
         "output_bytes_max": surroundings.output_bytes_max,
+        "descriptors_max": descriptors.original_limit(),
         "leash": leash_of(assignment, surroundings.lease_path),
         "group": group.to_json() if group else None,
         "home": surroundings.home.to_json() if surroundings.home else None,

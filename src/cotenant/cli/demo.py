@@ -85,14 +85,15 @@ async def _demo(seconds: float, report: Path | None) -> None:
     from cotenant import telemetry
     from cotenant.cli.demo_workload import workload
     from cotenant.cli.settings import Settings
-    from cotenant.cli.up import mesh_config, opened
+    from cotenant.cli.up import mesh_config, opened, start_agents
 
     os.environ.setdefault("COTENANT_LOG", "error")  # that its node goes away at the end is no news
     telemetry.setup("cli")
     begun = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="cotenant-demo-") as directory:
-        config = mesh_config(Settings(gpus=f"fake:{GPUS}"), Path(directory), {})
-        async with opened(config) as mesh:
+        settings = Settings(gpus=f"fake:{GPUS}")
+        agents = start_agents(settings)
+        async with opened(mesh_config(settings, Path(directory), {}), agents) as mesh:
             (node,) = await mesh.nodes_ready()
             cores = len(node.inventory.cores)
             machine = f"{node.id}: {cores} cores, {GPUS} declared GPUs (no GPU is needed or used)"

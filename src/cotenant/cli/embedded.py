@@ -1,4 +1,4 @@
-"""The whole mesh in one process: every service on one loopback port, one store, and agents for this machine."""
+"""The whole control plane in one process: every service on one loopback port, one store; agents are processes."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, cast
 
 import structlog
 
+from cotenant.cli.agent_processes import AgentProcesses
 from cotenant.cli.security import Guarding, security_of
 from cotenant.core.failing.retrying import RetryRules
 from cotenant.core.options import by_owner
 from cotenant.core.queueing.choosing import RULES, Rules
-from cotenant.node_agent.agent import Agent, AgentConfig
+from cotenant.node_agent.agent_config import AgentConfig
 from cotenant.replicas.describing import serve_description
 from cotenant.replicas.offices import Offices
 from cotenant.replicas.stores import FencedStore
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
 log = structlog.get_logger()
 
 STORE_FILE = "cotenant.sqlite"
+NODES_READY_POLL_SECONDS = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,9 +91,12 @@ class Closing:
 
 
 class EmbeddedMesh:
-    """Everything that was started, to be closed; what runs on nodes runs on then."""
+    """Everything that was started, to be closed; what runs on nodes runs on then.
 
-    def __init__(self, config: MeshConfig) -> None:
+    `agents` are processes that were started already, and wait for their settings.
+    """
+
+    def __init__(self, config: MeshConfig, agents: AgentProcesses | None = None) -> None:
         self.config = config
         self.token = ""
         self.address = ""
@@ -99,8 +104,7 @@ class EmbeddedMesh:
         self._closing: list[Closing] = []
         self._offices: Offices | None = None
         self._published = False
-        self._agents_stop = asyncio.Event()
-        self._agents: list[asyncio.Task[None]] = []
+        self._agents = agents or AgentProcesses()
 
     async def start(self) -> None:
         """Start everything, or nothing.
@@ -212,13 +216,19 @@ class EmbeddedMesh:
         )
 
     def _start_agents(self) -> None:
-        for config in self.config.agents:
-            reached = _reachable(self.address)
-            complete = replace(config, placement_endpoint=reached, contention_endpoint=reached, token=self.token)
-            self._agents.append(asyncio.create_task(Agent(complete).run(self._agents_stop), name=config.node_id))
+        reached, guarding = _reachable(self.address), self.config.guarding
+        complete = [
+            replace(config, placement_endpoint=reached, contention_endpoint=reached, token=self.token)
+            for config in self.config.agents
+        ]
+        self._agents.start(complete, guarding.tls_files if guarding else None)
 
     async def nodes_ready(self) -> Sequence[node_service_pb2.Node]:
-        """Wait until the agents of this process are connected, and tell of their nodes."""
+        """Return the nodes of this mesh's agents, once all of them are connected.
+
+        Raises:
+            AgentFailed: an agent cannot run.
+        """
         stub = cast("NodeServiceAsyncStub", node_service_pb2_grpc.NodeServiceStub(self.channel))
         wanted = {config.node_id for config in self.config.agents}
         while True:
@@ -228,22 +238,14 @@ class EmbeddedMesh:
             ]
             if len(ready) == len(wanted):
                 return ready
-            await self._watch_agents()
-
-    async def _watch_agents(self) -> None:
-        """Wait a little; an agent that ended already ends the wait with its error."""
-        done, _ = await asyncio.wait(self._agents, timeout=0.05, return_when=asyncio.FIRST_COMPLETED)
-        for task in done:
-            task.result()
+            await self._agents.failed(NODES_READY_POLL_SECONDS)
 
     async def close(self) -> None:
         """End agents first, so that the services hear from them to the last; jobs run on."""
         if self._published:  # else what stands there is another mesh's
             access.withdraw(self.config.state_dir)
             self._published = False
-        self._agents_stop.set()
-        await asyncio.gather(*self._agents, return_exceptions=True)
-        self._agents, self._agents_stop = [], asyncio.Event()  # for another start
+        await self._agents.close()
         for step in reversed(self._closing):
             try:
                 if (ending := step.close()) is not None:

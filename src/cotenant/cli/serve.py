@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from cotenant import descriptors
 from cotenant.cli.cutting_off import arm_fail_points
 from cotenant.cli.flags import Flags
 from cotenant.cli.outcome import CommandError, ExitCode, note, usage
@@ -103,6 +104,7 @@ def serve(
     if service not in SERVICES:
         raise usage(f"there is no service {service!r}{did_you_mean(service, SERVICES)}; {', '.join(SERVICES)} are")
     arm_fail_points()
+    descriptors.raise_limit()
     settings = read_settings(config)
     if follow is not None:
         settings = replace(settings, follow=follow)
@@ -290,7 +292,7 @@ async def _until_signal(work: Coroutine[Any, Any, None]) -> None:
 async def _agent(told: Told, node: str, gpus: str, cpus: tuple[int, ...] | None, address: str) -> None:
     from cotenant import telemetry
     from cotenant.node_agent.__main__ import serve as serve_agent
-    from cotenant.node_agent.agent import AgentConfig
+    from cotenant.node_agent.agent_config import AgentConfig
 
     settings, endpoints = told.settings, _endpoints(told)
     secure_calls(told.guarding)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from cotenant import descriptors
 from cotenant.cli.flags import Flags
 from cotenant.cli.outcome import CommandError, ExitCode, note, usage
 from cotenant.cli.security import Guarding, check_listen, guarding_of
@@ -31,6 +32,7 @@ from cotenant.cli.settings import (
 )
 
 if TYPE_CHECKING:  # grpc and the services load only when the mesh is started
+    from cotenant.cli.agent_processes import AgentProcesses
     from cotenant.cli.embedded import EmbeddedMesh, MeshConfig
 
 RETRY_SECONDS = 1.0
@@ -76,7 +78,8 @@ def up(
 ) -> None:
     """Run the whole mesh on this machine, in the foreground.
 
-    Jobs run in processes of their own: Ctrl-C ends the mesh and no job; the next `up` with the same state directory
+    The agent of each node is a process of its own, which is started again if it ends. Jobs run in processes of their
+    own, too: Ctrl-C ends the mesh and no job; the next `up` with the same state directory
     finds them again. The mesh listens on loopback and asks for the token that it keeps in its state directory. On an
     etcd on which another mesh or service leads it does not start; `cotenant serve` runs several on one. Where etcd is
     away for a while the mesh goes on with what it knows, and writes again once that is back.
@@ -111,8 +114,10 @@ def up(
     )
     guarding = guarding_of(settings.sections, Flags.of(context), insecure=insecure)
     check_listen(settings.listen, guarding)
+    descriptors.raise_limit()
+    agents = start_agents(settings)
     mesh = mesh_config(settings, state_dir_of(context), read_options(option or ()), guarding)
-    asyncio.run(run(mesh))
+    asyncio.run(run(mesh, agents))
 
 
 def state_dir_of(context: typer.Context) -> Path:
@@ -121,6 +126,23 @@ def state_dir_of(context: typer.Context) -> Path:
 
     given = context.find_root().params.get("state_dir") or os.environ.get("COTENANT_STATE_DIR")
     return Path(given).absolute() if given else default_state_dir(os.environ)
+
+
+def start_agents(settings: Settings) -> AgentProcesses:
+    """Start the processes of this machine's agents. They import what they need while the services are imported here."""
+    from cotenant.cli.agent_processes import AgentProcesses
+
+    return AgentProcesses(node_ids_of(settings))
+
+
+def node_ids_of(settings: Settings) -> list[str]:
+    """Return the ids of this machine's nodes.
+
+    Raises:
+        CommandError: there are fewer CPUs than nodes.
+    """
+    name, parts = node_name(), len(split_cpus(settings.nodes))
+    return [name] if parts == 1 else [f"{name}-{number}" for number in range(1, parts + 1)]
 
 
 def mesh_config(
@@ -132,15 +154,14 @@ def mesh_config(
         CommandError: a setting cannot be taken.
     """
     from cotenant.cli.embedded import MeshConfig
-    from cotenant.node_agent.agent import AgentConfig
+    from cotenant.node_agent.agent_config import AgentConfig
 
     defaults = BACKFILL if settings.queue == "fifo" else {}
-    name, parts = node_name(), split_cpus(settings.nodes)
     agents = [
         AgentConfig(
-            node_id=name if len(parts) == 1 else f"{name}-{number}",
+            node_id=node_id,
             placement_endpoint="",  # filled in once the mesh has its port
-            state_dir=state_dir / "nodes" / (name if len(parts) == 1 else f"{name}-{number}"),
+            state_dir=state_dir / "nodes" / node_id,
             gpus=settings.gpus,
             cpus=cpus,
             rack=settings.rack,
@@ -152,7 +173,7 @@ def mesh_config(
             pids_max=settings.pids_max,
             users=guarding.users if guarding else {},
         )
-        for number, cpus in enumerate(parts, 1)
+        for node_id, cpus in zip(node_ids_of(settings), split_cpus(settings.nodes), strict=True)
     ]
     return MeshConfig(
         state_dir=state_dir,
@@ -181,7 +202,7 @@ def mesh_config(
     )
 
 
-async def run(config: MeshConfig) -> None:
+async def run(config: MeshConfig, agents: AgentProcesses | None = None) -> None:
     """Run the mesh until a signal ends it, which may come while it is still starting."""
     from cotenant import telemetry
 
@@ -189,7 +210,7 @@ async def run(config: MeshConfig) -> None:
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    serving, stopping = asyncio.create_task(_serve(config)), asyncio.create_task(stop.wait())
+    serving, stopping = asyncio.create_task(_serve(config, agents)), asyncio.create_task(stop.wait())
     try:
         await asyncio.wait((serving, stopping), return_when=asyncio.FIRST_COMPLETED)
         if not serving.done():
@@ -202,9 +223,9 @@ async def run(config: MeshConfig) -> None:
         telemetry.shutdown()
 
 
-async def _serve(config: MeshConfig) -> None:
+async def _serve(config: MeshConfig, agents: AgentProcesses | None) -> None:
     """Run the mesh until cancelled. One that lost its lead, as where its store was away, begins anew at its address."""
-    async with opened(config) as mesh:
+    async with opened(config, agents) as mesh:
         await tell_ready(mesh)
         address, why = mesh.address, await mesh.lost()
     while True:
@@ -231,19 +252,20 @@ async def _start(mesh: EmbeddedMesh, *, patient: bool) -> None:
 
 
 @asynccontextmanager
-async def opened(config: MeshConfig, *, patient: bool = False) -> AsyncIterator[EmbeddedMesh]:
+async def opened(
+    config: MeshConfig, agents: AgentProcesses | None = None, *, patient: bool = False
+) -> AsyncIterator[EmbeddedMesh]:
     """Run the mesh inside; what keeps it from starting is told in a user's words."""
     from cotenant import plugins
+    from cotenant.cli.agent_processes import AgentFailed
     from cotenant.cli.embedded import EmbeddedMesh
-    from cotenant.node_agent.sockets import UnsafeDirectory
-    from cotenant.node_agent.state_directory import AnotherAgent, AnotherNode
     from cotenant.replicas.offices import AnotherLeads
     from cotenant.rpc.access import NoAccess
     from cotenant.rpc.server import CannotListen
     from cotenant.store.port import StoreInUse, StoreUnavailable
     from cotenant.store.schema import BadRecord, NewerSchema
 
-    mesh = EmbeddedMesh(config)
+    mesh = EmbeddedMesh(config, agents)
     try:
         try:
             await _start(mesh, patient=patient)
@@ -258,9 +280,7 @@ async def opened(config: MeshConfig, *, patient: bool = False) -> AsyncIterator[
             raise CommandError(str(error), hint=hint) from None
         except StoreUnavailable as error:
             raise CommandError(str(error), code=ExitCode.UNREACHABLE) from None
-        except (NewerSchema, BadRecord, CannotListen, NoAccess) as error:
-            raise CommandError(str(error)) from None
-        except (AnotherAgent, AnotherNode, UnsafeDirectory, OSError) as error:
+        except (NewerSchema, BadRecord, CannotListen, NoAccess, AgentFailed, OSError) as error:
             raise CommandError(str(error)) from None
         yield mesh
     finally:

@@ -13,8 +13,8 @@ from grpc_reflection.v1alpha import reflection
 
 from cotenant import telemetry
 from cotenant.rpc import enduring
-from cotenant.rpc.ending import end
 from cotenant.rpc.connections import RULES, ConnectionRules, Connections, Problem
+from cotenant.rpc.ending import end
 from cotenant.rpc.endpoints import host_and_port
 from cotenant.rpc.expiry import Expiry
 from cotenant.rpc.guard import Guard
