@@ -102,7 +102,7 @@ def main() -> int:
         channel.secure(settings.tls)
         asyncio.run(_serve_parent(config))
     except (AnotherAgent, AnotherNode, UnsafeDirectory, BadTls, OSError, ValueError) as error:
-        _answer(error=str(error))
+        _answer(error=str(error), bad_settings=isinstance(error, BadTls | ValueError))
         return REFUSED
     finally:
         telemetry.shutdown()

@@ -24,7 +24,7 @@ _original: int | None = None
 class Usage:
     """How many descriptors are open, and how many may be.
 
-    >>> Usage(950, 1000).scarce, Usage(500, 1000).scarce, Usage(850, 1000).ample
+    >>> Usage(850, 1000).scarce, Usage(500, 1000).scarce, Usage(750, 1000).ample
     (True, False, False)
     """
 
@@ -38,18 +38,18 @@ class Usage:
 
     @property
     def reserve(self) -> int:
-        """How many are to stay free."""
+        """How many are to stay free for the process's own files: connections never take these."""
         return int(min(max(RESERVE_MIN, RESERVE_SHARE * self.limit), RESERVE_MAX))
 
     @property
     def scarce(self) -> bool:
-        """Whether the reserve is touched."""
-        return self.free < self.reserve
+        """Whether the reserve will be touched soon."""
+        return self.free < 2 * self.reserve
 
     @property
     def ample(self) -> bool:
-        """Whether twice the reserve is free, so that a shortage is over."""
-        return self.free >= 2 * self.reserve
+        """Whether so many are free that a shortage is over."""
+        return self.free >= 3 * self.reserve
 
     def __str__(self) -> str:
         """The usage in words."""

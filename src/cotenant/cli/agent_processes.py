@@ -37,7 +37,11 @@ NOT_INHERITED = ("NOTIFY_SOCKET",)  # systemd waits for `up`
 
 
 class AgentFailed(Exception):
-    """An agent cannot run; the message says why."""
+    """An agent cannot run; the message says why. `bad_settings`: it was told something that cannot be."""
+
+    def __init__(self, message: str, *, bad_settings: bool = False) -> None:
+        super().__init__(message)
+        self.bad_settings = bad_settings
 
 
 class AgentProcess:
@@ -161,7 +165,7 @@ class AgentProcesses:
             answer = await process.answer()
             was_ready = was_ready or "ready" in answer
             if "error" in answer and not was_ready:
-                raise AgentFailed(str(answer["error"]))
+                raise AgentFailed(str(answer["error"]), bad_settings=bool(answer.get("bad_settings")))
             code = await process.wait()
             ended = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
             if not was_ready and starts >= STARTS_MAX:

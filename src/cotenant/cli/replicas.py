@@ -108,6 +108,7 @@ def _serving(service: str, address: str, state: str = "serves", problem: str | N
         "release": None,
         "start_time": None,
         "certificate": None,
+        "problems": [],
     }
 
 
@@ -117,6 +118,7 @@ def _process(answer: ListReplicasResponse) -> views.View:
         "release": answer.process.version or None,
         "start_time": views.time_of(answer.process, "start_time"),
         "certificate": views.certificate_view(answer.process.certificate),
+        "problems": [{"reason": one.reason, "remedy": one.remedy} for one in answer.process.problems],
     }
 
 

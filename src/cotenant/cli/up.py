@@ -280,7 +280,9 @@ async def opened(
             raise CommandError(str(error), hint=hint) from None
         except StoreUnavailable as error:
             raise CommandError(str(error), code=ExitCode.UNREACHABLE) from None
-        except (NewerSchema, BadRecord, CannotListen, NoAccess, AgentFailed, OSError) as error:
+        except AgentFailed as error:
+            raise CommandError(str(error), code=ExitCode.USAGE if error.bad_settings else ExitCode.FAILED) from None
+        except (NewerSchema, BadRecord, CannotListen, NoAccess, OSError) as error:
             raise CommandError(str(error)) from None
         yield mesh
     finally:

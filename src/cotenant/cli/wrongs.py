@@ -28,6 +28,7 @@ def wrongs(processes: Sequence[View], members: Sequence[View], nodes: Sequence[V
     return [
         *_of_store(members),
         *_of_services(processes),
+        *_of_processes(processes),
         *_of_certificates(processes, nodes, now),
         *_of_nodes(nodes),
         *_of_releases(processes, nodes),
@@ -71,6 +72,17 @@ def _of_services(processes: Sequence[View]) -> Iterator[Wrong]:
         states = {one["state"] for one in processes if one["service"] == service}
         if "waits" in states and not states & {"leads", "serves"}:
             yield Wrong(service, "nobody leads it", "it takes a store that answers; see there, and the service's log")
+
+
+def _of_processes(processes: Sequence[View]) -> Iterator[Wrong]:
+    """Name the problems of processes; of a process that serves several services, each once."""
+    found: dict[tuple[str, str], tuple[list[str], str]] = {}
+    for one in processes:
+        for problem in one["problems"]:
+            services, _ = found.setdefault((one["address"], problem["reason"]), ([], problem["remedy"]))
+            services.append(one["service"])
+    for (address, reason), (services, remedy) in found.items():
+        yield Wrong(f"{', '.join(services)} {address}", reason, remedy)
 
 
 def _of_certificates(processes: Sequence[View], nodes: Sequence[View], now: datetime) -> Iterator[Wrong]:

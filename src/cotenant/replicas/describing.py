@@ -28,6 +28,8 @@ class ReplicaServicer(pb_grpc.ReplicaServiceServicer):
         answer = pb.ListReplicasResponse(process=self._process, replicas=[describe() for describe in self._describe])
         if shown := self._server.certificate:
             answer.process.certificate.CopyFrom(shown.to_wire())
+        for problem in self._server.problems():
+            answer.process.problems.add(reason=problem.reason, remedy=problem.remedy)
         if isinstance(self._store, HasMembers):
             for one in await self._store.standing():
                 answer.store_members.add(

@@ -9,9 +9,12 @@ own sockets. What it compares:
 - the kernel lists the sockets of this process that were accepted on the server's port, with their peers.
 
 A connection whose peer the guard has not reported is closed when it has been silent for too long, or when its address
-holds too many of them; the oldest first, so that a newcomer always has time to authenticate. Where descriptors become
-scarce, unauthenticated connections are closed until the reserve is whole. An authenticated one is never touched, and
-counts for nothing: clients of one address do not shut each other out.
+holds too many of them; the oldest first, so that a newcomer always has time to authenticate. An authenticated one is
+never touched, and counts for nothing: clients of one address do not shut each other out.
+
+A reserve of descriptors stays free for files that the process itself opens: gRPC closes connections beyond
+`connections_max` as soon as it has accepted them. Before that is reached descriptors are *scarce*, and unauthenticated
+connections are closed while they are young, many at a time, so that there is nearly always room for a newcomer.
 
 It closes by `shutdown` on a duplicate: gRPC sees the end of the stream and closes its own descriptor. The duplicate
 replaces a descriptor that is held for this purpose, so that it works when no other is left, and it is compared with
@@ -40,13 +43,15 @@ from cotenant import descriptors, telemetry
 
 log = structlog.get_logger()
 
-LOOK_SECONDS = 0.25
+LOOK_SECONDS, SCARCE_LOOK_SECONDS = 0.25, 0.05
+SCARCE_SHARE_MAX = 0.1  # of the time, while descriptors are scarce
 SCAN_SECONDS_MIN, SCAN_SECONDS_MAX = 1.0, 5.0
 SCAN_SHARE_MAX = 0.01  # of the time
 GROWTH = 32  # more descriptors than at the last scan: the next is not put off
 EXAMINED_MAX = 2_000  # new descriptors in one scan; the next one takes the others
 REPORT_SECONDS = 10.0  # between two log lines
 RECENT_SECONDS = 60.0
+CONNECTIONS_MIN, CONNECTIONS_MAX = 16, 2**31 - 1
 IPV6_PREFIX_BYTES = 8  # whoever has one IPv6 address has a /64 of them
 
 UNAUTHENTICATED = telemetry.gauge(
@@ -66,7 +71,8 @@ class ConnectionRules:
     """What connections that have not authenticated may take.
 
     `silent_seconds` is for how long one may make no call at all, not even a health check. `per_address` and `in_all`
-    bound their number; those younger than `young_seconds` are spared as long as there are descriptors. Health watches
+    bound their number; those younger than `young_seconds` are spared. While descriptors are scarce, each has
+    `scarce_seconds` to authenticate. Health watches
     without a token are bounded by `watches_per_address` and `watches_in_all`, and last `watch_seconds`; on an
     authenticated connection there may be `watches_per_connection`. gRPC closes what has not finished its handshake
     within `handshake_seconds`.
@@ -74,6 +80,7 @@ class ConnectionRules:
 
     silent_seconds: float = 10.0
     young_seconds: float = 1.0
+    scarce_seconds: float = 0.3
     per_address: int = 64
     in_all: int = 1024
     watches_per_address: int = 256
@@ -158,7 +165,7 @@ class Connections:
         self._spare = os.dup(self._null)
         try:
             while True:
-                await asyncio.sleep(LOOK_SECONDS)
+                await asyncio.sleep(SCARCE_LOOK_SECONDS if self._scarce else LOOK_SECONDS)
                 try:
                     self.look(port)
                 except Exception:  # the next look may see more
@@ -176,12 +183,13 @@ class Connections:
         since = now - self._scanned
         grown = usage.used >= self._used + GROWTH or self._unexamined
         changed = usage.used != self._used and since >= self._scan_seconds
-        if not (grown or changed or usage.scarce or since >= max(SCAN_SECONDS_MAX, self._scan_seconds)):
+        hurried = self._scarce and since * SCARCE_SHARE_MAX >= self._scan_seconds * SCAN_SHARE_MAX
+        if not (grown or changed or hurried or since >= max(SCAN_SECONDS_MAX, self._scan_seconds)):
             return
         self._scan(port, now, usage.used)
         waiting = self._unauthenticated(now)
         UNAUTHENTICATED.set(len(waiting))
-        shortage = 2 * usage.reserve - usage.free if usage.scarce else 0
+        shortage = 4 * usage.reserve - usage.free if self._scarce else 0
         for connection, why in surplus(waiting, self.rules, now, shortage):
             if self._close(connection):
                 CLOSED.add(reason=why)
@@ -294,11 +302,13 @@ def surplus(
 ) -> list[tuple[Connection, str]]:
     """Return the connections to close, and why: silent ones, then the oldest beyond a limit.
 
-    `shortage` descriptors are missing from the reserve; to make it whole, young connections are closed too. One with a
-    health watch is never silent, and goes after those without.
+    `shortage` descriptors are missing: to free them, young connections are closed too. One with a health watch is never
+    silent, and goes after those without.
     """
-    order = sorted(unauthenticated, key=lambda one: (one.watches, one.since, one.descriptor))
-    closing = {one.descriptor: SILENT for one in order if not one.watches and now - one.active > rules.silent_seconds}
+    order = sorted(unauthenticated, key=lambda one: (one.watches, one.since, one.inode))
+    closing = {
+        one.descriptor: SILENT for one in order if not one.watches and now - one.active > rules.silent_seconds
+    }
     left = [one for one in order if one.descriptor not in closing]
     by_address = Counter(address_of(one.peer) for one in left)
     in_all = len(left)
@@ -309,11 +319,19 @@ def surplus(
             closing[one.descriptor] = TOO_MANY
             by_address[address] -= 1
             in_all -= 1
-    for one in order:
-        if len(closing) >= shortage:
-            break
-        closing.setdefault(one.descriptor, SCARCE)
+    for one in order if shortage > 0 else ():
+        if len(closing) < shortage or now - one.since >= rules.scarce_seconds:
+            closing.setdefault(one.descriptor, SCARCE)
     return [(one, closing[one.descriptor]) for one in order if one.descriptor in closing]
+
+
+def connections_max(usage: descriptors.Usage) -> int:
+    """Return how many connections a server may accept at once: what its process does not need itself.
+
+    >>> connections_max(descriptors.Usage(40, 1000)), connections_max(descriptors.Usage(40, 60))
+    (860, 16)
+    """
+    return min(max(CONNECTIONS_MIN, usage.free - usage.reserve), CONNECTIONS_MAX)
 
 
 def open_sockets(used: int) -> Iterator[tuple[int, int]]:

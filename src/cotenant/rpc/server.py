@@ -11,9 +11,9 @@ import structlog
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from cotenant import telemetry
+from cotenant import descriptors, telemetry
 from cotenant.rpc import enduring
-from cotenant.rpc.connections import RULES, ConnectionRules, Connections, Problem
+from cotenant.rpc.connections import RULES, ConnectionRules, Connections, Problem, connections_max
 from cotenant.rpc.ending import end
 from cotenant.rpc.endpoints import host_and_port
 from cotenant.rpc.expiry import Expiry
@@ -219,6 +219,7 @@ def _options(message_bytes_max: int, handshake_seconds: float) -> list[tuple[str
         ("grpc.keepalive_time_ms", 30_000),
         ("grpc.keepalive_timeout_ms", 10_000),
         ("grpc.server_handshake_timeout_ms", round(handshake_seconds * 1000)),  # of TLS and HTTP/2
+        ("grpc.max_allowed_incoming_connections", connections_max(descriptors.usage())),
         ("grpc.max_connection_idle_ms", round(IDLE_SECONDS_MAX * 1000)),
         ("grpc.http2.ping_timeout_ms", 10_000),  # which is the one that counts, in gRPC of today
     ]

@@ -1,0 +1,108 @@
+"""Connections without a token: however many there are, they fail no job, drain no node, and lock nobody out."""
+
+from __future__ import annotations
+
+import resource
+import time
+from pathlib import Path
+
+import pytest
+from tests.end_to_end.flooding import Flood, many_descriptors
+from tests.end_to_end.meshes import Mesh
+from tests.end_to_end.waiting import until
+
+from cotenant.core.jobs import JobKind, JobSpec, Request, Role
+from cotenant.core.lifecycle import ENDED, Phase
+from cotenant.rpc import translate
+
+JOBS = 150
+LIMIT = 256
+NOFILE = resource.RLIMIT_NOFILE
+
+
+def submit_all(mesh: Mesh) -> list[str]:
+    role = Role("worker", request=Request(cores=1))
+    spec = JobSpec(name="short", kind=JobKind.CPU, command=("true",), roles=(role,))
+    return [mesh.client.submit(spec, f"request-{number}") for number in range(JOBS)]
+
+
+def all_succeed(mesh: Mesh, job_ids: list[str]) -> None:
+    def ended() -> dict[str, Phase]:
+        phases = {job.id: translate.PHASES.from_wire(job.phase) for job in mesh.client.jobs() if job.id in job_ids}
+        return phases if set(phases) == set(job_ids) and set(phases.values()) <= ENDED else {}
+
+    phases = until(ended, "end of all jobs", seconds=120.0)
+    assert {phase for phase in phases.values()} == {Phase.SUCCEEDED}
+
+
+def nothing_is_held(mesh: Mesh) -> None:
+    (node,) = mesh.cli.json("nodes")
+    assert (node["state"], node["problems"]) == ("ready", [])
+
+
+def problems(mesh: Mesh) -> list[str]:
+    told = mesh.cli.json_of_any_end("status")
+    return [one["what"] for one in told["problems"]]
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Mesh:
+    """A mesh that is started with a small soft limit of descriptors, as a login shell has it."""
+    mesh = Mesh(tmp_path)
+    soft, hard = resource.getrlimit(NOFILE)
+    resource.setrlimit(NOFILE, (LIMIT, hard))
+    try:
+        mesh.start()
+    finally:
+        resource.setrlimit(NOFILE, (soft, hard))
+    return mesh
+
+
+def test_1300_idle_connections_fail_no_job_and_drain_no_node(small: Mesh) -> None:
+    mesh = small
+    try:
+        with many_descriptors(), Flood(mesh.address, 1300) as flood:
+            flood.wait_until_tried()
+            job_ids = submit_all(mesh)
+            all_succeed(mesh, job_ids)
+            nothing_is_held(mesh)
+            assert any("did not authenticate were closed" in problem for problem in problems(mesh))
+            until(lambda: flood.left == 0, "end of all connections that make no call")
+    finally:
+        mesh.close()
+
+
+def test_at_the_hard_limit_of_descriptors_a_flood_locks_nobody_out(tmp_path: Path) -> None:
+    mesh = Mesh(tmp_path)
+    mesh.cli.descriptors_max = LIMIT
+    mesh.start()
+    try:
+        with many_descriptors(), Flood(mesh.address, 600, again=True) as flood:
+            flood.wait_until_tried()
+            job_ids = submit_all(mesh)
+            all_succeed(mesh, job_ids)
+            nothing_is_held(mesh)
+            began = time.monotonic()
+            mesh.client.job(job_ids[0])
+            assert time.monotonic() - began < 5.0
+            assert any("file descriptors" in problem or "authenticate" in problem for problem in problems(mesh))
+        assert flood.lost > flood.opened / 2
+        until(lambda: problems_of_descriptors(mesh) == [], "recovery")
+    finally:
+        mesh.close()
+
+
+def problems_of_descriptors(mesh: Mesh) -> list[str]:
+    return [problem for problem in problems(mesh) if "file descriptors" in problem]
+
+
+def test_a_job_gets_the_original_limit_of_descriptors_not_the_raised_one(small: Mesh, tmp_path: Path) -> None:
+    mesh = small
+    try:
+        assert mesh.process is not None
+        soft, hard = resource.prlimit(mesh.process.pid, NOFILE)
+        assert (soft, hard) == (resource.getrlimit(NOFILE)[1],) * 2
+        told = mesh.cli("submit", "--cpus", "1", "--wait", "--", "sh", "-c", "ulimit -Sn").out
+        assert told.strip() == str(LIMIT)
+    finally:
+        mesh.close()
