@@ -8,7 +8,7 @@ import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from cotenant.core import arrays
+from cotenant.core import arrays, patterns
 from cotenant.core.jobs import WHOLE_GPU_MILLI, JobKind, JobSpec, Request, Role
 from cotenant.core.nodes import alternatives
 
@@ -26,7 +26,6 @@ RETRIES_MAX = 1000
 PRIORITY_MAX = 1_000_000
 LABELS_MAX = 64
 TEXT_BYTES_MAX = 128 * 1024  # command and environment together
-REGEX_LENGTH_MAX = 1024
 DEPENDENCIES_MAX = 100
 
 _ID = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
@@ -264,16 +263,8 @@ def _texts(spec: JobSpec) -> Found:
 
 
 def _regex(pattern: str) -> Found:
-    if len(pattern) > REGEX_LENGTH_MAX:
-        yield "progress.regex", f"at most {REGEX_LENGTH_MAX} characters are taken, not {len(pattern)}"
-    elif pattern:
-        try:
-            compiled = re.compile(pattern)
-        except re.error as error:
-            yield "progress.regex", f"is no regular expression: {error}"
-        else:
-            if not compiled.groups:
-                yield "progress.regex", r"has no group that holds the step, such as step (\d+)"
+    if pattern and (wrong := patterns.find_error(pattern)):
+        yield "progress.regex", wrong
 
 
 def _deadline(spec: JobSpec, now: float | None) -> Iterator[Violation]:
