@@ -1,10 +1,10 @@
 """Searches lines for users' regular expressions, in a process of its own that the agent can kill.
 
-Started as `python -I -S pattern_process.py DIRECTORY BYTES`: where RE2 is installed, and how large a compiled pattern may
-be. RE2 takes a time linear in the line. A pattern that is not in its syntax is of a job that an older version admitted:
-it runs on Python's engine, which may take longer than the universe is old and cannot be interrupted; so it must not
-happen inside the agent. Each request is a JSON line {"pattern", "lines"}; the answer is {"step", "loss"} of the last line
-that matches, {} or {"error"}.
+Started as `python -I -S pattern_process.py DIRECTORY BYTES`: where RE2 is installed, and how large a compiled pattern
+may be. RE2 takes a time linear in the line. A pattern that is not in its syntax belongs to a job that an older version
+admitted: it runs on Python's engine, which may take longer than the universe is old and cannot be interrupted; so it
+must not happen inside the agent. Each request is a JSON line {"pattern", "lines"}; the answer is {"step", "loss"} of
+the last line that matches, {} or {"error"}.
 """
 
 from __future__ import annotations

@@ -45,7 +45,11 @@ def test_no_pattern_holds_whoever_compiles_it(pattern: str) -> None:
 
 
 @settings(max_examples=200, deadline=None)
-@given(st.lists(st.sampled_from(["a", "(", ")", "(?:", "{1,1000}", "*", "?", "|", r"\pL", "[^x]", ".", "+?"]), max_size=200))
+@given(
+    st.lists(
+        st.sampled_from(["a", "(", ")", "(?:", "{1,1000}", "*", "?", "|", r"\pL", "[^x]", ".", "+?"]), max_size=200
+    )
+)
 def test_nothing_made_of_what_patterns_are_made_of_takes_long(parts: list[str]) -> None:
     text = "".join(parts)[:LENGTH_MAX]
     begin = time.thread_time()

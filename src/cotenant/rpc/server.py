@@ -17,7 +17,7 @@ from cotenant.rpc import enduring
 from cotenant.rpc.ending import end
 from cotenant.rpc.endpoints import host_and_port
 from cotenant.rpc.expiry import Expiry
-from cotenant.rpc.guard import Guard
+from cotenant.rpc.guard import CALLS_MAX, Guard
 from cotenant.rpc.identity import Anyone, Authenticator, BearerToken
 from cotenant.rpc.methods import METHODS
 from cotenant.rpc.security import PLAIN, Security
@@ -29,7 +29,6 @@ log = structlog.get_logger()
 
 MIB = 2**20
 MESSAGE_BYTES_MAX_DEFAULT = 4 * MIB
-CALLS_MAX_DEFAULT = 100_000  # at once; each agent holds two streams
 DEADLINE_SECONDS_DEFAULT = 60.0
 REBIND_SECONDS = 0.05
 PINGS_SECONDS_MIN = 5.0  # between two pings of a client that hears nothing; who sends more is cut off
@@ -71,7 +70,7 @@ class Server:
         *,
         authenticator: Authenticator | None = None,
         message_bytes_max: int = MESSAGE_BYTES_MAX_DEFAULT,
-        calls_max: int = CALLS_MAX_DEFAULT,
+        calls_max: int = CALLS_MAX,
         deadline_seconds_default: float = DEADLINE_SECONDS_DEFAULT,
         security: Security = PLAIN,
     ) -> None:
@@ -81,9 +80,10 @@ class Server:
             authenticator = BearerToken(token) if token is not None else Anyone()
         self._address = address
         self._tls = security.tls
-        self._guard = Guard(authenticator, deadline_seconds_default, security.limits, security.audit)
+        self._guard = Guard(
+            authenticator, deadline_seconds_default, security.limits, security.audit, calls_max=calls_max
+        )
         self._message_bytes_max = security.message_bytes_max or message_bytes_max
-        self._calls_max = calls_max
         self._servicers: list[tuple[AddServicer, Any]] = []
         self._serving: dict[str, bool] = {}
         self._health = health_aio.HealthServicer()
@@ -120,7 +120,6 @@ class Server:
         server = enduring.server(
             interceptors=[*telemetry.server_interceptors(METHODS.__contains__), self._guard],
             options=_options(self._message_bytes_max),
-            maximum_concurrent_rpcs=self._calls_max,
         )
         credentials = server_credentials(self._tls) if self._tls else None
         return server, _bind(server, address, credentials)
