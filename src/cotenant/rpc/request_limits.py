@@ -18,8 +18,10 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import Message
 
 from cotenant.core import limits
+from cotenant.core.arrays import RANGES_MAX
 from cotenant.core.validate import Violation
 from cotenant.rpc import errors
+from cotenant.v1 import job_pb2
 
 DEPTH_MAX = 2  # of messages that a request holds once: a filter, a job and its spec
 UNLIMITED = 1 << 62  # held to a limit where it is validated
@@ -91,6 +93,22 @@ def check(request: Any) -> None:
     """
     if isinstance(request, Message) and (found := list(_violations(request, "", 0))):
         raise errors.invalid(found)
+
+
+def spec_violations(spec: job_pb2.JobSpec) -> list[Violation]:
+    """Return which fields of a spec have more items than any job may have, so that nobody reads them all."""
+    return [
+        Violation(f"spec.{field}", f"at most {most} are taken, not {count}")
+        for field, count, most in (
+            ("roles", len(spec.roles), limits.ROLES_MAX),
+            ("labels", len(spec.labels), limits.LABELS_MAX),
+            ("dependencies", len(spec.dependencies), limits.DEPENDENCIES_MAX),
+            ("environment", len(spec.environment), limits.ENVIRONMENT_MAX),
+            ("command", len(spec.command), limits.COMMAND_WORDS_MAX),
+            ("array.ranges", len(spec.array.ranges), RANGES_MAX),
+        )
+        if count > most
+    ]
 
 
 def _violations(message: Message, prefix: str, depth: int) -> Iterator[Violation]:
