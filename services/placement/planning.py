@@ -62,7 +62,7 @@ class Planning:
 
     async def plan(self, request: placement_pb2.PlanPlacementRequest) -> placement_pb2.PlanPlacementResponse:
         """Place what can be placed. Once it is decided it is done, even where the caller has gone meanwhile."""
-        check_candidates(request.candidates)
+        await check_candidates(request.candidates)
         return await self._background.finish(self._plan(request))
 
     async def _plan(self, request: placement_pb2.PlanPlacementRequest) -> placement_pb2.PlanPlacementResponse:

@@ -157,11 +157,11 @@ class Queries:
         )
 
     def _candidates(self, messages: Sequence[pb.CandidateAllocation], team: Team) -> tuple[Candidate, ...]:
+        if len(messages) > CANDIDATES_MAX:
+            raise ValueError(f"{len(messages)} candidates are too many; {CANDIDATES_MAX} are taken at most")
         before, same_team, read = self._last
         if same_team == team and messages == before:
             return read
-        if len(messages) > CANDIDATES_MAX:
-            raise ValueError(f"{len(messages)} candidates are too many; {CANDIDATES_MAX} are taken at most")
         read = tuple([_allocation(one, team) for one in messages])
         self._last = messages, team, read
         return read

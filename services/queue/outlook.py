@@ -17,7 +17,7 @@ from cotenant.core.placing.obstacles import request_in_words
 from cotenant.core.predicting.rests import RUN_SECONDS_UNKNOWN, Rest, rest_of
 from cotenant.core.queueing.forecast import DRAWS, WAITING_MAX
 from cotenant.core.refusals import about, plural, range_in_words
-from cotenant.rpc import errors, estimates, translate
+from cotenant.rpc import errors, estimates, metering, translate
 from cotenant.services.queue.explain import estimate_now, ran_seconds
 from cotenant.services.queue.records import Record
 from cotenant.services.queue.scheduler import SchedulerConfig, candidate_of
@@ -62,6 +62,7 @@ async def foretell(
         return {}
     try:
         response = await placement.ForecastStarts(request)
+        metering.charge(translate.seconds(response.processing))
     except grpc.aio.AioRpcError as error:
         log.info("no_forecast", error=errors.from_error(error).message)
         return {}

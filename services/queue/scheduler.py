@@ -24,6 +24,7 @@ import structlog
 
 from cotenant import fail_points, telemetry
 from cotenant.core.lifecycle import Phase
+from cotenant.core.limits import PLAN_CANDIDATES_MAX
 from cotenant.core.policy import Order, QueuePolicy
 from cotenant.core.queueing.choosing import RULES, Rules, beyond_share, choose, stoppable
 from cotenant.core.queueing.outrankers import Outrankers
@@ -214,6 +215,7 @@ class Scheduler:
     async def _place(self, ranking: Ranking, reasons: Reasons, times: _Times) -> None:
         victims = [(self.state.records[job_id], ahead, standing) for job_id, ahead, standing in ranking.victims]
         size = max(PAGE_MIN, max((ahead for _, ahead, _ in victims), default=0))  # those who may have victims' room
+        size = min(size, PLAN_CANDIDATES_MAX)
         left = self._entries(ranking.starts)
         room = headroom_of(self.state)
         self._refuse_over_limit(ranking.over_limit, room, reasons)

@@ -14,7 +14,6 @@ from cotenant.core.policy import QueuePolicy
 from cotenant.rpc import errors, translate
 from cotenant.rpc.background import Background
 from cotenant.rpc.identity import caller
-from cotenant.rpc.pages import page_of
 from cotenant.rpc.policies import PolicyServicer
 from cotenant.rpc.server import Host, Server
 from cotenant.services.queue import explain, moving, outlook
@@ -24,10 +23,11 @@ from cotenant.services.queue.arrays import Arrays
 from cotenant.services.queue.config import QueueConfig as QueueConfig
 from cotenant.services.queue.endings import Endings
 from cotenant.services.queue.failing import Failing, read_rules
-from cotenant.services.queue.filters import Filter, folded
+from cotenant.services.queue.filters import Filter
 from cotenant.services.queue.follower import Follower, wished
 from cotenant.services.queue.forgetting import Forgetting
 from cotenant.services.queue.groups import GroupedStore
+from cotenant.services.queue.job_pages import list_jobs
 from cotenant.services.queue.keeper import CREATE, Keeper, request_of
 from cotenant.services.queue.observations import Observations
 from cotenant.services.queue.output import Output
@@ -205,17 +205,7 @@ class JobQueue(job_service_pb2_grpc.JobServiceServicer):
 
     async def ListJobs(self, request: pb.ListJobsRequest, context: Any) -> pb.ListJobsResponse:
         """Tell of jobs, newest first, page by page."""
-        view = View(self.state)
-        chosen = Filter(request.filter, view)
-        ids = self.state.ids if chosen.everything else chosen.ids(self.state)
-        if request.fold_arrays:
-            ids = folded(ids, self.state)
-        page, token = page_of(ids, request.page_size, request.page_token, descending=True, scope=chosen.digest)
-        return pb.ListJobsResponse(
-            jobs=[view.message(self.state.records[one], phases=request.fold_arrays) for one in page],
-            next_page_token=token,
-            total_size=len(ids),
-        )
+        return await list_jobs(self.state, request)
 
     async def WatchJobs(self, request: pb.WatchJobsRequest, context: Any) -> AsyncIterator[pb.WatchJobsResponse]:
         """Tell of jobs as they are, then of each change."""
@@ -224,7 +214,7 @@ class JobQueue(job_service_pb2_grpc.JobServiceServicer):
         watcher = self.state.watch()
         try:
             open_ids, gone = set(), dict.fromkeys(request.filter.ids)
-            for job_id in list(chosen.ids(self.state)):
+            for job_id in list(await chosen.found(self.state)):
                 if record := self.state.records.get(job_id):
                     gone.pop(job_id, None)
                     if not record.phase.ended:
@@ -260,6 +250,7 @@ class JobQueue(job_service_pb2_grpc.JobServiceServicer):
         """Ask placement whether jobs that were not submitted would start now, and when else."""
         specs, view = [], View(self.state)
         for asked in (request.spec, *request.more):
+            await asyncio.sleep(0)  # others have their turn
             before = await self.past.before(view, asked)
             specs.append(accept(self.state, asked, before))
             self.past.check(view, before)

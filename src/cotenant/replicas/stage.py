@@ -16,7 +16,7 @@ from typing import Any
 import grpc
 from google.protobuf.message import DecodeError
 
-from cotenant.rpc import errors
+from cotenant.rpc import errors, request_limits
 from cotenant.rpc.server import AddServicer
 
 
@@ -132,11 +132,13 @@ class _Handler:
 
     def _read(self, data: bytes) -> Any:
         try:
-            return self._parse(data)
+            message = self._parse(data)
         except DecodeError:
             raise errors.Problem(
                 grpc.StatusCode.INVALID_ARGUMENT, "NOT_UNDERSTOOD", f"what was sent is no request of {self._path}"
             ) from None
+        request_limits.check(message)
+        return message
 
     async def _each(self, pieces: AsyncIterator[bytes]) -> AsyncIterator[Any]:
         async for piece in pieces:

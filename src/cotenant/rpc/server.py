@@ -17,7 +17,7 @@ from cotenant.rpc.connections import RULES, ConnectionRules, Connections, Proble
 from cotenant.rpc.ending import end
 from cotenant.rpc.endpoints import host_and_port
 from cotenant.rpc.expiry import Expiry
-from cotenant.rpc.guard import Guard
+from cotenant.rpc.guard import CALLS_MAX, Guard
 from cotenant.rpc.health import Health
 from cotenant.rpc.identity import Anyone, Authenticator, BearerToken
 from cotenant.rpc.methods import METHODS
@@ -30,7 +30,6 @@ log = structlog.get_logger()
 
 MIB = 2**20
 MESSAGE_BYTES_MAX_DEFAULT = 4 * MIB
-CALLS_MAX_DEFAULT = 100_000  # at once; each agent holds two streams
 DEADLINE_SECONDS_DEFAULT = 60.0
 REBIND_SECONDS = 0.05
 IDLE_SECONDS_MAX = 900.0  # a connection without calls is closed in order; its client opens another when it calls
@@ -73,7 +72,7 @@ class Server:
         *,
         authenticator: Authenticator | None = None,
         message_bytes_max: int = MESSAGE_BYTES_MAX_DEFAULT,
-        calls_max: int = CALLS_MAX_DEFAULT,
+        calls_max: int = CALLS_MAX,
         deadline_seconds_default: float = DEADLINE_SECONDS_DEFAULT,
         security: Security = PLAIN,
         connections: ConnectionRules = RULES,
@@ -87,10 +86,14 @@ class Server:
         mutual = self._tls is not None and self._tls.files.client_certificates
         self._connections = Connections(connections, mutual_tls=mutual)
         self._guard = Guard(
-            authenticator, deadline_seconds_default, security.limits, security.audit, self._connections.authenticated
+            authenticator,
+            deadline_seconds_default,
+            security.limits,
+            security.audit,
+            calls_max,
+            self._connections.authenticated,
         )
         self._message_bytes_max = security.message_bytes_max or message_bytes_max
-        self._calls_max = calls_max
         self._servicers: list[tuple[AddServicer, Any]] = []
         self._serving: dict[str, bool] = {}
         self._health = Health(self._connections, authenticator, security.limits)
@@ -130,7 +133,6 @@ class Server:
         server = enduring.server(
             interceptors=[*telemetry.server_interceptors(METHODS.__contains__), self._guard],
             options=_options(self._message_bytes_max, self._connections.rules.handshake_seconds),
-            maximum_concurrent_rpcs=self._calls_max,
         )
         credentials = server_credentials(self._tls) if self._tls else None
         return server, _bind(server, address, credentials)

@@ -30,6 +30,7 @@ from cotenant.core.lifecycle import AttemptState, Phase, StopReason
 from cotenant.core.loss_goal import NO_GOAL
 from cotenant.core.nodes import Core, Gpu, HealthAction, HealthProblem, Inventory, NodeShape
 from cotenant.rpc import errors, promises, sequence
+from cotenant.rpc.request_limits import spec_violations
 from cotenant.rpc.roles import role_from_wire, role_to_wire
 from cotenant.v1 import job_pb2, placement_service_pb2, resources_pb2
 
@@ -103,6 +104,8 @@ def accept_spec(message: job_pb2.JobSpec, *, now: float) -> JobSpec:
     Raises:
         Problem: INVALID_ARGUMENT naming every field that cannot be taken.
     """
+    if beyond := spec_violations(message):
+        raise errors.invalid(beyond)
     spec = spec_from_wire(message)
     strange = _wire_violations(message)
     named = {violation.field for violation in strange}

@@ -89,4 +89,4 @@ def test_lists_are_what_a_look_at_each_job_finds(steps: list[tuple[str, object]]
             for asked in FILTERS:
                 chosen = Filter(asked, View(state))
                 slow = [job_id for job_id in sorted(state.records) if chosen.takes(state.records[job_id])]
-                assert list(chosen.ids(state)) == slow, (who.name, asked)
+                assert list(await chosen.found(state)) == slow, (who.name, asked)
