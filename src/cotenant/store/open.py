@@ -12,7 +12,7 @@ from cotenant.store.capacity import NO_LIMITS, StoreLimits
 from cotenant.store.etcd import EtcdStore
 from cotenant.store.memory import MemoryStore
 from cotenant.store.port import Store
-from cotenant.store.shifted import ShiftedStore
+from cotenant.store.spec_parts import SpecStore
 from cotenant.store.sqlite import SqliteStore
 from cotenant.tlsfiles import BadTls, TlsFiles, Watched
 
@@ -27,8 +27,11 @@ ENDPOINT = re.compile(r"(\[[0-9a-fA-F:.]+\]|[^\s/:@\[\]]+):(\d{1,5})")
 
 
 async def open_store(url: str, limits: StoreLimits = NO_LIMITS) -> Store:
-    """Open the store that a URL names, as `open_raw` does; its revisions go on from those of the store before it."""
-    return ShiftedStore(await open_raw(url, limits))
+    """Open the store that a URL names, as `open_raw` does; its revisions go on from those of the store before it.
+
+    Large parts of specs are kept apart in it, and records are read whole.
+    """
+    return SpecStore(await open_raw(url, limits))
 
 
 async def open_raw(url: str, limits: StoreLimits = NO_LIMITS) -> Store:

@@ -22,6 +22,7 @@ KEPT_SECONDS = 600.0  # of history: a watch that was away for less goes on where
 TEND_SECONDS, TEND_SECONDS_MIN = 60.0, 1.0
 PRESSED_KEPT_SECONDS = 5.0  # of history, while space is short: a watch that was away for longer lists again
 LOOK_SECONDS = 2.0  # between two looks at how much space there is
+COLLECT_SECONDS, PRESSED_COLLECT_SECONDS = 300.0, 10.0  # between two looks for parts of specs that nobody names
 TENDS_WITHIN = 4  # so much later than it may be is it forgotten at most
 
 
@@ -33,6 +34,14 @@ class Defragments(Protocol):
         """Give room back where there is much, and say where that was."""
 
 
+@runtime_checkable
+class CollectsParts(Protocol):
+    """A store that keeps parts of specs apart."""
+
+    async def collect_parts(self) -> int:
+        """Delete parts that no record names; return how many there were. Raises `StoreUnavailable`."""
+
+
 class Upkeep:
     """Forgets history older than `kept_seconds`. Several processes may do it: what is forgotten is no error."""
 
@@ -42,6 +51,7 @@ class Upkeep:
         self._store, self._kept_seconds, self._now = store, kept_seconds, now
         self._seen: deque[tuple[float, int]] = deque()  # when the store was at which revision
         self._forgotten = 0
+        self._collected = -math.inf
 
     async def run(self) -> None:
         """Tend the store for ever; at each look while space is short."""
@@ -65,6 +75,11 @@ class Upkeep:
         """Forget what is old enough, sooner where space is pressed, and return up to which revision."""
         if isinstance(self._store, HoldsBallast):
             await self._store.hold_ballast()
+        if isinstance(self._store, CollectsParts) and self._now() - self._collected >= (
+            PRESSED_COLLECT_SECONDS if pressed else COLLECT_SECONDS
+        ):
+            self._collected = self._now()
+            await self._store.collect_parts()
         revision = (await self._store.list("store/")).revision
         now = self._now()
         self._seen.append((now, revision))
