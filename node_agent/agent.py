@@ -22,6 +22,7 @@ from cotenant.history.events import Came, Over
 from cotenant.history.recording import record
 from cotenant.node_agent.bandwidth import NodeBandwidth
 from cotenant.node_agent.contention_link import ContentionLink
+from cotenant.node_agent.disk_watch import RESERVE_BYTES_DEFAULT, DiskWatch, EnforcedEnds
 from cotenant.node_agent.fence import Fence
 from cotenant.node_agent.gpus import AUTO
 from cotenant.node_agent.health import Health
@@ -64,6 +65,8 @@ class AgentConfig:
     that the node has, in bytes per second; 0: the most that was seen. `kept_max` and `kept_seconds_max` bound for how
     many acknowledged attempts, and for how long, output stays readable. `pids_max` is how many processes and threads
     each task of a job that names none may have; 0 means no limit but that of the whole attempt, half of the node's.
+    `work_bytes_max` is what an attempt's own directory may take, 0: as much as there is; `disk_reserve_bytes` of its file
+    system are kept free of jobs' files.
     `users` says as whom submitters' jobs run where the agent is root, if not as the user of the same name.
     """
 
@@ -86,6 +89,8 @@ class AgentConfig:
     kept_max: int = 200
     kept_seconds_max: float = 30 * DAY_SECONDS
     pids_max: int = 32_768
+    work_bytes_max: int = 0
+    disk_reserve_bytes: int = RESERVE_BYTES_DEFAULT
     runtime: str = "process"
     users: Mapping[str, str] = field(default_factory=dict)
 
@@ -149,6 +154,11 @@ class Agent:
             lambda: self._health, throttling.held_back,
         )  # fmt: skip
         self._fence, self._orders, self._inventory = fence, orders, inventory
+        self._ends = EnforcedEnds(runtime.stop)
+        disk = DiskWatch(
+            config.state_dir, lambda: orders.attempts, runtime.output_directory, self._ends,
+            work_bytes_max=config.work_bytes_max, reserve_bytes=config.disk_reserve_bytes,
+        )  # fmt: skip
         self._lease = Lease(str(config.state_dir / LEASE))
         health = self._health = self._watch(inventory)
         orders.signs_of = health.signs_of
@@ -173,6 +183,7 @@ class Agent:
             inventory.not_enforced.extend(runtime.not_enforced())
             self._background.start(health.run())
             self._background.start(hot_plug.run())
+            self._background.forever("disk_watch", disk.run)
             self._background.start(self._link.run())
             self._background.start(self._watch_certificate())
             if config.contention_endpoint:
@@ -304,6 +315,7 @@ class Agent:
 
     def _changed(self, status: Status) -> None:
         """The runtime tells of an attempt."""
+        status = self._ends.applied(status)
         self._record_end(status)
         self._orders.changed(status)
         if status.ended:

@@ -44,7 +44,8 @@ class Capacity:
     limited_by: str  # such as "etcd's quota"
     full: str = ""  # why nothing can be written now, "" where it can
     revision: int = 0  # the newest, as the store itself counts
-    endpoints: tuple[str, ...] = ()  # of members whose file is to be defragmented
+    endpoints: tuple[str, ...] = ()  # URLs of an etcd's members
+    flags: tuple[str, ...] = ()  # by which etcdctl reaches them
     path: str = ""  # of a store that is a file
 
     @property
@@ -90,11 +91,10 @@ async def capacity_of(store: object) -> Capacity | None:
     return await store.capacity() if isinstance(store, HasCapacity) else None
 
 
-def etcd_capacity(size_bytes: int, in_use_bytes: int, quota_bytes: int, full: str = "", revision: int = 0) -> Capacity:
+def etcd_capacity(size_bytes: int, in_use_bytes: int, quota_bytes: int, full: str = "") -> Capacity:
     """Return the capacity of an etcd by the largest of its members."""
-    return Capacity(
-        size_bytes, in_use_bytes, quota_bytes, int(ADMIT_SHARE_MAX * quota_bytes), "etcd's quota", full, revision
-    )
+    admits_below = int(ADMIT_SHARE_MAX * quota_bytes)
+    return Capacity(size_bytes, in_use_bytes, quota_bytes, admits_below, "etcd's quota", full)
 
 
 def disk_capacity(

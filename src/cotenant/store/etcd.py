@@ -10,6 +10,7 @@ import asyncio
 import math
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any
 
 import structlog
@@ -75,7 +76,7 @@ class EtcdStore:
         quota_bytes: int = 0,
     ) -> None:
         """Connect as soon as something is asked. `quota_bytes` is etcd's `--quota-backend-bytes`; 0: etcd is asked."""
-        self._tls, self._quota_bytes = tls, quota_bytes
+        self._endpoints, self._tls, self._quota_bytes = tuple(endpoints), tls, quota_bytes
         self._beats = Beats(endpoints, silence_seconds_max, tls)
         self._members = Members(
             endpoints,
@@ -242,12 +243,12 @@ class EtcdStore:
         quota = await self._quota()
         alarms = "; ".join(sorted({error for status in statuses.values() for error in status.errors}))
         fullest = max(statuses.values(), key=lambda status: status.dbSize)
-        return etcd_capacity(
-            fullest.dbSize,
-            fullest.dbSizeInUse,
-            quota,
-            alarms.strip() if NO_SPACE in alarms else "",
-            max(status.header.revision for status in statuses.values()),
+        full = f"etcd has used up its quota (alarm {NO_SPACE})" if NO_SPACE in alarms else ""
+        return replace(
+            etcd_capacity(fullest.dbSize, fullest.dbSizeInUse, quota, full),
+            revision=max(status.header.revision for status in statuses.values()),
+            endpoints=tuple(f"{'https' if self._tls else 'http'}://{one}" for one in self._endpoints),
+            flags=_flags(self._tls) if self._tls else (),
         )
 
     async def _quota(self) -> int:
@@ -263,6 +264,13 @@ class EtcdStore:
     async def close(self) -> None:
         """End all watches and calls, and let go of the connections."""
         await asyncio.gather(self._members.close(), asyncio.to_thread(self._beats.close))
+
+
+def _flags(tls: Watched) -> tuple[str, ...]:
+    """Return the flags by which etcdctl uses the same certificates."""
+    files = tls.files
+    named = (("--cacert", files.ca), ("--cert", files.cert), ("--key", files.key))
+    return tuple(f"{flag}={path}" for flag, path in named if path)
 
 
 def _is_loose(size: int, in_use: int, quota: int) -> bool:

@@ -171,6 +171,9 @@ class SpecStore(ShiftedStore):
 
     async def _all_joined(self, read: Sequence[Any]) -> tuple[Any, ...]:
         """Join what a watch tells of. Parts that are gone were of records that have gone meanwhile, as it will tell."""
+        for one in read:
+            if one.value is None:
+                self._named.pop(one.key, None)
         named = {one.key: digest for one in read if one.value is not None and (digest := digest_in(one.key, one.value))}
         if not named:
             return tuple(read)
