@@ -34,7 +34,7 @@ log = structlog.get_logger()
 
 TENANT_SHARE = 0.25  # of the store: the budget of a tenant that has no other
 MEASURED_SECONDS = 0.25  # for so long a look at the store is good
-SHOWN_SECONDS = 2.0  # after which a write is sure to be in what a store says of its size
+SHOWN_SECONDS = 0.5  # after which a job that was admitted is sure to be in what a store says of its size
 LOOK_SECONDS = 5.0
 FREED_SHARE = 0.05  # of the store: what is to be made room for at a time, where it is nearly full
 MAKE_ROOM_SECONDS = 2.0  # between two tries for one tenant
@@ -181,7 +181,7 @@ class StoreAdmission:
 
     def _unshown(self) -> int:
         """Return the bytes of jobs that were admitted so lately that the store's size may not show them."""
-        old = time.monotonic() - SHOWN_SECONDS
+        old = self._measured_at - SHOWN_SECONDS
         while self._admitted and self._admitted[0][0] < old:
             self._admitted.popleft()
         return sum(size for _, size in self._admitted)

@@ -63,10 +63,10 @@ class Tenants(tenant_service_pb2_grpc.TenantServiceServicer):
         return pb.GetTenantResponse(tenant=self._message(request.id))
 
     async def ListTenants(self, request: pb.ListTenantsRequest, context: Any) -> pb.ListTenantsResponse:
-        """Tell of tenants: those that were made, and those that have jobs."""
+        """Tell of tenants: those that were made, and those of which jobs are kept."""
         state, view = self._keeper.state, View(self._keeper.state)
-        active = {record.spec.tenant for record in state.records.values() if not record.phase.ended}
-        known = sorted(one for one in {TENANT_DEFAULT, *state.tenants, *active} if view.sees_tenant(one))
+        all_of_them = {TENANT_DEFAULT, *state.tenants, *state.footprint.by_tenant()}
+        known = sorted(one for one in all_of_them if view.sees_tenant(one))
         ids, token = page_of(known, request.page_size, request.page_token)
         return pb.ListTenantsResponse(tenants=[self._message(tenant_id) for tenant_id in ids], next_page_token=token)
 

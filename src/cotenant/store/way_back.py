@@ -10,6 +10,9 @@ from pathlib import Path
 from cotenant.store.capacity import Capacity
 
 
+SOON_SHARE = 0.05  # of an etcd's quota: a problem is told of that much before jobs are refused
+
+
 @dataclass(frozen=True, slots=True)
 class WayBack:
     """Why new jobs are refused, what to do, and the commands for it, in their order."""
@@ -21,10 +24,11 @@ class WayBack:
 
 def way_back(capacity: Capacity) -> WayBack | None:
     """Return what is wrong and what helps; None where there is enough space."""
-    problem = capacity.why_stopped()
-    if not problem:
-        return None
-    return _of_disk(capacity, problem) if capacity.path else _of_etcd(capacity, problem)
+    if capacity.path:
+        problem = capacity.why_stopped()
+        return _of_disk(capacity, problem) if problem else None
+    problem = capacity.why_stopped(int(SOON_SHARE * capacity.limit_bytes))
+    return _of_etcd(capacity, problem) if problem else None
 
 
 def _of_etcd(capacity: Capacity, problem: str) -> WayBack:
