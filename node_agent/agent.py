@@ -21,6 +21,7 @@ from cotenant.history.recording import record
 from cotenant.node_agent.agent_config import AgentConfig
 from cotenant.node_agent.bandwidth import NodeBandwidth
 from cotenant.node_agent.contention_link import ContentionLink
+from cotenant.node_agent.disk_watch import DiskWatch, EnforcedEnds
 from cotenant.node_agent.fence import Fence
 from cotenant.node_agent.gpus import AUTO
 from cotenant.node_agent.health import Health
@@ -111,6 +112,11 @@ class Agent:
             lambda: self._health, throttling.held_back,
         )  # fmt: skip
         self._fence, self._orders, self._inventory = fence, orders, inventory
+        self._ends = EnforcedEnds(runtime.stop)
+        disk = DiskWatch(
+            config.state_dir, lambda: orders.attempts, runtime.output_directory, self._ends,
+            work_bytes_max=config.work_bytes_max, reserve_bytes=config.disk_reserve_bytes,
+        )  # fmt: skip
         self._lease = Lease(str(config.state_dir / LEASE))
         health = self._health = self._watch(inventory)
         orders.signs_of = health.signs_of
@@ -135,6 +141,7 @@ class Agent:
             inventory.not_enforced.extend(runtime.not_enforced())
             self._background.start(health.run())
             self._background.start(hot_plug.run())
+            self._background.forever("disk_watch", disk.run)
             self._background.start(self._link.run())
             self._background.start(self._watch_certificate())
             if config.contention_endpoint:
@@ -266,6 +273,7 @@ class Agent:
 
     def _changed(self, status: Status) -> None:
         """The runtime tells of an attempt."""
+        status = self._ends.applied(status)
         self._record_end(status)
         self._orders.changed(status)
         if status.ended:

@@ -36,7 +36,7 @@ async def serve(
     """
     telemetry.setup("queue")
     server = Server(address, token, security=security)
-    store = await open_store(store_url)
+    store = await open_store(store_url, config.store_limits)
     placement = connect(endpoints.placement, token or "")
     predictor = connect(endpoints.predictor, token or "")
     background = Background()

@@ -38,6 +38,7 @@ from cotenant.services.queue import server as queue
 from cotenant.services.queue.observations import WINDOW_SECONDS
 from cotenant.services.queue.records import RETRYING
 from cotenant.services.queue.replicated import LEADER as QUEUE_LEADER
+from cotenant.store.capacity import NO_LIMITS, StoreLimits
 from cotenant.store.open import open_store
 from cotenant.store.port import Store
 from cotenant.store.shifted import is_of_one_process
@@ -60,6 +61,7 @@ class MeshConfig:
     state_dir: Path
     listen: str = "127.0.0.1:0"
     store_url: str = ""  # empty: an SQLite file in the state directory
+    store_limits: StoreLimits = NO_LIMITS
     agents: Sequence[AgentConfig] = ()
     queue: str = "fifo"
     placement: str = "consolidate"
@@ -126,7 +128,8 @@ class EmbeddedMesh:
     async def _start(self) -> None:
         config = self.config
         self.token = access.ensure_token(config.state_dir)
-        store = await open_store(config.store_url or f"sqlite:{config.state_dir / STORE_FILE}")
+        url = config.store_url or f"sqlite:{config.state_dir / STORE_FILE}"
+        store = await open_store(url, config.store_limits)
         self._closing.append(Closing("store", store.close))
         upkeep = Background()
         upkeep.forever("store-upkeep", Upkeep(store, kept_seconds=self.config.history_seconds).run)
@@ -210,6 +213,7 @@ class EmbeddedMesh:
             failure_rules=config.failure_rules,
             retrying=config.retrying,
             tenant_jobs_max=config.guarding.limits.jobs_per_tenant if config.guarding else 0,
+            tenant_bytes_max=config.guarding.limits.bytes_per_tenant if config.guarding else 0,
             ended_kept_max=config.ended_jobs,
             ended_kept_seconds=config.ended_days * 86_400,
             archive=config.archive,

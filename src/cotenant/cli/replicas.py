@@ -14,7 +14,7 @@ from cotenant.cli.flags import Flags
 from cotenant.cli.mesh import Mesh, away, reach, told
 from cotenant.cli.render import Column, print_table
 from cotenant.rpc.errors import from_error
-from cotenant.v1.replica_service_pb2 import ListReplicasRequest, ListReplicasResponse, Replica, StoreMember
+from cotenant.v1.replica_service_pb2 import ListReplicasRequest, ListReplicasResponse, Replica, StoreCapacity, StoreMember
 
 COLUMNS = (
     Column("SERVICE"),
@@ -33,6 +33,7 @@ class Told:
 
     processes: list[views.View]
     members: list[views.View]
+    capacity: views.View | None = None  # of the store
 
 
 def register(app: typer.Typer) -> None:
@@ -70,16 +71,34 @@ async def look(mesh: Mesh) -> Told:
     )
     processes: dict[tuple[str, str], views.View] = {}
     members: list[tuple[str, StoreMember]] = []
+    capacities: list[StoreCapacity] = []
     for (service, address, _), answer in zip(known, answers, strict=True):
         if isinstance(answer, ListReplicasResponse):
             parts = {one.service: _view(one) for one in answer.replicas} or {service: _serving(service, address)}
             processes |= {(name, address): part | _process(answer) for name, part in parts.items()}
             members += [(address, one) for one in answer.store_members]
+            capacities += [answer.store_capacity] if answer.HasField("store_capacity") else []
         elif isinstance(answer, grpc.aio.AioRpcError):
             processes.setdefault((service, address), _missing(service, address, answer))
         elif isinstance(answer, BaseException):
             raise answer
-    return Told([view for _, view in sorted(processes.items())], _merged(members))
+    return Told([view for _, view in sorted(processes.items())], _merged(members), _fullest(capacities))
+
+
+def _fullest(told_of: Sequence[StoreCapacity]) -> views.View | None:
+    """Return what is told of the store that has the least space: processes may have stores of their own."""
+    if not told_of:
+        return None
+    one = max(told_of, key=lambda one: (bool(one.problem), one.size_bytes / max(1, one.limit_bytes)))
+    return {
+        "size_bytes": one.size_bytes,
+        "in_use_bytes": one.in_use_bytes,
+        "limit_bytes": one.limit_bytes,
+        "admits_below_bytes": one.admits_below_bytes,
+        "problem": one.problem or None,
+        "remedy": one.remedy or None,
+        "commands": list(one.commands),
+    }
 
 
 def _view(replica: Replica) -> views.View:

@@ -45,13 +45,17 @@ class OidcSection:
 
 @dataclass(frozen=True, slots=True)
 class LimitsSection:
-    """`[limits]`: what a user may take, and how many jobs of a tenant may not have ended; 0: any number."""
+    """`[limits]`: what a user may take, and how many jobs of a tenant may not have ended; 0: any number.
+
+    `bytes_per_tenant` of the store are for the jobs of a tenant that has no limit of its own; 0: a quarter of it.
+    """
 
     calls_per_second: float = 50.0
     calls_at_once: int = 500
     streams: int = 100
     message_bytes: int = 4 * 2**20
     jobs_per_tenant: int = 100_000
+    bytes_per_tenant: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,6 +29,7 @@ from cotenant.cli.settings import (
     read_settings,
     retrying_of,
     rules_of,
+    store_limits_of,
 )
 from cotenant.cli.up import BACKFILL, state_dir_of
 from cotenant.core.options import did_you_mean
@@ -240,6 +241,8 @@ def _queue(told: Told, common: dict[str, Any]) -> Coroutine[Any, Any, None]:
         failure_rules=check_failure_rules(told.settings),
         retrying=retrying_of(told.settings),
         tenant_jobs_max=told.guarding.limits.jobs_per_tenant,
+        tenant_bytes_max=told.guarding.limits.bytes_per_tenant,
+        store_limits=store_limits_of(told.settings),
         ended_kept_max=told.settings.ended_jobs,
         ended_kept_seconds=told.settings.ended_days * 86_400,
         history_seconds=told.settings.history_seconds,
@@ -314,6 +317,8 @@ async def _agent(told: Told, node: str, gpus: str, cpus: tuple[int, ...] | None,
                 sample_interval_seconds=settings.sample_seconds,
                 memory_bandwidth_peak=settings.memory_bandwidth_peak,
                 pids_max=settings.pids_max,
+                work_bytes_max=settings.work_bytes_max,
+                disk_reserve_bytes=settings.disk_reserve_bytes,
                 users=told.guarding.users,
             ),
             tell_ready,

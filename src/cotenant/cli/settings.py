@@ -19,6 +19,7 @@ from cotenant.core.options import BadOption, did_you_mean, names_of, parse, writ
 if TYPE_CHECKING:
     from cotenant.core.failing.retrying import RetryRules
     from cotenant.core.queueing.choosing import Rules
+    from cotenant.store.capacity import StoreLimits
 
 ARCHIVE_FILE = "archive.sqlite"
 GROUPS = ("queue", "placement", "allocator", "predictor", "contention")
@@ -30,6 +31,9 @@ class Settings:
 
     listen: str = "127.0.0.1:0"
     store: str = "sqlite"
+    store_quota_bytes: int = 0
+    disk_reserve_bytes: int = 128 * 2**20
+    work_bytes_max: int = 0
     gpus: str = "auto"
     nodes: int = 1
     shareable_gpus: bool = False
@@ -123,6 +127,13 @@ def rules_of(settings: Settings) -> Rules:
         return parse(Rules, {name: written(value) for name, value in given.items()})
     except BadOption as error:
         raise usage(str(error)) from None
+
+
+def store_limits_of(settings: Settings) -> StoreLimits:
+    """Return what the operator says of the store's limits."""
+    from cotenant.store.capacity import StoreLimits
+
+    return StoreLimits(settings.store_quota_bytes, settings.disk_reserve_bytes)
 
 
 def check_failure_rules(settings: Settings) -> str:

@@ -29,6 +29,7 @@ from cotenant.cli.settings import (
     retrying_of,
     rules_of,
     split_cpus,
+    store_limits_of,
 )
 
 if TYPE_CHECKING:  # grpc and the services load only when the mesh is started
@@ -171,6 +172,8 @@ def mesh_config(
             sample_interval_seconds=settings.sample_seconds,
             memory_bandwidth_peak=settings.memory_bandwidth_peak,
             pids_max=settings.pids_max,
+            work_bytes_max=settings.work_bytes_max,
+            disk_reserve_bytes=settings.disk_reserve_bytes,
             users=guarding.users if guarding else {},
         )
         for node_id, cpus in zip(node_ids_of(settings), split_cpus(settings.nodes), strict=True)
@@ -179,6 +182,7 @@ def mesh_config(
         state_dir=state_dir,
         listen=settings.listen,
         store_url="" if settings.store == "sqlite" else settings.store,
+        store_limits=store_limits_of(settings),
         agents=agents,
         queue=settings.queue,
         placement=settings.placement,

@@ -11,6 +11,7 @@ from cotenant.cli.units import short_seconds
 from cotenant.cli.views import View, validity_of
 from cotenant.validity import Validity
 
+NO_SPACE = "alarm:NOSPACE"  # told with what helps by how full the store is
 ELECTING = ("queue", "placement", "predictor")
 
 
@@ -21,11 +22,19 @@ class Wrong:
     where: str
     what: str
     remedy: str
+    commands: tuple[str, ...] = ()  # that do what the remedy says, in their order
 
 
-def wrongs(processes: Sequence[View], members: Sequence[View], nodes: Sequence[View], now: datetime) -> list[Wrong]:
+def wrongs(
+    processes: Sequence[View],
+    members: Sequence[View],
+    nodes: Sequence[View],
+    now: datetime,
+    capacity: View | None = None,
+) -> list[Wrong]:
     """Name everything that is wrong, the most pressing first: of views as `--json` prints them."""
     return [
+        *_of_capacity(capacity),
         *_of_store(members),
         *_of_services(processes),
         *_of_processes(processes),
@@ -47,6 +56,11 @@ def certificate_wrong(where: str, bearer: str, validity: Validity, now: datetime
     )
 
 
+def _of_capacity(capacity: View | None) -> Iterator[Wrong]:
+    if capacity and capacity["problem"]:
+        yield Wrong("store", capacity["problem"], capacity["remedy"] or "", tuple(capacity["commands"]))
+
+
 def _of_store(members: Sequence[View]) -> Iterator[Wrong]:
     """Name members that are away; those that are there and see no leader do so for want of the others."""
     away = [one for one in members if one["release"] is None]
@@ -55,7 +69,7 @@ def _of_store(members: Sequence[View]) -> Iterator[Wrong]:
         helps = "bring them back: until most are there nothing new starts, and what runs, runs on"
         yield Wrong("store", f"{len(away)} of {len(members)} members are away, so nothing can be written", helps)
     for one in members:
-        if one["problem"] and (one in away or not lost):
+        if one["problem"] and NO_SPACE not in one["problem"] and (one in away or not lost):
             spare = len(members) - len(away) - (len(members) // 2 + 1)
             more = ": with one more away nothing can be written" if one in away and spare == 0 else ""
             yield Wrong(

@@ -7,8 +7,10 @@ from importlib import metadata
 from typing import Any
 
 from cotenant.rpc.server import Server
-from cotenant.store.port import Store
+from cotenant.store.capacity import capacity_of
+from cotenant.store.port import Store, StoreUnavailable
 from cotenant.store.standing import HasMembers
+from cotenant.store.way_back import WayBack, way_back
 from cotenant.v1 import replica_service_pb2 as pb
 from cotenant.v1 import replica_service_pb2_grpc as pb_grpc
 
@@ -39,7 +41,28 @@ class ReplicaServicer(pb_grpc.ReplicaServiceServicer):
                     version=one.version,
                     size_bytes=one.size_bytes,
                 )
+        if wire := await self._capacity():
+            answer.store_capacity.CopyFrom(wire)
         return answer
+
+    async def _capacity(self) -> pb.StoreCapacity | None:
+        """Return how full the store is; None where it has no limit or does not answer, of which its members tell."""
+        try:
+            capacity = await capacity_of(self._store)
+        except StoreUnavailable:
+            return None
+        if capacity is None:
+            return None
+        helps = way_back(capacity) or WayBack("", "")
+        return pb.StoreCapacity(
+            size_bytes=capacity.size_bytes,
+            in_use_bytes=capacity.in_use_bytes,
+            limit_bytes=capacity.limit_bytes,
+            admits_below_bytes=capacity.admits_below_bytes,
+            problem=helps.problem,
+            remedy=helps.remedy,
+            commands=helps.commands,
+        )
 
 
 def serve_description(server: Server, *describe: Callable[[], pb.Replica], store: Store | None = None) -> None:

@@ -10,16 +10,25 @@ import asyncio
 import math
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any
 
 import structlog
 from aetcd import rpc  # type: ignore[import-untyped]  # ships no types; only its stubs and messages are used
 
+from cotenant.store.capacity import (
+    FRAGMENTED_SHARE,
+    PRESSED_SHARE,
+    QUOTA_BYTES_DEFAULT,
+    Capacity,
+    etcd_capacity,
+)
 from cotenant.store.checks import check_key, check_transaction, check_ttl
 from cotenant.store.etcd_beats import Beats
 from cotenant.store.etcd_doubt import unless_lost
 from cotenant.store.etcd_links import Member
-from cotenant.store.etcd_members import PAUSE_SECONDS_FIRST, PAUSE_SECONDS_MAX, Members, Refused, meaning
+from cotenant.store.etcd_members import NO_SPACE, PAUSE_SECONDS_FIRST, PAUSE_SECONDS_MAX, Members, Refused, meaning
+from cotenant.store.etcd_quota import read_quota
 from cotenant.store.etcd_watch import HistoryCompacted, LinkLeft, StreamBroken, follow
 from cotenant.store.port import (
     Changes,
@@ -64,7 +73,10 @@ class EtcdStore:
         timeout_seconds: float = 5.0,
         silence_seconds_max: float = 15.0,
         tls: Watched | None = None,
+        quota_bytes: int = 0,
     ) -> None:
+        """Connect as soon as something is asked. `quota_bytes` is etcd's `--quota-backend-bytes`; 0: etcd is asked."""
+        self._endpoints, self._tls, self._quota_bytes = tuple(endpoints), tls, quota_bytes
         self._beats = Beats(endpoints, silence_seconds_max, tls)
         self._members = Members(
             endpoints,
@@ -215,7 +227,8 @@ class EtcdStore:
     async def defragment(self) -> Sequence[str]:
         """Have members give back room of which half or more is empty, one after another; say which did."""
         done = []
-        for member in await self._members.each_loose(LOOSE_SHARE, LOOSE_BYTES):
+        quota = await self._quota()
+        for member in await self._members.each_loose(lambda size, in_use: _is_loose(size, in_use, quota)):
             try:
                 with member.called():
                     await member.maintenance.Defragment(rpc.DefragmentRequest(), timeout=DEFRAGMENT_SECONDS_MAX)
@@ -224,6 +237,26 @@ class EtcdStore:
             done.append(member.endpoint)
         return done
 
+    async def capacity(self) -> Capacity:
+        """Return how full the fullest member is: once that one is at its quota nothing can be written anywhere."""
+        statuses = await self._members.statuses()
+        quota = await self._quota()
+        alarms = "; ".join(sorted({error for status in statuses.values() for error in status.errors}))
+        fullest = max(statuses.values(), key=lambda status: status.dbSize)
+        full = f"etcd has used up its quota (alarm {NO_SPACE})" if NO_SPACE in alarms else ""
+        return replace(
+            etcd_capacity(fullest.dbSize, fullest.dbSizeInUse, quota, full),
+            revision=max(status.header.revision for status in statuses.values()),
+            endpoints=tuple(f"{'https' if self._tls else 'http'}://{one}" for one in self._endpoints),
+            flags=_flags(self._tls) if self._tls else (),
+        )
+
+    async def _quota(self) -> int:
+        """Return the members' quota: as an operator said, else as a member says, else etcd's default."""
+        if not self._quota_bytes:
+            self._quota_bytes = await read_quota(next(iter(self._members)).endpoint, self._tls)
+        return self._quota_bytes or QUOTA_BYTES_DEFAULT
+
     async def standing(self) -> Sequence[Standing]:
         """Ask each member how it is."""
         return await self._members.standing()
@@ -231,6 +264,24 @@ class EtcdStore:
     async def close(self) -> None:
         """End all watches and calls, and let go of the connections."""
         await asyncio.gather(self._members.close(), asyncio.to_thread(self._beats.close))
+
+
+def _flags(tls: Watched) -> tuple[str, ...]:
+    """Return the flags by which etcdctl uses the same certificates."""
+    files = tls.files
+    named = (("--cacert", files.ca), ("--cert", files.cert), ("--key", files.key))
+    return tuple(f"{flag}={path}" for flag, path in named if path)
+
+
+def _is_loose(size: int, in_use: int, quota: int) -> bool:
+    """Return whether a member's file is worth defragmenting: half of it is empty, or less where its quota is near.
+
+    >>> [_is_loose(*each, 2**30) for each in ((2**29 + 1, 2**28), (2**29 + 1, 2**29), (2**25, 1))]
+    [True, False, False]
+    """
+    loose = size - in_use
+    near = size >= PRESSED_SHARE * quota and loose >= FRAGMENTED_SHARE * size
+    return near or (size >= LOOSE_BYTES and loose >= LOOSE_SHARE * size)
 
 
 def range_of(prefix: str) -> tuple[bytes, bytes]:

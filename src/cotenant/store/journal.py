@@ -20,8 +20,9 @@ from itertools import groupby
 from pathlib import Path
 from typing import TypeVar
 
+from cotenant.store.ballast import Ballast
 from cotenant.store.keyspace import FIRST_REVISION, Draft, Held, Keyspace
-from cotenant.store.port import Change, Changes, Entry, Lease, StoreInUse, StoreUnavailable
+from cotenant.store.port import Change, Changes, Entry, Lease, StoreFull, StoreInUse, StoreUnavailable
 
 APPLICATION_ID = 0x436F746E  # "Cotn", in the file's header
 SCHEMA_VERSION = 1
@@ -85,7 +86,8 @@ class Journal:
 
     def __init__(self, path: Path) -> None:
         """Open the file, or make it. Raises `StoreInUse` where somebody else has it."""
-        self.path = path
+        self.path, self.ballast = path, Ballast(path)
+        self.full = ""  # why the last write was refused, where that was for want of space
         _make_private(path)
         try:
             self._connection = sqlite3.connect(
@@ -206,10 +208,28 @@ class Journal:
     def write(self, draft: Draft) -> None:
         """Make a draft durable, whole. Raises `StoreUnavailable` where the disk refuses; nothing is written then."""
         try:
-            with self._transaction():
-                self._write(draft)
+            try:
+                self._write_once(draft)
+            except sqlite3.Error as error:
+                if not (is_full(error) and self.ballast.drop()):
+                    raise
+                self._write_once(draft)
         except UNREADABLE as error:
-            raise StoreUnavailable(f"cannot write {self.path}: {error}") from error
+            self.full = f"cannot write {self.path}: {error}" if is_full(error) else ""
+            raise (StoreFull if self.full else StoreUnavailable)(f"cannot write {self.path}: {error}") from error
+        self.full = ""
+
+    def _write_once(self, draft: Draft) -> None:
+        with self._transaction():
+            self._write(draft)
+
+    def size_bytes(self) -> int:
+        """Return what the file takes, with what of it is in the WAL."""
+        size = 0
+        for part in (self.path, self.path.with_name(f"{self.path.name}-wal")):
+            with suppress(OSError):
+                size += part.stat().st_size
+        return size
 
     def _write(self, draft: Draft) -> None:
         held = draft.held_by_key.items()
@@ -234,6 +254,11 @@ class Journal:
     def close(self) -> None:
         """Move what the WAL holds into the file and let go of it."""
         self._connection.close()
+
+
+def is_full(error: Exception) -> bool:
+    """Return whether a write was refused for want of space."""
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_FULL
 
 
 def row_of(key: str, held: Held) -> Row:

@@ -110,6 +110,10 @@ class StoreUnavailable(Exception):
     """The store did not answer. Whether a transaction under way was committed is unknown."""
 
 
+class StoreFull(StoreUnavailable):
+    """The store has no space left: nothing was written. It goes on by itself once there is space."""
+
+
 class Unanswered(StoreUnavailable):
     """A transaction was lost on its way, or its answer was; the store is there, so that the next call is answered."""
 

@@ -14,6 +14,8 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import cast
 
+from cotenant.store.ballast import HoldsBallast
+from cotenant.store.capacity import Capacity, capacity_of
 from cotenant.store.local import LocalStore
 from cotenant.store.port import (
     Change,
@@ -154,6 +156,15 @@ class ShiftedStore:
     async def defragment(self) -> Sequence[str]:
         """Have the store give back room, where it can."""
         return await self.inner.defragment() if isinstance(self.inner, Defragments) else []
+
+    async def capacity(self) -> Capacity | None:
+        """Return how full the store is; None where it has no limit."""
+        return await capacity_of(self.inner)
+
+    async def hold_ballast(self) -> None:
+        """Have the store take its ballast again, where it has any and there is room for it."""
+        if isinstance(self.inner, HoldsBallast):
+            await self.inner.hold_ballast()
 
     async def standing(self) -> Sequence[Standing]:
         """Ask each member how it is, where there are members."""
