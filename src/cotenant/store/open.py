@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from cotenant.store.etcd import EtcdStore
+from cotenant.store.guarded import GuardedStore
 from cotenant.store.memory import MemoryStore
 from cotenant.store.port import Store
 from cotenant.store.shifted import ShiftedStore
@@ -25,9 +26,14 @@ TLS_CA, TLS_CERT, TLS_KEY = "COTENANT_ETCD_CA", "COTENANT_ETCD_CERT", "COTENANT_
 ENDPOINT = re.compile(r"(\[[0-9a-fA-F:.]+\]|[^\s/:@\[\]]+):(\d{1,5})")
 
 
-async def open_store(url: str) -> Store:
-    """Open the store that a URL names, as `open_raw` does; its revisions go on from those of the store before it."""
-    return ShiftedStore(await open_raw(url))
+async def open_store(url: str, memory: Path | None = None) -> Store:
+    """Open the store that a URL names, as `open_raw` does; its revisions go on from those of the store before it.
+
+    It is used only as long as it is no older than what was seen of it, and no other one; `memory` is the file in which
+    that is remembered over restarts.
+    """
+    shifted = ShiftedStore(await open_raw(url))
+    return shifted if url == "memory:" else GuardedStore(shifted, memory)
 
 
 async def open_raw(url: str) -> Store:
