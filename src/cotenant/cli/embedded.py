@@ -41,6 +41,7 @@ from cotenant.store.open import open_store
 from cotenant.store.port import Store
 from cotenant.store.shifted import is_of_one_process
 from cotenant.store.upkeep import KEPT_SECONDS, Upkeep
+from cotenant.store.witness_file import path_of
 from cotenant.v1 import node_service_pb2, node_service_pb2_grpc
 
 if TYPE_CHECKING:
@@ -122,7 +123,8 @@ class EmbeddedMesh:
     async def _start(self) -> None:
         config = self.config
         self.token = access.ensure_token(config.state_dir)
-        store = await open_store(config.store_url or f"sqlite:{config.state_dir / STORE_FILE}")
+        url = config.store_url or f"sqlite:{config.state_dir / STORE_FILE}"
+        store = await open_store(url, path_of(config.state_dir, "cotenant"))
         self._closing.append(Closing("store", store.close))
         upkeep = Background()
         upkeep.forever("store-upkeep", Upkeep(store, kept_seconds=self.config.history_seconds).run)

@@ -7,12 +7,15 @@ from importlib import metadata
 from typing import Any
 
 from cotenant.rpc.server import Server
+from cotenant.store.guarded import GuardedStore
 from cotenant.store.port import Store
 from cotenant.store.standing import HasMembers
+from cotenant.store.trust import REMEDY, Trust
 from cotenant.v1 import replica_service_pb2 as pb
 from cotenant.v1 import replica_service_pb2_grpc as pb_grpc
 
 SERVICE = "cotenant.v1.ReplicaService"
+WITNESSES_MAX = 1000  # of each kind in an answer
 
 
 class ReplicaServicer(pb_grpc.ReplicaServiceServicer):
@@ -37,7 +40,22 @@ class ReplicaServicer(pb_grpc.ReplicaServiceServicer):
                     version=one.version,
                     size_bytes=one.size_bytes,
                 )
+        if isinstance(self._store, GuardedStore) and (trust := self._store.trust).remembered:
+            answer.store_trust.CopyFrom(trust_to_wire(trust))
         return answer
+
+
+def trust_to_wire(trust: Trust) -> pb.StoreTrust:
+    """Return what is known of a store, for the wire."""
+    assert trust.remembered
+    told = pb.StoreTrust(store_id=trust.remembered.id, generation=trust.remembered.generation, revision=trust.revision)
+    if verdict := trust.verdict:
+        told.reason, told.problem, told.remedy = verdict.wrong.value, verdict.text, REMEDY
+    for node, memory in sorted(trust.witnesses.marks.items())[:WITNESSES_MAX]:
+        told.witnesses.add(name=node, store_id=memory.id, generation=memory.generation, revision=memory.revision)
+    for node, store_id in sorted(trust.witnesses.strangers.items())[:WITNESSES_MAX]:
+        told.witnesses.add(name=node, store_id=store_id)
+    return told
 
 
 def serve_description(server: Server, *describe: Callable[[], pb.Replica], store: Store | None = None) -> None:

@@ -25,7 +25,7 @@ from cotenant.rpc.identity import Authenticator, Identity, denied, enter, spoken
 from cotenant.rpc.legible import Illegible, reading
 from cotenant.rpc.limits import Limits
 from cotenant.rpc.permissions import ROLES, Rule, Scope
-from cotenant.store.port import NotLeader, StoreUnavailable, Unanswered
+from cotenant.store.port import NotLeader, StoreDistrusted, StoreUnavailable, Unanswered
 
 log = structlog.get_logger()
 
@@ -269,6 +269,10 @@ def problem_of(method: str, error: Exception) -> Problem:
             return error
         case NotLeader():
             return errors.unavailable(str(error), 0.5, errors.NOT_LEADER)
+        case StoreDistrusted():
+            return errors.unavailable(
+                f"nothing is written: {error}; an operator must {error.remedy}", reason=error.reason
+            )
         case StoreUnavailable():
             return errors.unavailable(f"the store is away: {error}", reason="STORE_UNAVAILABLE")
         case grpc.RpcError() if error.code() in (

@@ -164,6 +164,13 @@ class GuardedStore:
         await self.inner.close()
 
 
+def trust_of(store: object) -> Trust | None:
+    """Return what is known of the store below a store; None where it is not guarded."""
+    while store is not None and not isinstance(store, GuardedStore):
+        store = getattr(store, "inner", None)
+    return store.trust if store else None
+
+
 async def _unless(turn: asyncio.Event, updates: AsyncGenerator[Changes | Relisted, None]) -> Changes | Relisted | None:
     """Return the next of a watch's updates; None at its end, or once `turn` is set."""
     coming = asyncio.ensure_future(anext(updates, None))

@@ -125,6 +125,7 @@ class StoreDistrusted(StoreUnavailable):
     """The store is not the one that was written: nothing is written there before an operator has decided."""
 
     reason = "STORE_DISTRUSTED"
+    remedy = "put the right data back, or run `cotenant store accept-regression`, which lists what is lost and asks"
 
 
 class StoreRegressed(StoreDistrusted):

@@ -49,7 +49,7 @@ LOOK_SECONDS = 1.0
 STRANGERS_MIN = 2  # nodes that have to know the same other store before they are believed
 NODES_MAX = 10_000
 TEXT_LENGTH_MAX = 500
-REMEDY = "put the right data back, or accept what is there: `cotenant store accept-regression --dry-run` lists the loss"
+REMEDY = StoreDistrusted.remedy
 
 DISTRUSTED = telemetry.gauge("cotenant.store.distrusted", "1", "1 while the store is older than what was seen of it.")
 
@@ -121,7 +121,7 @@ class Trust:
         """
         if verdict := self.verdict:
             kind = StoreRegressed if verdict.wrong is Wrong.REGRESSED else StoreReplaced
-            raise kind(f"{verdict.text}; {REMEDY}")
+            raise kind(verdict.text)
 
     async def testify(self, node: str, mark: Mark) -> Verdict | None:
         """Take in what an agent knows of the store; return why it must not be told anything, or None.
