@@ -180,7 +180,7 @@ def _known(context: typer.Context) -> list[Memory]:
     return list(memories_of(state_dir_of(context)).values())
 
 
-async def _fill(url: str, contents: Contents, *, replace: bool, known: Sequence[Memory]) -> int:
+async def _fill(url: str, contents: Contents, *, replace: bool, known: Sequence[Memory] = ()) -> int:
     from cotenant.cli.cutting_off import arm_fail_points
     from cotenant.store.copying import fill
 

@@ -37,9 +37,11 @@ from cotenant.services.queue import server as queue
 from cotenant.services.queue.observations import WINDOW_SECONDS
 from cotenant.services.queue.records import RETRYING
 from cotenant.services.queue.replicated import LEADER as QUEUE_LEADER
+from cotenant.store.guarded import trust_of
 from cotenant.store.open import open_store
 from cotenant.store.port import Store
 from cotenant.store.shifted import is_of_one_process
+from cotenant.store.trust import Trust
 from cotenant.store.upkeep import KEPT_SECONDS, Upkeep
 from cotenant.store.witness_file import path_of
 from cotenant.v1 import node_service_pb2, node_service_pb2_grpc
@@ -99,6 +101,7 @@ class EmbeddedMesh:
         self.channel: Channel | None = None
         self._closing: list[Closing] = []
         self._offices: Offices | None = None
+        self._trust: Trust | None = None
         self._published = False
         self._agents_stop = asyncio.Event()
         self._agents: list[asyncio.Task[None]] = []
@@ -125,6 +128,7 @@ class EmbeddedMesh:
         self.token = access.ensure_token(config.state_dir)
         url = config.store_url or f"sqlite:{config.state_dir / STORE_FILE}"
         store = await open_store(url, path_of(config.state_dir, "cotenant"))
+        self._trust = trust_of(store)
         self._closing.append(Closing("store", store.close))
         upkeep = Background()
         upkeep.forever("store-upkeep", Upkeep(store, kept_seconds=self.config.history_seconds).run)
@@ -220,10 +224,16 @@ class EmbeddedMesh:
             self._agents.append(asyncio.create_task(Agent(complete).run(self._agents_stop), name=config.node_id))
 
     async def nodes_ready(self) -> Sequence[node_service_pb2.Node]:
-        """Wait until the agents of this process are connected, and tell of their nodes."""
+        """Wait until the agents of this process are connected, and tell of their nodes.
+
+        Raises:
+            StoreRegressed, StoreReplaced: an agent knows that the store is not what it was.
+        """
         stub = cast("NodeServiceAsyncStub", node_service_pb2_grpc.NodeServiceStub(self.channel))
         wanted = {config.node_id for config in self.config.agents}
         while True:
+            if self._trust:
+                self._trust.check()
             response = await stub.ListNodes(node_service_pb2.ListNodesRequest(page_size=1000))
             ready = [
                 node for node in response.nodes if node.id in wanted and node.state != node_service_pb2.NODE_STATE_AWAY

@@ -59,6 +59,7 @@ def register(app: typer.Typer) -> None:
     """Add the command with its subcommands."""
     group = typer.Typer(no_args_is_help=True, help="Check the store, and accept one that went back in time.")
     group.command("status")(status)
+    group.command("accept-regression")(accept_regression)
     app.add_typer(group, name="store")
 
 
@@ -84,6 +85,32 @@ def status(context: typer.Context, store: StoreOption = "", as_json: options.AsJ
         raise typer.Exit(ExitCode.UNREACHABLE)
     if wrong:
         raise typer.Exit(ExitCode.FAILED)
+
+
+def accept_regression(
+    context: typer.Context,
+    store: StoreOption = "",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list what is lost or changes.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    as_json: options.AsJson = False,
+) -> None:
+    """Go on with a store that is older than what was seen of it, or with another one.
+
+    Prefer to put the right data back: stop etcd, restore its newest snapshot or data directory, and start it; or put
+    the SQLite file, its -wal and its -witness back. The mesh then goes on by itself. Accept what is there only where
+    the right data is gone. With etcd, leave the mesh running if it runs: jobs that it still has in memory are written
+    to the store again. Attempts that run on this machine's nodes and that the store lacks are adopted. An SQLite file
+    belongs to one process: stop `cotenant up` first; jobs keep running.
+
+    \b
+    Examples:
+      cotenant store accept-regression --dry-run
+      cotenant store accept-regression --store etcd://10.0.0.1:2379 --yes
+    """
+    from cotenant.cli.store_accepting import Accepting
+
+    work = Accepting(Flags.of(context), state_dir_of(context), url_of(state_dir_of(context), store))
+    asyncio.run(work.run(dry_run=dry_run, ask=not yes, as_json=as_json))
 
 
 async def find_out(flags: Flags, state_dir: Path, store: str) -> Known:
