@@ -44,6 +44,7 @@ from cotenant.node_agent.throttling import Throttling
 from cotenant.rpc import channel
 from cotenant.rpc.background import Background
 from cotenant.rpc.expiry import Expiry
+from cotenant.rpc.store_marks import mark_from_wire, mark_to_wire
 from cotenant.v1 import job_pb2, node_service_pb2, resources_pb2
 
 log = structlog.get_logger()
@@ -51,6 +52,7 @@ log = structlog.get_logger()
 __all__ = ["Agent", "AgentConfig"]
 
 SAMPLE_SECONDS_MIN = 0.05
+MARK_SECONDS = 10.0  # between two writes of how far the store is, where nothing else is written
 
 
 class Agent:
@@ -64,6 +66,7 @@ class Agent:
         self._on_start = on_start
         self._incarnation = uuid.uuid4().hex
         self._background = Background()
+        self._marked_seconds = 0.0  # when it was last written down how far the store is
         self._rng = Random(self._incarnation)  # spreads retries, guards nothing
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -231,10 +234,24 @@ class Agent:
             inventory=self._inventory,
             attempts=self._orders.reports(),
             incarnation=self._incarnation,
+            store=mark_to_wire(self._fence.store) if self._fence.store else None,
         )
 
+    def _trusts(self, welcome: node_service_pb2.Welcome) -> bool:
+        """Whether the store behind placement is no older than what was seen, and no other one."""
+        shown = mark_from_wire(welcome.store)
+        if shown is None:
+            return True  # an older release
+        if verdict := self._fence.judge_store(shown, tuple(welcome.store.supersedes)):
+            log.error("store_distrusted", reason=verdict.wrong.value, why=verdict.text, remedy=self._fence.remedy)
+            return False
+        self._fence.remember_store(shown)
+        return True
+
     def _welcome(self, welcome: node_service_pb2.Welcome) -> bool:
-        """Whether to obey; an older leader than one that was seen is not obeyed."""
+        """Whether to obey; an older leader than one that was seen is not obeyed, nor one with an older store."""
+        if not self._trusts(welcome):
+            return False
         if self._fence.raise_term(welcome.term):
             self._background.start(self._persist_term())
             record(Came(self._config.node_id))
@@ -256,6 +273,12 @@ class Agent:
             log.error("term_not_recorded", term=self._fence.term, error=str(error))
 
     def _obey(self, response: node_service_pb2.ConnectResponse) -> None:
+        if shown := mark_from_wire(response.store):
+            self._fence.remember_store(shown)
+            now = clock.monotonic()
+            if response.assignments or response.acks or now > self._marked_seconds + MARK_SECONDS:
+                self._marked_seconds = now
+                self._background.start(self._persist_term())
         for assignment in response.assignments:
             self._orders.assign(assignment)
         for resize in response.resizes:

@@ -13,6 +13,7 @@ from cotenant.rpc import errors, translate
 from cotenant.rpc.errors import Problem
 from cotenant.rpc.hiding import without_others
 from cotenant.rpc.identity import caller, check_node
+from cotenant.rpc.store_marks import mark_from_wire, mark_to_wire
 from cotenant.services.placement import agents
 from cotenant.services.placement.attempts import Attempts
 from cotenant.services.placement.attention import Attention
@@ -33,6 +34,7 @@ from cotenant.services.placement.records import (
 )
 from cotenant.services.placement.resizes import Resizes
 from cotenant.store.port import StoreUnavailable
+from cotenant.store.trust import Trust
 from cotenant.v1 import node_service_pb2 as node_pb2
 from cotenant.v1 import records_pb2, resources_pb2
 
@@ -57,11 +59,13 @@ class Registry:
         heartbeat_seconds: float,
         lost_after_seconds: float,
         on_gone: Callable[[str], None],
+        trust: Trust | None = None,
     ) -> None:
+        """`trust` is what is known of the store, where it is one that may go back in time."""
         self.cluster, self.committer, self.sessions, self.attempts = cluster, committer, sessions, attempts
         self.resizes, self.following, self.fitting, self.attention = resizes, following, fitting, attention
         self.heartbeat_seconds, self.lost_after_seconds = heartbeat_seconds, lost_after_seconds
-        self.term = 0
+        self.term, self._trust = 0, trust
         self._on_gone, self._leads_for_sure = on_gone, leads_for_sure
         self._locks: dict[str, asyncio.Lock] = {}  # by node: its record is changed by one at a time
         self.forgetting = Forgetting(cluster, committer, attempts, self._lock, self._give_up)
@@ -88,9 +92,10 @@ class Registry:
 
     async def _admit(self, hello: node_pb2.Hello) -> agents.Session:
         self._check_incarnation(hello)
+        await self._check_store(hello)
         node = await self._register(hello.node_id, hello.inventory)
         self._check_incarnation(hello)  # another agent may have come while the record was written
-        session = agents.Session(hello.node_id, hello.incarnation)
+        session = agents.Session(hello.node_id, hello.incarnation, self._mark)
         session.put(self._welcome())
         self._reconcile(node, session, hello)
         self.sessions.open(session)
@@ -111,9 +116,30 @@ class Registry:
         if old and speaks and old.incarnation != hello.incarnation:
             raise errors.already_exists("node", hello.node_id)
 
+    async def _check_store(self, hello: node_pb2.Hello) -> None:
+        """Refuse an agent while the store is not what it was, or is not the agent's: it would stop what runs.
+
+        Raises:
+            Problem: FAILED_PRECONDITION, with what is wrong.
+        """
+        if self._trust is None:
+            return
+        verdict, mark = self._trust.verdict, mark_from_wire(hello.store)
+        if mark and verdict is None:
+            verdict = await self._trust.testify(hello.node_id, mark)
+        if verdict:
+            raise errors.failed_precondition(verdict.wrong.value, f"{verdict.text}; what runs on the node, runs on")
+
+    def _mark(self) -> node_pb2.StoreMark | None:
+        mark = self._trust.mark() if self._trust else None
+        identity = self._trust.identity if self._trust else None
+        return mark_to_wire(mark, identity.supersedes) if mark and identity else None
+
     def _welcome(self) -> node_pb2.ConnectResponse:
         message = node_pb2.ConnectResponse()
         message.welcome.term = self.term
+        if mark := self._mark():
+            message.welcome.store.CopyFrom(mark)
         message.welcome.heartbeat_interval.FromNanoseconds(int(self.heartbeat_seconds * 1e9))
         message.welcome.lost_after.FromNanoseconds(int(self.lost_after_seconds * 1e9))
         return message

@@ -37,6 +37,7 @@ from cotenant.services.placement.records import Node, NodeState
 from cotenant.services.placement.registry import Registry
 from cotenant.services.placement.resizes import Resizes
 from cotenant.services.placement.scene import STOP_COSTS, StopCosts
+from cotenant.store.guarded import trust_of
 from cotenant.store.port import Compare, Store
 from cotenant.v1 import node_service_pb2 as node_pb2
 from cotenant.v1 import node_service_pb2_grpc as node_grpc
@@ -98,6 +99,7 @@ class Placement(placement_grpc.PlacementServiceServicer, node_grpc.NodeServiceSe
             heartbeat_seconds=config.heartbeat_seconds,
             lost_after_seconds=config.lost_after_seconds,
             on_gone=self.outputs.give_up,
+            trust=trust_of(store),
         )
         self.leadership = Leadership(
             store,

@@ -39,10 +39,13 @@ from cotenant.services.queue.observations import WINDOW_SECONDS
 from cotenant.services.queue.records import RETRYING
 from cotenant.services.queue.replicated import LEADER as QUEUE_LEADER
 from cotenant.store.capacity import NO_LIMITS, StoreLimits
+from cotenant.store.guarded import trust_of
 from cotenant.store.open import open_store
 from cotenant.store.port import Store
 from cotenant.store.shifted import is_of_one_process
+from cotenant.store.trust import Trust
 from cotenant.store.upkeep import KEPT_SECONDS, Upkeep
+from cotenant.store.witness_file import path_of
 from cotenant.v1 import node_service_pb2, node_service_pb2_grpc
 
 if TYPE_CHECKING:
@@ -105,6 +108,7 @@ class EmbeddedMesh:
         self.channel: Channel | None = None
         self._closing: list[Closing] = []
         self._offices: Offices | None = None
+        self._trust: Trust | None = None
         self._published = False
         self._agents = agents or AgentProcesses()
 
@@ -129,7 +133,8 @@ class EmbeddedMesh:
         config = self.config
         self.token = access.ensure_token(config.state_dir)
         url = config.store_url or f"sqlite:{config.state_dir / STORE_FILE}"
-        store = await open_store(url, config.store_limits)
+        store = await open_store(url, path_of(config.state_dir, "cotenant"), config.store_limits)
+        self._trust = trust_of(store)
         self._closing.append(Closing("store", store.close))
         upkeep = Background()
         upkeep.forever("store-upkeep", Upkeep(store, kept_seconds=self.config.history_seconds).run)
@@ -232,10 +237,13 @@ class EmbeddedMesh:
 
         Raises:
             AgentFailed: an agent cannot run.
+            StoreRegressed, StoreReplaced: an agent knows that the store is not what it was.
         """
         stub = cast("NodeServiceAsyncStub", node_service_pb2_grpc.NodeServiceStub(self.channel))
         wanted = {config.node_id for config in self.config.agents}
         while True:
+            if self._trust:
+                self._trust.check()
             response = await stub.ListNodes(node_service_pb2.ListNodesRequest(page_size=1000))
             ready = [
                 node for node in response.nodes if node.id in wanted and node.state != node_service_pb2.NODE_STATE_AWAY

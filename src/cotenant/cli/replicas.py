@@ -14,7 +14,14 @@ from cotenant.cli.flags import Flags
 from cotenant.cli.mesh import Mesh, away, reach, told
 from cotenant.cli.render import Column, print_table
 from cotenant.rpc.errors import from_error
-from cotenant.v1.replica_service_pb2 import ListReplicasRequest, ListReplicasResponse, Replica, StoreCapacity, StoreMember
+from cotenant.v1.replica_service_pb2 import (
+    ListReplicasRequest,
+    ListReplicasResponse,
+    Replica,
+    StoreCapacity,
+    StoreMember,
+    StoreTrust,
+)
 
 COLUMNS = (
     Column("SERVICE"),
@@ -33,6 +40,7 @@ class Told:
 
     processes: list[views.View]
     members: list[views.View]
+    trusts: list[views.View]  # what each process knows of the store
     capacity: views.View | None = None  # of the store
 
 
@@ -72,17 +80,20 @@ async def look(mesh: Mesh) -> Told:
     processes: dict[tuple[str, str], views.View] = {}
     members: list[tuple[str, StoreMember]] = []
     capacities: list[StoreCapacity] = []
+    trusts: dict[str, views.View] = {}
     for (service, address, _), answer in zip(known, answers, strict=True):
         if isinstance(answer, ListReplicasResponse):
             parts = {one.service: _view(one) for one in answer.replicas} or {service: _serving(service, address)}
             processes |= {(name, address): part | _process(answer) for name, part in parts.items()}
             members += [(address, one) for one in answer.store_members]
             capacities += [answer.store_capacity] if answer.HasField("store_capacity") else []
+            if answer.HasField("store_trust"):
+                trusts[address] = trust_view(address, answer.store_trust)
         elif isinstance(answer, grpc.aio.AioRpcError):
             processes.setdefault((service, address), _missing(service, address, answer))
         elif isinstance(answer, BaseException):
             raise answer
-    return Told([view for _, view in sorted(processes.items())], _merged(members), _fullest(capacities))
+    return Told([view for _, view in sorted(processes.items())], _merged(members), list(trusts.values()), _fullest(capacities))
 
 
 def _fullest(told_of: Sequence[StoreCapacity]) -> views.View | None:
@@ -98,6 +109,28 @@ def _fullest(told_of: Sequence[StoreCapacity]) -> views.View | None:
         "problem": one.problem or None,
         "remedy": one.remedy or None,
         "commands": list(one.commands),
+    }
+
+
+def trust_view(address: str, told: StoreTrust) -> views.View:
+    """Return what a process knows of the store, as `--json` prints it."""
+    return {
+        "address": address,
+        "store_id": told.store_id,
+        "generation": told.generation,
+        "revision": told.revision,
+        "reason": told.reason or None,
+        "problem": told.problem or None,
+        "remedy": told.remedy or None,
+        "witnesses": [
+            {
+                "name": one.name,
+                "store_id": one.store_id,
+                "generation": one.generation or None,
+                "revision": one.revision or None,
+            }
+            for one in told.witnesses
+        ],
     }
 
 

@@ -175,6 +175,10 @@ def _service(service: str, told: Told) -> Coroutine[Any, Any, None]:
     from cotenant.rpc import garbage
 
     common: dict[str, Any] = {"address": told.listen, "store_url": told.store_url, "token": told.token}
+    if service != "contention":  # which keeps nothing
+        from cotenant.store.witness_file import path_of
+
+        common["memory"] = path_of(told.state_dir, service)
     common["security"] = security_of(told.guarding, told.state_dir, service, told.token)
 
     def started(port: int) -> None:
@@ -266,7 +270,7 @@ async def _until_signal(work: Coroutine[Any, Any, None]) -> None:
     from cotenant.node_agent.sockets import UnsafeDirectory
     from cotenant.node_agent.state_directory import AnotherAgent, AnotherNode
     from cotenant.rpc.server import CannotListen
-    from cotenant.store.port import StoreInUse, StoreUnavailable
+    from cotenant.store.port import StoreDistrusted, StoreInUse, StoreUnavailable
     from cotenant.store.schema import BadRecord, NewerSchema
 
     task = asyncio.ensure_future(work)
@@ -277,6 +281,8 @@ async def _until_signal(work: Coroutine[Any, Any, None]) -> None:
             await task
     except (plugins.UnknownPolicy, plugins.BadOption, ValueError) as error:
         raise usage(str(error)) from None
+    except StoreDistrusted as error:
+        raise CommandError(f"{error.reason}: {error}", hint=error.remedy) from None
     except StoreUnavailable as error:
         raise CommandError(str(error), code=ExitCode.UNREACHABLE) from None
     except (

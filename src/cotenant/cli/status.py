@@ -93,7 +93,14 @@ async def look(mesh: Mesh) -> Picture:
     processes, nodes, jobs = await asyncio.gather(
         look_at_processes(mesh), _unless_away(_nodes(mesh)), _unless_away(_jobs(mesh))
     )
-    wrong = wrongs(processes.processes, processes.members, nodes[0] or [], datetime.now(UTC), processes.capacity)
+    wrong = wrongs(
+        processes.processes,
+        processes.members,
+        nodes[0] or [],
+        datetime.now(UTC),
+        processes.trusts,
+        processes.capacity,
+    )
     for what, why in (("nodes", nodes[1]), ("jobs", jobs[1])):
         if why:
             wrong.append(Wrong(what, why, "nothing is known of them until that is mended"))

@@ -266,7 +266,7 @@ async def opened(
     from cotenant.replicas.offices import AnotherLeads
     from cotenant.rpc.access import NoAccess
     from cotenant.rpc.server import CannotListen
-    from cotenant.store.port import StoreInUse, StoreUnavailable
+    from cotenant.store.port import StoreDistrusted, StoreInUse, StoreUnavailable
     from cotenant.store.schema import BadRecord, NewerSchema
 
     mesh = EmbeddedMesh(config, agents)
@@ -282,6 +282,8 @@ async def opened(
         except AnotherLeads as error:
             hint = "one mesh uses a store; `cotenant serve` runs several processes of each service on one etcd"
             raise CommandError(str(error), hint=hint) from None
+        except StoreDistrusted as error:
+            raise CommandError(f"{error.reason}: {error}", hint=error.remedy) from None
         except StoreUnavailable as error:
             raise CommandError(str(error), code=ExitCode.UNREACHABLE) from None
         except AgentFailed as error:

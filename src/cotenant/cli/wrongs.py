@@ -30,10 +30,12 @@ def wrongs(
     members: Sequence[View],
     nodes: Sequence[View],
     now: datetime,
+    trusts: Sequence[View] = (),
     capacity: View | None = None,
 ) -> list[Wrong]:
     """Name everything that is wrong, the most pressing first: of views as `--json` prints them."""
     return [
+        *_of_trust(trusts),
         *_of_capacity(capacity),
         *_of_store(members),
         *_of_services(processes),
@@ -54,6 +56,12 @@ def certificate_wrong(where: str, bearer: str, validity: Validity, now: datetime
         f"its certificate {validity.in_words(now)}",
         f"{renewed}, and put it in the place of the old one; nothing is restarted",
     )
+
+
+def _of_trust(trusts: Sequence[View]) -> Iterator[Wrong]:
+    """Name how the store is not the one that was written, once for each text."""
+    for problem, remedy in dict.fromkeys((one["problem"], one["remedy"]) for one in trusts if one["problem"]):
+        yield Wrong("store", f"{problem}; nothing is written, and what runs, runs on", remedy)
 
 
 def _of_capacity(capacity: View | None) -> Iterator[Wrong]:

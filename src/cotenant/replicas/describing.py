@@ -8,13 +8,16 @@ from typing import Any
 
 from cotenant.rpc.server import Server
 from cotenant.store.capacity import capacity_of
+from cotenant.store.guarded import GuardedStore
 from cotenant.store.port import Store, StoreUnavailable
 from cotenant.store.standing import HasMembers
+from cotenant.store.trust import REMEDY, Trust
 from cotenant.store.way_back import WayBack, way_back
 from cotenant.v1 import replica_service_pb2 as pb
 from cotenant.v1 import replica_service_pb2_grpc as pb_grpc
 
 SERVICE = "cotenant.v1.ReplicaService"
+WITNESSES_MAX = 1000  # of each kind in an answer
 
 
 class ReplicaServicer(pb_grpc.ReplicaServiceServicer):
@@ -43,6 +46,8 @@ class ReplicaServicer(pb_grpc.ReplicaServiceServicer):
                 )
         if wire := await self._capacity():
             answer.store_capacity.CopyFrom(wire)
+        if isinstance(self._store, GuardedStore) and (trust := self._store.trust).remembered:
+            answer.store_trust.CopyFrom(trust_to_wire(trust))
         return answer
 
     async def _capacity(self) -> pb.StoreCapacity | None:
@@ -63,6 +68,19 @@ class ReplicaServicer(pb_grpc.ReplicaServiceServicer):
             remedy=helps.remedy,
             commands=helps.commands,
         )
+
+
+def trust_to_wire(trust: Trust) -> pb.StoreTrust:
+    """Return what is known of a store, for the wire."""
+    assert trust.remembered
+    told = pb.StoreTrust(store_id=trust.remembered.id, generation=trust.remembered.generation, revision=trust.revision)
+    if verdict := trust.verdict:
+        told.reason, told.problem, told.remedy = verdict.wrong.value, verdict.text, REMEDY
+    for node, memory in sorted(trust.witnesses.marks.items())[:WITNESSES_MAX]:
+        told.witnesses.add(name=node, store_id=memory.id, generation=memory.generation, revision=memory.revision)
+    for node, store_id in sorted(trust.witnesses.strangers.items())[:WITNESSES_MAX]:
+        told.witnesses.add(name=node, store_id=store_id)
+    return told
 
 
 def serve_description(server: Server, *describe: Callable[[], pb.Replica], store: Store | None = None) -> None:

@@ -30,7 +30,7 @@ from cotenant.rpc import audit, errors
 from cotenant.rpc.ending import end
 from cotenant.rpc.methods import METHODS, Method
 from cotenant.rpc.server import Host, Server
-from cotenant.store.port import NotLeader, Store, StoreUnavailable
+from cotenant.store.port import NotLeader, Store, StoreDistrusted, StoreUnavailable
 from cotenant.v1 import replica_service_pb2
 
 log = structlog.get_logger()
@@ -140,8 +140,9 @@ class Replica:
         if not self._patient:
             try:
                 await self._store.get(self._election.key)
-            except StoreUnavailable as error:
-                raise StoreUnavailable(f"cannot start without the store: {error}") from error
+            except StoreUnavailable as error:  # one that is older than it was can be accepted while this waits
+                if not isinstance(error, StoreDistrusted):
+                    raise StoreUnavailable(f"cannot start without the store: {error}") from error
         self._tasks.append(asyncio.create_task(self._election.follow(), name=f"{self._election.key}-follow"))
         self._tasks.append(asyncio.create_task(self._tell(), name=f"{self._election.key}-health"))
         if self._election.alone:

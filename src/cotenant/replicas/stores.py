@@ -32,6 +32,11 @@ class Through:
     def __init__(self, store: Store) -> None:
         self._store = store
 
+    @property
+    def inner(self) -> Store:
+        """The store to which everything is passed on."""
+        return self._store
+
     async def get(self, key: str) -> Entry | None:
         """Read one key."""
         return await self._store.get(key)

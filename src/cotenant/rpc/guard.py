@@ -26,7 +26,7 @@ from cotenant.rpc.legible import Illegible, reading
 from cotenant.rpc.limits import CallsAtOnce, Limits
 from cotenant.rpc.metering import Meter, begin
 from cotenant.rpc.permissions import ROLES, Rule, Scope
-from cotenant.store.port import NotLeader, StoreFull, StoreUnavailable, Unanswered
+from cotenant.store.port import NotLeader, StoreDistrusted, StoreFull, StoreUnavailable, Unanswered
 
 log = structlog.get_logger()
 
@@ -326,6 +326,10 @@ def problem_of(method: str, error: Exception) -> Problem:
         case StoreFull():
             told = f"the store is full, and nothing was changed: {error}; `cotenant status` names the way back"
             return errors.unavailable(told, reason="STORE_FULL")
+        case StoreDistrusted():
+            return errors.unavailable(
+                f"nothing is written: {error}; an operator must {error.remedy}", reason=error.reason
+            )
         case StoreUnavailable():
             return errors.unavailable(f"the store is away: {error}", reason="STORE_UNAVAILABLE")
         case grpc.RpcError() if error.code() in (

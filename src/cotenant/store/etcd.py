@@ -42,9 +42,11 @@ from cotenant.store.port import (
     Operation,
     Put,
     Relisted,
+    StoreRegressed,
     StoreUnavailable,
 )
 from cotenant.store.standing import Standing
+from cotenant.store.watermark import OPERATIONS_MAX, Watermark
 from cotenant.tlsfiles import Watched
 
 log = structlog.get_logger()
@@ -86,6 +88,7 @@ class EtcdStore:
             on_moved=self._beats.let_go,
         )
         self._timeout_seconds = timeout_seconds
+        self.watermark: Watermark | None = None  # set by whoever checks that the store does not go back in time
 
     async def get(self, key: str) -> Entry | None:
         """Read one key, linearizably."""
@@ -93,23 +96,26 @@ class EtcdStore:
         page = await self._range(rpc.RangeRequest(key=key.encode()))
         return entry_of(page.kvs[0]) if page.kvs else None
 
-    async def list(self, prefix: str) -> Listing:
-        """Read all keys under a prefix, page by page, all at the revision of the first."""
+    async def list(self, prefix: str, *, checked: bool = True) -> Listing:
+        """Read all keys under a prefix, page by page, all at the revision of the first.
+
+        Without `checked` it is read also where the store went back in time.
+        """
         for _ in range(LISTING_ATTEMPTS):
-            if listing := await self._list_once(prefix):
+            if listing := await self._list_once(prefix, checked=checked):
                 return listing
         raise StoreUnavailable(f"etcd compacts faster than {prefix!r} can be read")
 
-    async def _list_once(self, prefix: str) -> Listing | None:
+    async def _list_once(self, prefix: str, *, checked: bool) -> Listing | None:
         key, range_end = range_of(prefix)
         entries: list[Entry] = []
         revision, keys_max = 0, PAGE_KEYS_FIRST
         while True:
             request = rpc.RangeRequest(key=key, range_end=range_end, limit=keys_max, revision=revision)
             try:
-                page = await self._range(request)
+                page = await self._range(request, checked=checked)
             except Refused as refusal:
-                if refusal.is_compacted:
+                if refusal.is_compacted or refusal.is_in_future:
                     return None
                 if not refusal.is_message_too_large or keys_max == 1:
                     raise
@@ -122,9 +128,13 @@ class EtcdStore:
             key = page.kvs[-1].key + b"\0"
             keys_max = next_page(keys_max, page.ByteSize())
 
-    async def _range(self, request: Any) -> Any:
+    async def _range(self, request: Any, *, checked: bool = True) -> Any:
+        mark = self.watermark if checked else None
+        since = mark.revision if mark else 0
         page = await self._members.call(lambda member, seconds: member.kv.Range(request, timeout=seconds), repeat=True)
         self._members.raft_term = page.header.raft_term
+        if mark:
+            mark.check(page.header.revision, since)
         return page
 
     async def transact(self, compares: Sequence[Compare], operations: Sequence[Operation]) -> Committed | Conflict:
@@ -134,6 +144,10 @@ class EtcdStore:
             compare=[compare_of(compare) for compare in compares],
             success=[operation_of(operation) for operation in operations],
         )
+        mark = self.watermark if self.watermark and self.watermark.armed else None
+        since = mark.revision if mark else 0
+        if mark:
+            add_progress(request, mark)
         asked: list[Member] = []
 
         def ask(member: Member, seconds: float) -> Any:
@@ -148,6 +162,8 @@ class EtcdStore:
                 raise LeaseLost("a put names a lease that is gone, so nothing was done") from refusal
             raise
         self._members.raft_term = reply.header.raft_term
+        if mark:
+            check_progress(request, reply, mark, since)
         outcome = Committed if reply.succeeded else Conflict
         return outcome(reply.header.revision)
 
@@ -319,6 +335,39 @@ def compare_of(compare: Compare) -> Any:
         result=rpc.Compare.EQUAL,
         mod_revision=compare.mod_revision,
     )
+
+
+def add_progress(request: Any, mark: Watermark) -> None:
+    """Have a transaction put the progress key, and refused by a store that lacks what was put there before."""
+    key = mark.progress_key.encode()
+    if any(one.HasField("request_put") for one in request.success) and len(request.success) <= OPERATIONS_MAX:
+        request.success.append(rpc.RequestOp(request_put=rpc.PutRequest(key=key)))
+    if mark.progress and len(request.compare) <= OPERATIONS_MAX:
+        request.compare.append(
+            rpc.Compare(key=key, target=rpc.Compare.MOD, result=rpc.Compare.GREATER, mod_revision=mark.progress - 1)
+        )
+    request.failure.append(rpc.RequestOp(request_range=rpc.RangeRequest(key=key)))
+
+
+def check_progress(request: Any, reply: Any, mark: Watermark, since: int) -> None:
+    """Take in what came of a transaction.
+
+    Raises:
+        StoreRegressed: the store lacks what this process has seen there.
+    """
+    key = mark.progress_key.encode()
+    if reply.succeeded:
+        if request.success and request.success[-1].request_put.key == key:
+            mark.written(reply.header.revision)
+    elif mark.armed:
+        required = next((one.mod_revision + 1 for one in request.compare if one.key == key), 0)
+        found = reply.responses[0].response_range.kvs
+        held = found[0].mod_revision if found else 0
+        if held < required:
+            raise StoreRegressed(
+                f"the last write that the store holds is of revision {held}; this process knows of one of {required}"
+            )
+    mark.check(reply.header.revision, since)
 
 
 def operation_of(operation: Operation) -> Any:

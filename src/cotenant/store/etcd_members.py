@@ -40,6 +40,11 @@ class Refused(ValueError):
         return "has been compacted" in str(self)
 
     @property
+    def is_in_future(self) -> bool:
+        """Tell whether the revision asked for has not been reached, as where the store went back in time."""
+        return "future revision" in str(self)
+
+    @property
     def is_lease_unknown(self) -> bool:
         """Tell whether the lease named in the request is gone."""
         return "lease not found" in str(self)

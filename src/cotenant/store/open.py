@@ -10,6 +10,7 @@ from pathlib import Path
 
 from cotenant.store.capacity import NO_LIMITS, StoreLimits
 from cotenant.store.etcd import EtcdStore
+from cotenant.store.guarded import GuardedStore
 from cotenant.store.memory import MemoryStore
 from cotenant.store.port import Store
 from cotenant.store.spec_parts import SpecStore
@@ -26,12 +27,14 @@ TLS_CA, TLS_CERT, TLS_KEY = "COTENANT_ETCD_CA", "COTENANT_ETCD_CERT", "COTENANT_
 ENDPOINT = re.compile(r"(\[[0-9a-fA-F:.]+\]|[^\s/:@\[\]]+):(\d{1,5})")
 
 
-async def open_store(url: str, limits: StoreLimits = NO_LIMITS) -> Store:
+async def open_store(url: str, memory: Path | None = None, limits: StoreLimits = NO_LIMITS) -> Store:
     """Open the store that a URL names, as `open_raw` does; its revisions go on from those of the store before it.
 
-    Large parts of specs are kept apart in it, and records are read whole.
+    Large parts of specs are kept apart in it, and records are read whole. It is used only as long as it is no older than
+    what was seen of it, and no other one; `memory` is the file in which that is remembered over restarts.
     """
-    return SpecStore(await open_raw(url, limits))
+    store = SpecStore(await open_raw(url, limits))
+    return store if url == "memory:" else GuardedStore(store, memory)
 
 
 async def open_raw(url: str, limits: StoreLimits = NO_LIMITS) -> Store:

@@ -125,6 +125,25 @@ class NotLeader(StoreUnavailable):
     """
 
 
+class StoreDistrusted(StoreUnavailable):
+    """The store is not the one that was written: nothing is written there before an operator has decided."""
+
+    reason = "STORE_DISTRUSTED"
+    remedy = "put the right data back, or run `cotenant store accept-regression`, which lists what is lost and asks"
+
+
+class StoreRegressed(StoreDistrusted):
+    """The store went back in time: it lacks what was acknowledged."""
+
+    reason = "STORE_REGRESSED"
+
+
+class StoreReplaced(StoreDistrusted):
+    """Another store answers in place of the one that was written."""
+
+    reason = "STORE_REPLACED"
+
+
 class LeaseLost(Exception):
     """The lease has run out or was revoked; its keys are gone."""
 

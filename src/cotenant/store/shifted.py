@@ -62,6 +62,15 @@ class ShiftedStore:
         self._closed = False
         self._reading = asyncio.Lock()
 
+    @property
+    def base(self) -> int | None:
+        """What is added to revisions; None before that was read."""
+        return self._base
+
+    def reload(self) -> None:
+        """Read anew, at the next call, by how much revisions are shifted: the store was filled or accepted."""
+        self._base = None
+
     async def _shift(self) -> int:
         """By how much revisions are shifted.
 
@@ -178,7 +187,9 @@ class ShiftedStore:
 
 def is_of_one_process(store: Store) -> bool:
     """Tell whether nobody but this process can have the store open."""
-    return isinstance(store.inner if isinstance(store, ShiftedStore) else store, LocalStore)
+    while not isinstance(store, LocalStore) and (inner := getattr(store, "inner", None)):
+        store = inner
+    return isinstance(store, LocalStore)
 
 
 def _back(revision: int, shift: int) -> int:

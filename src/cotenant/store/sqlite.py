@@ -25,6 +25,7 @@ from cotenant.store.keyspace import Draft, HistoryLimit
 from cotenant.store.local import LocalStore, Result
 from cotenant.store.memory import DEFAULT_LIMIT
 from cotenant.store.port import StoreUnavailable
+from cotenant.store.sidecar import SYNC_SECONDS
 
 GROUP_MAX = 1_000  # transactions in one commit: about 10 ms of drafting
 
@@ -80,6 +81,17 @@ class SqliteStore(LocalStore):
         self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="cotenant-store")
         self._asked: deque[Asked] = deque()
         self._committing: asyncio.Task[None] | None = None
+        self._syncing: asyncio.TimerHandle | None = None
+
+    @property
+    def regression(self) -> str:
+        """How the file is older than what was committed, or another one; "" where it is whole."""
+        return self._journal.regression
+
+    async def accept(self) -> None:
+        """Take the file as it is for whole."""
+        revision = self._keyspace.revision
+        await asyncio.get_running_loop().run_in_executor(self._writer, self._journal.accept, revision)
 
     async def _submit(self, step: Callable[[Draft], Result]) -> Result:
         loop = asyncio.get_running_loop()
@@ -99,12 +111,22 @@ class SqliteStore(LocalStore):
                     if not draft.is_empty:
                         await loop.run_in_executor(self._writer, self._journal.write, draft)
                         self._keep(draft)
+                        self._sync_soon()
                 except Exception as error:  # whatever it is, those who asked have to know; nothing was kept
                     answers = [Answer(answer.done, refusal=error) for answer in answers]
                 for answer in answers:
                     answer.tell()
         finally:
             self._committing = None
+
+    def _sync_soon(self) -> None:
+        """Have the sidecar reach the disk, without any commit waiting for it."""
+        if self._syncing is None and self._journal.sidecar.dirty:
+            self._syncing = asyncio.get_running_loop().call_later(SYNC_SECONDS, self._sync)
+
+    def _sync(self) -> None:
+        self._syncing = None
+        asyncio.get_running_loop().run_in_executor(None, self._journal.sidecar.sync)
 
     def _draft_group(self) -> tuple[Draft, list[Answer]]:
         draft = Draft(self._keyspace)
@@ -147,6 +169,8 @@ class SqliteStore(LocalStore):
         await super().close()
         if self._committing:
             await asyncio.wait([self._committing])
+        if self._syncing:
+            self._syncing.cancel()
         await asyncio.get_running_loop().run_in_executor(self._writer, self._journal.close)
         self._writer.shutdown()
 
