@@ -64,7 +64,9 @@ class AgentConfig:
     that the node has, in bytes per second; 0: the most that was seen. `kept_max` and `kept_seconds_max` bound for how
     many acknowledged attempts, and for how long, output stays readable. `pids_max` is how many processes and threads
     each task of a job that names none may have; 0 means no limit but that of the whole attempt, half of the node's.
-    `users` says as whom submitters' jobs run where the agent is root, if not as the user of the same name.
+    `users` says as whom submitters' jobs run where the agent is root, if not as the user of the same name. An agent that
+    is not root runs jobs of several submitters only with `shared_identity`. `hidden` are files and directories that jobs
+    are not to see, where that can be had, beside the state directory.
     """
 
     node_id: str
@@ -88,6 +90,8 @@ class AgentConfig:
     pids_max: int = 32_768
     runtime: str = "process"
     users: Mapping[str, str] = field(default_factory=dict)
+    shared_identity: bool = False
+    hidden: tuple[Path, ...] = ()
 
 
 class Agent:
@@ -209,6 +213,8 @@ class Agent:
             pids_max=self._config.pids_max,
             gpu_minors=self._health.gpu_minors,
             users=self._config.users,
+            shared_identity=self._config.shared_identity,
+            hidden=self._config.hidden,
         )
 
     def _watch(self, inventory: resources_pb2.Inventory) -> Health:

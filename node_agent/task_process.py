@@ -14,9 +14,14 @@ if TYPE_CHECKING:
     import signal
 
     from cotenant.node_agent.cgroups import Group
+    from cotenant.node_agent.isolation import Namespaces
     from cotenant.node_agent.output_file import OutputFile
 else:
     import _signal as signal  # the module around it makes enumerations: see supervision.py
+if TYPE_CHECKING or __package__:
+    from cotenant.node_agent.isolation import namespaces_of
+else:
+    from isolation import namespaces_of
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
@@ -47,6 +52,8 @@ class TaskProcess:
         self.output_reader = -1
         self.exec_error = ""
         self.status: int | None = None  # as waitpid gives it
+        self.isolation = spec.get("isolation")
+        self.namespaces: Namespaces | None = None  # that it enters; None: it sees what the supervisor sees
 
     @property
     def running(self) -> bool:
@@ -60,6 +67,7 @@ class TaskProcess:
 
     def start(self) -> None:
         """Fork; the child becomes the program or writes into the exec pipe why it cannot."""
+        self.namespaces = namespaces_of(self.isolation)
         self.exec_reader, exec_writer = os.pipe()
         self.output_reader, output_writer = os.pipe()
         os.set_blocking(self.output_reader, False)
@@ -84,6 +92,9 @@ class TaskProcess:
             doing = "cpus"
             if self.cpus:
                 os.sched_setaffinity(0, self.cpus)
+            if self.namespaces is not None:
+                doing = "namespaces"
+                self.namespaces.enter()
             if self.user is None or self.directory_is_ours:  # which may lie where only the agent may go
                 doing = "directory"
                 os.chdir(self.directory)
@@ -245,7 +256,7 @@ def become(user: dict[str, object]) -> None:
 def die_with_parent(parent: int) -> None:
     """Ask the kernel to kill this process when its supervisor dies; without cgroups nothing else would."""
     LIBC.prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
-    if os.getppid() != parent:
+    if os.getppid() not in (parent, 0):  # 0: in a process namespace, whose init process is killed with the supervisor
         os._exit(127)
 
 
