@@ -66,7 +66,8 @@ class AgentConfig:
     each task of a job that names none may have; 0 means no limit but that of the whole attempt, half of the node's.
     `users` says as whom submitters' jobs run where the agent is root, if not as the user of the same name. An agent that
     is not root runs jobs of several submitters only with `shared_identity`. `hidden` are files and directories that jobs
-    are not to see, where that can be had, beside the state directory.
+    are not to see, where that can be had, beside the state directory. Without `share_machine` the agent does not start
+    where another one of the same user offers some of its CPUs or GPUs, and placement holds one of two such nodes.
     """
 
     node_id: str
@@ -92,6 +93,7 @@ class AgentConfig:
     users: Mapping[str, str] = field(default_factory=dict)
     shared_identity: bool = False
     hidden: tuple[Path, ...] = ()
+    share_machine: bool = True
 
 
 class Agent:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -17,6 +15,7 @@ from tests.node_agent.conditions import alive, until
 from tests.node_agent.conftest import end_jobs
 from tests.node_agent.jobs import PYTHON, assignment, shell, stop_order, task
 from tests.node_agent.placement import Placement
+from tests.unprivileged import AS_USER, USER, WITHOUT_NAMESPACES, need_another_user
 
 from cotenant.node_agent import identity
 from cotenant.node_agent.attempt_directory import AttemptDirectory
@@ -24,19 +23,6 @@ from cotenant.node_agent.records import AttemptKey
 from cotenant.v1 import job_pb2
 
 pytestmark = pytest.mark.root
-USER = 64123  # has no entry anywhere
-FRESH_MOUNTS = ("unshare", "--mount", "--propagation=private", "sh", "-c")
-# An interpreter in root's home, as pyenv installs it, is shown to everybody: to what follows, and to nothing else.
-OPEN_PYTHON = (
-    f"p={sys.base_prefix}; h=$p; while [ $h != / ] && [ -n \"$(find $h -maxdepth 0 -perm -o=x)\" ]; do h=$(dirname $h); "
-    "done; if [ $h != / ]; then mount --rbind $p /mnt && mount -t tmpfs -o mode=755 none $h && mkdir -p $p && "
-    "mount --rbind /mnt $p || exit 9; fi; "
-)
-BECOME = f"exec setpriv --reuid={USER} --regid={USER} --clear-groups --inh-caps=-all \"$@\""
-AS_USER = (*FRESH_MOUNTS, OPEN_PYTHON + BECOME, "sh")
-# A process whose root is not that of its mount namespace may not make user namespaces.
-WITHOUT_NAMESPACES = (*FRESH_MOUNTS, OPEN_PYTHON + "mount --rbind / /opt && cd /opt && " + BECOME.replace(
-    "exec ", "exec chroot /opt "), "sh")  # fmt: skip
 FINE, BROKEN = job_pb2.ATTEMPT_STATE_SUCCEEDED, job_pb2.ATTEMPT_STATE_FAILED
 
 
@@ -73,10 +59,7 @@ class Unprivileged:
 
 @pytest.fixture
 def home() -> Iterator[Path]:
-    if os.geteuid() != 0:
-        pytest.skip("only root can start an agent as another user")
-    if subprocess.run([*AS_USER, sys.executable, "-c", "import cotenant"], check=False).returncode:
-        pytest.skip(f"{sys.executable} is not for everybody on this machine")
+    need_another_user()
     path = Path(tempfile.mkdtemp(prefix="cotenant-test-"))
     path.chmod(0o755)
     yield path

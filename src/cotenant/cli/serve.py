@@ -29,6 +29,7 @@ from cotenant.cli.settings import (
     retrying_of,
     rules_of,
 )
+from cotenant.cli.shared_identity import secret_paths
 from cotenant.cli.up import BACKFILL, state_dir_of
 from cotenant.core.options import did_you_mean
 
@@ -77,6 +78,17 @@ def serve(
         typer.Option(metavar="HOST:PORT", help="The predictor that takes observations; this one reads what it keeps."),
     ] = None,
     insecure: Annotated[bool, typer.Option("--insecure", help="Serve other machines without TLS.")] = False,
+    shared_identity: Annotated[
+        bool, typer.Option("--shared-identity", help="An agent that is not root runs other people's jobs as its user.")
+    ] = False,
+    share_machine: Annotated[
+        bool,
+        typer.Option(
+            "--share-machine",
+            envvar="COTENANT_SHARE_MACHINE",
+            help="The agent offers CPUs and GPUs that another agent on this machine offers too.",
+        ),
+    ] = False,
     option: Annotated[
         list[str] | None, typer.Option(metavar="GROUP.KEY=VALUE", help="An option of a policy; repeatable.")
     ] = None,
@@ -104,6 +116,11 @@ def serve(
         raise usage(f"there is no service {service!r}{did_you_mean(service, SERVICES)}; {', '.join(SERVICES)} are")
     arm_fail_points()
     settings = read_settings(config)
+    settings = replace(
+        settings,
+        shared_identity=settings.shared_identity or shared_identity,
+        share_machine=settings.share_machine or share_machine,
+    )
     if follow is not None:
         settings = replace(settings, follow=follow)
     if settings.follow and service == "predictor" and not (store or settings.store).startswith(("etcd:", "etcds:")):
@@ -313,6 +330,9 @@ async def _agent(told: Told, node: str, gpus: str, cpus: tuple[int, ...] | None,
                 memory_bandwidth_peak=settings.memory_bandwidth_peak,
                 pids_max=settings.pids_max,
                 users=told.guarding.users,
+                shared_identity=settings.shared_identity,
+                hidden=secret_paths(settings, told.guarding, told.state_dir),
+                share_machine=settings.share_machine,
             ),
             tell_ready,
         )

@@ -29,6 +29,7 @@ from cotenant.cli.settings import (
     rules_of,
     split_cpus,
 )
+from cotenant.cli.shared_identity import guarded, secret_paths
 
 if TYPE_CHECKING:  # grpc and the services load only when the mesh is started
     from cotenant.cli.embedded import EmbeddedMesh, MeshConfig
@@ -70,6 +71,18 @@ def up(
         bool | None, typer.Option("--reclaim/--no-reclaim", help="Whether tenants take lent room back.")
     ] = None,
     insecure: Annotated[bool, typer.Option("--insecure", help="Serve other machines without TLS.")] = False,
+    shared_identity: Annotated[
+        bool | None,
+        typer.Option("--shared-identity", help="Not as root: let other people submit, though their jobs run as you."),
+    ] = None,
+    share_machine: Annotated[
+        bool | None,
+        typer.Option(
+            "--share-machine",
+            envvar="COTENANT_SHARE_MACHINE",
+            help="Offer CPUs and GPUs that another agent on this machine offers too.",
+        ),
+    ] = None,
     option: Annotated[
         list[str] | None, typer.Option(metavar="GROUP.KEY=VALUE", help="An option of a policy; repeatable.")
     ] = None,
@@ -103,6 +116,8 @@ def up(
         "reclaim": reclaim,
         "reserve_after_seconds": reserve_after_seconds,
         "reservations": reservations,
+        "shared_identity": shared_identity,
+        "share_machine": share_machine,
     }
     settings = read_settings(config)
     settings = Settings(
@@ -111,6 +126,7 @@ def up(
     )
     guarding = guarding_of(settings.sections, Flags.of(context), insecure=insecure)
     check_listen(settings.listen, guarding)
+    guarding = guarded(guarding, settings, state_dir_of(context))
     mesh = mesh_config(settings, state_dir_of(context), read_options(option or ()), guarding)
     asyncio.run(run(mesh))
 
@@ -151,6 +167,9 @@ def mesh_config(
             memory_bandwidth_peak=settings.memory_bandwidth_peak,
             pids_max=settings.pids_max,
             users=guarding.users if guarding else {},
+            shared_identity=settings.shared_identity,
+            hidden=secret_paths(settings, guarding, state_dir),
+            share_machine=settings.share_machine,
         )
         for number, cpus in enumerate(parts, 1)
     ]
