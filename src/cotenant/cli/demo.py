@@ -91,7 +91,7 @@ async def _demo(seconds: float, report: Path | None) -> None:
     telemetry.setup("cli")
     begun = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="cotenant-demo-") as directory:
-        config = mesh_config(Settings(gpus=f"fake:{GPUS}"), Path(directory), {})
+        config = mesh_config(Settings(gpus=f"fake:{GPUS}", share_machine=True), Path(directory), {})
         async with opened(config) as mesh:
             (node,) = await mesh.nodes_ready()
             cores = len(node.inventory.cores)

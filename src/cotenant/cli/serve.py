@@ -30,6 +30,7 @@ from cotenant.cli.settings import (
     rules_of,
 )
 from cotenant.cli.shared_identity import secret_paths
+from cotenant.cli.units import parse_bytes
 from cotenant.cli.up import BACKFILL, state_dir_of
 from cotenant.core.options import did_you_mean
 
@@ -72,6 +73,7 @@ def serve(
     node: Annotated[str, typer.Option(metavar="ID", help="The agent's node; this machine's name.")] = "",
     gpus: Annotated[str | None, typer.Option(metavar="auto|fake:N", help="The agent's GPUs.")] = None,
     cpus: Annotated[str, typer.Option(metavar="0-3,8", help="The CPUs that the agent may give to jobs; all.")] = "",
+    memory: Annotated[str, typer.Option(metavar="SIZE", help="The memory that the agent may give to jobs; all.")] = "",
     address: Annotated[str, typer.Option(metavar="HOST", help="Where others reach this machine; its name.")] = "",
     follow: Annotated[
         str | None,
@@ -141,7 +143,8 @@ def serve(
         endpoints=endpoints or ",".join(f"{name}=127.0.0.1:{port}" for name, port in PORTS.items()),
     )
     if service == "agent":
-        work = _agent(told, node or node_name(), gpus or settings.gpus, _cpus(cpus), address)
+        part = _cpus(cpus), _memory(memory)
+        work = _agent(told, node or node_name(), gpus or settings.gpus, part, address)
     else:
         work = _service(service, told)
     asyncio.run(_until_signal(work))
@@ -182,6 +185,18 @@ def _cpus(text: str) -> tuple[int, ...] | None:
         return tuple(cpu for first, _, last in ranges for cpu in range(int(first), int(last or first) + 1))
     except ValueError:
         raise usage(f"{text!r} is no list of CPUs; write it like 0-3,8") from None
+
+
+def _memory(text: str) -> int | None:
+    """Read an amount of memory; None for "".
+
+    >>> _memory("2GiB")
+    2147483648
+    """
+    try:
+        return parse_bytes(text) if text else None
+    except ValueError as error:
+        raise usage(f"--memory cannot be taken: {error}") from None
 
 
 def _service(service: str, told: Told) -> Coroutine[Any, Any, None]:
@@ -304,7 +319,9 @@ async def _until_signal(work: Coroutine[Any, Any, None]) -> None:
         raise CommandError(str(error)) from None
 
 
-async def _agent(told: Told, node: str, gpus: str, cpus: tuple[int, ...] | None, address: str) -> None:
+async def _agent(
+    told: Told, node: str, gpus: str, part: tuple[tuple[int, ...] | None, int | None], address: str
+) -> None:
     from cotenant import telemetry
     from cotenant.node_agent.__main__ import serve as serve_agent
     from cotenant.node_agent.agent import AgentConfig
@@ -321,7 +338,8 @@ async def _agent(told: Told, node: str, gpus: str, cpus: tuple[int, ...] | None,
                 contention_endpoint=endpoints.contention,
                 token=told.token,
                 gpus=gpus,
-                cpus=cpus,
+                cpus=part[0],
+                memory_bytes=part[1],
                 rack=settings.rack,
                 address=address or node,
                 shareable_gpus=settings.shareable_gpus,

@@ -157,8 +157,9 @@ def mesh_config(
             node_id=name if len(parts) == 1 else f"{name}-{number}",
             placement_endpoint="",  # filled in once the mesh has its port
             state_dir=state_dir / "nodes" / (name if len(parts) == 1 else f"{name}-{number}"),
-            gpus=settings.gpus,
+            gpus=settings.gpus if number == 1 or settings.gpus != "auto" else "fake:0",  # a GPU is one node's
             cpus=cpus,
+            machine_parts=len(parts),
             rack=settings.rack,
             address="127.0.0.1",
             shareable_gpus=settings.shareable_gpus,
