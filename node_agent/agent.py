@@ -26,7 +26,8 @@ from cotenant.node_agent.fence import Fence
 from cotenant.node_agent.gpus import AUTO
 from cotenant.node_agent.health import Health
 from cotenant.node_agent.hot_plug import HotPlug
-from cotenant.node_agent.lease import LEASE, Lease
+from cotenant.node_agent.lease import LEASE, Lease, boot_id
+from cotenant.node_agent.machine_claims import take_machine
 from cotenant.node_agent.nvml_link import NvmlLink
 from cotenant.node_agent.orders import Orders
 from cotenant.node_agent.output_upload import OutputUploads
@@ -73,16 +74,20 @@ class Agent:
         """Serve until `stop` is set; what runs then, runs on.
 
         Raises:
-            AnotherAgent: the state directory is in use.
+            AnotherAgent: the state directory is in use, or parts of the machine are.
             AnotherNode: it is another node's.
         """
         state_dir = self._config.state_dir
-        lock = open_state_directory(state_dir, self._config.node_id)
+        locks = [open_state_directory(state_dir, self._config.node_id)]
         log.info("agent_starting", node=self._config.node_id, incarnation=self._incarnation)
         try:
-            await self._serve(await asyncio.to_thread(probe, self._wishes(), sysfs=SYSFS), stop)
+            inventory = await asyncio.to_thread(probe, self._wishes(), sysfs=SYSFS)
+            if not self._config.share_machine:
+                locks += await asyncio.to_thread(take_machine, self._config.node_id, state_dir, inventory)
+            await self._serve(inventory, stop)
         finally:
-            os.close(lock)
+            for lock in locks:
+                os.close(lock)
         log.info("agent_stopped", node=self._config.node_id)
 
     def _wishes(self) -> ProbeWishes:
@@ -96,6 +101,8 @@ class Agent:
             address=config.address or config.node_id,
             shareable_gpus=config.shareable_gpus,
             split_siblings=config.split_siblings,
+            machine="" if config.share_machine else boot_id(),
+            machine_parts=config.machine_parts,
         )
 
     async def _serve(self, inventory: resources_pb2.Inventory, stop: asyncio.Event) -> None:
@@ -181,6 +188,8 @@ class Agent:
             pids_max=self._config.pids_max,
             gpu_minors=self._health.gpu_minors,
             users=self._config.users,
+            shared_identity=self._config.shared_identity,
+            hidden=self._config.hidden,
         )
 
     def _watch(self, inventory: resources_pb2.Inventory) -> Health:
@@ -224,6 +233,7 @@ class Agent:
             holding=self._throttling.holding,
             interval_seconds=max(SAMPLE_SECONDS_MIN, config.sample_interval_seconds),
             rng=self._rng,
+            incarnation=self._incarnation,
         )
 
     # What is said to placement, and heard.

@@ -24,7 +24,11 @@ class AgentConfig:
     each task of a job that names none may have; 0 means no limit but that of the whole attempt, half of the node's.
     `work_bytes_max` is what an attempt's own directory may take, 0: as much as there is; `disk_reserve_bytes` of its file
     system are kept free of jobs' files.
-    `users` says as whom submitters' jobs run where the agent is root, if not as the user of the same name.
+    `users` says as whom submitters' jobs run where the agent is root, if not as the user of the same name. An agent that
+    is not root runs jobs of several submitters only with `shared_identity`. `hidden` are files and directories that jobs
+    are not to see, where that can be had, beside the state directory. Without `share_machine` the agent does not start
+    where another one of the same user offers some of its CPUs, and placement holds one of two such nodes.
+    `machine_parts` is how many agents the machine is divided among: each offers as much of its memory.
     """
 
     node_id: str
@@ -50,20 +54,25 @@ class AgentConfig:
     disk_reserve_bytes: int = 128 * MEBIBYTE
     runtime: str = "process"
     users: Mapping[str, str] = field(default_factory=dict)
+    shared_identity: bool = False
+    hidden: tuple[Path, ...] = ()
+    share_machine: bool = True
+    machine_parts: int = 1
 
     def to_json(self) -> str:
         """Write it as one line.
 
-        >>> config = AgentConfig("a", Path("/var/a"), "127.0.0.1:1", cpus=(0, 1))
+        >>> config = AgentConfig("a", Path("/var/a"), "127.0.0.1:1", cpus=(0, 1), hidden=(Path("/b"),))
         >>> AgentConfig.from_json(config.to_json()) == config
         True
         """
-        return json.dumps(asdict(self) | {"state_dir": str(self.state_dir)})
+        return json.dumps(asdict(self), default=str)
 
     @classmethod
     def from_json(cls, text: str) -> AgentConfig:
         """Read what `to_json` wrote."""
         values = json.loads(text)
         values["state_dir"] = Path(values["state_dir"])
+        values["hidden"] = tuple(map(Path, values["hidden"]))
         values["cpus"] = None if values["cpus"] is None else tuple(values["cpus"])
         return cls(**values)

@@ -19,11 +19,14 @@ from cotenant.node_agent.attempt_directory import SUPERVISOR_LOG, AttemptDirecto
 from cotenant.node_agent.cgroups import Group, GroupError, read_text
 from cotenant.node_agent.checks import command_of, warning_signal_of
 from cotenant.node_agent.core_changes import task_group
-from cotenant.node_agent.environment import task_environment
+from cotenant.node_agent.environment import clean_environment, environment_of_user, task_environment
 from cotenant.node_agent.gpu_devices import GpuDevices, denied_to, deny_devices
 from cotenant.node_agent.holding import attempt_weight, weight_of
 from cotenant.node_agent.launch_faults import cause_of
-from cotenant.node_agent.lease import boot_seconds, read_lease
+from cotenant.node_agent.lease import LEASE, boot_seconds, read_lease
+from cotenant.node_agent.node_place import Place
+from cotenant.node_agent.runtime import RuntimeContext
+from cotenant.node_agent.sockets import stand_apart
 from cotenant.node_agent.users import NoUser, User, Users
 from cotenant.v1 import node_service_pb2, resources_pb2
 
@@ -54,7 +57,8 @@ class Surroundings:
     """What all attempts of a node share. `pids_max` is for each task of a job that names none; 0 means no limit.
 
     `gpu_devices` are the device files of each GPU, where the kernel can keep tasks from those that they do not hold.
-    `home` is the group into which supervisors step, None where they stay in the agent's.
+    `home` is the group into which supervisors step, None where they stay in the agent's. `hidden` is what jobs do not
+    see, from within namespaces of their own; they have none where it is empty.
     """
 
     node_group: Group | None
@@ -67,6 +71,23 @@ class Surroundings:
     gpu_devices: GpuDevices = field(default_factory=dict)
     home: Group | None = None
     users: Users = field(default_factory=Users)
+    hidden: tuple[str, ...] = ()
+
+
+def surroundings_of(context: RuntimeContext, place: Place, notify_path: str, hidden: tuple[str, ...]) -> Surroundings:
+    """What a node's attempts share, but for the device files of GPUs, which are found later."""
+    return Surroundings(
+        node_group=place.node_group,
+        all_cpus=tuple(sorted(cpu for core in context.inventory.cores for cpu in core.cpus)),
+        notify_path=notify_path,
+        lease_path=str(context.state_dir / LEASE),
+        output_bytes_max=context.output_bytes_max,
+        base_environment=clean_environment(os.environ),
+        pids_max=context.pids_max,
+        home=place.home,
+        users=Users(context.users, shared=context.shared_identity),
+        hidden=hidden,
+    )
 
 
 def grace_seconds_of(assignment: node_service_pb2.Assignment) -> float:
@@ -192,7 +213,8 @@ def supervisor_spec(
 ) -> dict[str, object]:
     """What the supervisor needs to know, in plain types."""
     working_directory = assignment.spec.working_directory or str(directory.path / "work")
-    base = {**surroundings.base_environment, **(user.environment() if user else {})}
+    base = {**surroundings.base_environment, **environment_of_user(user)}
+    isolation = isolation_of(surroundings, directory, progress_path)
     return {
         "job_id": assignment.job_id,
         "number": assignment.number,
@@ -215,9 +237,24 @@ def supervisor_spec(
                 "user": user.to_plain() if user else None,
                 "cpus": affinity_at_start(surroundings, task, group),
                 "memory_limit_bytes": task.memory_bytes,
+                "isolation": isolation,
             }
             for task in assignment.allocation.tasks
         ],
+    }
+
+
+def isolation_of(
+    surroundings: Surroundings, directory: AttemptDirectory, progress_path: str
+) -> dict[str, object] | None:
+    """What a job's namespaces hide, and what is shown there all the same; None where it has none."""
+    if not surroundings.hidden:
+        return None
+    work = str((directory.path / "work").resolve())
+    sockets = stand_apart(progress_path)
+    return {
+        "hidden": list(surroundings.hidden),
+        "shown": [(work, work), (str(sockets), str(Path(progress_path).parent.resolve()))],
     }
 
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import shutil
 import tempfile
 from pathlib import Path
 
 from cotenant.node_agent.records import AttemptKey
 
+APART = ".only"  # behind the name of an attempt's socket: a directory that holds nothing else
 SOCKET_PATH_BYTES_MAX = 107
 NOTIFY = "notify"
 DIGEST_CHARACTERS = 24
@@ -54,3 +56,28 @@ def remove_socket_directory(state_dir: Path) -> None:
 def progress_socket(directory: Path, key: AttemptKey) -> Path:
     """Where an attempt tells its progress: as short for a long job id as for a short one."""
     return directory / hashlib.sha256(str(key).encode()).hexdigest()[:DIGEST_CHARACTERS]
+
+
+def stand_apart(path: str) -> Path:
+    """Make and return a directory that holds nothing but an attempt's socket, under the same name.
+
+    A job in a mount namespace of its own finds it in the place of the directory that holds those of all attempts.
+    """
+    directory = Path(path + APART)
+    directory.mkdir(mode=0o700, exist_ok=True)
+    link_apart(Path(path))
+    return directory
+
+
+def link_apart(path: Path) -> None:
+    """Put a socket that was made again where its attempt looks for it, if that is in a directory of its own."""
+    link = Path(str(path) + APART) / path.name
+    if link.parent.is_dir():
+        link.unlink(missing_ok=True)
+        with contextlib.suppress(FileNotFoundError):
+            link.hardlink_to(path)
+
+
+def stand_together(path: Path) -> None:
+    """Remove an attempt's directory of its own."""
+    shutil.rmtree(str(path) + APART, ignore_errors=True)

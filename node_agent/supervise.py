@@ -28,7 +28,6 @@ from cotenant.core.throttle import Throttle
 from cotenant.node_agent import (
     attempt_directory,
     checks,
-    environment,
     gpu_devices,
     launching,
     node_place,
@@ -39,17 +38,16 @@ from cotenant.node_agent.attempt_cores import AttemptCores
 from cotenant.node_agent.attempt_directory import AttemptDirectory
 from cotenant.node_agent.attempt_throttle import AttemptThrottle
 from cotenant.node_agent.core_changes import CoresRefused
+from cotenant.node_agent.identity import find_identity
 from cotenant.node_agent.kernel_files import online_cpus
 from cotenant.node_agent.launch_faults import NOT_LAUNCHED
-from cotenant.node_agent.lease import LEASE
 from cotenant.node_agent.process_table import open_process
 from cotenant.node_agent.records import AttemptKey, Status, parse_status
 from cotenant.node_agent.resctrl import Resctrl
 from cotenant.node_agent.runtime import Found, Held, RuntimeContext, Usage
-from cotenant.node_agent.sockets import NOTIFY, progress_socket, socket_directory
+from cotenant.node_agent.sockets import NOTIFY, progress_socket, socket_directory, stand_together
 from cotenant.node_agent.supervised import Supervised, first_status, open_pidfd
 from cotenant.node_agent.systemd_scope import reach_systemd
-from cotenant.node_agent.users import Users
 from cotenant.rpc.background import Background
 from cotenant.v1 import node_service_pb2
 
@@ -82,19 +80,10 @@ class ProcessRuntime:
         self._sockets = socket_directory(context.state_dir)
         self._resctrl = Resctrl.open()
         place = await asyncio.to_thread(node_place.open_place, context.node_id, reach_systemd())
-        node_group, self._not_enforced = place.node_group, [*place.not_enforced]
-        self._surroundings = launching.Surroundings(
-            node_group=node_group,
-            all_cpus=tuple(sorted(cpu for core in context.inventory.cores for cpu in core.cpus)),
-            notify_path=str(self._sockets / NOTIFY),
-            lease_path=str(context.state_dir / LEASE),
-            output_bytes_max=context.output_bytes_max,
-            base_environment=environment.inherited(os.environ),
-            pids_max=context.pids_max,
-            home=place.home,
-            users=Users(context.users),
-        )
-        self._not_enforced += await self._look_at_gpus()
+        identity = await asyncio.to_thread(find_identity, context.users, [context.state_dir, *context.hidden])
+        self._surroundings = launching.surroundings_of(context, place, str(self._sockets / NOTIFY), identity.hidden)
+        context.inventory.shared_user = identity.user
+        self._not_enforced = [*place.not_enforced, *identity.not_enforced, *await self._look_at_gpus()]
         self._listen()
         found = [await self._find(directory) for directory in attempt_directory.find_directories(self._attempts_root)]
         return [each for each in found if each] + self._take_in_strays()
@@ -372,6 +361,7 @@ class ProcessRuntime:
         attempt = self._attempts.pop(key, None)
         if attempt is None or attempt.directory is None:
             return
+        stand_together(progress_socket(self._sockets, key))
         if attempt.pidfd >= 0:
             with contextlib.suppress(ProcessLookupError):  # it may be trying to record the end on a full disk
                 signal.pidfd_send_signal(attempt.pidfd, signal.SIGTERM)

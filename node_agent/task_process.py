@@ -14,12 +14,15 @@ if TYPE_CHECKING:
     import signal
 
     from cotenant.node_agent.cgroups import Group
+    from cotenant.node_agent.isolation import Namespaces
     from cotenant.node_agent.output_file import OutputFile
 else:
     import _signal as signal  # the module around it makes enumerations: see supervision.py
 if TYPE_CHECKING or __package__:
+    from cotenant.node_agent.isolation import namespaces_of
     from cotenant.node_agent.launch_faults import cause_of, cause_of_execution
 else:
+    from isolation import namespaces_of
     from launch_faults import cause_of, cause_of_execution
 
 PR_SET_PDEATHSIG = 1
@@ -52,6 +55,8 @@ class TaskProcess:
         self.exec_error = ""
         self.launch_cause = ""  # of an exec_error for which the job is not to blame
         self.status: int | None = None  # as waitpid gives it
+        self.isolation = spec.get("isolation")
+        self.namespaces: Namespaces | None = None  # that it enters; None: it sees what the supervisor sees
 
     @property
     def running(self) -> bool:
@@ -65,6 +70,7 @@ class TaskProcess:
 
     def start(self) -> None:
         """Fork; the child becomes the program or writes into the exec pipe why it cannot."""
+        self.namespaces = namespaces_of(self.isolation)
         self.exec_reader, exec_writer = os.pipe()
         os.set_blocking(self.exec_reader, False)
         try:
@@ -93,6 +99,9 @@ class TaskProcess:
             doing = "cpus"
             if self.cpus:
                 os.sched_setaffinity(0, self.cpus)
+            if self.namespaces is not None:
+                doing = "namespaces"
+                self.namespaces.enter()
             if self.user is None or self.directory_is_ours:  # which may lie where only the agent may go
                 doing = "directory"
                 os.chdir(self.directory)
@@ -268,7 +277,7 @@ def become(user: dict[str, object]) -> None:
 def die_with_parent(parent: int) -> None:
     """Ask the kernel to kill this process when its supervisor dies; without cgroups nothing else would."""
     LIBC.prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
-    if os.getppid() != parent:
+    if os.getppid() not in (parent, 0):  # 0: in a process namespace, whose init process is killed with the supervisor
         os._exit(127)
 
 

@@ -50,6 +50,7 @@ class Node:
     lost: bool = False
     strained: bool = False  # what its attempts hold is more than it has
     was_open: bool = False  # when that was last looked at
+    rivalry: str = ""  # why it gets no new work beside another node of its machine
     seen_seconds: float = 0.0
     heard_seconds: float = 0.0
     certificate: Certificate | None = None  # that its agent shows, as it says
@@ -75,7 +76,7 @@ class Node:
     def open(self) -> bool:
         """Whether the node takes new work."""
         kept = self.record.node.state
-        clear = not self.superseded and not self.strained and self.ailment is None
+        clear = not self.superseded and not self.strained and self.ailment is None and not self.rivalry
         return self.connected and clear and kept == NodeState.NODE_STATE_READY
 
     @property
@@ -87,6 +88,8 @@ class Node:
             return NodeState.NODE_STATE_AWAY
         if self.record.node.state == NodeState.NODE_STATE_READY and self.ailment:
             return AILING[self.ailment.action]
+        if self.record.node.state == NodeState.NODE_STATE_READY and self.rivalry:
+            return NodeState.NODE_STATE_CORDONED
         return self.record.node.state
 
     @property
@@ -94,6 +97,8 @@ class Node:
         """Who gives it no new work, and why; the machine never speaks over an operator."""
         if self.record.node.state == NodeState.NODE_STATE_READY and self.ailment:
             return HEALTH, self.ailment.reason
+        if self.record.node.state == NodeState.NODE_STATE_READY and self.rivalry:
+            return HEALTH, self.rivalry
         return self.record.node.state_owner, self.record.node.state_reason
 
 

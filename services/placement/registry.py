@@ -17,6 +17,7 @@ from cotenant.rpc.store_marks import mark_from_wire, mark_to_wire
 from cotenant.services.placement import agents
 from cotenant.services.placement.attempts import Attempts
 from cotenant.services.placement.attention import Attention
+from cotenant.services.placement.claims import Claims
 from cotenant.services.placement.cluster import Cluster
 from cotenant.services.placement.committer import Committer, Fenced, Halted, Write
 from cotenant.services.placement.fitting import Fitting
@@ -68,6 +69,7 @@ class Registry:
         self.term, self._trust = 0, trust
         self._on_gone, self._leads_for_sure = on_gone, leads_for_sure
         self._locks: dict[str, asyncio.Lock] = {}  # by node: its record is changed by one at a time
+        self.claims = Claims(cluster)
         self.forgetting = Forgetting(cluster, committer, attempts, self._lock, self._give_up)
 
     # Streams -------------------------------------------------------------------------------------------------
@@ -101,6 +103,7 @@ class Registry:
         self.sessions.open(session)
         node.connected, node.lost = True, False
         self._hear(node)
+        self.claims.connected(node)
         self.cluster.reopen(node)
         self.attempts.feed.publish_capacity()
         if node.record.node.state == NodeState.NODE_STATE_DRAINING:
@@ -114,7 +117,7 @@ class Registry:
         old, node = self.sessions.get(hello.node_id), self.cluster.nodes.get(hello.node_id)
         speaks = node is not None and self._silent_seconds(node) < 2 * self.heartbeat_seconds
         if old and speaks and old.incarnation != hello.incarnation:
-            raise errors.already_exists("node", hello.node_id)
+            raise self.claims.refuse(hello)
 
     async def _check_store(self, hello: node_pb2.Hello) -> None:
         """Refuse an agent while the store is not what it was, or is not the agent's: it would stop what runs.
@@ -209,6 +212,7 @@ class Registry:
             return  # another stream has taken its place
         if node := self.cluster.nodes.get(session.node_id):
             node.connected = False
+            self.claims.gone(node)
             self.cluster.reopen(node)
             self.attempts.feed.publish_capacity()
             log.warning("node_away", node=session.node_id)
@@ -250,6 +254,7 @@ class Registry:
             session.put(agents.heard(request.beat))
         if request.HasField("inventory"):  # first: what an end gives back may not be well
             node = await self._register(node.id, request.inventory)
+            self.claims.connected(node)
             self.cluster.reopen(node)
             self.attempts.feed.publish_capacity()
             self.fitting.fit(node.id)
@@ -374,6 +379,7 @@ class Registry:
         message.CopyFrom(node.record.node)
         lives = self.cluster.on_node(node.id)
         message.state, (message.state_owner, message.state_reason) = node.state, node.why
+        message.inventory.problems.extend(self.claims.problems(node))
         message.used_gpu_milli, message.used_cores, message.used_memory_bytes = used(node, lives)
         tenants = caller().tenants
         keys = [live.key for live in lives if tenants is None or live.record.spec.tenant in tenants]

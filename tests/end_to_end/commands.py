@@ -38,7 +38,8 @@ class Outcome:
 def environment_of(home: Path, **more: str) -> dict[str, str]:
     """An environment in which a user's own files and variables play no part."""
     inherited = {name: os.environ[name] for name in ("PATH", "LANG", "TMPDIR", "PYTHONPATH") if name in os.environ}
-    return {**inherited, "HOME": str(home), "COLUMNS": "200", **more}
+    own = {"HOME": str(home), "COLUMNS": "200", "COTENANT_SHARE_MACHINE": "1"}  # tests run beside each other
+    return {**inherited, **own, **more}
 
 
 class Cli:

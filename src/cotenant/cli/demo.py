@@ -91,7 +91,7 @@ async def _demo(seconds: float, report: Path | None) -> None:
     telemetry.setup("cli")
     begun = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="cotenant-demo-") as directory:
-        settings = Settings(gpus=f"fake:{GPUS}")
+        settings = Settings(gpus=f"fake:{GPUS}", share_machine=True)
         agents = start_agents(settings)
         async with opened(mesh_config(settings, Path(directory), {}), agents) as mesh:
             (node,) = await mesh.nodes_ready()

@@ -125,6 +125,7 @@ class Guarding:
     bearers: Mapping[str, str]
     users: Mapping[str, str]
     insecure: bool = False
+    only_user: str = ""  # as whom every job runs, so that nobody else may submit; empty where others may
 
     @property
     def tls_files(self) -> TlsFiles | None:
@@ -196,11 +197,13 @@ def security_of(guarding: Guarding, state_dir: Path, service: str, token: str) -
     Raises:
         CommandError: certificates, keys or settings cannot be used.
     """
+    from cotenant.cli.shared_identity import refusal_of
     from cotenant.rpc import channel
     from cotenant.rpc.audit import AUDIT_FILE, Audit
     from cotenant.rpc.credentials import Credentials
     from cotenant.rpc.limits import LimitRules, Limits
     from cotenant.rpc.oidc import BadOidc, Oidc, OidcRules
+    from cotenant.rpc.one_user import OneUser
     from cotenant.rpc.security import Security
     from cotenant.rpc.tls import BadTls, Watched
     from cotenant.rpc.tokens import TOKENS_FILE, TokenFile
@@ -214,7 +217,8 @@ def security_of(guarding: Guarding, state_dir: Path, service: str, token: str) -
         channel.secure(files)
         rules = OidcRules(**{field.name: getattr(told, field.name) for field in fields(OidcSection)})
         oidc = Oidc(rules) if told.issuer or told.audience or told.jwks else None
-        credentials = Credentials(token, TokenFile(state_dir / TOKENS_FILE), oidc, guarding.bearers)
+        known = Credentials(token, TokenFile(state_dir / TOKENS_FILE), oidc, guarding.bearers)
+        credentials = OneUser(known, refusal_of(guarding)) if guarding.only_user else known
         tls = Watched(files) if files else None
     except (BadTls, BadOidc, ValueError) as error:
         raise usage(str(error)) from None

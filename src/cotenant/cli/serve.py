@@ -31,6 +31,8 @@ from cotenant.cli.settings import (
     rules_of,
     store_limits_of,
 )
+from cotenant.cli.shared_identity import secret_paths
+from cotenant.cli.units import parse_bytes
 from cotenant.cli.up import BACKFILL, state_dir_of
 from cotenant.core.options import did_you_mean
 
@@ -73,12 +75,24 @@ def serve(
     node: Annotated[str, typer.Option(metavar="ID", help="The agent's node; this machine's name.")] = "",
     gpus: Annotated[str | None, typer.Option(metavar="auto|fake:N", help="The agent's GPUs.")] = None,
     cpus: Annotated[str, typer.Option(metavar="0-3,8", help="The CPUs that the agent may give to jobs; all.")] = "",
+    memory: Annotated[str, typer.Option(metavar="SIZE", help="The memory that the agent may give to jobs; all.")] = "",
     address: Annotated[str, typer.Option(metavar="HOST", help="Where others reach this machine; its name.")] = "",
     follow: Annotated[
         str | None,
         typer.Option(metavar="HOST:PORT", help="The predictor that takes observations; this one reads what it keeps."),
     ] = None,
     insecure: Annotated[bool, typer.Option("--insecure", help="Serve other machines without TLS.")] = False,
+    shared_identity: Annotated[
+        bool, typer.Option("--shared-identity", help="An agent that is not root runs other people's jobs as its user.")
+    ] = False,
+    share_machine: Annotated[
+        bool,
+        typer.Option(
+            "--share-machine",
+            envvar="COTENANT_SHARE_MACHINE",
+            help="The agent offers CPUs and GPUs that another agent on this machine offers too.",
+        ),
+    ] = False,
     option: Annotated[
         list[str] | None, typer.Option(metavar="GROUP.KEY=VALUE", help="An option of a policy; repeatable.")
     ] = None,
@@ -107,6 +121,11 @@ def serve(
     arm_fail_points()
     descriptors.raise_limit()
     settings = read_settings(config)
+    settings = replace(
+        settings,
+        shared_identity=settings.shared_identity or shared_identity,
+        share_machine=settings.share_machine or share_machine,
+    )
     if follow is not None:
         settings = replace(settings, follow=follow)
     if settings.follow and service == "predictor" and not (store or settings.store).startswith(("etcd:", "etcds:")):
@@ -127,7 +146,8 @@ def serve(
         endpoints=endpoints or ",".join(f"{name}=127.0.0.1:{port}" for name, port in PORTS.items()),
     )
     if service == "agent":
-        work = _agent(told, node or node_name(), gpus or settings.gpus, _cpus(cpus), address)
+        part = _cpus(cpus), _memory(memory)
+        work = _agent(told, node or node_name(), gpus or settings.gpus, part, address)
     else:
         work = _service(service, told)
     asyncio.run(_until_signal(work))
@@ -168,6 +188,18 @@ def _cpus(text: str) -> tuple[int, ...] | None:
         return tuple(cpu for first, _, last in ranges for cpu in range(int(first), int(last or first) + 1))
     except ValueError:
         raise usage(f"{text!r} is no list of CPUs; write it like 0-3,8") from None
+
+
+def _memory(text: str) -> int | None:
+    """Read an amount of memory; None for "".
+
+    >>> _memory("2GiB")
+    2147483648
+    """
+    try:
+        return parse_bytes(text) if text else None
+    except ValueError as error:
+        raise usage(f"--memory cannot be taken: {error}") from None
 
 
 def _service(service: str, told: Told) -> Coroutine[Any, Any, None]:
@@ -298,7 +330,9 @@ async def _until_signal(work: Coroutine[Any, Any, None]) -> None:
         raise CommandError(str(error)) from None
 
 
-async def _agent(told: Told, node: str, gpus: str, cpus: tuple[int, ...] | None, address: str) -> None:
+async def _agent(
+    told: Told, node: str, gpus: str, part: tuple[tuple[int, ...] | None, int | None], address: str
+) -> None:
     from cotenant import telemetry
     from cotenant.node_agent.__main__ import serve as serve_agent
     from cotenant.node_agent.agent_config import AgentConfig
@@ -315,7 +349,8 @@ async def _agent(told: Told, node: str, gpus: str, cpus: tuple[int, ...] | None,
                 contention_endpoint=endpoints.contention,
                 token=told.token,
                 gpus=gpus,
-                cpus=cpus,
+                cpus=part[0],
+                memory_bytes=part[1],
                 rack=settings.rack,
                 address=address or node,
                 shareable_gpus=settings.shareable_gpus,
@@ -326,6 +361,9 @@ async def _agent(told: Told, node: str, gpus: str, cpus: tuple[int, ...] | None,
                 work_bytes_max=settings.work_bytes_max,
                 disk_reserve_bytes=settings.disk_reserve_bytes,
                 users=told.guarding.users,
+                shared_identity=settings.shared_identity,
+                hidden=secret_paths(settings, told.guarding, told.state_dir),
+                share_machine=settings.share_machine,
             ),
             tell_ready,
         )

@@ -39,6 +39,8 @@ class Settings:
     shareable_gpus: bool = False
     split_siblings: bool = False
     pids_max: int = 32_768
+    shared_identity: bool = False
+    share_machine: bool = False
     rack: str = ""
     queue: str = "fifo"
     placement: str = "consolidate"

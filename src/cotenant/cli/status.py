@@ -150,6 +150,7 @@ def _card(picture: Picture, now: datetime) -> Iterator[tuple[str, str]]:
         yield "store", f"{there} of {len(members)} members{leads}{_size(picture.capacity, members)}"
     if picture.nodes is not None:
         yield "nodes", _nodes_in_words(picture.nodes)
+        yield from (("identity", sentence) for sentence in _identities(picture.nodes))
     if picture.jobs is not None:
         yield "jobs", ", ".join(f"{count} {phase}" for phase, count in picture.jobs.items()) or "none"
     yield "release", ", ".join(sorted({one["release"] for one in picture.processes if one["release"]}))
@@ -174,6 +175,17 @@ def _problems(wrong: list[Wrong]) -> Iterator[tuple[str, str]]:
         yield "", one.remedy
         for command in one.commands:
             yield "", f"  {command}"
+
+
+def _identities(nodes: list[views.View]) -> list[str]:
+    """Say where all jobs share one user, and what that means there, as the nodes say it."""
+    said = {
+        sentence: [one["id"] for one in nodes if sentence in one["not_enforced"]]
+        for node in nodes
+        for sentence in node["not_enforced"]
+        if node["shared_user"] and sentence.startswith(f"every job runs as {node['shared_user']!r}")
+    }
+    return [f"{', '.join(ids)}: {sentence}" for sentence, ids in sorted(said.items())]
 
 
 def _nodes_in_words(nodes: list[views.View]) -> str:

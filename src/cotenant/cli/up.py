@@ -31,6 +31,7 @@ from cotenant.cli.settings import (
     split_cpus,
     store_limits_of,
 )
+from cotenant.cli.shared_identity import guarded, secret_paths
 
 if TYPE_CHECKING:  # grpc and the services load only when the mesh is started
     from cotenant.cli.agent_processes import AgentProcesses
@@ -73,6 +74,18 @@ def up(
         bool | None, typer.Option("--reclaim/--no-reclaim", help="Whether tenants take lent room back.")
     ] = None,
     insecure: Annotated[bool, typer.Option("--insecure", help="Serve other machines without TLS.")] = False,
+    shared_identity: Annotated[
+        bool | None,
+        typer.Option("--shared-identity", help="Not as root: let other people submit, though their jobs run as you."),
+    ] = None,
+    share_machine: Annotated[
+        bool | None,
+        typer.Option(
+            "--share-machine",
+            envvar="COTENANT_SHARE_MACHINE",
+            help="Offer CPUs and GPUs that another agent on this machine offers too.",
+        ),
+    ] = None,
     option: Annotated[
         list[str] | None, typer.Option(metavar="GROUP.KEY=VALUE", help="An option of a policy; repeatable.")
     ] = None,
@@ -107,6 +120,8 @@ def up(
         "reclaim": reclaim,
         "reserve_after_seconds": reserve_after_seconds,
         "reservations": reservations,
+        "shared_identity": shared_identity,
+        "share_machine": share_machine,
     }
     settings = read_settings(config)
     settings = Settings(
@@ -115,6 +130,7 @@ def up(
     )
     guarding = guarding_of(settings.sections, Flags.of(context), insecure=insecure)
     check_listen(settings.listen, guarding)
+    guarding = guarded(guarding, settings, state_dir_of(context))
     descriptors.raise_limit()
     agents = start_agents(settings)
     mesh = mesh_config(settings, state_dir_of(context), read_options(option or ()), guarding)
@@ -158,13 +174,15 @@ def mesh_config(
     from cotenant.node_agent.agent_config import AgentConfig
 
     defaults = BACKFILL if settings.queue == "fifo" else {}
+    parts = split_cpus(settings.nodes)
     agents = [
         AgentConfig(
             node_id=node_id,
             placement_endpoint="",  # filled in once the mesh has its port
             state_dir=state_dir / "nodes" / node_id,
-            gpus=settings.gpus,
+            gpus=settings.gpus if number == 1 or settings.gpus != "auto" else "fake:0",  # a GPU is one node's
             cpus=cpus,
+            machine_parts=len(parts),
             rack=settings.rack,
             address="127.0.0.1",
             shareable_gpus=settings.shareable_gpus,
@@ -175,8 +193,11 @@ def mesh_config(
             work_bytes_max=settings.work_bytes_max,
             disk_reserve_bytes=settings.disk_reserve_bytes,
             users=guarding.users if guarding else {},
+            shared_identity=settings.shared_identity,
+            hidden=secret_paths(settings, guarding, state_dir),
+            share_machine=settings.share_machine,
         )
-        for node_id, cpus in zip(node_ids_of(settings), split_cpus(settings.nodes), strict=True)
+        for number, (node_id, cpus) in enumerate(zip(node_ids_of(settings), parts, strict=True), 1)
     ]
     return MeshConfig(
         state_dir=state_dir,

@@ -235,6 +235,7 @@ def node_view(node: Node, now: float) -> View:
         "address": inventory.address,
         "attempts": list(node.attempts),
         "not_enforced": list(inventory.not_enforced),
+        "shared_user": inventory.shared_user or None,
         "agent_version": inventory.agent_version,
         "certificate": certificate_view(node.certificate),
         "create_time": time_of(node, "create_time"),

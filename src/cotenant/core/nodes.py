@@ -69,6 +69,8 @@ class Inventory:
     not_enforced: tuple[str, ...] = ()
     agent_version: str = ""
     problems: tuple[HealthProblem, ...] = ()
+    shared_user: str = ""  # as whom every job runs; empty where jobs run as their submitters
+    machine: str = ""  # the boot of the machine that it is on; empty where unknown, or deliberately shared
 
     @property
     def gpu_type(self) -> str:

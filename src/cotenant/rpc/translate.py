@@ -264,6 +264,8 @@ def inventory_from_wire(message: resources_pb2.Inventory) -> Inventory:
         not_enforced=tuple(message.not_enforced),
         agent_version=message.agent_version,
         problems=tuple(map(_problem_from_wire, message.problems)),
+        shared_user=message.shared_user,
+        machine=message.machine,
     )
 
 
@@ -318,6 +320,8 @@ def inventory_to_wire(inventory: Inventory) -> resources_pb2.Inventory:
         not_enforced=inventory.not_enforced,
         agent_version=inventory.agent_version,
         problems=map(_problem_to_wire, inventory.problems),
+        shared_user=inventory.shared_user,
+        machine=inventory.machine,
     )
 
 
