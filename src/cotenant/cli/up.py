@@ -69,6 +69,10 @@ def up(
     reclaim: Annotated[
         bool | None, typer.Option("--reclaim/--no-reclaim", help="Whether tenants take lent room back.")
     ] = None,
+    fair_share: Annotated[
+        str | None,
+        typer.Option(metavar="RULE", help="Who shares the cluster fairly, by weight: tenants, or off for nobody."),
+    ] = None,
     insecure: Annotated[bool, typer.Option("--insecure", help="Serve other machines without TLS.")] = False,
     option: Annotated[
         list[str] | None, typer.Option(metavar="GROUP.KEY=VALUE", help="An option of a policy; repeatable.")
@@ -101,6 +105,7 @@ def up(
         "preemption": preemption,
         "run_seconds_min": run_seconds_min,
         "reclaim": reclaim,
+        "fair_share": fair_share,
         "reserve_after_seconds": reserve_after_seconds,
         "reservations": reservations,
     }
