@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from cotenant.core.failing.retrying import RetryRules
-from cotenant.core.queueing.choosing import RULES, Rules
+from cotenant.core.queueing.choosing import SHARING, Rules
 from cotenant.services.queue.observations import WINDOW_SECONDS
 from cotenant.services.queue.records import RETRYING
 from cotenant.store.capacity import NO_LIMITS, StoreLimits
@@ -24,7 +24,7 @@ class QueueConfig:
     policy: str = "fifo"
     options: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # by policy
     debounce_seconds: float = 0.003
-    rules: Rules = RULES
+    rules: Rules = SHARING
     seed: int = 0
     ended_kept_max: int = ENDED_KEPT_MAX
     ended_kept_seconds: float = ENDED_KEPT_SECONDS

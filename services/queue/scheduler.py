@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import NamedTuple
@@ -27,6 +27,7 @@ from cotenant.core.lifecycle import Phase
 from cotenant.core.limits import PLAN_CANDIDATES_MAX
 from cotenant.core.policy import Order, QueuePolicy
 from cotenant.core.queueing.choosing import RULES, Rules, beyond_share, choose, stoppable
+from cotenant.core.queueing.fair_share import Standing
 from cotenant.core.queueing.outrankers import Outrankers
 from cotenant.core.queueing.reservations import has_reservation
 from cotenant.core.refusals import Code, Refusal
@@ -80,6 +81,7 @@ class Ranking:
     outranked: list[str]
     over_limit: list[str]
     beyond: frozenset[str]  # waiting jobs beyond their tenant's share
+    shares: Mapping[str, Standing]  # of tenants that hold their fair share
     given_up: list[str]
     ids: list[str]  # by row
     order: Order
@@ -166,7 +168,7 @@ class Scheduler:
         times = _Times(began, estimated, time.time())
         reasons = Reasons(estimated)
         state.ranked, state.last_order = ranking.waiting, (ranking.ids, ranking.order)
-        state.beyond, state.stoppable = ranking.beyond, ranking.stoppable
+        state.beyond, state.shares, state.stoppable = ranking.beyond, ranking.shares, ranking.stoppable
         self.endings.give_up(ranking.given_up)
         if ranking.outranked:
             place_of = {job_id: place for place, job_id in enumerate(ranking.waiting)}
@@ -184,7 +186,7 @@ class Scheduler:
         order = policy.order(jobs, now)
         rules, tenancy, capacity = self.config.rules, tenancy_of(self.state), self.state.capacity
         choice = choose(jobs, policy, order, capacity, now=now, rules=rules, tenancy=tenancy)
-        beyond = beyond_share(jobs, policy, order, now=now, rules=rules, tenancy=tenancy)
+        beyond = beyond_share(jobs, policy, order, now=now, rules=rules, tenancy=tenancy, choice=choice)
         waits = ~jobs.running
         stops = rules.enforces(policy) or rules.claims(policy, tenancy)
 
@@ -203,6 +205,7 @@ class Scheduler:
             outrankers=choice.outrankers,
             over_limit=named(choice.over_limit),
             beyond=frozenset() if beyond is None else frozenset(named(np.flatnonzero(beyond & waits))),
+            shares=choice.sharing.standings(jobs.running, self.state.tenant_ids) if choice.sharing else {},
             given_up=[] if order.given_up is None else named(np.flatnonzero(order.given_up & waits)),
             ids=ids,
             order=order,

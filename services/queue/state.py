@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from weakref import WeakValueDictionary
@@ -13,6 +13,7 @@ from cotenant.core.jobs import JobSpec, Shape
 from cotenant.core.lifecycle import Phase
 from cotenant.core.nodes import NodeShape
 from cotenant.core.policy import Order
+from cotenant.core.queueing.fair_share import Standing
 from cotenant.core.refusals import Code, Refusal
 from cotenant.core.table import Capacity, JobRow, JobTable
 from cotenant.rpc import refusals, translate
@@ -76,6 +77,7 @@ class State:
         self.reasons = Reasons()
         self.ranked: list[str] = []  # waiting jobs, in the last cycle's order
         self.beyond: frozenset[str] = frozenset()  # jobs beyond their tenant's share, in the last cycle's eyes
+        self.shares: Mapping[str, Standing] = {}  # of tenants that held their fair share in the last cycle
         self.last_order: tuple[list[str], Order] | None = None  # ids by row, and the policy's answer
         self.stoppable: Sequence[tuple[str, int]] = ()  # by the last cycle, with how many that wait come before each
         self.unestimated: dict[str, None] = {}  # jobs of which the predictor was not asked yet
@@ -349,7 +351,8 @@ class State:
             return shut, waits_since
         refusal, since = self.reasons.of(record, time.time()) or (NOT_YET, waits_since)
         if record.id in self.beyond:
-            refusal = replace(refusal, over_share=True)
+            standing = self.shares.get(record.spec.tenant)
+            refusal = standing.refine(refusal) if standing else replace(refusal, over_share=True)
         return refusal, max(since, waits_since)
 
     def watch(self, only: str = "") -> Watcher:

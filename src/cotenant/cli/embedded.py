@@ -14,7 +14,7 @@ from cotenant.cli.agent_processes import AgentProcesses
 from cotenant.cli.security import Guarding, security_of
 from cotenant.core.failing.retrying import RetryRules
 from cotenant.core.options import by_owner
-from cotenant.core.queueing.choosing import RULES, Rules
+from cotenant.core.queueing.choosing import SHARING, Rules
 from cotenant.node_agent.agent_config import AgentConfig
 from cotenant.replicas.describing import serve_description
 from cotenant.replicas.offices import Offices
@@ -74,7 +74,7 @@ class MeshConfig:
     options: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # by group
     heartbeat_seconds: float = 5.0
     lost_after_seconds: float = 300.0
-    rules: Rules = RULES
+    rules: Rules = SHARING
     window_seconds: float = WINDOW_SECONDS  # over which the rates of running jobs are seen
     failure_rules: str = ""  # a file of the operator's
     retrying: RetryRules = RETRYING

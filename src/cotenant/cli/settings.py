@@ -57,6 +57,7 @@ class Settings:
     reclaim: bool = True
     reserve_after_seconds: float = 600.0
     reservations: int = 1
+    fair_share: str = "tenants"
     window_seconds: float = 10.0
     profile_seconds: float = 300.0
     checkpoint_seconds: float = 300.0
@@ -121,7 +122,7 @@ def rules_of(settings: Settings) -> Rules:
     """
     from cotenant.core.queueing.choosing import Rules  # numpy, which --help need not wait for
 
-    names = ("preemption", "run_seconds_min", "reclaim", "reserve_after_seconds", "reservations")
+    names = ("preemption", "run_seconds_min", "reclaim", "reserve_after_seconds", "reservations", "fair_share")
     given = {name: getattr(settings, name) for name in names}
     if given["reserve_after_seconds"] == math.inf:
         given["reserve_after_seconds"] = None  # TOML has no other word for it

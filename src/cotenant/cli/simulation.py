@@ -135,6 +135,14 @@ def _scenario(
     skip_bad_rows: Annotated[
         bool, typer.Option("--skip-bad-rows", help="Leave out rows that cannot be read, and list them.")
     ] = False,
+    fair_share: Annotated[
+        bool | None,
+        typer.Option(
+            "--fair-share/--no-fair-share",
+            help="Whether tenants share the cluster fairly, by weight.",
+            show_default="as in the snapshot; else not",
+        ),
+    ] = None,
 ) -> Scenario:
     """Make a scenario of the options that all commands share which simulate: an option is added here, once."""
     from cotenant.cli.tenantfile import load_tenants
@@ -155,7 +163,10 @@ def _scenario(
         "predictor": predictor,
         "contention": contention,
     }
-    chosen = base.choosing({group: name for group, name in asked.items() if name}, parse_options(option or ()))
+    options = parse_options(option or ())
+    if fair_share is not None:
+        options.setdefault("simulator", {}).setdefault("fair_share", "tenants" if fair_share else "off")
+    chosen = base.choosing({group: name for group, name in asked.items() if name}, options)
     return replace(
         chosen,
         skip_bad_rows=skip_bad_rows,

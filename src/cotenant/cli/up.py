@@ -73,6 +73,10 @@ def up(
     reclaim: Annotated[
         bool | None, typer.Option("--reclaim/--no-reclaim", help="Whether tenants take lent room back.")
     ] = None,
+    fair_share: Annotated[
+        str | None,
+        typer.Option(metavar="RULE", help="Who shares the cluster fairly, by weight: tenants, or off for nobody."),
+    ] = None,
     insecure: Annotated[bool, typer.Option("--insecure", help="Serve other machines without TLS.")] = False,
     shared_identity: Annotated[
         bool | None,
@@ -118,6 +122,7 @@ def up(
         "preemption": preemption,
         "run_seconds_min": run_seconds_min,
         "reclaim": reclaim,
+        "fair_share": fair_share,
         "reserve_after_seconds": reserve_after_seconds,
         "reservations": reservations,
         "shared_identity": shared_identity,

@@ -24,7 +24,7 @@ import numpy as np
 
 from cotenant.core.options import did_you_mean
 from cotenant.core.refusals import Code, Refusal, gpus
-from cotenant.core.table import Flags, Ints, Jobs
+from cotenant.core.table import Flags, Floats, Ints, Jobs
 from cotenant.core.validate import Violation
 
 UNLIMITED = 2**62
@@ -139,6 +139,29 @@ class Tenancy:
     def weight(self, number: int) -> float:
         """Tell a tenant's share beside others."""
         return self.tenants[number].weight if number < len(self.tenants) else 1.0
+
+    def tree(self, count: int) -> tuple[list[Ints], Floats]:
+        """Return the tree by which tenants share: the node of each tenant at each level, from the top, and the weights.
+
+        Tenants have the numbers from 0 to at least `count`; the node of a tenant has its number. The jobs that a tenant
+        has itself stand for one more node of weight 1 beside those that belong to it.
+
+        >>> levels, weights = Tenancy([Tenant("lab", weight=2.0), Tenant("asr", parent="lab")]).tree(3)
+        >>> [level.tolist() for level in levels], weights.tolist()
+        ([[0, 0, 2], [3, 1, 5]], [2.0, 1.0, 1.0, 1.0, 1.0, 1.0])
+        """
+        count = max(count, len(self.tenants))
+        weights = np.ones(2 * count if self._families else count)
+        weights[: len(self.tenants)] = [tenant.weight for tenant in self.tenants]
+        if not self._families:
+            return [np.arange(count)], weights
+        depth = max(map(len, self._chains))
+        levels = [np.arange(count) for _ in range(depth)]
+        for number in range(count):
+            path = self._chains[number][::-1] if number < len(self.tenants) else (number,)
+            for level in range(depth):
+                levels[level][number] = path[level] if level < len(path) else count + number
+        return levels, weights
 
     def limited(self) -> frozenset[str]:
         """Name the tenants that a limit binds, their own or that of one that they belong to."""

@@ -79,7 +79,7 @@ class Scheduler:
         self._labels = Labels(by_shape=self._by_shape)
         self._arm, self._story, self._world = arm, story, world
         self._choice: Chosen | None = None  # of the present cycle, while somebody listens
-        self._entitled: Flags | None = None  # in the present cycle
+        self._counted: cycle.Choice | None = None  # of the present cycle
         self.rng = np.random.default_rng(seed)
         self._ledger = cluster.ledger()
         self._table = JobTable()
@@ -199,7 +199,7 @@ class Scheduler:
             while self._give_up(jobs, order, now):
                 jobs, order = self._order(now)
             plan = self._plan(jobs, order, now, self._rules)
-            entitled = None if plan.starts or plan.stops or plan.moves or plan.reclaimed else self._entitled
+            choice = None if plan.starts or plan.stops or plan.moves or plan.reclaimed else self._counted
             started, refusals = self._carry_out(plan, jobs, now), plan.refusals
             while plan.moves or plan.reclaimed or (plan.stops and not self._enforced):  # all may find room left over
                 jobs, order = self._order(now)
@@ -207,7 +207,8 @@ class Scheduler:
                 started, refusals = started + self._carry_out(plan, jobs, now), {**refusals, **plan.refusals}
             if plan.starts and self._waiting:  # those who run now may change the order sooner than those who ran before
                 jobs, order = self._order(now)
-            self._note_shares(jobs, order, now, entitled)
+            self._note_shares(jobs, order, now, choice)
+            self._counted = choice = None  # it holds the table's own columns
             valid_seconds = self._rules.valid_seconds(jobs, order, now) if self._stops else order.valid_seconds
             self.order_expires = now + max(min(valid_seconds, plan.keeps_seconds), VALID_SECONDS_MIN)
         if self._placement.discerns:
@@ -267,7 +268,7 @@ class Scheduler:
 
     def _plan(self, jobs: Jobs, order: Order, now: float, rules: Rules) -> cycle.Plan:
         choice = cycle.choose(jobs, self._queue, order, self._capacity, now=now, rules=rules, tenancy=self._tenancy)
-        self._headroom, self._entitled = self._tenancy.headroom(jobs, jobs.running), choice.entitled
+        self._headroom, self._counted = self._tenancy.headroom(jobs, jobs.running), choice
         self._asked_able = self._reserves and not (self._enforced or len(choice.victims))
         self._asked_all = self._asked_able or self._enforced or len(choice.victims) > 0
         if self._story:
@@ -378,14 +379,16 @@ class Scheduler:
         if self._story:
             self._story.waits(life, anew=True)
 
-    def _note_shares(self, jobs: Jobs, order: Order, now: float, entitled: Flags | None) -> None:
+    def _note_shares(self, jobs: Jobs, order: Order, now: float, choice: cycle.Choice | None) -> None:
         """Note which waiting jobs are beyond their tenants' shares, where anybody knows of shares."""
         beyond = cycle.beyond_share(
-            jobs, self._queue, order, now=now, rules=self._rules, tenancy=self._tenancy, entitled=entitled
+            jobs, self._queue, order, now=now, rules=self._rules, tenancy=self._tenancy, choice=choice
         )
         if beyond is not None:
             self._shares, self._alike = True, False
             self._over_share = frozenset(jobs.sequence[beyond & ~jobs.running].tolist())
+        else:
+            self._over_share = frozenset()
 
     def _label(self, refusals: Mapping[str, Refusal], now: float) -> None:
         """Say for what each waiting job waits from now on."""

@@ -1,6 +1,7 @@
 """Who should run: the order, the guarantees of tenants, and who may be stopped for whom. By counting alone.
 
 1. The queue policy's order, by priority first. Jobs that their tenants' guarantees hold come before all that borrow.
+   Where tenants share fairly, that is the order inside each tenant, and their shares decide among them.
 2. Whether running jobs may be stopped for waiting ones: as the policy says, as priorities say, for borrowed room.
 3. Which waiting jobs may start, and which running ones may have to go for them.
 """
@@ -8,23 +9,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from functools import partial
 
 import numpy as np
 
 from cotenant.core.jobs import WHOLE_GPU_MILLI
 from cotenant.core.policy import Order, QueuePolicy
-from cotenant.core.queueing.outrankers import Outrankers, outrankers
-from cotenant.core.queueing.ranking import rank, select
+from cotenant.core.queueing.choice import Choice as Choice
+from cotenant.core.queueing.enforcing import IN_THE_WAY_MAX, enforce, enforce_fairly
+from cotenant.core.queueing.fair_share import FairShare as FairShare
+from cotenant.core.queueing.fair_share import Sharing
+from cotenant.core.queueing.ranking import rank
 from cotenant.core.queueing.reservations import NO_RESERVING, Reserving, starving_first
-from cotenant.core.table import Capacity, Flags, Floats, Ints, Jobs
+from cotenant.core.table import Capacity, Flags, Ints, Jobs
 from cotenant.core.tenancy import NO_TENANTS, Tenancy
 from cotenant.core.validate import Violation
 
-IN_THE_WAY_MAX = 1_000  # victims that the count would let run; more make plans slow and large, and help little
 RESERVATIONS_MAX = 100
 CLAIMS_MAX = 1_000  # waiting jobs for which a queue that stops nobody by itself makes room in one cycle
 
@@ -46,6 +48,8 @@ class Rules:
     reclaim: whether a queue that stops nobody by itself stops borrowers for jobs within their tenant's guarantee.
     reserve_after_seconds: a gang that has waited for so long gets a reservation; None: nobody does.
     reservations: so many at a time.
+    fair_share: `tenants` share the cluster fairly, and the policy orders the jobs of each; `off`: the policy alone
+      orders all jobs.
     """
 
     preemption: Preemption = Preemption.POLICY
@@ -53,6 +57,7 @@ class Rules:
     reclaim: bool = True
     reserve_after_seconds: float | None = None
     reservations: int = 1
+    fair_share: FairShare = FairShare.OFF
 
     def check(self) -> Iterator[Violation]:
         """Name what the types cannot say."""
@@ -105,43 +110,7 @@ class Rules:
 
 
 RULES = Rules()
-
-
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """What the order says: rows that should start, in order; rows that may have to make room, the first to go first.
-
-    `outranked` wait for the order's sake, `over_limit` for their tenant's limit. `entitled` marks rows
-    within their tenant's guarantee; None where nobody has one. `turns` says for each victim how many of the starts,
-    the first ones, may have its room; None: those that come before it in the order. `ranked` holds all rows in order;
-    the waiting ones alone where nobody is stopped for others. Where the order is enforced, `selected` marks those that
-    should run, and `tell_outrankers` counts who goes before the others. `standings` number groups of victims
-    that stand alike, so that it is for their cost to say who goes; None: the order says so.
-    """
-
-    ranked: Ints
-    starts: Ints
-    victims: Ints
-    outranked: Ints
-    over_limit: Ints
-    turns: Ints | None = None
-    entitled: Flags | None = None
-    selected: Flags | None = None
-    tell_outrankers: Callable[[], Outrankers] | None = None
-    standings: Ints | None = None
-
-    @property
-    def outrankers(self) -> Outrankers | None:
-        """Who goes before those that the order leaves out, counted when asked for, while the jobs are as they were."""
-        return self.tell_outrankers() if self.tell_outrankers else None
-
-    def ahead(self) -> Ints:
-        """Count for each victim the starts that may have its room, always the first ones."""
-        if self.turns is not None or not len(self.victims):
-            return self.victims if self.turns is None else self.turns
-        place_of = np.empty_like(self.ranked)
-        place_of[self.ranked] = np.arange(len(self.ranked))
-        return np.searchsorted(place_of[self.starts], place_of[self.victims])
+SHARING = Rules(fair_share=FairShare.TENANTS)  # what a mesh does unless it is told otherwise
 
 
 def choose(
@@ -162,6 +131,9 @@ def choose(
     may be preempted and have run for `run_seconds_min`: first those that should not run, the last in the order first;
     then those that should, but come after one that starts, for a gang may find the room that it was counted in
     fragments.
+
+    Where tenants share fairly, the next start is that of the tenant that holds the least of its share, and running jobs
+    are not stopped for that alone (`core.queueing.fair_share`).
     """
     enforced, claims = rules.enforces(policy), rules.claims(policy, tenancy)
     everybody = enforced or claims or tenancy.guarantees
@@ -176,17 +148,63 @@ def choose(
     if tenancy.guarantees:
         entitled = _entitled(jobs, ranked, policy, protected, rules, tenancy)
         ranked = np.concatenate([ranked[entitled[ranked]], ranked[~entitled[ranked]]])
+    shares = rules.fair_share is FairShare.TENANTS and Sharing.between_several(jobs)
+    sharing = Sharing(jobs, capacity, tenancy) if shares else None
+    blocks = _blocks(jobs, entitled, rules) if sharing else None
     if enforced:
-        return _enforce(jobs, ranked, protected, capacity, tenancy, entitled, order.score, strict=policy.strict)
+        common = jobs, ranked, protected, capacity, tenancy, entitled, order.score
+        if sharing is None:
+            return enforce(*common, strict=policy.strict)
+        return enforce_fairly(*common, sharing, blocks, strict=policy.strict)
     starts, over = _admit(jobs, ranked, tenancy, static=not claims)
     if rules.reserving and not policy.strict:
         starts = _starving_first(jobs, starts, entitled, now, rules)
+    by_policy, held_back = ranked, None
+    if sharing:
+        starts = sharing.interleave(starts, jobs.running, blocks=blocks, at_once=True)
+        ranked, held_back = _share(jobs, ranked, sharing, blocks)
     nobody = ranked[:0]
     if not claims:
-        return Choice(ranked, starts, nobody, nobody, over, entitled=entitled)
-    victims, turns = _claims(jobs, ranked, starts, protected, entitled, rules)
+        return Choice(
+            ranked, starts, nobody, nobody, over, entitled=entitled, held_back=held_back, sharing=sharing
+        )
+    victims, turns = _claims(jobs, by_policy, starts, protected, entitled, rules)
     standings = _standings(jobs, victims, entitled)
-    return Choice(ranked, starts, victims, nobody, over, turns, entitled, standings=standings)
+    return Choice(
+        ranked,
+        starts,
+        victims,
+        nobody,
+        over,
+        turns,
+        entitled,
+        standings=standings,
+        held_back=held_back,
+        sharing=sharing,
+    )
+
+
+def _blocks(jobs: Jobs, entitled: Flags | None, rules: Rules) -> Ints | None:
+    """Number by row the groups of jobs that go before each other whatever shares their tenants hold.
+
+    Guarantees come first. Priorities decide among tenants only where they are enforced among them; else anybody could
+    have any share by asking for a high priority.
+    """
+    blocks = None if entitled is None else (~entitled).astype(np.int64)
+    if rules.preemption is Preemption.PRIORITY:
+        below = np.unique(-jobs.priority, return_inverse=True)[1].astype(np.int64)
+        blocks = below if blocks is None else blocks * (int(below.max(initial=0)) + 1) + below
+    return blocks
+
+
+def _share(jobs: Jobs, ranked: Ints, sharing: Sharing, blocks: Ints | None) -> tuple[Ints, Flags]:
+    """Return the order with its waiting jobs in fair order, and which of these wait for the sake of fair shares."""
+    waits = ~jobs.running[ranked]
+    waiting = ranked[waits]
+    fair = sharing.interleave(waiting, jobs.running, blocks=blocks)
+    shared = ranked.copy()
+    shared[waits] = fair
+    return shared, sharing.held_back(waiting, fair, jobs.running)
 
 
 def stoppable(jobs: Jobs, choice: Choice, rules: Rules, policy: QueuePolicy, now: float) -> list[tuple[int, int]]:
@@ -219,15 +237,21 @@ def beyond_share(
     now: float,
     rules: Rules = RULES,
     tenancy: Tenancy = NO_TENANTS,
-    entitled: Flags | None = None,
+    choice: Choice | None = None,
 ) -> Flags | None:
     """Mark jobs whose tenant has what it is due already, or may have no more: if they wait, that is why.
 
-    `entitled` is what a choice told of the same jobs by the same order and rules, where that is at hand. None comes
-    out where neither the order nor the tenants know of shares.
+    `choice` is the one of the same jobs by the same order and rules, where that is at hand. None comes out where
+    neither the order nor the tenants know of shares.
     """
     beyond = order.over_share
+    if rules.fair_share is FairShare.TENANTS and Sharing.between_several(jobs):
+        if choice is None:
+            choice = choose(jobs, policy, order, jobs.capacity, now=now, rules=rules, tenancy=tenancy)
+        if choice.held_back is not None:
+            beyond = choice.held_back if beyond is None else beyond | choice.held_back
     if tenancy.guarantees:
+        entitled = choice.entitled if choice else None
         if entitled is None:
             ranked = rank(jobs, order, running_first=policy.running_first)
             entitled = _entitled(jobs, ranked, policy, rules.protects(jobs, now), rules, tenancy)
@@ -296,65 +320,3 @@ def _standings(jobs: Jobs, victims: Ints, entitled: Flags | None) -> Ints:
     if entitled is not None:
         apart |= entitled[victims[1:]] != entitled[victims[:-1]]
     return np.concatenate([np.zeros(min(1, len(victims)), dtype=np.int64), np.cumsum(apart)])
-
-
-def _enforce(
-    jobs: Jobs,
-    ranked: Ints,
-    protected: Flags,
-    capacity: Capacity,
-    tenancy: Tenancy,
-    entitled: Flags | None,
-    scores: Floats,
-    *,
-    strict: bool,
-) -> Choice:
-    """Split the order into starts, victims, those that it leaves out, and those over a limit."""
-    waiting = ranked[~jobs.running[ranked]]
-    selected = _fill(jobs, ranked, protected, capacity, tenancy, strict=strict)
-    starts, left_out = waiting[selected[waiting]], waiting[~selected[waiting]]
-    over = left_out[:0]
-    if tenancy.limits:
-        beyond = tenancy.over_limit(jobs, selected)[left_out]
-        left_out, over = left_out[~beyond], left_out[beyond]
-    before = None
-    if len(left_out):
-        before = partial(outrankers, jobs, ranked, selected, protected, capacity, scores, strict=strict, passed=over)
-    if not len(starts):
-        return Choice(
-            ranked, starts, starts, left_out, over, entitled=entitled, selected=selected, tell_outrankers=before
-        )
-    unwanted = ranked[(jobs.running & ~selected)[ranked]][::-1]
-    after = ranked[int(np.argmax(ranked == starts[0])) :]
-    in_the_way = after[(jobs.running & selected & ~protected)[after]][::-1]
-    victims = np.concatenate([unwanted, in_the_way[:IN_THE_WAY_MAX]])
-    return Choice(ranked, starts, victims, left_out, over, entitled=entitled, selected=selected, tell_outrankers=before)
-
-
-def _fill(jobs: Jobs, ranked: Ints, protected: Flags, capacity: Capacity, tenancy: Tenancy, *, strict: bool) -> Flags:
-    """Walk the order and take what fits into what is left; what may not be preempted is taken beforehand.
-
-    Where tenants have limits the walk goes job by job, which no array operation does.
-    """
-    if not tenancy.limits:
-        return select(jobs, ranked, protected, capacity, strict=strict)
-    selected = protected.copy()
-    columns = (jobs.gpu_milli, jobs.cores, jobs.memory_bytes)
-    totals = (capacity.gpu_milli, capacity.cores, capacity.memory_bytes)
-    gpus, cores, memory = (
-        max(0, have - int(need[protected].sum())) for need, have in zip(columns, totals, strict=True)
-    )
-    limits = tenancy.walk(jobs, protected)
-    rows = ranked[~protected[ranked]]
-    for row, need_gpus, need_cores, need_memory in zip(
-        rows.tolist(), *(column[rows].tolist() for column in columns), strict=True
-    ):
-        if not limits.allows(row, need_gpus, need_cores):
-            continue  # its own tenant holds it back; that is no reason to hold others back
-        if need_gpus <= gpus and need_cores <= cores and need_memory <= memory:
-            selected[row] = True
-            gpus, cores, memory = gpus - need_gpus, cores - need_cores, memory - need_memory
-            limits.take(row, need_gpus, need_cores)
-        elif strict:
-            break
-    return selected

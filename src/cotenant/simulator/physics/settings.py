@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from cotenant.core.models import FAMILIES, Model, model_of
-from cotenant.core.queueing.choosing import Preemption, Rules
+from cotenant.core.queueing.choosing import FairShare, Preemption, Rules
 from cotenant.core.validate import Violation
 from cotenant.simulator.physics import bandwidth
 from cotenant.simulator.physics.failures import FAILED_PERCENT, KILLED_PERCENT
@@ -51,6 +51,8 @@ class Settings:
     reserve_after_seconds: a gang that has waited for so long gets a reservation that others may not break; None: none
       does.
     reservations: so many gangs at a time.
+    fair_share: `tenants` share the cluster fairly, by weight, and the queue policy orders the jobs of each; `off`, the
+      policy alone orders all jobs.
     """
 
     cores: Literal["none", "auto"] = "none"
@@ -80,6 +82,7 @@ class Settings:
     reclaim: bool = True
     reserve_after_seconds: float | None = None
     reservations: int = 1
+    fair_share: FairShare = FairShare.OFF
 
     def check(self) -> list[Violation]:
         """Name what the types cannot say."""
@@ -120,7 +123,14 @@ class Settings:
     @property
     def rules(self) -> Rules:
         """How far the order is enforced against jobs that run."""
-        return Rules(self.preemption, self.run_seconds_min, self.reclaim, self.reserve_after_seconds, self.reservations)
+        return Rules(
+            self.preemption,
+            self.run_seconds_min,
+            self.reclaim,
+            self.reserve_after_seconds,
+            self.reservations,
+            self.fair_share,
+        )
 
     @property
     def speeds(self) -> frozenset[str]:
