@@ -87,6 +87,15 @@ class Machine:
         """Where others reach it."""
         return f"{NETWORK}.{self.number}.2"
 
+    @property
+    def router(self) -> str:
+        """Where it reaches the router, which is the driver's machine."""
+        return f"{NETWORK}.{self.number}.1"
+
+    def call(self, *command: str) -> None:
+        """Run a command there that is over at once, such as one that changes its mounts. Raises OSError."""
+        _call([*self.prefix, *command])
+
 
 @dataclass
 class Machines:
@@ -106,19 +115,19 @@ class Machines:
         self.emulator = Emulator(self.rng)
 
     def add(self, name: str) -> Machine:
-        """Make a machine, with an empty disk, that was started up some time ago."""
+        """Make a machine, with an empty disk and mounts of its own, that was started up some time ago."""
         machine = Machine(name, len(self.all) + 1, self.directory / name)
+        machine.disk.mkdir()
+        _call(["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "none", str(machine.disk)])
         spaces = self.directory / "spaces" / name
         spaces.mkdir(parents=True)
-        files = {kind: spaces / kind for kind in ("net", "uts", "time")}
+        files = {kind: spaces / kind for kind in ("net", "uts", "time", "mount")}
         for file in files.values():
             file.touch()
         options = [f"--{kind}={file}" for kind, file in files.items()]
         uptime = str(self.rng.randrange(UPTIME_SECONDS_MAX))
         _call(["unshare", *options, "--monotonic", uptime, "--boottime", uptime, "hostname", name])
         self._wire_up(machine, str(files["net"]))
-        machine.disk.mkdir()
-        _call(["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "none", str(machine.disk)])
         machine.prefix = ("nsenter", *options, "--")
         self.all[name] = machine
         return machine
@@ -177,8 +186,9 @@ class Machines:
     def _tell_emulator(self, pair: Pair) -> None:
         wires, queue = self._wires[pair], self._queues.setdefault(pair, len(self._queues))
         delay_seconds = max((wire.delay_seconds_max for wire in wires), default=0.0)
+        least_seconds = max((wire.delay_seconds_min for wire in wires), default=0.0)
         garbled, anywhere = max((wire.garbled for wire in wires), default=0.0), any(wire.anywhere for wire in wires)
-        self.emulator.put(queue, Wire(delay_seconds, garbled, anywhere))
+        self.emulator.put(queue, Wire(delay_seconds, least_seconds, garbled, anywhere))
 
     def _set_rules(self) -> None:
         self._dropped += self._dropped_today()  # new rules begin at none
