@@ -269,7 +269,8 @@ class Driver:
         pieces = [lines_of(self.directory / asking.ANSWERS), lines_of(self.directory / HISTORY)]
         commits = list(self.recorder.commits)
         answers, edges = (piece[seen:] for piece, seen in zip(pieces, self._seen[1:], strict=True))
-        self.judge.take(commits[self._seen[0] :], answers, edges, self._journal(), self.doing.absences)
+        absences, killed = self.doing.absences, self.doing.killed
+        self.judge.take(commits[self._seen[0] :], answers, edges, self._journal(), absences, killed)
         self.doing.absences = [absence for absence in self.doing.absences if absence.end == math.inf]
         self._seen = [len(commits), *map(len, pieces)]
         groups = remains.groups_of(self.judge.users.replicas)
