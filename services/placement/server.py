@@ -21,7 +21,7 @@ from cotenant.services.placement import planner
 from cotenant.services.placement.agents import Sessions
 from cotenant.services.placement.attempts import NOT_COMMITTED, Attempts, led_by
 from cotenant.services.placement.attention import Attention
-from cotenant.services.placement.cluster import MESSAGE_LENGTH_MAX, Cluster
+from cotenant.services.placement.cluster import Cluster
 from cotenant.services.placement.committer import Committer, Fenced, Halted, Outdated
 from cotenant.services.placement.dealing import Dealing
 from cotenant.services.placement.feed import Feed
@@ -35,6 +35,7 @@ from cotenant.services.placement.outputs import Outputs
 from cotenant.services.placement.planning import Planning
 from cotenant.services.placement.records import Node, NodeState
 from cotenant.services.placement.registry import Registry
+from cotenant.services.placement.reports import MESSAGE_LENGTH_MAX
 from cotenant.services.placement.resizes import Resizes
 from cotenant.services.placement.scene import STOP_COSTS, StopCosts
 from cotenant.store.port import Compare, Store

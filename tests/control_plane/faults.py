@@ -196,6 +196,24 @@ async def close_node(world: World) -> None:
     await world.close_node(name, world.rng.random() * 4, drain=world.rng.random() < 0.6)
 
 
+LAUNCH_PROBLEMS = (
+    "memory control group: Read-only file system",
+    "the agent's directory: No space left on device",
+    "cannot fork: Resource temporarily unavailable",
+    "too many open files",
+    "no such user: carol",
+)
+
+
+async def refuse_launches(world: World) -> None:
+    """A node is up and reports, but cannot launch anything for a while."""
+    name = world.rng.choice(sorted(world.agents))
+    world.faults[-1] += f" {name}"
+    world.agents[name].refusing = world.rng.choice(LAUNCH_PROBLEMS)
+    await asyncio.sleep(world.rng.random() * 6)
+    world.agents[name].refusing = ""
+
+
 async def slow_down(world: World) -> None:
     """Much of what is said takes long to be heard."""
     world.network.slow_share, world.network.slow_seconds_max = 0.3, 3.0
@@ -233,6 +251,7 @@ FAULTS: Faults = (
     (repeat_calls, 3),
     (close_node, 2),
     (replace_queue, 1),
+    (refuse_launches, 2),
 )
 
 

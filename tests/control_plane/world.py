@@ -238,6 +238,8 @@ class World:
             store.losing, store.reached = 0.0, True
         for process in self.processes.values():
             process.resume()
+        for agent in self.agents.values():
+            agent.refusing = ""
 
     async def settle(self) -> None:
         """Wait until nothing is left to do."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from cotenant.core.lifecycle import AttemptState, Phase
+from cotenant.core.lifecycle import AttemptState, LaunchCause, Phase
 
 Thing = tuple[str, str]  # a node's id, and a core ("core 3") or GPU (its UUID) of it
 Holds = Mapping[Thing, int]  # in thousandths
@@ -40,7 +40,10 @@ class JobGone:
 
 @dataclass(frozen=True, slots=True)
 class AttemptPut:
-    """Placement kept an attempt: its ranks, out of `size` that belong to it, and what it holds."""
+    """Placement kept an attempt: its ranks, out of `size` that belong to it, and what it holds.
+
+    `launch_cause` says why it was not launched, where that is so.
+    """
 
     job_id: str
     number: int
@@ -50,6 +53,7 @@ class AttemptPut:
     nodes: frozenset[str]
     ranks: tuple[int, ...]
     size: int
+    launch_cause: LaunchCause | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ from cotenant.core.jobs import (
     Locality,
     Qos,
 )
-from cotenant.core.lifecycle import AttemptState, Phase, StopReason
+from cotenant.core.lifecycle import AttemptState, LaunchCause, Phase, StopReason
 from cotenant.core.loss_goal import NO_GOAL
 from cotenant.core.nodes import Core, Gpu, HealthAction, HealthProblem, Inventory, NodeShape
 from cotenant.rpc import errors, promises, sequence
@@ -64,6 +64,7 @@ class EnumMap(Generic[Word]):
 
 PHASES = EnumMap(Phase, job_pb2.JobPhase, "JOB_PHASE")
 ATTEMPT_STATES = EnumMap(AttemptState, job_pb2.AttemptState, "ATTEMPT_STATE")
+LAUNCH_CAUSES = EnumMap(LaunchCause, job_pb2.LaunchCause, "LAUNCH_CAUSE")
 STOP_REASONS = EnumMap(StopReason, job_pb2.StopReason, "STOP_REASON")
 KINDS = EnumMap(JobKind, job_pb2.JobKind, "JOB_KIND")
 LOCALITIES = EnumMap(Locality, job_pb2.Locality, "LOCALITY")
