@@ -15,6 +15,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.chaos.names import DOMAIN
+
 from cotenant.rpc.bearers import Bearer
 from cotenant.rpc.certificates import CA_CERT, LEAF_DAYS, Authority
 from cotenant.rpc.endpoints import MESH_NAME
@@ -54,7 +56,7 @@ class Certificates:
         offset = self.directory / "clock"
         offset.write_bytes(struct.pack("=q", by_seconds * 10**9))
         variables = {"LD_PRELOAD": str(clock), CLOCK: str(offset)} if clock else {}  # without, no clock jumps
-        wanted = {self.bearers[name]: [address, MESH_NAME] for name, address in addresses.items()}
+        wanted = {self.bearers[name]: [address, MESH_NAME, f"{name}.{DOMAIN}"] for name, address in addresses.items()}
         command = [sys.executable, "-m", "tests.chaos.certificates", str(self.directory), str(days)]
         environment = variables | {"PYTHONPATH": str(Path(__file__).resolve().parents[2])}
         subprocess.run(command, input=json.dumps(wanted), text=True, check=True, env=environment)

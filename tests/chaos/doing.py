@@ -55,7 +55,7 @@ class Doing:
         self.killed: set[tuple[str, int]] = set()  # attempts of which we have killed something
         self.wrong: list[str] = []
         self.store = StoreFaults(mesh, lambda: recorder.revision)
-        self.sick = Sick(mesh, self.store)
+        self.sick = Sick(mesh, self.store, recorder.not_launched)
         self.begun: Callable[[Step], None] = lambda step: None  # told of each fault that lasts,
         self.over: Callable[[Step], None] = lambda step: None  # and of its end
         self._rng = rng

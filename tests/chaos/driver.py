@@ -129,6 +129,7 @@ class Driver:
         tls = tls_of(certificates.variables(CLIENT)) if certificates else None
         self.recorder = Recorder(self.mesh.store, self.directory / "commits", tls)
         self.doing = Doing(self.mesh, self.recorder, Random(f"moments {self.told.seed}"))
+        self.naming.not_launched = self.recorder.not_launched
         self.doing.begun, self.doing.over = self.naming.begin, self.naming.over
         for name in PYTHON:
             self.mesh.start(name)

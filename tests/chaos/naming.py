@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tests.chaos.asking import ANSWERS
+from tests.chaos.names import DOMAIN
 from tests.chaos.parts import Mesh
 from tests.chaos.plan import ETCD, LASTING_SECONDS, NODES, OPERATOR, SERVICES, Fault, Step
-from tests.chaos.refusing import refusals_in
 from tests.end_to_end.commands import COTENANT
 from tests.end_to_end.waiting import lines_of
 
@@ -48,19 +48,23 @@ Problem = Mapping[str, str]
 
 @dataclass
 class Lasting:
-    """A fault that has to be named. `where` is what the problem's place has to contain; `log_begin` is for refusals."""
+    """A fault that has to be named.
+
+    `where` is what the place of the problem has to contain one of; `before` is how many launches the node had refused.
+    """
 
     step: Step
-    where: str
+    where: tuple[str, ...]
     begin: float
-    log_begin: int
+    before: int
     refused: float | None = None  # when the node had refused enough launches
 
     def is_named(self, problems: Sequence[Problem]) -> bool:
         """Whether some problem is that fault's."""
         words = WORDS.get(self.step.fault, ("",))
         return any(
-            self.where in problem["where"] and any(word in problem["what"].lower() for word in words)
+            any(where in problem["where"] for where in self.where)
+            and any(word in problem["what"].lower() for word in words)
             for problem in problems
         )
 
@@ -70,6 +74,7 @@ class Naming:
     """Asks for `status` while such a fault lasts. `wrong` is what was not named; `counts` how often it had to be."""
 
     mesh: Mesh
+    not_launched: Mapping[str, int] = field(default_factory=dict)  # by node: how many attempts it could not launch
     wrong: list[str] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
     named_seconds: dict[str, float] = field(default_factory=dict)  # by fault: the longest that it took
@@ -83,8 +88,8 @@ class Naming:
         """Expect a fault to be named, if it lasts long enough and is of a kind that has to be."""
         kind = step.part.partition("-")[0]
         if step.seconds >= LASTING_SECONDS[0] and kind in NAMED.get(step.fault, ()):
-            log_begin = self.mesh.logged(step.part) if step.part in self.mesh.parts else 0
-            self._lasting[step.number] = Lasting(step, self._where(step.part), time.monotonic(), log_begin)
+            where = self._where(step.part)
+            self._lasting[step.number] = Lasting(step, where, time.monotonic(), self.not_launched.get(where[0], 0))
 
     def over(self, step: Step) -> None:
         """Take note that a fault has ended."""
@@ -117,10 +122,11 @@ class Naming:
             self._asked.kill()
             self._asked.wait()
 
-    def _where(self, part: str) -> str:
+    def _where(self, part: str) -> tuple[str, ...]:
+        """What `status` may call a part."""
         if part == ETCD:
-            return "store"
-        return self.mesh.node_ids[part] if part in NODES else self.mesh.address(part)
+            return ("store",)
+        return (self.mesh.node_ids[part],) if part in NODES else (self.mesh.address(part), f"{part}.{DOMAIN}")
 
     def _answer(self) -> dict[str, Any] | None:
         """What `status` answered just now; asks where nothing is asked."""
@@ -164,7 +170,7 @@ class Naming:
                 del self._lasting[number]
             elif self._is_late(lasting) and not (unknown and lasting.step.part in NODES):
                 told = "; ".join(f"{one['where']}: {one['what']}" for one in problems) or "none"
-                self.wrong.append(f"status does not name {lasting.where} ({lasting.step}); its problems are {told}")
+                self.wrong.append(f"status does not name {lasting.where[0]} ({lasting.step}); its problems are {told}")
                 del self._lasting[number]
 
     def _is_late(self, lasting: Lasting) -> bool:
@@ -172,15 +178,15 @@ class Naming:
         since = lasting.begin
         if lasting.step.fault is Fault.REFUSE_LAUNCH:
             if lasting.refused is None:
-                said = self.mesh.said_since(lasting.step.part, lasting.log_begin)
-                lasting.refused = self._asked_at if refusals_in(said) >= REFUSALS_MIN else None
+                refused = self.not_launched.get(lasting.where[0], 0) - lasting.before
+                lasting.refused = self._asked_at if refused >= REFUSALS_MIN else None
                 return False
             since = lasting.refused
         return self._asked_at - since > NAMED_SECONDS and not self._is_given_up(lasting)
 
     def _is_given_up(self, lasting: Lasting) -> bool:
         return any(
-            json.loads(line).get("forgot") == lasting.where
+            json.loads(line).get("forgot") in lasting.where
             for line in lines_of(self.mesh.directory / ANSWERS)
             if '"forgot"' in line
         )

@@ -15,7 +15,6 @@ from tests.end_to_end import remains
 
 Undo = Callable[[], None]
 PASSWORDS, NULL = "/etc/passwd", "/dev/null"
-REFUSED = ("attempt_not_launched", "launch_refused")
 MEMORY = "/memory/"  # in the paths of that hierarchy, of version 1; a single one of version 2 has all controllers
 
 
@@ -80,8 +79,3 @@ def _without_descriptors(pid: int) -> Undo | None:
             resource.prlimit(pid, resource.RLIMIT_NOFILE, (soft, hard))
 
     return undo
-
-
-def refusals_in(said: str) -> int:
-    """How often an agent has logged that it did not launch something."""
-    return sum(any(word in line for word in REFUSED) for line in said.splitlines())

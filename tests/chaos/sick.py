@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from tests.chaos import black_hole, greedy
@@ -12,7 +12,7 @@ from tests.chaos.limits import Limit
 from tests.chaos.link import Wire
 from tests.chaos.parts import Mesh
 from tests.chaos.plan import GUEST, MEMBERS, NODES, PYTHON, RUNNING_SECONDS, Fault, Hook, Mode, Step
-from tests.chaos.refusing import refusals_in, refuse
+from tests.chaos.refusing import refuse
 from tests.chaos.store_faults import StoreFaults
 from tests.end_to_end.commands import Serving
 
@@ -31,6 +31,7 @@ class Sick:
 
     mesh: Mesh
     store: StoreFaults
+    not_launched: Mapping[str, int]  # by node: how many attempts it could not launch
     _ticking: dict[int, Callable[[float], None]] = field(default_factory=dict)  # by step
 
     def tick(self) -> None:
@@ -63,14 +64,15 @@ class Sick:
         return self.store.begin(step)
 
     def _refuse(self, step: Step) -> End | bool:
-        begin = self.mesh.logged(step.part)
+        node_id = self.mesh.node_ids[step.part]
+        before = self.not_launched.get(node_id, 0)
         undo = refuse(self.mesh, step.part, Hook(step.point))
         if undo is None:
             return False
 
         def end() -> bool:
             undo()
-            return refusals_in(self.mesh.said_since(step.part, begin)) > 0
+            return self.not_launched.get(node_id, 0) > before
 
         return end
 

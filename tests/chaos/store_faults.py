@@ -121,7 +121,9 @@ class StoreFaults:
         ballast = rpc.DeleteRangeRequest(
             key=BALLAST.encode(), range_end=(BALLAST[:-1] + chr(ord(BALLAST[-1]) + 1)).encode()
         )
-        self._insist(deadline, lambda channel: rpc.KVStub(channel).DeleteRange(ballast, timeout=CALL_SECONDS))
+        gone = self._insist(deadline, lambda channel: rpc.KVStub(channel).DeleteRange(ballast, timeout=CALL_SECONDS))
+        while self._seen_revision() < gone.header.revision and time.monotonic() < deadline:
+            time.sleep(PAUSE_SECONDS)  # what is compacted cannot be recorded
         seen = rpc.CompactionRequest(revision=self._seen_revision(), physical=True)
         with suppress(grpc.RpcError):  # the mesh itself may have compacted further
             self._ask(lambda channel: rpc.KVStub(channel).Compact(seen, timeout=CALL_SECONDS))
