@@ -44,7 +44,7 @@ ann = "root"
 bob = "root"
 """
 OUTSIDE = (CLIENT, GUEST, OPERATOR)  # whose times are compared with each other, so that no clock of theirs is set
-STORE_BYTES_MAX = 64 << 20  # etcd's quota, so that it can be reached in a moment
+STORE_BYTES_MAX = 32 << 20  # etcd's quota, so that it can be reached in a moment
 ETCD_FLAGS = ("--max-txn-ops=4096", f"--quota-backend-bytes={STORE_BYTES_MAX}")
 RESOLVER = "/etc/resolv.conf"
 ROOT = Path(__file__).resolve().parents[2]

@@ -115,15 +115,17 @@ class Sick:
 
         return end
 
-    def _black_hole(self, step: Step) -> End:
+    def _black_hole(self, step: Step) -> End | bool:
+        """Have something that answers nothing stand in a part's place, where the part is now."""
+        if not self.mesh.is_there(step.part):
+            return False
         mode = black_hole.SILENT if step.point == Mode.SILENT else black_hole.MUTE
-        there = self.mesh.is_there(step.part)
         hole = self.mesh.stand_in(step.part, "tests.chaos.black_hole", mode)
 
         def end() -> bool:
             hole.kill()
             self.mesh.come_back(step.part)
-            return there and black_hole.MET in hole.said
+            return black_hole.MET in hole.said
 
         return end
 

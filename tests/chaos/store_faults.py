@@ -7,11 +7,10 @@ import shutil
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from functools import partial
-from itertools import count
+from itertools import count, cycle
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +25,10 @@ from cotenant.rpc.endpoints import MESH_NAME
 
 End = Callable[[], bool]
 MIB = 1 << 20
+NO_SPACE = "space exceeded"  # as etcd says it
 CALL_SECONDS, MENDED_SECONDS_MAX, PAUSE_SECONDS = 5.0, 60.0, 0.2
 KEPT_SECONDS = 2.0  # of history before the snapshot to which a store goes back
 MESSAGE_OPTIONS = (("grpc.ssl_target_name_override", MESH_NAME),)
-
-
-def _put(channel: grpc.Channel, request: Any) -> Any:
-    return rpc.KVStub(channel).Put(request, timeout=CALL_SECONDS)
 
 
 @dataclass
@@ -104,15 +100,22 @@ class StoreFaults:
 
     def _put_ballast(self, work: Work) -> None:
         """Put values that are nobody's until etcd has no room; go on where the mesh makes some."""
-        for number in count():
-            if work.stop.is_set():
-                return
-            request = rpc.PutRequest(key=f"{BALLAST}{number}".encode(), value=os.urandom(MIB))
+        numbers, members = count(), cycle(MEMBERS)
+        while not work.stop.is_set():
+            with suppress(grpc.RpcError), self._channel(next(members)) as channel:
+                self._put_over(channel, numbers, work)
+            work.stop.wait(PAUSE_SECONDS)
+
+    @staticmethod
+    def _put_over(channel: grpc.Channel, numbers: Iterator[int], work: Work) -> None:
+        while not work.stop.is_set():
+            request = rpc.PutRequest(key=f"{BALLAST}{next(numbers)}".encode(), value=os.urandom(MIB))
             try:
-                self._ask(partial(_put, request=request))
+                rpc.KVStub(channel).Put(request, timeout=CALL_SECONDS)
             except grpc.RpcError as error:
-                if "space exceeded" in str(error):
-                    work.did = True
+                if NO_SPACE not in str(error):
+                    raise
+                work.did = True
                 work.stop.wait(PAUSE_SECONDS)
 
     def _free(self, work: Work) -> None:
