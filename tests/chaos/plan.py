@@ -152,7 +152,7 @@ SHARES = {
     Fault.CLOCK: 5,
     Fault.NO_MAJORITY: 2,
     Fault.OLD_LEADER: 3,
-    Fault.FAIL_POINT: 13,
+    Fault.FAIL_POINT: 18,
     Fault.REFUSE_LAUNCH: 12,
     Fault.STUTTER: 6,
     Fault.STARVE: 5,
@@ -180,6 +180,8 @@ LASTING_SHARES = {  # how often a fault lasts long enough to be named
     Fault.SLOW_STORE: 0.1,
     Fault.FULL_STORE: 0.2,
     Fault.EXPIRE: 0.2,
+    Fault.OLD_STORE: 1.0,
+    Fault.OTHER_STORE: 1.0,
 }
 MODES = {
     Fault.REFUSE_LAUNCH: tuple(Hook),
