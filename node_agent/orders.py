@@ -17,14 +17,15 @@ import structlog
 from cotenant import fail_points, telemetry
 from cotenant.core.failing.classifying import SIGNS_MAX
 from cotenant.node_agent.fence import Fence
+from cotenant.node_agent.launch_faults import NOT_LAUNCHED, cause_of
 from cotenant.node_agent.launching import grace_seconds_of
 from cotenant.node_agent.output_tail import tail_of
 from cotenant.node_agent.profiles import Profiles
 from cotenant.node_agent.progress_reader import ProgressReader
-from cotenant.node_agent.records import AttemptKey, Status, report
+from cotenant.node_agent.records import AttemptKey, Status, report, stop_reason_name
 from cotenant.node_agent.runtime import Found, Runtime
 from cotenant.rpc.background import Background
-from cotenant.v1 import job_pb2, node_service_pb2
+from cotenant.v1 import node_service_pb2
 
 log = structlog.get_logger()
 
@@ -147,22 +148,22 @@ class Orders:
         try:
             await self._fence.flush()
         except OSError as error:
-            self.changed(self._status(key, "FAILED", f"its epoch cannot be recorded: {error.strerror}"))
-            return
+            why = f"its epoch cannot be recorded: {error.strerror}"
+            self.changed(self._not_launched(key, why, cause_of(error, "disk")))
+            return None
         busy = await self._guard().busy(attempt.assignment)
         if attempt.stop_grace_seconds is not None:
-            self.changed(self._status(key, "STOPPED", "stopped before it was started"))
-            return
+            return self.changed(self._status(key, "STOPPED", "stopped before it was started"))
         if busy:
-            self.changed(self._status(key, "FAILED", busy))
-            return
+            return self.changed(self._not_launched(key, busy, "device"))
         attempt.launched = True
         self._watch_progress(attempt.assignment)
         try:
             await self._runtime.launch(attempt.assignment)
         except Exception as error:  # a stranger's runtime may raise whatever it likes
             log.exception("runtime_failed", attempt=str(key))
-            self.changed(self._status(key, "FAILED", f"the runtime failed: {type(error).__name__}: {error}"))
+            failed = f"the runtime failed: {type(error).__name__}: {error}"
+            self.changed(self._not_launched(key, failed, cause_of(error, "other")))
 
     def _watch_progress(self, assignment: node_service_pb2.Assignment) -> None:
         key = AttemptKey(assignment.job_id, assignment.number)
@@ -290,7 +291,10 @@ class Orders:
         if known := self.attempts.get(key):
             self._tell(known.status)
         else:
-            self._tell(self._status(key, "FAILED", f"refused: epoch {epoch} is older than {seen}"))
+            self._tell(self._not_launched(key, f"refused: epoch {epoch} is older than {seen}", "order"))
+
+    def _not_launched(self, key: AttemptKey, reason: str, cause: str) -> Status:
+        return replace(self._status(key, NOT_LAUNCHED, reason), launch_cause=cause)
 
     def _status(self, key: AttemptKey, state: str, message: str = "") -> Status:
         return Status(key, self._fence.epoch_of(key.job_id), state, time.time(), message)
@@ -311,7 +315,7 @@ class Orders:
         else:
             asked = order.HasField("grace")
             grace = order.grace.ToMicroseconds() / 1e6 if asked else grace_seconds_of(known.assignment)
-            log.info("attempt_stopping", attempt=str(key), grace_seconds=grace, reason=_reason_name(order.reason))
+            log.info("attempt_stopping", attempt=str(key), grace_seconds=grace, reason=stop_reason_name(order.reason))
             known.stop_grace_seconds = grace
             self._background.start(self._profiles.end(key, "the attempt is being stopped"))
             if known.launched:
@@ -394,7 +398,3 @@ class Orders:
     async def close(self) -> None:
         """Let go of what is under way."""
         await self._background.close()
-
-
-def _reason_name(reason: job_pb2.StopReason.ValueType) -> str:
-    return job_pb2.StopReason.Name(reason) if reason in job_pb2.StopReason.values() else str(reason)

@@ -83,7 +83,11 @@ class Runtime(Protocol):
         """What it cannot enforce here, each in one sentence; known once it is open."""
 
     async def launch(self, assignment: node_service_pb2.Assignment) -> None:
-        """Start an attempt. One that cannot be started becomes FAILED with the reason."""
+        """Start an attempt.
+
+        One that this node cannot start becomes NOT_LAUNCHED with a cause and the reason, before anything of it was
+        executed, and so does one for which this raises. It becomes FAILED where no node could start it.
+        """
 
     def stop(self, key: AttemptKey, grace_seconds: float) -> None:
         """Warn an attempt, and kill it when grace is over."""

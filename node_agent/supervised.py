@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import re
 import signal
 import time
 from dataclasses import dataclass, field, replace
@@ -16,6 +18,8 @@ from cotenant.node_agent.attempt_directory import AttemptDirectory
 from cotenant.node_agent.attempt_throttle import AttemptThrottle
 from cotenant.node_agent.cgroups import Group, GroupError
 from cotenant.node_agent.core_changes import CoresRefused
+from cotenant.node_agent.launch_faults import LIMIT_ERRORS, NOT_LAUNCHED, cause_of
+from cotenant.node_agent.launching import CannotLaunch
 from cotenant.node_agent.pressure import pressure_within
 from cotenant.node_agent.records import AttemptKey, Status
 from cotenant.node_agent.runtime import Usage
@@ -25,8 +29,10 @@ log = structlog.get_logger()
 
 FIRST_STATE_SECONDS_MAX = 10.0
 REMAINS_SECONDS_MAX = 30.0
+PIDFD_RETRY_SECONDS = 0.2
 MESSAGE_LENGTH_MAX = 1_000  # whatever a user wrote into what it tells of
 REBOOTED = "the node was rebooted"
+ERROR_NUMBER = re.compile(r"\[Errno (\d{1,4})\]")
 SUPERVISOR_DIED = "its supervisor died; what was left of the job was killed"
 
 
@@ -57,11 +63,21 @@ class Supervised:
         """Whether it holds cores and GPUs."""
         return self.status is None or not self.status.ended
 
-    def new_status(self, state: str, message: str = "") -> Status:
+    def new_status(self, state: str, message: str = "", launch_cause: str = "") -> Status:
         """What is known of it where no supervisor has told anything."""
         if len(message) > MESSAGE_LENGTH_MAX:
             message = message[: MESSAGE_LENGTH_MAX - 1] + "…"
-        return Status(self.key, self.assignment.epoch, state, time.time(), message)
+        return Status(self.key, self.assignment.epoch, state, time.time(), message, launch_cause=launch_cause)
+
+    def not_launched(self, error: Exception) -> Status:
+        """Return the end of an attempt that could not be launched for this error."""
+        if self.directory is not None:
+            with contextlib.suppress(OSError):  # then its end is told, and not kept
+                self.directory.path.mkdir(exist_ok=True)
+        if isinstance(error, CannotLaunch):
+            return self.new_status(NOT_LAUNCHED, str(error), error.cause.value)
+        log.error("launch_failed", attempt=str(self.key), exc_info=error)
+        return self.new_status(NOT_LAUNCHED, f"the agent failed: {error}", cause_of(error, "other"))
 
     async def end_orphans(self, marker: str) -> Status:
         """Kill what a dead supervisor left, known by `marker`, and record the failure in its place."""
@@ -73,9 +89,11 @@ class Supervised:
         ):
             log.error("processes_not_killed", attempt=str(self.key), seconds=REMAINS_SECONDS_MAX)
         words = "" if rebooted else self.directory.last_words()
+        cause = "" if self.directory.was_executed() else cause_in_words(words)
         status = replace(
             self.status or self.new_status("FAILED"),
-            state="FAILED",
+            state=NOT_LAUNCHED if cause else "FAILED",
+            launch_cause=cause,
             time=time.time(),
             end_time=time.time(),
             message=REBOOTED if rebooted else SUPERVISOR_DIED + (f" ({words})" if words else ""),
@@ -100,7 +118,7 @@ class Supervised:
             return
         try:
             await asyncio.to_thread(self.directory.write_end, status)
-        except OSError as error:
+        except (OSError, RuntimeError) as error:  # RuntimeError: no thread can be started
             log.error("end_not_recorded", attempt=str(self.key), error=str(error))
 
     def order_stop(self) -> None:
@@ -156,6 +174,28 @@ class Supervised:
                 log.info("cores_healed", attempt=str(self.key))
         except CoresRefused as error:
             log.warning("cores_not_healed", attempt=str(self.key), error=str(error))
+
+
+async def open_pidfd(pid: int) -> int:
+    """Open a descriptor for a child; waits while the agent is out of descriptors or memory, as the child runs."""
+    while True:
+        try:
+            return os.pidfd_open(pid)
+        except OSError as error:
+            if error.errno not in LIMIT_ERRORS:
+                raise
+            log.warning("supervisor_not_watched", pid=pid, error=str(error))
+            await asyncio.sleep(PIDFD_RETRY_SECONDS)
+
+
+def cause_in_words(words: str) -> str:
+    """Return the cause that a supervisor's last words tell of, such as a traceback's last line.
+
+    >>> cause_in_words("OSError: [Errno 24] Too many open files"), cause_in_words("Killed")
+    ('limit', 'other')
+    """
+    found = ERROR_NUMBER.search(words)
+    return cause_of(OSError(int(found[1]), ""), "other") if found else "other"
 
 
 async def first_status(directory: AttemptDirectory) -> Status | None:

@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from cotenant.node_agent.output_file import OutputFile
 else:
     import _signal as signal  # the module around it makes enumerations: see supervision.py
+if TYPE_CHECKING or __package__:
+    from cotenant.node_agent.launch_faults import cause_of, cause_of_execution
+else:
+    from launch_faults import cause_of, cause_of_execution
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
@@ -46,6 +50,7 @@ class TaskProcess:
         self.exec_reader = -1  # becomes readable when the program runs, or says why it does not
         self.output_reader = -1
         self.exec_error = ""
+        self.launch_cause = ""  # of an exec_error for which the job is not to blame
         self.status: int | None = None  # as waitpid gives it
 
     @property
@@ -61,9 +66,13 @@ class TaskProcess:
     def start(self) -> None:
         """Fork; the child becomes the program or writes into the exec pipe why it cannot."""
         self.exec_reader, exec_writer = os.pipe()
-        self.output_reader, output_writer = os.pipe()
-        os.set_blocking(self.output_reader, False)
         os.set_blocking(self.exec_reader, False)
+        try:
+            self.output_reader, output_writer = os.pipe()
+        except OSError:
+            os.close(exec_writer)
+            raise
+        os.set_blocking(self.output_reader, False)
         parent = os.getpid()
         try:
             self.pid = os.fork()
@@ -100,9 +109,17 @@ class TaskProcess:
             doing = "command"
             execute(self.command, self.environment)
         except BaseException as error:  # whatever it is, it must be told
-            os.write(exec_writer, self._reason(doing, error).encode(errors="replace"))
+            told = f"{self._cause(doing, error)}\n{self._reason(doing, error)}"
+            os.write(exec_writer, told.encode(errors="replace"))
         finally:
             os._exit(127)
+
+    def _cause(self, doing: str, error: BaseException) -> str:
+        if doing == "command":
+            return cause_of_execution(error)
+        if doing == "directory" and not self.directory_is_ours:
+            doing = "working_directory"
+        return cause_of(error, {"starting": "process", "control group": "cgroup"}.get(doing, doing))
 
     def _reason(self, doing: str, error: BaseException) -> str:
         if not isinstance(error, OSError):
@@ -130,7 +147,7 @@ class TaskProcess:
             return False
         os.close(self.exec_reader)
         self.exec_reader = -1
-        self.exec_error = told.decode(errors="replace")
+        self.launch_cause, _, self.exec_error = told.decode(errors="replace").partition("\n")
         return True
 
     def pump(self) -> bool:
@@ -196,6 +213,12 @@ def number(value: object) -> int:
     """Narrow a value from JSON."""
     assert isinstance(value, int)
     return value
+
+
+def float_of(value: object) -> float:
+    """Narrow a number from JSON."""
+    assert isinstance(value, (int, float))
+    return float(value)
 
 
 def sequence(value: object) -> list[object]:

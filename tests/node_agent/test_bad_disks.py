@@ -19,6 +19,7 @@ from cotenant.node_agent import cgroup_mounts
 from cotenant.node_agent.cgroups import Group, GroupError
 from cotenant.v1 import job_pb2
 
+NOT_LAUNCHED = job_pb2.ATTEMPT_STATE_NOT_LAUNCHED
 FAILED, SUCCEEDED = job_pb2.ATTEMPT_STATE_FAILED, job_pb2.ATTEMPT_STATE_SUCCEEDED
 
 
@@ -83,7 +84,9 @@ async def test_an_epoch_that_cannot_be_recorded_refuses_its_job_and_loses_no_end
     fence.unlink()
     fence.mkdir()  # it cannot be written; a mount with open files cannot be made read-only
     placement.assign(shell("refused", "true", epoch=11))
-    assert "its epoch cannot be recorded: Is a directory" in (await placement.ended("refused")).message
+    end = await placement.ended("refused")
+    assert "its epoch cannot be recorded: Is a directory" in end.message
+    assert (end.state, end.launch_cause) == (NOT_LAUNCHED, job_pb2.LAUNCH_CAUSE_DISK)
     (tmp_path / "go").touch()
     assert (await placement.ended("before")).exit.code == 7
     fence.rmdir()
@@ -107,7 +110,9 @@ async def test_control_groups_that_cannot_be_written_refuse_jobs_and_hold_nothin
         patch.setattr(Group, "create", refuse)
         for number in range(2):
             placement.assign(shell(f"refused-{number}", "true", tasks=[task(cpus=CPUS[:1])]))
-            assert "Read-only file system" in (await placement.ended(f"refused-{number}")).message
+            end = await placement.ended(f"refused-{number}")
+            assert "Read-only file system" in end.message
+            assert (end.state, end.launch_cause) == (NOT_LAUNCHED, job_pb2.LAUNCH_CAUSE_CGROUP)
     placement.assign(shell("after", "exit 0", tasks=[task(cpus=CPUS[:1])]))
     assert (await placement.ended("after")).state == SUCCEEDED
     placement.send(stops=[stop_order("before", grace_seconds=0)])
@@ -130,11 +135,12 @@ async def test_without_file_descriptors_a_job_is_refused_and_the_agent_goes_on(
             while True:
                 taken.append(os.dup(taken[0]))
         placement.assign(shell("starved", "true"))
-        message = (await placement.ended("starved")).message
+        end = await placement.ended("starved")
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
         for descriptor in taken:
             os.close(descriptor)
-    assert "Too many open files" in message
+    assert "Too many open files" in end.message
+    assert (end.state, end.launch_cause) == (NOT_LAUNCHED, job_pb2.LAUNCH_CAUSE_LIMIT)
     placement.assign(shell("after", "exit 0"))
     assert (await placement.ended("after")).state == SUCCEEDED

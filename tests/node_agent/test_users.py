@@ -164,7 +164,7 @@ async def test_the_working_directory_is_entered_as_the_submitter(opened: Opened,
     os.mkdir(private, mode=0o700)
     job = submitted("outside", "eve", "pwd", spec=job_pb2.JobSpec(working_directory=str(private)))
     state, message, _ = await run(opened, job)
-    assert state == "FAILED"
+    assert state == "NOT_LAUNCHED"
     assert f"the working directory {private} cannot be entered: Permission denied" in message
 
 
@@ -172,7 +172,7 @@ async def test_the_working_directory_is_entered_as_the_submitter(opened: Opened,
 async def test_nobody_runs_as_root_by_name_nor_as_who_is_not_there(opened: Opened) -> None:
     for submitter, told in (("root", "as root, which only [users]"), ("no-such-person", "no user 'no-such-person'")):
         state, message, output = await run(opened, submitted(f"by-{submitter}", submitter, "id -u"))
-        assert (state, output) == ("FAILED", "")
+        assert (state, output) == ("NOT_LAUNCHED", "")
         assert told in message
 
 
