@@ -51,6 +51,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument(
         "--names", action=argparse.BooleanOptionalAction, help="whether parts have names; by default the seed decides"
     )
+    parser.add_argument("--lasting", type=float, help="the share of faults that last until `status` has to name them")
     parser.add_argument("--regressions", action="store_true", help="also have a store that is older, or another one")
     parser.add_argument("--json", type=Path, help="a file for what came of it")
     told = parser.parse_args(arguments)
@@ -94,7 +95,9 @@ def _run(told: argparse.Namespace, directory: Path) -> int:
     say = functools.partial(print, flush=True)
     points = told.only_fail_point
     faults = told.only | REGRESSIONS if told.regressions else told.only
-    wanted = driver.Wanted(seed, told.steps, told.rest_every, faults, told.broken, tls, told.pace, points, names)
+    wanted = driver.Wanted(
+        seed, told.steps, told.rest_every, faults, told.broken, tls, told.pace, points, names, told.lasting
+    )
     outcome = driver.run(directory, wanted, say)
     _print(outcome)
     if told.json:

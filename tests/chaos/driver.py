@@ -80,6 +80,7 @@ class Wanted:
     pace: float = 1.0
     points: Collection[str] = DRAWN
     names: bool = False
+    lasting_share: float | None = None  # of faults that `status` has to name
 
 
 class Driver:
@@ -291,4 +292,4 @@ def run(directory: Path, wanted: Wanted, say: Callable[[str], None]) -> Told:
     """Make a mesh in an empty directory, and do to it what is wanted."""
     driver = Driver(directory, wanted, say)
     faults = {fault for fault in wanted.faults if driver.mesh.clock or fault is not Fault.CLOCK}
-    return driver.run(drawn(wanted.seed, faults, wanted.points))
+    return driver.run(drawn(wanted.seed, faults, wanted.points, wanted.lasting_share))

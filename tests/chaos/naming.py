@@ -14,7 +14,6 @@ from tests.chaos.asking import ANSWERS
 from tests.chaos.names import DOMAIN
 from tests.chaos.parts import Mesh
 from tests.chaos.plan import ETCD, LASTING_SECONDS, NODES, OPERATOR, SERVICES, Fault, Step
-from tests.end_to_end.commands import COTENANT
 from tests.end_to_end.waiting import lines_of
 
 NAMED_SECONDS, WELL_SECONDS = 30.0, 60.0
@@ -154,9 +153,16 @@ class Naming:
 
     def _ask(self) -> subprocess.Popen[str]:
         endpoints = ",".join(f"{service}={self.mesh.reached(service)}" for service in SERVICES)
-        command = [*self.mesh.machines.all[OPERATOR].prefix, COTENANT, "status", "--json", "--endpoint", endpoints]
-        environment = self.mesh.environment(OPERATOR)
-        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment, text=True)
+        command = [
+            *self.mesh.machines.all[OPERATOR].prefix,
+            *self.mesh.program,
+            "status",
+            "--json",
+            "--endpoint",
+            endpoints,
+        ]
+        environment, pipe = self.mesh.environment(OPERATOR), subprocess.PIPE
+        return subprocess.Popen([*command, "status", "--json"], stdout=pipe, stderr=pipe, env=environment, text=True)
 
     def _judge(self, picture: Mapping[str, Any]) -> None:
         problems: Sequence[Problem] = picture["problems"]

@@ -104,7 +104,7 @@ class Mesh:
         self, directory: Path, machines: Machines, broken: str = "", *, tls: bool = False, names: bool = False
     ) -> None:
         self.directory, self.machines = directory, machines
-        self._program = [sys.executable, "-m", "tests.chaos.broken", broken] if broken else [COTENANT]
+        self.program = [sys.executable, "-m", "tests.chaos.broken", broken] if broken else [COTENANT]
         self.clock, self._modules = build_clock(directory), install_allocator(directory)
         self.starts: Counter[str] = Counter()
         self.points = directory / POINTS  # that are armed, and taken by whom
@@ -179,7 +179,7 @@ class Mesh:
 
     def _command(self, part: str) -> list[str]:
         machine = self.machines.all[part]
-        words = [*machine.prefix, *self._program, "--state-dir", str(machine.disk / "state"), "serve", service_of(part)]
+        words = [*machine.prefix, *self.program, "--state-dir", str(machine.disk / "state"), "serve", service_of(part)]
         words += ["--endpoints", ",".join(f"{service}={self.reached(service)}" for service in SERVICES)]
         words += ["--config", str(self.directory / "settings.toml")]
         if part in NODES:

@@ -5,7 +5,7 @@ The same seed and the same numbers give the same plan; how it meets the processe
 
 from __future__ import annotations
 
-from collections.abc import Collection, Container, Iterator, Sequence, Set
+from collections.abc import Collection, Container, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import count, islice
@@ -239,14 +239,23 @@ def plan(seed: int, steps: int, faults: Container[Fault] = DEFAULT, points: Coll
     return list(islice(drawn(seed, faults, points), steps))
 
 
-def drawn(seed: int, faults: Container[Fault] = DEFAULT, points: Collection[str] = DRAWN) -> Iterator[Step]:
-    """Draw steps without end; no fail point comes again before each other one has come."""
+def drawn(
+    seed: int,
+    faults: Container[Fault] = DEFAULT,
+    points: Collection[str] = DRAWN,
+    lasting_share: float | None = None,
+) -> Iterator[Step]:
+    """Draw steps without end; no fail point comes again before each other one has come.
+
+    Of faults that `status` has to name, `lasting_share` last long enough for that; by default `LASTING_SHARES`.
+    """
+    lasting = LASTING_SHARES if lasting_share is None else dict.fromkeys(LASTING_SHARES, lasting_share)
     rng = Random(f"chaos {seed}")
     shares = {fault: share if fault in faults else 0 for fault, share in SHARES.items()}
     deck: list[str] = []
     for number in count(1):
         deck = deck or rng.sample(sorted(points), len(points))
-        yield _step(rng, number, rng.choices(list(shares), list(shares.values()))[0], deck)
+        yield _step(rng, number, rng.choices(list(shares), list(shares.values()))[0], deck, lasting)
 
 
 def cut_off(step: Step) -> frozenset[str]:
@@ -263,7 +272,7 @@ def cut_off_without(touched: Set[str]) -> frozenset[str]:
     return frozenset(touched & {*NODES})
 
 
-def _step(rng: Random, number: int, fault: Fault, deck: list[str]) -> Step:
+def _step(rng: Random, number: int, fault: Fault, deck: list[str], lasting: Mapping[Fault, float]) -> Step:
     after = round(rng.uniform(*PAUSE_SECONDS), 2)
     part, peer = _drawn_for(fault, rng)
     seconds, amount, point = _seconds(rng), 0.0, ""
@@ -285,7 +294,7 @@ def _step(rng: Random, number: int, fault: Fault, deck: list[str]) -> Step:
             seconds, amount = 0.0, rng.choice(CLOCK_SECONDS) * rng.choice((1, -1))
         case Fault.DRIFT:
             amount *= rng.choice((1, -1))
-    if rng.random() < LASTING_SHARES.get(fault, 0.0):
+    if rng.random() < lasting.get(fault, 0.0):
         seconds = round(rng.uniform(*LASTING_SECONDS), 2)
     return Step(number, after, fault, part, peer, seconds, amount, point)
 
