@@ -9,7 +9,15 @@ from dataclasses import dataclass
 from unittest import mock
 
 from google.protobuf.message import Message
-from tests.control_plane.faults import OF_LATE_PLANS, OF_LOST_NODES, OF_NEW_QUEUES, OF_REPLACED_QUEUES, PAUSES, Faults
+from tests.control_plane.faults import (
+    OF_LATE_PLANS,
+    OF_LOST_NODES,
+    OF_NEW_QUEUES,
+    OF_REPLACED_QUEUES,
+    OF_SICK_NODES,
+    PAUSES,
+    Faults,
+)
 
 from cotenant.history.checker import Rule
 from cotenant.node_agent.fence import Fence
@@ -20,7 +28,7 @@ from cotenant.services.placement.committer import Committer
 from cotenant.services.placement.forgetting import Forgetting
 from cotenant.services.placement.planning import Planning
 from cotenant.services.placement.records import Node
-from cotenant.services.queue import arrays, follower, keeper
+from cotenant.services.queue import arrays, follower, keeper, launch_failures
 from cotenant.services.queue import server as queue
 from cotenant.services.queue.gates import Gates
 from cotenant.services.queue.keeper import Request, request_of
@@ -126,6 +134,11 @@ def none_left(self: Forgetting, node_id: str) -> list[str]:
     return []
 
 
+def never_elsewhere(job: job_pb2.Job, now: float) -> bool:
+    """A queue that takes a launch that a node refused for a failure of the job's."""
+    return False
+
+
 @dataclass(frozen=True, slots=True)
 class Mutant:
     """What is changed, and which rule that breaks; which faults suit it, if any do, and from which seed on."""
@@ -164,6 +177,9 @@ MUTANTS: dict[str, Mutant] = {
     "whoever watches is not told of ends": Mutant(((State, "_tell", tell_of_the_living),), Rule.READ),
     "the queue plans for jobs whose attempt is ending, and placement starts them": Mutant(
         ((follower, "Counter", Nothing), (planning, "as_known", whatever_it_is)), Rule.ONCE
+    ),
+    "a launch that a node refuses counts as a failure of the job's": Mutant(
+        ((launch_failures, "goes_elsewhere", never_elsewhere),), Rule.PLATFORM, OF_SICK_NODES
     ),
     "placement gives up whoever has come by the name of a node that was given up": Mutant(
         ((Forgetting, "requests_left", none_left),), Rule.RESTART, OF_LOST_NODES, 60

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
 
-from cotenant.core.lifecycle import ENDED, AttemptState, LaunchCause, Phase
+from cotenant.core.lifecycle import ENDED, AttemptState, Phase
 from cotenant.history.events import (
     Acknowledged,
     AttemptGone,
@@ -43,6 +43,7 @@ from cotenant.history.events import (
     Welcomed,
     Wrote,
 )
+from cotenant.history.launches import Launches
 from cotenant.history.phases import REACHABLE
 from cotenant.history.reads import Reads
 
@@ -106,11 +107,11 @@ class Checker:
         self._given_up: dict[str, float] = {}  # nodes, for an operator's sake: until when
         self._abandoned: set[Key] = set()  # attempts that were lost with them, and may run on
         self._forgotten: set[tuple[str, Key]] = set()  # what a reboot of a node ended
-        self._not_launched: set[Key] = set()  # attempts that a node could not launch, for its own sake
         self._cancelled: set[str] = set()
         self._priorities: dict[str, int] = {}  # as last acknowledged
         self._closed: set[str] = set()  # nodes that are given no work
         self._reads = Reads(partial(self._break, Rule.READ))
+        self._launches = Launches(partial(self._break, Rule.PLATFORM))
 
     def kept(self) -> list[JobPut]:
         """Jobs as last kept, but for those of arrays of which not all was kept."""
@@ -233,8 +234,7 @@ class Checker:
         live = self.live.get(job.job_id)
         if live and job.phase in OVER:
             self._break(Rule.LIFE, f"at {revision} {job.job_id} is {job.phase}, and {live.number} is {live.state}")
-        if job.phase is Phase.FAILED and (job.job_id, job.attempt) in self._not_launched:
-            self._break(Rule.PLATFORM, f"at {revision} {job.job_id} failed, and {job.attempt} was not launched")
+        self._launches.put_job(job, revision)
         self._reads.kept(job.job_id, job.phase, revision)
         self.jobs[job.job_id] = job
 
@@ -257,11 +257,9 @@ class Checker:
         self._committed[attempt.job_id, attempt.number, attempt.epoch] = attempt.holds
         if attempt.state is AttemptState.LOST and (before or attempt.number > last):
             self._check_lost(attempt, commit, name)
-        if attempt.state is AttemptState.NOT_LAUNCHED:
-            if before and before.state is AttemptState.RUNNING:
-                self._break(Rule.LIFE, f"{name} ran, and then was not launched")
-            if attempt.launch_cause is not LaunchCause.WORKING_DIRECTORY:
-                self._not_launched.add((attempt.job_id, attempt.number))
+        self._launches.put_attempt(attempt)
+        if attempt.state is AttemptState.NOT_LAUNCHED and before and before.state is AttemptState.RUNNING:
+            self._break(Rule.LIFE, f"{name} ran, and then was not launched")
         if attempt.state is AttemptState.SUCCEEDED and (
             missing := attempt.nodes - self._parts[attempt.job_id, attempt.number]
         ):

@@ -29,6 +29,7 @@ class JobPut:
     priority: int = 0
     waits_for: tuple[tuple[str, bool], ...] = ()
     not_before_seconds: float = 0.0
+    failures: int = 0  # of its attempts that are counted, whoever is responsible
 
 
 @dataclass(frozen=True, slots=True)

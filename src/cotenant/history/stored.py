@@ -65,6 +65,7 @@ def _job(stored: records_pb2.StoredJob, began_unix_seconds: float | None) -> Job
         job.spec.priority,
         tuple((one.id, one.condition != job_pb2.DEPENDENCY_CONDITION_AFTER) for one in job.spec.dependencies),
         not_before.seconds + not_before.nanos / 1e9 - (began_unix_seconds or 0.0) if waits else 0.0,
+        job.failures + stored.infrastructure_failures,
     )
 
 
