@@ -32,7 +32,7 @@ def all_succeed(mesh: Mesh, job_ids: list[str]) -> None:
         return phases if set(phases) == set(job_ids) and set(phases.values()) <= ENDED else {}
 
     phases = until(ended, "end of all jobs", seconds=120.0)
-    assert {phase for phase in phases.values()} == {Phase.SUCCEEDED}
+    assert set(phases.values()) == {Phase.SUCCEEDED}
 
 
 def nothing_is_held(mesh: Mesh) -> None:

@@ -1,10 +1,8 @@
-"""A disk that is full, files that cannot be written, no file descriptors: a clear status, nothing half done."""
+"""A disk that is full, files that cannot be written: a clear status, nothing half done."""
 
 from __future__ import annotations
 
-import contextlib
 import os
-import resource
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -115,26 +113,3 @@ async def test_control_groups_that_cannot_be_written_refuse_jobs_and_hold_nothin
     group, _ = cgroup_mounts.open_node_group(NODE)
     assert group is not None
     assert not any(group.child(f"{name}-1").exists() for name in ("refused-0", "refused-1", "after", "before"))
-
-
-async def test_without_file_descriptors_a_job_is_refused_and_the_agent_goes_on(
-    placement: Placement, agent: RunningAgent
-) -> None:
-    placement.assign(shell("warm-up", "true"))
-    await placement.ended("warm-up")
-    before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    taken = [os.open(os.devnull, os.O_RDONLY)]
-    resource.setrlimit(resource.RLIMIT_NOFILE, (taken[0] + 20, before[1]))
-    try:
-        with contextlib.suppress(OSError):
-            while True:
-                taken.append(os.dup(taken[0]))
-        placement.assign(shell("starved", "true"))
-        message = (await placement.ended("starved")).message
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, before)
-        for descriptor in taken:
-            os.close(descriptor)
-    assert "Too many open files" in message
-    placement.assign(shell("after", "exit 0"))
-    assert (await placement.ended("after")).state == SUCCEEDED
