@@ -43,7 +43,7 @@ from cotenant import descriptors, telemetry
 
 log = structlog.get_logger()
 
-LOOK_SECONDS, SCARCE_LOOK_SECONDS = 0.25, 0.05
+LOOK_SECONDS, SCARCE_LOOK_SECONDS = 0.25, 0.02
 SCARCE_SHARE_MAX = 0.1  # of the time, while descriptors are scarce
 SCAN_SECONDS_MIN, SCAN_SECONDS_MAX = 1.0, 5.0
 SCAN_SHARE_MAX = 0.01  # of the time
