@@ -93,7 +93,7 @@ def test_at_the_hard_limit_of_descriptors_a_flood_locks_nobody_out(tmp_path: Pat
             job_ids = submit_all(mesh)
             assert time.monotonic() - began < JOBS * SECONDS_TO_GET_IN
             all_succeed(mesh, job_ids)
-            nothing_is_held(mesh)
+        nothing_is_held(mesh)
         assert flood.lost > flood.opened / 2
         until(lambda: problems_of_descriptors(mesh) == [], "recovery")
     finally:

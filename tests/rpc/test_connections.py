@@ -6,7 +6,7 @@ import asyncio
 import os
 import socket
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -23,7 +23,8 @@ from tests.rpc.test_server import _framed
 
 from cotenant import descriptors
 from cotenant.rpc import connections
-from cotenant.rpc.certificates import Authority, Bearer
+from cotenant.rpc.bearers import Bearer
+from cotenant.rpc.certificates import Authority
 from cotenant.rpc.channel import connect
 from cotenant.rpc.connections import RULES, Connection, ConnectionRules, Connections, address_of, peer_name, surplus
 from cotenant.rpc.security import Security
@@ -41,8 +42,12 @@ SECONDS = 20.0
 
 def watch_frames(stream: int) -> bytes:
     """What a client sends that watches the health of the whole server."""
-    fields = ((b":path", b"/grpc.health.v1.Health/Watch"), (b":authority", b"x:1"), (b"te", b"trailers"))
-    fields += ((b"content-type", b"application/grpc"),)
+    fields = (
+        (b":path", b"/grpc.health.v1.Health/Watch"),
+        (b":authority", b"x:1"),
+        (b"te", b"trailers"),
+        (b"content-type", b"application/grpc"),
+    )
     headers = b"\x83\x86" + b"".join(bytes([0, len(name)]) + name + bytes([len(text)]) + text for name, text in fields)
     return _framed(1, 4, stream, headers) + _framed(0, 1, stream, bytes(5))
 
@@ -174,9 +179,9 @@ async def test_watches_of_one_authenticated_connection_are_bounded(mesh: Mesh) -
     await mesh.serve(connections=replace(RULES, watches_per_connection=3))
     channel = grpc.aio.insecure_channel(mesh.address)
     with pytest.raises(grpc.aio.AioRpcError):
-        await jobs_grpc.JobServiceStub(channel).GetJob(jobs_pb.GetJobRequest(), metadata=())  # type: ignore[misc]
+        await jobs_grpc.JobServiceStub(channel).GetJob(jobs_pb.GetJobRequest(), metadata=())
     token = (("authorization", "Bearer a-token-for-tests"),)
-    await jobs_grpc.JobServiceStub(channel).GetJob(jobs_pb.GetJobRequest(), metadata=token)  # type: ignore[misc]
+    await jobs_grpc.JobServiceStub(channel).GetJob(jobs_pb.GetJobRequest(), metadata=token)
     stub = health_pb2_grpc.HealthStub(channel)
     watches = [stub.Watch(health_pb2.HealthCheckRequest()) for _ in range(3)]
     for watch in watches:
@@ -293,7 +298,7 @@ async def test_peers_are_named_as_grpc_names_them(mesh: Mesh) -> None:
         server = await mesh.serve(address=f"{'[::]' if host == '[::1]' else host}:0")
         found: set[str] = set()
         async with connect(f"{host}:{mesh.port}", "a-token-for-tests") as channel:
-            await jobs_grpc.JobServiceStub(channel).GetJob(jobs_pb.GetJobRequest())  # type: ignore[misc]
+            await jobs_grpc.JobServiceStub(channel).GetJob(jobs_pb.GetJobRequest())
             used = descriptors.usage().used
             found = {
                 peer
@@ -314,7 +319,12 @@ def test_a_look_that_finds_nothing_new_reads_no_descriptor(monkeypatch: pytest.M
     clock = [100.0]
     warden = Connections(clock=lambda: clock[0], usage=lambda: descriptors.Usage(50, 1000))
     scans: list[int] = []
-    monkeypatch.setattr(connections, "open_sockets", lambda used: scans.append(used) or iter(()))
+
+    def scanned(used: int) -> Iterator[tuple[int, int]]:
+        scans.append(used)
+        return iter(())
+
+    monkeypatch.setattr(connections, "open_sockets", scanned)
     for _ in range(16):
         warden.look(1)
         clock[0] += connections.LOOK_SECONDS

@@ -307,9 +307,7 @@ def surplus(
     silent, and goes after those without.
     """
     order = sorted(unauthenticated, key=lambda one: (one.watches, one.since, one.inode))
-    closing = {
-        one.descriptor: SILENT for one in order if not one.watches and now - one.active > rules.silent_seconds
-    }
+    closing = {one.descriptor: SILENT for one in order if not one.watches and now - one.active > rules.silent_seconds}
     left = [one for one in order if one.descriptor not in closing]
     by_address = Counter(address_of(one.peer) for one in left)
     in_all = len(left)
