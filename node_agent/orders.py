@@ -10,7 +10,6 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
 import structlog
 
@@ -19,6 +18,7 @@ from cotenant.core.failing.classifying import SIGNS_MAX
 from cotenant.node_agent.fence import Fence
 from cotenant.node_agent.launch_faults import NOT_LAUNCHED, cause_of
 from cotenant.node_agent.launching import grace_seconds_of
+from cotenant.node_agent.node_guard import NodeGuard
 from cotenant.node_agent.output_tail import tail_of
 from cotenant.node_agent.profiles import Profiles
 from cotenant.node_agent.progress_reader import ProgressReader
@@ -47,16 +47,6 @@ class Attempt:
     changed: float = field(default_factory=time.monotonic)  # what it holds, on the same clock
 
 
-class GpuGuard(Protocol):
-    """Says of GPUs whether they are free."""
-
-    async def busy(self, assignment: node_service_pb2.Assignment) -> str:
-        """Why the GPUs of an attempt that is to be started are not free; nothing where they are."""
-
-    async def settle(self, assignment: node_service_pb2.Assignment) -> None:
-        """Wait until nothing of an attempt that has ended holds its GPUs, or they are held from new work."""
-
-
 class Orders:
     """All attempts that are known here, and what becomes of them."""
 
@@ -69,7 +59,7 @@ class Orders:
         profiles: Profiles,
         tell: Callable[[node_service_pb2.AttemptReport], None],
         tell_resized: Callable[[node_service_pb2.ResizeReport], None],
-        guard: Callable[[], GpuGuard],
+        guard: Callable[[], NodeGuard],
         held_back: Callable[[AttemptKey], bool] = lambda key: False,
     ) -> None:
         self.attempts: dict[AttemptKey, Attempt] = {}
@@ -145,6 +135,7 @@ class Orders:
             await self._launch_alone(key, attempt)
 
     async def _launch_alone(self, key: AttemptKey, attempt: Attempt) -> None:
+        await self._guard().room(lambda: attempt.stop_grace_seconds is not None)
         try:
             await self._fence.flush()
         except OSError as error:

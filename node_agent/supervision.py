@@ -6,7 +6,6 @@ Loaded by the supervisor without the package around it. The job waits for what i
 from __future__ import annotations
 
 import os
-import resource
 import select
 import sys
 import time
@@ -167,7 +166,6 @@ class Supervisor:
 
     def run(self) -> None:
         """Start all tasks and stay until all that came of them is gone and recorded."""
-        self._restore_descriptor_limit()
         self._step_into_home()
         adopt_orphans()
         for task in self.tasks:
@@ -187,13 +185,6 @@ class Supervisor:
         self.finish()
         while self.save_at is not None:
             self.step()
-
-    def _restore_descriptor_limit(self) -> None:
-        """Give back the soft limit that the agent has raised for itself: some programs loop over all descriptors."""
-        wanted = self.spec.get("descriptors_max")
-        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        if isinstance(wanted, int) and wanted < soft:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
     def _step_into_home(self) -> None:
         """Leave the agent's group, which may be ended without us."""

@@ -53,6 +53,18 @@ STORIES = (
         7,
         {'cotenant_placement_gpus{state="ill"}': "0x20", 'cotenant_placement_gpus{state="free"}': "8x20"},
     ),
+    Story(
+        "DescriptorsScarce",
+        {
+            'cotenant_descriptors_used{instance="a"}': "100 100 850x20",
+            'cotenant_descriptors_limit{instance="a"}': "1000x22",
+        },
+        7,
+        {
+            'cotenant_descriptors_used{instance="a"}': "850 850 100x20",
+            'cotenant_descriptors_limit{instance="a"}': "1000x22",
+        },
+    ),
     Story(  # two replicas bear it, and one of them has read the new file already
         "CertificateRunsOut",
         {f'{CERTIFICATE}{{instance="a"}}': f"{FORTNIGHT + 1}-1x20", f'{CERTIFICATE}{{instance="b"}}': "2592000x20"},

@@ -31,6 +31,8 @@ PARTS = {
     "contention": "Contention",
     "agent": "Node agents",
     "loop": "Every service",
+    "connections": "Connections to a service",
+    "descriptors": "File descriptors of a service",
     "audit": "The audit log",
     "certificate": "Certificates, of services and agents",
 }

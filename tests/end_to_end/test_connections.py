@@ -6,7 +6,9 @@ import resource
 import time
 from pathlib import Path
 
+import grpc
 import pytest
+from tests.end_to_end.clients import AWAY
 from tests.end_to_end.flooding import Flood, many_descriptors
 from tests.end_to_end.meshes import Mesh
 from tests.end_to_end.waiting import until
@@ -17,6 +19,7 @@ from cotenant.rpc import translate
 
 JOBS = 150
 LIMIT = 256
+SECONDS_TO_GET_IN = 1.0  # for each of them, on average: every one comes on a connection of its own
 NOFILE = resource.RLIMIT_NOFILE
 
 
@@ -28,11 +31,17 @@ def submit_all(mesh: Mesh) -> list[str]:
 
 def all_succeed(mesh: Mesh, job_ids: list[str]) -> None:
     def ended() -> dict[str, Phase]:
-        phases = {job.id: translate.PHASES.from_wire(job.phase) for job in mesh.client.jobs() if job.id in job_ids}
+        try:
+            jobs = mesh.client.jobs()
+        except grpc.RpcError as error:  # a client that finds no room comes again
+            if error.code() not in AWAY:
+                raise
+            return {}
+        phases = {job.id: translate.PHASES.from_wire(job.phase) for job in jobs if job.id in job_ids}
         return phases if set(phases) == set(job_ids) and set(phases.values()) <= ENDED else {}
 
     phases = until(ended, "end of all jobs", seconds=120.0)
-    assert {phase for phase in phases.values()} == {Phase.SUCCEEDED}
+    assert set(phases.values()) == {Phase.SUCCEEDED}
 
 
 def nothing_is_held(mesh: Mesh) -> None:
@@ -63,10 +72,10 @@ def test_1300_idle_connections_fail_no_job_and_drain_no_node(small: Mesh) -> Non
     try:
         with many_descriptors(), Flood(mesh.address, 1300) as flood:
             flood.wait_until_tried()
+            until(lambda: "did not authenticate were closed" in str(problems(mesh)), "word of the flood")
             job_ids = submit_all(mesh)
             all_succeed(mesh, job_ids)
             nothing_is_held(mesh)
-            assert any("did not authenticate were closed" in problem for problem in problems(mesh))
             until(lambda: flood.left == 0, "end of all connections that make no call")
     finally:
         mesh.close()
@@ -79,13 +88,12 @@ def test_at_the_hard_limit_of_descriptors_a_flood_locks_nobody_out(tmp_path: Pat
     try:
         with many_descriptors(), Flood(mesh.address, 600, again=True) as flood:
             flood.wait_until_tried()
-            job_ids = submit_all(mesh)
-            all_succeed(mesh, job_ids)
-            nothing_is_held(mesh)
+            until(lambda: "file descriptors" in str(problems(mesh)), "word of the shortage")
             began = time.monotonic()
-            mesh.client.job(job_ids[0])
-            assert time.monotonic() - began < 5.0
-            assert any("file descriptors" in problem or "authenticate" in problem for problem in problems(mesh))
+            job_ids = submit_all(mesh)
+            assert time.monotonic() - began < JOBS * SECONDS_TO_GET_IN
+            all_succeed(mesh, job_ids)
+        nothing_is_held(mesh)
         assert flood.lost > flood.opened / 2
         until(lambda: problems_of_descriptors(mesh) == [], "recovery")
     finally:

@@ -1,10 +1,8 @@
-"""A disk that is full, files that cannot be written, no file descriptors: a clear status, nothing half done."""
+"""A disk that is full, files that cannot be written: a clear status, nothing half done."""
 
 from __future__ import annotations
 
-import contextlib
 import os
-import resource
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path

@@ -253,7 +253,7 @@ async def run(config: MeshConfig, agents: AgentProcesses | None = None) -> None:
         telemetry.shutdown()
 
 
-async def _serve(config: MeshConfig, agents: AgentProcesses | None) -> None:
+async def _serve(config: MeshConfig, agents: AgentProcesses | None = None) -> None:
     """Run the mesh until cancelled. One that lost its lead, as where its store was away, begins anew at its address."""
     async with opened(config, agents) as mesh:
         await tell_ready(mesh)

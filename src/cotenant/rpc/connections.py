@@ -20,8 +20,8 @@ It closes by `shutdown` on a duplicate: gRPC sees the end of the stream and clos
 replaces a descriptor that is held for this purpose, so that it works when no other is left, and it is compared with
 what was seen, so that a number that was reused meanwhile is left alone.
 
-Cost: a look that finds as many open descriptors as before is one `stat`. Otherwise it takes a microsecond per
-descriptor, at most once a second, and never more than a hundredth of the time.
+Cost: a look that finds as many open descriptors as before, and no connection that may have to be closed, is one `stat`.
+Otherwise it takes a microsecond per descriptor, at most once a second, and at most a hundredth of the time.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from cotenant import descriptors, telemetry
 
 log = structlog.get_logger()
 
-LOOK_SECONDS, SCARCE_LOOK_SECONDS = 0.25, 0.05
+LOOK_SECONDS, SCARCE_LOOK_SECONDS = 0.25, 0.02
 SCARCE_SHARE_MAX = 0.1  # of the time, while descriptors are scarce
 SCAN_SECONDS_MIN, SCAN_SECONDS_MAX = 1.0, 5.0
 SCAN_SHARE_MAX = 0.01  # of the time
@@ -133,7 +133,7 @@ class Connections:
         self.watches: Callable[[str], bool] = lambda peer: False  # whether a peer has a health watch; set likewise
         self._sockets: dict[int, tuple[int, Connection | None]] = {}  # inode and connection, by descriptor
         self._used = 0
-        self._unexamined = False
+        self._unexamined = self._waiting = False
         self._scanned, self._scan_seconds = -SCAN_SECONDS_MAX, SCAN_SECONDS_MIN
         self._scarce = False
         self._recent: deque[tuple[float, str, str]] = deque(maxlen=10_000)  # when, why and from where one was closed
@@ -182,12 +182,13 @@ class Connections:
         self._judge(usage)
         since = now - self._scanned
         grown = usage.used >= self._used + GROWTH or self._unexamined
-        changed = usage.used != self._used and since >= self._scan_seconds
+        changed = (self._waiting or usage.used != self._used) and since >= self._scan_seconds
         hurried = self._scarce and since * SCARCE_SHARE_MAX >= self._scan_seconds * SCAN_SHARE_MAX
         if not (grown or changed or hurried or since >= max(SCAN_SECONDS_MAX, self._scan_seconds)):
             return
         self._scan(port, now, usage.used)
         waiting = self._unauthenticated(now)
+        self._waiting = bool(waiting)
         UNAUTHENTICATED.set(len(waiting))
         shortage = 4 * usage.reserve - usage.free if self._scarce else 0
         for connection, why in surplus(waiting, self.rules, now, shortage):

@@ -260,7 +260,7 @@ def _from_plain(code: grpc.StatusCode, details: str) -> Problem:
     if code is grpc.StatusCode.UNAVAILABLE and (handshake := handshake_word(details)):
         return Problem(code, *handshake)
     if code is grpc.StatusCode.UNAVAILABLE and _ENDED_AT_ONCE.search(details):
-        message = "the server ends each connection at once: it may ask for TLS, or for a certificate that it believes"
+        message = "the server ends each connection at once: it may ask for TLS or a certificate, or be full"
         return Problem(code, code.name, message)
     words = PLAIN.get(code)
     message = f"{words}: {details}" if words and details else words or details or code.name

@@ -32,7 +32,7 @@ SHOWN = ("x509_common_name", "x509_subject_alternative_name")  # of a peer with 
 
 
 @dataclass(eq=False, slots=True)
-class Watch:
+class OpenWatch:
     """A watch that is open, and what ends it."""
 
     peer: str
@@ -48,9 +48,9 @@ class Health(health_pb2_grpc.HealthServicer):
         self._status: dict[str, Any] = {}
         self._changed: set[asyncio.Event] = set()
         self._shutting_down = False
-        self._watches: dict[str, dict[Watch, None]] = {}  # by peer
-        self._open: dict[Watch, None] = {}  # of peers that have not authenticated, the oldest first
-        self._open_at: dict[str, dict[Watch, None]] = {}  # the same by address
+        self._watches: dict[str, dict[OpenWatch, None]] = {}  # by peer
+        self._open: dict[OpenWatch, None] = {}  # of peers that have not authenticated, the oldest first
+        self._open_at: dict[str, dict[OpenWatch, None]] = {}  # the same by address
         connections.on_authenticated = self._settle
         connections.watches = self._watches.__contains__
 
@@ -122,7 +122,7 @@ class Health(health_pb2_grpc.HealthServicer):
             Problem: RESOURCE_EXHAUSTED; or the token that it carries is not known.
         """
         peer, metadata, rules = context.peer(), context.invocation_metadata(), self._connections.rules
-        watch = Watch(peer, address_of(peer), limit)
+        watch = OpenWatch(peer, address_of(peer), limit)
         with ExitStack() as counted:
             if bearer(metadata) is not None:
                 identity = self._authenticator.authenticate(WATCH, metadata, context.auth_context)
@@ -144,7 +144,7 @@ class Health(health_pb2_grpc.HealthServicer):
             finally:
                 self._forget(watch)
 
-    def _bound(self, watch: Watch) -> None:
+    def _bound(self, watch: OpenWatch) -> None:
         """Bound a watch in time, and their number: the oldest make room for it."""
         rules = self._connections.rules
         watch.limit.reschedule(asyncio.get_running_loop().time() + rules.watch_seconds)
@@ -155,7 +155,7 @@ class Health(health_pb2_grpc.HealthServicer):
             self._end(next(iter(self._open)))
         self._open[watch] = self._open_at.setdefault(watch.address, {})[watch] = None
 
-    def _end(self, watch: Watch) -> None:
+    def _end(self, watch: OpenWatch) -> None:
         self._release(watch)
         with suppress(RuntimeError):  # it ends already
             watch.limit.reschedule(asyncio.get_running_loop().time())
@@ -168,7 +168,7 @@ class Health(health_pb2_grpc.HealthServicer):
                 with suppress(RuntimeError):  # it ends already
                     watch.limit.reschedule(None)
 
-    def _release(self, watch: Watch) -> None:
+    def _release(self, watch: OpenWatch) -> None:
         """Count a watch no longer among those of connections that have not authenticated."""
         if self._open.pop(watch, watch) is None:
             here = self._open_at[watch.address]
@@ -176,7 +176,7 @@ class Health(health_pb2_grpc.HealthServicer):
             if not here:
                 del self._open_at[watch.address]
 
-    def _forget(self, watch: Watch) -> None:
+    def _forget(self, watch: OpenWatch) -> None:
         self._release(watch)
         self._connections.asked(watch.peer)
         watches = self._watches[watch.peer]
