@@ -13,6 +13,7 @@ from tests.end_to_end.meshes import Mesh
 from tests.end_to_end.waiting import until
 
 from cotenant.core.jobs import JobKind, JobSpec, Request, Role
+from cotenant.v1 import job_pb2
 from cotenant.v1 import job_service_pb2 as pb
 from cotenant.v1.job_service_pb2_grpc import JobServiceStub
 
@@ -37,7 +38,7 @@ def request() -> pb.SimulateJobRequest:
     for number, spec in enumerate([asked.spec, *(asked.more.add() for _ in range(JOBS - 1))]):
         spec.name, spec.progress.regex = f"j{number}", NASTY.format(number)
         spec.command.append("true")
-        spec.kind = 1
+        spec.kind = job_pb2.JOB_KIND_TRAINING
         role = spec.roles.add(name="worker", replicas=1)
         role.resources.gpu_milli = 1000
     asked.spec.progress.regex = r"(\d+)"

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from random import Random
+from typing import Any
 
 from google.protobuf.message import DecodeError
 from tests.fuzz.inflating import PATTERNS, Inflater
@@ -22,7 +23,7 @@ from cotenant.v1 import job_pb2
 from cotenant.v1 import job_service_pb2 as pb
 
 KNOWN = {"tenant": ["default"], "model": ["bert", ""], "role": ["worker", "ps"], "id": ["0t6czcnzd6ed"]}
-REQUESTS = {
+REQUESTS: Mapping[str, Any] = {
     "CreateJob": pb.CreateJobRequest,
     "SimulateJob": pb.SimulateJobRequest,
     "ListJobs": pb.ListJobsRequest,
@@ -50,7 +51,7 @@ def _requests(directory: Path) -> Prepared:
             request.job.spec.CopyFrom(_spec(rng))
             request.update_mask.paths.append("spec.labels")
         Inflater(rng, Drawer(rng, KNOWN)).inflate(request)
-        return name.encode() + b"\n" + request.SerializeToString()
+        return name.encode() + b"\n" + bytes(request.SerializeToString())
 
     return Prepared(read, (b"0", b"1", b"abc"), pack=pack)
 

@@ -26,8 +26,10 @@ from cotenant.rpc.permissions import Role
 from cotenant.rpc.security import Security
 from cotenant.rpc.stalls import TOLD_SECONDS, Stalls
 from cotenant.rpc.tokens import TokenFile
+from cotenant.v1 import job_pb2
 from cotenant.v1 import job_service_pb2 as jobs_pb
 
+QUEUED = job_pb2.JOB_PHASE_QUEUED
 EVE, ANN = (Identity(name, frozenset({Role.USER})) for name in ("eve", "ann"))
 DOCS = Path(__file__).parents[2] / "docs" / "limits.md"
 
@@ -83,7 +85,8 @@ async def test_a_caller_is_charged_for_what_its_calls_take(mesh: Mesh, tmp_path:
     for _ in range(2):
         await eve.GetJob(jobs_pb.GetJobRequest())
     problem = await problem_of(eve.GetJob(jobs_pb.GetJobRequest()))
-    assert (problem.reason, problem.retry_after_seconds) == ("TOO_MUCH_PROCESSING", pytest.approx(10, abs=12))
+    assert problem.reason == "TOO_MUCH_PROCESSING"
+    assert 0 < (problem.retry_after_seconds or 0) < 60
     await ann.GetJob(jobs_pb.GetJobRequest())
     await consume(ann.WatchJobs(jobs_pb.WatchJobsRequest()))  # a stream is charged too
     assert (await problem_of(ann.WatchJobs(jobs_pb.WatchJobsRequest()).read())).reason == "TOO_MUCH_PROCESSING"
@@ -196,7 +199,7 @@ async def test_no_more_calls_are_let_in_however_many_were_refused(mesh: Mesh) ->
         try:
             await stub.GetJob(jobs_pb.GetJobRequest(), timeout=20)
         except grpc.aio.AioRpcError as error:
-            return error.code().name
+            return str(error.code().name)
         return "OK"
 
     held = [asyncio.ensure_future(call()) for _ in range(3)]
@@ -225,7 +228,10 @@ def test_a_call_that_was_refused_does_not_count() -> None:
 @pytest.mark.parametrize(
     ("request_", "told"),
     [
-        (jobs_pb.ListJobsRequest(filter=jobs_pb.JobFilter(phases=[1] * 33)), "filter.phases: has 33 items; 32 are"),
+        (
+            jobs_pb.ListJobsRequest(filter=jobs_pb.JobFilter(phases=[QUEUED] * 33)),
+            "filter.phases: has 33 items; 32 are",
+        ),
         (jobs_pb.ListJobsRequest(page_token="x" * 5000), "page_token: has 5000 characters; 4096 are taken at most"),
         (jobs_pb.GetJobRequest(id="x" * 5000), "id: has 5000 characters; 4096 are taken at most"),
         (jobs_pb.SimulateJobRequest(more=[{}] * 101), "more: has 101 items; 100 are taken at most"),  # type: ignore[list-item]  # a dict makes a message

@@ -106,9 +106,8 @@ class Guard(grpc.aio.ServerInterceptor):
             entry, meter = self._entry(method, rule, context), Meter(method)
             try:
                 with self._admit(method, rule, context, entry, streams, meter):
-                    request = await _decoded(
-                        request, read, meter, self._again(method, rule, context) if streams else None
-                    )
+                    still_known = self._again(method, rule, context) if streams else _nobody_asks
+                    request = await _decoded(request, read, meter, still_known)
                     served = meter.run(behavior(request, context))
                     if not streams and context.time_remaining() is None:
                         response = await self._within_default(served)
