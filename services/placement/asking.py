@@ -12,7 +12,7 @@ from cotenant.core.jobs import JobSpec
 from cotenant.core.nodes import NodeShape
 from cotenant.core.policy import CpuAllocator
 from cotenant.core.queueing import cycle
-from cotenant.core.validate import Violation, check_amounts
+from cotenant.core.validate import Violation, check_amounts, shown
 from cotenant.rpc import errors, estimates, translate
 from cotenant.rpc.request_limits import spec_violations
 from cotenant.services.placement.cluster import Cluster
@@ -60,6 +60,22 @@ async def check_candidates(candidates: Iterable[placement_pb2.Candidate]) -> Non
         if at % SLICE == SLICE - 1:
             await asyncio.sleep(0)  # others have their turn
         wrong += [Violation(f"candidates[{at}].{one.field}", one.description) for one in _read(candidate.spec)[1]]
+    if wrong:
+        raise errors.invalid(wrong)
+
+
+def check_once(candidates: Sequence[placement_pb2.Candidate]) -> None:
+    """Refuse a plan that names a job more than once: it would hold two places for one attempt.
+
+    Raises:
+        Problem: INVALID_ARGUMENT, naming each candidate that repeats another.
+    """
+    seen: set[str] = set()
+    wrong: list[Violation] = []
+    for at, candidate in enumerate(candidates):
+        if candidate.job_id in seen:
+            wrong.append(Violation(f"candidates[{at}].job_id", f"{shown(candidate.job_id)} is named before"))
+        seen.add(candidate.job_id)
     if wrong:
         raise errors.invalid(wrong)
 

@@ -16,7 +16,7 @@ from cotenant.rpc import refusals
 from cotenant.rpc.background import Background
 from cotenant.rpc.tenants import tenant_of
 from cotenant.services.placement import planner
-from cotenant.services.placement.asking import check_candidates
+from cotenant.services.placement.asking import check_candidates, check_once
 from cotenant.services.placement.attempts import QUEUE_LEADER, Attempts, as_known, led_by
 from cotenant.services.placement.cluster import Cluster
 from cotenant.services.placement.committer import Outdated, TooLarge
@@ -63,6 +63,7 @@ class Planning:
     async def plan(self, request: placement_pb2.PlanPlacementRequest) -> placement_pb2.PlanPlacementResponse:
         """Place what can be placed. Once it is decided it is done, even where the caller has gone meanwhile."""
         await check_candidates(request.candidates)
+        check_once(request.candidates)
         return await self._background.finish(self._plan(request))
 
     async def _plan(self, request: placement_pb2.PlanPlacementRequest) -> placement_pb2.PlanPlacementResponse:

@@ -18,9 +18,10 @@ from cotenant.core.predicting.rests import RUN_SECONDS_UNKNOWN, Rest, rest_of
 from cotenant.core.queueing.forecast import DRAWS, WAITING_MAX
 from cotenant.core.refusals import about, plural, range_in_words
 from cotenant.rpc import errors, estimates, metering, translate
+from cotenant.services.queue.candidates import candidate_of
 from cotenant.services.queue.explain import estimate_now, ran_seconds
 from cotenant.services.queue.records import Record
-from cotenant.services.queue.scheduler import SchedulerConfig, candidate_of
+from cotenant.services.queue.scheduler import SchedulerConfig
 from cotenant.services.queue.state import State
 from cotenant.v1 import job_pb2, placement_service_pb2_grpc
 from cotenant.v1 import job_service_pb2 as pb
@@ -97,7 +98,7 @@ async def _request(state: State, config: SchedulerConfig, question: Question) ->
     for number, record in enumerate(waiting):
         if number % SLICE == SLICE - 1:
             await asyncio.sleep(0)  # others have their turn
-        request.candidates.append(candidate_of(record, now, whole=True))
+        request.candidates.append(candidate_of(record, now, whole=True, brief=True))
         _write(request.runs.add(job_id=record.id), _rest(record, now, usual))
     for record in list(state.held.values()):
         _write(request.runs.add(job_id=record.id, number=record.attempt_number), _rest(record, now, usual))

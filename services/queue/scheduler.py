@@ -35,6 +35,7 @@ from cotenant.core.table import Capacity, Ints
 from cotenant.core.tenancy import Headroom
 from cotenant.rpc import errors, refusals, translate
 from cotenant.services.queue import avoiding
+from cotenant.services.queue.candidates import candidate_of
 from cotenant.services.queue.endings import Endings
 from cotenant.services.queue.estimating import Estimating
 from cotenant.services.queue.follower import Follower
@@ -49,6 +50,7 @@ log = structlog.get_logger()
 
 SHARED = (Code.CAPACITY, Code.FRAGMENTED, Code.NO_NODES, Code.RESERVED)  # reasons of all jobs of a shape
 PAGE_MIN, PAGE_MAX = 32, 256
+PAGE_BYTES_MAX = 2 * 2**20  # of the specs of a page; placement takes messages of 4 MiB
 LOOKED_AT_ONCE = 250  # waiting jobs, between two looks at whether others need the queue
 PAUSE_SHARE, PAUSE_SECONDS_MAX = 0.5, 0.25  # of a cycle's time, before the next: others need the queue too
 MOVED = -1  # the place of those who come before all others, for they were moved
@@ -265,7 +267,7 @@ class Scheduler:
         """
         page: list[_Entry] = []
         postponed: list[_Entry] = []
-        asked_for = room.copy()
+        asked_for, room_bytes = room.copy(), PAGE_BYTES_MAX
         for looked, entry in enumerate(entries, 1):
             if not looked % LOOKED_AT_ONCE:
                 await asyncio.sleep(0)
@@ -285,7 +287,8 @@ class Scheduler:
                 page.append(entry)
             else:
                 postponed.append(entry)
-            if len(page) == size:
+            room_bytes -= record.job.spec.ByteSize()
+            if len(page) == size or room_bytes < 0:
                 break
         return [entry for entry in page if entry.record.phase is Phase.QUEUED], postponed
 
@@ -356,27 +359,3 @@ def new_request(config: SchedulerConfig) -> placement_pb2.PlanPlacementRequest:
         request.reserve_after.CopyFrom(translate.duration(reserving.after_seconds))
         request.reservations = reserving.most
     return request
-
-
-def candidate_of(record: Record, now: float, *, whole: bool = False) -> placement_pb2.Candidate:
-    """A waiting job as placement is asked about it: its pre-run, while that comes first, unless the `whole` is meant.
-
-    Of a pre-run nothing is estimated: what is known of the job is of all its GPUs together.
-    """
-    pre_run = record.pre_runs and not whole
-    asked = record.asks if pre_run or (record.spec.open and not record.pre_runs) else None
-    candidate = placement_pb2.Candidate(
-        job_id=record.id,
-        number=record.attempt_number + 1,
-        spec=translate.spec_to_wire(asked) if asked else record.job.spec,
-        trace_parent=record.job.trace_parent,
-        pre_run=pre_run,
-        submitter=record.job.submitter,
-        revision=record.revision,
-    )
-    if record.estimate and not pre_run:
-        candidate.estimate.CopyFrom(record.estimate)
-    candidate.avoided_nodes.extend(one.node_id for one in avoiding.live(record.job, now))
-    candidate.fragmented.CopyFrom(translate.duration(record.fragmented_seconds))
-    candidate.waited.CopyFrom(translate.duration(max(0.0, now - record.waiting_since)))
-    return candidate

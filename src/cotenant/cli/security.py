@@ -54,6 +54,8 @@ class LimitsSection:
     calls_at_once: int = 500
     streams: int = 100
     message_bytes: int = 4 * 2**20
+    processing_per_second: float = 0.2
+    processing_seconds: float = 10.0
     jobs_per_tenant: int = 100_000
     bytes_per_tenant: int = 0
 
@@ -222,11 +224,18 @@ def security_of(guarding: Guarding, state_dir: Path, service: str, token: str) -
         tls = Watched(files) if files else None
     except (BadTls, BadOidc, ValueError) as error:
         raise usage(str(error)) from None
+    rates = LimitRules(
+        limits.calls_per_second,
+        limits.calls_at_once,
+        limits.streams,
+        limits.processing_per_second,
+        limits.processing_seconds,
+    )
     path = Path(audit.path).expanduser() if audit.path else state_dir / AUDIT_FILE
     return Security(
         credentials,
         tls,
-        Limits(LimitRules(limits.calls_per_second, limits.calls_at_once, limits.streams)),
+        Limits(rates),
         Audit(path, service, reads=audit.reads, fsync=audit.fsync, bytes_max=audit.bytes_max, files=audit.files),
         limits.message_bytes,
     )

@@ -10,19 +10,20 @@ import asyncio
 import inspect
 import secrets
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from contextlib import aclosing, contextmanager, nullcontext
 from typing import Any, NoReturn
 
 import grpc
 import grpc.aio
 import structlog
+from google.protobuf.message import DecodeError
 
 from cotenant.rpc import errors, request_limits
 from cotenant.rpc.audit import Audit, Entry, begun
+from cotenant.rpc.decoding import decode
 from cotenant.rpc.errors import Problem, Violation
 from cotenant.rpc.identity import Authenticator, Identity, caller, denied, enter, spoken_for
-from cotenant.rpc.legible import Illegible, reading
 from cotenant.rpc.limits import CallsAtOnce, Limits
 from cotenant.rpc.metering import Meter, begin
 from cotenant.rpc.permissions import ROLES, Rule, Scope
@@ -42,7 +43,7 @@ LOOK_AGAIN_SECONDS = 5.0  # after which a stream asks again whether its caller i
 CALLS_MAX = 100_000  # at once; each agent holds two streams
 
 Behavior = Callable[[Any, Any], Any]
-Read = Callable[[bytes], Any]
+Read = Callable[[bytes], Coroutine[Any, Any, Any]]
 
 
 class Guard(grpc.aio.ServerInterceptor):
@@ -108,7 +109,8 @@ class Guard(grpc.aio.ServerInterceptor):
             entry, meter = self._entry(method, rule, context), Meter(method)
             try:
                 with self._admit(method, rule, context, entry, streams, meter):
-                    request = _decoded(request, read, meter, self._again(method, rule, context) if streams else None)
+                    still_known = self._again(method, rule, context) if streams else _nobody_asks
+                    request = await _decoded(request, read, meter, still_known)
                     served = meter.run(behavior(request, context))
                     if not streams and context.time_remaining() is None:
                         response = await self._within_default(served)
@@ -138,7 +140,7 @@ class Guard(grpc.aio.ServerInterceptor):
             try:
                 with self._admit(method, rule, context, entry, True, meter):
                     still_known = self._again(method, rule, context)
-                    request = _decoded(request, read, meter, still_known)
+                    request = await _decoded(request, read, meter, still_known)
                     if entry is not None:
                         entry.stream = request
                         if not getattr(behavior, "passes_on", False):  # which tells once it knows whether it does
@@ -259,22 +261,23 @@ def _reader(method: str, deserialize: Callable[[bytes], Any] | None) -> Read:
 
     It is called once the caller is known: nobody else costs this process what decoding takes.
     """
-    decode = reading(deserialize)
+    kind = getattr(deserialize, "__self__", None)  # the class of which generated code gives `FromString`
 
-    def read(data: bytes) -> Any:
+    async def read(data: bytes) -> Any:
         request_limits.check_bytes(method, len(data))
-        if decode is None:
+        if deserialize is None:
             return data
-        message = decode(data)
-        if isinstance(message, Illegible):
-            raise errors.invalid([Violation("request", "is no message of this method's type")])
+        try:
+            message = deserialize(data) if kind is None else await decode(kind, data)
+        except (DecodeError, ValueError):
+            raise errors.invalid([Violation("request", "is no message of this method's type")]) from None
         request_limits.check(message)
         return message
 
     return read
 
 
-def _decoded(request: Any, read: Read, meter: Meter, still_known: Callable[[], None] | None) -> Any:
+async def _decoded(request: Any, read: Read, meter: Meter, still_known: Callable[[], None]) -> Any:
     """Return a request, or a stream of them, decoded.
 
     Raises:
@@ -282,9 +285,8 @@ def _decoded(request: Any, read: Read, meter: Meter, still_known: Callable[[], N
             read, also where the caller is not known any more.
     """
     if hasattr(request, "__aiter__"):
-        return _each_decoded(request, read, still_known or _nobody_asks)
-    with meter.step():
-        return read(request)
+        return _each_decoded(request, read, still_known)
+    return await meter.run(read(request))
 
 
 async def _each_decoded(
@@ -292,7 +294,7 @@ async def _each_decoded(
 ) -> AsyncIterator[Any]:
     async for data in requests:
         still_known()
-        yield read(data)
+        yield await read(data)
 
 
 def _nobody_asks() -> None:

@@ -96,7 +96,9 @@ def check(request: Any) -> None:
 
 
 def spec_violations(spec: job_pb2.JobSpec) -> list[Violation]:
-    """Return which fields of a spec have more items than any job may have, so that nobody reads them all."""
+    """Return where a spec is larger than that of any job may be, so that nobody reads all of it."""
+    if (size := spec.ByteSize()) > limits.SPEC_BYTES_MAX:
+        return [Violation("spec", f"has {size} bytes; {limits.SPEC_BYTES_MAX} are taken at most")]
     return [
         Violation(f"spec.{field}", f"at most {most} are taken, not {count}")
         for field, count, most in (
