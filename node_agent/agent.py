@@ -65,8 +65,8 @@ class AgentConfig:
     that the node has, in bytes per second; 0: the most that was seen. `kept_max` and `kept_seconds_max` bound for how
     many acknowledged attempts, and for how long, output stays readable. `pids_max` is how many processes and threads
     each task of a job that names none may have; 0 means no limit but that of the whole attempt, half of the node's.
-    `work_bytes_max` is what an attempt's own directory may take, 0: as much as there is; `disk_reserve_bytes` of its file
-    system are kept free of jobs' files.
+    `work_bytes_max` is what an attempt's own directory may take, 0: as much as there is; `disk_reserve_bytes` of the
+    file system are kept free of jobs' files.
     `users` says as whom submitters' jobs run where the agent is root, if not as the user of the same name.
     """
 

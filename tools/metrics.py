@@ -33,6 +33,7 @@ PARTS = {
     "loop": "Every service",
     "audit": "The audit log",
     "certificate": "Certificates, of services and agents",
+    "store": "The store, told by the queue",
 }
 
 

@@ -14,7 +14,13 @@ from cotenant.cli.flags import Flags
 from cotenant.cli.mesh import Mesh, away, reach, told
 from cotenant.cli.render import Column, print_table
 from cotenant.rpc.errors import from_error
-from cotenant.v1.replica_service_pb2 import ListReplicasRequest, ListReplicasResponse, Replica, StoreCapacity, StoreMember
+from cotenant.v1.replica_service_pb2 import (
+    ListReplicasRequest,
+    ListReplicasResponse,
+    Replica,
+    StoreCapacity,
+    StoreMember,
+)
 
 COLUMNS = (
     Column("SERVICE"),

@@ -108,7 +108,7 @@ async def test_nothing_new_is_admitted_to_a_store_that_is_nearly_full_and_cancel
         store.told = etcd_capacity(850 * MIB, 500 * MIB, 1000 * MIB)
         mesh.parts["queue"].service.admission._measured_at = float("-inf")
         told = await refused(mesh)
-        assert told.startswith("STORE_NEARLY_FULL: the store has 850.0 of 1000.0 MiB of etcd's quota in use, 350.0 MiB of")
+        assert told.startswith("STORE_NEARLY_FULL: the store has 850.0 of 1000.0 MiB of etcd's quota in use, 350.0 ")
         cancelled = await mesh.jobs.CancelJob(job_service_pb2.CancelJobRequest(id=job_id))
         assert cancelled.job.phase == job_pb2.JOB_PHASE_CANCELLED
         store.told = etcd_capacity(500 * MIB, 500 * MIB, 1000 * MIB)
