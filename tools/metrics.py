@@ -37,6 +37,7 @@ PARTS = {
 }
 
 
+UNITS = {"s": "_seconds", "By": "_bytes"}  # as the exporter spells them out; what is counted has none
 PACKAGES = (cotenant.rpc, cotenant.services, cotenant.node_agent)
 MAKES_ONE = re.compile(r"\btelemetry\.(counter|gauge|histogram)\(")
 
@@ -61,7 +62,7 @@ def prometheus_name(metric: Known) -> str:
     >>> prometheus_name(Known("cotenant.queue.waited", "counter", "s", ""))
     'cotenant_queue_waited_seconds_total'
     """
-    unit = "_seconds" if metric.unit == "s" else ""
+    unit = UNITS.get(metric.unit, "")
     return metric.name.replace(".", "_") + unit + ("_total" if metric.kind == "counter" else "")
 
 
