@@ -167,7 +167,6 @@ class Agent:
             patience_seconds=orders.patience_seconds,
             rng=self._rng,
         )
-        hot_plug = self._follow_cpus(inventory, runtime)
         self._uploads = OutputUploads(self._link.upload, runtime.output_directory, self._is_running)
         try:
             await health.open()
@@ -177,7 +176,7 @@ class Agent:
             throttling.take_up()
             inventory.not_enforced.extend(runtime.not_enforced())
             self._background.start(health.run())
-            self._background.start(hot_plug.run())
+            self._background.start(self._follow_cpus(inventory, runtime).run())
             self._background.forever("disk_watch", self._watch_disk(runtime).run)
             self._background.start(self._link.run())
             self._background.start(self._watch_certificate())
