@@ -121,12 +121,7 @@ class Agent:
             lambda report: self._link.report(report), lambda report: self._link.report_resize(report),
             lambda: self._health, throttling.held_back,
         )  # fmt: skip
-        self._fence, self._orders, self._inventory = fence, orders, inventory
-        self._ends = EnforcedEnds(runtime.stop)
-        disk = DiskWatch(
-            config.state_dir, lambda: orders.attempts, runtime.output_directory, self._ends,
-            work_bytes_max=config.work_bytes_max, reserve_bytes=config.disk_reserve_bytes,
-        )  # fmt: skip
+        self._fence, self._orders, self._inventory, self._ends = fence, orders, inventory, EnforcedEnds(runtime.stop)
         self._lease = Lease(str(config.state_dir / LEASE))
         health = self._health = self._watch(inventory)
         orders.signs_of = health.signs_of
@@ -140,7 +135,6 @@ class Agent:
             patience_seconds=orders.patience_seconds,
             rng=self._rng,
         )
-        hot_plug = self._follow_cpus(inventory, runtime)
         self._uploads = OutputUploads(self._link.upload, runtime.output_directory, self._is_running)
         try:
             await health.open()
@@ -150,8 +144,8 @@ class Agent:
             throttling.take_up()
             inventory.not_enforced.extend(runtime.not_enforced())
             self._background.start(health.run())
-            self._background.start(hot_plug.run())
-            self._background.forever("disk_watch", disk.run)
+            self._background.start(self._follow_cpus(inventory, runtime).run())
+            self._background.forever("disk_watch", self._watch_disk(runtime).run)
             self._background.start(self._link.run())
             self._background.start(self._watch_certificate())
             if config.contention_endpoint:
@@ -203,6 +197,16 @@ class Agent:
             interval_seconds=config.health_interval_seconds,
             sysfs=SYSFS,
             shareable=config.shareable_gpus,
+        )
+
+    def _watch_disk(self, runtime: Runtime) -> DiskWatch:
+        return DiskWatch(
+            self._config.state_dir,
+            lambda: self._orders.attempts,
+            runtime.output_directory,
+            self._ends,
+            work_bytes_max=self._config.work_bytes_max,
+            reserve_bytes=self._config.disk_reserve_bytes,
         )
 
     def _follow_cpus(self, inventory: resources_pb2.Inventory, runtime: Runtime) -> HotPlug:

@@ -23,6 +23,7 @@ from typing import Protocol
 
 import structlog
 
+from cotenant import telemetry
 from cotenant.node_agent.records import AttemptKey, Status
 
 log = structlog.get_logger()
@@ -36,6 +37,9 @@ LARGE_BYTES_MIN = 1024**2  # ending an attempt for less would be no help
 RESERVE_BYTES_DEFAULT = 128 * 1024**2
 RESERVE_SHARE_MAX = 0.1  # of the file system
 GB, MB = 1e9, 1e6
+
+DISK = telemetry.gauge("cotenant.agent.disk", "By", "The file system of the agent's directory: free, reserve, total.")
+ENDED = telemetry.counter("cotenant.agent.ended_for_disk", "{attempt}", "Attempts ended for what they wrote.")
 
 
 class Runs(Protocol):
@@ -108,6 +112,7 @@ class EnforcedEnds:
         """End an attempt for a reason, at once."""
         log.warning("attempt_ended_by_agent", attempt=str(key), reason=reason)
         self._reasons[key] = reason
+        ENDED.add()
         self._stop(key, 0.0)
 
     def applied(self, status: Status) -> Status:
@@ -155,6 +160,8 @@ class DiskWatch:
         """Look once, and end what has to be ended; return after how many seconds to look again."""
         self._ends.forget(self._attempts())
         space = await self._space()
+        for name in ("free", "reserve", "total"):
+            DISK.set(getattr(space, name), of=name)
         if space.entered:
             await self._free_reserve(space)
             return PAUSE_SECONDS_MAX
@@ -173,10 +180,8 @@ class DiskWatch:
         """Return how much each running attempt's own directory takes, the largest first."""
         running = [key for key, one in self._attempts().items() if not one.status.ended and key not in self._ends]
         folders = [(key, folder) for key in running if (folder := self._directory(key))]
-        sizes = await asyncio.to_thread(lambda: [used_bytes(folder, stop_at) for _, folder in folders])
-        return sorted(
-            ((key, size) for (key, _), size in zip(folders, sizes, strict=True)), key=lambda one: (-one[1], one[0])
-        )
+        sizes = await asyncio.to_thread(lambda: [(key, used_bytes(folder, stop_at)) for key, folder in folders])
+        return sorted(sizes, key=lambda one: (-one[1], one[0]))
 
     async def _free_reserve(self, space: Space) -> None:
         """Make room until the reserve is free again, or nobody's files would make a difference."""
@@ -187,9 +192,9 @@ class DiskWatch:
             if key is None or size < LARGE_BYTES_MIN:
                 return
             told = (
-                f"disk reserve used: only {in_words(space.free)} of {in_words(space.total)} are free on the node's disk, "
-                f"{in_words(space.reserve)} are kept for the mesh itself, and this attempt's directory took the most, "
-                f"{in_words(size)}; its working directory was removed"
+                f"disk reserve used: only {in_words(space.free)} of {in_words(space.total)} are free on the node's "
+                f"disk, {in_words(space.reserve)} are kept for the mesh itself, and this attempt's directory took the "
+                f"most, {in_words(size)}; its working directory was removed"
             )
             self._ends.end(key, told)
             await self._ended(key)
@@ -199,7 +204,10 @@ class DiskWatch:
     async def _ended(self, key: AttemptKey) -> None:
         """Wait until an attempt has ended, but not for ever."""
         deadline = time.monotonic() + END_SECONDS_MAX
-        while (known := self._attempts().get(key)) and not known.status.ended and time.monotonic() < deadline:
+        while time.monotonic() < deadline:
+            known = self._attempts().get(key)
+            if known is None or known.status.ended:
+                return
             await asyncio.sleep(PAUSE_SECONDS_MIN)
 
     def _remove_kept(self) -> None:

@@ -135,7 +135,7 @@ class Orders:
             await self._launch_alone(key, attempt)
 
     async def _launch_alone(self, key: AttemptKey, attempt: Attempt) -> None:
-        await self._guard().room(lambda: attempt.stop_grace_seconds is not None)
+        lacking = await self._guard().room(lambda: attempt.stop_grace_seconds is not None)
         try:
             await self._fence.flush()
         except OSError as error:
@@ -145,6 +145,8 @@ class Orders:
         busy = await self._guard().busy(attempt.assignment)
         if attempt.stop_grace_seconds is not None:
             return self.changed(self._status(key, "STOPPED", "stopped before it was started"))
+        if lacking:
+            return self.changed(self._not_launched(key, lacking, "limit"))
         if busy:
             return self.changed(self._not_launched(key, busy, "device"))
         attempt.launched = True

@@ -39,7 +39,14 @@ def histogram(name: str, below: float, above: float, quick: str) -> dict[str, st
     return {f'{name}_bucket{{le="{bound}"}}': values for bound, values in counts.items()}
 
 
+SIZE, LIMIT = 'cotenant_store_size_bytes{of="size"}', 'cotenant_store_limit_bytes{of="limit"}'
+KEPT, BUDGET = 'cotenant_queue_kept_bytes{tenant="a"}', 'cotenant_queue_budget_bytes{tenant="a"}'
+FREE, RESERVE = 'cotenant_agent_disk_bytes{of="free"}', 'cotenant_agent_disk_bytes{of="reserve"}'
+
 STORIES = (
+    Story("StoreNearlyFull", {SIZE: "70 70 76x20", LIMIT: "100x30"}, 4, {SIZE: "75x30", LIMIT: "100x30"}),
+    Story("TenantBudgetUsed", {KEPT: "90 91x20", BUDGET: "100x30"}, 6, {KEPT: "90x30", BUDGET: "100x30"}),
+    Story("DiskReserveEntered", {FREE: "100 99x20", RESERVE: "100x30"}, 2, {FREE: "100x30", RESERVE: "100x30"}),
     Story("StoreAway", {COMMITS: "0 0 0 1+1x20"}, 4, {COMMITS: "7x30"}),
     Story(
         "NodesLost",

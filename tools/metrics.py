@@ -35,9 +35,11 @@ PARTS = {
     "descriptors": "File descriptors of a service",
     "audit": "The audit log",
     "certificate": "Certificates, of services and agents",
+    "store": "The store, told by the queue",
 }
 
 
+UNITS = {"s": "_seconds", "By": "_bytes"}  # as the exporter spells them out; what is counted has none
 PACKAGES = (cotenant.rpc, cotenant.services, cotenant.node_agent)
 MAKES_ONE = re.compile(r"\btelemetry\.(counter|gauge|histogram)\(")
 
@@ -62,7 +64,7 @@ def prometheus_name(metric: Known) -> str:
     >>> prometheus_name(Known("cotenant.queue.waited", "counter", "s", ""))
     'cotenant_queue_waited_seconds_total'
     """
-    unit = "_seconds" if metric.unit == "s" else ""
+    unit = UNITS.get(metric.unit, "")
     return metric.name.replace(".", "_") + unit + ("_total" if metric.kind == "counter" else "")
 
 

@@ -110,7 +110,9 @@ class JobQueue(job_service_pb2_grpc.JobServiceServicer):
         self.state.hopeless = self.endings.cancel
         self.keeper.on_reread = self._stop_unwanted
         self.output = Output(self.state, self.placement)
-        self.tenants = Tenants(self.keeper, self.admission, config.policy, config.options.get(config.policy, {}), config.rules)
+        self.tenants = Tenants(
+            self.keeper, self.admission, config.policy, config.options.get(config.policy, {}), config.rules
+        )
         self._host: Host | None = None
 
     # Life ----------------------------------------------------------------------------------------------------

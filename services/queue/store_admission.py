@@ -1,7 +1,8 @@
 """Refuses new jobs while the store is nearly full, or a tenant has used up its budget of bytes in it.
 
-Whatever frees space or keeps jobs going is never refused here: ends, cancels, forgetting. Before a job is refused, ended
-jobs are forgotten (archived first, where there is an archive), the oldest first, but none that ended a moment ago.
+Whatever frees space or keeps jobs going is never refused here: ends, cancels, forgetting. Before a job is refused,
+ended jobs are forgotten (archived first, where there is an archive), the oldest first, but none that ended a moment
+ago.
 
 A tenant's own `limit_bytes` is its budget, and counts what all take that belong to it. A tenant without one has a
 quarter of the store, so that none takes it all.
@@ -41,8 +42,8 @@ MAKE_ROOM_SECONDS = 2.0  # between two tries for one tenant
 
 KEPT = telemetry.gauge("cotenant.queue.kept", "By", "Bytes of the store that a tenant's jobs take.")
 BUDGET = telemetry.gauge("cotenant.queue.budget", "By", "Bytes of the store that a tenant's jobs may take.")
-SIZE = telemetry.gauge("cotenant.store.size", "By", "What counts against the store's limit, and what of it is in use.")
-LIMIT = telemetry.gauge("cotenant.store.limit", "By", "The store's limit, and the size from which new jobs are refused.")
+SIZE = telemetry.gauge("cotenant.store.size", "By", "The store's size, and what of it is in use.")
+LIMIT = telemetry.gauge("cotenant.store.limit", "By", "The store's limit, and where new jobs are refused.")
 REFUSED = telemetry.counter("cotenant.queue.not_admitted", "{job}", "Submissions refused for want of space, by reason.")
 
 

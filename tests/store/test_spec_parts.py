@@ -59,7 +59,8 @@ async def test_a_record_that_is_written_again_is_small_and_reads_whole() -> None
     (data,) = await kept(inner, DATA)
     before = await inner.get(data)
     changed = job("a", reason="requeued")
-    assert isinstance(await store.transact([Compare("queue/jobs/a", revision)], [Put("queue/jobs/a", changed)]), Committed)
+    done = await store.transact([Compare("queue/jobs/a", revision)], [Put("queue/jobs/a", changed)])
+    assert isinstance(done, Committed)
     assert (await kept(inner))["queue/jobs/a"] < 300
     assert await inner.get(data) == before, "the parts were written a second time"
     assert not await kept(inner, spec_parts.USED)

@@ -1,9 +1,9 @@
 """A file of no use but its size: what is given up on a full disk so that ends of jobs can still be written.
 
 A disk is filled by others than the store: a job's output, a log, a copy. Until somebody makes room nothing could be
-written, and every job that ends meanwhile would wait to be recorded. So the store holds some bytes beside its file, lets
-go of them when the disk refuses a write, and takes them again once there is room for that and for what the operator
-keeps free.
+written, and every job that ends meanwhile would wait to be recorded. So the store holds some bytes beside its file,
+lets go of them when the disk refuses a write, and takes them again once there is room for that and for what the
+operator keeps free.
 """
 
 from __future__ import annotations

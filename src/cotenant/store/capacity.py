@@ -24,7 +24,7 @@ MIB = 1024**2
 
 @dataclass(frozen=True, slots=True)
 class StoreLimits:
-    """What an operator says of a store's limits. A quota of 0 is read from etcd itself, else taken as etcd's default."""
+    """What an operator says of a store's limits. A quota of 0 is read from etcd, or else is etcd's default."""
 
     quota_bytes: int = 0
     reserve_bytes: int = RESERVE_BYTES_DEFAULT
@@ -64,8 +64,9 @@ class Capacity:
 
         >>> etcd_capacity(3 * MIB, 3 * MIB, 4 * MIB).why_stopped()
         ''
-        >>> etcd_capacity(3 * MIB, 1 * MIB, 4 * MIB).why_stopped(MIB)
-        "the store has 3.0 of 4.0 MiB of etcd's quota in use, 2.0 MiB of it fragmented; new jobs are admitted below 3.2 MiB"
+        >>> print(etcd_capacity(3 * MIB, 1 * MIB, 4 * MIB).why_stopped(MIB).replace("; ", ";\\n"))
+        the store has 3.0 of 4.0 MiB of etcd's quota in use, 2.0 MiB of it fragmented;
+        new jobs are admitted below 3.2 MiB
         """
         if self.full:
             return f"the store is full: {self.full}"

@@ -152,7 +152,8 @@ class Members:
     async def each_loose(self, is_loose: Callable[[int, int], bool]) -> list[Member]:
         """Name the members whose files are mostly empty; none where one of them does not answer or is not well.
 
-        `is_loose` is told a file's size and how much of it is in use. A member that gives room back answers nothing meanwhile, so all the others have to be there.
+        `is_loose` is told a file's size and how much of it is in use. A member that gives room back answers nothing
+        meanwhile, so all the others have to be there.
         """
         loose = []
         for member in list(self._members):

@@ -1,10 +1,11 @@
 """Keeps large parts of jobs' specs apart from the records that change: once, under a digest of what they are.
 
-A job's record is written again each time its phase changes, and an attempt's as well; etcd keeps every version until its
-history is compacted. With a command or an environment of 60 KB in it a single run would write half a megabyte. So where
-a record is large, the store that services use puts those parts under a key of their own, named by their digest, and the
-record names the digest. Tasks of an array, resubmissions and attempts of one job share the parts. Readers see records
-whole, as if they had never been divided; records that were kept whole stay readable, and so do those below the bounds.
+A job's record is written again each time its phase changes, and an attempt's as well; etcd keeps every version until
+its history is compacted. With a command or an environment of 60 KB in it a single run would write half a megabyte. So
+where a record is large, the store that services use puts those parts under a key of their own, named by their digest,
+and the record names the digest. Tasks of an array, resubmissions and attempts of one job share the parts. Readers see
+records whole, as if they had never been divided; records that were kept whole stay readable, and so do those below the
+bounds.
 
 Theory of operation. Parts may be deleted when no record names them, and must not be while one does. A transaction that
 names parts either writes them too, or compares their revision (they are there) and touches a small key beside them. Who

@@ -14,11 +14,12 @@ import structlog
 from cotenant import fail_points
 from cotenant.store.ballast import HoldsBallast
 from cotenant.store.capacity import capacity_of
-from cotenant.store.port import Store, StoreUnavailable
+from cotenant.store.port import Delete, Put, Store, StoreUnavailable
 
 log = structlog.get_logger()
 
 KEPT_SECONDS = 600.0  # of history: a watch that was away for less goes on where it was
+TENDED = "store/tended"  # a key that is written and deleted at once
 TEND_SECONDS, TEND_SECONDS_MIN = 60.0, 1.0
 PRESSED_KEPT_SECONDS = 5.0  # of history, while space is short: a watch that was away for longer lists again
 LOOK_SECONDS = 2.0  # between two looks at how much space there is
@@ -71,6 +72,14 @@ class Upkeep:
         capacity = await capacity_of(self._store)
         return capacity is not None and capacity.pressed
 
+    async def _write_a_little(self) -> None:
+        """Have etcd notice what it compacted: without a write its status goes on counting the pages as in use."""
+        capacity = await capacity_of(self._store)
+        if capacity is None or capacity.path or capacity.full:
+            return
+        for operation in (Put(TENDED, b""), Delete(TENDED)):
+            await self._store.transact([], [operation])
+
     async def tend(self, *, pressed: bool = False) -> int:
         """Forget what is old enough, sooner where space is pressed, and return up to which revision."""
         if isinstance(self._store, HoldsBallast):
@@ -90,6 +99,8 @@ class Upkeep:
             await self._store.compact(old)
             await fail_points.reach("upkeep.compacted")
             self._forgotten = old
+        if pressed:
+            await self._write_a_little()
         if isinstance(self._store, Defragments):  # of what was forgotten some time ago: a store forgets at its leisure
             for where in await self._store.defragment():
                 log.info("store_defragmented", member=where)

@@ -9,7 +9,6 @@ from pathlib import Path
 
 from cotenant.store.capacity import Capacity
 
-
 SOON_SHARE = 0.05  # of an etcd's quota: a problem is told of that much before jobs are refused
 
 
@@ -52,8 +51,8 @@ def _of_etcd(capacity: Capacity, problem: str) -> WayBack:
         )
     return WayBack(
         problem,
-        "restart etcd's members with a larger --quota-backend-bytes, 8 GiB at most, keep fewer ended jobs (`ended_jobs` "
-        "and `ended_days` in the settings), or see whose jobs take the most:",
+        "restart etcd's members with a larger --quota-backend-bytes, 8 GiB at most, or keep fewer ended jobs "
+        "(`ended_jobs` and `ended_days` in the settings); see whose jobs take the most:",
         ("cotenant tenants",),
     )
 
@@ -73,7 +72,7 @@ def _of_disk(capacity: Capacity, problem: str) -> WayBack:
     folder = shlex.quote(str(Path(capacity.path).parent))
     return WayBack(
         problem,
-        "make room on that file system, and keep jobs' directories on another one; the mesh goes on by itself. See what "
-        "takes the space:",
+        "make room on that file system, and keep jobs' directories on another one; the mesh goes on by itself. See "
+        "what takes the space:",
         (f"df -h {folder}", f'du -xh "$(df --output=target {folder} | tail -n 1)" | sort -h | tail -n 20'),
     )
