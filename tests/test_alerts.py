@@ -42,6 +42,12 @@ def histogram(name: str, below: float, above: float, quick: str) -> dict[str, st
 STORIES = (
     Story("StoreAway", {COMMITS: "0 0 0 1+1x20"}, 4, {COMMITS: "7x30"}),
     Story(
+        "StoreWentBack",
+        {'cotenant_store_distrusted{instance="a"}': "0 0 1x20", 'cotenant_store_distrusted{instance="b"}': "0x22"},
+        2,
+        {"cotenant_store_distrusted": "0x30"},
+    ),
+    Story(
         "NodesLost",
         {'cotenant_placement_nodes{state="lost",instance="a"}': "0 0 2x20"},
         7,

@@ -10,6 +10,7 @@ from pathlib import Path
 import cotenant.node_agent
 import cotenant.rpc
 import cotenant.services
+import cotenant.store
 from cotenant.telemetry.metrics import Known, known
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "metrics.md"
@@ -30,13 +31,14 @@ PARTS = {
     "predictor": "Predictor",
     "contention": "Contention",
     "agent": "Node agents",
+    "store": "The store",
     "loop": "Every service",
     "audit": "The audit log",
     "certificate": "Certificates, of services and agents",
 }
 
 
-PACKAGES = (cotenant.rpc, cotenant.services, cotenant.node_agent)
+PACKAGES = (cotenant.store, cotenant.rpc, cotenant.services, cotenant.node_agent)
 MAKES_ONE = re.compile(r"\btelemetry\.(counter|gauge|histogram)\(")
 
 

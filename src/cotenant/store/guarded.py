@@ -30,8 +30,7 @@ from cotenant.store.port import (
 )
 from cotenant.store.shifted import ShiftedStore
 from cotenant.store.standing import Standing
-from cotenant.store.trust import Trust, wrong_of
-from cotenant.store.witness import Verdict
+from cotenant.store.trust import Trust
 
 RETRY_SECONDS = 0.2
 
@@ -60,7 +59,7 @@ class GuardedStore:
         try:
             result = await work
         except StoreDistrusted as error:
-            await self.trust.distrust(Verdict(wrong_of(error), str(error)))
+            await self.trust.doubt(error)
             self.trust.check()
             raise
         self.trust.check()

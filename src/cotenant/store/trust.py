@@ -51,7 +51,7 @@ NODES_MAX = 10_000
 TEXT_LENGTH_MAX = 500
 REMEDY = StoreDistrusted.remedy
 
-DISTRUSTED = telemetry.gauge("cotenant.store.distrusted", "1", "1 while the store is older than what was seen of it.")
+DISTRUSTED = telemetry.gauge("cotenant.store.distrusted", "{store}", "1 while the store is not trusted, else 0.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,6 +260,12 @@ class Trust:
             self._shifted.reload()
             self._on_return()
 
+    async def doubt(self, error: StoreDistrusted) -> None:
+        """Find out what is wrong with a store that has refused a write, or whose answer was too old."""
+        with suppress(StoreUnavailable):
+            await self.look()
+        await self.distrust(Verdict(Wrong(error.reason), str(error)))
+
     async def distrust(self, verdict: Verdict) -> None:
         """Believe the store no more, for this reason unless there was one before."""
         if self.verdict:
@@ -334,8 +340,3 @@ async def look_at(raw: Store) -> Look:
     if isinstance(raw, SqliteStore) and raw.regression:
         return replace(look, verdict=Verdict(Wrong.REGRESSED, raw.regression))
     return look
-
-
-def wrong_of(error: StoreDistrusted) -> Wrong:
-    """Return what an error says to be wrong with a store."""
-    return Wrong.REPLACED if isinstance(error, StoreReplaced) else Wrong.REGRESSED
