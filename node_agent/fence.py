@@ -84,7 +84,8 @@ class Fence:
         return (
             "a placement that was cut off gives way to the one that leads; where the store went back in time or is "
             "another one, `cotenant store status` says so and `cotenant store accept-regression` has every node accept "
-            f"it; to give up this node's memory alone, end its jobs, stop the agent, remove {self._path}, start the agent"
+            "it; to give up this node's memory alone, end its jobs, stop the agent, "
+            f"remove {self._path}, and start the agent"
         )
 
     def raise_term(self, term: int) -> bool:
