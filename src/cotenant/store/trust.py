@@ -99,6 +99,7 @@ class Trust:
         self.witnesses = Witnesses()
         self._shifted, self._raw, self._path, self._on_return = shifted, shifted.inner, memory, on_return
         self._kept: Memory | None = None
+        self._unkept = False  # since it could not be written; told once
         self._opening = asyncio.Lock()
         self._looking: asyncio.Task[None] | None = None
         self._mark = Watermark(PROGRESS, era_key=ERAS)
@@ -108,7 +109,8 @@ class Trust:
     @property
     def revision(self) -> int:
         """The highest revision that was seen, or 0 before anything was."""
-        return max(self.remembered.revision if self.remembered else 0, self._shift(self._mark.revision))
+        seen = self._raw.revision if isinstance(self._raw, LocalStore) else self._mark.revision
+        return max(self.remembered.revision if self.remembered else 0, self._shift(seen))
 
     def mark(self) -> Mark | None:
         """Return what an agent is to remember of the store; None where that is not known or not believed."""
@@ -169,7 +171,7 @@ class Trust:
             if self._path and self.remembered is None:
                 self.remembered = self._kept = await asyncio.to_thread(witness_file.read, self._path)
             await self.look()
-            if self.verdict is None:
+            if self.verdict is None and self.identity:  # else it is being filled
                 await self._begin_era()
             self._looking = asyncio.get_running_loop().create_task(self._look_on(), name="store-witness")
 
@@ -286,9 +288,11 @@ class Trust:
             return
         try:
             await asyncio.to_thread(witness_file.write, self._path, memory)
-            self._kept = memory
+            self._kept, self._unkept = memory, False
         except OSError as error:
-            log.warning("store_witness_not_written", path=str(self._path), error=str(error))
+            if not self._unkept:
+                log.warning("store_witness_not_written", path=str(self._path), error=str(error))
+            self._unkept = True
 
     def _shift(self, revision: int) -> int:
         return revision + (self._shifted.base or 0) if revision else 0
