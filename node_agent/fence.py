@@ -82,9 +82,10 @@ class Fence:
     def remedy(self) -> str:
         """What to do where every leader's term is older than one that was seen: stores are erased, fences are not."""
         return (
-            "a placement that was cut off gives way to the one that leads; but if placement's store was erased or "
-            "restored from a backup, its terms begin anew, and this node obeys it again only once it forgets: end its "
-            f"jobs, stop the agent, remove {self._path}, and start the agent"
+            "a placement that was cut off gives way to the one that leads; where the store went back in time or is "
+            "another one, `cotenant store status` says so and `cotenant store accept-regression` has every node accept "
+            "it; to give up this node's memory alone, end its jobs, stop the agent, "
+            f"remove {self._path}, and start the agent"
         )
 
     def raise_term(self, term: int) -> bool:

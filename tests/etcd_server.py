@@ -142,7 +142,7 @@ class EtcdServer:
         assert tool, "there is no etcdutl here"
         data = self._directory / self.name
         shutil.rmtree(data)
-        command = [tool, "snapshot", "restore", path, f"--data-dir={data}", f"--name={self.name}"]
+        command = [tool, "snapshot", "restore", str(path), f"--data-dir={data}", f"--name={self.name}"]
         command += [f"--initial-cluster={self.name}={self.peer_url}", f"--initial-advertise-peer-urls={self.peer_url}"]
         subprocess.run(command, check=True, capture_output=True, env=V3)
 

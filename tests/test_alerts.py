@@ -49,6 +49,12 @@ STORIES = (
     Story("DiskReserveEntered", {FREE: "100 99x20", RESERVE: "100x30"}, 2, {FREE: "100x30", RESERVE: "100x30"}),
     Story("StoreAway", {COMMITS: "0 0 0 1+1x20"}, 4, {COMMITS: "7x30"}),
     Story(
+        "StoreWentBack",
+        {'cotenant_store_distrusted{instance="a"}': "0 0 1x20", 'cotenant_store_distrusted{instance="b"}': "0x22"},
+        2,
+        {"cotenant_store_distrusted": "0x30"},
+    ),
+    Story(
         "NodesLost",
         {'cotenant_placement_nodes{state="lost",instance="a"}': "0 0 2x20"},
         7,

@@ -10,6 +10,7 @@ from pathlib import Path
 import cotenant.node_agent
 import cotenant.rpc
 import cotenant.services
+import cotenant.store
 from cotenant.telemetry.metrics import Known, known
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "metrics.md"
@@ -30,17 +31,17 @@ PARTS = {
     "predictor": "Predictor",
     "contention": "Contention",
     "agent": "Node agents",
+    "store": "The store",
     "loop": "Every service",
     "connections": "Connections to a service",
     "descriptors": "File descriptors of a service",
     "audit": "The audit log",
     "certificate": "Certificates, of services and agents",
-    "store": "The store, told by the queue",
 }
 
 
 UNITS = {"s": "_seconds", "By": "_bytes"}  # as the exporter spells them out; what is counted has none
-PACKAGES = (cotenant.rpc, cotenant.services, cotenant.node_agent)
+PACKAGES = (cotenant.store, cotenant.rpc, cotenant.services, cotenant.node_agent)
 MAKES_ONE = re.compile(r"\btelemetry\.(counter|gauge|histogram)\(")
 
 

@@ -17,7 +17,10 @@ from cotenant.core.lifecycle import Phase
 ONE = ("--cpus", "1")
 NAMED_SECONDS_MAX = 30.0
 
-pytestmark = pytest.mark.skipif(etcd_tool("etcdctl") is None, reason="etcdctl is needed to save snapshots")
+pytestmark = [
+    pytest.mark.skipif(etcd_tool("etcdctl") is None, reason="etcdctl is needed to save snapshots"),
+    pytest.mark.timeout(400),  # many commands, each a process of its own
+]
 
 
 @pytest.fixture

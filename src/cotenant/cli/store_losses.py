@@ -130,7 +130,8 @@ class _Known:
         """Write a job again as the mesh has it in memory, where the store has an older one or none."""
         kept, phase = self._jobs.get(job.id), translate.PHASES.from_wire(job.phase)
         before = translate.PHASES.from_wire(kept.job.phase) if kept else None
-        older = kept is None or _is_ended(kept) != (phase in ENDED) or kept.job.attempt.number < job.attempt.number
+        number = max(kept.job.attempt.number, self._number(job.id)) if kept else 0
+        older = kept is None or _is_ended(kept) != (phase in ENDED) or number < job.attempt.number
         runs = phase not in ENDED and job.attempt.allocations and not _attempt_ended(job.attempt)
         unknown = runs and self._number(job.id) < job.attempt.number
         if not older and not unknown:

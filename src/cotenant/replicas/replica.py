@@ -140,8 +140,8 @@ class Replica:
         if not self._patient:
             try:
                 await self._store.get(self._election.key)
-            except StoreUnavailable as error:  # one that is older than it was can be accepted while this waits
-                if not isinstance(error, StoreDistrusted):
+            except StoreUnavailable as error:
+                if not isinstance(error, StoreDistrusted):  # which can be accepted while this waits
                     raise StoreUnavailable(f"cannot start without the store: {error}") from error
         self._tasks.append(asyncio.create_task(self._election.follow(), name=f"{self._election.key}-follow"))
         self._tasks.append(asyncio.create_task(self._tell(), name=f"{self._election.key}-health"))
@@ -365,9 +365,8 @@ def _may_repeat(error: Exception, method: Method) -> bool:
 
 
 def _told(error: Exception) -> Exception:
-    if isinstance(error, Replaced):
-        return errors.unavailable("this replica leads no more; whether it was done is not known", 0.5, "LEADER_CHANGED")
-    return error
+    why = "this replica leads no more; whether it was done is not known"
+    return errors.unavailable(why, 0.5, "LEADER_CHANGED") if isinstance(error, Replaced) else error
 
 
 async def serve_replica(server: Server, replica: Replica, on_start: Callable[[int], None]) -> None:

@@ -20,6 +20,8 @@ def mark_to_wire(mark: Mark, supersedes: Sequence[str] = ()) -> node_service_pb2
         revision=known.revision,
         signature=mark.signature,
         supersedes=supersedes,
+        era=known.era,
+        era_revision=known.era_revision,
     )
 
 
@@ -29,4 +31,7 @@ def mark_from_wire(told: node_service_pb2.StoreMark) -> Mark | None:
         return None
     if not 0 < told.generation <= REVISION_MAX or not 0 <= told.revision <= REVISION_MAX:
         return None
-    return Mark(Memory(told.store_id, told.generation, told.revision), told.signature)
+    if len(told.era) > ID_LENGTH_MAX or not 0 <= told.era_revision <= REVISION_MAX:
+        return None
+    memory = Memory(told.store_id, told.generation, told.revision, 0, told.era, told.era_revision)
+    return Mark(memory, told.signature)

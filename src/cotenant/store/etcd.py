@@ -46,7 +46,7 @@ from cotenant.store.port import (
     StoreUnavailable,
 )
 from cotenant.store.standing import Standing
-from cotenant.store.watermark import OPERATIONS_MAX, Watermark
+from cotenant.store.watermark import COMPARES_MAX, OPERATIONS_MAX, Watermark
 from cotenant.tlsfiles import Watched
 
 log = structlog.get_logger()
@@ -140,14 +140,21 @@ class EtcdStore:
     async def transact(self, compares: Sequence[Compare], operations: Sequence[Operation]) -> Committed | Conflict:
         """Do all operations if all comparisons hold, else nothing."""
         check_transaction(compares, operations)
-        request = rpc.TxnRequest(
-            compare=[compare_of(compare) for compare in compares],
-            success=[operation_of(operation) for operation in operations],
-        )
-        mark = self.watermark if self.watermark and self.watermark.armed else None
-        since = mark.revision if mark else 0
-        if mark:
-            add_progress(request, mark)
+        while True:
+            request = rpc.TxnRequest(
+                compare=[compare_of(compare) for compare in compares],
+                success=[operation_of(operation) for operation in operations],
+            )
+            mark = self.watermark if self.watermark and self.watermark.armed else None
+            since = mark.revision if mark else 0
+            if mark:
+                add_progress(request, mark)
+            reply = await self._transact(request)
+            if mark is None or check_progress(request, reply, mark, since):
+                outcome = Committed if reply.succeeded else Conflict
+                return outcome(reply.header.revision)
+
+    async def _transact(self, request: Any) -> Any:
         asked: list[Member] = []
 
         def ask(member: Member, seconds: float) -> Any:
@@ -162,10 +169,7 @@ class EtcdStore:
                 raise LeaseLost("a put names a lease that is gone, so nothing was done") from refusal
             raise
         self._members.raft_term = reply.header.raft_term
-        if mark:
-            check_progress(request, reply, mark, since)
-        outcome = Committed if reply.succeeded else Conflict
-        return outcome(reply.header.revision)
+        return reply
 
     async def watch(self, prefix: str, *, after_revision: int) -> AsyncGenerator[Changes | Relisted, None]:
         """Yield what is committed under a prefix after a revision, through restarts, until the store is closed."""
@@ -338,36 +342,44 @@ def compare_of(compare: Compare) -> Any:
 
 
 def add_progress(request: Any, mark: Watermark) -> None:
-    """Have a transaction put the progress key, and refused by a store that lacks what was put there before."""
+    """Have a transaction put the progress key, and refused by a store that lacks what was seen there before."""
     key = mark.progress_key.encode()
     if any(one.HasField("request_put") for one in request.success) and len(request.success) <= OPERATIONS_MAX:
         request.success.append(rpc.RequestOp(request_put=rpc.PutRequest(key=key)))
-    if mark.progress and len(request.compare) <= OPERATIONS_MAX:
-        request.compare.append(
-            rpc.Compare(key=key, target=rpc.Compare.MOD, result=rpc.Compare.GREATER, mod_revision=mark.progress - 1)
-        )
-    request.failure.append(rpc.RequestOp(request_range=rpc.RangeRequest(key=key)))
+    conditions = [(key, rpc.Compare.GREATER, mark.progress - 1)] if mark.progress else []
+    if mark.era:
+        conditions.append((mark.era_key.encode(), rpc.Compare.EQUAL, mark.era_written))
+    for compared, result, revision in conditions[: COMPARES_MAX - len(request.compare)]:
+        request.compare.append(rpc.Compare(key=compared, target=rpc.Compare.MOD, result=result, mod_revision=revision))
+    for name in (mark.progress_key, mark.era_key):
+        request.failure.append(rpc.RequestOp(request_range=rpc.RangeRequest(key=name.encode())))
 
 
-def check_progress(request: Any, reply: Any, mark: Watermark, since: int) -> None:
-    """Take in what came of a transaction.
+def check_progress(request: Any, reply: Any, mark: Watermark, since: int) -> bool:
+    """Take in what came of a transaction; False where it is to be sent again, for another era has begun.
 
     Raises:
         StoreRegressed: the store lacks what this process has seen there.
     """
-    key = mark.progress_key.encode()
+    compared = {one.key: one.mod_revision for one in request.compare}
+    progress, era = mark.progress_key.encode(), mark.era_key.encode()
     if reply.succeeded:
-        if request.success and request.success[-1].request_put.key == key:
+        if request.success and request.success[-1].request_put.key == progress:
             mark.written(reply.header.revision)
+        if era in compared and compared[era] == mark.era_written:
+            mark.proven = (mark.era, reply.header.revision)
     elif mark.armed:
-        required = next((one.mod_revision + 1 for one in request.compare if one.key == key), 0)
-        found = reply.responses[0].response_range.kvs
-        held = found[0].mod_revision if found else 0
-        if held < required:
-            raise StoreRegressed(
-                f"the last write that the store holds is of revision {held}; this process knows of one of {required}"
-            )
+        held, known = ([*one.response_range.kvs, None][0] for one in reply.responses)
+        needed = compared.get(progress, -1) + 1
+        if (held.mod_revision if held else 0) < needed:
+            raise StoreRegressed(f"the store lacks the last write, of revision {needed}, that this process knows of")
+        if era in compared and (known is None or known.mod_revision != compared[era]):
+            if known is None or known.mod_revision < compared[era]:
+                raise StoreRegressed("the store lacks that this process has opened it")
+            mark.set_era(known.value, known.mod_revision)
+            return False
     mark.check(reply.header.revision, since)
+    return True
 
 
 def operation_of(operation: Operation) -> Any:

@@ -31,9 +31,8 @@ from cotenant.store.port import (
 )
 from cotenant.store.shifted import ShiftedStore
 from cotenant.store.standing import Standing
-from cotenant.store.trust import Trust, wrong_of
+from cotenant.store.trust import Trust
 from cotenant.store.upkeep import CollectsParts
-from cotenant.store.witness import Verdict
 
 RETRY_SECONDS = 0.2
 
@@ -62,7 +61,7 @@ class GuardedStore:
         try:
             result = await work
         except StoreDistrusted as error:
-            await self.trust.distrust(Verdict(wrong_of(error), str(error)))
+            await self.trust.doubt(error)
             self.trust.check()
             raise
         self.trust.check()

@@ -21,13 +21,13 @@ import structlog
 
 from cotenant import telemetry
 from cotenant.store import witness_file
+from cotenant.store.eras import ERAS, begun, eras_of, name_of
 from cotenant.store.etcd import EtcdStore
 from cotenant.store.local import LocalStore
 from cotenant.store.port import (
+    Committed,
     Compare,
-    Delete,
     Listing,
-    Operation,
     Put,
     Store,
     StoreDistrusted,
@@ -51,7 +51,7 @@ NODES_MAX = 10_000
 TEXT_LENGTH_MAX = 500
 REMEDY = StoreDistrusted.remedy
 
-DISTRUSTED = telemetry.gauge("cotenant.store.distrusted", "1", "1 while the store is older than what was seen of it.")
+DISTRUSTED = telemetry.gauge("cotenant.store.distrusted", "{store}", "1 while the store is not trusted, else 0.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +62,7 @@ class Look:
     own: Seen  # the same in the store's own revisions
     verdict: Verdict | None
     filling: bool
+    era: bytes = b""  # what the key of eras holds
 
 
 @dataclass(slots=True)
@@ -98,20 +99,25 @@ class Trust:
         self.witnesses = Witnesses()
         self._shifted, self._raw, self._path, self._on_return = shifted, shifted.inner, memory, on_return
         self._kept: Memory | None = None
+        self._unkept = False  # since it could not be written; told once
         self._opening = asyncio.Lock()
         self._looking: asyncio.Task[None] | None = None
-        self._mark = Watermark(PROGRESS)
+        self._mark = Watermark(PROGRESS, era_key=ERAS)
         if isinstance(self._raw, EtcdStore):
             self._raw.watermark = self._mark
 
     @property
     def revision(self) -> int:
         """The highest revision that was seen, or 0 before anything was."""
-        return max(self.remembered.revision if self.remembered else 0, self._shift(self._mark.revision))
+        seen = self._raw.revision if isinstance(self._raw, LocalStore) else self._mark.revision
+        return max(self.remembered.revision if self.remembered else 0, self._shift(seen))
 
     def mark(self) -> Mark | None:
         """Return what an agent is to remember of the store; None where that is not known or not believed."""
-        return sign(self.identity, self.revision) if self.identity and self.verdict is None else None
+        known = self._known()
+        if self.identity is None or self.verdict or known is None:
+            return None
+        return sign(self.identity, known.revision, known.era, known.era_revision)
 
     def check(self) -> None:
         """Raise unless the store is the one that was written.
@@ -165,6 +171,8 @@ class Trust:
             if self._path and self.remembered is None:
                 self.remembered = self._kept = await asyncio.to_thread(witness_file.read, self._path)
             await self.look()
+            if self.verdict is None and self.identity:  # else it is being filled
+                await self._begin_era()
             self._looking = asyncio.get_running_loop().create_task(self._look_on(), name="store-witness")
 
     async def _look_on(self) -> None:
@@ -201,11 +209,37 @@ class Trust:
         """Return what is remembered, with what was seen since the last look."""
         if self.remembered is None:
             return None
+        value, proven = self._mark.proven
+        era, at = (name_of(value), self._shift(proven)) if proven else ("", 0)
+        if isinstance(self._raw, LocalStore):  # nobody else can have begun one
+            era, at = self.remembered.era, self._shift(self._raw.revision)
+        known = self.remembered
         return replace(
-            self.remembered,
-            revision=self.revision,
-            progress=max(self.remembered.progress, self._shift(self._mark.progress)),
+            known,
+            revision=max(self.revision, at),
+            progress=max(known.progress, self._shift(self._mark.progress)),
+            era=era if at > known.era_revision else known.era,
+            era_revision=max(at, known.era_revision),
         )
+
+    async def _begin_era(self) -> None:
+        """Have the store say that this process has opened it, before it writes anything else.
+
+        Raises:
+            StoreUnavailable: the store does not answer.
+        """
+        while True:
+            base = base_of(await self._raw.get(BASE)) or 0
+            entry = await self._raw.get(ERAS)
+            name, value = begun(eras_of(entry, base))
+            result = await self._raw.transact([Compare(ERAS, entry.mod_revision if entry else 0)], [Put(ERAS, value)])
+            if isinstance(result, Committed):
+                self._mark.set_era(value, result.revision)
+                self._mark.proven = (value, result.revision)
+                if known := self.remembered:
+                    self.remembered = replace(known, era=name, era_revision=result.revision + base)
+                log.info("store_opened", era=name, revision=result.revision)
+                return
 
     async def _name(self) -> None:
         """Give a store that has no identity one; of several processes that do so at once, one succeeds."""
@@ -218,6 +252,8 @@ class Trust:
         self.identity, self.remembered = identity, learn(known, look.seen)
         if again or not self._mark.armed:
             self._mark.set(look.own.revision, look.own.progress)
+            self._mark.set_era(look.era, look.own.eras[-1][1] if look.own.eras else 0)
+            self._mark.proven = (look.era, look.own.revision) if look.era else (b"", 0)
         self.verdict = None
         DISTRUSTED.set(0)
         if again and self._looking:
@@ -225,6 +261,12 @@ class Trust:
             self.witnesses = Witnesses()
             self._shifted.reload()
             self._on_return()
+
+    async def doubt(self, error: StoreDistrusted) -> None:
+        """Find out what is wrong with a store that has refused a write, or whose answer was too old."""
+        with suppress(StoreUnavailable):
+            await self.look()
+        await self.distrust(Verdict(Wrong(error.reason), str(error)))
 
     async def distrust(self, verdict: Verdict) -> None:
         """Believe the store no more, for this reason unless there was one before."""
@@ -246,9 +288,11 @@ class Trust:
             return
         try:
             await asyncio.to_thread(witness_file.write, self._path, memory)
-            self._kept = memory
+            self._kept, self._unkept = memory, False
         except OSError as error:
-            log.warning("store_witness_not_written", path=str(self._path), error=str(error))
+            if not self._unkept:
+                log.warning("store_witness_not_written", path=str(self._path), error=str(error))
+            self._unkept = True
 
     def _shift(self, revision: int) -> int:
         return revision + (self._shifted.base or 0) if revision else 0
@@ -279,11 +323,13 @@ def look_of(listing: Listing) -> Look:
     elif stopped:
         verdict = Verdict(Wrong.REGRESSED, stopped.value.decode(errors="replace")[:TEXT_LENGTH_MAX])
     put = progress.mod_revision if progress else 0
+    eras = entries.get(ERAS)
     return Look(
-        Seen(identity, listing.revision + base, put + base if put else 0),
-        Seen(identity, listing.revision, put),
+        Seen(identity, listing.revision + base, put + base if put else 0, eras_of(eras, base)),
+        Seen(identity, listing.revision, put, eras_of(eras, 0)),
         verdict,
         FILLING in entries,
+        eras.value if eras else b"",
     )
 
 
@@ -298,13 +344,3 @@ async def look_at(raw: Store) -> Look:
     if isinstance(raw, SqliteStore) and raw.regression:
         return replace(look, verdict=Verdict(Wrong.REGRESSED, raw.regression))
     return look
-
-
-def accepting(identity: Identity) -> list[Operation]:
-    """Return the writes by which a store becomes one that every witness accepts."""
-    return [Put(IDENTITY, identity.encode()), Delete(STOPPED)]
-
-
-def wrong_of(error: StoreDistrusted) -> Wrong:
-    """Return what an error says to be wrong with a store."""
-    return Wrong.REPLACED if isinstance(error, StoreReplaced) else Wrong.REGRESSED

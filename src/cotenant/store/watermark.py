@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from cotenant.store.port import StoreRegressed
 
 OPERATIONS_MAX = 127  # with the progress key etcd takes 128, unless told otherwise
+COMPARES_MAX = 128
 
 
 @dataclass(slots=True)
@@ -22,6 +23,10 @@ class Watermark:
     revision: int = 0
     progress: int = 0  # the revision at which the progress key was changed last
     armed: bool = False
+    era_key: str = ""
+    era: bytes = b""  # what the era key held when it was read last, and the revision at which it was written
+    era_written: int = 0
+    proven: tuple[bytes, int] = (b"", 0)  # a value of the era key, and a revision that is of this era
 
     def check(self, revision: int, since: int) -> None:
         """Take the revision of an answer in; `since` is what `revision` was when the request was sent.
@@ -38,6 +43,10 @@ class Watermark:
     def set(self, revision: int, progress: int) -> None:
         """Begin to check, from a state that is believed."""
         self.revision, self.progress, self.armed = revision, progress, True
+
+    def set_era(self, value: bytes, written: int) -> None:
+        """Take in which era it is; every write compares that from now on."""
+        self.era, self.era_written = value, written
 
     def written(self, revision: int) -> None:
         """Take in that the progress key was put at a revision."""

@@ -7,6 +7,11 @@ an agent on disk) remembers the highest of all that it has seen. A store of the 
 lost what was acknowledged. Revisions alone would miss a snapshot restored with `--bump-revision`, for these are raised
 there; the progress key is not.
 
+Nor are numbers enough where a store that went back has been written to since, by processes that remember nothing: it
+may have overtaken the witness. So every process that opens the store begins an era there, and each write compares the
+era that its writer knows. A witness remembers a revision together with the era of it; a store that says that the next
+era began at that revision or before has another history.
+
 An operator who decides to go on with an older state writes a higher generation, which every witness accepts, and one of
 another store names the ids that it supersedes.
 
@@ -98,6 +103,8 @@ class Memory:
     generation: int
     revision: int = 0
     progress: int = 0
+    era: str = ""
+    era_revision: int = 0  # a revision that is known to be of this era
 
     @classmethod
     def decode(cls, read: object) -> Memory | None:
@@ -105,10 +112,13 @@ class Memory:
         if not isinstance(read, dict):
             return None
         try:
-            numbers = [int(read.get(name, 0)) for name in ("generation", "revision", "progress")]
-            found = cls(str(read["id"]), *numbers)
+            generation, revision, progress, era_revision = (
+                int(read.get(name, 0)) for name in ("generation", "revision", "progress", "era_revision")
+            )
+            found = cls(str(read["id"]), generation, revision, progress, str(read.get("era", "")), era_revision)
         except (ValueError, KeyError, TypeError, OverflowError):
             return None
+        numbers = (generation, revision, progress, era_revision)
         return found if found.id and all(0 <= number <= REVISION_MAX for number in numbers) else None
 
 
@@ -119,6 +129,7 @@ class Seen:
     identity: Identity | None
     revision: int
     progress: int = 0
+    eras: tuple[tuple[str, int], ...] = ()  # the last ones, each with the revision at which it began
 
 
 def judge(memory: Memory | None, seen: Seen, witness: str = "this process") -> Verdict | None:
@@ -154,7 +165,27 @@ def judge(memory: Memory | None, seen: Seen, witness: str = "this process") -> V
     if seen.progress < memory.progress:
         text = f"the last write that the store holds is of revision {seen.progress}; {witness} knows of one of "
         return Verdict(Wrong.REGRESSED, f"{text}revision {memory.progress}")
+    if (branched := _branched_at(memory, seen)) is not None:
+        text = f"the store was written to from revision {branched} on by others than those who had written revision "
+        return Verdict(Wrong.REGRESSED, f"{text}{memory.era_revision}, which {witness} has seen")
     return None
+
+
+def _branched_at(memory: Memory, seen: Seen) -> int | None:
+    """Return from where on a store has another history than the one that was seen; None where it has not.
+
+    >>> seen = Seen(None, 20, 20, (("x", 3), ("y", 8)))
+    >>> [_branched_at(Memory("a", 1, era=era, era_revision=at), seen) for era, at in (("x", 7), ("x", 9), ("z", 9))]
+    [None, 8, 3]
+    """
+    if not memory.era or not seen.eras:
+        return None
+    names = [name for name, _ in seen.eras]
+    if memory.era not in names:
+        oldest = seen.eras[0][1]
+        return oldest if memory.era_revision >= oldest else None  # else it may be one that is kept no longer
+    following = seen.eras[names.index(memory.era) + 1 :]
+    return following[0][1] if following and following[0][1] <= memory.era_revision else None
 
 
 def learn(memory: Memory | None, seen: Seen) -> Memory | None:
@@ -162,9 +193,11 @@ def learn(memory: Memory | None, seen: Seen) -> Memory | None:
     own = seen.identity
     if own is None:
         return memory
+    era, era_revision = (seen.eras[-1][0], seen.revision) if seen.eras else ("", 0)
+    found = Memory(own.id, own.generation, seen.revision, seen.progress, era, era_revision)
     if memory is None or (memory.id, memory.generation) != (own.id, own.generation):
-        return Memory(own.id, own.generation, seen.revision, seen.progress)
-    return replace(memory, revision=max(memory.revision, seen.revision), progress=max(memory.progress, seen.progress))
+        return found
+    return newest(memory, found)
 
 
 def newest(first: Memory | None, second: Memory | None) -> Memory | None:
@@ -173,7 +206,12 @@ def newest(first: Memory | None, second: Memory | None) -> Memory | None:
         return first or second
     if (first.id, first.generation) != (second.id, second.generation):
         return max(first, second, key=lambda one: (one.generation, one.revision))
-    return replace(first, revision=max(first.revision, second.revision), progress=max(first.progress, second.progress))
+    later = max(first, second, key=lambda one: one.era_revision)
+    return replace(
+        later,
+        revision=max(first.revision, second.revision),
+        progress=max(first.progress, second.progress),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,9 +222,9 @@ class Mark:
     signature: bytes = b""
 
 
-def sign(identity: Identity, revision: int) -> Mark:
-    """Return the mark of a store at a revision."""
-    memory = Memory(identity.id, identity.generation, revision)
+def sign(identity: Identity, revision: int, era: str = "", era_revision: int = 0) -> Mark:
+    """Return the mark of a store at a revision, and at one that is known to be of an era."""
+    memory = Memory(identity.id, identity.generation, revision, 0, era, era_revision)
     return Mark(memory, _signature(identity, memory))
 
 
@@ -201,5 +239,5 @@ def is_signed(identity: Identity, mark: Mark) -> bool:
 
 
 def _signature(identity: Identity, memory: Memory) -> bytes:
-    text = f"{memory.id}\n{memory.generation}\n{memory.revision}"
+    text = f"{memory.id}\n{memory.generation}\n{memory.revision}\n{memory.era}\n{memory.era_revision}"
     return hmac.new(bytes.fromhex(identity.key), text.encode(), hashlib.sha256).digest()[:16]

@@ -62,7 +62,8 @@ def write(path: Path, memory: Memory) -> None:
         memory = newest(known, memory) or memory
     if known == memory:
         return
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    path.parent.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    path.parent.mkdir(mode=0o700, exist_ok=True)
     fresh = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with fresh.open("w") as file:
