@@ -65,10 +65,10 @@ class AgentConfig:
     that the node has, in bytes per second; 0: the most that was seen. `kept_max` and `kept_seconds_max` bound for how
     many acknowledged attempts, and for how long, output stays readable. `pids_max` is how many processes and threads
     each task of a job that names none may have; 0 means no limit but that of the whole attempt, half of the node's.
-    `users` says as whom submitters' jobs run where the agent is root, if not as the user of the same name. An agent that
-    is not root runs jobs of several submitters only with `shared_identity`. `hidden` are files and directories that jobs
-    are not to see, where that can be had, beside the state directory. Without `share_machine` the agent does not start
-    where another one of the same user offers some of its CPUs, and placement holds one of two such nodes.
+    `users` says as whom submitters' jobs run where the agent is root, if not as the user of the same name. An agent
+    that is not root runs jobs of several submitters only with `shared_identity`. `hidden` are files and directories
+    that jobs are not to see, where that can be had, beside the state directory. Without `share_machine` the agent does
+    not start where another one of the same user offers some of its CPUs, and placement holds one of two such nodes.
     `machine_parts` is how many agents the machine is divided among: each offers as much of its memory.
     """
 

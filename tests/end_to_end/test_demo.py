@@ -29,8 +29,10 @@ def test_the_demo_ends_well_with_a_report_and_leaves_nothing(tmp_path: Path) -> 
     assert_self_contained(report.read_text())
 
 
-def test_without_a_name_the_report_goes_to_the_users_own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Under one fixed name in a shared one it was refused to the second user, and followed a link that was put there."""
+def test_without_a_name_the_report_goes_to_the_users_own_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under one fixed name in a shared one it was refused to the second user, and followed a link."""
     shared, victim = tmp_path / "shared", tmp_path / "victim"
     shared.mkdir()
     victim.write_text("precious")

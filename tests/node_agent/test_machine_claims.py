@@ -69,8 +69,8 @@ def test_damaged_claims_hold_nothing_up(tmp_path: Path) -> None:
 @given(
     st.lists(
         st.builds(
-            replace, st.just(HERE), node_id=st.sampled_from("abcd"), cpus=st.sets(st.integers(0, 7), max_size=3).map(tuple),
-            memory_bytes=st.integers(0, 8 << 30),
+            replace, st.just(HERE), node_id=st.sampled_from("abcd"),
+            cpus=st.sets(st.integers(0, 7), max_size=3).map(tuple), memory_bytes=st.integers(0, 8 << 30),
         ),
         max_size=6,
     )

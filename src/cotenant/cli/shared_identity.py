@@ -13,7 +13,9 @@ from cotenant.cli.security import Guarding
 from cotenant.cli.settings import Settings
 
 MARK_FILE = "identity.json"
-INSIST = "--shared-identity (or shared_identity = true in the settings) accepts that; root runs jobs as their submitters"
+INSIST = (
+    "--shared-identity (or shared_identity = true in the settings) accepts that; root runs jobs as their submitters"
+)
 
 
 def guarded(guarding: Guarding, settings: Settings, state_dir: Path) -> Guarding:
