@@ -60,11 +60,11 @@ class Claim:
         "it would offer 1 CPU that node 'b' offers (process 7, state in /t)"
         """
         for other in others:
+            where = f"(process {other.pid}, state in {other.state_dir})"
             if other.node_id == self.node_id:
-                return f"this machine runs node {self.node_id!r} already (process {other.pid}, state in {other.state_dir})"
+                return f"this machine runs node {self.node_id!r} already {where}"
             if shared := set(self.cpus) & set(other.cpus):
-                whose = f"node {other.node_id!r} offers (process {other.pid}, state in {other.state_dir})"
-                return f"it would offer {plural(len(shared), 'CPU')} that {whose}"
+                return f"it would offer {plural(len(shared), 'CPU')} that node {other.node_id!r} offers {where}"
         offered = self.memory_bytes + sum(other.memory_bytes for other in others)
         if others and offered > self.machine_memory_bytes:
             names = ", ".join(sorted(repr(other.node_id) for other in others))
