@@ -24,8 +24,8 @@ RUNTIME_DIRECTORIES = Path("/run/user")  # with the sockets of a user's systemd,
 class NodeIdentity:
     """As whom jobs run and what they do not see.
 
-    `user` is the user as whom every job runs, empty where jobs run as their submitters. `hidden` is what namespaces hide
-    from jobs, empty where jobs have none. `not_enforced` says what jobs share, in a sentence each.
+    `user` is the user as whom every job runs, empty where jobs run as their submitters. `hidden` is what namespaces
+    hide from jobs, empty where jobs have none. `not_enforced` says what jobs share, in a sentence each.
     """
 
     user: str
@@ -46,8 +46,8 @@ def find_identity(users: Mapping[str, str], secret: Iterable[Path]) -> NodeIdent
             f"user namespaces, which would prevent that, cannot be used here ({why})",
         ))  # fmt: skip
     return NodeIdentity(own, hidden, (
-        f"every job runs as {own!r}, the user of the agent: namespaces keep jobs from the mesh's files and processes and "
-        f"from each other's processes, but all other files of {own!r} are open to every job",
+        f"every job runs as {own!r}, the user of the agent: namespaces keep jobs from the mesh's files and processes "
+        f"and from each other's processes, but all other files of {own!r} are open to every job",
     ))  # fmt: skip
 
 

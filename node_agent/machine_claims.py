@@ -57,14 +57,14 @@ class Claim:
         >>> here.conflict([Claim("b", "/t", 7, (2, 3), 4, 8)])
         ''
         >>> here.conflict([Claim("b", "/t", 7, (1, 2), 4, 8)])
-        "it offers 1 CPU that node 'b' offers (process 7, state in /t)"
+        "it would offer 1 CPU that node 'b' offers (process 7, state in /t)"
         """
         for other in others:
+            where = f"(process {other.pid}, state in {other.state_dir})"
             if other.node_id == self.node_id:
-                return f"it runs node {self.node_id!r} already (process {other.pid}, state in {other.state_dir})"
+                return f"this machine runs node {self.node_id!r} already {where}"
             if shared := set(self.cpus) & set(other.cpus):
-                whose = f"node {other.node_id!r} offers (process {other.pid}, state in {other.state_dir})"
-                return f"it offers {plural(len(shared), 'CPU')} that {whose}"
+                return f"it would offer {plural(len(shared), 'CPU')} that node {other.node_id!r} offers {where}"
         offered = self.memory_bytes + sum(other.memory_bytes for other in others)
         if others and offered > self.machine_memory_bytes:
             names = ", ".join(sorted(repr(other.node_id) for other in others))
@@ -129,7 +129,7 @@ def take(directory: Path, wanted: Claim) -> int:
     """
     with _locked(directory / LOCK):
         if why := wanted.conflict(list(_held(directory))):
-            raise MachineTaken(f"node {wanted.node_id!r} cannot be offered by this machine: {why}; {ANYWAY}")
+            raise MachineTaken(f"the agent of node {wanted.node_id!r} cannot start: {why}; {ANYWAY}")
         path = directory / f"{hashlib.sha256(wanted.node_id.encode()).hexdigest()[:24]}.json"
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

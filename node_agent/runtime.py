@@ -19,8 +19,8 @@ class RuntimeContext:
     `output_bytes_max` is what is kept of each task's output; `kept_max` and `kept_seconds_max` bound how many
     acknowledged attempts' output is kept, and for how long. `pids_max` is how many processes and threads each task of a
     job that names none may have; 0 means no limit. `gpu_minors` tells the numbers N of /dev/nvidiaN by UUID, as far
-    as NVML tells. `users` maps submitters to users of this machine. `shared_identity` lets jobs of several submitters run
-    as the agent's user where it is not root. `hidden` is what jobs are not to see beside the state directory.
+    as NVML tells. `users` maps submitters to users of this machine. `shared_identity` lets jobs of several submitters
+    run as the agent's user where it is not root. `hidden` is what jobs are not to see beside the state directory.
     """
 
     node_id: str

@@ -12,11 +12,11 @@ USER = 64123  # has no entry anywhere
 FRESH_MOUNTS = ("unshare", "--mount", "--propagation=private", "sh", "-c")
 # An interpreter in root's home, as pyenv installs it, is shown to everybody: to what follows, and to nothing else.
 OPEN_PYTHON = (
-    f"p={sys.base_prefix}; h=$p; while [ $h != / ] && [ -n \"$(find $h -maxdepth 0 -perm -o=x)\" ]; do h=$(dirname $h); "
-    "done; if [ $h != / ]; then mount --rbind $p /mnt && mount -t tmpfs -o mode=755 none $h && mkdir -p $p && "
-    "mount --rbind /mnt $p || exit 9; fi; "
+    f'p={sys.base_prefix}; h=$p; while [ $h != / ] && [ -n "$(find $h -maxdepth 0 -perm -o=x)" ]; do '
+    "h=$(dirname $h); done; if [ $h != / ]; then mount --rbind $p /mnt && mount -t tmpfs -o mode=755 none $h && "
+    "mkdir -p $p && mount --rbind /mnt $p || exit 9; fi; "
 )
-BECOME = f"exec setpriv --reuid={USER} --regid={USER} --clear-groups --inh-caps=-all \"$@\""
+BECOME = f'exec setpriv --reuid={USER} --regid={USER} --clear-groups --inh-caps=-all "$@"'
 AS_USER = (*FRESH_MOUNTS, OPEN_PYTHON + BECOME, "sh")
 # A process whose root is not that of its mount namespace may not make user namespaces.
 WITHOUT_NAMESPACES = (*FRESH_MOUNTS, OPEN_PYTHON + "mount --rbind / /opt && cd /opt && " + BECOME.replace(

@@ -29,7 +29,9 @@ log = structlog.get_logger()
 REMEMBERED_SECONDS = 180.0  # longer than a refused agent waits between two tries
 REFUSED_MAX = 1_000
 OWN_ID = "give each agent a node id of its own (--node), or end the one that should not run"
-OWN_PART = "end one of the agents, or give each CPUs of its own (--cpus, up --nodes N); --share-machine offers them twice"
+OWN_PART = (
+    "end one of the agents, or give each CPUs of its own (--cpus, up --nodes N); --share-machine offers them twice"
+)
 
 
 @dataclass(slots=True)

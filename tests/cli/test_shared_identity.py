@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.cli.conftest import Shell
@@ -33,13 +34,15 @@ def bob(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(users, "user_name", lambda uid: "bob")
 
 
-def guarding(**sections: dict[str, object]) -> Guarding:
+def guarding(**sections: dict[str, Any]) -> Guarding:
     return guarding_of(sections, Flags(), insecure=False)
 
 
-def authenticator(state_dir: Path, **sections: dict[str, object]) -> Authenticator:
+def authenticator(state_dir: Path, **sections: dict[str, Any]) -> Authenticator:
     guards = guarded(guarding(**sections), Settings(), state_dir)
-    return security.security_of(guards, state_dir, "cotenant", "mesh").authenticator
+    found = security.security_of(guards, state_dir, "cotenant", "mesh").authenticator
+    assert found
+    return found
 
 
 def who(by: Authenticator, secret: str) -> str:
@@ -55,8 +58,8 @@ def token(state_dir: Path, bearer: str) -> str:
 
 def test_nobody_but_the_operator_submits(tmp_path: Path) -> None:
     secrets = {bearer: token(tmp_path, bearer) for bearer in (
-        "user/eve?tenants=a", "tenant-admin/ann?tenants=a", "operator/joe", "viewer/vic?tenants=a", "user/bob?tenants=a",
-        "agent/n1", "service/queue",
+        "user/eve?tenants=a", "tenant-admin/ann?tenants=a", "operator/joe", "viewer/vic?tenants=a",
+        "user/bob?tenants=a", "agent/n1", "service/queue",
     )}  # fmt: skip
     served = authenticator(tmp_path)
     assert {bearer: who(served, secret) for bearer, secret in secrets.items()} == {
@@ -87,9 +90,11 @@ def test_root_runs_jobs_as_their_submitters_so_it_takes_everybodys_token(
 
 @pytest.mark.parametrize("sections", [OIDC, {"bearers": {"spiffe://corp/eve": "user/eve?tenants=a"}}])
 def test_settings_that_let_others_in_are_refused_at_the_start(
-    tmp_path: Path, sections: dict[str, dict[str, object]]
+    tmp_path: Path, sections: dict[str, dict[str, Any]]
 ) -> None:
-    with pytest.raises(CommandError, match="lets other people submit jobs, and every job .* would run as 'bob'") as error:
+    with pytest.raises(
+        CommandError, match=r"lets other people submit jobs, and every job .* would run as 'bob'"
+    ) as error:
         guarded(guarding(**sections), Settings(), tmp_path)
     assert "--shared-identity" in error.value.hint
     assert guarded(guarding(**sections), Settings(shared_identity=True), tmp_path).only_user == ""
@@ -125,5 +130,6 @@ def test_what_is_secret_is_the_state_and_what_lies_elsewhere(tmp_path: Path, mon
     guards = guarding(tls={"ca": "/ca", "cert": "/cert", "key": "/key"}, audit={"path": "/log/audit"})
     found = secret_paths(replace(Settings(), store="sqlite:/db/mesh"), guards, tmp_path / "state")
     assert {str(path.relative_to(tmp_path)) if tmp_path in path.parents else str(path) for path in found} == {
-        "state", "config/cotenant", "state/archive.sqlite", "/key", "/log/audit", "/db/mesh", "/db/mesh-wal", "/db/mesh-shm",
+        "state", "config/cotenant", "state/archive.sqlite", "/key", "/log/audit",
+        "/db/mesh", "/db/mesh-wal", "/db/mesh-shm",
     }  # fmt: skip

@@ -92,7 +92,8 @@ def reach_for(own: Unprivileged) -> str:
     """A script that tries what it must not be able to do, once `pids` in its directory names the victims."""
     state = own.home / "state"
     return (
-        f"while [ ! -s pids ]; do sleep 0.05; done; cat {own.token} && echo read; ls {state}/tokens.json && echo listed; "
+        f"while [ ! -s pids ]; do sleep 0.05; done; cat {own.token} && echo read; "
+        f"ls {state}/tokens.json && echo listed; "
         f"for pid in $(cat pids); do kill -9 $pid && echo killed; cat /proc/$pid/environ && echo traced; done; "
         f"ls {own.node_state}/attempts; for f in {own.node_state}/sockets/notify; do [ -e $f ] && echo reached; done; "
         f"umount {state} && echo uncovered; unshare -r umount {state} && echo uncovered; "

@@ -32,7 +32,7 @@ def test_a_second_agent_with_the_same_node_id_is_refused(tmp_path: Path) -> None
 
 def test_an_agent_that_offers_held_cpus_is_refused_with_what_helps(tmp_path: Path) -> None:
     held = take(tmp_path, HERE)
-    with pytest.raises(MachineTaken, match=r"offers 1 CPU that node 'a' offers .*--cpus.*--share-machine"):
+    with pytest.raises(MachineTaken, match=r"would offer 1 CPU that node 'a' offers .*--cpus.*--share-machine"):
         take(tmp_path, replace(HERE, node_id="b", cpus=(1, 2)))
     os.close(held)
 
@@ -69,8 +69,8 @@ def test_damaged_claims_hold_nothing_up(tmp_path: Path) -> None:
 @given(
     st.lists(
         st.builds(
-            replace, st.just(HERE), node_id=st.sampled_from("abcd"), cpus=st.sets(st.integers(0, 7), max_size=3).map(tuple),
-            memory_bytes=st.integers(0, 8 << 30),
+            replace, st.just(HERE), node_id=st.sampled_from("abcd"),
+            cpus=st.sets(st.integers(0, 7), max_size=3).map(tuple), memory_bytes=st.integers(0, 8 << 30),
         ),
         max_size=6,
     )
@@ -118,7 +118,7 @@ async def test_a_real_second_agent_does_not_start_unless_told_to_share(
     assert hello.inventory.machine == boot_id()
     with pytest.raises(AnotherAgent, match="runs node 'claimed' already"):
         await Agent(replace(config, state_dir=tmp_path / "two")).run(asyncio.Event())
-    with pytest.raises(AnotherAgent, match=f"offers {len(CPUS)} CPUs that node 'claimed' offers"):
+    with pytest.raises(AnotherAgent, match=f"would offer {len(CPUS)} CPUs that node 'claimed' offers"):
         await Agent(replace(config, node_id="other", state_dir=tmp_path / "two")).run(asyncio.Event())
     sharing = replace(config, node_id="other", state_dir=tmp_path / "two", share_machine=True)
     second = asyncio.create_task(Agent(sharing).run(stop))

@@ -90,7 +90,7 @@ def test_an_agent_that_is_not_root_runs_jobs_of_its_own_user_alone(monkeypatch: 
     monkeypatch.setattr(users, "user_name", lambda uid: "bob")
     for mine in ("", "operator", "anyone", "bob"):
         assert Users({}, 1000, 1000, people).of(mine) is None
-    with pytest.raises(NoUser, match="runs as the user 'bob', so jobs of 'eve' could read and change all that is bob's"):
+    with pytest.raises(NoUser, match="runs as the user 'bob', so jobs of 'eve' could read and change"):
         Users({}, 1000, 1000, people).of("eve")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +14,9 @@ from cotenant.cli.security import Guarding
 from cotenant.cli.settings import Settings
 
 MARK_FILE = "identity.json"
-INSIST = "--shared-identity (or shared_identity = true in the settings) accepts that; root runs jobs as their submitters"
+INSIST = (
+    "--shared-identity (or shared_identity = true in the settings) accepts that; root runs jobs as their submitters"
+)
 
 
 def guarded(guarding: Guarding, settings: Settings, state_dir: Path) -> Guarding:
@@ -62,14 +65,15 @@ def _letting_others_in(guarding: Guarding, own: str) -> str:
 
 
 def _note(state_dir: Path, only_user: str) -> None:
+    from cotenant.rpc.access import replace_file
+
     mark = state_dir / MARK_FILE
-    if not only_user:
-        mark.unlink(missing_ok=True)
-        return
-    state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-    fresh = mark.with_name(f".{MARK_FILE}.{os.getpid()}")
-    fresh.write_text(json.dumps({"only_user": only_user}))
-    fresh.replace(mark)
+    with suppress(OSError):  # the mesh itself says what is wrong with a directory that it cannot use
+        if only_user:
+            state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+            replace_file(mark, json.dumps({"only_user": only_user}))
+        else:
+            mark.unlink(missing_ok=True)
 
 
 def check_token_for(name: str, state_dir: Path, *, insist: bool) -> str:
