@@ -82,6 +82,7 @@ def serve(state_dir: str, fair_share: str, *, culprits: bool) -> None:
     from cotenant.cli import up
     from cotenant.cli.embedded import EmbeddedMesh
     from cotenant.cli.settings import Settings
+    from cotenant.rpc import garbage
 
     given = {"fair_share": fair_share} if fair_share and "fair_share" in Settings.__dataclass_fields__ else {}
     config = up.mesh_config(Settings(gpus=f"fake:{GPUS}", **given), Path(state_dir), {})  # type: ignore[arg-type]  # texts
@@ -90,6 +91,7 @@ def serve(state_dir: str, fair_share: str, *, culprits: bool) -> None:
         telemetry.setup("cli")
         mesh = EmbeddedMesh(config)
         await mesh.start()
+        garbage.settle()
         lag = LoopLag(culprits=culprits)
         sampling = asyncio.create_task(lag.run())
         stop = asyncio.Event()
@@ -186,7 +188,8 @@ async def run(arrays: int, tasks: int, fair_share: str = "tenants", *, culprits:
         load.waited = time.perf_counter() - begin
         last = (await stub.ListJobs(pb.ListJobsRequest(page_size=1))).jobs[0].id
         for one in (other, last):
-            await stub.ExplainJob(pb.ExplainJobRequest(id=one), timeout=120)
+            answer = await stub.ExplainJob(pb.ExplainJobRequest(id=one), timeout=120)
+        load.outlook += f"\nthe last task: {answer.summary} | {answer.outlook}"
         await asyncio.sleep(15)  # sweeps and counts come every five seconds
         load.rss_after = _rss(pid)
         probe.cancel()

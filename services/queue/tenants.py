@@ -61,7 +61,7 @@ class Tenants(tenant_service_pb2_grpc.TenantServiceServicer):
     async def ListTenants(self, request: pb.ListTenantsRequest, context: Any) -> pb.ListTenantsResponse:
         """Tell of tenants: those that were made, and those that have jobs."""
         state, view = self._keeper.state, View(self._keeper.state)
-        active = {record.spec.tenant for record in state.records.values() if not record.phase.ended}
+        active = {tenant for tenant, live in state.room.live.items() if live}
         known = sorted(one for one in {TENANT_DEFAULT, *state.tenants, *active} if view.sees_tenant(one))
         ids, token = page_of(known, request.page_size, request.page_token)
         return pb.ListTenantsResponse(tenants=[self._message(tenant_id) for tenant_id in ids], next_page_token=token)
@@ -92,11 +92,8 @@ class Tenants(tenant_service_pb2_grpc.TenantServiceServicer):
         revision = self._revision(request.id)
         self._check_etag(request.id, request.etag, revision)
         state = self._keeper.state
-        live = [r.id for r in state.records.values() if r.spec.tenant == request.id and not r.phase.ended]
-        if live:
-            raise errors.failed_precondition(
-                "TENANT_IN_USE", f"tenant {request.id} has {len(live)} live jobs: {live[0]}…"
-            )
+        if live := state.room.live[request.id]:
+            raise errors.failed_precondition("TENANT_IN_USE", f"tenant {request.id} has {live} live jobs")
         if children := sorted(one for one, (tenant, _) in state.tenants.items() if tenant.parent == request.id):
             raise errors.failed_precondition(
                 "TENANT_IN_USE", f"tenants belong to {request.id}: {', '.join(children[:3])}; give them another parent"
@@ -112,7 +109,8 @@ class Tenants(tenant_service_pb2_grpc.TenantServiceServicer):
 
     async def ListQueues(self, request: pb.ListQueuesRequest, context: Any) -> pb.ListQueuesResponse:
         """Tell of the queues; there is one so far."""
-        records = self._keeper.state.records.values()
+        listing = self._keeper.state.listing
+        holding = [phase for phase in Phase if phase.holds_resources]
         return pb.ListQueuesResponse(
             queues=[
                 pb.Queue(
@@ -120,8 +118,8 @@ class Tenants(tenant_service_pb2_grpc.TenantServiceServicer):
                     policy=self._policy,
                     options=self._options,
                     rules={name: written(value) for name, value in asdict(self._rules).items()},
-                    waiting=sum(record.phase is Phase.QUEUED for record in records),
-                    running=sum(record.phase.holds_resources for record in records),
+                    waiting=sum(map(len, listing.of_phases([Phase.QUEUED]))),
+                    running=sum(map(len, listing.of_phases(holding))),
                 )
             ]
         )

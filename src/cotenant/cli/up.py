@@ -209,7 +209,10 @@ async def run(config: MeshConfig) -> None:
 
 async def _serve(config: MeshConfig) -> None:
     """Run the mesh until cancelled. One that lost its lead, as where its store was away, begins anew at its address."""
+    from cotenant.rpc import garbage
+
     async with opened(config) as mesh:
+        garbage.settle()
         await tell_ready(mesh)
         address, why = mesh.address, await mesh.lost()
     while True:
