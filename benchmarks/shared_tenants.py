@@ -40,6 +40,7 @@ GPUS = 2
 LOOK_SECONDS = 0.005  # between two looks at the loop
 PROBE_SECONDS = 0.02  # between two calls of a bystander
 LAG_BAR_MS, CALL_BAR_MS, SUBMIT_BAR_SECONDS, START_BAR_SECONDS = 50.0, 100.0, 10.0, 5.0
+AFTER_SECONDS = 15.0  # sweeps and counts come every five seconds
 ENDED = (job_pb2.JOB_PHASE_SUCCEEDED, job_pb2.JOB_PHASE_FAILED, job_pb2.JOB_PHASE_CANCELLED)
 STARTED = (job_pb2.JOB_PHASE_RUNNING, *ENDED)
 
@@ -163,8 +164,16 @@ async def _probe(stub: job_service_pb2_grpc.JobServiceAsyncStub, job_id: str, to
         await asyncio.sleep(PROBE_SECONDS)
 
 
-async def run(arrays: int, tasks: int, fair_share: str = "tenants", *, culprits: bool = False) -> Load:
-    """Put the load on a mesh."""
+async def run(
+    arrays: int,
+    tasks: int,
+    fair_share: str = "tenants",
+    *,
+    culprits: bool = False,
+    after_seconds: float = AFTER_SECONDS,
+    start_seconds_max: float = 60.0,
+) -> Load:
+    """Put the load on a mesh, and look on for a while after the other tenant's job has started."""
     load = Load()
     async with mesh(fair_share, load, culprits=culprits) as (channel, pid):
         stub = cast("job_service_pb2_grpc.JobServiceAsyncStub", job_service_pb2_grpc.JobServiceStub(channel))
@@ -182,7 +191,7 @@ async def run(arrays: int, tasks: int, fair_share: str = "tenants", *, culprits:
         answer = await stub.ExplainJob(pb.ExplainJobRequest(id=other), timeout=120)
         load.outlook = f"{answer.summary} | {answer.outlook}"
         while (await stub.GetJob(pb.GetJobRequest(id=other))).job.phase not in STARTED:
-            if time.perf_counter() - begin > 60:
+            if time.perf_counter() - begin > start_seconds_max:
                 break
             await asyncio.sleep(0.02)
         load.waited = time.perf_counter() - begin
@@ -190,7 +199,7 @@ async def run(arrays: int, tasks: int, fair_share: str = "tenants", *, culprits:
         for one in (other, last):
             answer = await stub.ExplainJob(pb.ExplainJobRequest(id=one), timeout=120)
         load.outlook += f"\nthe last task: {answer.summary} | {answer.outlook}"
-        await asyncio.sleep(15)  # sweeps and counts come every five seconds
+        await asyncio.sleep(after_seconds)
         load.rss_after = _rss(pid)
         probe.cancel()
         with suppress(asyncio.CancelledError):

@@ -30,6 +30,7 @@ log = structlog.get_logger()
 
 CHUNK_MAX = 100  # etcd takes 128 operations in a transaction unless told otherwise
 CHUNK_BYTES_MAX = 768 * 1024  # and 1.5 MiB
+SET_APART = 1_000  # jobs, between two times at which they are kept from the garbage collector
 SEPARATOR = "_"  # between the array's id and the index
 
 
@@ -54,6 +55,8 @@ class Arrays:
         for record in _tasks(array_id, spec, submitter, trace_parent, hopeless):
             record.rest()
             records.append(record)
+            if not len(records) % SET_APART:
+                garbage.set_apart()
             await slices.step()  # whoever else calls need not wait for all of them
         if request.id:
             records[0].stored.request_ids.append(request.id)
@@ -108,7 +111,7 @@ class Arrays:
             if fresh := [record for record in records if record.id not in self.state.records]:
                 for _ in self.state.adding(fresh):
                     await asyncio.sleep(0)
-                garbage.set_apart()
+                garbage.set_apart()  # the last slice has been short
 
     async def settle(self, array_id: str) -> None:
         """Learn whether an array was committed; if so, take its jobs in, else leave nothing of them."""
