@@ -164,6 +164,16 @@ async def _probe(stub: job_service_pb2_grpc.JobServiceAsyncStub, job_id: str, to
         await asyncio.sleep(PROBE_SECONDS)
 
 
+async def _until(
+    stub: job_service_pb2_grpc.JobServiceAsyncStub, job_id: str, phases: Sequence[job_pb2.JobPhase.ValueType]
+) -> None:
+    """Wait until a job is in one of some phases."""
+    asked = pb.JobFilter(ids=[job_id])
+    async for told in stub.WatchJobs(pb.WatchJobsRequest(filter=asked)):
+        if told.HasField("job") and told.job.phase in phases:
+            return
+
+
 async def run(
     arrays: int,
     tasks: int,
@@ -178,8 +188,7 @@ async def run(
     async with mesh(fair_share, load, culprits=culprits) as (channel, pid):
         stub = cast("job_service_pb2_grpc.JobServiceAsyncStub", job_service_pb2_grpc.JobServiceStub(channel))
         first = (await stub.CreateJob(pb.CreateJobRequest(spec=_spec("first")))).job.id
-        while (await stub.GetJob(pb.GetJobRequest(id=first))).job.phase not in ENDED:
-            await asyncio.sleep(0.05)
+        await _until(stub, first, ENDED)
         load.rss_before, load.begin = _rss(pid), time.time()
         probe = asyncio.create_task(_probe(stub, first, load.calls))
         for _ in range(arrays):
@@ -190,10 +199,9 @@ async def run(
         other = (await stub.CreateJob(pb.CreateJobRequest(spec=_spec("small")), timeout=120)).job.id
         answer = await stub.ExplainJob(pb.ExplainJobRequest(id=other), timeout=120)
         load.outlook = f"{answer.summary} | {answer.outlook}"
-        while (await stub.GetJob(pb.GetJobRequest(id=other))).job.phase not in STARTED:
-            if time.perf_counter() - begin > start_seconds_max:
-                break
-            await asyncio.sleep(0.02)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(start_seconds_max):
+                await _until(stub, other, STARTED)
         load.waited = time.perf_counter() - begin
         last = (await stub.ListJobs(pb.ListJobsRequest(page_size=1))).jobs[0].id
         for one in (other, last):

@@ -20,7 +20,6 @@ from cotenant.services.queue.gates import Array
 from cotenant.services.queue.records import Record
 from cotenant.services.queue.state import State
 
-
 NOBODY: Mapping[str, Record] = MappingProxyType({})
 
 
@@ -49,7 +48,9 @@ def in_order(
         if task and left.get(task.array_id):
             left[task.array_id] -= 1
         elif coming:
-            for array in [one for one in coming.values() if not left[one.id] and _before(state, one, record, fair=fair)]:
+            for array in [
+                one for one in coming.values() if not left[one.id] and _before(state, one, record, fair=fair)
+            ]:
                 yield from _held_back(state, coming.pop(array.id), held_back_max)
         yield record
     yield from chain.from_iterable(_held_back(state, array, held_back_max) for array in coming.values())
@@ -71,7 +72,7 @@ def _held_back(state: State, array: Array, most: int) -> Iterator[Record]:
 
 @dataclass(frozen=True, slots=True)
 class Backlog:
-    """The jobs ahead of one, and for how many seconds they occupy the whole cluster: median, and 10th and 90th centile."""
+    """The jobs ahead of one, and for how long they occupy the whole cluster: the median, 10th and 90th percentile."""
 
     jobs: int
     seconds: float

@@ -95,9 +95,7 @@ async def _request(state: State, config: SchedulerConfig, question: Question) ->
         request.candidates.append(candidate_of(record, now, whole=True))
         _write(request.runs.add(job_id=record.id), _occupied(state, record, now, usual))
     for record in list(state.held.values()):
-        _write(
-            request.runs.add(job_id=record.id, number=record.attempt_number), _occupied(state, record, now, usual)
-        )
+        _write(request.runs.add(job_id=record.id, number=record.attempt_number), _occupied(state, record, now, usual))
     return request
 
 
@@ -153,7 +151,9 @@ async def explained(
     fair = config.rules.fair_share is FairShare.TENANTS
     waiting = list(islice(in_order(state, state.ranked, WAITING_MAX, fair=fair), WAITING_MAX))
     place = next((place for place, one in enumerate(waiting) if one is record), None)
-    answer.ahead.extend(ahead(state, one.id) for one in waiting[: NAMED_MAX if place is None else min(place, NAMED_MAX)])
+    answer.ahead.extend(
+        ahead(state, one.id) for one in waiting[: NAMED_MAX if place is None else min(place, NAMED_MAX)]
+    )
     answer.ahead_count = answer.position - 1 if place is None else place
     if place is None:
         await _estimate_by_work(state, record, answer, fair=fair)
@@ -171,7 +171,9 @@ async def _estimate_by_work(state: State, record: Record, answer: pb.ExplainJobR
     usual = _usual_seconds(list(state.held.values()), now)
     found = await backlog(state, record, fair=fair, rest_of=lambda one: _occupied(state, one, now, usual))
     if found is None:
-        answer.outlook = f"is not known: it is behind the first {WAITING_MAX} that wait, of which alone starts are foretold"
+        answer.outlook = (
+            f"is not known: it is behind the first {WAITING_MAX} that wait, of which alone starts are foretold"
+        )
         return
     answer.ahead_count = found.jobs
     for field, seconds in (

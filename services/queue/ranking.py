@@ -118,7 +118,9 @@ def rank(state: State, policy: QueuePolicy, rules: Rules, now: float) -> Ranking
         over_limit=JobIds(ids, choice.over_limit),
         beyond=Sequences() if beyond is None else Sequences.of(jobs.sequence[beyond & waits]),
         shares=choice.sharing.standings(jobs.running, state.tenant_ids) if choice.sharing else {},
-        given_up=JobIds(ids, np.zeros(0, dtype=np.int64) if order.given_up is None else np.flatnonzero(order.given_up & waits)),
+        given_up=JobIds(
+            ids, np.zeros(0, dtype=np.int64) if order.given_up is None else np.flatnonzero(order.given_up & waits)
+        ),
         ids=ids,
         order=order,
         stoppable=tuple((ids[row], before) for row, before in stoppable(jobs, choice, rules, policy, now)),

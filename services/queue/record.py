@@ -225,7 +225,8 @@ class Record:
     def age(self, now: float, *, fragmented: bool, since: float = 0.0) -> None:
         """Count the time since it was last counted, or since it began to wait: its places may have been in fragments.
 
-        That is known `since` some time: a job that was passed over before is not counted for longer. After a restart of the queue this begins anew.
+        They have been `since` some time: a job that was passed over before is counted for no longer. After a restart of
+        the queue this begins anew.
         """
         if self.aged_to < self.waiting_since:
             self.fragmented_seconds, self.aged_to = 0.0, self.waiting_since

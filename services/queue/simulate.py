@@ -15,8 +15,8 @@ from cotenant.rpc import refusals, translate
 from cotenant.services.queue import outlook
 from cotenant.services.queue.backlog import in_order
 from cotenant.services.queue.quotas import asked_by, headroom_of, limited
-from cotenant.services.queue.records import Record
 from cotenant.services.queue.ranking import Ranking
+from cotenant.services.queue.records import Record
 from cotenant.services.queue.scheduler import Scheduler, candidate_of, new_request
 from cotenant.services.queue.state import State
 from cotenant.v1 import job_pb2
@@ -31,7 +31,9 @@ async def simulate(state: State, scheduler: Scheduler, asked: Sequence[Record]) 
     for record in asked:
         await scheduler.estimating.ask(record)
     ranking = _rank_with(state, scheduler, asked)
-    answers = {record.id: pb.SimulateJobResponse(position=(ranking.waiting.place(record.id) or 0) + 1) for record in asked}
+    answers = {
+        record.id: pb.SimulateJobResponse(position=(ranking.waiting.place(record.id) or 0) + 1) for record in asked
+    }
     ready: list[Record] = []
     for record in asked:
         if unmet := state.gates.unmet(record.spec):

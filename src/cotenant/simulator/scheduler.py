@@ -26,7 +26,7 @@ from cotenant.core.queueing import cycle
 from cotenant.core.queueing.choosing import RULES, Rules
 from cotenant.core.refusals import Refusal, Wait, given_up
 from cotenant.core.sizing.resizing import Resizes
-from cotenant.core.table import Capacity, Flags, Ints, Jobs, JobTable
+from cotenant.core.table import Capacity, Ints, Jobs, JobTable
 from cotenant.core.tenancy import NO_TENANTS, Headroom, Tenancy
 from cotenant.simulator import services
 from cotenant.simulator.arms import Arm

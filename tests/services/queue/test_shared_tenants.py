@@ -1,4 +1,4 @@
-"""Tenants beside each other, of whom one has very many tasks: shares, forecasts, and what taking them in costs others."""
+"""Tenants beside one that has very many tasks: fair shares, forecasts, and what taking the tasks in costs others."""
 
 from __future__ import annotations
 
