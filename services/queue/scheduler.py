@@ -251,9 +251,9 @@ class Scheduler:
         Then nobody has to look at each of them, of whom there may be very many.
         """
         state = self.state
-        if room or state.moving or state.avoiding or reasons.in_fragments or state.reasons.in_fragments:
+        if room or state.moving or state.startable.avoiding or reasons.in_fragments or state.reasons.in_fragments:
             return False
-        return bool(reasons.plain) and state.waiting_shapes.keys() <= reasons.plain.keys()
+        return bool(reasons.plain) and state.startable.shapes.keys() <= reasons.plain.keys()
 
     async def _plan(
         self, page: Sequence[_Entry], victims: Sequence[tuple[Record, int, int | None]], now: float

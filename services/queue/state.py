@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections import Counter
-from collections.abc import AsyncIterator, Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from weakref import WeakValueDictionary
@@ -19,44 +17,23 @@ from cotenant.core.refusals import Code, Refusal, Wait, wait_of
 from cotenant.core.table import Capacity, JobRow, JobTable
 from cotenant.rpc import refusals, translate
 from cotenant.rpc.slices import Slices
-from cotenant.services.queue import avoiding
 from cotenant.services.queue.backing_off import BackOffs
 from cotenant.services.queue.gates import Gates
 from cotenant.services.queue.listing import Listing
+from cotenant.services.queue.messages import clone as clone
+from cotenant.services.queue.messages import kept_message as kept_message
 from cotenant.services.queue.reasons import NOT_YET, Reasons
 from cotenant.services.queue.records import Record, ShapeKey, held_by
 from cotenant.services.queue.room import Room
+from cotenant.services.queue.startable import Startable
 from cotenant.services.queue.turnover import Turnover
-from cotenant.v1 import job_pb2, records_pb2, tenant_service_pb2
+from cotenant.services.queue.watchers import Watcher as Watcher
+from cotenant.v1 import job_pb2, tenant_service_pb2
 
 LOADED_AT_ONCE = 200  # jobs
 ADDED_AT_ONCE = 200
 SPECS_KEPT_MAX = 4_096
 IN_TABLE = frozenset({Phase.QUEUED, Phase.STARTING, Phase.RUNNING})
-
-
-class Watcher:
-    """Someone who wants to hear of changes: the ids of changed jobs, each at most once until it is heard of."""
-
-    def __init__(self, only: str = "") -> None:
-        self.only = only  # this job; empty means all
-        self.changed: dict[str, None] = {}
-        self.wake = asyncio.Event()
-
-    def tell(self, job_id: str) -> None:
-        """Note a change."""
-        self.changed[job_id] = None
-        self.wake.set()
-
-    async def changes(self) -> AsyncIterator[str]:
-        """Yield ids of changed jobs as they come; a job that changes twice before it is heard of comes once."""
-        while True:
-            while self.changed:
-                job_id = next(iter(self.changed))
-                del self.changed[job_id]
-                yield job_id
-            self.wake.clear()
-            await self.wake.wait()
 
 
 class State:
@@ -83,8 +60,7 @@ class State:
         self.last_order: tuple[list[str], Order] | None = None  # ids by row, and the policy's answer
         self.stoppable: Sequence[tuple[str, int]] = ()  # by the last cycle, with how many that wait come before each
         self.unestimated: dict[str, None] = {}  # jobs of which the predictor was not asked yet
-        self.waiting_shapes: Counter[ShapeKey] = Counter()  # of the jobs that the cycle may start
-        self.avoiding: set[str] = set()  # those of them that keep away from nodes
+        self.startable = Startable()
         self._back_offs = BackOffs()
         self._watchers: dict[Watcher, None] = {}  # in the order in which they came
         self._sequence = 0
@@ -241,7 +217,7 @@ class State:
             self._run(record, running=phase is not Phase.QUEUED)
         elif job_id in self.table:
             self.table.remove(job_id)
-        self._note_waiting(record)
+        self.startable.note(record, waits=record.phase is Phase.QUEUED and record.id in self.table)
         if phase.holds_resources:
             self.held[job_id] = record
         else:
@@ -262,22 +238,6 @@ class State:
         for other in touched:
             if known := self.records.get(other):  # while all are loaded some are learnt of that are not here yet
                 self.sync(known)
-
-    def _note_waiting(self, record: Record) -> None:
-        """Count the shapes of the jobs that the cycle may start."""
-        waits = record.shape if record.phase is Phase.QUEUED and record.id in self.table else None
-        if waits is not record.waits_as:
-            if record.waits_as is not None:
-                self.waiting_shapes[record.waits_as] -= 1
-                if not self.waiting_shapes[record.waits_as]:
-                    del self.waiting_shapes[record.waits_as]
-            if waits is not None:
-                self.waiting_shapes[waits] += 1
-            record.waits_as = waits
-        if waits is not None and record.avoids:
-            self.avoiding.add(record.id)
-        else:
-            self.avoiding.discard(record.id)
 
     def _reshape(self, record: Record) -> None:
         """Note what a job asks for, where that is not always the same."""
@@ -336,7 +296,7 @@ class State:
             self._reshape(record)
             if record.id not in self.table:
                 self._enter(record)
-                self._note_waiting(record)
+                self.startable.note(record, waits=record.phase is Phase.QUEUED and record.id in self.table)
                 return
         if record.id in self.table and record.estimate and record.estimate.predictable:
             self.table.update(
@@ -423,24 +383,3 @@ class State:
 def _one_of(spec: JobSpec) -> JobSpec:
     """Give one object for equal specs: many jobs differ in nothing that their users wrote."""
     return spec
-
-
-def kept_message(record: Record) -> job_pb2.Job:
-    """A job as callers see it, as far as its record tells: all there is of one that has ended."""
-    job = job_pb2.Job()
-    job.CopyFrom(record.job)
-    job.etag = str(record.revision)
-    if record.spec.open:
-        job.spec.roles[0].replicas = record.asks.roles[0].replicas
-    if job.avoided_nodes:
-        kept = avoiding.live(job, time.time())
-        del job.avoided_nodes[:]
-        job.avoided_nodes.extend(kept)
-    return job
-
-
-def clone(stored: records_pb2.StoredJob) -> records_pb2.StoredJob:
-    """A copy to change and commit."""
-    copy = records_pb2.StoredJob()
-    copy.CopyFrom(stored)
-    return copy
