@@ -40,6 +40,7 @@ GPUS = 2
 LOOK_SECONDS = 0.005  # between two looks at the loop
 PROBE_SECONDS = 0.02  # between two calls of a bystander
 LAG_BAR_MS, CALL_BAR_MS, SUBMIT_BAR_SECONDS, START_BAR_SECONDS = 50.0, 100.0, 10.0, 5.0
+AFTER_SECONDS = 15.0  # sweeps and counts come every five seconds
 ENDED = (job_pb2.JOB_PHASE_SUCCEEDED, job_pb2.JOB_PHASE_FAILED, job_pb2.JOB_PHASE_CANCELLED)
 STARTED = (job_pb2.JOB_PHASE_RUNNING, *ENDED)
 
@@ -82,6 +83,7 @@ def serve(state_dir: str, fair_share: str, *, culprits: bool) -> None:
     from cotenant.cli import up
     from cotenant.cli.embedded import EmbeddedMesh
     from cotenant.cli.settings import Settings
+    from cotenant.rpc import garbage
 
     given = {"fair_share": fair_share} if fair_share and "fair_share" in Settings.__dataclass_fields__ else {}
     config = up.mesh_config(Settings(gpus=f"fake:{GPUS}", **given), Path(state_dir), {})  # type: ignore[arg-type]  # texts
@@ -90,6 +92,7 @@ def serve(state_dir: str, fair_share: str, *, culprits: bool) -> None:
         telemetry.setup("cli")
         mesh = EmbeddedMesh(config)
         await mesh.start()
+        garbage.settle()
         lag = LoopLag(culprits=culprits)
         sampling = asyncio.create_task(lag.run())
         stop = asyncio.Event()
@@ -161,14 +164,31 @@ async def _probe(stub: job_service_pb2_grpc.JobServiceAsyncStub, job_id: str, to
         await asyncio.sleep(PROBE_SECONDS)
 
 
-async def run(arrays: int, tasks: int, fair_share: str = "tenants", *, culprits: bool = False) -> Load:
-    """Put the load on a mesh."""
+async def _until(
+    stub: job_service_pb2_grpc.JobServiceAsyncStub, job_id: str, phases: Sequence[job_pb2.JobPhase.ValueType]
+) -> None:
+    """Wait until a job is in one of some phases."""
+    asked = pb.JobFilter(ids=[job_id])
+    async for told in stub.WatchJobs(pb.WatchJobsRequest(filter=asked)):
+        if told.HasField("job") and told.job.phase in phases:
+            return
+
+
+async def run(
+    arrays: int,
+    tasks: int,
+    fair_share: str = "tenants",
+    *,
+    culprits: bool = False,
+    after_seconds: float = AFTER_SECONDS,
+    start_seconds_max: float = 60.0,
+) -> Load:
+    """Put the load on a mesh, and look on for a while after the other tenant's job has started."""
     load = Load()
     async with mesh(fair_share, load, culprits=culprits) as (channel, pid):
         stub = cast("job_service_pb2_grpc.JobServiceAsyncStub", job_service_pb2_grpc.JobServiceStub(channel))
         first = (await stub.CreateJob(pb.CreateJobRequest(spec=_spec("first")))).job.id
-        while (await stub.GetJob(pb.GetJobRequest(id=first))).job.phase not in ENDED:
-            await asyncio.sleep(0.05)
+        await _until(stub, first, ENDED)
         load.rss_before, load.begin = _rss(pid), time.time()
         probe = asyncio.create_task(_probe(stub, first, load.calls))
         for _ in range(arrays):
@@ -179,15 +199,15 @@ async def run(arrays: int, tasks: int, fair_share: str = "tenants", *, culprits:
         other = (await stub.CreateJob(pb.CreateJobRequest(spec=_spec("small")), timeout=120)).job.id
         answer = await stub.ExplainJob(pb.ExplainJobRequest(id=other), timeout=120)
         load.outlook = f"{answer.summary} | {answer.outlook}"
-        while (await stub.GetJob(pb.GetJobRequest(id=other))).job.phase not in STARTED:
-            if time.perf_counter() - begin > 60:
-                break
-            await asyncio.sleep(0.02)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(start_seconds_max):
+                await _until(stub, other, STARTED)
         load.waited = time.perf_counter() - begin
         last = (await stub.ListJobs(pb.ListJobsRequest(page_size=1))).jobs[0].id
         for one in (other, last):
-            await stub.ExplainJob(pb.ExplainJobRequest(id=one), timeout=120)
-        await asyncio.sleep(15)  # sweeps and counts come every five seconds
+            answer = await stub.ExplainJob(pb.ExplainJobRequest(id=one), timeout=120)
+        load.outlook += f"\nthe last task: {answer.summary} | {answer.outlook}"
+        await asyncio.sleep(after_seconds)
         load.rss_after = _rss(pid)
         probe.cancel()
         with suppress(asyncio.CancelledError):

@@ -17,7 +17,9 @@ jobs` shows the code, `cotenant explain ID` all of it, and with `--json` the num
 the tables in the code; a test fails where this page is not what they say.
 
 The *kind* is what metrics and simulations sum waits up by. A job of a tenant that has what it is due already waits for
-its `fair_share`, whatever its code, unless it waits for something outside the cluster or can never run.
+its `fair_share`, whatever its code, unless it waits for something outside the cluster or can never run. Where [tenants
+share fairly](fair-share.md), the sentence says what the tenant holds. Two more numbers come with it: `tenant_share`,
+the share of the cluster that the tenant holds (from 0 to 1), and `tenant_fair_share`, the share that is fair.
 
 {codes}"""
 

@@ -111,6 +111,7 @@ class Forecasting:
                 lefts.get(live.key) or rest_of(UNKNOWN, _ran_seconds(live, now)),
                 live.record.spec.tenant,
                 residents.get(live.key[0]),
+                task.array_id if (task := live.record.spec.array_task) and task.running_max else "",
             )
             for live in cluster.attempts.values()
             if live.state in (AttemptState.ASSIGNED, AttemptState.RUNNING)
@@ -152,6 +153,8 @@ def _waiters(
         Waiter(
             gang_of(candidate, allocator, shapes),
             lefts.get((candidate.job_id, 0)) or exactly(0.0),
+            candidate.spec.array_task.array_id,
+            candidate.spec.array_task.running_max,
         )
         for candidate in {candidate.job_id: candidate for candidate in request.candidates}.values()
         if candidate.job_id not in there

@@ -17,7 +17,8 @@ import structlog
 from cotenant import fail_points
 from cotenant.core.arrays import ArrayTask
 from cotenant.core.jobs import JobSpec
-from cotenant.rpc import errors, sequence
+from cotenant.rpc import errors, garbage, sequence
+from cotenant.rpc.slices import Slices
 from cotenant.services.queue.gates import Array
 from cotenant.services.queue.keeper import ARRAYS, ATTEMPTS, JOBS, Change, Keeper, Request, idle_by
 from cotenant.services.queue.records import SCHEMA_VERSION, Record, loaded, new_record, turn
@@ -29,6 +30,7 @@ log = structlog.get_logger()
 
 CHUNK_MAX = 100  # etcd takes 128 operations in a transaction unless told otherwise
 CHUNK_BYTES_MAX = 768 * 1024  # and 1.5 MiB
+SET_APART = 1_000  # jobs, between two times at which they are kept from the garbage collector
 SEPARATOR = "_"  # between the array's id and the index
 
 
@@ -37,6 +39,7 @@ class Arrays:
 
     def __init__(self, keeper: Keeper) -> None:
         self.keeper, self.state, self.store = keeper, keeper.state, keeper.store
+        self._adding = asyncio.Lock()
         keeper.settle_array = self.settle
 
     async def create(
@@ -48,11 +51,13 @@ class Arrays:
         """
         array_id = self.keeper.new_id()
         records: list[Record] = []
+        slices = Slices(most=CHUNK_MAX)
         for record in _tasks(array_id, spec, submitter, trace_parent, hopeless):
             record.rest()
             records.append(record)
-            if not len(records) % CHUNK_MAX:
-                await asyncio.sleep(0)  # whoever else calls need not wait for all of them
+            if not len(records) % SET_APART:
+                garbage.set_apart()
+            await slices.step()  # whoever else calls need not wait for all of them
         if request.id:
             records[0].stored.request_ids.append(request.id)
         stored = records_pb2.StoredArray(schema_version=SCHEMA_VERSION, id=array_id, count=len(records))
@@ -86,15 +91,27 @@ class Arrays:
         return await self._add(records)
 
     async def _add(self, records: Sequence[Record]) -> Record:
-        """Let everybody see them, at once; they get their turns some at a time, so that others have theirs."""
-        adding = self.state.adding([record for record in records if record.id not in self.state.records])
-        try:
-            for _ in adding:
-                await asyncio.sleep(0)
-        finally:  # also where the caller goes away meanwhile
-            for _ in adding:
-                pass
+        """Let everybody see them, at once; they get their turns some at a time, so that others have theirs.
+
+        That is done to its end also where the caller goes away meanwhile.
+        """
+        adding, gone = asyncio.ensure_future(self._take_in(records)), False
+        while not adding.done():
+            try:
+                await asyncio.shield(adding)
+            except asyncio.CancelledError:
+                gone = True
+        adding.result()
+        if gone:
+            raise asyncio.CancelledError
         return self.state.records[records[0].id]
+
+    async def _take_in(self, records: Sequence[Record]) -> None:
+        async with self._adding:  # a repeat of the call may find the array in the store, and take it in too
+            if fresh := [record for record in records if record.id not in self.state.records]:
+                for _ in self.state.adding(fresh):
+                    await asyncio.sleep(0)
+                garbage.set_apart()  # the last slice has been short
 
     async def settle(self, array_id: str) -> None:
         """Learn whether an array was committed; if so, take its jobs in, else leave nothing of them."""
@@ -102,7 +119,10 @@ class Arrays:
             await self._discard(array_id)
             return
         found = await self.store.list(JOBS + array_id + SEPARATOR)
-        jobs = [loaded(one) for one in found.entries]
+        jobs, slices = [], Slices()
+        for entry in found.entries:
+            jobs.append(loaded(entry))
+            await slices.step()
         await self._add(sorted(jobs, key=turn))
 
     async def _discard(self, array_id: str) -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from functools import lru_cache
 
 import grpc
 import structlog
 
 from cotenant.rpc import errors
+from cotenant.rpc.slices import Slices
 from cotenant.services.queue.observations import query_of
 from cotenant.services.queue.records import Record
 from cotenant.services.queue.state import State
@@ -17,9 +17,9 @@ from cotenant.v1 import predictor_service_pb2_grpc
 
 log = structlog.get_logger()
 
-ESTIMATES_MAX = 1000
+ESTIMATES_MAX = 250  # questions in one call, each of which the predictor answers in one piece
+TAKEN_MAX = 5_000  # jobs that they may be about
 DEADLINE_SECONDS = 2.0
-AT_ONCE = 100  # between two looks at whether others need the queue
 KEPT_MAX = 1_024
 
 
@@ -31,29 +31,39 @@ class Estimating:
         self._away = False
 
     async def ask_unknown(self) -> None:
-        """Ask in one call about jobs of which nothing was asked yet; those that are left are asked about next time."""
-        unknown = self._state.take_unestimated(ESTIMATES_MAX)
-        if not unknown:
-            return
+        """Ask in one call about jobs of which nothing was asked yet; those that are left are asked about next time.
+
+        Jobs of one array that have never run differ in nothing that is asked: one of them speaks for all.
+        """
+        asked, slices = dict[str, list[Record]](), Slices()
         request = predictor_pb2.EstimateRequest()
-        for start in range(0, len(unknown), AT_ONCE):
-            some = unknown[start : start + AT_ONCE]
-            request.queries.extend(query_of(record, self._state.shapes) for record in some)
-            await asyncio.sleep(0)
+        for record in self._state.take_unestimated(TAKEN_MAX):
+            task = record.spec.array_task
+            key = task.array_id if task and not record.attempt_number else record.id
+            if key not in asked:
+                if len(asked) == ESTIMATES_MAX:
+                    self._state.unestimated[record.id] = None
+                    continue
+                request.queries.append(query_of(record, self._state.shapes))
+            asked.setdefault(key, []).append(record)
+            await slices.step()
+        if not asked:
+            return
         try:
             response = await self._predictor.Estimate(request, timeout=DEADLINE_SECONDS)
         except grpc.aio.AioRpcError as error:
             if not self._away:
                 log.warning("predictor_away", error=errors.from_error(error).message)
             self._away = True
-            self._state.unestimated.update(dict.fromkeys(record.id for record in unknown))
+            self._state.unestimated.update(dict.fromkeys(record.id for alike in asked.values() for record in alike))
             return
         self._away = False
-        for place, (record, estimate) in enumerate(zip(unknown, response.estimates, strict=True), 1):
-            record.expect(_one_of(estimate.SerializeToString()))
-            self._state.estimate(record)
-            if not place % AT_ONCE:
-                await asyncio.sleep(0)
+        for alike, estimate in zip(asked.values(), response.estimates, strict=True):
+            known = _one_of(estimate.SerializeToString())
+            for record in alike:
+                record.expect(known)
+                self._state.estimate(record)
+                await slices.step()
 
     async def ask(self, record: Record) -> None:
         """Ask about one job that is not in the table."""

@@ -27,16 +27,21 @@ _WAITS: Mapping[Wait, str] = MappingProxyType(
 
 def explain(state: State, record: Record, policy: str) -> pb.ExplainJobResponse:
     """Gather all that is known of a job's standing."""
-    waiting = [job_id for job_id in state.ranked if job_id in state.records and _waits(state.records[job_id])]
+    (queued,) = state.listing.of_phases([Phase.QUEUED])
+    position = waiting = 0
+    for job_id in state.ranked:  # without those that have started since
+        if job_id in queued:
+            waiting += 1
+            if job_id == record.id:
+                position = waiting
     message = state.message(record)
     level, score = state.level(record.id)
     estimate = estimate_now(record, time.time())
-    position = waiting.index(record.id) + 1 if record.id in waiting else 0
     return pb.ExplainJobResponse(
         job=message,
-        summary=_summary(state, record, position, len(waiting)),
+        summary=_summary(state, record, position, waiting),
         position=position,
-        waiting=len(waiting),
+        waiting=waiting,
         events=record.stored.events,
         queue_policy=policy,
         level=level,
@@ -67,10 +72,6 @@ def ran_seconds(record: Record, now: float) -> float:
     return translate.seconds(record.job.run_time) + (
         max(0.0, now - translate.seconds(attempt.start_time)) if runs else 0
     )
-
-
-def _waits(record: Record) -> bool:
-    return record.phase is Phase.QUEUED
 
 
 def _summary(state: State, record: Record, position: int, waiting: int) -> str:

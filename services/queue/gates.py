@@ -73,6 +73,31 @@ class Gates:
                 touched += self._take_slot(array.slots, record, backs_off)
         return touched
 
+    def new_array(self, records: Sequence[Record]) -> Array | None:
+        """Make an array that nobody knows yet of jobs that are all of one; None where it is known, or they are not."""
+        ids = {task.array_id if (task := record.spec.array_task) else "" for record in records}
+        if len(ids) != 1 or "" in ids or ids & self.arrays.keys():
+            return None
+        task = records[0].spec.array_task
+        assert task
+        return Array(task.array_id, task.count, Slots(task.running_max) if task.running_max else None)
+
+    def count_in(self, array: Array, record: Record, *, backs_off: bool) -> None:
+        """Count a job in that belongs to an array which nobody knows yet."""
+        assert record.spec.array_task
+        array.ids[record.id] = record.spec.array_task.index
+        array.phases[record.phase] += 1
+        if array.slots:
+            self._take_slot(array.slots, record, backs_off)
+
+    def attach(self, array: Array, records: Sequence[Record]) -> None:
+        """Let everybody know an array all of whose jobs were counted in."""
+        self.arrays[array.id] = array
+        self._phases.update((record.id, record.phase) for record in records)
+        if records[0].spec.dependencies:
+            for record in records:
+                self._depend(record, record.phase)
+
     def _depend(self, record: Record, phase: Phase) -> None:
         for dependency in record.spec.dependencies:
             if not phase.ended:

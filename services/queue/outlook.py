@@ -15,9 +15,11 @@ from cotenant.core.estimates import UNKNOWN
 from cotenant.core.lifecycle import Phase
 from cotenant.core.placing.obstacles import request_in_words
 from cotenant.core.predicting.rests import RUN_SECONDS_UNKNOWN, Rest, rest_of
+from cotenant.core.queueing.fair_share import FairShare
 from cotenant.core.queueing.forecast import DRAWS, WAITING_MAX
 from cotenant.core.refusals import about, plural, range_in_words
 from cotenant.rpc import errors, estimates, metering, translate
+from cotenant.services.queue.backlog import backlog, in_order
 from cotenant.services.queue.candidates import candidate_of
 from cotenant.services.queue.explain import estimate_now, ran_seconds
 from cotenant.services.queue.records import Record
@@ -70,12 +72,6 @@ async def foretell(
     return {one.job_id: one for one in response.forecasts}
 
 
-def in_order(state: State) -> list[Record]:
-    """The jobs that wait, in the last cycle's order: the first `WAITING_MAX`."""
-    known = (state.records.get(job_id) for job_id in state.ranked)
-    return list(islice((record for record in known if record and record.phase is Phase.QUEUED), WAITING_MAX))
-
-
 async def _request(state: State, config: SchedulerConfig, question: Question) -> placement_pb2.ForecastStartsRequest:
     now = time.time()
     waiting = question.waiting[:WAITING_MAX]
@@ -99,10 +95,16 @@ async def _request(state: State, config: SchedulerConfig, question: Question) ->
         if number % SLICE == SLICE - 1:
             await asyncio.sleep(0)  # others have their turn
         request.candidates.append(candidate_of(record, now, whole=True, brief=True))
-        _write(request.runs.add(job_id=record.id), _rest(record, now, usual))
+        _write(request.runs.add(job_id=record.id), _occupied(state, record, now, usual))
     for record in list(state.held.values()):
-        _write(request.runs.add(job_id=record.id, number=record.attempt_number), _rest(record, now, usual))
+        _write(request.runs.add(job_id=record.id, number=record.attempt_number), _occupied(state, record, now, usual))
     return request
+
+
+def _occupied(state: State, record: Record, now: float, usual_seconds: float) -> Rest:
+    """How long a job's places are occupied yet: by its run, and by what starts it and ends it."""
+    rest, beside = _rest(record, now, usual_seconds), state.turnover.seconds
+    return Rest(rest.seconds + beside, rest.p10_seconds + beside, rest.p90_seconds + beside)
 
 
 def _rest(record: Record, now: float, usual_seconds: float) -> Rest:
@@ -145,17 +147,50 @@ async def explained(
 ) -> None:
     """Add to an explanation when the job will probably start, and whom it waits for."""
     if not answer.position:
+        if record.phase is Phase.QUEUED and state.gates.open(record) and not state.backing_off(record):
+            answer.outlook = "is not known before the next scheduling cycle has ordered it"
         return
-    waiting, place = in_order(state), answer.position - 1
-    answer.ahead_count = place
-    answer.ahead.extend(ahead(state, one.id) for one in waiting[: min(place, NAMED_MAX)])
+    fair = config.rules.fair_share is FairShare.TENANTS
+    waiting = list(islice(in_order(state, state.ranked, WAITING_MAX, fair=fair), WAITING_MAX))
+    place = next((place for place, one in enumerate(waiting) if one is record), None)
+    answer.ahead.extend(
+        ahead(state, one.id) for one in waiting[: NAMED_MAX if place is None else min(place, NAMED_MAX)]
+    )
+    answer.ahead_count = answer.position - 1 if place is None else place
+    if place is None:
+        await _estimate_by_work(state, record, answer, fair=fair)
+        return
     told = (await foretell(state, config, placement, Question(waiting, [record.id]))).get(record.id)
     if told:
         answer.forecast.CopyFrom(told)
         answer.outlook = in_words(told, state) + (", its pre-run before" if record.pre_runs else "")
         answer.ending.extend(ahead(state, job_id) for job_id in told.ending_job_ids)
-    elif place >= WAITING_MAX:
-        answer.outlook = f"is behind the first {WAITING_MAX} that wait, of which alone starts are foretold"
+
+
+async def _estimate_by_work(state: State, record: Record, answer: pb.ExplainJobResponse, *, fair: bool) -> None:
+    """Estimate the start of a job that has so many ahead that their future is not played through."""
+    now = time.time()
+    usual = _usual_seconds(list(state.held.values()), now)
+    found = await backlog(state, record, fair=fair, rest_of=lambda one: _occupied(state, one, now, usual))
+    if found is None:
+        answer.outlook = (
+            f"is not known: it is behind the first {WAITING_MAX} that wait, of which alone starts are foretold"
+        )
+        return
+    answer.ahead_count = found.jobs
+    for field, seconds in (
+        (answer.forecast.start, found.seconds),
+        (answer.forecast.start_p10, found.p10_seconds),
+        (answer.forecast.start_p90, found.p90_seconds),
+    ):
+        field.CopyFrom(translate.duration(min(seconds, translate.DURATION_SECONDS_MAX)))
+    answer.forecast.job_id = record.id
+    shown = range_in_words(found.p10_seconds, found.p90_seconds)
+    told_range = "" if found.p10_seconds == found.p90_seconds else f" ({shown})"
+    answer.outlook = (
+        f"starts in about {about(found.seconds)}{told_range}, by the work of the {found.jobs:,} jobs ahead of it and "
+        "what the cluster holds"
+    )
 
 
 # In words ------------------------------------------------------------------------------------------------------
@@ -191,7 +226,8 @@ def in_words(told: job_pb2.StartForecast, state: State) -> str:
     low = translate.seconds(told.start_p10)
     high = translate.seconds(told.start_p90) if told.HasField("start_p90") else None
     told_range = "" if low == start == high else f" ({range_in_words(low, high)})"
-    return f"starts in about {about(start)}{told_range}" + _why(told, state)
+    when = f"about {about(start)}" if start >= 1 else "less than 1 s"
+    return f"starts in {when}{told_range}" + _why(told, state)
 
 
 def _why(told: job_pb2.StartForecast, state: State) -> str:

@@ -77,7 +77,14 @@ class Reasons:
         if fragmented is None:
             told = self._of(record)
             fragmented = told is not None and told[0].code is Code.FRAGMENTED
-        record.age(now, fragmented=fragmented)
+        record.age(now, fragmented=fragmented, since=self.now)
+
+    @property
+    def in_fragments(self) -> bool:
+        """Whether any job was refused for places in fragments, or for a reason that time changes."""
+        if any(self.plain.values()) or self.shapes.keys() - self.plain.keys():
+            return True
+        return any(refusal.code is Code.FRAGMENTED for refusal, _ in self.own.values())
 
     def reserved(self, record: Record) -> bool:
         """Tell whether a job waits with a reservation."""
@@ -122,6 +129,18 @@ class Reasons:
         if told := self._of(record):
             return told[0].after(now - self.now), told[1]
         return None
+
+    def code(self, record: Record) -> Code:
+        """The code of the reason why a job waits, without its words."""
+        if own := self.own.get(record.id):
+            return own[0].code
+        if self.head and self.head[0] != record.id:
+            return Code.BEHIND
+        if record.shape in self.plain:
+            return self.shapes[record.shape][0].refusal.code
+        if shape := self._of_shape(record):
+            return shape[0].code
+        return Code.OUTRANKED if record.id in self.outranked else Code.NOT_YET_CONSIDERED
 
     def _of(self, record: Record) -> Since | None:
         if own := self.own.get(record.id):

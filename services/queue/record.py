@@ -33,6 +33,7 @@ class _Rest(NamedTuple):
     since: float  # when it ended, or else when it last began to wait
     not_before: float
     avoids: bool
+    attempt_number: int
 
 
 class Record:
@@ -40,6 +41,7 @@ class Record:
 
     __slots__ = (
         "_lock",
+        "_packed",
         "_rest",
         "_stored",
         "aged_to",
@@ -57,11 +59,13 @@ class Record:
         "shape",
         "spec",
         "told_ended",
+        "waits_as",
     )
 
     def __init__(self, stored: records_pb2.StoredJob, spec: JobSpec, revision: int = 0) -> None:
         self._stored: records_pb2.StoredJob | None = stored
         self._rest: _Rest | None = None
+        self._packed = b""  # what the message was made of, which the store holds too
         self._lock: asyncio.Lock | None = None
         self.id: str = stored.job.id  # one string, wherever the job is named
         self.spec, self.revision = spec, revision
@@ -74,6 +78,7 @@ class Record:
         self.estimated_after: int | None = None  # the last attempt before it was estimated while it waited
         self.renewed_under = (0, 0)  # the attempt and its epoch when it was last estimated while it ran
         self.renew_after = 0.0  # when it may be so again, in unix seconds
+        self.waits_as: ShapeKey | None = None  # its shape, while the cycle may start it
         self.told_ended = False  # whoever learns from ends has been told
         self.fragmented_seconds = 0.0  # of its present wait, those in which its places were in fragments, by cycles
         self.aged_to = 0.0  # up to when these were counted
@@ -91,12 +96,12 @@ class Record:
         assert self._rest
         stored = records_pb2.StoredJob.FromString(self._rest.packed)
         if not self._rest.phase.ended:
-            self._stored, self._rest = stored, None
+            self._stored, self._packed, self._rest = stored, self._rest.packed, None
         return stored
 
     @stored.setter
     def stored(self, stored: records_pb2.StoredJob) -> None:
-        self._stored, self._rest = stored, None
+        self._stored, self._packed, self._rest = stored, b"", None
 
     @property
     def packed(self) -> bytes:
@@ -112,12 +117,15 @@ class Record:
         if phase.holds_resources or stored.wish or self.moving:
             return
         packed = stored.SerializeToString()
+        known = next((one for one in (like, self._packed) if one == packed), packed)
+        self._packed = b""
         self._rest = _Rest(
-            like if like == packed else packed,
+            known,
             phase,
             translate.seconds(stored.job.end_time) if phase.ended else self.waiting_since,
             self.not_before_seconds,
             self.avoids,
+            stored.job.attempt.number,
         )
         self._stored = None
 
@@ -176,7 +184,7 @@ class Record:
     @property
     def attempt_number(self) -> int:
         """The number of the last attempt; 0 before the first."""
-        return self.stored.job.attempt.number
+        return self._rest.attempt_number if self._rest else self.stored.job.attempt.number
 
     @property
     def pre_runs(self) -> bool:
@@ -208,19 +216,20 @@ class Record:
         `now` is when it was told, of a job that runs.
         """
         self.estimate, self.ends_within_seconds = estimate, None
-        self.ran_before_estimate_seconds = translate.seconds(self.job.run_time)
+        self.ran_before_estimate_seconds = translate.seconds(self.job.run_time) if self.attempt_number else 0.0
         if self.phase is Phase.QUEUED:
             self.estimated_after = self.attempt_number
         if now and self.phase is Phase.RUNNING:
             self.ran_before_estimate_seconds += max(0.0, now - translate.seconds(self.job.attempt.start_time))
 
-    def age(self, now: float, *, fragmented: bool) -> None:
+    def age(self, now: float, *, fragmented: bool, since: float = 0.0) -> None:
         """Count the time since it was last counted, or since it began to wait: its places may have been in fragments.
 
-        After a restart of the queue this begins anew.
+        They have been `since` some time: a job that was passed over before is counted for no longer. After a restart of
+        the queue this begins anew.
         """
         if self.aged_to < self.waiting_since:
             self.fragmented_seconds, self.aged_to = 0.0, self.waiting_since
         if fragmented:
-            self.fragmented_seconds += max(0.0, now - self.aged_to)
+            self.fragmented_seconds += max(0.0, now - max(self.aged_to, since))
         self.aged_to = max(self.aged_to, now)

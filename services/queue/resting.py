@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 
+from cotenant.rpc.slices import Slices
 from cotenant.services.queue.state import State
 
 REST_SECONDS = 5.0
-AT_ONCE = 2_000  # jobs, of which most rest already
 
 
 class Resting:
@@ -24,8 +24,8 @@ class Resting:
 
     async def sweep(self) -> None:
         """Look at all jobs; others have their turns meanwhile."""
-        records = list(self._state.records.values())
-        for start in range(0, len(records), AT_ONCE):
-            for record in records[start : start + AT_ONCE]:
-                record.rest()
-            await asyncio.sleep(0)
+        slices = Slices()
+        for record in list(self._state.records.values()):
+            record.rest()
+            if slices.due():
+                await asyncio.sleep(0)

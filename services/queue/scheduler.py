@@ -13,33 +13,32 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import NamedTuple
 
 import grpc
-import numpy as np
 import structlog
 
 from cotenant import fail_points, telemetry
 from cotenant.core.lifecycle import Phase
 from cotenant.core.limits import PLAN_CANDIDATES_MAX
-from cotenant.core.policy import Order, QueuePolicy
-from cotenant.core.queueing.choosing import RULES, Rules, beyond_share, choose, stoppable
-from cotenant.core.queueing.fair_share import Standing
-from cotenant.core.queueing.outrankers import Outrankers
+from cotenant.core.policy import QueuePolicy
+from cotenant.core.queueing.choosing import RULES, Rules
 from cotenant.core.queueing.reservations import has_reservation
 from cotenant.core.refusals import Code, Refusal
-from cotenant.core.table import Capacity, Ints
+from cotenant.core.table import Capacity
 from cotenant.core.tenancy import Headroom
 from cotenant.rpc import errors, refusals, translate
+from cotenant.rpc.slices import Slices
 from cotenant.services.queue import avoiding
 from cotenant.services.queue.candidates import candidate_of
 from cotenant.services.queue.endings import Endings
 from cotenant.services.queue.estimating import Estimating
 from cotenant.services.queue.follower import Follower
-from cotenant.services.queue.quotas import asked_by, headroom_of, limited, tenancy_of, to_tell
+from cotenant.services.queue.quotas import asked_by, headroom_of, limited, to_tell
+from cotenant.services.queue.ranking import Ranking, rank
 from cotenant.services.queue.reasons import Reasons
 from cotenant.services.queue.records import Record, held_by
 from cotenant.services.queue.state import State
@@ -51,7 +50,6 @@ log = structlog.get_logger()
 SHARED = (Code.CAPACITY, Code.FRAGMENTED, Code.NO_NODES, Code.RESERVED)  # reasons of all jobs of a shape
 PAGE_MIN, PAGE_MAX = 32, 256
 PAGE_BYTES_MAX = 2 * 2**20  # of the specs of a page; placement takes messages of 4 MiB
-LOOKED_AT_ONCE = 250  # waiting jobs, between two looks at whether others need the queue
 PAUSE_SHARE, PAUSE_SECONDS_MAX = 0.5, 0.25  # of a cycle's time, before the next: others need the queue too
 MOVED = -1  # the place of those who come before all others, for they were moved
 PLAN_DEADLINE_SECONDS = 30.0
@@ -71,25 +69,6 @@ class SchedulerConfig:
     rules: Rules = RULES
     seed: int = 0
     term: int = 0  # under which this queue leads; 0 where it has no others beside it
-
-
-@dataclass(frozen=True, slots=True)
-class Ranking:
-    """What the order says."""
-
-    waiting: list[str]
-    starts: list[str]
-    victims: list[tuple[str, int, int | None]]  # each with how many of the starts come before it, and its standing
-    outranked: list[str]
-    over_limit: list[str]
-    beyond: frozenset[str]  # waiting jobs beyond their tenant's share
-    shares: Mapping[str, Standing]  # of tenants that hold their fair share
-    given_up: list[str]
-    ids: list[str]  # by row
-    order: Order
-    valid_seconds: float
-    outrankers: Outrankers | None = None  # of those that the order leaves out, where it is enforced
-    stoppable: tuple[tuple[str, int], ...] = ()  # who may be stopped for others, with how many that wait come before it
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +130,9 @@ class Scheduler:
             except Exception:  # a policy's bug must not end scheduling for good
                 log.exception("cycle_failed", policy=self.config.policy.name)
                 valid_seconds = 5.0
-            pause_seconds = min(PAUSE_SECONDS_MAX, PAUSE_SHARE * (asyncio.get_running_loop().time() - began))
+            took_seconds = asyncio.get_running_loop().time() - began
+            pause_seconds = min(PAUSE_SECONDS_MAX, PAUSE_SHARE * took_seconds)
+            self.state.turnover.cycle_seconds = took_seconds + max(self.config.debounce_seconds, pause_seconds)
 
     async def cycle(self) -> float:
         """Run one cycle; returns for how many seconds its order holds if nothing happens."""
@@ -172,10 +153,9 @@ class Scheduler:
         state.ranked, state.last_order = ranking.waiting, (ranking.ids, ranking.order)
         state.beyond, state.shares, state.stoppable = ranking.beyond, ranking.shares, ranking.stoppable
         self.endings.give_up(ranking.given_up)
-        if ranking.outranked:
-            place_of = {job_id: place for place, job_id in enumerate(ranking.waiting)}
+        if len(ranking.outranked):
             reasons.outrankers, reasons.ids = ranking.outrankers, ranking.ids
-            reasons.outrank({job_id: place_of[job_id] for job_id in ranking.outranked}, state.reasons)
+            await self._outrank(ranking, reasons)
         await self._place(ranking, reasons, times)
         state.reasons = reasons
         CYCLE_SECONDS.record(time.time() - began)
@@ -183,39 +163,16 @@ class Scheduler:
 
     def rank(self, now: float) -> Ranking:
         """Order the jobs of the table, and say who should run and who may have to make room."""
-        table, policy = self.state.table, self.config.policy
-        jobs, ids = table.jobs(now), list(table.ids)
-        order = policy.order(jobs, now)
-        rules, tenancy, capacity = self.config.rules, tenancy_of(self.state), self.state.capacity
-        choice = choose(jobs, policy, order, capacity, now=now, rules=rules, tenancy=tenancy)
-        beyond = beyond_share(jobs, policy, order, now=now, rules=rules, tenancy=tenancy, choice=choice)
-        waits = ~jobs.running
-        stops = rules.enforces(policy) or rules.claims(policy, tenancy)
+        return rank(self.state, self.config.policy, self.config.rules, now)
 
-        standings: list[int | None] = [None] * len(choice.victims)
-        if choice.standings is not None:
-            standings = choice.standings.tolist()
-
-        def named(rows: Ints) -> list[str]:
-            return [ids[row] for row in rows.tolist()]
-
-        return Ranking(
-            waiting=named(choice.ranked[waits[choice.ranked]]),
-            starts=named(choice.starts),
-            victims=list(zip(named(choice.victims), choice.ahead().tolist(), standings, strict=True)),
-            outranked=named(choice.outranked),
-            outrankers=choice.outrankers,
-            over_limit=named(choice.over_limit),
-            beyond=frozenset() if beyond is None else frozenset(named(np.flatnonzero(beyond & waits))),
-            shares=choice.sharing.standings(jobs.running, self.state.tenant_ids) if choice.sharing else {},
-            given_up=[] if order.given_up is None else named(np.flatnonzero(order.given_up & waits)),
-            ids=ids,
-            order=order,
-            stoppable=tuple((ids[row], before) for row, before in stoppable(jobs, choice, rules, policy, now)),
-            valid_seconds=min(
-                rules.starves_in(jobs, now), rules.valid_seconds(jobs, order, now) if stops else order.valid_seconds
-            ),
-        )
+    async def _outrank(self, ranking: Ranking, reasons: Reasons) -> None:
+        """Note the jobs that the order leaves out, with their places."""
+        left_out, places, slices = set(ranking.outranked), dict[str, int](), Slices()
+        for place, job_id in enumerate(ranking.waiting):
+            if job_id in left_out:
+                places[job_id] = place
+            await slices.step()
+        reasons.outrank(places, self.state.reasons)
 
     async def _place(self, ranking: Ranking, reasons: Reasons, times: _Times) -> None:
         victims = [(self.state.records[job_id], ahead, standing) for job_id, ahead, standing in ranking.victims]
@@ -267,10 +224,11 @@ class Scheduler:
         """
         page: list[_Entry] = []
         postponed: list[_Entry] = []
-        asked_for, room_bytes = room.copy(), PAGE_BYTES_MAX
-        for looked, entry in enumerate(entries, 1):
-            if not looked % LOOKED_AT_ONCE:
-                await asyncio.sleep(0)
+        if self._all_known(room, reasons):
+            return page, postponed
+        asked_for, room_bytes, slices = room.copy(), PAGE_BYTES_MAX, Slices()
+        for entry in entries:
+            await slices.step()
             record = entry.record
             if record.phase is not Phase.QUEUED or record.id in self.follower.ending:
                 continue  # what has ended may be done
@@ -291,6 +249,16 @@ class Scheduler:
             if len(page) == size or room_bytes < 0:
                 break
         return [entry for entry in page if entry.record.phase is Phase.QUEUED], postponed
+
+    def _all_known(self, room: Headroom, reasons: Reasons) -> bool:
+        """Whether the answer is known for every job that waits: all of its shape are refused, and it has no other.
+
+        Then nobody has to look at each of them, of whom there may be very many.
+        """
+        state = self.state
+        if room or state.moving or state.startable.avoiding or reasons.in_fragments or state.reasons.in_fragments:
+            return False
+        return bool(reasons.plain) and state.startable.shapes.keys() <= reasons.plain.keys()
 
     async def _plan(
         self, page: Sequence[_Entry], victims: Sequence[tuple[Record, int, int | None]], now: float

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
+from itertools import islice
 
 from cotenant.core.lifecycle import Phase
 from cotenant.core.pre_runs import in_words
+from cotenant.core.queueing.fair_share import FairShare
+from cotenant.core.queueing.forecast import WAITING_MAX
 from cotenant.core.refusals import Code, Refusal, about, outranked
 from cotenant.rpc import refusals, translate
 from cotenant.services.queue import outlook
+from cotenant.services.queue.backlog import in_order
 from cotenant.services.queue.candidates import candidate_of
 from cotenant.services.queue.quotas import asked_by, headroom_of, limited
+from cotenant.services.queue.ranking import Ranking
 from cotenant.services.queue.records import Record
-from cotenant.services.queue.scheduler import Ranking, Scheduler, new_request
+from cotenant.services.queue.scheduler import Scheduler, new_request
 from cotenant.services.queue.state import State
 from cotenant.v1 import job_pb2
 from cotenant.v1 import job_service_pb2 as pb
@@ -27,7 +32,9 @@ async def simulate(state: State, scheduler: Scheduler, asked: Sequence[Record]) 
     for record in asked:
         await scheduler.estimating.ask(record)
     ranking = _rank_with(state, scheduler, asked)
-    answers = {record.id: pb.SimulateJobResponse(position=ranking.waiting.index(record.id) + 1) for record in asked}
+    answers = {
+        record.id: pb.SimulateJobResponse(position=(ranking.waiting.place(record.id) or 0) + 1) for record in asked
+    }
     ready: list[Record] = []
     for record in asked:
         if unmet := state.gates.unmet(record.spec):
@@ -80,10 +87,9 @@ def _plan(
         first = ahead_of[ahead] if ahead < len(ahead_of) else before
         number = state.records[job_id].attempt_number
         plan.victims.add(job_id=job_id, number=number, ahead=first, standing=standing)
-    starts = set(ranking.starts)
     for record in asked:
         position = answers[record.id].position - 1
-        if record.id not in starts and not answers[record.id].HasField("refusal"):
+        if ranking.starts.place(record.id) is None and not answers[record.id].HasField("refusal"):
             answers[record.id].refusal.CopyFrom(_told(_left_out(state, ranking, record, position)))
     return plan
 
@@ -104,8 +110,12 @@ def _up_to_the_last(
     """Give the jobs that should start, up to the last that is asked about; None for one that placement is not."""
     room = headroom_of(state)
     mine = {record.id: record for record in asked}
-    last = max((place for place, job_id in enumerate(ranking.starts) if job_id in mine), default=-1)
+    places = [place for job_id in mine if (place := ranking.starts.place(job_id)) is not None]
+    last = max(places, default=-1)
     for place, job_id in enumerate(ranking.starts[: last + 1]):
+        if place >= AHEAD_MAX and job_id not in mine:
+            yield None
+            continue
         one = mine.get(job_id) or state.records.get(job_id)
         waits = one is not None and one.phase is Phase.QUEUED and (job_id in mine or place < AHEAD_MAX)
         if one is None or not waits:
@@ -141,7 +151,9 @@ async def _foretell(
 ) -> None:
     """Add when each would start and finish, and who would start later because of all of them together."""
     mine = {record.id: record for record in asked}
-    with_them = [one for job_id in ranking.waiting if (one := mine.get(job_id) or state.records.get(job_id))]
+    fair = scheduler.config.rules.fair_share is FairShare.TENANTS
+    coming = in_order(state, ranking.waiting, WAITING_MAX, fair=fair, more=mine)
+    with_them = list(islice(coming, WAITING_MAX + len(mine)))
     question = outlook.Question(with_them, list(mine), stoppable=ranking.stoppable)
     told = await outlook.foretell(state, scheduler.config, scheduler.placement, question)
     for job_id, answer in answers.items():

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from weakref import WeakValueDictionary
@@ -14,47 +13,28 @@ from cotenant.core.lifecycle import Phase
 from cotenant.core.nodes import NodeShape
 from cotenant.core.policy import Order
 from cotenant.core.queueing.fair_share import Standing
-from cotenant.core.refusals import Code, Refusal
+from cotenant.core.refusals import Code, Refusal, Wait, wait_of
 from cotenant.core.table import Capacity, JobRow, JobTable
 from cotenant.rpc import refusals, translate
-from cotenant.services.queue import avoiding
+from cotenant.rpc.slices import Slices
 from cotenant.services.queue.backing_off import BackOffs
 from cotenant.services.queue.footprint import Footprint
 from cotenant.services.queue.gates import Gates
 from cotenant.services.queue.listing import Listing
+from cotenant.services.queue.messages import clone as clone
+from cotenant.services.queue.messages import kept_message as kept_message
 from cotenant.services.queue.reasons import NOT_YET, Reasons
 from cotenant.services.queue.records import Record, ShapeKey, held_by
 from cotenant.services.queue.room import Room
-from cotenant.v1 import job_pb2, records_pb2, tenant_service_pb2
+from cotenant.services.queue.startable import Startable
+from cotenant.services.queue.turnover import Turnover
+from cotenant.services.queue.watchers import Watcher as Watcher
+from cotenant.v1 import job_pb2, tenant_service_pb2
 
 LOADED_AT_ONCE = 200  # jobs
 ADDED_AT_ONCE = 200
 SPECS_KEPT_MAX = 4_096
 IN_TABLE = frozenset({Phase.QUEUED, Phase.STARTING, Phase.RUNNING})
-
-
-class Watcher:
-    """Someone who wants to hear of changes: the ids of changed jobs, each at most once until it is heard of."""
-
-    def __init__(self, only: str = "") -> None:
-        self.only = only  # this job; empty means all
-        self.changed: dict[str, None] = {}
-        self.wake = asyncio.Event()
-
-    def tell(self, job_id: str) -> None:
-        """Note a change."""
-        self.changed[job_id] = None
-        self.wake.set()
-
-    async def changes(self) -> AsyncIterator[str]:
-        """Yield ids of changed jobs as they come; a job that changes twice before it is heard of comes once."""
-        while True:
-            while self.changed:
-                job_id = next(iter(self.changed))
-                del self.changed[job_id]
-                yield job_id
-            self.wake.clear()
-            await self.wake.wait()
 
 
 class State:
@@ -75,18 +55,20 @@ class State:
         self.held: dict[str, Record] = {}  # jobs that hold resources
         self.moving: dict[str, Record] = {}  # jobs that were moved, and have not asked for their new places yet
         self.reasons = Reasons()
-        self.ranked: list[str] = []  # waiting jobs, in the last cycle's order
-        self.beyond: frozenset[str] = frozenset()  # jobs beyond their tenant's share, in the last cycle's eyes
+        self.ranked: Sequence[str] = ()  # waiting jobs, in the last cycle's order
+        self.beyond: Container[int] = ()  # sequences of jobs beyond their tenant's share, in the last cycle's eyes
         self.shares: Mapping[str, Standing] = {}  # of tenants that held their fair share in the last cycle
         self.last_order: tuple[list[str], Order] | None = None  # ids by row, and the policy's answer
         self.stoppable: Sequence[tuple[str, int]] = ()  # by the last cycle, with how many that wait come before each
         self.unestimated: dict[str, None] = {}  # jobs of which the predictor was not asked yet
+        self.startable = Startable()
         self._back_offs = BackOffs()
         self._watchers: dict[Watcher, None] = {}  # in the order in which they came
         self._sequence = 0
         self._shapes: WeakValueDictionary[Shape, ShapeKey] = WeakValueDictionary()
         self._tenant_numbers: dict[str, int] = {}
         self.room, self.footprint = Room(), Footprint()
+        self.turnover = Turnover()
         self.tenants_changed = 0  # how often
 
     @property
@@ -128,44 +110,67 @@ class State:
 
     def loading(self, records: Sequence[Record]) -> Iterator[None]:
         """Take in all jobs that were kept, in their order; stop now and then, so that others may go on."""
-        for place, record in enumerate(records):
+        slices = Slices(most=LOADED_AT_ONCE)
+        for record in records:
             self.gates.learn(record, backs_off=self.backing_off(record))
-            if not place % LOADED_AT_ONCE:
+            if slices.due():
                 yield
-        for place, record in enumerate(records):
+        for record in records:
             self.add(record)
             record.rest()
-            if not place % LOADED_AT_ONCE:
+            if slices.due():
                 yield
 
     def add(self, record: Record) -> None:
         """Take a job in."""
         self._number(record)
+        self._show(record)
         self.listing.add(record)
         self.sync(record)
 
     def adding(self, records: Sequence[Record]) -> Iterator[None]:
         """Take in many jobs that belong together: all are there at once, and get their turns some at a time.
 
-        Whoever stops in between has to go on: until then the last of them are not tried.
+        Whoever stops in between has to go on: until then the last of them are not tried, or none is there.
         """
+        slices = Slices(most=ADDED_AT_ONCE)
+        array = self.gates.new_array(records)
+        alike: dict[int, ShapeKey] = {}
         for record in records:
-            self._number(record)
+            self._number(record, alike)
+            if array:
+                self.gates.count_in(array, record, backs_off=self.backing_off(record))
+            if slices.due():
+                yield
+        for record in records:
+            self._show(record)
         self.listing.add_all(records)
+        if array:
+            self.gates.attach(array, records)
+        else:
+            for record in records:
+                self.gates.learn(record, backs_off=self.backing_off(record))
+        yield
         for record in records:
-            self.gates.learn(record, backs_off=self.backing_off(record))
-        for start in range(0, len(records), ADDED_AT_ONCE):
-            yield
-            for record in records[start : start + ADDED_AT_ONCE]:
-                self.sync(record)
-                record.rest()
+            self.sync(record)
+            record.rest()
+            if slices.due():
+                yield
 
-    def _number(self, record: Record) -> None:
+    def _number(self, record: Record, alike: dict[int, ShapeKey] | None = None) -> None:
+        """Give a job its place among all, and its shape; `alike` has those of jobs with the very same roles."""
         self._sequence += 1
         record.sequence = self._sequence
         if record.spec.array_task is None:
             record.spec = _one_of(record.spec)
-        record.shape = self._shapes.setdefault(record.asks.shape, record.shape)
+        known = None
+        if alike is not None and not (record.spec.open or record.spec.pre_run_seconds is not None):
+            known = alike.get(id(record.spec.roles))
+        record.shape = known or self._shapes.setdefault(record.asks.shape, record.shape)
+        if alike is not None:
+            alike[id(record.spec.roles)] = record.shape
+
+    def _show(self, record: Record) -> None:
         self.records[record.id] = record
         self.room.live[record.spec.tenant] += not record.told_ended
         if not (record.phase.ended or record.spec.array_task):
@@ -215,6 +220,7 @@ class State:
             self._run(record, running=phase is not Phase.QUEUED)
         elif job_id in self.table:
             self.table.remove(job_id)
+        self.startable.note(record, waits=record.phase is Phase.QUEUED and record.id in self.table)
         if phase.holds_resources:
             self.held[job_id] = record
         else:
@@ -226,6 +232,7 @@ class State:
         if phase.ended and not record.told_ended:
             record.told_ended, record.estimate = True, None
             self.room.live[record.spec.tenant] -= 1
+            self.turnover.note(record)
             self.ended(record)
         if ((waits and not backs_off) or phase is Phase.SUSPENDED) and (why := self.gates.hopeless(record)):
             self.hopeless(record, why)
@@ -292,6 +299,7 @@ class State:
             self._reshape(record)
             if record.id not in self.table:
                 self._enter(record)
+                self.startable.note(record, waits=record.phase is Phase.QUEUED and record.id in self.table)
                 return
         if record.id in self.table and record.estimate and record.estimate.predictable:
             self.table.update(
@@ -350,10 +358,18 @@ class State:
         if shut := self.gates.refusal(record):
             return shut, waits_since
         refusal, since = self.reasons.of(record, time.time()) or (NOT_YET, waits_since)
-        if record.id in self.beyond:
+        if record.sequence in self.beyond:
             standing = self.shares.get(record.spec.tenant)
             refusal = standing.refine(refusal) if standing else replace(refusal, over_share=True)
         return refusal, max(since, waits_since)
+
+    def wait(self, record: Record) -> Wait:
+        """The kind of wait of a job that is queued, as `refusal` would tell it."""
+        if record.not_before_seconds and self.backing_off(record):
+            return Wait.DEPENDENCY
+        if not self.gates.open(record):
+            return Wait.DEPENDENCY
+        return wait_of(self.reasons.code(record), over_share=record.sequence in self.beyond)
 
     def watch(self, only: str = "") -> Watcher:
         """Begin to watch all jobs, or one; `unwatch` ends it."""
@@ -370,24 +386,3 @@ class State:
 def _one_of(spec: JobSpec) -> JobSpec:
     """Give one object for equal specs: many jobs differ in nothing that their users wrote."""
     return spec
-
-
-def kept_message(record: Record) -> job_pb2.Job:
-    """A job as callers see it, as far as its record tells: all there is of one that has ended."""
-    job = job_pb2.Job()
-    job.CopyFrom(record.job)
-    job.etag = str(record.revision)
-    if record.spec.open:
-        job.spec.roles[0].replicas = record.asks.roles[0].replicas
-    if job.avoided_nodes:
-        kept = avoiding.live(job, time.time())
-        del job.avoided_nodes[:]
-        job.avoided_nodes.extend(kept)
-    return job
-
-
-def clone(stored: records_pb2.StoredJob) -> records_pb2.StoredJob:
-    """A copy to change and commit."""
-    copy = records_pb2.StoredJob()
-    copy.CopyFrom(stored)
-    return copy

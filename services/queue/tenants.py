@@ -96,11 +96,8 @@ class Tenants(tenant_service_pb2_grpc.TenantServiceServicer):
         revision = self._revision(request.id)
         self._check_etag(request.id, request.etag, revision)
         state = self._keeper.state
-        live = [r.id for r in state.records.values() if r.spec.tenant == request.id and not r.phase.ended]
-        if live:
-            raise errors.failed_precondition(
-                "TENANT_IN_USE", f"tenant {request.id} has {len(live)} live jobs: {live[0]}…"
-            )
+        if live := state.room.live[request.id]:
+            raise errors.failed_precondition("TENANT_IN_USE", f"tenant {request.id} has {live} live jobs")
         if children := sorted(one for one, (tenant, _) in state.tenants.items() if tenant.parent == request.id):
             raise errors.failed_precondition(
                 "TENANT_IN_USE", f"tenants belong to {request.id}: {', '.join(children[:3])}; give them another parent"
@@ -116,7 +113,8 @@ class Tenants(tenant_service_pb2_grpc.TenantServiceServicer):
 
     async def ListQueues(self, request: pb.ListQueuesRequest, context: Any) -> pb.ListQueuesResponse:
         """Tell of the queues; there is one so far."""
-        records = self._keeper.state.records.values()
+        listing = self._keeper.state.listing
+        holding = [phase for phase in Phase if phase.holds_resources]
         return pb.ListQueuesResponse(
             queues=[
                 pb.Queue(
@@ -124,8 +122,8 @@ class Tenants(tenant_service_pb2_grpc.TenantServiceServicer):
                     policy=self._policy,
                     options=self._options,
                     rules={name: written(value) for name, value in asdict(self._rules).items()},
-                    waiting=sum(record.phase is Phase.QUEUED for record in records),
-                    running=sum(record.phase.holds_resources for record in records),
+                    waiting=sum(map(len, listing.of_phases([Phase.QUEUED]))),
+                    running=sum(map(len, listing.of_phases(holding))),
                 )
             ]
         )

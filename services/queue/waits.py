@@ -9,11 +9,11 @@ from collections.abc import Iterable
 from cotenant import telemetry
 from cotenant.core.lifecycle import Phase
 from cotenant.core.refusals import Wait
+from cotenant.rpc.slices import Slices
 from cotenant.services.queue.records import Record
 from cotenant.services.queue.state import State
 
 TELL_SECONDS = 5.0
-COUNTED_AT_ONCE = 500  # jobs
 
 JOBS = telemetry.gauge("cotenant.queue.jobs", "{job}", "Jobs that have not ended, by phase and kind.")
 WAITING = telemetry.gauge("cotenant.queue.waiting", "{job}", "Jobs that wait, by kind of wait and tenant.")
@@ -44,12 +44,15 @@ class Waits:
     async def _count(self) -> None:
         waits: Counter[tuple[str, str]] = Counter()
         phases: Counter[tuple[str, str]] = Counter()
-        records = list(self._state.records.values())
-        for start in range(0, len(records), COUNTED_AT_ONCE):
-            some = records[start : start + COUNTED_AT_ONCE]
-            waits += self._count_waits(some)
-            phases += _count_phases(some)
-            await asyncio.sleep(0)
+        slices = Slices()
+        for record in list(self._state.records.values()):
+            phase = record.phase
+            if not phase.ended:
+                phases[phase.value, record.spec.kind.value] += 1
+                if wait := wait_of(self._state, record):
+                    waits[wait.value, record.spec.tenant] += 1
+            if slices.due():
+                await asyncio.sleep(0)
         self._tell_waits(waits, TELL_SECONDS)
         self._tell_phases(phases)
 
@@ -85,8 +88,7 @@ def _count_phases(records: Iterable[Record]) -> Counter[tuple[str, str]]:
 
 def wait_of(state: State, record: Record) -> Wait | None:
     """Name the kind of a job's wait; None where it does not wait."""
-    if record.phase is Phase.SUSPENDED:
+    phase = record.phase
+    if phase is Phase.SUSPENDED:
         return Wait.DEPENDENCY
-    if record.phase is Phase.QUEUED and not state.gates.open(record):
-        return Wait.DEPENDENCY
-    return state.refusal(record)[0].wait if record.phase is Phase.QUEUED else None
+    return state.wait(record) if phase is Phase.QUEUED else None

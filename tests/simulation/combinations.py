@@ -219,6 +219,7 @@ def simulator_options(draw: st.DrawFn) -> dict[str, str]:
     return {
         "cores": draw(st.sampled_from(["none", "auto"])),
         "preemption": draw(st.sampled_from(["policy", "policy", "priority", "never"])),
+        "fair_share": draw(st.sampled_from(["off", "tenants"])),
         "run_seconds_min": draw(st.sampled_from(["0", "0", "30", "200"])),
         "reclaim": draw(st.sampled_from(["true", "true", "false"])),
         "reserve_after_seconds": draw(st.sampled_from(["none", "0", "20", "300"])),

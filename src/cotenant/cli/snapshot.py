@@ -30,6 +30,7 @@ from cotenant.v1.resources_pb2 import NodeAllocation
 from cotenant.v1.tenant_service_pb2 import ListQueuesRequest
 
 if TYPE_CHECKING:  # the simulator loads only when a snapshot is taken
+    from cotenant.core.tenancy import Tenant
     from cotenant.simulator import snapshots
 
 ESTIMATES_MAX = 1000
@@ -117,14 +118,20 @@ async def _take(mesh: Mesh) -> snapshots.Snapshot:
             if policy.active and (group := GROUPS.get(policy.group)):
                 in_use.setdefault(group, snapshots.InUse(policy.name, dict(policy.options_given)))
     known = {node.id: node for node in nodes}
+    parents = frozenset(tenant.parent for tenant in tenants)
     return snapshots.Snapshot(
         now,
         tuple(_node(node) for node in nodes),
         tuple(_job(job, estimate, known) for job, estimate in zip(jobs, estimates, strict=True)),
-        tuple(tenant for tenant in tenants if tenant.has_quota or tenant.has_limit or tenant.weight != 1),
+        tuple(tenant for tenant in tenants if _matters(tenant, parents)),
         in_use,
         dict(queues.queues[0].rules),
     )
+
+
+def _matters(tenant: Tenant, parents: frozenset[str]) -> bool:
+    """Whether a tenant makes a difference to any decision."""
+    return bool(tenant.has_quota or tenant.has_limit or tenant.weight != 1 or tenant.parent or tenant.id in parents)
 
 
 async def _estimates(mesh: Mesh, jobs: Sequence[Job]) -> AsyncIterator[Estimate]:

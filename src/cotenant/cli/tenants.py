@@ -59,7 +59,7 @@ def _settings(
         str | None, typer.Option(metavar="SIZE", help="The most that its jobs may take of the store, such as 256MiB.")
     ] = None,
     weight: Annotated[
-        float | None, typer.Option(metavar="W", help="Its weight beside others, for policies that share.")
+        float | None, typer.Option(metavar="W", help="Its weight: twice the weight, twice the fair share.")
     ] = None,
 ) -> Settings:
     """Read what was given of a tenant.
@@ -111,6 +111,9 @@ def tenants(context: typer.Context, as_json: options.AsJson = False) -> None:
 
     A guarantee is room that is always the tenant's. Others borrow what of it is idle, and give it back when its owner
     wants it. A tenant that nobody made has no guarantee, no limit and the weight 1.
+
+    Tenants share the cluster fairly: the next start is that of the tenant that holds the least for its weight, and the
+    queue policy orders the jobs of each tenant. Tenants that belong to another one share what is fair for that.
 
     \b
     Examples:

@@ -257,7 +257,10 @@ async def run(config: MeshConfig, agents: AgentProcesses | None = None) -> None:
 
 async def _serve(config: MeshConfig, agents: AgentProcesses | None = None) -> None:
     """Run the mesh until cancelled. One that lost its lead, as where its store was away, begins anew at its address."""
+    from cotenant.rpc import garbage
+
     async with opened(config, agents) as mesh:
+        garbage.settle()
         await tell_ready(mesh)
         address, why = mesh.address, await mesh.lost()
     while True:

@@ -152,6 +152,15 @@ class Slots:
         """How many hold resources."""
         return len(self._holding)
 
+    @property
+    def open_count(self) -> int:
+        """How many that wait may be tried."""
+        return min(self._free, len(self._waiting))
+
+    def held_back(self, most: int) -> list[str]:
+        """The first of those that wait for their turn, in order."""
+        return [job_id for _, _, job_id in self._waiting[self._free : self._free + most]]
+
     def open(self, job_id: str) -> bool:
         """Whether a job that waits may be tried."""
         turn = self._turns.get(job_id)

@@ -25,3 +25,15 @@ def settle_again() -> None:
     """Set apart what has come to stay since, where this process has settled; what stays no longer goes."""
     if gc.get_freeze_count():
         settle()
+
+
+def set_apart() -> None:
+    """Set apart what has come to stay since, where this process has settled, without a look through all there is.
+
+    For very many objects at once, such as the jobs of a large array: a full collection would hold all calls up for a
+    quarter of a second. Only the youngest are looked through; what died in a cycle among the others stays until the
+    process settles again.
+    """
+    if gc.get_freeze_count():
+        gc.collect(0)
+        gc.freeze()

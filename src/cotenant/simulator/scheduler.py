@@ -26,7 +26,7 @@ from cotenant.core.queueing import cycle
 from cotenant.core.queueing.choosing import RULES, Rules
 from cotenant.core.refusals import Refusal, Wait, given_up
 from cotenant.core.sizing.resizing import Resizes
-from cotenant.core.table import Capacity, Flags, Ints, Jobs, JobTable
+from cotenant.core.table import Capacity, Ints, Jobs, JobTable
 from cotenant.core.tenancy import NO_TENANTS, Headroom, Tenancy
 from cotenant.simulator import services
 from cotenant.simulator.arms import Arm
@@ -208,7 +208,6 @@ class Scheduler:
             if plan.starts and self._waiting:  # those who run now may change the order sooner than those who ran before
                 jobs, order = self._order(now)
             self._note_shares(jobs, order, now, choice)
-            self._counted = choice = None  # it holds the table's own columns
             valid_seconds = self._rules.valid_seconds(jobs, order, now) if self._stops else order.valid_seconds
             self.order_expires = now + max(min(valid_seconds, plan.keeps_seconds), VALID_SECONDS_MIN)
         if self._placement.discerns:
@@ -386,9 +385,7 @@ class Scheduler:
         )
         if beyond is not None:
             self._shares, self._alike = True, False
-            self._over_share = frozenset(jobs.sequence[beyond & ~jobs.running].tolist())
-        else:
-            self._over_share = frozenset()
+        self._over_share = frozenset(() if beyond is None else jobs.sequence[beyond & ~jobs.running].tolist())
 
     def _label(self, refusals: Mapping[str, Refusal], now: float) -> None:
         """Say for what each waiting job waits from now on."""

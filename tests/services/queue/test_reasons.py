@@ -89,7 +89,7 @@ def test_a_refusal_comes_back_from_the_wire_as_it_went() -> None:
 def test_only_the_time_counts_in_which_places_were_in_fragments() -> None:
     job = waiting("job", 0)
     for now, code in ((10, Code.CAPACITY), (25, Code.FRAGMENTED), (30, Code.FRAGMENTED), (70, Code.CAPACITY)):
-        before = Reasons(NOW + job.aged_to)
+        before = Reasons(max(NOW, job.aged_to))  # when the cycle before looked at it
         before.refuse_shape(job, Refusal(code, "", ""), Reasons())
         before.age(job, NOW + now)
         before.age(job, NOW + now)  # to look twice counts once

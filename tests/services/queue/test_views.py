@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 import grpc
 import pytest
 from google.protobuf.field_mask_pb2 import FieldMask
-from tests.services.mesh import Mesh, eventually, reason, running, spec
+from tests.services.mesh import BACKFILL, Mesh, eventually, reason, running, spec
 
+from cotenant.core.queueing.choosing import RULES
 from cotenant.rpc import identity
 from cotenant.rpc.channel import connect
 from cotenant.rpc.identity import Identity
@@ -39,7 +41,8 @@ class ByName:
 
 @pytest.fixture
 async def mesh() -> AsyncIterator[Mesh]:
-    async with running(authenticator=ByName()) as mesh:
+    alone = replace(BACKFILL, rules=RULES)  # without fair shares others' jobs may be ahead of one's own
+    async with running(authenticator=ByName(), queue_config=alone) as mesh:
         for name in CALLERS:
             mesh.channels[name] = connect(f"127.0.0.1:{mesh.ports['queue']}", name)
         yield mesh

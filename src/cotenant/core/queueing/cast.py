@@ -19,6 +19,7 @@ class Holder:
     """A job that holds something, and for how long yet.
 
     `resident` is what policies see of it; without that nothing is known of it but what it holds, and nobody moves it.
+    `array` is the one that it belongs to, where that has a limit.
     """
 
     job_id: str
@@ -26,14 +27,20 @@ class Holder:
     rest: Rest
     tenant: str = ""
     resident: Resident | None = None
+    array: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Waiter:
-    """A job that waits, and how long it will run."""
+    """A job that waits, and how long it will run.
+
+    `array` is the one that it belongs to, where at most `running_max` of its jobs may hold resources at once.
+    """
 
     gang: Gang
     run: Rest
+    array: str = ""
+    running_max: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -165,9 +165,7 @@ def choose(
         ranked, held_back = _share(jobs, ranked, sharing, blocks)
     nobody = ranked[:0]
     if not claims:
-        return Choice(
-            ranked, starts, nobody, nobody, over, entitled=entitled, held_back=held_back, sharing=sharing
-        )
+        return Choice(ranked, starts, nobody, nobody, over, entitled=entitled, held_back=held_back, sharing=sharing)
     victims, turns = _claims(jobs, by_policy, starts, protected, entitled, rules)
     standings = _standings(jobs, victims, entitled)
     return Choice(

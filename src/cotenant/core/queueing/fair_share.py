@@ -60,7 +60,9 @@ class Standing:
         >>> told.detail
         'needs 1 GPU, 0 of 8 free; tenant vision holds 75% of the GPUs, its fair share is 50%'
         """
-        words = f"tenant {self.tenant_id} holds {self.held:.0%} of the {self.resource}, its fair share is {self.fair:.0%}"
+        words = (
+            f"tenant {self.tenant_id} holds {self.held:.0%} of the {self.resource}, its fair share is {self.fair:.0%}"
+        )
         remedy = "jobs of tenants below their fair share start first, then its own; or its weight is raised"
         return replace(
             refusal,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import count
@@ -21,6 +21,7 @@ from cotenant.core.placing.shortness import shortage
 from cotenant.core.placing.taking import Victim
 from cotenant.core.policy import Discerns, PlacementPolicy, alike_by
 from cotenant.core.predicting.rests import exactly
+from cotenant.core.queueing.array_limits import ArrayLimits
 from cotenant.core.queueing.cast import Cast, Holder, Picture
 from cotenant.core.queueing.cycle import Plan, Start, place
 from cotenant.core.queueing.floor import HOPELESS
@@ -77,7 +78,9 @@ class Run:
         self._end_of: dict[str, tuple[float, int]] = {}  # of those that hold something, as it was foretold last
         self._cast = Cast(picture.now)
         self._numbers = count()  # so that of two that end together the one that began first comes first
+        self._arrays = ArrayLimits(picture.holders, picture.waiters)
         for holder, seconds in zip(picture.holders, lengths, strict=False):
+            self._arrays.take(holder.job_id, +1)
             self._cast.enter(holder)
             self._expect(holder.job_id, float(seconds))
         self._waiting = {number: waiter.gang for number, waiter in enumerate(picture.waiters)}
@@ -138,6 +141,7 @@ class Run:
 
     def _release(self, job_id: str) -> Holder:
         del self._end_of[job_id]
+        self._arrays.take(job_id, -1)
         holder, _ = self._cast.leave(job_id)
         for holding in holder.holdings:
             self._ledger.release(holding)
@@ -184,7 +188,13 @@ class Run:
         rule, stoppable = self._picture.reserving, self._stoppable() if stopping else {}
         free, tries = self._free(), rule.tries
         asked: list[int] = []
+        asked_of: Counter[str] = Counter()
         for number in self._in_order():
+            if self._arrays:
+                array = self._arrays.array(self._waiting[number].job_id)
+                if array and self._arrays.full(self._waiting[number].job_id, asked_of[array]):
+                    continue
+                asked_of[array] += 1
             if not (stoppable or self._picture.strict) and _lacks(self._waiting[number], free):
                 if not tries or not rule or not rule.starves(self._gang(number)):
                     continue
@@ -242,6 +252,7 @@ class Run:
         for start in plan.starts:
             self._start(start)
         for move, end, holder in moved:
+            self._arrays.take(holder.job_id, +1)
             for holding in move.holdings:
                 self._ledger.hold(holding)
             self._cast.enter(replace(holder, holdings=move.holdings))
@@ -269,6 +280,7 @@ class Run:
         gang = start.gang
         for holding in start.holdings:
             self._ledger.hold(holding)
+        self._arrays.take(gang.job_id, +1)
         self.starts.setdefault(gang.job_id, self.now)
         self.finishes[gang.job_id] = self.now + float(self._run_seconds[gang.job_id])
         resident = Resident(gang, start.holdings, self._cast.now)
@@ -312,8 +324,12 @@ class Run:
         and those for whom there is no room by counting alone.
         """
         strict, free, limits = self._picture.strict, self._free(), bool(self._headroom)
+        started_of: Counter[str] = Counter()  # of arrays with limits
         for number, gang in self._waiting.items():
             kind = self._kinds[number]
+            array = self._arrays.array(gang.job_id) if self._arrays else ""
+            if array and self._arrays.full(gang.job_id, started_of[array]):
+                continue
             if limits and not self._headroom.allows(gang.tenant, gang.gpu_milli, gang.cores):
                 continue
             if kind not in self._refused:
@@ -325,6 +341,7 @@ class Run:
                     counted = self._asked.refusal.code if self._asked.refusal else None
                     free = self._free()
                 if counted is None:
+                    started_of[array] += 1
                     continue
                 self._refused[kind] = counted
             if strict and self._refused[kind] is not Code.NEVER_FITS:
