@@ -176,7 +176,9 @@ def report(status: Status, node_id: str) -> node_service_pb2.AttemptReport:
         cpu_time=duration(status.cpu_seconds),
         memory_peak_bytes=status.memory_peak_bytes,
         stop_reason=job_pb2.StopReason.Value(f"STOP_REASON_{status.stop_reason or 'UNSPECIFIED'}"),
-        launch_cause=LAUNCH_CAUSES.to_wire(LaunchCause(status.launch_cause)) if status.launch_cause else None,
+        launch_cause=LAUNCH_CAUSES.to_wire(LaunchCause(status.launch_cause))
+        if status.launch_cause
+        else job_pb2.LAUNCH_CAUSE_UNSPECIFIED,
         exit=None
         if told is None
         else job_pb2.ExitStatus(

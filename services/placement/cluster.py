@@ -64,7 +64,7 @@ class Cluster:
         if old:
             node.connected, node.lost, node.superseded = old.connected, old.lost, old.superseded
             node.seen_seconds, node.heard_seconds, node.was_open = old.seen_seconds, old.heard_seconds, old.was_open
-            node.certificate = old.certificate
+            node.certificate, node.hold = old.certificate, old.hold
         self.nodes[node_id] = node
         self.touch()
         return node

@@ -59,12 +59,13 @@ def plan(
     informed: Informed,
     scene: Scene = NOBODY,
     promised: Mapping[str, cycle.Start] = MappingProxyType({}),
+    canaries: Mapping[str, cycle.Start] = MappingProxyType({}),
 ) -> cycle.Plan:
     """Run the core's `place` over the candidates; nothing is held afterwards.
 
     `informed` adds to an estimate what is remembered of jobs like the candidate. Candidates to whom a place is
-    `promised` get that one, before all others; nobody else gets it. No tenant's limit is passed: the queue counts an
-    open number of cores as one a replica, and here is known how many they are.
+    `promised` get that one, before all others; nobody else gets it. So do `canaries`, on held nodes. No tenant's limit
+    is passed: the queue counts an open number of cores as one a replica, and here is known how many they are.
     """
 
     def broken(gang: Gang, error: Exception) -> Refusal:
@@ -72,7 +73,7 @@ def plan(
         return policy_failed(policy.name, error)
 
     ledger = cluster.ledger  # first of all: making it anew says which nodes are open
-    promised = heeding(promised, request.candidates, cluster)
+    promised = {**heeding(promised, request.candidates, cluster), **canaries}
     shapes = cluster.open_shapes()
     gangs = [
         gang_of(candidate, allocator, shapes, informed)

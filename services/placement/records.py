@@ -54,12 +54,13 @@ class Node:
     heard_seconds: float = 0.0
     certificate: Certificate | None = None  # that its agent shows, as it says
     shape: NodeShape = field(init=False)  # with GPUs that are ill
-    ailment: HealthProblem | None = field(init=False)  # for which it gets no new work
+    unwell: HealthProblem | None = field(init=False)  # as its agent says: it gets no new work
+    hold: HealthProblem | None = None  # as placement has seen: it gets a canary now and then
     superseded: set[tuple[str, int]] = field(default_factory=set)  # stopping there, unknown to us: it still holds
 
     def __post_init__(self) -> None:
         self.shape = shape_of(self.inventory)
-        self.ailment = health.on_node(self.inventory)
+        self.unwell = health.on_node(self.inventory)
 
     @property
     def id(self) -> str:
@@ -72,11 +73,21 @@ class Node:
         return self.record.given_up
 
     @property
+    def ailment(self) -> HealthProblem | None:
+        """For what problem it gets no new work; its agent's word goes first."""
+        return self.unwell or self.hold
+
+    @property
+    def open_but_held(self) -> bool:
+        """Whether the node takes new work, or would if it were not held for its launches."""
+        kept = self.record.node.state
+        clear = not self.superseded and not self.strained and self.unwell is None
+        return self.connected and clear and kept == NodeState.NODE_STATE_READY
+
+    @property
     def open(self) -> bool:
         """Whether the node takes new work."""
-        kept = self.record.node.state
-        clear = not self.superseded and not self.strained and self.ailment is None
-        return self.connected and clear and kept == NodeState.NODE_STATE_READY
+        return self.open_but_held and self.hold is None
 
     @property
     def state(self) -> NodeState.ValueType:

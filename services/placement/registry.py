@@ -8,8 +8,10 @@ from collections.abc import AsyncIterator, Callable, Collection
 
 import structlog
 
+from cotenant.core.launch_health import HoldRules
 from cotenant.core.lifecycle import AttemptState, StopReason
 from cotenant.rpc import errors, translate
+from cotenant.rpc.background import Background
 from cotenant.rpc.errors import Problem
 from cotenant.rpc.hiding import without_others
 from cotenant.rpc.identity import caller, check_node
@@ -32,6 +34,7 @@ from cotenant.services.placement.records import (
     used,
 )
 from cotenant.services.placement.resizes import Resizes
+from cotenant.services.placement.suspects import Suspects
 from cotenant.store.port import StoreUnavailable
 from cotenant.v1 import node_service_pb2 as node_pb2
 from cotenant.v1 import records_pb2, resources_pb2
@@ -53,7 +56,9 @@ class Registry:
         fitting: Fitting,
         attention: Attention,
         leads_for_sure: Callable[[], bool],
+        background: Background,
         *,
+        holding: HoldRules,
         heartbeat_seconds: float,
         lost_after_seconds: float,
         on_gone: Callable[[str], None],
@@ -64,6 +69,7 @@ class Registry:
         self.term = 0
         self._on_gone, self._leads_for_sure = on_gone, leads_for_sure
         self._locks: dict[str, asyncio.Lock] = {}  # by node: its record is changed by one at a time
+        self.suspects = Suspects(cluster, committer, attempts.feed, background, self._lock, holding)
         self.forgetting = Forgetting(cluster, committer, attempts, self._lock, self._give_up)
 
     # Streams -------------------------------------------------------------------------------------------------
@@ -257,7 +263,10 @@ class Registry:
         elif live.state.ended:
             self._take_stray(node, session, report, known_end=live.end_kept)
         else:
+            before = live.parts.get(node.id)
+            self.suspects.sign(live, node, report)
             self.attempts.take_report(live, node.id, report)
+            self.suspects.follow(live, node, before)
             self.resizes.settle(live)
 
     def _take_stray(
@@ -321,6 +330,8 @@ class Registry:
                 raise errors.not_found("node", node_id, near=self.cluster.nodes)  # it was forgotten meanwhile
             if request_id and request_id in node.record.request_ids:
                 return node
+            if state == NodeState.NODE_STATE_READY == node.record.node.state:
+                self.suspects.release(node_id)  # there is no cordon to take back: it is the hold that is meant
             record = records_pb2.StoredNode()
             record.CopyFrom(node.record)
             record.request_ids[:] = [*record.request_ids, *([request_id] if request_id else [])][-REQUEST_IDS_MAX:]
@@ -348,6 +359,8 @@ class Registry:
         message.CopyFrom(node.record.node)
         lives = self.cluster.on_node(node.id)
         message.state, (message.state_owner, message.state_reason) = node.state, node.why
+        if node.hold:
+            message.inventory.problems.append(translate.problem_to_wire(node.hold))
         message.used_gpu_milli, message.used_cores, message.used_memory_bytes = used(node, lives)
         tenants = caller().tenants
         keys = [live.key for live in lives if tenants is None or live.record.spec.tenant in tenants]

@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from cotenant import plugins
+from cotenant.core.launch_health import RULES, HoldRules
 from cotenant.core.nodes import NodeShape
 from cotenant.core.policy import CpuAllocator, PlacementPolicy
 from cotenant.replicas.tenure import Held, Tenure
@@ -66,6 +67,7 @@ class PlacementConfig:
     could_join: tuple[NodeShape, ...] = ()
     elastic: bool = False
     stop_costs: StopCosts = STOP_COSTS
+    holding: HoldRules = RULES
 
 
 class Placement(placement_grpc.PlacementServiceServicer, node_grpc.NodeServiceServicer, node_grpc.AgentServiceServicer):
@@ -96,6 +98,8 @@ class Placement(placement_grpc.PlacementServiceServicer, node_grpc.NodeServiceSe
             Fitting(self.cluster, self.attempts, self.resizes),
             self.attention,
             self._leads_for_sure,
+            self.background,
+            holding=config.holding,
             heartbeat_seconds=config.heartbeat_seconds,
             lost_after_seconds=config.lost_after_seconds,
             on_gone=self.outputs.give_up,
@@ -122,6 +126,7 @@ class Placement(placement_grpc.PlacementServiceServicer, node_grpc.NodeServiceSe
             config.stop_costs,
             self.background,
             self.leadership.check,
+            self.registry.suspects,
         )
         self.forecasting = Forecasting(self.cluster, self._policies, self.leadership.check)
         self._host: Host | None = None
@@ -152,6 +157,7 @@ class Placement(placement_grpc.PlacementServiceServicer, node_grpc.NodeServiceSe
         self.background.forever("placement-kinds", self.kinds.keep)
         self.background.forever("placement-trust", self.leadership.regain)
         self.background.forever("placement-gauges", Gauges(self.cluster).run)
+        self.background.forever("placement-suspects", self.registry.suspects.run)
 
     async def close(self) -> None:
         """End all streams and stop committing."""

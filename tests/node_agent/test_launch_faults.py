@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,7 @@ async def state_of_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *lim
     wrapper = tmp_path / "limited"
     wrapper.write_text(f'#!/bin/sh\nexec prlimit {" ".join(limits)} {sys.executable} "$@"\n')
     wrapper.chmod(0o755)
-    monkeypatch.setattr(launching.sys, "executable", str(wrapper))
+    monkeypatch.setattr(sys, "executable", str(wrapper))
     job = shell("limited", "touch ran", tasks=[task(rank) for rank in range(4)])
     directory = directory_of(tmp_path, job)
     pid = launch(surroundings(tmp_path), directory, job, "/nowhere")
@@ -86,7 +87,7 @@ def test_a_state_directory_that_is_a_file_is_refused_by_the_directory(tmp_path: 
 
 
 def test_an_agent_that_cannot_start_processes_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launching.sys, "executable", str(tmp_path / "gone"))
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "gone"))
     job = shell("anyone", "true")
     with pytest.raises(CannotLaunch, match="No such file") as refused:
         launch(surroundings(tmp_path), directory_of(tmp_path, job), job, "/x")
@@ -151,7 +152,9 @@ async def test_a_program_that_ran_is_marked_as_executed(tmp_path: Path) -> None:
 
 
 async def test_an_agent_out_of_descriptors_goes_on_to_watch_what_it_started(monkeypatch: pytest.MonkeyPatch) -> None:
-    tries = iter([OSError(errno.EMFILE, "Too many open files"), OSError(errno.ENOMEM, "no memory"), 7])
+    tries: Iterator[OSError | int] = iter(
+        [OSError(errno.EMFILE, "Too many open files"), OSError(errno.ENOMEM, "no memory"), 7]
+    )
 
     def once(pid: int) -> int:
         got = next(tries)

@@ -277,7 +277,8 @@ def _problem_from_wire(message: resources_pb2.HealthProblem) -> HealthProblem:
     )
 
 
-def _problem_to_wire(problem: HealthProblem) -> resources_pb2.HealthProblem:
+def problem_to_wire(problem: HealthProblem) -> resources_pb2.HealthProblem:
+    """A problem of a node's health on the wire."""
     return resources_pb2.HealthProblem(
         check=problem.check,
         action=HEALTH_ACTIONS.to_wire(problem.action),
@@ -314,7 +315,7 @@ def inventory_to_wire(inventory: Inventory) -> resources_pb2.Inventory:
         address=inventory.address,
         not_enforced=inventory.not_enforced,
         agent_version=inventory.agent_version,
-        problems=map(_problem_to_wire, inventory.problems),
+        problems=map(problem_to_wire, inventory.problems),
     )
 
 
