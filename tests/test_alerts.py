@@ -59,6 +59,12 @@ STORIES = (
         7,
         {f'{CERTIFICATE}{{instance="a"}}': f"{FORTNIGHT + 60}-1x30"},
     ),
+    Story(
+        "NodesHeld",
+        {'cotenant_placement_nodes_held{reason="cannot_launch"}': "1x30"},
+        2,
+        {'cotenant_placement_nodes_held{reason="cannot_launch"}': "0x30"},
+    ),
     Story("LoopStalled", histogram(LOOP, 0.25, 1.0, "0x30"), 11, histogram(LOOP, 0.25, 1.0, "0+999x30")),
     Story("SlowCycle", histogram(CYCLE, 5.0, 10.0, "0x30"), 11, histogram(CYCLE, 5.0, 10.0, "0+999x30")),
     Story(

@@ -6,6 +6,9 @@ the job only avoids that node for a while. How often such a node is tried at all
 The job's own working directory is the one exception. It may be missing on one node only, such as one that lacks a
 shared mount, so each node that could hold the job is tried once. Once such a node is tried again, none is left:
 then the attempt has failed like any other that nobody can blame on the machines.
+
+A submitter whom a node does not know says nothing of that node, which is not held for one user's sake. So a job that
+comes back to a node that it avoids waits before the next try: there is no other node, and it would ask for ever.
 """
 
 from __future__ import annotations
@@ -27,6 +30,15 @@ def goes_elsewhere(job: job_pb2.Job, now: float) -> bool:
         return True
     without = [one.node_id for one in avoiding.live(job, now) if one.reason.startswith(_DIRECTORY)]
     return failure.node_id not in without and len(without) < DIRECTORY_NODES_MAX - 1
+
+
+def wait_seconds(job: job_pb2.Job, now: float) -> float:
+    """Return how long the job waits before its next try; 0 unless all nodes refuse its submitter."""
+    failure = job.attempt.launch_failure
+    avoided = {one.node_id for one in avoiding.live(job, now)}
+    if failure.cause != job_pb2.LAUNCH_CAUSE_USER or failure.node_id not in avoided:
+        return 0.0
+    return min(AVOID_SECONDS_MAX, AVOID_SECONDS * 2.0 ** min(job.launch_failures - 1, 30))
 
 
 def take(job: job_pb2.Job, now: float) -> str:

@@ -239,12 +239,21 @@ def _ended(stored: records_pb2.StoredJob, state: AttemptState, retrying: RetryRu
         stored.wish = job_pb2.JOB_PHASE_UNSPECIFIED
         note(stored, "suspended")
     elif state is AttemptState.NOT_LAUNCHED and launch_failures.goes_elsewhere(job, time.time()):
-        move(stored, JobEvent.REQUEUED)
-        note(stored, "not launched", launch_failures.take(job, time.time()))
+        _not_launched(stored)
     elif broke(job.attempt) or state is AttemptState.NOT_LAUNCHED:
         _failed(stored, retrying)
     else:
         _requeued(stored, state)
+
+
+def _not_launched(stored: records_pb2.StoredJob) -> None:
+    now = time.time()
+    wait_seconds = launch_failures.wait_seconds(stored.job, now)
+    move(stored, JobEvent.REQUEUED)
+    note(stored, "not launched", launch_failures.take(stored.job, now))
+    if wait_seconds:
+        stored.not_before_time.FromNanoseconds(int((now + wait_seconds) * 1e9))
+        note(stored, "requeued", f"no other node knows its submitter; the next try is in {wait_seconds:.3g} s")
 
 
 def _stopping(stored: records_pb2.StoredJob) -> None:

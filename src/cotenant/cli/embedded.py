@@ -12,6 +12,8 @@ import structlog
 
 from cotenant.cli.security import Guarding, security_of
 from cotenant.core.failing.retrying import RetryRules
+from cotenant.core.launch_health import RULES as HOLDING
+from cotenant.core.launch_health import HoldRules
 from cotenant.core.options import by_owner
 from cotenant.core.queueing.choosing import RULES, Rules
 from cotenant.node_agent.agent import Agent, AgentConfig
@@ -71,6 +73,7 @@ class MeshConfig:
     window_seconds: float = WINDOW_SECONDS  # over which the rates of running jobs are seen
     failure_rules: str = ""  # a file of the operator's
     retrying: RetryRules = RETRYING
+    holding: HoldRules = HOLDING
     checkpoint_seconds: float = 300.0  # jobs are taken to save their work about that often
     ended_jobs: int = 20_000  # so many are kept
     ended_days: float = 30.0  # for so long at most
@@ -194,6 +197,7 @@ class EmbeddedMesh:
             heartbeat_seconds=config.heartbeat_seconds,
             lost_after_seconds=config.lost_after_seconds,
             stop_costs=StopCosts(config.checkpoint_seconds),
+            holding=config.holding,
         )
 
     def _queue(self) -> queue.QueueConfig:

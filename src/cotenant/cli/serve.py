@@ -22,6 +22,7 @@ from cotenant.cli.settings import (
     Settings,
     archive_of,
     check_failure_rules,
+    holding_of,
     merged,
     node_name,
     read_options,
@@ -200,6 +201,7 @@ def _placement(told: Told, common: dict[str, Any]) -> Coroutine[Any, Any, None]:
         heartbeat_seconds=settings.heartbeat_seconds,
         lost_after_seconds=settings.lost_after_seconds,
         stop_costs=StopCosts(settings.checkpoint_seconds),
+        holding=holding_of(settings),
     )
     return run(**common, config=config, advertised=told.address)
 

@@ -18,6 +18,7 @@ from cotenant.core.options import BadOption, did_you_mean, names_of, parse, writ
 
 if TYPE_CHECKING:
     from cotenant.core.failing.retrying import RetryRules
+    from cotenant.core.launch_health import HoldRules
     from cotenant.core.queueing.choosing import Rules
 
 ARCHIVE_FILE = "archive.sqlite"
@@ -58,6 +59,10 @@ class Settings:
     retry_seconds: float = 10.0
     retry_seconds_max: float = 600.0
     infrastructure_retries: int = 3
+    launch_failures: int = 3
+    quick_failures: int = 3
+    canary_seconds: float = 10.0
+    canary_seconds_max: float = 600.0
     ended_jobs: int = 20_000
     ended_days: float = 30.0
     history_seconds: float = 600.0
@@ -156,6 +161,22 @@ def retrying_of(settings: Settings) -> RetryRules:
         back_off_seconds_max=most,
         infrastructure_retries=settings.infrastructure_retries,
         untold_back_off_seconds_max=min(RetryRules().untold_back_off_seconds_max, most),
+    )
+
+
+def holding_of(settings: Settings) -> HoldRules:
+    """Return when nodes are held for what becomes of launches there.
+
+    >>> holding_of(Settings(canary_seconds=1.0)).interval_seconds(2)
+    4.0
+    """
+    from cotenant.core.launch_health import HoldRules
+
+    return HoldRules(
+        failures=settings.launch_failures,
+        quick_jobs=settings.quick_failures,
+        canary_seconds=settings.canary_seconds,
+        canary_seconds_max=settings.canary_seconds_max,
     )
 
 

@@ -127,3 +127,22 @@ def test_a_job_avoids_a_node_for_longer_each_time_up_to_a_limit() -> None:
         launch_failures.take(job, now=0.0)
         waits.append(job.avoided_nodes[0].until.seconds)
     assert waits == [30, 60, 120, 240, 480, 600, 600, 600]
+
+
+async def test_a_submitter_whom_no_node_knows_waits_ever_longer_and_holds_no_node(mesh: Mesh) -> None:
+    agent = await mesh.agent("n1")
+    agent.launch_cause, agent.cannot_launch = job_pb2.LAUNCH_CAUSE_USER, lambda order: "this node has no user 'carol'"
+    job_id = await mesh.submit(gpus=1)
+    job = await mesh.refused(job_id, "BACK_OFF")
+    assert (job.failures, job.launch_failures) == (0, 2)
+    assert (await mesh.node("n1")).state == node_pb2.NODE_STATE_READY
+
+
+async def test_a_gpu_that_is_held_for_its_xid_leaves_its_node_to_the_job(mesh: Mesh) -> None:
+    agent = await mesh.agent("n1")
+    job_id = await mesh.submit(gpus=1)
+    await mesh.reach(job_id, "RUNNING")
+    agent.fail((job_id, 1), "RuntimeError: CUDA error: uncorrectable ECC error encountered", signs=["xid 48 on GPU-1"])
+    job = await mesh.reach(job_id, "QUEUED", lambda job: job.attempt.number == 1)
+    assert job.attempt.failure.blame == job_pb2.FAILURE_BLAME_INFRASTRUCTURE
+    assert not job.avoided_nodes
