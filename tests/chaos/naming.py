@@ -79,6 +79,7 @@ class Naming:
     counts: Counter[str] = field(default_factory=Counter)
     named_seconds: dict[str, float] = field(default_factory=dict)  # by fault: the longest that it took
     last_problems: Sequence[Problem] = ()
+    last_error: str = ""  # of a `status` that printed no JSON
     _lasting: dict[int, Lasting] = field(default_factory=dict)
     _asked: subprocess.Popen[str] | None = None
     _asked_at: float = float("-inf")
@@ -149,6 +150,7 @@ class Naming:
             picture: dict[str, Any] = json.loads(out)
         except ValueError:
             self.counts["status: no answer"] += 1
+            self.last_error = err.strip()[-500:]
             return None
         return picture
 
