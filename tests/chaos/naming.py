@@ -161,11 +161,10 @@ class Naming:
             *self.mesh.program,
             "status",
             "--json",
-            "--endpoint",
-            endpoints,
+            f"--endpoint={endpoints}",
         ]
         environment, pipe = self.mesh.environment(OPERATOR), subprocess.PIPE
-        return subprocess.Popen([*command, "status", "--json"], stdout=pipe, stderr=pipe, env=environment, text=True)
+        return subprocess.Popen(command, stdout=pipe, stderr=pipe, env=environment, text=True)
 
     def _judge(self, picture: Mapping[str, Any]) -> None:
         problems: Sequence[Problem] = picture["problems"]
