@@ -17,9 +17,11 @@ from cotenant.rpc import translate
 from cotenant.services.queue import avoiding
 from cotenant.v1 import job_pb2
 
-AVOID_SECONDS, AVOID_SECONDS_MAX = 30.0, 600.0  # doubles with each launch failure of the job
+AVOID_SECONDS = 30.0  # a node that goes on to refuse is held soon, and a mended one is to be used again
+UNKNOWN_SECONDS, UNKNOWN_SECONDS_MAX = 30.0, 600.0  # doubles with each launch failure of the job
 DIRECTORY_AVOID_SECONDS = 3600.0
 DIRECTORY_NODES_MAX = 8  # so many nodes without the working directory are as good as all
+NOT_LAUNCHED = "not launched on "  # how the reason of such a job begins, until it runs
 _DIRECTORY = "its working directory: "
 
 
@@ -38,7 +40,7 @@ def wait_seconds(job: job_pb2.Job, now: float) -> float:
     avoided = {one.node_id for one in avoiding.live(job, now)}
     if failure.cause != job_pb2.LAUNCH_CAUSE_USER or failure.node_id not in avoided:
         return 0.0
-    return min(AVOID_SECONDS_MAX, AVOID_SECONDS * 2.0 ** min(job.launch_failures - 1, 30))
+    return min(UNKNOWN_SECONDS_MAX, UNKNOWN_SECONDS * 2.0 ** min(job.launch_failures - 1, 30))
 
 
 def take(job: job_pb2.Job, now: float) -> str:
@@ -47,13 +49,12 @@ def take(job: job_pb2.Job, now: float) -> str:
     reason = failure.reason or f"{translate.LAUNCH_CAUSES.names.get(failure.cause, 'unknown')} failed"
     job.launch_failures += 1
     directory = failure.cause == job_pb2.LAUNCH_CAUSE_WORKING_DIRECTORY
-    seconds = min(AVOID_SECONDS_MAX, AVOID_SECONDS * 2.0 ** min(job.launch_failures - 1, 30))
     avoiding.avoid(
         job,
         [failure.node_id],
-        DIRECTORY_AVOID_SECONDS if directory else seconds,
+        DIRECTORY_AVOID_SECONDS if directory else AVOID_SECONDS,
         f"{_DIRECTORY}{reason}" if directory else f"it could not launch attempt {job.attempt.number}: {reason}",
         now,
     )
-    job.phase_reason = f"not launched on {failure.node_id}: {reason}; tried elsewhere"
+    job.phase_reason = f"{NOT_LAUNCHED}{failure.node_id}: {reason}; tried elsewhere"
     return f"on {failure.node_id}: {reason}; tried elsewhere"

@@ -216,6 +216,8 @@ def _started(stored: records_pb2.StoredJob) -> None:
     job = stored.job
     if move(stored, JobEvent.STARTED) is Phase.RUNNING:
         note(stored, "running", f"attempt {job.attempt.number}", translate.seconds(job.attempt.start_time))
+    if job.phase_reason.startswith(launch_failures.NOT_LAUNCHED):
+        job.phase_reason = ""
     if not job.HasField("start_time"):
         job.start_time.CopyFrom(job.attempt.start_time)
 

@@ -97,6 +97,11 @@ def never_backs_off(self: State, record: Record) -> bool:
     return False
 
 
+def stays(job: job_pb2.Job, now: float) -> bool:
+    """A queue that takes a launch that failed for the job's own failure."""
+    return False
+
+
 connected = property(lambda self: self.connected)  # of a node to which work is given although it is drained
 _read = QueueReader._read
 
@@ -172,6 +177,9 @@ MUTANTS: dict[str, Mutant] = {
     ),
     "jobs wait for no others": Mutant(((Gates, "open", always_open),), Rule.TURN),
     "jobs that failed are tried again at once": Mutant(((State, "backing_off", never_backs_off),), Rule.TURN),
+    "what a node could not launch fails its job": Mutant(
+        ((launch_failures, "goes_elsewhere", stays),), Rule.PLATFORM, OF_SICK_NODES
+    ),
     "nodes that are drained are given work": Mutant(((Node, "open", connected),), Rule.TURN),
     "a queue that follows does not see what has ended since": Mutant(((QueueReader, "_read", read_once),), Rule.READ),
     "whoever watches is not told of ends": Mutant(((State, "_tell", tell_of_the_living),), Rule.READ),

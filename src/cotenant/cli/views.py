@@ -19,7 +19,7 @@ from cotenant.core.priorities import class_of
 from cotenant.core.refusals import Refusal as Reason
 from cotenant.core.refusals import Wait
 from cotenant.rpc import refusals
-from cotenant.rpc.translate import ATTEMPT_STATES, HEALTH_ACTIONS, KINDS, LOCALITIES, seconds
+from cotenant.rpc.translate import ATTEMPT_STATES, HEALTH_ACTIONS, KINDS, LAUNCH_CAUSES, LOCALITIES, seconds
 from cotenant.v1.certificate_pb2 import Certificate
 from cotenant.v1.job_pb2 import (
     Attempt,
@@ -30,6 +30,7 @@ from cotenant.v1.job_pb2 import (
     FailureBlame,
     Job,
     JobSpec,
+    LaunchFailure,
     Refusal,
     StartForecast,
 )
@@ -87,6 +88,7 @@ def job_view(job: Job, now: float) -> View:
         "past_attempts": [attempt_view(attempt) for attempt in job.past_attempts],
         "progress": _progress(job),
         "failures": job.failures,
+        "launch_failures": job.launch_failures,
         "avoided_nodes": [
             {"node": one.node_id, "until": time_of(one, "until"), "reason": one.reason} for one in job.avoided_nodes
         ],
@@ -128,6 +130,7 @@ def attempt_view(attempt: Attempt) -> View:
         "message": attempt.message,
         "exit": exit_view(attempt.exit) if attempt.HasField("exit") else None,
         "failure": failure_view(attempt.failure) if attempt.HasField("failure") else None,
+        "launch_failure": launch_failure_view(attempt.launch_failure) if attempt.HasField("launch_failure") else None,
         "allocations": [allocation_view(one) for one in attempt.allocations],
     }
 
@@ -149,6 +152,12 @@ def failure_view(failure: Failure) -> View:
         "transient": failure.transient,
         "node_at_fault": failure.node_at_fault,
     }
+
+
+def launch_failure_view(failure: LaunchFailure) -> View:
+    """Return why an attempt was not launched, where; a newer server's cause keeps its number."""
+    cause = LAUNCH_CAUSES.names.get(failure.cause, f"cause {failure.cause}")
+    return {"cause": cause, "reason": failure.reason, "node": failure.node_id}
 
 
 def exit_view(status: ExitStatus) -> View:

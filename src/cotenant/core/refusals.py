@@ -320,7 +320,6 @@ def nodes_held(held: Sequence[HeldNode], wanted: str) -> Refusal:
         f"needs {wanted}, and {len(held)} {which}: {named}{more}; {when}",
         "mend the nodes; the first job that is launched there ends the hold, or `cotenant uncordon` does at once",
         numbers,
-        holds_seconds=wait if wait > 0 else math.inf,
     )
 
 

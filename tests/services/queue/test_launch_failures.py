@@ -119,14 +119,14 @@ def test_after_so_many_nodes_without_the_working_directory_the_job_fails() -> No
     assert not launch_failures.goes_elsewhere(job, now=0.0)
 
 
-def test_a_job_avoids_a_node_for_longer_each_time_up_to_a_limit() -> None:
+def test_a_submitter_whom_no_node_knows_is_tried_at_growing_intervals() -> None:
     job = job_pb2.Job()
-    job.attempt.launch_failure.CopyFrom(job_pb2.LaunchFailure(cause=job_pb2.LAUNCH_CAUSE_CGROUP, node_id="n1"))
+    job.attempt.launch_failure.CopyFrom(job_pb2.LaunchFailure(cause=job_pb2.LAUNCH_CAUSE_USER, node_id="n1"))
     waits = []
     for _ in range(8):
+        waits.append(launch_failures.wait_seconds(job, now=0.0))
         launch_failures.take(job, now=0.0)
-        waits.append(job.avoided_nodes[0].until.seconds)
-    assert waits == [30, 60, 120, 240, 480, 600, 600, 600]
+    assert waits == [0, 30, 60, 120, 240, 480, 600, 600]
 
 
 async def test_a_submitter_whom_no_node_knows_waits_ever_longer_and_holds_no_node(mesh: Mesh) -> None:

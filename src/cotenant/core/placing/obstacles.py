@@ -59,7 +59,7 @@ def no_place(gang: Gang, ledger: Ledger, *, within: Locality = Locality.ANYWHERE
 
 def held_for(gang: Gang, ledger: Ledger, *, within: Locality) -> Refusal | None:
     """Return the reason where nodes that take work could not hold a gang, even empty, and with held nodes could."""
-    able = [one for one in ledger.illness.held if one.node_id in ledger.numbers and one.node_id not in gang.avoided]
+    able = [one for one in ledger.illness.held if one.node_id in ledger.numbers]
     if not able or fits(gang, ledger, within=within, empty=True):
         return None
     before = ledger.open.copy()
