@@ -190,8 +190,12 @@ class ProgressReader:
             listener.scan.cancel()
         if listener.pattern:
             listener.pattern.close()
-        with contextlib.suppress(FileNotFoundError):
+        try:
             os.unlink(listener.path)
+        except FileNotFoundError:
+            pass
+        except OSError as error:  # a read-only disk must not keep anybody from hearing of the attempt's end
+            log.warning("progress_socket_not_removed", attempt=str(listener.key), error=str(error))
 
     async def close(self) -> None:
         """Stop listening. The sockets of running jobs go; the next agent makes them anew under the same names."""

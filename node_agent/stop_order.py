@@ -5,6 +5,8 @@ Loaded by the supervisor without the package around it: it imports next to nothi
 
 from __future__ import annotations
 
+BY_ANOTHER = "it was told to end by something else than the agent, as at a shutdown"
+
 
 def ordered_grace_seconds() -> float | None:
     """Return the grace of the agent's last order; None where it has given none."""

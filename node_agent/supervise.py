@@ -123,6 +123,7 @@ class ProcessRuntime:
 
     def _tell(self, attempt: Supervised, status: Status) -> None:
         """Pass a status on unless it is no news; nothing is news after the end."""
+        status = attempt.as_ordered(status)
         if attempt.live and status != attempt.status:
             attempt.status = status
             self._changed(status)

@@ -23,6 +23,7 @@ from cotenant.node_agent.launching import CannotLaunch
 from cotenant.node_agent.pressure import pressure_within
 from cotenant.node_agent.records import AttemptKey, Status
 from cotenant.node_agent.runtime import Usage
+from cotenant.node_agent.stop_order import BY_ANOTHER
 from cotenant.v1 import node_service_pb2, resources_pb2
 
 log = structlog.get_logger()
@@ -48,6 +49,7 @@ class Supervised:
     pidfd: int = -1
     gone: asyncio.Event = field(default_factory=asyncio.Event)
     stop_grace_seconds: float | None = None
+    stop_order_lost: bool = False
     stop_asked: asyncio.Event = field(default_factory=asyncio.Event)
     cores: AttemptCores | None = None
     throttle: AttemptThrottle | None = None
@@ -127,10 +129,20 @@ class Supervised:
             return
         try:
             self.directory.write_stop_order(self.stop_grace_seconds)
-        except OSError as error:  # then the supervisor takes the job's own grace
+        except OSError as error:  # then the supervisor takes the job's own grace, and does not know that it was us
+            self.stop_order_lost = True
             log.warning("stop_order_not_written", attempt=str(self.key), error=str(error))
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self.pidfd, signal.SIGTERM)
+
+    def as_ordered(self, status: Status) -> Status:
+        """Return the end as it is known here: a supervisor that could not read our stop order takes it for another's.
+
+        The disk may be read-only; what is stopped must not count as the job's failure for that.
+        """
+        if self.stop_order_lost and status.state == "FAILED" and status.message == BY_ANOTHER:
+            return replace(status, state="STOPPED", message="")
+        return status
 
     async def wake_and_order_stop(self) -> None:
         """The same for one that may stand still, which would hear no warning."""

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from cotenant.node_agent.plain_json import dumps
     from cotenant.node_agent.process_table import children, start_ticks
     from cotenant.node_agent.state_file import StateFile
-    from cotenant.node_agent.stop_order import ordered_grace_seconds
+    from cotenant.node_agent.stop_order import BY_ANOTHER, ordered_grace_seconds
     from cotenant.node_agent.task_process import TaskProcess, adopt_orphans, float_of, how_it_ended, number, sequence
 else:
     import _signal as signal  # the modules around these two make enumerations, which take longer than all our own
@@ -35,7 +35,7 @@ else:
     from plain_json import dumps
     from process_table import children, start_ticks
     from state_file import StateFile
-    from stop_order import ordered_grace_seconds
+    from stop_order import BY_ANOTHER, ordered_grace_seconds
     from task_process import TaskProcess, adopt_orphans, float_of, how_it_ended, number, sequence
 
 KILL_ROUND_SECONDS = 0.02
@@ -291,7 +291,7 @@ class Supervisor:
             return  # it has ended by itself
         grace_seconds = ordered_grace_seconds()
         if grace_seconds is None and not self.stop_asked:
-            self.failed, self.message = True, "it was told to end by something else than the agent, as at a shutdown"
+            self.failed, self.message = True, BY_ANOTHER
             grace_seconds = float_of(self.spec["grace_seconds"])
         self.stop_asked = True
         if grace_seconds is not None:

@@ -237,7 +237,7 @@ class Driver:
             if time.monotonic() > begin + WELL_SECONDS:
                 told = "; ".join(f"{one['where']}: {one['what']}" for one in self.naming.last_problems)
                 self.told.wrong.append(
-                    f"{WELL_SECONDS:.0f} s after the last fault status is not well: {told or 'nodes'}"
+                    f"{WELL_SECONDS:.0f} s after the last fault status is not well: {told or self.naming.last_error}"
                 )
                 return
             time.sleep(POLL_SECONDS)

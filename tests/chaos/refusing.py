@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import resource
+import time
 from collections.abc import Callable
 
 from tests.chaos.limits import Limit
@@ -15,6 +16,7 @@ from tests.end_to_end import remains
 
 Undo = Callable[[], None]
 PASSWORDS, NULL = "/etc/passwd", "/dev/null"
+REMOUNTS_MAX, BUSY_SECONDS = 50, 0.02
 MEMORY = "/memory/"  # in the paths of that hierarchy, of version 1; a single one of version 2 has all controllers
 
 
@@ -47,13 +49,26 @@ def _mounted(machine: Machine, places: list[str], *, option: str = "ro", source:
         return None
     for place in places:
         machine.call("mount", "--bind", source or place, place)
-        machine.call("mount", "-o", f"remount,bind,{option}", place)
+        _remount(machine, place, option)
 
     def undo() -> None:
         for place in reversed(places):
             machine.call("umount", "--lazy", place)
 
     return undo
+
+
+def _remount(machine: Machine, place: str, option: str) -> None:
+    """Set an option of a mount that was just made; somebody may be writing there already."""
+    for left in reversed(range(REMOUNTS_MAX)):
+        try:
+            machine.call("mount", "-o", f"remount,bind,{option}", place)
+        except OSError:
+            if not left:
+                raise
+            time.sleep(BUSY_SECONDS)
+        else:
+            return
 
 
 def _without_forks(mesh: Mesh, part: str, pid: int) -> Undo | None:

@@ -32,6 +32,7 @@ class Sick:
     mesh: Mesh
     store: StoreFaults
     not_launched: Mapping[str, int]  # by node: how many attempts it could not launch
+    _refusing: set[str] = field(default_factory=set)  # nodes
     _ticking: dict[int, Callable[[float], None]] = field(default_factory=dict)  # by step
 
     def tick(self) -> None:
@@ -64,13 +65,17 @@ class Sick:
         return self.store.begin(step)
 
     def _refuse(self, step: Step) -> End | bool:
+        if step.part in self._refusing:  # mounts over each other would have to be taken off in their order
+            return False
         node_id = self.mesh.node_ids[step.part]
         before = self.not_launched.get(node_id, 0)
         undo = refuse(self.mesh, step.part, Hook(step.point))
         if undo is None:
             return False
+        self._refusing.add(step.part)
 
         def end() -> bool:
+            self._refusing.remove(step.part)
             undo()
             return self.not_launched.get(node_id, 0) > before
 

@@ -72,6 +72,24 @@ async def test_a_full_disk_refuses_jobs_in_its_words_holds_nothing_and_is_got_ov
 
 
 @pytest.mark.root
+async def test_a_job_that_is_stopped_while_the_disk_is_read_only_is_stopped_and_has_not_failed(
+    small_disk: Path, placement: Placement, agent: RunningAgent
+) -> None:
+    await on(small_disk, placement, agent)
+    placement.assign(shell("stopped", "exec sleep 60"))
+    await placement.running("stopped")
+    subprocess.run(["mount", "--bind", str(small_disk), str(small_disk)], check=True)
+    try:
+        subprocess.run(["mount", "-o", "remount,bind,ro", str(small_disk)], check=True)
+        placement.send(stops=[stop_order("stopped", grace_seconds=0)])
+        end = await placement.ended("stopped")
+    finally:
+        subprocess.run(["umount", "-l", str(small_disk)], check=True)
+    assert (end.state, end.message) == (job_pb2.ATTEMPT_STATE_STOPPED, "")
+    await agent.stop()
+
+
+@pytest.mark.root
 async def test_an_epoch_that_cannot_be_recorded_refuses_its_job_and_loses_no_end(
     small_disk: Path, placement: Placement, agent: RunningAgent, tmp_path: Path
 ) -> None:

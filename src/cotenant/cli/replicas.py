@@ -32,6 +32,7 @@ COLUMNS = (
     Column("RELEASE"),
     Column("LEADER, OR WHAT IS WRONG", elastic=True),
 )
+ANSWER_SECONDS_MAX = 5.0  # for one process; whoever looks wants to see the others soon
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +76,8 @@ async def look(mesh: Mesh) -> Told:
     """
     known = mesh.replicas()
     answers = await asyncio.gather(
-        *(stub.ListReplicas(ListReplicasRequest()) for _, _, stub in known), return_exceptions=True
+        *(stub.ListReplicas(ListReplicasRequest(), timeout=ANSWER_SECONDS_MAX) for _, _, stub in known),
+        return_exceptions=True,
     )
     processes: dict[tuple[str, str], views.View] = {}
     members: list[tuple[str, StoreMember]] = []
