@@ -169,9 +169,9 @@ class Health:
         self._disk = None
         return reading
 
-    async def room(self, given_up: Callable[[], bool]) -> None:
-        """Wait until the agent has what a launch takes, or until that is given up."""
-        await self._limits.room(given_up)
+    async def room(self, given_up: Callable[[], bool]) -> str:
+        """Wait a little until the agent has what a launch takes, or it is given up; why there is still no room."""
+        return await self._limits.room(given_up)
 
     def wake(self) -> None:
         """Look at once."""

@@ -17,5 +17,5 @@ class NodeGuard(Protocol):
     async def settle(self, assignment: node_service_pb2.Assignment) -> None:
         """Wait until nothing of an attempt that has ended holds its GPUs, or they are held from new work."""
 
-    async def room(self, given_up: Callable[[], bool]) -> None:
-        """Wait until the agent has the descriptors and processes that a launch takes, or until it is given up."""
+    async def room(self, given_up: Callable[[], bool]) -> str:
+        """Wait a little until the agent has what a launch takes, or it is given up; why there is still no room."""

@@ -134,7 +134,8 @@ class Orders:
             await self._launch_alone(key, attempt)
 
     async def _launch_alone(self, key: AttemptKey, attempt: Attempt) -> None:
-        await self._guard().room(lambda: attempt.stop_grace_seconds is not None)
+        while why := await self._guard().room(lambda: attempt.stop_grace_seconds is not None):
+            log.warning("launch_still_waits", attempt=str(key), why=why)
         try:
             await self._fence.flush()
         except OSError as error:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import threading
+import time
 from collections.abc import Callable
 
 import structlog
@@ -20,6 +21,7 @@ log = structlog.get_logger()
 
 SPARE = 16
 LAUNCH_DESCRIPTORS_MIN = 24  # free ones, without which no launch is begun
+PATIENCE_SECONDS = 10.0
 LOOK_SECONDS = 0.1
 LACKING = {
     errno.EMFILE: "descriptors",
@@ -71,15 +73,21 @@ class OwnLimits:
         FREE.set(free)
         return descriptors.Usage(usage.limit - free, usage.limit)
 
-    async def room(self, given_up: Callable[[], bool]) -> None:
-        """Wait until the agent has what a launch takes, or until that is given up."""
-        told = ""
+    async def room(self, given_up: Callable[[], bool]) -> str:
+        """Wait for some seconds until the agent has what a launch takes, or until that is given up.
+
+        Returns why there is still no room; "" where there is, or nobody wants it any longer.
+        """
+        deadline, told = time.monotonic() + PATIENCE_SECONDS, ""
         while (why := self.shortage()) and not given_up():
+            if time.monotonic() >= deadline:
+                return why
             if why != told:
                 log.warning("launch_waits", why=why)
                 self._wake()
                 told = why
             await asyncio.sleep(LOOK_SECONDS)
+        return ""
 
     def shortage(self) -> str:
         """Return why no launch should be begun; "" where there is enough of everything."""
