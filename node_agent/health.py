@@ -170,7 +170,7 @@ class Health:
         return reading
 
     async def room(self, given_up: Callable[[], bool]) -> str:
-        """Wait a moment until the agent has what a launch takes, or that is given up; return what it lacks then."""
+        """Wait a little until the agent has what a launch takes, or it is given up; why there is still no room."""
         return await self._limits.room(given_up)
 
     def wake(self) -> None:

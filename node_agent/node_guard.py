@@ -18,4 +18,4 @@ class NodeGuard(Protocol):
         """Wait until nothing of an attempt that has ended holds its GPUs, or they are held from new work."""
 
     async def room(self, given_up: Callable[[], bool]) -> str:
-        """Wait a moment for the descriptors and processes that a launch takes; return what is lacking then, or ""."""
+        """Wait a little until the agent has what a launch takes, or it is given up; why there is still no room."""

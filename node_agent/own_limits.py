@@ -21,8 +21,8 @@ log = structlog.get_logger()
 
 SPARE = 16
 LAUNCH_DESCRIPTORS_MIN = 24  # free ones, without which no launch is begun
+PATIENCE_SECONDS = 5.0  # for a shortage to pass, before a launch is refused and the job goes elsewhere
 LOOK_SECONDS = 0.1
-WAIT_SECONDS_MAX = 2.0  # for a shortage to pass, before a launch is refused and the job goes elsewhere
 LACKING = {
     errno.EMFILE: "descriptors",
     errno.ENFILE: "descriptors",
@@ -74,15 +74,20 @@ class OwnLimits:
         return descriptors.Usage(usage.limit - free, usage.limit)
 
     async def room(self, given_up: Callable[[], bool]) -> str:
-        """Wait a moment until the agent has what a launch takes, or that is given up; return what it lacks then."""
-        told, deadline = "", time.monotonic() + WAIT_SECONDS_MAX
-        while (why := self.shortage()) and not given_up() and time.monotonic() < deadline:
+        """Wait for some seconds until the agent has what a launch takes, or until that is given up.
+
+        Returns why there is still no room; "" where there is, or nobody wants it any longer.
+        """
+        deadline, told = time.monotonic() + PATIENCE_SECONDS, ""
+        while (why := self.shortage()) and not given_up():
+            if time.monotonic() >= deadline:
+                return why
             if why != told:
                 log.warning("launch_waits", why=why)
                 self._wake()
                 told = why
             await asyncio.sleep(LOOK_SECONDS)
-        return why
+        return ""
 
     def shortage(self) -> str:
         """Return why no launch should be begun; "" where there is enough of everything."""

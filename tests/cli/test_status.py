@@ -171,3 +171,12 @@ def test_a_process_of_a_release_that_tells_nothing_of_itself_serves(shell: Shell
     ended = shell("status", "--json")
     assert ended.code == ExitCode.DONE
     assert {one["release"] for one in ended.json["processes"]} == {None}
+
+
+def test_a_problem_of_a_process_is_named_once_however_many_services_it_has(shell: Shell, mesh: Standin) -> None:
+    mesh.replicas.told.process.problems.add(reason="it is almost out of file descriptors", remedy="raise its limit")
+    ((where, what),) = problems(shell)
+    assert (where, what) == (
+        f"contention, placement, predictor, queue {mesh.address}",
+        "it is almost out of file descriptors",
+    )

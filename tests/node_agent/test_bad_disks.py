@@ -136,27 +136,3 @@ async def test_control_groups_that_cannot_be_written_refuse_jobs_and_hold_nothin
     group, _ = cgroup_mounts.open_node_group(NODE)
     assert group is not None
     assert not any(group.child(f"{name}-1").exists() for name in ("refused-0", "refused-1", "after", "before"))
-
-
-async def test_without_file_descriptors_a_job_is_refused_and_the_agent_goes_on(
-    placement: Placement, agent: RunningAgent
-) -> None:
-    placement.assign(shell("warm-up", "true"))
-    await placement.ended("warm-up")
-    before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    taken = [os.open(os.devnull, os.O_RDONLY)]
-    resource.setrlimit(resource.RLIMIT_NOFILE, (taken[0] + 20, before[1]))
-    try:
-        with contextlib.suppress(OSError):
-            while True:
-                taken.append(os.dup(taken[0]))
-        placement.assign(shell("starved", "true"))
-        end = await placement.ended("starved")
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, before)
-        for descriptor in taken:
-            os.close(descriptor)
-    assert "Too many open files" in end.message
-    assert (end.state, end.launch_cause) == (NOT_LAUNCHED, job_pb2.LAUNCH_CAUSE_LIMIT)
-    placement.assign(shell("after", "exit 0"))
-    assert (await placement.ended("after")).state == SUCCEEDED

@@ -106,8 +106,19 @@ async def test_a_launch_waits_while_there_is_no_room_and_goes_on_once_there_is(
     monkeypatch.setattr(own_limits, "thread_error", lambda: why.pop() if why else "")
     monkeypatch.setattr(own_limits, "LOOK_SECONDS", 0.001)
     with capture_logs() as logs:
-        await limits.room(lambda: False)
+        assert await limits.room(lambda: False) == ""
     assert (why, woken, [line["event"] for line in logs]) == ([], [True], ["launch_waits"])
+    limits.close()
+
+
+async def test_whoever_waits_for_room_is_told_after_some_seconds_why_there_is_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(own_limits, "thread_error", lambda: "no process or thread can be started")
+    monkeypatch.setattr(own_limits, "PATIENCE_SECONDS", 0.01)
+    limits = OwnLimits()
+    assert await limits.room(lambda: False) == "no process or thread can be started"
+    assert await limits.room(lambda: True) == ""
     limits.close()
 
 

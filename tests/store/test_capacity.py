@@ -18,6 +18,7 @@ from cotenant.store.ballast import Ballast
 from cotenant.store.capacity import MIB, disk_capacity, etcd_capacity
 from cotenant.store.etcd import EtcdStore
 from cotenant.store.etcd_quota import read_quota
+from cotenant.store.guarded import GuardedStore
 from cotenant.store.memory import MemoryStore
 from cotenant.store.open import open_store
 from cotenant.store.port import Put, Store, StoreFull
@@ -159,8 +160,9 @@ def test_use_is_told_from_fragmentation_and_helps_differ() -> None:
 
 
 async def test_a_store_opened_by_its_url_knows_its_reserve(tmp_path: Path) -> None:
-    store = await open_store(f"sqlite:{tmp_path / 'state.db'}", module.StoreLimits(reserve_bytes=0))
-    assert isinstance(store, SpecStore)
+    store = await open_store(f"sqlite:{tmp_path / 'state.db'}", limits=module.StoreLimits(reserve_bytes=0))
+    assert isinstance(store, GuardedStore)
+    assert isinstance(store.inner, SpecStore)
     told = await store.capacity()
     assert told
     assert told.admits_below_bytes == told.limit_bytes
