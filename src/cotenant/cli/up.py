@@ -326,6 +326,22 @@ async def opened(
         await mesh.close()
 
 
+def _shares_disk(config: MeshConfig) -> str:
+    """Return a warning where jobs can fill the file system that the store is on; "" where they cannot."""
+    nodes = [agent.state_dir for agent in config.agents]
+    try:
+        together = not config.store_url and any(one.stat().st_dev == config.state_dir.stat().st_dev for one in nodes)
+    except OSError:
+        return ""
+    reserve = config.store_limits.reserve_bytes // 2**20
+    return (
+        f"jobs' directories share a file system with the store; below {reserve} MiB of free space the largest jobs are "
+        f"ended. To keep them apart, mount another file system at {config.state_dir / 'nodes'}"
+        if together
+        else ""
+    )
+
+
 async def tell_ready(mesh: EmbeddedMesh) -> None:
     """Say where the mesh is, once its nodes are there."""
     from cotenant.rpc.access import default_state_dir
@@ -336,6 +352,8 @@ async def tell_ready(mesh: EmbeddedMesh) -> None:
         note(f"node {node.id}: {len(node.inventory.gpus)} {kind}, {len(node.inventory.cores)} cores")
         for sentence in node.inventory.not_enforced:
             note(f"  not enforced here: {sentence}")
+    if shared := _shares_disk(mesh.config):
+        note(shared)
     note(f"the mesh is up at {mesh.address}; its state is in {mesh.config.state_dir}")
     default = "" if mesh.config.state_dir == default_state_dir(os.environ) else f" --state-dir {mesh.config.state_dir}"
     note(f"try: cotenant submit{default} --gpus 1 --wait -- nvidia-smi -L")
