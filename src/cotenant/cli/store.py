@@ -231,10 +231,8 @@ def _show(known: Known, verdicts: dict[str, str]) -> None:
         card += [("revision", str(known.look.seen.revision))]
     elif known.why_not:
         card.append(("store", f"not looked at: {known.why_not}"))
-    for text in wrong:
-        card.append(("problem", text))
-    if wrong:
-        card.append(("", StoreDistrusted.remedy))
+    if wrong:  # the others say the same in numbers of their own
+        card += [("problem", wrong[0]), ("", StoreDistrusted.remedy)]
     print_card(card)
     rows = [
         [

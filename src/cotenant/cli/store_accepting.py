@@ -84,11 +84,10 @@ class Accepting:
         if as_json:
             views.print_json({"accepts": self._url, "jobs": [asdict(one) for one in planned.losses]})
             return
-        for text in _is_wrong(known):
-            note(f"problem: {text}")
+        note(f"problem: {_is_wrong(known)[0]}")
         rows = [[one.job_id, IN_WORDS[one.what], one.detail] for one in planned.losses]
         print_table(COLUMNS, rows, nothing="nothing is known that the store lacks")
-        note("what was acknowledged since then and is not listed is lost, and nobody knows of it")
+        note("what was acknowledged since then and is not listed here is lost: nobody reachable remembers it")
 
     def _say_trusted(self, as_json: bool) -> None:
         if as_json:

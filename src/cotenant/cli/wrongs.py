@@ -59,9 +59,10 @@ def certificate_wrong(where: str, bearer: str, validity: Validity, now: datetime
 
 
 def _of_trust(trusts: Sequence[View]) -> Iterator[Wrong]:
-    """Name how the store is not the one that was written, once for each text."""
-    for problem, remedy in dict.fromkeys((one["problem"], one["remedy"]) for one in trusts if one["problem"]):
-        yield Wrong("store", f"{problem}; nothing is written, and what runs, runs on", remedy)
+    """Name how the store is not the one that was written: each process says the same in numbers of its own."""
+    wrong = {one["reason"]: one for one in reversed(trusts) if one["problem"]}
+    for reason, one in sorted(wrong.items()):
+        yield Wrong("store", f"{reason}: {one['problem']}; nothing is written, and jobs keep running", one["remedy"])
 
 
 def _of_capacity(capacity: View | None) -> Iterator[Wrong]:
