@@ -25,9 +25,9 @@ class AgentConfig:
     `work_bytes_max` is what an attempt's own directory may take, 0: as much as there is; `disk_reserve_bytes` of the
     file system are kept free of jobs' files.
     `users` says as whom submitters' jobs run where the agent is root, if not as the user of the same name. An agent
-    that is not root runs jobs of several submitters only with `shared_identity`. `hidden` are files and directories that
-    jobs are not to see, where that can be had, beside the state directory. Without `share_machine` the agent does not start
-    where another one of the same user offers some of its CPUs, and placement holds one of two such nodes.
+    that is not root runs jobs of several submitters only with `shared_identity`. `hidden` are files and directories
+    that jobs are not to see, where that can be had, beside the state directory. Without `share_machine` the agent does
+    not start where another one of the same user offers some of its CPUs, and placement holds one of two such nodes.
     `machine_parts` is how many agents the machine is divided among: each offers as much of its memory.
     """
 

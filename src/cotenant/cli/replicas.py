@@ -95,7 +95,9 @@ async def look(mesh: Mesh) -> Told:
             processes.setdefault((service, address), _missing(service, address, answer))
         elif isinstance(answer, BaseException):
             raise answer
-    return Told([view for _, view in sorted(processes.items())], _merged(members), list(trusts.values()), _fullest(capacities))
+    return Told(
+        [view for _, view in sorted(processes.items())], _merged(members), list(trusts.values()), _fullest(capacities)
+    )
 
 
 def _fullest(told_of: Sequence[StoreCapacity]) -> views.View | None:

@@ -30,8 +30,8 @@ ENDPOINT = re.compile(r"(\[[0-9a-fA-F:.]+\]|[^\s/:@\[\]]+):(\d{1,5})")
 async def open_store(url: str, memory: Path | None = None, limits: StoreLimits = NO_LIMITS) -> Store:
     """Open the store that a URL names, as `open_raw` does; its revisions go on from those of the store before it.
 
-    Large parts of specs are kept apart in it, and records are read whole. It is used only as long as it is no older than
-    what was seen of it, and no other one; `memory` is the file in which that is remembered over restarts.
+    Large parts of specs are kept apart in it, and records are read whole. It is used only as long as it is no older
+    than what was seen of it, and no other one; `memory` is the file in which that is remembered over restarts.
     """
     store = SpecStore(await open_raw(url, limits))
     return store if url == "memory:" else GuardedStore(store, memory)
