@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from tests.end_to_end.meshes import Mesh
+from tests.end_to_end.waiting import until
 
 from cotenant.core.lifecycle import Phase
 
@@ -39,9 +40,11 @@ def test_dd_in_a_working_directory_ends_that_job_alone_and_the_store_goes_on(sma
     before = small.cli.submit("--cpus", "1", "--", "sleep", "300")
     small.client.wait_for(before, Phase.RUNNING)
     greedy = small.cli.submit("--cpus", "1", "--", "sh", "-c", "dd if=/dev/zero of=full bs=1M; sleep 300")
-    ended = small.client.wait_for(greedy, Phase.FAILED)
-    assert "disk reserve used: only " in ended.phase_reason
-    assert getattr(ended.attempt.failure, "class") == "disk_limit_exceeded"
+    until(lambda: small.client.job(greedy).attempt.HasField("failure"), "the end of its first attempt")
+    first = small.client.job(greedy)
+    assert "disk reserve used: only " in first.attempt.message
+    assert (getattr(first.attempt.failure, "class"), first.failures) == ("disk_full", 0), "no limit of its own was named"
+    small.cli("cancel", greedy)
     after = small.cli.submit("--cpus", "1", "--", "true")
     small.client.wait_for(after, Phase.SUCCEEDED, seconds=60.0)
     assert small.client.phase(before) is Phase.RUNNING
