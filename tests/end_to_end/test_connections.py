@@ -67,6 +67,7 @@ def small(tmp_path: Path) -> Mesh:
     return mesh
 
 
+@pytest.mark.timeout(300)  # 150 jobs on a busy machine
 def test_1300_idle_connections_fail_no_job_and_drain_no_node(small: Mesh) -> None:
     mesh = small
     try:
@@ -81,6 +82,7 @@ def test_1300_idle_connections_fail_no_job_and_drain_no_node(small: Mesh) -> Non
         mesh.close()
 
 
+@pytest.mark.timeout(300)  # the same
 def test_at_the_hard_limit_of_descriptors_a_flood_locks_nobody_out(tmp_path: Path) -> None:
     mesh = Mesh(tmp_path)
     mesh.cli.descriptors_max = LIMIT
