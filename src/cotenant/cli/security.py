@@ -54,8 +54,8 @@ class LimitsSection:
     calls_at_once: int = 500
     streams: int = 100
     message_bytes: int = 4 * 2**20
-    processing_per_second: float = 0.2
-    processing_seconds: float = 10.0
+    processing_per_second: float = 0.25
+    processing_seconds: float = 30.0
     jobs_per_tenant: int = 100_000
     bytes_per_tenant: int = 0
 

@@ -36,8 +36,8 @@ class LimitRules:
     calls_per_second: float = 50.0
     calls_at_once: int = 500
     streams: int = 100
-    processing_per_second: float = 0.2
-    processing_seconds: float = 10.0
+    processing_per_second: float = 0.25
+    processing_seconds: float = 30.0
 
 
 LIMITS = LimitRules()
