@@ -115,12 +115,7 @@ def test_jobs_wait_with_the_reason_where_no_node_can_launch_and_run_once_one_can
         launches = sum(mesh.client.job(job_id).launch_failures for job_id in jobs)
         assert launches <= 12  # no more than before the hold, and by its canaries
         sick.remount("rw")
-        for job_id in jobs:
-            until(
-                lambda one=job_id: mesh.client.job(one).phase == job_pb2.JOB_PHASE_SUCCEEDED,  # type: ignore[misc]
-                f"success of {job_id}",
-                seconds=RELEASED_SECONDS,
-            )
+        until(lambda: phases(mesh)[Phase.SUCCEEDED] == len(jobs), "success of all jobs", seconds=RELEASED_SECONDS)
     finally:
         mesh.cli("uncordon", healthy["id"])
         sick.process.terminate()
