@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 
 from cotenant.store.copying import AHEAD, LEADERS, OPERATIONS_MAX, identity_of
-from cotenant.store.eras import ERAS
+from cotenant.store.eras import ERAS, begun
 from cotenant.store.port import Delete, Operation, Put, Store
 from cotenant.store.shifted import BASE, FILLING, REVISION_MAX, HalfFilled, base_of
 from cotenant.store.sqlite import SqliteStore
@@ -56,7 +56,7 @@ async def accept(raw: Store, known: Sequence[Memory], changes: Sequence[Operatio
             Put(IDENTITY, identity.encode()),
             Put(PROGRESS, b""),
             Delete(STOPPED),
-            Delete(ERAS),
+            Put(ERAS, begun((), 0)[1]),
         ],
     )
     if isinstance(raw, SqliteStore):

@@ -25,6 +25,7 @@ from typing import Any
 
 from cotenant import fail_points
 from cotenant.store.checks import check_key, check_value
+from cotenant.store.eras import ERAS, begun
 from cotenant.store.port import Conflict, Delete, Entry, Operation, Put, Store
 from cotenant.store.shifted import BASE, FILLING, OWN, REVISION_MAX, ShiftedStore, base_of, is_of_one_process
 from cotenant.store.sqlite import SqliteStore
@@ -36,7 +37,7 @@ OPERATIONS_MAX = 100  # etcd takes 128 in a transaction unless told otherwise
 BYTES_MAX = 512 * 1024
 AHEAD = 1_000_000_000  # revisions: more than were ever committed between a backup and the day on which it is needed
 TOLD_LENGTH_MAX = 80  # of a key
-KEPT = frozenset({FILLING, IDENTITY, PROGRESS, STOPPED})  # until the end, when all are written anew
+KEPT = frozenset({FILLING, IDENTITY, PROGRESS, STOPPED, ERAS})  # until the end, when all are written anew
 LEADERS = "/leader"  # keys that end so are under a lease, and nobody's in another store
 
 Progress = Callable[[int, int], None]  # keys done, keys in all
@@ -212,6 +213,7 @@ async def fill(
             Put(BASE, str(goes_on).encode()),
             Put(IDENTITY, identity.encode()),
             Put(PROGRESS, b""),
+            Put(ERAS, begun((), 0)[1]),
             Delete(STOPPED),
             Delete(FILLING),
         ],

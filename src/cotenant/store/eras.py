@@ -1,7 +1,4 @@
-"""The eras of a store: who opened it after whom, kept under one key.
-
-The key's value names the eras but for when the last one began: that is the revision at which the key was changed.
-"""
+"""The eras of a store: who opened it after whom, each with the last write of the mesh before it, kept under one key."""
 
 from __future__ import annotations
 
@@ -18,24 +15,23 @@ NAME_LENGTH_MAX = 64
 Eras = tuple[tuple[str, int], ...]
 
 
-def eras_of(entry: Entry | None, base: int) -> Eras:
-    """Return the eras of a raw store, with revisions shifted by `base`; none where there are none, or it is damaged."""
+def eras_of(entry: Entry | None) -> Eras:
+    """Return the eras of a store; none where there are none, or the key is damaged."""
     if entry is None:
         return ()
     try:
-        read = [(str(name), int(begun)) for name, begun in json.loads(entry.value)]
+        return tuple((str(name), int(before)) for name, before in json.loads(entry.value))
     except (ValueError, TypeError, RecursionError, OverflowError):
         return ()
-    return (*read[:-1], (read[-1][0], entry.mod_revision + base)) if read else ()
 
 
-def begun(eras: Eras) -> tuple[str, bytes]:
-    """Return the name of a new era behind others, and what is to be written for it."""
+def begun(eras: Eras, before: int) -> tuple[str, bytes]:
+    """Return the name of a new era behind others, and what is to be written for it; `before` is the last write."""
     name = secrets.token_hex(8)
-    return name, json.dumps([*eras, (name, 0)][-KEPT_MAX:], separators=(",", ":")).encode()
+    return name, json.dumps([*eras, (name, before)][-KEPT_MAX:], separators=(",", ":")).encode()
 
 
 def name_of(value: bytes) -> str:
     """Return the name of the last era that a value holds; "" where it is damaged."""
-    eras = eras_of(Entry(ERAS, value, 0, 0), 0)
+    eras = eras_of(Entry(ERAS, value, 0, 0))
     return eras[-1][0] if eras else ""

@@ -366,8 +366,8 @@ def check_progress(request: Any, reply: Any, mark: Watermark, since: int) -> boo
     if reply.succeeded:
         if request.success and request.success[-1].request_put.key == progress:
             mark.written(reply.header.revision)
-        if era in compared and compared[era] == mark.era_written:
-            mark.proven = (mark.era, reply.header.revision)
+            if era in compared and compared[era] == mark.era_written:
+                mark.proven = (mark.era, reply.header.revision)
     elif mark.armed:
         held, known = ([*one.response_range.kvs, None][0] for one in reply.responses)
         needed = compared.get(progress, -1) + 1

@@ -62,7 +62,8 @@ class Look:
     own: Seen  # the same in the store's own revisions
     verdict: Verdict | None
     filling: bool
-    era: bytes = b""  # what the key of eras holds
+    era: bytes = b""  # what the key of eras holds, and the revision at which it was written
+    era_written: int = 0
 
 
 @dataclass(slots=True)
@@ -230,9 +231,13 @@ class Trust:
         """
         while True:
             base = base_of(await self._raw.get(BASE)) or 0
-            entry = await self._raw.get(ERAS)
-            name, value = begun(eras_of(entry, base))
-            result = await self._raw.transact([Compare(ERAS, entry.mod_revision if entry else 0)], [Put(ERAS, value)])
+            entry, last = await self._raw.get(ERAS), await self._raw.get(PROGRESS)
+            written = last.mod_revision if last else 0
+            compares = [Compare(ERAS, entry.mod_revision if entry else 0), Compare(PROGRESS, written)]
+            if isinstance(self._raw, LocalStore):
+                written = self._raw.revision  # of a store of one process every write counts
+            name, value = begun(eras_of(entry), written + base if written else 0)
+            result = await self._raw.transact(compares, [Put(ERAS, value)])
             if isinstance(result, Committed):
                 self._mark.set_era(value, result.revision)
                 self._mark.proven = (value, result.revision)
@@ -252,8 +257,8 @@ class Trust:
         self.identity, self.remembered = identity, learn(known, look.seen)
         if again or not self._mark.armed:
             self._mark.set(look.own.revision, look.own.progress)
-            self._mark.set_era(look.era, look.own.eras[-1][1] if look.own.eras else 0)
-            self._mark.proven = (look.era, look.own.revision) if look.era else (b"", 0)
+            self._mark.set_era(look.era, look.era_written)
+            self._mark.proven = (look.era, look.own.progress) if look.era else (b"", 0)
         self.verdict = None
         DISTRUSTED.set(0)
         if again and self._looking:
@@ -277,9 +282,17 @@ class Trust:
         log.error("store_distrusted", reason=verdict.wrong.value, why=verdict.text, remedy=REMEDY)
         await self.keep()
         if verdict.wrong is Wrong.REGRESSED and isinstance(self._raw, EtcdStore):
-            text = verdict.text.replace("this process", "another process")[:TEXT_LENGTH_MAX]
             with suppress(StoreUnavailable, ValueError):
-                await self._raw.transact([Compare(STOPPED, 0)], [Put(STOPPED, text.encode())])
+                await self._leave_note(verdict)
+
+    async def _leave_note(self, verdict: Verdict) -> None:
+        """Tell processes that remember nothing; never in the right data, which may be back by now."""
+        look = await look_at(self._raw)
+        if judge(self._known(), look.seen) is None:
+            return
+        text = verdict.text.replace("this process", "another process")[:TEXT_LENGTH_MAX]
+        unchanged = [Compare(PROGRESS, look.own.progress), Compare(ERAS, look.era_written)]
+        await self._raw.transact([Compare(STOPPED, 0), *unchanged], [Put(STOPPED, text.encode())])
 
     async def keep(self) -> None:
         """Put what is remembered on the disk, where that has changed."""
@@ -325,11 +338,12 @@ def look_of(listing: Listing) -> Look:
     put = progress.mod_revision if progress else 0
     eras = entries.get(ERAS)
     return Look(
-        Seen(identity, listing.revision + base, put + base if put else 0, eras_of(eras, base)),
-        Seen(identity, listing.revision, put, eras_of(eras, 0)),
+        Seen(identity, listing.revision + base, put + base if put else 0, eras_of(eras)),
+        Seen(identity, listing.revision, put, eras_of(eras)),
         verdict,
         FILLING in entries,
         eras.value if eras else b"",
+        eras.mod_revision if eras else 0,
     )
 
 

@@ -104,7 +104,7 @@ class Memory:
     revision: int = 0
     progress: int = 0
     era: str = ""
-    era_revision: int = 0  # a revision that is known to be of this era
+    era_revision: int = 0  # of a write of the mesh, in this era or before
 
     @classmethod
     def decode(cls, read: object) -> Memory | None:
@@ -129,7 +129,7 @@ class Seen:
     identity: Identity | None
     revision: int
     progress: int = 0
-    eras: tuple[tuple[str, int], ...] = ()  # the last ones, each with the revision at which it began
+    eras: tuple[tuple[str, int], ...] = ()  # the last ones, each with the revision of the last write before it
 
 
 def judge(memory: Memory | None, seen: Seen, witness: str = "this process") -> Verdict | None:
@@ -166,7 +166,7 @@ def judge(memory: Memory | None, seen: Seen, witness: str = "this process") -> V
         text = f"the last write that the store holds is of revision {seen.progress}; {witness} knows of one of "
         return Verdict(Wrong.REGRESSED, f"{text}revision {memory.progress}")
     if (branched := _branched_at(memory, seen)) is not None:
-        text = f"the store was written to from revision {branched} on by others than those who had written revision "
+        text = f"the store was opened again after revision {branched}, without the write of revision "
         return Verdict(Wrong.REGRESSED, f"{text}{memory.era_revision}, which {witness} has seen")
     return None
 
@@ -175,7 +175,7 @@ def _branched_at(memory: Memory, seen: Seen) -> int | None:
     """Return from where on a store has another history than the one that was seen; None where it has not.
 
     >>> seen = Seen(None, 20, 20, (("x", 3), ("y", 8)))
-    >>> [_branched_at(Memory("a", 1, era=era, era_revision=at), seen) for era, at in (("x", 7), ("x", 9), ("z", 9))]
+    >>> [_branched_at(Memory("a", 1, era=era, era_revision=at), seen) for era, at in (("x", 8), ("x", 9), ("z", 9))]
     [None, 8, 3]
     """
     if not memory.era or not seen.eras:
@@ -183,9 +183,9 @@ def _branched_at(memory: Memory, seen: Seen) -> int | None:
     names = [name for name, _ in seen.eras]
     if memory.era not in names:
         oldest = seen.eras[0][1]
-        return oldest if memory.era_revision >= oldest else None  # else it may be one that is kept no longer
+        return oldest if memory.era_revision > oldest else None  # else it may be one that is kept no longer
     following = seen.eras[names.index(memory.era) + 1 :]
-    return following[0][1] if following and following[0][1] <= memory.era_revision else None
+    return following[0][1] if following and following[0][1] < memory.era_revision else None
 
 
 def learn(memory: Memory | None, seen: Seen) -> Memory | None:
@@ -193,7 +193,7 @@ def learn(memory: Memory | None, seen: Seen) -> Memory | None:
     own = seen.identity
     if own is None:
         return memory
-    era, era_revision = (seen.eras[-1][0], seen.revision) if seen.eras else ("", 0)
+    era, era_revision = (seen.eras[-1][0], seen.progress) if seen.eras else ("", 0)
     found = Memory(own.id, own.generation, seen.revision, seen.progress, era, era_revision)
     if memory is None or (memory.id, memory.generation) != (own.id, own.generation):
         return found
