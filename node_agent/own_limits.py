@@ -21,7 +21,7 @@ log = structlog.get_logger()
 
 SPARE = 16
 LAUNCH_DESCRIPTORS_MIN = 24  # free ones, without which no launch is begun
-PATIENCE_SECONDS = 5.0  # for a shortage to pass, before a launch is refused and the job goes elsewhere
+PATIENCE_SECONDS = 10.0  # for a shortage to pass, before a launch is refused and the job goes elsewhere
 LOOK_SECONDS = 0.1
 LACKING = {
     errno.EMFILE: "descriptors",
