@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 from collections.abc import Iterator
@@ -71,6 +72,17 @@ async def test_a_full_disk_refuses_jobs_in_its_words_holds_nothing_and_is_got_ov
     await agent.stop()
 
 
+@contextlib.contextmanager
+def read_only(disk: Path) -> Iterator[None]:
+    """Make a mounted disk read-only for a while, by a mount over itself: files that are open stay writable."""
+    subprocess.run(["mount", "--bind", str(disk), str(disk)], check=True)
+    try:
+        subprocess.run(["mount", "-o", "remount,bind,ro", str(disk)], check=True)
+        yield
+    finally:
+        subprocess.run(["umount", "-l", str(disk)], check=True)
+
+
 @pytest.mark.root
 async def test_a_job_that_is_stopped_while_the_disk_is_read_only_is_stopped_and_has_not_failed(
     small_disk: Path, placement: Placement, agent: RunningAgent
@@ -78,13 +90,9 @@ async def test_a_job_that_is_stopped_while_the_disk_is_read_only_is_stopped_and_
     await on(small_disk, placement, agent)
     placement.assign(shell("stopped", "exec sleep 60"))
     await placement.running("stopped")
-    subprocess.run(["mount", "--bind", str(small_disk), str(small_disk)], check=True)
-    try:
-        subprocess.run(["mount", "-o", "remount,bind,ro", str(small_disk)], check=True)
+    with read_only(small_disk):
         placement.send(stops=[stop_order("stopped", grace_seconds=0)])
         end = await placement.ended("stopped")
-    finally:
-        subprocess.run(["umount", "-l", str(small_disk)], check=True)
     assert (end.state, end.message) == (job_pb2.ATTEMPT_STATE_STOPPED, "")
     await agent.stop()
 
