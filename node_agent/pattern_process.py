@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+import warnings
 from typing import Any
 
 MEMORY_BYTES_MAX = 128 * 1024
@@ -48,6 +49,7 @@ def _compiled(pattern: str, memory_bytes_max: int) -> Any:
 
 
 if __name__ == "__main__":
+    warnings.simplefilter("ignore")  # of Python's engine about users' patterns
     sys.path.append(sys.argv[1])
     for request in sys.stdin:
         asked = json.loads(request)
