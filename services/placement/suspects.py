@@ -241,6 +241,7 @@ class Suspects:
         self._cluster.touch()
 
     def _put(self, node_id: str, known: NodeLaunches) -> None:
+        self._announced.discard(node_id)
         before = self._known.get(node_id, NodeLaunches()).hold
         if known == NodeLaunches():
             self._known.pop(node_id, None)

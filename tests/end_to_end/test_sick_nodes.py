@@ -88,6 +88,10 @@ def test_a_node_that_cannot_launch_eats_no_backlog_and_is_let_back_once_it_is_me
         sick.process.terminate()
 
 
+def held_back(mesh: Mesh, job_ids: list[str]) -> list[job_pb2.Job]:
+    return [job for job in map(mesh.client.job, job_ids) if job.refusal.code == "NODES_HELD"]
+
+
 def phases(mesh: Mesh) -> Counter[Phase]:
     names = {number: name for name, number in job_pb2.JobPhase.items()}
     return Counter(Phase(names[job.phase].removeprefix("JOB_PHASE_").lower()) for job in mesh.client.jobs())
@@ -103,22 +107,15 @@ def test_jobs_wait_with_the_reason_where_no_node_can_launch_and_run_once_one_can
         sick.remount("ro")
         jobs = [mesh.cli.submit("--gpus", "1", "--cpus", "1", "--", "true") for _ in range(5)]
         until(lambda: node(mesh, "sick")["state_reason"], "the hold", seconds=HELD_SECONDS)
-        refusal = until(
-            lambda: next((one for one in map(mesh.client.job, jobs) if one.refusal.code == "NODES_HELD"), None),
-            "a job that waits for a held node",
-        ).refusal
+        waiting = until(lambda: held_back(mesh, jobs), "a job that waits for a held node")
+        refusal = waiting[0].refusal
         assert "sick (cannot launch: " in refusal.detail
         assert refusal.numbers["held_nodes"] == 1
         assert {mesh.client.job(job_id).phase for job_id in jobs} == {job_pb2.JOB_PHASE_QUEUED}
         launches = sum(mesh.client.job(job_id).launch_failures for job_id in jobs)
         assert launches <= 12  # no more than before the hold, and by its canaries
         sick.remount("rw")
-        for job_id in jobs:
-            until(
-                lambda one=job_id: mesh.client.job(one).phase == job_pb2.JOB_PHASE_SUCCEEDED,  # type: ignore[misc]
-                f"success of {job_id}",
-                seconds=RELEASED_SECONDS,
-            )
+        until(lambda: phases(mesh)[Phase.SUCCEEDED] == len(jobs), "success of all jobs", seconds=RELEASED_SECONDS)
     finally:
         mesh.cli("uncordon", healthy["id"])
         sick.process.terminate()

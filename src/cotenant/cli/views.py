@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
+from cotenant.cli.launch_failures import launch_failure_view
 from cotenant.cli.names import phase_of
 from cotenant.core.jobs import WHOLE_GPU_MILLI
 from cotenant.core.lifecycle import AttemptState, Phase
@@ -19,7 +20,7 @@ from cotenant.core.priorities import class_of
 from cotenant.core.refusals import Refusal as Reason
 from cotenant.core.refusals import Wait
 from cotenant.rpc import refusals
-from cotenant.rpc.translate import ATTEMPT_STATES, HEALTH_ACTIONS, KINDS, LAUNCH_CAUSES, LOCALITIES, seconds
+from cotenant.rpc.translate import ATTEMPT_STATES, HEALTH_ACTIONS, KINDS, LOCALITIES, seconds
 from cotenant.v1.certificate_pb2 import Certificate
 from cotenant.v1.job_pb2 import (
     Attempt,
@@ -30,7 +31,6 @@ from cotenant.v1.job_pb2 import (
     FailureBlame,
     Job,
     JobSpec,
-    LaunchFailure,
     Refusal,
     StartForecast,
 )
@@ -152,12 +152,6 @@ def failure_view(failure: Failure) -> View:
         "transient": failure.transient,
         "node_at_fault": failure.node_at_fault,
     }
-
-
-def launch_failure_view(failure: LaunchFailure) -> View:
-    """Return why an attempt was not launched, where; a newer server's cause keeps its number."""
-    cause = LAUNCH_CAUSES.names.get(failure.cause, f"cause {failure.cause}")
-    return {"cause": cause, "reason": failure.reason, "node": failure.node_id}
 
 
 def exit_view(status: ExitStatus) -> View:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -164,7 +165,7 @@ async def two_nodes(mesh: Mesh) -> tuple[SimulatedAgent, SimulatedAgent]:
 async def fail_at_once(mesh: Mesh, hole: SimulatedAgent, tenants: str, **fields: Any) -> None:
     for number, tenant in enumerate(tenants):
         job_id = await mesh.submit(gpus=1, tenant=tenant, command=["work", str(number)], **fields)
-        await until(lambda one=job_id: (one, 1) in hole.assignments)  # type: ignore[misc]
+        await until(partial(hole.assignments.__contains__, (job_id, 1)))
         hole.finish((job_id, 1), code=1)
         await mesh.reach(job_id, "FAILED")
 
