@@ -46,6 +46,17 @@ def fill(disk: Path) -> Path:
             return filler
 
 
+@contextlib.contextmanager
+def read_only(disk: Path) -> Iterator[None]:
+    """Mount a disk over itself, so that whatever is opened there from now on cannot be written."""
+    subprocess.run(["mount", "--bind", str(disk), str(disk)], check=True)
+    try:
+        subprocess.run(["mount", "-o", "remount,bind,ro", str(disk)], check=True)
+        yield
+    finally:
+        subprocess.run(["umount", "-l", str(disk)], check=True)
+
+
 async def on(disk: Path, placement: Placement, agent: RunningAgent) -> None:
     await agent.stop()
     await agent.start(state_dir=disk / "state")
@@ -80,13 +91,9 @@ async def test_a_job_that_is_stopped_while_the_disk_is_read_only_is_stopped_and_
     await on(small_disk, placement, agent)
     placement.assign(shell("stopped", "exec sleep 60"))
     await placement.running("stopped")
-    subprocess.run(["mount", "--bind", str(small_disk), str(small_disk)], check=True)
-    try:
-        subprocess.run(["mount", "-o", "remount,bind,ro", str(small_disk)], check=True)
+    with read_only(small_disk):
         placement.send(stops=[stop_order("stopped", grace_seconds=0)])
         end = await placement.ended("stopped")
-    finally:
-        subprocess.run(["umount", "-l", str(small_disk)], check=True)
     assert (end.state, end.message) == (job_pb2.ATTEMPT_STATE_STOPPED, "")
     await agent.stop()
 
