@@ -31,10 +31,11 @@ def canaries(
     scene: Scene,
     promised: Mapping[str, cycle.Start],
 ) -> dict[str, cycle.Start]:
-    """Return the start of one job on each of the held nodes, where a job fits there alone; nothing is held after.
+    """Return the start of one job on each of the held nodes, where one fits; nothing is held after.
 
     The first job in the queue's order that the policy would place there goes: by the same fit as any other start, with
-    the node open and all others closed, and without making room.
+    the node open and all others closed, and without making room. Where no job fits there alone, a gang goes that needs
+    the node beside open ones, or beside others that are due: it could wait for ever for a smaller job to come.
     """
     ledger, shapes = cluster.ledger, cluster.shapes()
     candidates = [one for one in request.candidates if one.job_id not in promised][:CANDIDATES_MAX]
@@ -44,15 +45,26 @@ def canaries(
     with ledger.undone():
         for start in promised.values():
             hold_all(ledger, start.holdings)
-        for node in due:
-            only = np.zeros(len(ledger), dtype=np.bool_)
-            only[node.number] = True
+        for node, together in [*((one, False) for one in due), *((one, True) for one in due)]:
+            if any(node.number in _numbers(start) for start in chosen.values()):
+                continue
+            nodes = ledger.open.copy() if together else np.zeros(len(ledger), dtype=np.bool_)
+            nodes[[one.number for one in due] if together else node.number] = True
             left = [gang for gang in gangs if gang.job_id not in chosen]
-            with taking_work(ledger, only):
+            with taking_work(ledger, nodes):
                 rng = np.random.default_rng(request.seed)
                 outcome = cycle.place(left, ledger, policy, rng, headroom=headroom.copy(), scene=scene)
-            first = next((one for one in outcome.starts if not one.needs_room and not one.moves), None)
+            first = next((one for one in outcome.starts if _tries(one, node.number)), None)
             if first is not None and hold_all(ledger, first.holdings):
                 headroom.take(first.gang.tenant, first.gang.gpu_milli, first.gang.cores)
                 chosen[first.gang.job_id] = first
     return chosen
+
+
+def _numbers(start: cycle.Start) -> set[int]:
+    return {holding.node for holding in start.holdings}
+
+
+def _tries(start: cycle.Start, number: int) -> bool:
+    """Return whether a start uses a node, and needs nobody to make room."""
+    return not start.needs_room and not start.moves and number in _numbers(start)

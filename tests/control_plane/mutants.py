@@ -139,11 +139,6 @@ def none_left(self: Forgetting, node_id: str) -> list[str]:
     return []
 
 
-def never_elsewhere(job: job_pb2.Job, now: float) -> bool:
-    """A queue that takes a launch that a node refused for a failure of the job's."""
-    return False
-
-
 @dataclass(frozen=True, slots=True)
 class Mutant:
     """What is changed, and which rule that breaks; which faults suit it, if any do, and from which seed on."""
@@ -185,9 +180,6 @@ MUTANTS: dict[str, Mutant] = {
     "whoever watches is not told of ends": Mutant(((State, "_tell", tell_of_the_living),), Rule.READ),
     "the queue plans for jobs whose attempt is ending, and placement starts them": Mutant(
         ((follower, "Counter", Nothing), (planning, "as_known", whatever_it_is)), Rule.ONCE
-    ),
-    "a launch that a node refuses counts as a failure of the job's": Mutant(
-        ((launch_failures, "goes_elsewhere", never_elsewhere),), Rule.PLATFORM, OF_SICK_NODES
     ),
     "placement gives up whoever has come by the name of a node that was given up": Mutant(
         ((Forgetting, "requests_left", none_left),), Rule.RESTART, OF_LOST_NODES, 60

@@ -45,6 +45,17 @@ def fill(disk: Path) -> Path:
             return filler
 
 
+@contextlib.contextmanager
+def read_only(disk: Path) -> Iterator[None]:
+    """Mount a disk over itself, so that whatever is opened there from now on cannot be written."""
+    subprocess.run(["mount", "--bind", str(disk), str(disk)], check=True)
+    try:
+        subprocess.run(["mount", "-o", "remount,bind,ro", str(disk)], check=True)
+        yield
+    finally:
+        subprocess.run(["umount", "-l", str(disk)], check=True)
+
+
 async def on(disk: Path, placement: Placement, agent: RunningAgent) -> None:
     await agent.stop()
     await agent.start(state_dir=disk / "state")

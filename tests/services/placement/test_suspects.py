@@ -14,6 +14,8 @@ from cotenant.core.launch_health import HoldRules
 from cotenant.services.placement.server import PlacementConfig
 from cotenant.v1 import job_pb2, resources_pb2
 from cotenant.v1 import node_service_pb2 as node_pb2
+from cotenant.v1 import placement_service_pb2 as placement_pb2
+from cotenant.v1.placement_service_pb2_grpc import PlacementServiceStub
 
 READ_ONLY = "memory control group: Read-only file system"
 CORDONED, READY = node_pb2.NODE_STATE_CORDONED, node_pb2.NODE_STATE_READY
@@ -204,3 +206,23 @@ async def test_a_canary_that_does_well_ends_the_suspicion() -> None:
         job_id = await mesh.submit(gpus=1, tenant="a")
         await mesh.reach(job_id, "RUNNING")
         await state(mesh, "hole", READY)  # it has outlived a quick failure
+
+
+async def test_a_gang_that_needs_a_held_node_and_a_healthy_one_is_the_canary_where_nothing_smaller_waits() -> None:
+    async with running(placement_config=config(SOON)) as mesh:
+        sick = await mesh.agent("n1", gpus=1)
+        await mesh.agent("n2", gpus=1)
+        sick.cannot_launch = lambda order: READ_ONLY
+        job_id = await mesh.submit(gpus=1, replicas=2)
+        await state(mesh, "n1", CORDONED)
+        sick.cannot_launch = lambda order: ""
+        assert (await mesh.reach(job_id, "RUNNING")).failures == 0
+        await state(mesh, "n1", READY)
+
+
+async def test_held_nodes_count_in_what_jobs_may_hold_and_not_in_what_is_free(mesh: Mesh) -> None:
+    await sick_node(mesh)
+    placement: Any = PlacementServiceStub(mesh.channel("placement"))
+    capacity = (await placement.GetCapacity(placement_pb2.GetCapacityRequest())).capacity
+    assert capacity.total_gpu_milli > 0  # or no queue would ask for a plan, and no job be tried there
+    assert capacity.free_gpu_milli == 0
