@@ -83,17 +83,6 @@ async def test_a_full_disk_refuses_jobs_in_its_words_holds_nothing_and_is_got_ov
     await agent.stop()
 
 
-@contextlib.contextmanager
-def read_only(disk: Path) -> Iterator[None]:
-    """Make a mounted disk read-only for a while, by a mount over itself: files that are open stay writable."""
-    subprocess.run(["mount", "--bind", str(disk), str(disk)], check=True)
-    try:
-        subprocess.run(["mount", "-o", "remount,bind,ro", str(disk)], check=True)
-        yield
-    finally:
-        subprocess.run(["umount", "-l", str(disk)], check=True)
-
-
 @pytest.mark.root
 async def test_a_job_that_is_stopped_while_the_disk_is_read_only_is_stopped_and_has_not_failed(
     small_disk: Path, placement: Placement, agent: RunningAgent
