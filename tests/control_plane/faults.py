@@ -362,6 +362,7 @@ OF_REPLACED_QUEUES: Faults = ((depose, 3), (cut_off_in_commit, 3), (crash, 1))
 OF_LATE_PLANS: Faults = ((replace_placement, 2), (repeat_plans, 5))
 OF_LOST_NODES: Faults = ((lose_node, 3), (lose_agent, 3), (repeat_calls, 3))
 OF_NEW_QUEUES: Faults = ((replace_queue, 1),)
+OF_SICK_NODES: Faults = ((refuse_launches, 1),)
 
 
 async def trouble(world: World, faults: Faults | None = None) -> None:
