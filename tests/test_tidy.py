@@ -17,7 +17,6 @@ from cotenant import plugins
 
 ROOT = Path(__file__).resolve().parent.parent
 
-MODULE_LINES_MAX, TEST_MODULE_LINES_MAX = 400, 500
 FUNCTION_LINES_MAX = 60  # a screen; signature and docstring not counted
 FILE_BYTES_MAX = 300_000
 FRAGMENT_CHARACTERS_MAX = 400
@@ -53,12 +52,6 @@ def _lines(paths: list[Path]) -> Iterator[tuple[str, str]]:
     for path in paths:
         for number, line in enumerate(path.read_text(errors="replace").splitlines(), 1):
             yield f"{path.relative_to(ROOT)}:{number}", line
-
-
-def test_a_module_can_be_read_in_one_go() -> None:
-    lengths = {path.relative_to(ROOT): len(path.read_text().splitlines()) for path in _files(".py")}
-    allowed = {path: TEST_MODULE_LINES_MAX if path.parts[0] == "tests" else MODULE_LINES_MAX for path in lengths}
-    assert {str(path): length for path, length in lengths.items() if length > allowed[path]} == {}
 
 
 def test_a_function_fits_on_a_screen() -> None:
