@@ -6,7 +6,11 @@ import ctypes
 import gc
 import hashlib
 import mmap
+import os
+import re
 import signal
+import sys
+import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -230,6 +234,47 @@ def memory_bytes() -> int:
     ctypes.CDLL(None).malloc_trim(0)
     with open("/proc/self/statm") as file:
         return int(file.read().split()[1]) * mmap.PAGESIZE
+
+
+class _Mallinfo(ctypes.Structure):
+    """`struct mallinfo2` of glibc, over all of its arenas."""
+
+    _fields_ = [
+        (name, ctypes.c_size_t)
+        for name in (
+            *("arena", "ordblks", "smblks", "hblks", "hblkhd"),
+            *("usmblks", "fsmblks", "uordblks", "fordblks", "keepcost"),
+        )
+    ]
+
+
+def live_bytes() -> int:
+    """Return what is allocated in this process, without caches and without free memory that allocators hold.
+
+    For inputs of very different sizes: after the largest of them the process holds more for good, though nothing lives.
+    """
+    clear_caches()
+    gc.collect()
+    libc = ctypes.CDLL(None)
+    libc.mallinfo2.restype = _Mallinfo
+    used = libc.mallinfo2()
+    return int(used.uordblks + used.hblkhd) + _python_bytes()
+
+
+def _python_bytes() -> int:
+    """Return the bytes of objects in Python's own allocator, which says so on standard error alone."""
+    with tempfile.TemporaryFile() as told:
+        sys.stderr.flush()
+        before = os.dup(2)
+        os.dup2(told.fileno(), 2)
+        try:
+            sys._debugmallocstats()
+        finally:
+            os.dup2(before, 2)
+            os.close(before)
+        told.seek(0)
+        found = re.search(rb"# bytes in allocated blocks *= *([0-9,]+)", told.read())
+    return int(found[1].replace(b",", b"")) if found else 0  # with PYTHONMALLOC=malloc all is glibc's
 
 
 def clear_caches() -> None:
