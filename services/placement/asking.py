@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import lru_cache
 
 from cotenant.core.estimates import Estimate
 from cotenant.core.gangs import Gang
@@ -15,6 +14,7 @@ from cotenant.core.queueing import cycle
 from cotenant.core.validate import Violation, check_amounts, shown
 from cotenant.rpc import errors, estimates, translate
 from cotenant.rpc.request_limits import spec_violations
+from cotenant.rpc.spec_cache import SpecCache
 from cotenant.services.placement.cluster import Cluster
 from cotenant.v1 import job_pb2
 from cotenant.v1 import placement_service_pb2 as placement_pb2
@@ -82,13 +82,7 @@ def check_once(candidates: Sequence[placement_pb2.Candidate]) -> None:
 
 def _read(message: job_pb2.JobSpec) -> tuple[JobSpec, Sequence[Violation]]:
     """Read a spec, with what is wrong with its amounts."""
-    raw = message.SerializeToString()
-    return _remembered(raw) if len(raw) <= translate.SPEC_BYTES_KEPT_MAX else _weighed(message)
-
-
-@lru_cache(translate.SPECS_KEPT_MAX)
-def _remembered(raw: bytes) -> tuple[JobSpec, Sequence[Violation]]:
-    return _weighed(job_pb2.JobSpec.FromString(raw))
+    return _specs(message)
 
 
 def _weighed(message: job_pb2.JobSpec) -> tuple[JobSpec, Sequence[Violation]]:
@@ -96,6 +90,9 @@ def _weighed(message: job_pb2.JobSpec) -> tuple[JobSpec, Sequence[Violation]]:
         return JobSpec(), beyond
     spec = translate.spec_from_wire(message)
     return spec, check_amounts(spec)
+
+
+_specs = SpecCache(_weighed)
 
 
 def heeding(

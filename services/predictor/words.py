@@ -44,13 +44,14 @@ from cotenant.core.validate import (
 )
 from cotenant.rpc import promises
 from cotenant.rpc.request_limits import spec_violations
+from cotenant.rpc.spec_cache import SpecCache
 from cotenant.v1 import job_pb2, resources_pb2
 from cotenant.v1 import predictor_service_pb2 as pb
 
 CANDIDATES_MAX = 256  # of one query
 BATCH_SIZE_MAX = 1_000_000
 
-SPEC_BYTES_REMEMBERED = 4096
+SPEC_BYTES_MAX, SPECS_BYTES_MAX = 4_096, 16 << 20  # of one spec on the wire, of all that are cached
 
 Kind = tuple[str, str, str, int, int]  # user, model, name, GPUs in thousandths, replicas
 Team = tuple[int, int, int]  # workers, parameter servers, cores of each of these; all 0 without parameter servers
@@ -87,18 +88,12 @@ class Wanted:
 
 
 def wanted_of(spec: job_pb2.JobSpec) -> Wanted:
-    """Read a spec. Most are asked about again and again, and so remembered, unless they are large.
+    """Decode a spec; small specs are cached, since most are asked about again and again.
 
     Raises:
         ValueError: it cannot be taken; the text says why.
     """
-    written = spec.SerializeToString()
-    return _remembered(written) if len(written) <= SPEC_BYTES_REMEMBERED else _read_spec(spec)
-
-
-@lru_cache(maxsize=4096)
-def _remembered(written: bytes) -> Wanted:
-    return _read_spec(job_pb2.JobSpec.FromString(written))
+    return _specs(spec)
 
 
 def _read_spec(spec: job_pb2.JobSpec) -> Wanted:
@@ -117,6 +112,9 @@ def _read_spec(spec: job_pb2.JobSpec) -> Wanted:
         goal=_goal(spec) if spec.HasField("loss_goal") else NO_GOAL,
         qos=_qos(spec.qos) if spec.HasField("qos") else NO_QOS,
     )
+
+
+_specs = SpecCache(_read_spec, bytes_max=SPECS_BYTES_MAX, spec_bytes_max=SPEC_BYTES_MAX)
 
 
 class Queries:

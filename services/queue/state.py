@@ -5,8 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache
-from weakref import WeakValueDictionary
+from weakref import ReferenceType, WeakKeyDictionary, WeakValueDictionary, ref
 
 from cotenant.core.jobs import JobSpec, Shape
 from cotenant.core.lifecycle import Phase
@@ -33,7 +32,6 @@ from cotenant.v1 import job_pb2, tenant_service_pb2
 
 LOADED_AT_ONCE = 200  # jobs
 ADDED_AT_ONCE = 200
-SPECS_KEPT_MAX = 4_096
 IN_TABLE = frozenset({Phase.QUEUED, Phase.STARTING, Phase.RUNNING})
 
 
@@ -66,6 +64,7 @@ class State:
         self._watchers: dict[Watcher, None] = {}  # in the order in which they came
         self._sequence = 0
         self._shapes: WeakValueDictionary[Shape, ShapeKey] = WeakValueDictionary()
+        self._specs: WeakKeyDictionary[JobSpec, ReferenceType[JobSpec]] = WeakKeyDictionary()
         self._tenant_numbers: dict[str, int] = {}
         self.room, self.footprint = Room(), Footprint()
         self.turnover = Turnover()
@@ -162,13 +161,21 @@ class State:
         self._sequence += 1
         record.sequence = self._sequence
         if record.spec.array_task is None:
-            record.spec = _one_of(record.spec)
+            record.spec = self._shared(record.spec)
         known = None
         if alike is not None and not (record.spec.open or record.spec.pre_run_seconds is not None):
             known = alike.get(id(record.spec.roles))
         record.shape = known or self._shapes.setdefault(record.asks.shape, record.shape)
         if alike is not None:
             alike[id(record.spec.roles)] = record.shape
+
+    def _shared(self, spec: JobSpec) -> JobSpec:
+        """Return one object for equal specs while a job has it: many jobs differ in nothing that their users wrote."""
+        known = self._specs.get(spec)
+        if known is not None and (shared := known()) is not None:
+            return shared
+        self._specs[spec] = ref(spec)
+        return spec
 
     def _show(self, record: Record) -> None:
         self.records[record.id] = record
@@ -380,9 +387,3 @@ class State:
     def unwatch(self, watcher: Watcher) -> None:
         """Stop watching."""
         self._watchers.pop(watcher, None)
-
-
-@lru_cache(SPECS_KEPT_MAX)
-def _one_of(spec: JobSpec) -> JobSpec:
-    """Give one object for equal specs: many jobs differ in nothing that their users wrote."""
-    return spec

@@ -216,12 +216,12 @@ def _stop_order(directory: Path) -> Prepared:
     """A supervisor loads its modules without the package around them."""
     sys.path.append(str(Path(attempt_directory.__file__).parent))
     try:
-        supervisor = import_module("supervision").Supervisor
+        ordered_grace_seconds = import_module("stop_order").ordered_grace_seconds
     finally:
         sys.path.pop()
 
     def read(path: Path) -> None:
-        supervisor._ordered_grace_seconds(SimpleNamespace())  # it reads the file alone
+        ordered_grace_seconds()  # it reads the file in the working directory
 
     prepared = of_file("stop.json", read, (b'{"grace_seconds": 30.0}'.ljust(64), b'{"grace_seconds": null}'))(directory)
     return Prepared(within(directory, prepared.run), prepared.seeds)

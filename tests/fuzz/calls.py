@@ -188,16 +188,23 @@ class _Fuzzing:
                 self.outcome.inputs += min(AT_ONCE, inputs)
                 await self._judge_lag()
                 if not settled and self.outcome.inputs >= inputs * SETTLED_SHARE:
-                    settled = memory_bytes()
+                    settled = await self._memory_bytes()
                 if self.outcome.inputs % (AT_ONCE * 4) == 0:
                     self.outcome.seconds = time.monotonic() - self.begun
                     self.watch(self.outcome)
             self.outcome.seconds = time.monotonic() - self.begun
             if name != HEAVY:  # large jobs that were admitted are kept
-                self.outcome.grown_bytes = memory_bytes() - settled if settled else 0
+                self.outcome.grown_bytes = await self._memory_bytes() - settled if settled else 0
             await self._afterwards()
             for channel in self.channels.values():
                 await channel.close()
+
+    async def _memory_bytes(self) -> int:
+        """Measure memory, and leave the CPU time of it out of what the calls are judged by."""
+        measured = memory_bytes()
+        await asyncio.sleep(0)  # the callback that measured ends
+        self.lag.take()
+        return measured
 
     async def _judge_lag(self) -> None:
         """Find out which call of the round held the loop, if one did: each is made once more, by itself."""

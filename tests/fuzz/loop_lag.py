@@ -10,6 +10,7 @@ bound as a whole.
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import time
 from asyncio import events
@@ -74,7 +75,8 @@ class LoopLag:
             run(one)
             seconds = time.thread_time() - begun - (collector.seconds - collected)
             if seconds > self._longest.seconds:
-                self._longest = Step(seconds, repr(one)[:160])
+                task = getattr(one._callback, "__self__", None)
+                self._longest = Step(seconds, repr(task if isinstance(task, asyncio.Task) else one)[:160])
 
         gc.callbacks.append(collector)
         handle._run = measured
@@ -94,7 +96,7 @@ class LoopLag:
         step = self.take()
         if step.seconds <= bound_seconds():
             return ""
-        return f"held the loop: {step.seconds * 1000:.0f} ms of CPU time in one callback"
+        return f"held the loop: {step.seconds * 1000:.0f} ms of CPU time in one callback, {step.what}"
 
 
 def cpu_seconds(run: Callable[[], object]) -> float:

@@ -6,12 +6,17 @@ import ctypes
 import gc
 import hashlib
 import mmap
+import os
+import re
 import signal
+import sys
+import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import _lru_cache_wrapper
 from pathlib import Path
 from random import Random
 from types import FrameType
@@ -20,6 +25,8 @@ import structlog
 from tests.fuzz import loop_lag
 from tests.fuzz.mutating import BYTES_MAX, Mutator
 from tests.fuzz.targets import Target
+
+from cotenant.rpc.spec_cache import SpecCache
 
 FINDINGS_MAX = 20  # of one target
 SHRINKS_MAX = 400
@@ -218,11 +225,63 @@ def quiet() -> Iterator[None]:
 
 
 def memory_bytes() -> int:
-    """What this process holds in memory, once what is free was given back."""
+    """Return what this process holds in memory, without caches and once free memory was given back.
+
+    A cache with a bound grows until it is full, for as long as no input is like another; its own tests check the bound.
+    """
+    clear_caches()
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
     with open("/proc/self/statm") as file:
         return int(file.read().split()[1]) * mmap.PAGESIZE
+
+
+class _Mallinfo(ctypes.Structure):
+    """`struct mallinfo2` of glibc, over all of its arenas."""
+
+    _fields_ = [
+        (name, ctypes.c_size_t)
+        for name in (
+            *("arena", "ordblks", "smblks", "hblks", "hblkhd"),
+            *("usmblks", "fsmblks", "uordblks", "fordblks", "keepcost"),
+        )
+    ]
+
+
+def live_bytes() -> int:
+    """Return what is allocated in this process, without caches and without free memory that allocators hold.
+
+    For inputs of very different sizes: after the largest of them the process holds more for good, though nothing lives.
+    """
+    clear_caches()
+    gc.collect()
+    libc = ctypes.CDLL(None)
+    libc.mallinfo2.restype = _Mallinfo
+    used = libc.mallinfo2()
+    return int(used.uordblks + used.hblkhd) + _python_bytes()
+
+
+def _python_bytes() -> int:
+    """Return the bytes of objects in Python's own allocator, which says so on standard error alone."""
+    with tempfile.TemporaryFile() as told:
+        sys.stderr.flush()
+        before = os.dup(2)
+        os.dup2(told.fileno(), 2)
+        try:
+            sys._debugmallocstats()
+        finally:
+            os.dup2(before, 2)
+            os.close(before)
+        told.seek(0)
+        found = re.search(rb"# bytes in allocated blocks *= *([0-9,]+)", told.read())
+    return int(found[1].replace(b",", b"")) if found else 0  # with PYTHONMALLOC=malloc all is glibc's
+
+
+def clear_caches() -> None:
+    """Empty the caches of the product."""
+    for cache in [one for one in gc.get_objects() if isinstance(one, _lru_cache_wrapper | SpecCache)]:
+        if str(cache.__module__).startswith("cotenant."):
+            cache.cache_clear()
 
 
 def name_of(data: bytes) -> str:

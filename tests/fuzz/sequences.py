@@ -27,7 +27,7 @@ from tests.fuzz.calls import Heard, recount
 from tests.fuzz.inflating import PATTERNS
 from tests.fuzz.loop_lag import LoopLag, bound_seconds
 from tests.fuzz.messages import Drawer
-from tests.fuzz.running import SETTLED_SHARE, Finding, Outcome, memory_bytes
+from tests.fuzz.running import SETTLED_SHARE, Finding, Outcome, live_bytes
 from tests.services.mesh import Mesh, again, running, spec, until
 
 from cotenant.core.lifecycle import ENDED
@@ -89,7 +89,7 @@ def run(
             finally:
                 hypothesis.core.global_force_seed = before
     outcome.seconds = time.monotonic() - run.begun
-    outcome.grown_bytes = memory_bytes() - run.settled if run.settled else 0
+    outcome.grown_bytes = live_bytes() - run.settled if run.settled else 0
     return outcome
 
 
@@ -353,10 +353,11 @@ class Sequence_(RuleBasedStateMachine):  # noqa: N801  # `Sequence` is the colle
             self._do(asyncio.wait_for(self._end(), END_SECONDS * 2))
         finally:
             self._do(self._running.__aexit__(None, None, None))
+            del self.mesh, self._running  # what a sequence leaves in memory is measured without its mesh
         run, outcome = self.run, self.run.outcome
         outcome.seconds = time.monotonic() - run.begun
         if not run.settled and outcome.inputs >= run.wanted * SETTLED_SHARE:
-            run.settled = memory_bytes()
+            run.settled = live_bytes()
         run.watch(outcome)
 
     async def _end(self) -> None:

@@ -8,15 +8,15 @@ writes what is read there.
 from __future__ import annotations
 
 import ast
-import gc
 import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import _lru_cache_wrapper
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
+
+from tests.fuzz.running import clear_caches
 
 import cotenant
 
@@ -174,9 +174,7 @@ def _writes(call: ast.Call, place: int) -> bool:
 def reaching(reached: set[str]) -> Iterator[None]:
     """Note every function of ours that is called meanwhile, in this thread and in those begun within."""
     known: dict[CodeType, None] = {}
-    for cached in [one for one in gc.get_objects() if isinstance(one, _lru_cache_wrapper)]:
-        if str(cached.__module__).startswith("cotenant."):
-            cached.cache_clear()  # else what was read before in this process is not read again
+    clear_caches()  # else what was read before in this process is not read again
 
     def note(frame: FrameType, event: str, argument: Any) -> None:
         if event == "call":

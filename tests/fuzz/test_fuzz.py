@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
 import gzip
 import json
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from tests.fuzz import agent_sockets, calls, connections, sequences
 from tests.fuzz.agent_files import HEALTH, STATUS
+from tests.fuzz.loop_lag import LoopLag, bound_seconds
 from tests.fuzz.operator_files import TOKENS
 from tests.fuzz.records import good
-from tests.fuzz.running import GROWTH_BYTES_MAX, Outcome, run
+from tests.fuzz.running import GROWTH_BYTES_MAX, Outcome, live_bytes, run
 from tests.fuzz.targets import Prepared, Target, all_targets
 from tests.fuzz.trace_files import SNAPSHOT
 
@@ -165,6 +168,34 @@ def test_whatever_is_called_is_answered_or_refused_in_words(name: str, tmp_path:
     assert not outcome.findings, shown(outcome)
 
 
+def test_what_it_takes_to_measure_memory_is_not_held_against_the_calls(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def slow() -> int:
+        begun = time.thread_time()
+        while time.thread_time() - begun < 2 * bound_seconds():
+            pass
+        return 0
+
+    monkeypatch.setattr(calls, "memory_bytes", slow)
+    calls.run("unary calls", 2 * CALLS, SEED, tmp_path)
+    assert "held the loop" not in capfd.readouterr().err
+
+
+async def test_a_callback_that_takes_long_is_named() -> None:
+    lag = LoopLag()
+
+    async def spins() -> None:
+        begun = time.thread_time()
+        while time.thread_time() - begun < 2 * bound_seconds():
+            pass
+
+    with lag.watching():
+        await asyncio.create_task(spins())
+        await asyncio.sleep(0)
+    assert "spins" in lag.finding()
+
+
 def test_whatever_comes_over_tls_strangers_hear_nothing_and_others_are_served(tmp_path: Path) -> None:
     outcome = connections.run(connections.NAME, CALLS, SEED, tmp_path)
     assert not outcome.findings, shown(outcome)
@@ -220,3 +251,24 @@ def test_memory_that_stays_is_found_and_what_is_only_garbage_is_none(
 ) -> None:
     outcome = run(Target("grows", lambda directory: Prepared(run_one, (b"x",))), LEAKS, SEED, tmp_path)
     assert (outcome.grown_bytes > GROWTH_BYTES_MAX) is grows
+
+
+@pytest.mark.parametrize(
+    "allocated", [lambda: C.malloc(8 << 20), lambda: [b"%d" % number for number in range(300_000)]]
+)
+def test_what_lives_is_measured_in_c_and_in_python(allocated: Callable[[], object]) -> None:
+    before = live_bytes()
+    kept = allocated()
+    grown = live_bytes() - before
+    if isinstance(kept, int):
+        C.free(ctypes.c_void_p(kept))
+    assert 8 << 20 <= grown < 32 << 20
+
+
+def test_what_is_free_again_does_not_live_though_the_process_holds_it() -> None:
+    before = live_bytes()
+    many = [bytes(200) for _ in range(200_000)]
+    few = many[::500]
+    del many
+    assert live_bytes() - before < 1 << 20
+    assert len(few) == 400

@@ -74,7 +74,7 @@ class Qos:
     arrivals_per_second: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True)
 class JobSpec:
     """A job as its user described it; every default filled in."""
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from enum import StrEnum
-from functools import lru_cache
 from typing import Any, Generic, TypeVar
 
 from google.protobuf.duration_pb2 import Duration
@@ -32,12 +31,12 @@ from cotenant.core.nodes import Core, Gpu, HealthAction, HealthProblem, Inventor
 from cotenant.rpc import errors, promises, sequence
 from cotenant.rpc.request_limits import spec_violations
 from cotenant.rpc.roles import role_from_wire, role_to_wire
+from cotenant.rpc.spec_cache import SpecCache
 from cotenant.v1 import job_pb2, placement_service_pb2, resources_pb2
 
 NANOS = 1_000_000_000
 TIMESTAMP_SECONDS_MAX = 253_402_300_799  # the end of the year 9999, where google.protobuf.Timestamp ends
 DURATION_SECONDS_MAX = 315_576_000_000  # 10,000 years, where google.protobuf.Duration ends
-SPECS_KEPT_MAX, SPEC_BYTES_KEPT_MAX = 16_384, 2_048
 
 Word = TypeVar("Word", bound=StrEnum)
 
@@ -143,18 +142,12 @@ def _known(names: Mapping[int, str]) -> str:
 
 
 def spec_from_wire(message: job_pb2.JobSpec) -> JobSpec:
-    """Read a spec, with the defaults of what it leaves out.
+    """Decode a spec, with the defaults of what it leaves out.
 
-    Small ones are remembered: a spec is read whenever its job's record has changed, and who waits is asked about in
-    each cycle.
+    Small specs are cached: a spec is decoded whenever its job's record has changed, and the specs of waiting jobs in
+    each scheduling cycle.
     """
-    raw = message.SerializeToString()
-    return _remembered(raw) if len(raw) <= SPEC_BYTES_KEPT_MAX else _spec_from_wire(message)
-
-
-@lru_cache(SPECS_KEPT_MAX)
-def _remembered(raw: bytes) -> JobSpec:
-    return _spec_from_wire(job_pb2.JobSpec.FromString(raw))
+    return _specs(message)
 
 
 def _spec_from_wire(message: job_pb2.JobSpec) -> JobSpec:
@@ -192,6 +185,9 @@ def _spec_from_wire(message: job_pb2.JobSpec) -> JobSpec:
         array=sequence.array_from_wire(message),
         array_task=sequence.task_from_wire(message),
     )
+
+
+_specs = SpecCache(_spec_from_wire)
 
 
 def spec_to_wire(spec: JobSpec) -> job_pb2.JobSpec:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import gc
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -71,3 +73,9 @@ def test_a_team_is_asked_about_with_one_worker_or_server_more_or_less() -> None:
     worth = standard(JobSpec(roles=roles), SHAPES)
     assert worth[0] == Candidate(4, 1000, 1, "", 4, 1, 2)
     assert [(one.workers, one.servers) for one in worth[:5]] == [(4, 1), (5, 1), (4, 2), (3, 1), (5, 2)]
+
+
+def test_the_command_of_a_role_is_not_kept_with_its_candidates() -> None:
+    word = "".join(["command-", "of-", "one-", "role"])
+    standard(JobSpec(roles=(Role("worker", 7, Request(1000, 4), (word,)),)), SHAPES)
+    assert not any(word in one.command for one in gc.get_objects() if isinstance(one, Role))

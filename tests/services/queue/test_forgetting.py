@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import gc
 from collections.abc import Sequence
+from weakref import ref
 
 from cotenant.core.dependencies import Dependency
 from cotenant.core.jobs import JobSpec, Role
@@ -41,3 +43,25 @@ async def test_many_jobs_are_forgotten_in_few_transactions_but_none_that_others_
     assert sorted(state.records) == [ids[3], "waits"]
     assert [entry.key for entry in (await store.list(JOBS)).entries] == [JOBS + ids[3]]
     assert store.transactions == 2
+
+
+def test_the_spec_of_a_forgotten_job_is_let_go() -> None:
+    state = State()
+    for number in range(3):
+        spec = JobSpec(roles=(Role(),), environment=(("FILL", "x" * 100_000), ("NUMBER", str(number))))
+        record = new_record(f"j{number}", spec, "eve", "")
+        record.job.phase = PHASES.to_wire(Phase.SUCCEEDED)
+        state.add(record)
+    kept = ref(state.records["j0"].spec)
+    for job_id in list(state.records):
+        state.remove(job_id)
+    del record, spec
+    gc.collect()
+    assert kept() is None
+
+
+def test_jobs_with_equal_specs_share_one_object() -> None:
+    state = State()
+    for job_id in ("a", "b"):
+        state.add(new_record(job_id, JobSpec(roles=(Role(),), labels=(("k", job_id[:0]),)), "eve", ""))
+    assert state.records["a"].spec is state.records["b"].spec

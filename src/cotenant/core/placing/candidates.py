@@ -41,7 +41,8 @@ def standard(spec: JobSpec, shapes: Sequence[NodeShape] = (), cores_useful: int 
     [(1, 4), (2, 4), (4, 4), (1, 8), (1, 2), (1, 16), (1, 1)]
     """
     serves = spec.kind is JobKind.INFERENCE or bool(spec.qos.arrivals_per_second)
-    return _standard(spec.roles, serves, tuple(shapes), cores_useful)
+    roles = tuple([replace(role, command=()) if role.command else role for role in spec.roles])  # up to 128 KiB each
+    return _standard(roles, serves, tuple(shapes), cores_useful)
 
 
 @lru_cache(KEPT_MAX)  # of many jobs with equal roles the same is asked again and again
