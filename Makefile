@@ -73,15 +73,14 @@ docs: $(STAMP) ## draw the pages and pictures of docs/ that come from the code
 	@python tools/roles.py
 
 reproduce: $(STAMP) ## what five papers report, measured again, and written down in docs (ARGS=--quick for minutes)
-	@mkdir -p docs/reproduction report/reproduced
+	@mkdir -p docs/reproduction
 	@for paper in coda genie aiturbo philly xiao; do \
 	  printf '── %s\n' $$paper; \
-	  cotenant reproduce $$paper --json --keep report/kept $(ARGS) > report/reproduced/$$paper.json || exit $$?; \
 	  cotenant reproduce $$paper --markdown --png docs/plots --keep report/kept $(ARGS) \
 	    > docs/reproduction/$$paper.part || exit $$?; \
 	  mv docs/reproduction/$$paper.part docs/reproduction/$$paper.md; \
 	done
-	@python tools/headlines.py report/reproduced/*.json
+	@python tools/headlines.py
 
 operations: $(STAMP) ## do what docs/operations.md tells of, with real processes, and write the page (ARGS="--from REVISION")
 	@python tools/operations.py $(ARGS)

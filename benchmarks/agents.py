@@ -17,6 +17,7 @@ ENDED = (
     job_pb2.ATTEMPT_STATE_SUCCEEDED,
     job_pb2.ATTEMPT_STATE_FAILED,
     job_pb2.ATTEMPT_STATE_STOPPED,
+    job_pb2.ATTEMPT_STATE_NOT_LAUNCHED,
 )
 
 
@@ -60,6 +61,9 @@ class SimulatedAgent:
         self.welcomes: list[node_pb2.Welcome] = []
         self.resizes: list[node_pb2.ResizeOrder] = []
         self.profiles: list[node_pb2.ProfileOrder] = []
+        self.cannot_launch: Callable[[node_pb2.Assignment], str] = lambda order: ""  # why not; empty where it can
+        self.launch_cause = job_pb2.LAUNCH_CAUSE_CGROUP
+        self.answers_assignments = True
         self.cannot_resize: Callable[[node_pb2.ResizeOrder], str] = lambda order: ""  # why not; empty where it can
         self.answers_resizes = True
         self.answers: dict[tuple[str, int, int], str] = {}
@@ -130,6 +134,11 @@ class SimulatedAgent:
             if key not in self.attempts:
                 self.assignments[key] = assignment
                 self._on_assigned(assignment.job_id)
+                if reason := self.cannot_launch(assignment):
+                    self.refuse(key, reason)
+                    continue
+                if not self.answers_assignments:
+                    continue
                 self.report(key, job_pb2.ATTEMPT_STATE_RUNNING)
                 if self.run_seconds is not None:
                     asyncio.get_running_loop().call_later(self.run_seconds, self.finish, key)
@@ -213,6 +222,15 @@ class SimulatedAgent:
             code = self.exit_code if code is None else code
             state = job_pb2.ATTEMPT_STATE_FAILED if code else job_pb2.ATTEMPT_STATE_SUCCEEDED
             self.end(key, state, code)
+
+    def refuse(
+        self,
+        key: tuple[str, int],
+        reason: str,
+        cause: job_pb2.LaunchCause.ValueType = job_pb2.LAUNCH_CAUSE_UNSPECIFIED,
+    ) -> None:
+        """Say that an attempt could not be launched."""
+        self.report(key, job_pb2.ATTEMPT_STATE_NOT_LAUNCHED, message=reason, launch_cause=cause or self.launch_cause)
 
     def fail(self, key: tuple[str, int], tail: str, code: int = 1, signs: Sequence[str] = ()) -> None:
         """Let a process fail with some last words."""

@@ -10,9 +10,7 @@ import asyncio
 import os
 import time as clock
 import uuid
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Callable
 from random import Random
 
 import structlog
@@ -20,13 +18,16 @@ import structlog
 from cotenant import plugins
 from cotenant.history.events import Came, Over
 from cotenant.history.recording import record
+from cotenant.node_agent.agent_config import AgentConfig
 from cotenant.node_agent.bandwidth import NodeBandwidth
 from cotenant.node_agent.contention_link import ContentionLink
+from cotenant.node_agent.disk_watch import DiskWatch, EnforcedEnds
 from cotenant.node_agent.fence import Fence
 from cotenant.node_agent.gpus import AUTO
 from cotenant.node_agent.health import Health
 from cotenant.node_agent.hot_plug import HotPlug
-from cotenant.node_agent.lease import LEASE, Lease
+from cotenant.node_agent.lease import LEASE, Lease, boot_id
+from cotenant.node_agent.machine_claims import take_machine
 from cotenant.node_agent.nvml_link import NvmlLink
 from cotenant.node_agent.orders import Orders
 from cotenant.node_agent.output_upload import OutputUploads
@@ -44,50 +45,15 @@ from cotenant.node_agent.throttling import Throttling
 from cotenant.rpc import channel
 from cotenant.rpc.background import Background
 from cotenant.rpc.expiry import Expiry
+from cotenant.rpc.store_marks import mark_from_wire, mark_to_wire
 from cotenant.v1 import job_pb2, node_service_pb2, resources_pb2
 
 log = structlog.get_logger()
 
-MEBIBYTE = 1 << 20
+__all__ = ["Agent", "AgentConfig"]
+
 SAMPLE_SECONDS_MIN = 0.05
-DAY_SECONDS = 86_400.0
-
-
-@dataclass(frozen=True, slots=True)
-class AgentConfig:
-    """What an agent is told.
-
-    `gpus` is "auto" or "fake:N". `cpus` restricts jobs to a subset of the logical CPUs, `memory_bytes` to a part of
-    the memory. `address` is the host name under which other nodes reach this one, by default `node_id`.
-    `shareable_gpus` lets several jobs have shares of a GPU; `split_siblings` makes each logical CPU a core.
-    An empty `contention_endpoint` means that no samples are sent. `memory_bandwidth_peak` is the most memory bandwidth
-    that the node has, in bytes per second; 0: the most that was seen. `kept_max` and `kept_seconds_max` bound for how
-    many acknowledged attempts, and for how long, output stays readable. `pids_max` is how many processes and threads
-    each task of a job that names none may have; 0 means no limit but that of the whole attempt, half of the node's.
-    `users` says as whom submitters' jobs run where the agent is root, if not as the user of the same name.
-    """
-
-    node_id: str
-    state_dir: Path
-    placement_endpoint: str
-    contention_endpoint: str = ""
-    token: str = ""
-    gpus: str = "auto"
-    cpus: tuple[int, ...] | None = None
-    memory_bytes: int | None = None
-    rack: str = ""
-    address: str = ""
-    shareable_gpus: bool = False
-    split_siblings: bool = False
-    output_bytes_max: int = 64 * MEBIBYTE
-    sample_interval_seconds: float = 5.0
-    memory_bandwidth_peak: float = 0.0
-    health_interval_seconds: float = 5.0
-    kept_max: int = 200
-    kept_seconds_max: float = 30 * DAY_SECONDS
-    pids_max: int = 32_768
-    runtime: str = "process"
-    users: Mapping[str, str] = field(default_factory=dict)
+MARK_SECONDS = 10.0  # between two writes of how far the store is, where nothing else is written
 
 
 class Agent:
@@ -101,22 +67,27 @@ class Agent:
         self._on_start = on_start
         self._incarnation = uuid.uuid4().hex
         self._background = Background()
+        self._marked_seconds = 0.0  # when it was last written down how far the store is
         self._rng = Random(self._incarnation)  # spreads retries, guards nothing
 
     async def run(self, stop: asyncio.Event) -> None:
         """Serve until `stop` is set; what runs then, runs on.
 
         Raises:
-            AnotherAgent: the state directory is in use.
+            AnotherAgent: the state directory is in use, or parts of the machine are.
             AnotherNode: it is another node's.
         """
         state_dir = self._config.state_dir
-        lock = open_state_directory(state_dir, self._config.node_id)
+        locks = [open_state_directory(state_dir, self._config.node_id)]
         log.info("agent_starting", node=self._config.node_id, incarnation=self._incarnation)
         try:
-            await self._serve(await asyncio.to_thread(probe, self._wishes(), sysfs=SYSFS), stop)
+            inventory = await asyncio.to_thread(probe, self._wishes(), sysfs=SYSFS)
+            if not self._config.share_machine:
+                locks += await asyncio.to_thread(take_machine, self._config.node_id, state_dir, inventory)
+            await self._serve(inventory, stop)
         finally:
-            os.close(lock)
+            for lock in locks:
+                os.close(lock)
         log.info("agent_stopped", node=self._config.node_id)
 
     def _wishes(self) -> ProbeWishes:
@@ -130,6 +101,8 @@ class Agent:
             address=config.address or config.node_id,
             shareable_gpus=config.shareable_gpus,
             split_siblings=config.split_siblings,
+            machine="" if config.share_machine else boot_id(),
+            machine_parts=config.machine_parts,
         )
 
     async def _serve(self, inventory: resources_pb2.Inventory, stop: asyncio.Event) -> None:
@@ -148,7 +121,7 @@ class Agent:
             lambda report: self._link.report(report), lambda report: self._link.report_resize(report),
             lambda: self._health, throttling.held_back,
         )  # fmt: skip
-        self._fence, self._orders, self._inventory = fence, orders, inventory
+        self._fence, self._orders, self._inventory, self._ends = fence, orders, inventory, EnforcedEnds(runtime.stop)
         self._lease = Lease(str(config.state_dir / LEASE))
         health = self._health = self._watch(inventory)
         orders.signs_of = health.signs_of
@@ -162,7 +135,6 @@ class Agent:
             patience_seconds=orders.patience_seconds,
             rng=self._rng,
         )
-        hot_plug = self._follow_cpus(inventory, runtime)
         self._uploads = OutputUploads(self._link.upload, runtime.output_directory, self._is_running)
         try:
             await health.open()
@@ -172,7 +144,8 @@ class Agent:
             throttling.take_up()
             inventory.not_enforced.extend(runtime.not_enforced())
             self._background.start(health.run())
-            self._background.start(hot_plug.run())
+            self._background.start(self._follow_cpus(inventory, runtime).run())
+            self._background.forever("disk_watch", self._watch_disk(runtime).run)
             self._background.start(self._link.run())
             self._background.start(self._watch_certificate())
             if config.contention_endpoint:
@@ -209,6 +182,8 @@ class Agent:
             pids_max=self._config.pids_max,
             gpu_minors=self._health.gpu_minors,
             users=self._config.users,
+            shared_identity=self._config.shared_identity,
+            hidden=self._config.hidden,
         )
 
     def _watch(self, inventory: resources_pb2.Inventory) -> Health:
@@ -222,6 +197,16 @@ class Agent:
             interval_seconds=config.health_interval_seconds,
             sysfs=SYSFS,
             shareable=config.shareable_gpus,
+        )
+
+    def _watch_disk(self, runtime: Runtime) -> DiskWatch:
+        return DiskWatch(
+            self._config.state_dir,
+            lambda: self._orders.attempts,
+            runtime.output_directory,
+            self._ends,
+            work_bytes_max=self._config.work_bytes_max,
+            reserve_bytes=self._config.disk_reserve_bytes,
         )
 
     def _follow_cpus(self, inventory: resources_pb2.Inventory, runtime: Runtime) -> HotPlug:
@@ -252,6 +237,7 @@ class Agent:
             holding=self._throttling.holding,
             interval_seconds=max(SAMPLE_SECONDS_MIN, config.sample_interval_seconds),
             rng=self._rng,
+            incarnation=self._incarnation,
         )
 
     # What is said to placement, and heard.
@@ -262,10 +248,24 @@ class Agent:
             inventory=self._inventory,
             attempts=self._orders.reports(),
             incarnation=self._incarnation,
+            store=mark_to_wire(self._fence.store) if self._fence.store else None,
         )
 
+    def _trusts(self, welcome: node_service_pb2.Welcome) -> bool:
+        """Whether the store behind placement is no older than what was seen, and no other one."""
+        shown = mark_from_wire(welcome.store)
+        if shown is None:
+            return True  # an older release
+        if verdict := self._fence.judge_store(shown, tuple(welcome.store.supersedes)):
+            log.error("store_distrusted", reason=verdict.wrong.value, why=verdict.text, remedy=self._fence.remedy)
+            return False
+        self._fence.remember_store(shown)
+        return True
+
     def _welcome(self, welcome: node_service_pb2.Welcome) -> bool:
-        """Whether to obey; an older leader than one that was seen is not obeyed."""
+        """Whether to obey; an older leader than one that was seen is not obeyed, nor one with an older store."""
+        if not self._trusts(welcome):
+            return False
         if self._fence.raise_term(welcome.term):
             self._background.start(self._persist_term())
             record(Came(self._config.node_id))
@@ -287,6 +287,12 @@ class Agent:
             log.error("term_not_recorded", term=self._fence.term, error=str(error))
 
     def _obey(self, response: node_service_pb2.ConnectResponse) -> None:
+        if shown := mark_from_wire(response.store):
+            self._fence.remember_store(shown)
+            now = clock.monotonic()
+            if response.assignments or response.acks or now > self._marked_seconds + MARK_SECONDS:
+                self._marked_seconds = now
+                self._background.start(self._persist_term())
         for assignment in response.assignments:
             self._orders.assign(assignment)
         for resize in response.resizes:
@@ -304,6 +310,7 @@ class Agent:
 
     def _changed(self, status: Status) -> None:
         """The runtime tells of an attempt."""
+        status = self._ends.applied(status)
         self._record_end(status)
         self._orders.changed(status)
         if status.ended:

@@ -32,6 +32,7 @@ from google.protobuf.message import DecodeError
 
 from cotenant.core.throttle import FREE, Throttle
 from cotenant.node_agent.cgroups import Group
+from cotenant.node_agent.launch_faults import EXECUTING
 from cotenant.node_agent.lease import boot_id
 from cotenant.node_agent.records import AttemptKey, Status, parse_status
 from cotenant.node_agent.state_file import StateFile, sync_directory
@@ -201,6 +202,10 @@ class AttemptDirectory:
         """Whether a supervisor was ever started here."""
         return (self.path / SUPERVISOR_LOG).exists()
 
+    def was_executed(self) -> bool:
+        """Whether the program may have been executed: a supervisor marks that, and records a state soon after."""
+        return any((self.path / name).exists() for name in (EXECUTING, "state.json"))
+
     def status(self) -> Status | None:
         """What the supervisor has recorded; None where there is nothing, or nothing legible."""
         try:
@@ -257,6 +262,15 @@ def key_of(path: Path) -> AttemptKey | None:
     job_id, dash, number = path.name.rpartition("-")
     is_number = number.isdecimal() and len(number) <= NUMBER_DIGITS_MAX
     return AttemptKey(job_id, int(number)) if job_id and dash and is_number else None
+
+
+def keep_and_prune(directory: AttemptDirectory, root: Path, *, keep_max: int, younger_than: float) -> None:
+    """Move an attempt's output to the kept ones, of which the oldest are removed; what fails is logged."""
+    try:
+        directory.keep(root)
+        prune(root, keep_max=keep_max, younger_than=younger_than)
+    except OSError as error:
+        log.warning("attempt_not_kept", attempt=str(directory.key), error=str(error))
 
 
 def prune(root: Path, *, keep_max: int, younger_than: float) -> int:

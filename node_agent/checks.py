@@ -51,15 +51,20 @@ def first_fault(
 
 
 def _faults(assignment: node_service_pb2.Assignment, inventory: resources_pb2.Inventory, node_id: str) -> Iterator[str]:
-    spec, allocation = assignment.spec, assignment.allocation
+    return itertools.chain(_spec_faults(assignment), _allocation_faults(assignment, inventory, node_id))
+
+
+def spec_fault(assignment: node_service_pb2.Assignment) -> str | None:
+    """The first reason why no node can run what the job asks for; None where there is none."""
+    return next(_spec_faults(assignment), None)
+
+
+def _spec_faults(assignment: node_service_pb2.Assignment) -> Iterator[str]:
+    spec = assignment.spec
     if not job_id_is_safe(assignment.job_id):
         yield f"the job id {assignment.job_id[:64]!r} is not made of letters, digits, '.', '_' and '-'"
     if assignment.number < 1:
         yield f"attempt numbers begin at 1, this is {assignment.number}"
-    if allocation.node_id != node_id:
-        yield f"the allocation is for node {allocation.node_id!r}, this is {node_id!r}"
-    if not allocation.tasks:
-        yield "the allocation has no task on this node"
     if spec.warning_signal and spec.warning_signal not in WARNING_SIGNALS:
         yield f"{spec.warning_signal!r} cannot be a warning signal"
     if spec.working_directory and not spec.working_directory.startswith("/"):
@@ -67,11 +72,23 @@ def _faults(assignment: node_service_pb2.Assignment, inventory: resources_pb2.In
     if "\0" in spec.working_directory:
         yield "the working directory has a NUL character"
     yield from _variable_faults(spec.environment.items())
+    if spec.HasField("stop_after_disconnected") and spec.stop_after_disconnected.ToMicroseconds() <= 0:
+        yield "the time after which it stops without the control plane is not above 0"
+    for task in assignment.allocation.tasks:
+        yield from _command_faults(assignment, task)
+
+
+def _allocation_faults(
+    assignment: node_service_pb2.Assignment, inventory: resources_pb2.Inventory, node_id: str
+) -> Iterator[str]:
+    allocation = assignment.allocation
+    if allocation.node_id != node_id:
+        yield f"the allocation is for node {allocation.node_id!r}, this is {node_id!r}"
+    if not allocation.tasks:
+        yield "the allocation has no task on this node"
     ranks = Counter(task.rank for task in allocation.tasks)
     yield from (f"rank {rank} is given {count} times" for rank, count in sorted(ranks.items()) if count > 1)
     yield from _gang_faults(assignment)
-    if spec.HasField("stop_after_disconnected") and spec.stop_after_disconnected.ToMicroseconds() <= 0:
-        yield "the time after which it stops without the control plane is not above 0"
     for task in allocation.tasks:
         yield from _task_faults(assignment, task)
     yield from _unknown_resources(allocation, inventory)
@@ -96,19 +113,22 @@ def _gang_faults(assignment: node_service_pb2.Assignment) -> Iterator[str]:
 
 
 def _task_faults(assignment: node_service_pb2.Assignment, task: resources_pb2.TaskAllocation) -> Iterator[str]:
-    command = command_of(assignment, task)
     if not 0 <= task.rank < assignment.world_size:
         yield f"rank {task.rank} is not within a gang of {assignment.world_size}"
+    if task.core_ids and not task.cpu_ids:
+        yield f"rank {task.rank} was given cores without their CPUs"
+    if task.memory_bytes < 0:
+        yield f"rank {task.rank} has a negative memory limit"
+
+
+def _command_faults(assignment: node_service_pb2.Assignment, task: resources_pb2.TaskAllocation) -> Iterator[str]:
+    command = command_of(assignment, task)
     if not command or not command[0]:
         yield f"role {task.role!r} has no command"
     if any("\0" in word for word in command):
         yield f"the command of role {task.role!r} has a NUL character"
     if any(len(word.encode()) >= ARGUMENT_BYTES_MAX for word in command):
         yield f"the command of role {task.role!r} has an argument longer than {ARGUMENT_BYTES_MAX} bytes"
-    if task.core_ids and not task.cpu_ids:
-        yield f"rank {task.rank} was given cores without their CPUs"
-    if task.memory_bytes < 0:
-        yield f"rank {task.rank} has a negative memory limit"
 
 
 def _unknown_resources(allocation: resources_pb2.NodeAllocation, inventory: resources_pb2.Inventory) -> Iterator[str]:
@@ -129,6 +149,17 @@ def _unknown_resources(allocation: resources_pb2.NodeAllocation, inventory: reso
                 yield f"rank {task.rank} was given GPU {share.uuid}, which this node does not have"
             elif gpus[share.uuid].unhealthy_reason:
                 yield f"GPU {share.uuid} is not healthy: {gpus[share.uuid].unhealthy_reason}"
+
+
+def cause_of(fault: str) -> str:
+    """Return the cause for which an allocation cannot be launched here, as the core's `LaunchCause` has it.
+
+    >>> cause_of("CPUs [4] are off line"), cause_of("GPU GPU-1 is not healthy: lost"), cause_of("of node 'b'")
+    ('cpus', 'device', 'order')
+    """
+    if fault.startswith("CPUs"):
+        return "cpus"
+    return "device" if fault.startswith("GPU") else "order"
 
 
 def overlap(

@@ -24,6 +24,7 @@ log = structlog.get_logger()
 LASTED_SECONDS = 30.0  # a replica that held a stream so long is asked first again
 HOME_SECONDS = 60.0  # between two looks at whether the node's own replica is there, while another one has its stream
 REACHED_SECONDS_MAX = 3.0
+REFUSED_SECONDS_MAX = 60.0  # between two tries where another agent has the node's id
 
 
 class Replica(NamedTuple):
@@ -54,28 +55,34 @@ class ContentionLink:
         holding: Callable[[], bool],
         interval_seconds: float,
         rng: Random,
+        incarnation: str = "",
     ) -> None:
-        self._endpoint, self._token, self._node_id = endpoint, token, node_id
+        self._endpoint, self._token, self._node_id, self._incarnation = endpoint, token, node_id, incarnation
         self._replicas: list[Replica] = []
         self._place = 0  # of the replica that is asked next
         self._sample, self._obey, self._away, self._holding = sample, obey, away, holding
         self._interval_seconds, self._rng = interval_seconds, rng
         self._backoff = Backoff(first_seconds=0.5, longest_seconds=10.0, rng=rng)
+        self._refused_backoff = Backoff(first_seconds=1.0, longest_seconds=REFUSED_SECONDS_MAX, rng=rng)
 
     async def run(self) -> None:
         """Keep a stream open until cancelled."""
         while True:
             if (replicas := await self._in_order()) != self._replicas:
                 self._replicas, self._place = replicas, 0
-            replica, since = self._replicas[self._place], time.monotonic()
+            replica, since, refused = self._replicas[self._place], time.monotonic(), False
             try:
                 nearer = await self._stay(replica)
                 reason = f"{nearer.address} is there" if nearer else "contention ended the stream"
             except grpc.aio.AioRpcError as error:
                 nearer, reason = None, f"{error.code().name}: {error.details()}"
+                refused = error.code() is grpc.StatusCode.ALREADY_EXISTS
             self._away()
-            wait_seconds = 0.0 if nearer else self._backoff.next_seconds()
-            lasted = time.monotonic() - since >= LASTED_SECONDS
+            if lasted := time.monotonic() - since >= LASTED_SECONDS:
+                self._backoff.reset()
+                self._refused_backoff.reset()
+            backoff = self._refused_backoff if refused else self._backoff
+            wait_seconds = 0.0 if nearer else backoff.next_seconds()
             self._place = 0 if lasted or nearer else (self._place + 1) % len(self._replicas)
             log.info("contention_away", endpoint=replica.address, why=reason, retry_seconds=round(wait_seconds, 2))
             await asyncio.sleep(wait_seconds)
@@ -127,18 +134,18 @@ class ContentionLink:
                 while (response := await call.read()) is not grpc.aio.EOF:
                     for directive in response.directives:
                         self._obey(directive)
-                if await call.code() is not grpc.StatusCode.OK:
-                    log.info("contention_refuses", code=(await call.code()).name, details=await call.details())
+                if (code := await call.code()) is not grpc.StatusCode.OK:
+                    nothing = grpc.aio.Metadata()
+                    raise grpc.aio.AioRpcError(code, nothing, nothing, await call.details())
             finally:
                 await end(sender)
                 call.cancel()
 
     async def _send(self, call: Any) -> None:
-        request = contention_service_pb2.StreamSamplesRequest(node_id=self._node_id)
+        request = contention_service_pb2.StreamSamplesRequest(node_id=self._node_id, incarnation=self._incarnation)
         try:
             while True:
                 await call.write(request)
-                self._backoff.reset()
                 await asyncio.sleep(self._interval_seconds)
                 request = contention_service_pb2.StreamSamplesRequest(samples=[await self._sample()])
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:

@@ -5,15 +5,30 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 
+from cotenant.node_agent.users import User, own_user
 from cotenant.v1 import node_service_pb2, resources_pb2
 
 PARAMETER_SERVER_ROLE = "ps"
-INHERITED = ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_ALL", "TZ", "TMPDIR", "LD_LIBRARY_PATH")
+OF_THE_MACHINE = ("LANG", "LC_ALL", "TZ")
+PATH = "/usr/local/bin:/usr/bin:/bin:/usr/local/games:/usr/games"  # login.defs(5), ENV_PATH
+PATH_OF_ROOT = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"  # the same, ENV_SUPATH
 
 
-def inherited(environment: Mapping[str, str]) -> dict[str, str]:
-    """The part of the agent's own environment that jobs may see: nothing of its configuration and no token."""
-    return {name: environment[name] for name in INHERITED if name in environment}
+def clean_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """The variables of the agent's own environment that jobs get: those that describe the machine, and no others.
+
+    Its PATH may be that of a virtual environment, and what LD_LIBRARY_PATH or PYTHONPATH name is for the agent.
+
+    >>> clean_environment({"LANG": "C.UTF-8", "PATH": "/srv/agent/bin", "COTENANT_TOKEN": "secret"})
+    {'LANG': 'C.UTF-8'}
+    """
+    return {name: environment[name] for name in OF_THE_MACHINE if name in environment}
+
+
+def environment_of_user(user: User | None) -> dict[str, str]:
+    """The variables that a login sets for the user as whom a job runs; None: the agent's own user."""
+    found = user or own_user()
+    return {**found.environment(), "PATH": PATH if found.uid else PATH_OF_ROOT}
 
 
 def task_environment(

@@ -25,6 +25,7 @@ from cotenant.node_agent.health_file import HealthFile, Remembered
 from cotenant.node_agent.node_reading import read_era, read_node
 from cotenant.node_agent.nvml_link import Event, NvmlAbsent, NvmlLink, NvmlSilent
 from cotenant.node_agent.orders import Attempt
+from cotenant.node_agent.own_limits import OwnLimits, lacking
 from cotenant.node_agent.records import AttemptKey, timestamp
 from cotenant.v1 import node_service_pb2, resources_pb2
 
@@ -57,10 +58,11 @@ class Health:
         shareable: bool = False,
         knows_pids: bool | None = None,
         patience_seconds: float = PATIENCE_SECONDS,
+        limits: OwnLimits | None = None,
     ) -> None:
         self._inventory, self._state_dir, self._link, self._changed = inventory, state_dir, link, changed
         self._interval_seconds, self._sysfs, self._shareable = interval_seconds, sysfs, shareable
-        self._patience_seconds = patience_seconds
+        self._patience_seconds, self._limits = patience_seconds, limits or OwnLimits(self.wake)
         self._knows_pids = sees_all_processes() if knows_pids is None else knows_pids
         self._attempts, self._owners = attempts, GpuOwners(attempts)
         self._file = HealthFile(state_dir)
@@ -150,17 +152,30 @@ class Health:
 
     async def _read_node(self) -> core.NodeReading:
         """Look at the node; a disk that does not answer is asked no second time meanwhile."""
+        usage = self._limits.usage()
         if self._disk is None:
-            self._disk = asyncio.create_task(asyncio.to_thread(read_node, self._state_dir))
+            self._disk = asyncio.create_task(asyncio.to_thread(read_node, self._state_dir, usage))
         try:
             async with asyncio.timeout(DISK_SECONDS_MAX):  # wait_for may lose a cancellation before Python 3.12
                 reading = await asyncio.shield(self._disk)
         except TimeoutError:
-            return core.NodeReading(disk_error=f"no answer within {DISK_SECONDS_MAX:g} s")
-        except OSError as error:
-            reading = core.NodeReading(disk_error=str(error))
+            return core.NodeReading(
+                disk_error=f"no answer within {DISK_SECONDS_MAX:g} s",
+                descriptors_free=usage.free,
+                descriptors_max=usage.limit,
+            )
+        except (OSError, RuntimeError, MemoryError) as error:
+            reading = _unread(error)
         self._disk = None
         return reading
+
+    async def room(self, given_up: Callable[[], bool]) -> str:
+        """Wait a little until the agent has what a launch takes, or it is given up; why there is still no room."""
+        return await self._limits.room(given_up)
+
+    def wake(self) -> None:
+        """Look at once."""
+        self._wake.set()
 
     async def _readings(self, without: AttemptKey | None = None) -> tuple[list[GpuReading], str]:
         """How the GPUs are, to an attempt's processes as to strangers'; or why NVML does not answer."""
@@ -324,6 +339,7 @@ class Health:
 
     async def close(self) -> None:
         """End the process that asks NVML."""
+        self._limits.close()
         if self._link is not None:
             await self._link.close()
 
@@ -331,6 +347,19 @@ class Health:
 def gpus_of(assignment: node_service_pb2.Assignment) -> set[str]:
     """The UUIDs of the GPUs of which an attempt has something here."""
     return {share.uuid for task in assignment.allocation.tasks for share in task.gpus}
+
+
+def _unread(error: BaseException) -> core.NodeReading:
+    """Return what it shows of a node that it could not be read."""
+    why = str(error)
+    match lacking(error):
+        case "descriptors":
+            return core.NodeReading(descriptors_error=why)
+        case "processes":
+            return core.NodeReading(processes_error=why)
+        case "memory":
+            return core.NodeReading(memory_error=why or "the agent cannot allocate memory")
+    return core.NodeReading(disk_error=why)
 
 
 def _timeless(finding: Finding) -> Finding:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from cotenant import descriptors
+from cotenant.core.lifecycle import LaunchCause
 from cotenant.history.events import Began
 from cotenant.history.recording import record
 from cotenant.history.stored import holds_of
@@ -17,10 +19,14 @@ from cotenant.node_agent.attempt_directory import SUPERVISOR_LOG, AttemptDirecto
 from cotenant.node_agent.cgroups import Group, GroupError, read_text
 from cotenant.node_agent.checks import command_of, warning_signal_of
 from cotenant.node_agent.core_changes import task_group
-from cotenant.node_agent.environment import task_environment
+from cotenant.node_agent.environment import clean_environment, environment_of_user, task_environment
 from cotenant.node_agent.gpu_devices import GpuDevices, denied_to, deny_devices
 from cotenant.node_agent.holding import attempt_weight, weight_of
-from cotenant.node_agent.lease import boot_seconds, read_lease
+from cotenant.node_agent.launch_faults import cause_of
+from cotenant.node_agent.lease import LEASE, boot_seconds, read_lease
+from cotenant.node_agent.node_place import Place
+from cotenant.node_agent.runtime import RuntimeContext
+from cotenant.node_agent.sockets import stand_apart
 from cotenant.node_agent.users import NoUser, User, Users
 from cotenant.v1 import node_service_pb2, resources_pb2
 
@@ -30,7 +36,20 @@ PROCESSES_MIN = 1024
 
 
 class CannotLaunch(Exception):
-    """An attempt cannot be started, for this reason."""
+    """An attempt cannot be started, for this reason; the cause is that of `LaunchCause`."""
+
+    def __init__(self, reason: str, cause: LaunchCause) -> None:
+        super().__init__(reason)
+        self.cause = cause
+
+
+@contextmanager
+def hook(cause: LaunchCause) -> Iterator[None]:
+    """Raise `CannotLaunch` for an error within, with this cause unless the error itself names a better one."""
+    try:
+        yield
+    except (OSError, GroupError, NoUser) as error:
+        raise CannotLaunch(str(error), LaunchCause(cause_of(error, cause.value))) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +57,8 @@ class Surroundings:
     """What all attempts of a node share. `pids_max` is for each task of a job that names none; 0 means no limit.
 
     `gpu_devices` are the device files of each GPU, where the kernel can keep tasks from those that they do not hold.
-    `home` is the group into which supervisors step, None where they stay in the agent's.
+    `home` is the group into which supervisors step, None where they stay in the agent's. `hidden` is what jobs do not
+    see, from within namespaces of their own; they have none where it is empty.
     """
 
     node_group: Group | None
@@ -51,6 +71,23 @@ class Surroundings:
     gpu_devices: GpuDevices = field(default_factory=dict)
     home: Group | None = None
     users: Users = field(default_factory=Users)
+    hidden: tuple[str, ...] = ()
+
+
+def surroundings_of(context: RuntimeContext, place: Place, notify_path: str, hidden: tuple[str, ...]) -> Surroundings:
+    """What a node's attempts share, but for the device files of GPUs, which are found later."""
+    return Surroundings(
+        node_group=place.node_group,
+        all_cpus=tuple(sorted(cpu for core in context.inventory.cores for cpu in core.cpus)),
+        notify_path=notify_path,
+        lease_path=str(context.state_dir / LEASE),
+        output_bytes_max=context.output_bytes_max,
+        base_environment=clean_environment(os.environ),
+        pids_max=context.pids_max,
+        home=place.home,
+        users=Users(context.users, shared=context.shared_identity),
+        hidden=hidden,
+    )
 
 
 def grace_seconds_of(assignment: node_service_pb2.Assignment) -> float:
@@ -90,22 +127,28 @@ def launch(
 ) -> int:
     """Start the supervisor and return its pid. Blocks for some milliseconds. Raises `CannotLaunch`."""
     group = attempt_group(surroundings, directory)
-    try:
-        check_working_directory(assignment.spec.working_directory)
+    check_working_directory(assignment.spec.working_directory)
+    with hook(LaunchCause.USER):
         user = surroundings.users.of(assignment.submitter)
-        directory.create(assignment)
-        if user is not None:
-            directory.open_to(user.uid, user.gid)
-            give_socket(progress_path, user.uid)
+    try:
+        with hook(LaunchCause.DIRECTORY):
+            directory.create(assignment)
+            if user is not None:
+                directory.open_to(user.uid, user.gid)
+                give_socket(progress_path, user.uid)
+        with hook(LaunchCause.CGROUP):
+            if group is not None:
+                make_groups(group, assignment, surroundings)
+        with hook(LaunchCause.DIRECTORY):
+            directory.write_spec(supervisor_spec(surroundings, directory, assignment, group, progress_path, user))
+        with hook(LaunchCause.PROCESS):
+            record(_begins(assignment))
+            return start_supervisor(directory)
+    except CannotLaunch:
         if group is not None:
-            make_groups(group, assignment, surroundings)
-        directory.write_spec(supervisor_spec(surroundings, directory, assignment, group, progress_path, user))
-        record(_begins(assignment))
-        return start_supervisor(directory)
-    except (OSError, GroupError, NoUser) as error:
-        if group is not None:
-            group.remove(patience_seconds=0)
-        raise CannotLaunch(str(error)) from error
+            with suppress(OSError, GroupError):
+                group.remove(patience_seconds=0)
+        raise
 
 
 def _begins(assignment: node_service_pb2.Assignment) -> Began:
@@ -117,7 +160,7 @@ def check_working_directory(path: str) -> None:
     """Refuse a working directory that is not one. Raises `CannotLaunch`."""
     if path and not os.path.isdir(path):
         problem = "is not a directory" if os.path.exists(path) else "does not exist"
-        raise CannotLaunch(f"the working directory {path} {problem}")
+        raise CannotLaunch(f"the working directory {path} {problem}", LaunchCause.WORKING_DIRECTORY)
 
 
 def give_socket(path: str, uid: int) -> None:
@@ -132,7 +175,10 @@ def make_groups(group: Group, assignment: node_service_pb2.Assignment, surroundi
     """Make the attempt's group, and one per task in it with the task's CPUs and limits, each read back."""
     tasks = assignment.allocation.tasks
     if group.pids():
-        raise CannotLaunch(f"the control group {group.paths()[0]} is in use: does a second agent bear our node's id?")
+        raise CannotLaunch(
+            f"the control group {group.paths()[0]} is in use: does a second agent bear our node's id?",
+            LaunchCause.CGROUP,
+        )
     group.remove(patience_seconds=0)  # one of an earlier try, in which processes may have been made to stand still
     group.create()
     if all(task.cpu_ids for task in tasks):
@@ -147,7 +193,8 @@ def make_groups(group: Group, assignment: node_service_pb2.Assignment, surroundi
         child.set_weight(weight_of(len(task.cpu_ids)))
         child.limit_memory(task.memory_bytes)
         child.limit_processes(assignment.spec.pids_max or surroundings.pids_max)
-        deny_devices(child, denied_to(task, surroundings.gpu_devices))
+        with hook(LaunchCause.DEVICE):
+            deny_devices(child, denied_to(task, surroundings.gpu_devices))
 
 
 def processes_max() -> int:
@@ -166,7 +213,8 @@ def supervisor_spec(
 ) -> dict[str, object]:
     """What the supervisor needs to know, in plain types."""
     working_directory = assignment.spec.working_directory or str(directory.path / "work")
-    base = {**surroundings.base_environment, **(user.environment() if user else {})}
+    base = {**surroundings.base_environment, **environment_of_user(user)}
+    isolation = isolation_of(surroundings, directory, progress_path)
     return {
         "job_id": assignment.job_id,
         "number": assignment.number,
@@ -175,6 +223,7 @@ def supervisor_spec(
         "warning_signal": int(warning_signal_of(assignment)),
         "grace_seconds": grace_seconds_of(assignment),
         "output_bytes_max": surroundings.output_bytes_max,
+        "descriptors_max": descriptors.original_limit(),
         "leash": leash_of(assignment, surroundings.lease_path),
         "group": group.to_json() if group else None,
         "home": surroundings.home.to_json() if surroundings.home else None,
@@ -188,9 +237,24 @@ def supervisor_spec(
                 "user": user.to_plain() if user else None,
                 "cpus": affinity_at_start(surroundings, task, group),
                 "memory_limit_bytes": task.memory_bytes,
+                "isolation": isolation,
             }
             for task in assignment.allocation.tasks
         ],
+    }
+
+
+def isolation_of(
+    surroundings: Surroundings, directory: AttemptDirectory, progress_path: str
+) -> dict[str, object] | None:
+    """What a job's namespaces hide, and what is shown there all the same; None where it has none."""
+    if not surroundings.hidden:
+        return None
+    work = str((directory.path / "work").resolve())
+    sockets = stand_apart(progress_path)
+    return {
+        "hidden": list(surroundings.hidden),
+        "shown": [(work, work), (str(sockets), str(Path(progress_path).parent.resolve()))],
     }
 
 
@@ -212,7 +276,7 @@ def start_supervisor(directory: AttemptDirectory) -> int:
     """
     lock = directory.lock()
     if lock is None:
-        raise CannotLaunch("another supervisor still runs this attempt")
+        raise CannotLaunch("another supervisor still runs this attempt", LaunchCause.ORDER)
     inherited_lock = 3 if lock != 3 else 4
     log_path = str(directory.path / SUPERVISOR_LOG)
     try:

@@ -10,21 +10,22 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
 import structlog
 
 from cotenant import fail_points, telemetry
 from cotenant.core.failing.classifying import SIGNS_MAX
 from cotenant.node_agent.fence import Fence
+from cotenant.node_agent.launch_faults import NOT_LAUNCHED, cause_of
 from cotenant.node_agent.launching import grace_seconds_of
+from cotenant.node_agent.node_guard import NodeGuard
 from cotenant.node_agent.output_tail import tail_of
 from cotenant.node_agent.profiles import Profiles
 from cotenant.node_agent.progress_reader import ProgressReader
-from cotenant.node_agent.records import AttemptKey, Status, report
+from cotenant.node_agent.records import AttemptKey, Status, report, stop_reason_name
 from cotenant.node_agent.runtime import Found, Runtime
 from cotenant.rpc.background import Background
-from cotenant.v1 import job_pb2, node_service_pb2
+from cotenant.v1 import node_service_pb2
 
 log = structlog.get_logger()
 
@@ -46,16 +47,6 @@ class Attempt:
     changed: float = field(default_factory=time.monotonic)  # what it holds, on the same clock
 
 
-class GpuGuard(Protocol):
-    """Says of GPUs whether they are free."""
-
-    async def busy(self, assignment: node_service_pb2.Assignment) -> str:
-        """Why the GPUs of an attempt that is to be started are not free; nothing where they are."""
-
-    async def settle(self, assignment: node_service_pb2.Assignment) -> None:
-        """Wait until nothing of an attempt that has ended holds its GPUs, or they are held from new work."""
-
-
 class Orders:
     """All attempts that are known here, and what becomes of them."""
 
@@ -68,7 +59,7 @@ class Orders:
         profiles: Profiles,
         tell: Callable[[node_service_pb2.AttemptReport], None],
         tell_resized: Callable[[node_service_pb2.ResizeReport], None],
-        guard: Callable[[], GpuGuard],
+        guard: Callable[[], NodeGuard],
         held_back: Callable[[AttemptKey], bool] = lambda key: False,
     ) -> None:
         self.attempts: dict[AttemptKey, Attempt] = {}
@@ -144,25 +135,28 @@ class Orders:
             await self._launch_alone(key, attempt)
 
     async def _launch_alone(self, key: AttemptKey, attempt: Attempt) -> None:
+        lacking = await self._guard().room(lambda: attempt.stop_grace_seconds is not None)
         try:
             await self._fence.flush()
         except OSError as error:
-            self.changed(self._status(key, "FAILED", f"its epoch cannot be recorded: {error.strerror}"))
-            return
+            why = f"its epoch cannot be recorded: {error.strerror}"
+            self.changed(self._not_launched(key, why, cause_of(error, "disk")))
+            return None
         busy = await self._guard().busy(attempt.assignment)
         if attempt.stop_grace_seconds is not None:
-            self.changed(self._status(key, "STOPPED", "stopped before it was started"))
-            return
+            return self.changed(self._status(key, "STOPPED", "stopped before it was started"))
+        if lacking:
+            return self.changed(self._not_launched(key, lacking, "limit"))
         if busy:
-            self.changed(self._status(key, "FAILED", busy))
-            return
+            return self.changed(self._not_launched(key, busy, "device"))
         attempt.launched = True
         self._watch_progress(attempt.assignment)
         try:
             await self._runtime.launch(attempt.assignment)
         except Exception as error:  # a stranger's runtime may raise whatever it likes
             log.exception("runtime_failed", attempt=str(key))
-            self.changed(self._status(key, "FAILED", f"the runtime failed: {type(error).__name__}: {error}"))
+            failed = f"the runtime failed: {type(error).__name__}: {error}"
+            self.changed(self._not_launched(key, failed, cause_of(error, "other")))
 
     def _watch_progress(self, assignment: node_service_pb2.Assignment) -> None:
         key = AttemptKey(assignment.job_id, assignment.number)
@@ -290,7 +284,10 @@ class Orders:
         if known := self.attempts.get(key):
             self._tell(known.status)
         else:
-            self._tell(self._status(key, "FAILED", f"refused: epoch {epoch} is older than {seen}"))
+            self._tell(self._not_launched(key, f"refused: epoch {epoch} is older than {seen}", "order"))
+
+    def _not_launched(self, key: AttemptKey, reason: str, cause: str) -> Status:
+        return replace(self._status(key, NOT_LAUNCHED, reason), launch_cause=cause)
 
     def _status(self, key: AttemptKey, state: str, message: str = "") -> Status:
         return Status(key, self._fence.epoch_of(key.job_id), state, time.time(), message)
@@ -311,7 +308,7 @@ class Orders:
         else:
             asked = order.HasField("grace")
             grace = order.grace.ToMicroseconds() / 1e6 if asked else grace_seconds_of(known.assignment)
-            log.info("attempt_stopping", attempt=str(key), grace_seconds=grace, reason=_reason_name(order.reason))
+            log.info("attempt_stopping", attempt=str(key), grace_seconds=grace, reason=stop_reason_name(order.reason))
             known.stop_grace_seconds = grace
             self._background.start(self._profiles.end(key, "the attempt is being stopped"))
             if known.launched:
@@ -394,7 +391,3 @@ class Orders:
     async def close(self) -> None:
         """Let go of what is under way."""
         await self._background.close()
-
-
-def _reason_name(reason: job_pb2.StopReason.ValueType) -> str:
-    return job_pb2.StopReason.Name(reason) if reason in job_pb2.StopReason.values() else str(reason)

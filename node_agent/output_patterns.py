@@ -10,8 +10,10 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import re2
 import structlog
 
+from cotenant.core.patterns import MEMORY_BYTES_MAX
 from cotenant.node_agent.output_reader import OutputReader, ranks_in
 from cotenant.node_agent.progress import LINE_BYTES_MAX, Told, told
 from cotenant.node_agent.records import AttemptKey
@@ -19,6 +21,7 @@ from cotenant.node_agent.records import AttemptKey
 log = structlog.get_logger()
 
 PROCESS = Path(__file__).with_name("pattern_process.py")
+RE2_DIRECTORY = str(Path(re2.__file__).parent.parent)
 SEARCH_SECONDS_MAX = 1.0
 START_SECONDS_MAX = 10.0
 LOOK_BACK_BYTES = 65536
@@ -52,7 +55,7 @@ class PatternMatcher:
     async def _ensure(self) -> None:
         if self._process is None:
             self._process = await asyncio.create_subprocess_exec(
-                sys.executable, "-I", "-S", str(PROCESS),
+                sys.executable, "-I", "-S", str(PROCESS), RE2_DIRECTORY, str(MEMORY_BYTES_MAX),
                 stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, start_new_session=True,
                 env={}, limit=ANSWER_BYTES_MAX,
             )  # fmt: skip

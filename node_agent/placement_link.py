@@ -158,7 +158,7 @@ class PlacementLink:
         if not response.HasField("welcome"):
             raise Unwelcome("placement did not begin with a welcome")
         if not self._welcome(response.welcome):
-            raise Unwelcome(f"term {response.welcome.term} is older than one that was seen")
+            raise Unwelcome(f"its term {response.welcome.term}, or its store, is older than one that was seen")
         self._backoff.reset()
         self._heard(sent / 1000)
         log.info("placement_joined", endpoint=self._endpoint, term=response.welcome.term)
@@ -169,7 +169,7 @@ class PlacementLink:
     async def _receive(self, call: Any) -> None:
         while (response := await call.read()) is not grpc.aio.EOF:
             if response.HasField("welcome") and not self._welcome(response.welcome):
-                raise Unwelcome(f"term {response.welcome.term} is older than one that was seen")
+                raise Unwelcome(f"its term {response.welcome.term}, or its store, is older than one that was seen")
             if response.heard:
                 self._heard(response.heard / 1000)
             self._obey(response)

@@ -142,6 +142,8 @@ class ProbeWishes:
     address: str = ""
     shareable_gpus: bool = False
     split_siblings: bool = False
+    machine: str = ""
+    machine_parts: int = 1
 
 
 def probe(wishes: ProbeWishes, *, sysfs: Path = SYSFS, allowed: Iterable[int] | None = None) -> resources_pb2.Inventory:
@@ -159,12 +161,18 @@ def probe(wishes: ProbeWishes, *, sysfs: Path = SYSFS, allowed: Iterable[int] | 
     return resources_pb2.Inventory(
         cores=cores,
         gpus=gpus,
-        memory_bytes=usable_memory_bytes(psutil.virtual_memory().total, find_mounts(), wishes.memory_bytes),
+        memory_bytes=machine_memory_bytes(wishes.memory_bytes) // wishes.machine_parts,
         rack=wishes.rack,
         address=wishes.address,
         not_enforced=troubles,
         agent_version=_own_version(),
+        machine=wishes.machine,
     )
+
+
+def machine_memory_bytes(limit_bytes: int | None = None) -> int:
+    """Memory that jobs of all agents of this machine may use together, as far as we are let."""
+    return usable_memory_bytes(psutil.virtual_memory().total, find_mounts(), limit_bytes)
 
 
 def _own_version() -> str:

@@ -16,7 +16,7 @@ import structlog
 from cotenant.node_agent.output_patterns import OutputPattern, PatternMatcher
 from cotenant.node_agent.progress import Told, Track, newest_lines, parse_line
 from cotenant.node_agent.records import AttemptKey
-from cotenant.node_agent.sockets import progress_socket
+from cotenant.node_agent.sockets import link_apart, progress_socket
 
 log = structlog.get_logger()
 
@@ -74,6 +74,7 @@ class ProgressReader:
         receiver = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
         receiver.bind(str(path))
         path.chmod(0o622)  # a job may have dropped its rights
+        link_apart(path)
         pattern = OutputPattern(key, regex, output, self._matcher) if regex else None
         listener = self._listeners[key] = _Listener(key, path, receiver, pattern)
         self._loop.add_reader(receiver, self._read_round, listener)
@@ -189,8 +190,12 @@ class ProgressReader:
             listener.scan.cancel()
         if listener.pattern:
             listener.pattern.close()
-        with contextlib.suppress(FileNotFoundError):
+        try:
             os.unlink(listener.path)
+        except FileNotFoundError:
+            pass
+        except OSError as error:  # a read-only disk must not keep anybody from hearing of the attempt's end
+            log.warning("progress_socket_not_removed", attempt=str(listener.key), error=str(error))
 
     async def close(self) -> None:
         """Stop listening. The sockets of running jobs go; the next agent makes them anew under the same names."""

@@ -10,6 +10,9 @@ from typing import Any, NamedTuple
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
 
+from cotenant.core.lifecycle import LaunchCause
+from cotenant.node_agent.launch_faults import NOT_LAUNCHED
+from cotenant.rpc.translate import LAUNCH_CAUSES
 from cotenant.v1 import job_pb2, node_service_pb2
 
 STATES = {
@@ -19,9 +22,10 @@ STATES = {
     "SUCCEEDED": job_pb2.ATTEMPT_STATE_SUCCEEDED,
     "FAILED": job_pb2.ATTEMPT_STATE_FAILED,
     "STOPPED": job_pb2.ATTEMPT_STATE_STOPPED,
+    NOT_LAUNCHED: job_pb2.ATTEMPT_STATE_NOT_LAUNCHED,
 }
 PID_MAX = 2**31 - 1
-ENDS = frozenset({"SUCCEEDED", "FAILED", "STOPPED"})
+ENDS = frozenset({"SUCCEEDED", "FAILED", "STOPPED", NOT_LAUNCHED})
 
 
 class AttemptKey(NamedTuple):
@@ -61,6 +65,7 @@ class Status:
     pid: int = 0
     pid_start_ticks: int = 0
     stop_reason: str = ""  # why it stopped without an order, as `StopReason` has it: "DISCONNECTED"
+    launch_cause: str = ""  # why it was not launched, as the core's `LaunchCause` has it
 
     @property
     def ended(self) -> bool:
@@ -84,6 +89,7 @@ class Status:
             "pid": self.pid,
             "pid_start_ticks": self.pid_start_ticks,
             "stop_reason": self.stop_reason,
+            "launch_cause": self.launch_cause,
             "exit": told
             and {
                 "rank": told.rank,
@@ -126,6 +132,7 @@ def _status(raw: Any) -> Status:
         pid=int(raw["pid"]),
         pid_start_ticks=int(raw["pid_start_ticks"]),
         stop_reason=_stop_reason(raw.get("stop_reason", "")),
+        launch_cause=_launch_cause(raw.get("launch_cause", "")),
     )
 
 
@@ -133,6 +140,15 @@ def _stop_reason(name: str) -> str:
     if name and f"STOP_REASON_{name}" not in job_pb2.StopReason.keys():  # noqa: SIM118  # no mapping
         raise ValueError(f"no such reason to stop: {name!r}")
     return name
+
+
+def stop_reason_name(reason: job_pb2.StopReason.ValueType) -> str:
+    """Name a reason to stop; a newer placement's reason keeps its number."""
+    return job_pb2.StopReason.Name(reason) if reason in job_pb2.StopReason.values() else str(reason)
+
+
+def _launch_cause(name: str) -> str:
+    return LaunchCause(name).value if name else ""
 
 
 def timestamp(seconds: float) -> Timestamp:
@@ -160,6 +176,9 @@ def report(status: Status, node_id: str) -> node_service_pb2.AttemptReport:
         cpu_time=duration(status.cpu_seconds),
         memory_peak_bytes=status.memory_peak_bytes,
         stop_reason=job_pb2.StopReason.Value(f"STOP_REASON_{status.stop_reason or 'UNSPECIFIED'}"),
+        launch_cause=LAUNCH_CAUSES.to_wire(LaunchCause(status.launch_cause))
+        if status.launch_cause
+        else job_pb2.LAUNCH_CAUSE_UNSPECIFIED,
         exit=None
         if told is None
         else job_pb2.ExitStatus(

@@ -19,7 +19,8 @@ class RuntimeContext:
     `output_bytes_max` is what is kept of each task's output; `kept_max` and `kept_seconds_max` bound how many
     acknowledged attempts' output is kept, and for how long. `pids_max` is how many processes and threads each task of a
     job that names none may have; 0 means no limit. `gpu_minors` tells the numbers N of /dev/nvidiaN by UUID, as far
-    as NVML tells. `users` maps submitters to users of this machine.
+    as NVML tells. `users` maps submitters to users of this machine. `shared_identity` lets jobs of several submitters
+    run as the agent's user where it is not root. `hidden` is what jobs are not to see beside the state directory.
     """
 
     node_id: str
@@ -31,6 +32,8 @@ class RuntimeContext:
     pids_max: int = 0
     gpu_minors: Callable[[], Mapping[str, int]] = dict
     users: Mapping[str, str] = field(default_factory=dict)
+    shared_identity: bool = False
+    hidden: tuple[Path, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +86,11 @@ class Runtime(Protocol):
         """What it cannot enforce here, each in one sentence; known once it is open."""
 
     async def launch(self, assignment: node_service_pb2.Assignment) -> None:
-        """Start an attempt. One that cannot be started becomes FAILED with the reason."""
+        """Start an attempt.
+
+        One that this node cannot start becomes NOT_LAUNCHED with a cause and the reason, before anything of it was
+        executed, and so does one for which this raises. It becomes FAILED where no node could start it.
+        """
 
     def stop(self, key: AttemptKey, grace_seconds: float) -> None:
         """Warn an attempt, and kill it when grace is over."""

@@ -23,11 +23,11 @@ from typing import ClassVar
 import structlog
 
 from cotenant import fail_points
+from cotenant.core.lifecycle import LaunchCause
 from cotenant.core.throttle import Throttle
 from cotenant.node_agent import (
     attempt_directory,
     checks,
-    environment,
     gpu_devices,
     launching,
     node_place,
@@ -38,16 +38,16 @@ from cotenant.node_agent.attempt_cores import AttemptCores
 from cotenant.node_agent.attempt_directory import AttemptDirectory
 from cotenant.node_agent.attempt_throttle import AttemptThrottle
 from cotenant.node_agent.core_changes import CoresRefused
+from cotenant.node_agent.identity import find_identity
 from cotenant.node_agent.kernel_files import online_cpus
-from cotenant.node_agent.lease import LEASE
+from cotenant.node_agent.launch_faults import NOT_LAUNCHED
 from cotenant.node_agent.process_table import open_process
 from cotenant.node_agent.records import AttemptKey, Status, parse_status
 from cotenant.node_agent.resctrl import Resctrl
 from cotenant.node_agent.runtime import Found, Held, RuntimeContext, Usage
-from cotenant.node_agent.sockets import NOTIFY, progress_socket, socket_directory
-from cotenant.node_agent.supervised import Supervised, first_status
+from cotenant.node_agent.sockets import NOTIFY, progress_socket, socket_directory, stand_together
+from cotenant.node_agent.supervised import Supervised, first_status, open_pidfd
 from cotenant.node_agent.systemd_scope import reach_systemd
-from cotenant.node_agent.users import Users
 from cotenant.rpc.background import Background
 from cotenant.v1 import node_service_pb2
 
@@ -80,19 +80,10 @@ class ProcessRuntime:
         self._sockets = socket_directory(context.state_dir)
         self._resctrl = Resctrl.open()
         place = await asyncio.to_thread(node_place.open_place, context.node_id, reach_systemd())
-        node_group, self._not_enforced = place.node_group, [*place.not_enforced]
-        self._surroundings = launching.Surroundings(
-            node_group=node_group,
-            all_cpus=tuple(sorted(cpu for core in context.inventory.cores for cpu in core.cpus)),
-            notify_path=str(self._sockets / NOTIFY),
-            lease_path=str(context.state_dir / LEASE),
-            output_bytes_max=context.output_bytes_max,
-            base_environment=environment.inherited(os.environ),
-            pids_max=context.pids_max,
-            home=place.home,
-            users=Users(context.users),
-        )
-        self._not_enforced += await self._look_at_gpus()
+        identity = await asyncio.to_thread(find_identity, context.users, [context.state_dir, *context.hidden])
+        self._surroundings = launching.surroundings_of(context, place, str(self._sockets / NOTIFY), identity.hidden)
+        context.inventory.shared_user = identity.user
+        self._not_enforced = [*place.not_enforced, *identity.not_enforced, *await self._look_at_gpus()]
         self._listen()
         found = [await self._find(directory) for directory in attempt_directory.find_directories(self._attempts_root)]
         return [each for each in found if each] + self._take_in_strays()
@@ -132,6 +123,7 @@ class ProcessRuntime:
 
     def _tell(self, attempt: Supervised, status: Status) -> None:
         """Pass a status on unless it is no news; nothing is news after the end."""
+        status = attempt.as_ordered(status)
         if attempt.live and status != attempt.status:
             attempt.status = status
             self._changed(status)
@@ -220,19 +212,25 @@ class ProcessRuntime:
         """Check, then start a supervisor. Cores and GPUs are held from the first moment on."""
         key = AttemptKey(assignment.job_id, assignment.number)
         attempt = Supervised(key, assignment, None)
-        fault = self._fault(assignment)
+        wrong, fault = checks.spec_fault(assignment), self._fault(assignment)
         self._attempts[key] = attempt
         if checks.job_id_is_safe(key.job_id) and key.number > 0:
             attempt.directory = AttemptDirectory(self._attempts_root, key)
-        if fault is None:
-            fault = await self._launch(attempt)
-        elif attempt.directory is not None:
-            with contextlib.suppress(OSError):
+        if (wrong or fault) and attempt.directory is not None:
+            with contextlib.suppress(OSError, RuntimeError):  # then its end is told, and not kept
                 await asyncio.to_thread(attempt.directory.create, assignment)
-        if fault is not None:
-            status = attempt.new_status("FAILED", fault)
-            await attempt.record_end(status)
-            self._tell(attempt, status)
+        if wrong is not None:
+            status = attempt.new_status("FAILED", wrong)
+        elif fault is not None:
+            status = attempt.new_status(NOT_LAUNCHED, fault, checks.cause_of(fault))
+        else:
+            try:
+                await self._launch(attempt)
+                return
+            except Exception as error:  # whatever of ours failed, the program was not executed
+                status = attempt.not_launched(error)
+        await attempt.record_end(status)
+        self._tell(attempt, status)
 
     def _fault(self, assignment: node_service_pb2.Assignment, changing: Supervised | None = None) -> str | None:
         others = [other for other in self._attempts.values() if other.live and other is not changing]
@@ -267,22 +265,18 @@ class ProcessRuntime:
         self._surroundings = dataclasses.replace(self._surroundings, gpu_devices={} if advisory else devices)
         return [advisory] if advisory else []
 
-    async def _launch(self, attempt: Supervised) -> str | None:
+    async def _launch(self, attempt: Supervised) -> None:
+        """Start a supervisor and watch it. Raises an error only where none was started."""
         assert attempt.directory is not None
-        await self._have_a_place()
+        with launching.hook(LaunchCause.CGROUP):
+            await self._have_a_place()
         self._confine(attempt, attempt.directory)
         progress_path = str(progress_socket(self._sockets, attempt.key))
-        try:
-            pid = await asyncio.to_thread(
-                launching.launch, self._surroundings, attempt.directory, attempt.assignment, progress_path
-            )
-        except launching.CannotLaunch as error:
-            with contextlib.suppress(OSError):  # then its end is told, and not kept
-                attempt.directory.path.mkdir(exist_ok=True)
-            return str(error)
+        pid = await asyncio.to_thread(
+            launching.launch, self._surroundings, attempt.directory, attempt.assignment, progress_path
+        )
         await fail_points.reach("agent.launched")
-        self._watch(attempt, os.pidfd_open(pid))
-        return None
+        self._watch(attempt, await open_pidfd(pid))
 
     def stop(self, key: AttemptKey, grace_seconds: float) -> None:
         """Order the supervisor to end the attempt; while it is being started, as soon as it is."""
@@ -368,6 +362,7 @@ class ProcessRuntime:
         attempt = self._attempts.pop(key, None)
         if attempt is None or attempt.directory is None:
             return
+        stand_together(progress_socket(self._sockets, key))
         if attempt.pidfd >= 0:
             with contextlib.suppress(ProcessLookupError):  # it may be trying to record the end on a full disk
                 signal.pidfd_send_signal(attempt.pidfd, signal.SIGTERM)
@@ -375,18 +370,13 @@ class ProcessRuntime:
         if await attempt.remove_group(patience_seconds=10.0):
             await fail_points.reach("agent.acknowledged")
             async with self._keeping:
-                await asyncio.to_thread(self._keep, attempt.directory)
-
-    def _keep(self, directory: AttemptDirectory) -> None:
-        try:
-            directory.keep(self._kept_root)
-            attempt_directory.prune(
-                self._kept_root,
-                keep_max=self._context.kept_max,
-                younger_than=time.time() - self._context.kept_seconds_max,
-            )
-        except OSError as error:
-            log.warning("attempt_not_kept", attempt=str(directory.key), error=str(error))
+                await asyncio.to_thread(
+                    attempt_directory.keep_and_prune,
+                    attempt.directory,
+                    self._kept_root,
+                    keep_max=self._context.kept_max,
+                    younger_than=time.time() - self._context.kept_seconds_max,
+                )
 
     async def close(self) -> None:
         """Stop listening and watching; supervisors go on and tell the next agent."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import re
 import signal
 import time
 from dataclasses import dataclass, field, replace
@@ -16,17 +18,22 @@ from cotenant.node_agent.attempt_directory import AttemptDirectory
 from cotenant.node_agent.attempt_throttle import AttemptThrottle
 from cotenant.node_agent.cgroups import Group, GroupError
 from cotenant.node_agent.core_changes import CoresRefused
+from cotenant.node_agent.launch_faults import LIMIT_ERRORS, NOT_LAUNCHED, cause_of
+from cotenant.node_agent.launching import CannotLaunch
 from cotenant.node_agent.pressure import pressure_within
 from cotenant.node_agent.records import AttemptKey, Status
 from cotenant.node_agent.runtime import Usage
+from cotenant.node_agent.stop_order import BY_ANOTHER
 from cotenant.v1 import node_service_pb2, resources_pb2
 
 log = structlog.get_logger()
 
 FIRST_STATE_SECONDS_MAX = 10.0
 REMAINS_SECONDS_MAX = 30.0
+PIDFD_RETRY_SECONDS = 0.2
 MESSAGE_LENGTH_MAX = 1_000  # whatever a user wrote into what it tells of
 REBOOTED = "the node was rebooted"
+ERROR_NUMBER = re.compile(r"\[Errno (\d{1,4})\]")
 SUPERVISOR_DIED = "its supervisor died; what was left of the job was killed"
 
 
@@ -42,6 +49,7 @@ class Supervised:
     pidfd: int = -1
     gone: asyncio.Event = field(default_factory=asyncio.Event)
     stop_grace_seconds: float | None = None
+    stop_order_lost: bool = False
     stop_asked: asyncio.Event = field(default_factory=asyncio.Event)
     cores: AttemptCores | None = None
     throttle: AttemptThrottle | None = None
@@ -57,11 +65,21 @@ class Supervised:
         """Whether it holds cores and GPUs."""
         return self.status is None or not self.status.ended
 
-    def new_status(self, state: str, message: str = "") -> Status:
+    def new_status(self, state: str, message: str = "", launch_cause: str = "") -> Status:
         """What is known of it where no supervisor has told anything."""
         if len(message) > MESSAGE_LENGTH_MAX:
             message = message[: MESSAGE_LENGTH_MAX - 1] + "…"
-        return Status(self.key, self.assignment.epoch, state, time.time(), message)
+        return Status(self.key, self.assignment.epoch, state, time.time(), message, launch_cause=launch_cause)
+
+    def not_launched(self, error: Exception) -> Status:
+        """Return the end of an attempt that could not be launched for this error."""
+        if self.directory is not None:
+            with contextlib.suppress(OSError):  # then its end is told, and not kept
+                self.directory.path.mkdir(exist_ok=True)
+        if isinstance(error, CannotLaunch):
+            return self.new_status(NOT_LAUNCHED, str(error), error.cause.value)
+        log.error("launch_failed", attempt=str(self.key), exc_info=error)
+        return self.new_status(NOT_LAUNCHED, f"the agent failed: {error}", cause_of(error, "other"))
 
     async def end_orphans(self, marker: str) -> Status:
         """Kill what a dead supervisor left, known by `marker`, and record the failure in its place."""
@@ -73,9 +91,11 @@ class Supervised:
         ):
             log.error("processes_not_killed", attempt=str(self.key), seconds=REMAINS_SECONDS_MAX)
         words = "" if rebooted else self.directory.last_words()
+        cause = "" if self.directory.was_executed() else cause_in_words(words)
         status = replace(
             self.status or self.new_status("FAILED"),
-            state="FAILED",
+            state=NOT_LAUNCHED if cause else "FAILED",
+            launch_cause=cause,
             time=time.time(),
             end_time=time.time(),
             message=REBOOTED if rebooted else SUPERVISOR_DIED + (f" ({words})" if words else ""),
@@ -100,7 +120,7 @@ class Supervised:
             return
         try:
             await asyncio.to_thread(self.directory.write_end, status)
-        except OSError as error:
+        except (OSError, RuntimeError) as error:  # RuntimeError: no thread can be started
             log.error("end_not_recorded", attempt=str(self.key), error=str(error))
 
     def order_stop(self) -> None:
@@ -109,10 +129,20 @@ class Supervised:
             return
         try:
             self.directory.write_stop_order(self.stop_grace_seconds)
-        except OSError as error:  # then the supervisor takes the job's own grace
+        except OSError as error:  # then the supervisor takes the job's own grace, and does not know that it was us
+            self.stop_order_lost = True
             log.warning("stop_order_not_written", attempt=str(self.key), error=str(error))
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self.pidfd, signal.SIGTERM)
+
+    def as_ordered(self, status: Status) -> Status:
+        """Return the end as it is known here: a supervisor that could not read our stop order takes it for another's.
+
+        The disk may be read-only; what is stopped must not count as the job's failure for that.
+        """
+        if self.stop_order_lost and status.state == "FAILED" and status.message == BY_ANOTHER:
+            return replace(status, state="STOPPED", message="")
+        return status
 
     async def wake_and_order_stop(self) -> None:
         """The same for one that may stand still, which would hear no warning."""
@@ -156,6 +186,28 @@ class Supervised:
                 log.info("cores_healed", attempt=str(self.key))
         except CoresRefused as error:
             log.warning("cores_not_healed", attempt=str(self.key), error=str(error))
+
+
+async def open_pidfd(pid: int) -> int:
+    """Open a descriptor for a child; waits while the agent is out of descriptors or memory, as the child runs."""
+    while True:
+        try:
+            return os.pidfd_open(pid)
+        except OSError as error:
+            if error.errno not in LIMIT_ERRORS:
+                raise
+            log.warning("supervisor_not_watched", pid=pid, error=str(error))
+            await asyncio.sleep(PIDFD_RETRY_SECONDS)
+
+
+def cause_in_words(words: str) -> str:
+    """Return the cause that a supervisor's last words tell of, such as a traceback's last line.
+
+    >>> cause_in_words("OSError: [Errno 24] Too many open files"), cause_in_words("Killed")
+    ('limit', 'other')
+    """
+    found = ERROR_NUMBER.search(words)
+    return cause_of(OSError(int(found[1]), ""), "other") if found else "other"
 
 
 async def first_status(directory: AttemptDirectory) -> Status | None:

@@ -16,23 +16,27 @@ if TYPE_CHECKING:
     import socket
 
     from cotenant.node_agent.cgroups import Group, GroupError
+    from cotenant.node_agent.launch_faults import NOT_LAUNCHED, cause_of, mark_executing
     from cotenant.node_agent.lease import Leash
     from cotenant.node_agent.output_file import OutputFile
     from cotenant.node_agent.plain_json import dumps
     from cotenant.node_agent.process_table import children, start_ticks
     from cotenant.node_agent.state_file import StateFile
-    from cotenant.node_agent.task_process import TaskProcess, adopt_orphans, how_it_ended, number, sequence
+    from cotenant.node_agent.stop_order import BY_ANOTHER, ordered_grace_seconds
+    from cotenant.node_agent.task_process import TaskProcess, adopt_orphans, float_of, how_it_ended, number, sequence
 else:
     import _signal as signal  # the modules around these two make enumerations, which take longer than all our own
     import _socket as socket
 
     from cgroups import Group, GroupError
+    from launch_faults import NOT_LAUNCHED, cause_of, mark_executing
     from lease import Leash
     from output_file import OutputFile
     from plain_json import dumps
     from process_table import children, start_ticks
     from state_file import StateFile
-    from task_process import TaskProcess, adopt_orphans, how_it_ended, number, sequence
+    from stop_order import BY_ANOTHER, ordered_grace_seconds
+    from task_process import TaskProcess, adopt_orphans, float_of, how_it_ended, number, sequence
 
 KILL_ROUND_SECONDS = 0.02
 NOTIFY_RETRY_SECONDS = 0.05
@@ -55,6 +59,7 @@ class Supervisor:
         self.decider: TaskProcess | None = None
         self.decider_out_of_memory = False
         self.failed = False
+        self.launch_cause = ""  # where it failed before the user's program was executed
         self.stop_asked = False
         self.stop_reason = ""  # why it stops without an order
         self.pid_start_ticks = start_ticks(os.getpid())
@@ -138,6 +143,7 @@ class Supervisor:
             "end_time": self.end_time,
             "message": self.message,
             "stop_reason": self.stop_reason,
+            "launch_cause": self.launch_cause,
             "exit": self._describe_exit(),
             "cpu_seconds": self.cpu_seconds,
             "memory_peak_bytes": self.memory_peak_bytes,
@@ -164,9 +170,10 @@ class Supervisor:
         adopt_orphans()
         for task in self.tasks:
             try:
+                mark_executing()
                 task.start()
             except OSError as error:
-                self.fail(task, f"rank {task.rank} could not be started: {error.strerror}")
+                self.fail(task, f"rank {task.rank} could not be started: {error.strerror}", cause_of(error, "process"))
                 if task.exec_reader >= 0:
                     task.read_exec_result()
                 break
@@ -222,7 +229,7 @@ class Supervisor:
         if not task.exec_error and not self._pending_execs():
             self.start_time = time.time()
         if task.exec_error:
-            self.fail(task, f"rank {task.rank}: {task.exec_error}")
+            self.fail(task, f"rank {task.rank}: {task.exec_error}", task.launch_cause)
         elif self.kill_at is not None:
             task.signal_group(number(self.spec["warning_signal"]))  # the others have had theirs
         elif self.phase == "STARTING" and not self._pending_execs():
@@ -263,13 +270,16 @@ class Supervisor:
     def _out_of_memory(self, task: TaskProcess) -> bool:
         return task.group is not None and task.group.oom_kills() > 0
 
-    def fail(self, task: TaskProcess, reason: str) -> None:
-        """Note what broke the gang, and stop the rest. An end that was asked for is no failure."""
+    def fail(self, task: TaskProcess, reason: str, launch_cause: str = "") -> None:
+        """Note what broke the gang, and stop the rest. An end that was asked for is no failure.
+
+        With a `launch_cause` the node failed before the program was executed, and not the job.
+        """
         if self.decider is None:
             self.decider = task
             self.decider_out_of_memory = self._out_of_memory(task)
         if not self.stop_asked and not self.failed:
-            self.failed, self.message = True, reason
+            self.failed, self.message, self.launch_cause = True, reason, launch_cause
             self.warn_then_kill(float_of(self.spec["grace_seconds"]))
 
     def obey_stop_order(self) -> None:
@@ -279,9 +289,9 @@ class Supervisor:
             return
         if not self.stop_asked and not any(task.running for task in self.tasks):
             return  # it has ended by itself
-        grace_seconds = self._ordered_grace_seconds()
+        grace_seconds = ordered_grace_seconds()
         if grace_seconds is None and not self.stop_asked:
-            self.failed, self.message = True, "it was told to end by something else than the agent, as at a shutdown"
+            self.failed, self.message = True, BY_ANOTHER
             grace_seconds = float_of(self.spec["grace_seconds"])
         self.stop_asked = True
         if grace_seconds is not None:
@@ -289,17 +299,6 @@ class Supervisor:
         if self.phase != "STOPPING":
             self.phase = "STOPPING"
             self.publish()
-
-    def _ordered_grace_seconds(self) -> float | None:
-        """The grace of the agent's last order; None where it has given none."""
-        import json
-
-        try:
-            with open("stop.json", encoding="utf-8") as file:
-                grace_seconds = json.load(file)["grace_seconds"]
-            return float(grace_seconds) if 0 <= grace_seconds < float("inf") else None
-        except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):  # none, or damaged
-            return None
 
     def warn_then_kill(self, grace_seconds: float) -> None:
         """Send the warning signal once, and kill when grace is over."""
@@ -382,7 +381,8 @@ class Supervisor:
         self.kill_at = None
         if self.decider is None and self.tasks:
             self.decider = self.tasks[0]
-        self.phase = "FAILED" if self.failed else "STOPPED" if self.stop_asked else "SUCCEEDED"
+        failed = NOT_LAUNCHED if self.launch_cause else "FAILED"
+        self.phase = failed if self.failed else "STOPPED" if self.stop_asked else "SUCCEEDED"
         self._note_dropped_output()
         self.publish()
 
@@ -392,9 +392,3 @@ class Supervisor:
             count = sum(output.dropped_bytes for output in dropping)
             note = f"{count} bytes of output were dropped: {dropping[0].drop_reason}"
             self.message = f"{self.message}; {note}" if self.message else note
-
-
-def float_of(value: object) -> float:
-    """Narrow a number from JSON."""
-    assert isinstance(value, (int, float))
-    return float(value)

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import marshal
 import os
+import resource
 import sys
 
 TYPE_CHECKING = False
@@ -34,7 +35,15 @@ def main(directory: str, lock_descriptor: int) -> None:
     os.chdir(directory)
     with open("spec", "rb") as file:
         spec = marshal.load(file)  # both ends are the same interpreter, and it is there without an import
+    restore_descriptor_limit(spec.get("descriptors_max"))
     Supervisor(spec).run()
+
+
+def restore_descriptor_limit(soft: object) -> None:
+    """Give the job the soft limit that the agent began with; the agent has raised its own."""
+    now, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if isinstance(soft, int) and soft < now:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 if __name__ == "__main__":

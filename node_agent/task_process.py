@@ -14,9 +14,16 @@ if TYPE_CHECKING:
     import signal
 
     from cotenant.node_agent.cgroups import Group
+    from cotenant.node_agent.isolation import Namespaces
     from cotenant.node_agent.output_file import OutputFile
 else:
     import _signal as signal  # the module around it makes enumerations: see supervision.py
+if TYPE_CHECKING or __package__:
+    from cotenant.node_agent.isolation import namespaces_of
+    from cotenant.node_agent.launch_faults import cause_of, cause_of_execution
+else:
+    from isolation import namespaces_of
+    from launch_faults import cause_of, cause_of_execution
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
@@ -46,7 +53,10 @@ class TaskProcess:
         self.exec_reader = -1  # becomes readable when the program runs, or says why it does not
         self.output_reader = -1
         self.exec_error = ""
+        self.launch_cause = ""  # of an exec_error for which the job is not to blame
         self.status: int | None = None  # as waitpid gives it
+        self.isolation = spec.get("isolation")
+        self.namespaces: Namespaces | None = None  # that it enters; None: it sees what the supervisor sees
 
     @property
     def running(self) -> bool:
@@ -60,10 +70,15 @@ class TaskProcess:
 
     def start(self) -> None:
         """Fork; the child becomes the program or writes into the exec pipe why it cannot."""
+        self.namespaces = namespaces_of(self.isolation)
         self.exec_reader, exec_writer = os.pipe()
-        self.output_reader, output_writer = os.pipe()
-        os.set_blocking(self.output_reader, False)
         os.set_blocking(self.exec_reader, False)
+        try:
+            self.output_reader, output_writer = os.pipe()
+        except OSError:
+            os.close(exec_writer)
+            raise
+        os.set_blocking(self.output_reader, False)
         parent = os.getpid()
         try:
             self.pid = os.fork()
@@ -84,6 +99,9 @@ class TaskProcess:
             doing = "cpus"
             if self.cpus:
                 os.sched_setaffinity(0, self.cpus)
+            if self.namespaces is not None:
+                doing = "namespaces"
+                self.namespaces.enter()
             if self.user is None or self.directory_is_ours:  # which may lie where only the agent may go
                 doing = "directory"
                 os.chdir(self.directory)
@@ -100,9 +118,17 @@ class TaskProcess:
             doing = "command"
             execute(self.command, self.environment)
         except BaseException as error:  # whatever it is, it must be told
-            os.write(exec_writer, self._reason(doing, error).encode(errors="replace"))
+            told = f"{self._cause(doing, error)}\n{self._reason(doing, error)}"
+            os.write(exec_writer, told.encode(errors="replace"))
         finally:
             os._exit(127)
+
+    def _cause(self, doing: str, error: BaseException) -> str:
+        if doing == "command":
+            return cause_of_execution(error)
+        if doing == "directory" and not self.directory_is_ours:
+            doing = "working_directory"
+        return cause_of(error, {"starting": "process", "control group": "cgroup"}.get(doing, doing))
 
     def _reason(self, doing: str, error: BaseException) -> str:
         if not isinstance(error, OSError):
@@ -130,7 +156,7 @@ class TaskProcess:
             return False
         os.close(self.exec_reader)
         self.exec_reader = -1
-        self.exec_error = told.decode(errors="replace")
+        self.launch_cause, _, self.exec_error = told.decode(errors="replace").partition("\n")
         return True
 
     def pump(self) -> bool:
@@ -198,6 +224,12 @@ def number(value: object) -> int:
     return value
 
 
+def float_of(value: object) -> float:
+    """Narrow a number from JSON."""
+    assert isinstance(value, (int, float))
+    return float(value)
+
+
 def sequence(value: object) -> list[object]:
     """Narrow a value from JSON."""
     assert isinstance(value, list)
@@ -245,7 +277,7 @@ def become(user: dict[str, object]) -> None:
 def die_with_parent(parent: int) -> None:
     """Ask the kernel to kill this process when its supervisor dies; without cgroups nothing else would."""
     LIBC.prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
-    if os.getppid() != parent:
+    if os.getppid() not in (parent, 0):  # 0: in a process namespace, whose init process is killed with the supervisor
         os._exit(127)
 
 

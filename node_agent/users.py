@@ -55,6 +55,41 @@ def people_from_uid(defs: Path = LOGIN_DEFS) -> int:
     return int(told[1]) if told else UID_MIN_DEFAULT
 
 
+def user_name(uid: int) -> str:
+    """The name of a user of this machine; the id where it has none, as in many containers."""
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
+
+
+def own_user() -> User:
+    """The user that this process runs as; one without an entry, as in many containers, has its id for a name."""
+    uid, groups = os.geteuid(), tuple(os.getgroups())
+    try:
+        found = pwd.getpwuid(uid)
+    except KeyError:
+        return User(str(uid), uid, os.getegid(), groups, os.environ.get("HOME", "/"), "/bin/sh")
+    return User(found.pw_name, uid, os.getegid(), groups, found.pw_dir, found.pw_shell)
+
+
+def runs_as(own: str, submitter: str, names: Mapping[str, str]) -> bool:
+    """Whether an agent that runs as the user `own`, which is not root, may run a submitter's jobs.
+
+    >>> [runs_as("bob", who, {"eve": "bob"}) for who in ("operator", "bob", "eve", "mallory")]
+    [True, True, True, False]
+    """
+    return submitter in OF_THE_MESH or own == (names.get(submitter) or names.get(ANYBODY_ELSE) or submitter)
+
+
+def refusal_of_others(own: str, submitter: str) -> str:
+    """Why jobs of a submitter are not run by an agent that is not root."""
+    return (
+        f"everything here runs as the user {own!r}, so jobs of {submitter!r} could read and change all that is "
+        f"{own}'s: run the agent as root, or accept that with --shared-identity"
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Users:
     """Who runs jobs here. `names` maps submitters to users of this machine, `*` all that are not named."""
@@ -63,6 +98,7 @@ class Users:
     own_uid: int = field(default_factory=os.geteuid)
     uid_min: int = field(default_factory=people_from_uid)
     look_up: Callable[[str], pwd.struct_passwd] = pwd.getpwnam
+    shared: bool = False  # whether an agent that is not root runs jobs of any submitter
 
     def of(self, submitter: str) -> User | None:
         """Return as whom a submitter's jobs run; None: as whoever runs the agent. May ask a directory service.
@@ -71,6 +107,9 @@ class Users:
             NoUser: nobody may run them.
         """
         if self.own_uid != 0:
+            own = user_name(self.own_uid)
+            if not self.shared and not runs_as(own, submitter, self.names):
+                raise NoUser(refusal_of_others(own, submitter))
             return None
         told = self.names.get(submitter)
         if told is None and submitter in OF_THE_MESH:

@@ -16,6 +16,8 @@ REAL_TIME = [HERE / "services", HERE / "node_agent", HERE / "end_to_end", HERE /
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job would hand on that it is ignored
 
+os.environ["COTENANT_SHARE_MACHINE"] = "1"  # tests run beside each other, and beside a mesh of whoever runs them
+
 # A loaded machine is slow, and chance may draw many inputs that do not matter: neither says anything of the code. What
 # holds up a change is decided by the same examples each time; everybody else's runs look for new ones.
 settings.register_profile(

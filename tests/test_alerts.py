@@ -39,8 +39,21 @@ def histogram(name: str, below: float, above: float, quick: str) -> dict[str, st
     return {f'{name}_bucket{{le="{bound}"}}': values for bound, values in counts.items()}
 
 
+SIZE, LIMIT = 'cotenant_store_size_bytes{of="size"}', 'cotenant_store_limit_bytes{of="limit"}'
+KEPT, BUDGET = 'cotenant_queue_kept_bytes{tenant="a"}', 'cotenant_queue_budget_bytes{tenant="a"}'
+FREE, RESERVE = 'cotenant_agent_disk_bytes{of="free"}', 'cotenant_agent_disk_bytes{of="reserve"}'
+
 STORIES = (
+    Story("StoreNearlyFull", {SIZE: "70 70 76x20", LIMIT: "100x30"}, 4, {SIZE: "75x30", LIMIT: "100x30"}),
+    Story("TenantBudgetUsed", {KEPT: "90 91x20", BUDGET: "100x30"}, 6, {KEPT: "90x30", BUDGET: "100x30"}),
+    Story("DiskReserveEntered", {FREE: "100 99x20", RESERVE: "100x30"}, 2, {FREE: "100x30", RESERVE: "100x30"}),
     Story("StoreAway", {COMMITS: "0 0 0 1+1x20"}, 4, {COMMITS: "7x30"}),
+    Story(
+        "StoreWentBack",
+        {'cotenant_store_distrusted{instance="a"}': "0 0 1x20", 'cotenant_store_distrusted{instance="b"}': "0x22"},
+        2,
+        {"cotenant_store_distrusted": "0x30"},
+    ),
     Story(
         "NodesLost",
         {'cotenant_placement_nodes{state="lost",instance="a"}': "0 0 2x20"},
@@ -53,11 +66,29 @@ STORIES = (
         7,
         {'cotenant_placement_gpus{state="ill"}': "0x20", 'cotenant_placement_gpus{state="free"}': "8x20"},
     ),
+    Story(
+        "DescriptorsScarce",
+        {
+            'cotenant_descriptors_used{instance="a"}': "100 100 850x20",
+            'cotenant_descriptors_limit{instance="a"}': "1000x22",
+        },
+        7,
+        {
+            'cotenant_descriptors_used{instance="a"}': "850 850 100x20",
+            'cotenant_descriptors_limit{instance="a"}': "1000x22",
+        },
+    ),
     Story(  # two replicas bear it, and one of them has read the new file already
         "CertificateRunsOut",
         {f'{CERTIFICATE}{{instance="a"}}': f"{FORTNIGHT + 1}-1x20", f'{CERTIFICATE}{{instance="b"}}': "2592000x20"},
         7,
         {f'{CERTIFICATE}{{instance="a"}}': f"{FORTNIGHT + 60}-1x30"},
+    ),
+    Story(
+        "NodesHeld",
+        {'cotenant_placement_nodes_held{reason="cannot_launch"}': "1x30"},
+        2,
+        {'cotenant_placement_nodes_held{reason="cannot_launch"}': "0x30"},
     ),
     Story("LoopStalled", histogram(LOOP, 0.25, 1.0, "0x30"), 11, histogram(LOOP, 0.25, 1.0, "0+999x30")),
     Story("SlowCycle", histogram(CYCLE, 5.0, 10.0, "0x30"), 11, histogram(CYCLE, 5.0, 10.0, "0+999x30")),

@@ -113,6 +113,19 @@ def test_a_call_that_changes_something_knows_a_repeat() -> None:
     assert careless == []
 
 
+SHARED_FOLDER = re.compile(r"""gettempdir\(\)(?!  # only looked at)|["'=\s](/tmp|/var/tmp|/dev/shm)\b""")
+
+
+def test_nothing_is_written_under_a_name_that_others_can_guess_in_a_shared_folder() -> None:
+    """What `tempfile` makes has a random name and is ours; a name of our own there may be somebody else's link."""
+    shipped = [path for path in _files(".py", ".sh", ".toml", ".service", "Makefile") if not _is_test(path)]
+    assert [f"{place}: {line.strip()}" for place, line in _lines(shipped) if SHARED_FOLDER.search(line)] == []
+
+
+def _is_test(path: Path) -> bool:
+    return path.relative_to(ROOT).parts[0] == "tests"
+
+
 def test_the_calls_that_may_be_repeated_exist() -> None:
     calls = {f"{service.name}.{method.name}" for service in _services() for method in service.methods}
     assert set(REPEATABLE) - calls == set()

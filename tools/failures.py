@@ -52,8 +52,8 @@ transient = true                # the same job may succeed when it is tried agai
 node_at_fault = false           # it is tried elsewhere
 ```
 
-Patterns are searched for in each line, the last line first; lines are cut to 500 characters. A pattern may have at most
-one repeat of more than 16, and nothing repeated or chosen within a repeat: so no output can make it run for ever.
+Patterns are searched for in each line, the last line first; lines are cut to 500 characters. Patterns have
+[RE2's syntax](limits.md#patterns), and take a time linear in the line: no output can make one run for ever.
 
 ## A pre-run on one GPU
 

@@ -1,69 +1,85 @@
-"""Writes the headline tables of README.md and docs/reproduction.md from what `cotenant reproduce --json` printed.
+"""Writes the headline tables of README.md and docs/reproduction.md from the pages under docs/reproduction.
 
-    python tools/headlines.py report/reproduced/*.json      as `make reproduce` does at its end
+    python tools/headlines.py           as `make reproduce` does at its end
 
-A headline is what a paper states of itself; bands that are read off others' plots are not among them. Only learned
-predictions count. Each page has a mark where its table begins and one where it ends.
+A row is what a paper claims of itself; figures that were read off other people's plots are left out, and so are runs
+with perfect predictions. On each workload only the strongest baseline counts: the one that leaves us the smallest gain.
+Over the workloads the table gives the median, and the interval from the lowest to the highest; where there is but one
+workload, the interval is that of its seeds. The verdict follows from the interval alone.
 """
 
 from __future__ import annotations
 
-import json
-import sys
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from statistics import median
 
 ROOT = Path(__file__).resolve().parent.parent
-README, PAGE = ROOT / "README.md", ROOT / "docs/reproduction.md"
+README, PAGE, PAGES = ROOT / "README.md", ROOT / "docs/reproduction.md", ROOT / "docs/reproduction"
 BEGIN, END = "<!-- headlines: drawn by tools/headlines.py -->", "<!-- end of headlines -->"
-ORDER = ("coda", "genie", "aiturbo", "philly", "xiao")
 NAMES = {"coda": "CODA", "genie": "GENIE", "aiturbo": "AITurbo", "philly": "Philly", "xiao": "Xiao"}
-HELD = ("reached", "exceeded")
+HEAD = ("claim", "workload", "ours", "against", "published", "here", "spread", "verdict", "predictions")
+NUMBER = re.compile(r"[-+]?\d[\d,]*(?:\.\d+)?")
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One comparison: a claim on one workload, against one baseline. `low` and `high` are over the seeds."""
+
+    text: str
+    workload: str
+    base: str
+    published: float | None
+    unit: str
+    value: float
+    low: float
+    high: float
+    lower_is_better: bool
+
+    @property
+    def gain(self) -> float:
+        """Return the value such that more is better."""
+        return -self.value if self.lower_is_better else self.value
 
 
 @dataclass(frozen=True, slots=True)
 class Headline:
-    """A headline of a paper, and how it was measured: against each baseline, on each workload."""
+    """A claim over all workloads, each against its strongest baseline."""
 
     paper: str
     text: str
-    measured: Sequence[dict[str, Any]]
+    strongest: Sequence[Measured]
 
     @property
-    def best(self) -> dict[str, Any]:
-        """The comparison that is best for it."""
-        sign = 1 if self.measured[0]["better"] == "higher" else -1
-        return max(self.measured, key=lambda one: sign * one["mean"])
+    def value(self) -> float:
+        """Return the median over the workloads."""
+        return median(one.value for one in self.strongest)
 
     @property
-    def missed(self) -> list[dict[str, Any]]:
-        """The comparisons in which it does not hold."""
-        return [one for one in self.measured if one["verdict"] not in HELD]
+    def interval(self) -> tuple[float, float]:
+        """Return the lowest and the highest value over the workloads, or over the seeds of a single one."""
+        if len(self.strongest) == 1:
+            return self.strongest[0].low, self.strongest[0].high
+        values = [one.value for one in self.strongest]
+        return min(values), max(values)
 
+    @property
+    def verdict(self) -> str:
+        """Return where the published figure lies: below, within or above the interval.
 
-def headlines(told: dict[str, Any]) -> Iterator[Headline]:
-    """Gather a paper's measured claims by what they are about, whatever they are against."""
-    gathered: dict[str, list[dict[str, Any]]] = {}
-    for one in told["claims"]:
-        if one["learned"] and one["mean"] is not None and "[D]" not in one["source"]:
-            gathered.setdefault(one["name"].split(",")[0], []).append(one)
-    for measured in gathered.values():
-        yield Headline(NAMES[told["paper"]], _common(measured), measured)
-
-
-def _common(measured: Sequence[dict[str, Any]]) -> str:
-    """Name a claim without its baseline, where it was measured against several."""
-    texts = {str(one["text"]) for one in measured}
-    text = min(texts)
-    if len(texts) == 1:
-        return text
-    return text.removesuffix(measured[0]["base"]).removesuffix(" over ").removesuffix(" against ")
+        A claim without a published figure is compared with no change at all.
+        """
+        first = self.strongest[0]
+        low, high = sorted(-one if first.lower_is_better else one for one in self.interval)
+        published = (first.published or 0.0) * (-1 if first.lower_is_better else 1)
+        above, below = ("improved", "worse") if first.published is None else ("exceeded", "missed")
+        return above if low > published else below if high < published else "not distinguishable"
 
 
 def figure(value: float | None, unit: str) -> str:
-    """Write a figure with its unit; None: the paper has none.
+    """Write a figure with its unit; None where the paper has none.
 
     >>> figure(20.83, "%"), figure(3.0, "×"), figure(-658.6, "s"), figure(None, "%")
     ('+20.8 %', '3.00×', '-659 s', 'no figure')
@@ -73,52 +89,84 @@ def figure(value: float | None, unit: str) -> str:
     return {"%": f"{value:+.1f} %", "×": f"{value:.2f}×"}.get(unit, f"{value:,.0f} {unit}")
 
 
-def not_reached(line: Headline) -> str:
-    """Say against whom, or where there is but one, on what it is not reached."""
-    if not line.missed:
-        return ""
-    bases = {one["base"]: None for one in line.measured}
-    if len(bases) == 1:
-        return "; ".join(one["workload"] for one in line.missed)
-    missed = [base for base in bases if any(one["base"] == base for one in line.missed)]
-    each = [f"{base} ({_of([one for one in line.measured if one['base'] == base])})" for base in missed]
-    return "; ".join(each)
+def read(page: str) -> Iterator[Measured]:
+    """Read the comparisons with learned predictions from a page's table of claims.
+
+    Raises:
+        ValueError: the page has no such table.
+    """
+    rows = [[cell.strip() for cell in line.strip("| ").split(" | ")] for line in page.splitlines() if "|" in line]
+    if list(HEAD) not in rows:
+        raise ValueError(f"no table of claims: | {' | '.join(HEAD)} |")
+    for row in rows[rows.index(list(HEAD)) + 2 :]:
+        if len(row) != len(HEAD) or row[-1] not in ("learned", "perfect"):
+            return
+        cells = dict(zip(HEAD, row, strict=True))
+        if cells["predictions"] == "learned" and "same-lab band" not in cells["claim"] and cells["here"] != "-":
+            yield _measured(cells)
 
 
-def _of(measured: Sequence[dict[str, Any]]) -> str:
-    """Tell in how many comparisons it is not reached."""
-    return f"{sum(one['verdict'] not in HELD for one in measured)} of {len(measured)}"
+def _measured(cells: Mapping[str, str]) -> Measured:
+    value = _number(cells["here"])
+    ends = cells["spread"].split(" to ")
+    low, high = (_number(ends[0]), _number(ends[1])) if len(ends) == 2 else (value, value)
+    text = cells["claim"]
+    for word in (" over ", " against "):
+        before, _, after = text.rpartition(word)
+        if before and (after == cells["against"] or cells["against"].startswith(after)):
+            text = before
+    return Measured(
+        text,
+        cells["workload"],
+        cells["against"],
+        None if cells["published"] == "no figure" else _number(cells["published"]),
+        "×" if "×" in cells["here"] else cells["here"].split()[-1],
+        value,
+        low,
+        high,
+        any(word in text for word in ("JCT", "makespan", "queueing", "failing")) and "×" not in cells["here"],
+    )
 
 
-def rows(papers: Sequence[dict[str, Any]], *, short: bool) -> Iterator[Sequence[str]]:
-    """Write the rows of a table; a short one does not name what is not reached."""
-    yield ("paper", "claim", "published", "best here", "against, on", "held in", *([] if short else ["not reached"]))
-    for told in papers:
-        for line in headlines(told):
-            best = line.best
-            held = f"{len(line.measured) - len(line.missed)} of {len(line.measured)}"
-            yield (
-                line.paper,
-                line.text,
-                figure(best["published"], best["unit"]),
-                figure(best["mean"], best["unit"]),
-                f"{best['base']}; {best['workload']}",
-                held,
-                *([] if short else [not_reached(line)]),
-            )
+def _number(text: str) -> float:
+    found = NUMBER.search(text)
+    if found is None:
+        raise ValueError(f"no number in {text!r}")
+    return float(found[0].replace(",", ""))
 
 
-def written(papers: Sequence[dict[str, Any]], *, short: bool) -> str:
-    """Write a table with a sentence that says what was run."""
-    head, *body = rows(papers, short=short)
-    lines = ["| " + " | ".join(row) + " |" for row in (head, ["---"] * len(head), *body)]
-    return "\n".join([*lines, "", " ".join(_ran(told) for told in papers)])
+def headlines(paper: str, measured: Sequence[Measured]) -> Iterator[Headline]:
+    """Group comparisons by claim, and keep the strongest baseline of each workload."""
+    for text in dict.fromkeys(one.text for one in measured):
+        strongest: dict[str, Measured] = {}
+        for one in measured:
+            if one.text == text and (one.workload not in strongest or one.gain < strongest[one.workload].gain):
+                strongest[one.workload] = one
+        yield Headline(paper, text, list(strongest.values()))
 
 
-def _ran(told: dict[str, Any]) -> str:
-    form, cases, seeds = "quick" if told["quick"] else "full", told["cases"], len(told["seeds"])
-    runs = f"{cases['done']:,}" if told["complete"] else f"{cases['done']:,} of {cases['of']:,}"
-    return f"{NAMES[told['paper']]}: {form}, {seeds} seeds, {runs} runs."
+def rows(lines: Sequence[Headline], *, short: bool) -> Iterator[Sequence[str]]:
+    """Write the rows of a table; a long one names the strongest baseline of each workload."""
+    yield ("paper", "claim", "published", "median here", "interval", "verdict", *([] if short else ["against"]))
+    for line in lines:
+        unit, count = line.strongest[0].unit, len(line.strongest)
+        low, high = (figure(one, unit) for one in line.interval)
+        over = f"{count} workloads" if count > 1 else "seeds of one workload"
+        yield (
+            line.paper,
+            line.text,
+            figure(line.strongest[0].published, unit),
+            figure(line.value, unit),
+            f"{low} to {high}, {over}",
+            line.verdict,
+            *([] if short else ["; ".join(f"{one.workload}: {one.base}" for one in line.strongest)]),
+        )
+
+
+def written(lines: Sequence[Headline], *, short: bool) -> str:
+    """Write a table."""
+    head, *body = rows(lines, short=short)
+    return "\n".join("| " + " | ".join(row) + " |" for row in (head, ["---"] * len(head), *body))
 
 
 def put(page: Path, text: str) -> None:
@@ -135,13 +183,16 @@ def put(page: Path, text: str) -> None:
     page.write_text(f"{before}{BEGIN}\n{text}\n{END}{after}", encoding="utf-8")
 
 
-def main(files: Sequence[str]) -> None:
+def main() -> None:
     """Write both tables."""
-    told = [json.loads(Path(name).read_text(encoding="utf-8")) for name in files]
-    papers = sorted((one for one in told if one["paper"] in ORDER), key=lambda one: ORDER.index(one["paper"]))
-    put(README, written(papers, short=True))
-    put(PAGE, written(papers, short=False))
+    lines = [
+        line
+        for name, paper in NAMES.items()
+        for line in headlines(paper, list(read((PAGES / f"{name}.md").read_text(encoding="utf-8"))))
+    ]
+    put(README, written(lines, short=True))
+    put(PAGE, written(lines, short=False))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from cotenant.core.health_rules import GPU_RULES, NODE_RULES, RULES, TABLE_VERSION, Rule
+from cotenant.core.launch_health import RULES as HOLD_RULES
 from cotenant.core.nodes import HealthAction
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "health.md"
@@ -26,9 +27,9 @@ A GPU that is not well is missing in what is free. `cotenant explain` tells a wa
 there are (`unhealthy_gpus`, `unhealthy_nodes`). An attempt that is stopped for its node's health is queued again at
 once, and no failure is counted.
 
-A node that is not well as a whole is shown as `cordoned` or `draining` with the owner `health`. That is no cordon of an
-operator's: `cotenant uncordon` does not end it, and when the node is well again, a cordon or drain that an operator
-has ordered stays.
+A node on which launches fail is held too, by placement: see below. A node that is not well as a whole is shown as
+`cordoned` or `draining` with the owner `health`. That is no cordon of an operator's: `cotenant uncordon` does not end
+what the agent has found, and when the node is well again, a cordon or drain that an operator has ordered stays.
 
 ## The way back
 
@@ -47,14 +48,34 @@ NVML is asked by a small process of its own. An answer that does not come within
 process its life; another one is started after a while, never beside one that cannot be killed. Until it answers, all
 GPUs of the node are held: what runs, runs on; nothing new comes; nothing that was found of them is forgotten.
 
+## Nodes that cannot launch
+
+A launch that fails before the program is executed is the node's failure, never the job's: the job is queued again at
+once, avoids that node for 30 s, and its story says `not launched`. After {failures} launches in a
+row that fail within {window} min, of different attempts, placement holds the node: `unhealthy: cannot launch: …`. So it
+does where {jobs} jobs of {tenants} tenants fail within {quick} s of their start on one node (a black hole), if other
+jobs of those tenants do well on other nodes, their programs do not fail quickly there too, and no job has done well on
+the node since. One tenant's broken jobs hold no node, and neither does one user whom a node does not know.
+
+A held node gets one queued job at a time, a canary: {canary} s after it was held, then at intervals that double to
+{canary_max} min. A canary that is launched ends the hold; on a black hole it must also run for {quick} s or succeed,
+and one that fails there is not blamed on its job. Jobs that only held nodes could take wait with the reason
+`NODES_HELD`, which names the nodes and the time of the next try. `cotenant uncordon NODE` ends a hold at once, unless
+the node is cordoned or drained by an operator: then it takes back that alone. A hold is kept with the node, so that
+the next leader of placement knows it and tries the node after {canary} s; the failures before it are counted anew.
+
+In the configuration file of placement: `launch_failures` and `quick_failures` (0: never), `canary_seconds` and
+`canary_seconds_max`. Metrics: `cotenant.placement.nodes_held`, `launch_failures` and `canaries`; the alert is
+`NodesHeld`.
+
 ## Who uses a GPU
 
 At each look, before a GPU is given to an attempt, and after an attempt has ended, NVML's processes are compared with
 those of the attempts that were given the GPU. Somebody else's process takes the GPU out of service, with its pid, name
-and user, until it is gone. An attempt that comes to such a GPU is refused after 5 s with `gpu_busy: …`, so that it can
-go elsewhere; the end of an attempt is told once its GPUs are free, or after 5 s with the GPU held back. MPS servers
-and `nvidia-persistenced` do not count. Declared GPUs (`fake:N`) have no such check, and neither does an agent in a PID
-namespace of its own, which says so under `not_enforced`.
+and user, until it is gone. An attempt that comes to such a GPU is refused after 5 s with `gpu_busy: …`, which is no
+failure of its own; the end of an attempt is told once its GPUs are free, or after 5 s with the GPU held back. MPS
+servers and `nvidia-persistenced` do not count. Declared GPUs (`fake:N`) have no such check, and neither does an agent
+in a PID namespace of its own, which says so under `not_enforced`.
 
 ## The node
 
@@ -91,6 +112,13 @@ def page() -> str:
         gpu=table(GPU_RULES),
         xid=table([*xids[1:], xids[0]]),
         xid_note=XID_NOTE,
+        failures=HOLD_RULES.failures,
+        window=f"{HOLD_RULES.window_seconds / 60:g}",
+        jobs=HOLD_RULES.quick_jobs,
+        tenants=HOLD_RULES.quick_tenants,
+        quick=f"{HOLD_RULES.quick_seconds:g}",
+        canary=f"{HOLD_RULES.canary_seconds:g}",
+        canary_max=f"{HOLD_RULES.canary_seconds_max / 60:g}",
     )
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import cotenant.node_agent
 import cotenant.rpc
 import cotenant.services
+import cotenant.store
 from cotenant.telemetry.metrics import Known, known
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "metrics.md"
@@ -30,13 +31,17 @@ PARTS = {
     "predictor": "Predictor",
     "contention": "Contention",
     "agent": "Node agents",
+    "store": "The store",
     "loop": "Every service",
+    "connections": "Connections to a service",
+    "descriptors": "File descriptors of a service",
     "audit": "The audit log",
     "certificate": "Certificates, of services and agents",
 }
 
 
-PACKAGES = (cotenant.rpc, cotenant.services, cotenant.node_agent)
+UNITS = {"s": "_seconds", "By": "_bytes"}  # as the exporter spells them out; what is counted has none
+PACKAGES = (cotenant.store, cotenant.rpc, cotenant.services, cotenant.node_agent)
 MAKES_ONE = re.compile(r"\btelemetry\.(counter|gauge|histogram)\(")
 
 
@@ -60,7 +65,7 @@ def prometheus_name(metric: Known) -> str:
     >>> prometheus_name(Known("cotenant.queue.waited", "counter", "s", ""))
     'cotenant_queue_waited_seconds_total'
     """
-    unit = "_seconds" if metric.unit == "s" else ""
+    unit = UNITS.get(metric.unit, "")
     return metric.name.replace(".", "_") + unit + ("_total" if metric.kind == "counter" else "")
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 
+from cotenant.core.limits import NAME_LENGTH_MAX
 from cotenant.core.policy import AttemptWindow, NodeWindow, Throttle
-from cotenant.core.validate import CORES_MAX, NAME_LENGTH_MAX, shown
+from cotenant.core.validate import CORES_MAX, shown
 from cotenant.v1 import contention_service_pb2 as pb
 
 PAST_SECONDS_MAX = 120.0  # older than that, a sample tells nothing of what to do now

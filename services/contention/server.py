@@ -33,6 +33,7 @@ log = structlog.get_logger()
 SERVICE = "cotenant.v1.ContentionService"
 GROUP = "cotenant.contention_policies"
 MESSAGE_SAMPLES_MAX = 1_000
+SILENT_SECONDS = 30.0  # after which a stream's agent is believed to be dead: another one may take its place
 
 samples_taken = telemetry.counter("cotenant.contention.samples", "{sample}", "Samples taken in")
 samples_dropped = telemetry.counter("cotenant.contention.dropped", "{sample}", "Samples that could not be taken")
@@ -58,7 +59,9 @@ class Stream:
     """One agent's stream, and how many of its samples were dropped."""
 
     node_id: str
+    incarnation: str
     mailbox: Mailbox
+    heard: float  # when a message last came, in seconds since 1970
     dropped: int = 0
 
 
@@ -106,7 +109,8 @@ class ContentionServicer(pb_grpc.ContentionServiceServicer):
         stream: Stream | None = None
         try:
             async for request in requests:
-                stream = stream or self._open(request.node_id, mailbox)
+                stream = stream or self._open(request, mailbox)
+                stream.heard = self._now()
                 self._take_all(stream, request)
             mailbox.close()
         except Exception as error:
@@ -115,17 +119,31 @@ class ContentionServicer(pb_grpc.ContentionServiceServicer):
             if stream is not None:
                 self._close(stream)
 
-    def _open(self, node_id: str, mailbox: Mailbox) -> Stream:
-        """Begin a node's stream; one that it had before, and that hangs somewhere, is ended."""
+    def _open(self, request: pb.StreamSamplesRequest, mailbox: Mailbox) -> Stream:
+        """Begin a node's stream; one that its agent had before, and that hangs somewhere, is ended.
+
+        An agent that takes the id of another one, which is alive, is refused: they would end each other's streams.
+        """
+        node_id = request.node_id
         if wrong := bad_name(node_id) or ("" if node_id else "the first message names the node"):
             raise errors.invalid([Violation("node_id", wrong)])
         check_node(node_id)
-        if before := self._streams.get(node_id):
+        before = self._streams.get(node_id)
+        if before and self._is_another_agents(before, request.incarnation):
+            log.warning("stream_refused", node=node_id, why="another agent has this node id")
+            message = f"another agent streams as node {node_id!r}; give each agent a node id of its own"
+            raise Problem(grpc.StatusCode.ALREADY_EXISTS, "NODE_EXISTS", message)
+        if before:
             log.warning("stream_replaced", node=node_id)
             message = f"another stream of node {node_id!r} has begun"
             before.mailbox.close(Problem(grpc.StatusCode.ABORTED, "STREAM_REPLACED", message))
-        self._streams[node_id] = stream = Stream(node_id, mailbox)
+        self._streams[node_id] = stream = Stream(node_id, request.incarnation, mailbox, self._now())
         return stream
+
+    def _is_another_agents(self, before: Stream, incarnation: str) -> bool:
+        """Whether a stream is that of an agent which is alive and is not the one that calls."""
+        known = before.incarnation and incarnation and before.incarnation != incarnation
+        return bool(known) and self._now() - before.heard < SILENT_SECONDS
 
     def _close(self, stream: Stream) -> None:
         if stream.dropped:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 from cotenant import telemetry
 from cotenant.replicas.election import Election
@@ -23,6 +24,7 @@ async def serve(
     *,
     address: str,
     store_url: str,
+    memory: Path | None = None,
     token: str | None = None,
     config: PlacementConfig,
     advertised: str = "",
@@ -31,11 +33,13 @@ async def serve(
 ) -> None:
     """Serve until cancelled, as the leader or as one who follows; what runs on nodes runs on.
 
+    `memory` is the file that remembers the store over restarts.
+
     `on_start` is told the port; `advertised` is the host at which other replicas reach this one.
     """
     telemetry.setup("placement")
     server = Server(address, token, security=security)
-    store = await open_store(store_url)
+    store = await open_store(store_url, memory)
     try:
         Placement(store, config)  # what cannot be made is told before anybody is elected
         use_policies(serve_policies(server), config)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 
 from cotenant.core.lifecycle import StopReason
 from cotenant.core.validate import MEMORY_BYTES_MAX
@@ -54,8 +54,12 @@ def wrong_inventory(path: str, inventory: resources_pb2.Inventory) -> Iterator[V
 class Session:
     """One agent's stream. Messages put in before the stream next writes go out together."""
 
-    def __init__(self, node_id: str, incarnation: str) -> None:
+    def __init__(
+        self, node_id: str, incarnation: str, mark: Callable[[], node_pb2.StoreMark | None] = lambda: None
+    ) -> None:
+        """`mark` returns what the agent is to remember of the store."""
         self.node_id, self.incarnation = node_id, incarnation
+        self._mark, self._marked = mark, 0  # the revision that the agent was shown last
         self._pending = node_pb2.ConnectResponse()
         self._wake = asyncio.Event()
         self._closed = False
@@ -77,9 +81,19 @@ class Session:
             self._wake.clear()
             if self._pending.ByteSize():
                 message, self._pending = self._pending, node_pb2.ConnectResponse()
+                self._put_mark(message)
                 yield message
             if self._closed:
                 return
+
+    def _put_mark(self, message: node_pb2.ConnectResponse) -> None:
+        """Have the agent remember how far the store is, where that has changed."""
+        mark = self._mark()
+        if mark is None or mark.revision == self._marked:
+            return
+        self._marked = mark.revision
+        if not message.HasField("welcome"):  # which has its own
+            message.store.CopyFrom(mark)
 
 
 class Sessions:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 
@@ -11,11 +12,14 @@ from cotenant.core.jobs import JobSpec
 from cotenant.core.nodes import NodeShape
 from cotenant.core.policy import CpuAllocator
 from cotenant.core.queueing import cycle
-from cotenant.core.validate import Violation, check_amounts
+from cotenant.core.validate import Violation, check_amounts, shown
 from cotenant.rpc import errors, estimates, translate
+from cotenant.rpc.request_limits import spec_violations
 from cotenant.services.placement.cluster import Cluster
 from cotenant.v1 import job_pb2
 from cotenant.v1 import placement_service_pb2 as placement_pb2
+
+SLICE = 200  # candidates looked at between two turns of others; some milliseconds
 
 Informed = Callable[[JobSpec, Estimate], Estimate]
 
@@ -45,17 +49,33 @@ def spec_of(message: job_pb2.JobSpec) -> JobSpec:
     return _read(message)[0]
 
 
-def check_candidates(candidates: Iterable[placement_pb2.Candidate]) -> None:
+async def check_candidates(candidates: Iterable[placement_pb2.Candidate]) -> None:
     """Refuse gangs of nobody, and of amounts that would give where others take, before anything is held for one.
 
     Raises:
         Problem: INVALID_ARGUMENT, naming each field of each candidate that nobody can count with.
     """
-    wrong = [
-        Violation(f"candidates[{at}].{one.field}", one.description)
-        for at, candidate in enumerate(candidates)
-        for one in _read(candidate.spec)[1]
-    ]
+    wrong: list[Violation] = []
+    for at, candidate in enumerate(candidates):
+        if at % SLICE == SLICE - 1:
+            await asyncio.sleep(0)  # others have their turn
+        wrong += [Violation(f"candidates[{at}].{one.field}", one.description) for one in _read(candidate.spec)[1]]
+    if wrong:
+        raise errors.invalid(wrong)
+
+
+def check_once(candidates: Sequence[placement_pb2.Candidate]) -> None:
+    """Refuse a plan that names a job more than once: it would hold two places for one attempt.
+
+    Raises:
+        Problem: INVALID_ARGUMENT, naming each candidate that repeats another.
+    """
+    seen: set[str] = set()
+    wrong: list[Violation] = []
+    for at, candidate in enumerate(candidates):
+        if candidate.job_id in seen:
+            wrong.append(Violation(f"candidates[{at}].job_id", f"{shown(candidate.job_id)} is named before"))
+        seen.add(candidate.job_id)
     if wrong:
         raise errors.invalid(wrong)
 
@@ -72,6 +92,8 @@ def _remembered(raw: bytes) -> tuple[JobSpec, Sequence[Violation]]:
 
 
 def _weighed(message: job_pb2.JobSpec) -> tuple[JobSpec, Sequence[Violation]]:
+    if beyond := spec_violations(message):
+        return JobSpec(), beyond
     spec = translate.spec_from_wire(message)
     return spec, check_amounts(spec)
 

@@ -13,22 +13,20 @@ from dataclasses import replace
 import structlog
 
 from cotenant.core.allocations import NodeAllocation
-from cotenant.core.failing.classifying import SIGNS_MAX, TAIL_LENGTH_MAX
 from cotenant.core.ledger import Holding, Ledger, Overcommitted
 from cotenant.core.lifecycle import AttemptEvent, AttemptState, StopReason
 from cotenant.core.nodes import Illness, Inventory, NodeShape, shape_of
 from cotenant.core.placing.books import Book
 from cotenant.core.tenancy import Headroom
 from cotenant.rpc import translate
-from cotenant.services.placement.records import Live, Node, State, healthy, within
+from cotenant.services.placement import reports
+from cotenant.services.placement.records import Live, Node, healthy, within
 from cotenant.v1 import job_pb2, node_service_pb2, records_pb2
 
 log = structlog.get_logger()
 
 MASTER_PORTS = range(29500, 30000)
 UNEXPLAINED = (job_pb2.STOP_REASON_UNSPECIFIED, job_pb2.STOP_REASON_GANG_BROKEN, job_pb2.STOP_REASON_DISCONNECTED)
-MESSAGE_LENGTH_MAX = 1_000  # of what an agent says went wrong
-SIGN_LENGTH_MAX = 200
 PAST_MAX = 20_000
 
 
@@ -66,7 +64,7 @@ class Cluster:
         if old:
             node.connected, node.lost, node.superseded = old.connected, old.lost, old.superseded
             node.seen_seconds, node.heard_seconds, node.was_open = old.seen_seconds, old.heard_seconds, old.was_open
-            node.certificate = old.certificate
+            node.certificate, node.rivalry, node.hold = old.certificate, old.rivalry, old.hold
         self.nodes[node_id] = node
         self.touch()
         return node
@@ -305,7 +303,7 @@ class Cluster:
 
     def report(self, live: Live, node_id: str, told: node_service_pb2.AttemptReport) -> bool:
         """Take in what an agent says of its part of an attempt; False where that changes nothing."""
-        state = State.from_wire(told.state)
+        state = reports.state_of(live, node_id, told)
         if live.state.ended or live.ended_on(node_id) or live.parts.get(node_id) is state:
             return False
         live.parts[node_id] = state
@@ -313,17 +311,7 @@ class Cluster:
             return self._launched(live, told)
         if not state.ended:
             return False
-        if state is AttemptState.FAILED and not live.attempt.HasField("exit"):
-            live.attempt.exit.CopyFrom(told.exit)
-            live.attempt.exit.node_id = node_id
-            live.attempt.output_tail = told.output_tail[-TAIL_LENGTH_MAX:]
-            live.attempt.message = told.message[:MESSAGE_LENGTH_MAX]
-        elif not live.attempt.message:  # what a user should know of a good end too, such as output that was dropped
-            live.attempt.message = told.message[:MESSAGE_LENGTH_MAX]
-        if told.signs and not live.attempt.signs:
-            live.attempt.signs[:] = [sign[:SIGN_LENGTH_MAX] for sign in told.signs[:SIGNS_MAX]]
-        if told.stop_reason == job_pb2.STOP_REASON_DISCONNECTED:
-            live.disconnected = told.message[:MESSAGE_LENGTH_MAX] or "it stopped by itself"
+        reports.keep(live, node_id, state, told)
         return self._part_ended(live, node_id, told)
 
     def _launched(self, live: Live, told: node_service_pb2.AttemptReport) -> bool:
@@ -357,13 +345,15 @@ class Cluster:
     def _ended(self, live: Live, told: node_service_pb2.AttemptReport) -> None:
         """End an attempt of which all parts have ended.
 
-        A part that was lost, or stopped without us, explains why others failed, not the reverse.
+        A part that was lost, stopped without us or not launched explains why others failed, not the reverse.
         """
         ends = set(live.parts.values())
         if AttemptState.LOST in ends:
             event = AttemptEvent.LOST
         elif live.disconnected:
             event = AttemptEvent.STOPPED
+        elif AttemptState.NOT_LAUNCHED in ends:
+            event = AttemptEvent.NOT_LAUNCHED
         elif AttemptState.FAILED in ends:
             event = AttemptEvent.FAILED
         elif ends == {AttemptState.SUCCEEDED}:

@@ -211,6 +211,7 @@ class Leadership:
         self._sessions.close_all()  # whoever has come meanwhile was judged by the old picture
         self._cluster.replace(fresh)
         self._kinds.restore(kinds.entries)
+        self._registry.suspects.restore()
         self._committer.identity = self._tenure.identity
         self._committer.start(fence, {entry.key: entry.mod_revision for entry in every})
         term = fence.mod_revision

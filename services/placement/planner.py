@@ -59,12 +59,13 @@ def plan(
     informed: Informed,
     scene: Scene = NOBODY,
     promised: Mapping[str, cycle.Start] = MappingProxyType({}),
+    canaries: Mapping[str, cycle.Start] = MappingProxyType({}),
 ) -> cycle.Plan:
     """Run the core's `place` over the candidates; nothing is held afterwards.
 
     `informed` adds to an estimate what is remembered of jobs like the candidate. Candidates to whom a place is
-    `promised` get that one, before all others; nobody else gets it. No tenant's limit is passed: the queue counts an
-    open number of cores as one a replica, and here is known how many they are.
+    `promised` get that one, before all others; nobody else gets it. So do `canaries`, on held nodes. No tenant's limit
+    is passed: the queue counts an open number of cores as one a replica, and here is known how many they are.
     """
 
     def broken(gang: Gang, error: Exception) -> Refusal:
@@ -72,7 +73,7 @@ def plan(
         return policy_failed(policy.name, error)
 
     ledger = cluster.ledger  # first of all: making it anew says which nodes are open
-    promised = heeding(promised, request.candidates, cluster)
+    promised = {**heeding(promised, request.candidates, cluster), **canaries}
     shapes = cluster.open_shapes()
     gangs = [
         gang_of(candidate, allocator, shapes, informed)
@@ -332,13 +333,21 @@ def _refuse(response: placement_pb2.PlanPlacementResponse, refusals: Mapping[str
 
 
 def capacity(cluster: Cluster) -> placement_pb2.Capacity:
-    """Sum up what is free on nodes that take work, and with it what is held anywhere."""
+    """Sum up what is free on nodes that take work, and with it what is held anywhere.
+
+    The total counts nodes that are held for their launches: a queue that saw no capacity would ask for no plan, and no
+    job would ever be tried there.
+    """
     ledger = cluster.ledger
-    free = free_anywhere = ledger.sums(ledger.open)
+    free = may_take = free_anywhere = ledger.sums(ledger.open)
     if not ledger.open.all():
         free_anywhere = ledger.sums(np.ones_like(ledger.open))
+        taking = ledger.open.copy()
+        taking[[node.number for node in cluster.nodes.values() if node.hold and node.open_but_held]] = True
+        may_take = ledger.sums(taking)
     have = (int(ledger.total_gpus.sum()) * WHOLE_GPU_MILLI, ledger.total_cores.sum(), ledger.total_memory.sum())
-    total = [here + int(all_of) - anywhere for here, all_of, anywhere in zip(free, have, free_anywhere, strict=True)]
+    sums = zip(may_take, have, free_anywhere, strict=True)
+    total = [here + int(all_of) - anywhere for here, all_of, anywhere in sums]
     return placement_pb2.Capacity(
         total_gpu_milli=total[0],
         total_cores=total[1],

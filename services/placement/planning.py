@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from cotenant import telemetry
 from cotenant.core.lifecycle import StopReason
@@ -16,8 +17,9 @@ from cotenant.rpc import refusals
 from cotenant.rpc.background import Background
 from cotenant.rpc.tenants import tenant_of
 from cotenant.services.placement import planner
-from cotenant.services.placement.asking import check_candidates
+from cotenant.services.placement.asking import check_candidates, check_once
 from cotenant.services.placement.attempts import QUEUE_LEADER, Attempts, as_known, led_by
+from cotenant.services.placement.canaries import canaries
 from cotenant.services.placement.cluster import Cluster
 from cotenant.services.placement.committer import Outdated, TooLarge
 from cotenant.services.placement.kinds import Kinds
@@ -25,6 +27,7 @@ from cotenant.services.placement.promises import Promises
 from cotenant.services.placement.records import Live
 from cotenant.services.placement.resizes import Resizes
 from cotenant.services.placement.scene import Moment, StopCosts
+from cotenant.services.placement.suspects import Suspects
 from cotenant.store.port import Compare
 from cotenant.v1 import job_pb2
 from cotenant.v1 import placement_service_pb2 as placement_pb2
@@ -53,16 +56,18 @@ class Planning:
         costs: StopCosts,
         background: Background,
         check_trust: Callable[[], None],
+        suspects: Suspects,
     ) -> None:
         self._cluster, self._attempts, self._resizes, self._background = cluster, attempts, resizes, background
         self._policy, self._allocator, self._kinds, self._costs = policy, allocator, kinds, costs
         self._promises = Promises()
-        self._check_trust = check_trust
+        self._check_trust, self._suspects = check_trust, suspects
         self._lock = asyncio.Lock()
 
     async def plan(self, request: placement_pb2.PlanPlacementRequest) -> placement_pb2.PlanPlacementResponse:
         """Place what can be placed. Once it is decided it is done, even where the caller has gone meanwhile."""
-        check_candidates(request.candidates)
+        await check_candidates(request.candidates)
+        check_once(request.candidates)
         return await self._background.finish(self._plan(request))
 
     async def _plan(self, request: placement_pb2.PlanPlacementRequest) -> placement_pb2.PlanPlacementResponse:
@@ -77,10 +82,16 @@ class Planning:
             scene = Moment(self._cluster, self._costs, begin)
             promised = self._promised(request)
             informed = self._kinds.informed
-            outcome = planner.plan(self._cluster, request, self._policy, self._allocator, informed, scene, promised)
+            tried = self._canaries(request, scene, promised)
+            outcome = planner.plan(
+                self._cluster, request, self._policy, self._allocator, informed, scene, promised, tried
+            )
             if request.validate_only:
                 return planner.rehearse(self._cluster, outcome)
             decision = planner.decide(self._cluster, request, outcome, self._promises, time.monotonic())
+            for live in decision.starts:
+                if live.key[0] in tried:
+                    self._suspects.canary(live)
             placed = time.time()
             under = led_by(request.term)
             known = {one.job_id: as_known(one.job_id, one.revision, request.term) for one in request.candidates}
@@ -99,6 +110,18 @@ class Planning:
         for refused in response.refused:
             REFUSED.add(code=refused.refusal.code)
         return response
+
+    def _canaries(
+        self, request: placement_pb2.PlanPlacementRequest, scene: Moment, promised: Mapping[str, cycle.Start]
+    ) -> Mapping[str, cycle.Start]:
+        """Choose the jobs that are tried on held nodes; what explains why others wait is as of now."""
+        now, cluster = time.monotonic(), self._cluster
+        cluster.ledger.illness = replace(cluster.ledger.illness, held=self._suspects.held(now))
+        due = [] if request.validate_only else self._suspects.due(now)
+        if not due:
+            return {}
+        informed = self._kinds.informed
+        return canaries(cluster, due, request, self._policy, self._allocator, informed, scene, promised)
 
     def _promised(self, request: placement_pb2.PlanPlacementRequest) -> dict[str, cycle.Start]:
         """Find the places that are kept for some; those that are kept no longer are there for all."""

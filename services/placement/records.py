@@ -50,16 +50,18 @@ class Node:
     lost: bool = False
     strained: bool = False  # what its attempts hold is more than it has
     was_open: bool = False  # when that was last looked at
+    rivalry: str = ""  # why it gets no new work beside another node of its machine
     seen_seconds: float = 0.0
     heard_seconds: float = 0.0
     certificate: Certificate | None = None  # that its agent shows, as it says
     shape: NodeShape = field(init=False)  # with GPUs that are ill
-    ailment: HealthProblem | None = field(init=False)  # for which it gets no new work
+    unwell: HealthProblem | None = field(init=False)  # as its agent says: it gets no new work
+    hold: HealthProblem | None = None  # as placement has seen: it gets a canary now and then
     superseded: set[tuple[str, int]] = field(default_factory=set)  # stopping there, unknown to us: it still holds
 
     def __post_init__(self) -> None:
         self.shape = shape_of(self.inventory)
-        self.ailment = health.on_node(self.inventory)
+        self.unwell = health.on_node(self.inventory)
 
     @property
     def id(self) -> str:
@@ -72,11 +74,21 @@ class Node:
         return self.record.given_up
 
     @property
+    def ailment(self) -> HealthProblem | None:
+        """For what problem it gets no new work; its agent's word goes first."""
+        return self.unwell or self.hold
+
+    @property
+    def open_but_held(self) -> bool:
+        """Whether the node takes new work, or would if it were not held for its launches."""
+        kept = self.record.node.state
+        clear = not self.superseded and not self.strained and self.unwell is None and not self.rivalry
+        return self.connected and clear and kept == NodeState.NODE_STATE_READY
+
+    @property
     def open(self) -> bool:
         """Whether the node takes new work."""
-        kept = self.record.node.state
-        clear = not self.superseded and not self.strained and self.ailment is None
-        return self.connected and clear and kept == NodeState.NODE_STATE_READY
+        return self.open_but_held and self.hold is None
 
     @property
     def state(self) -> NodeState.ValueType:
@@ -87,6 +99,8 @@ class Node:
             return NodeState.NODE_STATE_AWAY
         if self.record.node.state == NodeState.NODE_STATE_READY and self.ailment:
             return AILING[self.ailment.action]
+        if self.record.node.state == NodeState.NODE_STATE_READY and self.rivalry:
+            return NodeState.NODE_STATE_CORDONED
         return self.record.node.state
 
     @property
@@ -94,6 +108,8 @@ class Node:
         """Who gives it no new work, and why; the machine never speaks over an operator."""
         if self.record.node.state == NodeState.NODE_STATE_READY and self.ailment:
             return HEALTH, self.ailment.reason
+        if self.record.node.state == NodeState.NODE_STATE_READY and self.rivalry:
+            return HEALTH, self.rivalry
         return self.record.node.state_owner, self.record.node.state_reason
 
 

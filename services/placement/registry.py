@@ -8,14 +8,18 @@ from collections.abc import AsyncIterator, Callable, Collection
 
 import structlog
 
+from cotenant.core.launch_health import HoldRules
 from cotenant.core.lifecycle import AttemptState, StopReason
 from cotenant.rpc import errors, translate
+from cotenant.rpc.background import Background
 from cotenant.rpc.errors import Problem
 from cotenant.rpc.hiding import without_others
 from cotenant.rpc.identity import caller, check_node
+from cotenant.rpc.store_marks import mark_from_wire, mark_to_wire
 from cotenant.services.placement import agents
 from cotenant.services.placement.attempts import Attempts
 from cotenant.services.placement.attention import Attention
+from cotenant.services.placement.claims import Claims
 from cotenant.services.placement.cluster import Cluster
 from cotenant.services.placement.committer import Committer, Fenced, Halted, Write
 from cotenant.services.placement.fitting import Fitting
@@ -32,7 +36,9 @@ from cotenant.services.placement.records import (
     used,
 )
 from cotenant.services.placement.resizes import Resizes
+from cotenant.services.placement.suspects import Suspects
 from cotenant.store.port import StoreUnavailable
+from cotenant.store.trust import Trust
 from cotenant.v1 import node_service_pb2 as node_pb2
 from cotenant.v1 import records_pb2, resources_pb2
 
@@ -53,17 +59,23 @@ class Registry:
         fitting: Fitting,
         attention: Attention,
         leads_for_sure: Callable[[], bool],
+        background: Background,
         *,
+        holding: HoldRules,
         heartbeat_seconds: float,
         lost_after_seconds: float,
         on_gone: Callable[[str], None],
+        trust: Trust | None = None,
     ) -> None:
+        """`trust` is what is known of the store, where it is one that may go back in time."""
         self.cluster, self.committer, self.sessions, self.attempts = cluster, committer, sessions, attempts
         self.resizes, self.following, self.fitting, self.attention = resizes, following, fitting, attention
         self.heartbeat_seconds, self.lost_after_seconds = heartbeat_seconds, lost_after_seconds
-        self.term = 0
+        self.term, self._trust = 0, trust
         self._on_gone, self._leads_for_sure = on_gone, leads_for_sure
         self._locks: dict[str, asyncio.Lock] = {}  # by node: its record is changed by one at a time
+        self.claims = Claims(cluster)
+        self.suspects = Suspects(cluster, committer, attempts.feed, background, self._lock, holding)
         self.forgetting = Forgetting(cluster, committer, attempts, self._lock, self._give_up)
 
     # Streams -------------------------------------------------------------------------------------------------
@@ -88,14 +100,16 @@ class Registry:
 
     async def _admit(self, hello: node_pb2.Hello) -> agents.Session:
         self._check_incarnation(hello)
+        await self._check_store(hello)
         node = await self._register(hello.node_id, hello.inventory)
         self._check_incarnation(hello)  # another agent may have come while the record was written
-        session = agents.Session(hello.node_id, hello.incarnation)
+        session = agents.Session(hello.node_id, hello.incarnation, self._mark)
         session.put(self._welcome())
         self._reconcile(node, session, hello)
         self.sessions.open(session)
         node.connected, node.lost = True, False
         self._hear(node)
+        self.claims.connected(node)
         self.cluster.reopen(node)
         self.attempts.feed.publish_capacity()
         if node.record.node.state == NodeState.NODE_STATE_DRAINING:
@@ -109,11 +123,32 @@ class Registry:
         old, node = self.sessions.get(hello.node_id), self.cluster.nodes.get(hello.node_id)
         speaks = node is not None and self._silent_seconds(node) < 2 * self.heartbeat_seconds
         if old and speaks and old.incarnation != hello.incarnation:
-            raise errors.already_exists("node", hello.node_id)
+            raise self.claims.refuse(hello)
+
+    async def _check_store(self, hello: node_pb2.Hello) -> None:
+        """Refuse an agent while the store is not what it was, or is not the agent's: it would stop what runs.
+
+        Raises:
+            Problem: FAILED_PRECONDITION, with what is wrong.
+        """
+        if self._trust is None:
+            return
+        verdict, mark = self._trust.verdict, mark_from_wire(hello.store)
+        if mark and verdict is None:
+            verdict = await self._trust.testify(hello.node_id, mark)
+        if verdict:
+            raise errors.failed_precondition(verdict.wrong.value, f"{verdict.text}; what runs on the node, runs on")
+
+    def _mark(self) -> node_pb2.StoreMark | None:
+        mark = self._trust.mark() if self._trust else None
+        identity = self._trust.identity if self._trust else None
+        return mark_to_wire(mark, identity.supersedes) if mark and identity else None
 
     def _welcome(self) -> node_pb2.ConnectResponse:
         message = node_pb2.ConnectResponse()
         message.welcome.term = self.term
+        if mark := self._mark():
+            message.welcome.store.CopyFrom(mark)
         message.welcome.heartbeat_interval.FromNanoseconds(int(self.heartbeat_seconds * 1e9))
         message.welcome.lost_after.FromNanoseconds(int(self.lost_after_seconds * 1e9))
         return message
@@ -183,6 +218,7 @@ class Registry:
             return  # another stream has taken its place
         if node := self.cluster.nodes.get(session.node_id):
             node.connected = False
+            self.claims.gone(node)
             self.cluster.reopen(node)
             self.attempts.feed.publish_capacity()
             log.warning("node_away", node=session.node_id)
@@ -224,6 +260,7 @@ class Registry:
             session.put(agents.heard(request.beat))
         if request.HasField("inventory"):  # first: what an end gives back may not be well
             node = await self._register(node.id, request.inventory)
+            self.claims.connected(node)
             self.cluster.reopen(node)
             self.attempts.feed.publish_capacity()
             self.fitting.fit(node.id)
@@ -257,7 +294,10 @@ class Registry:
         elif live.state.ended:
             self._take_stray(node, session, report, known_end=live.end_kept)
         else:
+            before = live.parts.get(node.id)
+            self.suspects.sign(live, node, report)
             self.attempts.take_report(live, node.id, report)
+            self.suspects.follow(live, node, before)
             self.resizes.settle(live)
 
     def _take_stray(
@@ -321,6 +361,8 @@ class Registry:
                 raise errors.not_found("node", node_id, near=self.cluster.nodes)  # it was forgotten meanwhile
             if request_id and request_id in node.record.request_ids:
                 return node
+            if state == NodeState.NODE_STATE_READY == node.record.node.state:
+                self.suspects.release(node_id)  # there is no cordon to take back: it is the hold that is meant
             record = records_pb2.StoredNode()
             record.CopyFrom(node.record)
             record.request_ids[:] = [*record.request_ids, *([request_id] if request_id else [])][-REQUEST_IDS_MAX:]
@@ -348,6 +390,9 @@ class Registry:
         message.CopyFrom(node.record.node)
         lives = self.cluster.on_node(node.id)
         message.state, (message.state_owner, message.state_reason) = node.state, node.why
+        message.inventory.problems.extend(self.claims.problems(node))
+        if node.hold:
+            message.inventory.problems.append(translate.problem_to_wire(node.hold))
         message.used_gpu_milli, message.used_cores, message.used_memory_bytes = used(node, lives)
         tenants = caller().tenants
         keys = [live.key for live in lives if tenants is None or live.record.spec.tenant in tenants]

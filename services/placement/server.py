@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from cotenant import plugins
+from cotenant.core.launch_health import RULES, HoldRules
 from cotenant.core.nodes import NodeShape
 from cotenant.core.policy import CpuAllocator, PlacementPolicy
 from cotenant.replicas.tenure import Held, Tenure
@@ -21,7 +22,7 @@ from cotenant.services.placement import planner
 from cotenant.services.placement.agents import Sessions
 from cotenant.services.placement.attempts import NOT_COMMITTED, Attempts, led_by
 from cotenant.services.placement.attention import Attention
-from cotenant.services.placement.cluster import MESSAGE_LENGTH_MAX, Cluster
+from cotenant.services.placement.cluster import Cluster
 from cotenant.services.placement.committer import Committer, Fenced, Halted, Outdated
 from cotenant.services.placement.dealing import Dealing
 from cotenant.services.placement.feed import Feed
@@ -35,8 +36,10 @@ from cotenant.services.placement.outputs import Outputs
 from cotenant.services.placement.planning import Planning
 from cotenant.services.placement.records import Node, NodeState
 from cotenant.services.placement.registry import Registry
+from cotenant.services.placement.reports import MESSAGE_LENGTH_MAX
 from cotenant.services.placement.resizes import Resizes
 from cotenant.services.placement.scene import STOP_COSTS, StopCosts
+from cotenant.store.guarded import trust_of
 from cotenant.store.port import Compare, Store
 from cotenant.v1 import node_service_pb2 as node_pb2
 from cotenant.v1 import node_service_pb2_grpc as node_grpc
@@ -65,6 +68,7 @@ class PlacementConfig:
     could_join: tuple[NodeShape, ...] = ()
     elastic: bool = False
     stop_costs: StopCosts = STOP_COSTS
+    holding: HoldRules = RULES
 
 
 class Placement(placement_grpc.PlacementServiceServicer, node_grpc.NodeServiceServicer, node_grpc.AgentServiceServicer):
@@ -95,9 +99,12 @@ class Placement(placement_grpc.PlacementServiceServicer, node_grpc.NodeServiceSe
             Fitting(self.cluster, self.attempts, self.resizes),
             self.attention,
             self._leads_for_sure,
+            self.background,
+            holding=config.holding,
             heartbeat_seconds=config.heartbeat_seconds,
             lost_after_seconds=config.lost_after_seconds,
             on_gone=self.outputs.give_up,
+            trust=trust_of(store),
         )
         self.leadership = Leadership(
             store,
@@ -121,6 +128,7 @@ class Placement(placement_grpc.PlacementServiceServicer, node_grpc.NodeServiceSe
             config.stop_costs,
             self.background,
             self.leadership.check,
+            self.registry.suspects,
         )
         self.forecasting = Forecasting(self.cluster, self._policies, self.leadership.check)
         self._host: Host | None = None
@@ -151,6 +159,7 @@ class Placement(placement_grpc.PlacementServiceServicer, node_grpc.NodeServiceSe
         self.background.forever("placement-kinds", self.kinds.keep)
         self.background.forever("placement-trust", self.leadership.regain)
         self.background.forever("placement-gauges", Gauges(self.cluster).run)
+        self.background.forever("placement-suspects", self.registry.suspects.run)
 
     async def close(self) -> None:
         """End all streams and stop committing."""

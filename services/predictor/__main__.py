@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from pathlib import Path
 
 import structlog
 
@@ -28,6 +29,7 @@ async def serve(
     *,
     address: str,
     store_url: str,
+    memory: Path | None = None,
     token: str | None = None,
     config: Config = DEFAULTS,
     advertised: str = "",
@@ -36,12 +38,14 @@ async def serve(
 ) -> None:
     """Serve until cancelled, as the one that observes or as one that follows; then keep what was learnt last.
 
+    `memory` is the file that remembers the store over restarts.
+
     `on_start` is told the port; `advertised` is the host at which other replicas reach this one. Who is told to follow
     (`config.follow`) never observes.
     """
     telemetry.setup("predictor")
     server = Server(address, token, security=security)
-    store = await open_store(store_url)
+    store = await open_store(store_url, memory)
     try:
         if config.follow:
             await _follow(server, store, config, on_start)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import OrderedDict
 
 from cotenant.core.estimates import Observation
-from cotenant.core.validate import NAME_LENGTH_MAX, shown
+from cotenant.core.limits import NAME_LENGTH_MAX
+from cotenant.core.validate import shown
 from cotenant.services.predictor.words import observation_of, seconds_of
 from cotenant.v1 import predictor_service_pb2 as pb
 

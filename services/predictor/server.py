@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import Any
 
 from cotenant import plugins, telemetry
 from cotenant.core import estimates
@@ -34,14 +34,14 @@ from cotenant.store.port import Store
 from cotenant.v1 import predictor_service_pb2 as pb
 from cotenant.v1 import predictor_service_pb2_grpc as pb_grpc
 
-T = TypeVar("T")
-
 SERVICE = "cotenant.v1.PredictorService"
 GROUP = "cotenant.predictors"
 MEASURED = "measured-cores"  # the name of Measured's records in the store
 KINDS = "kinds"  # the name of those of Kinds
 PROFILES_MAX = 100  # of one page: each takes some milliseconds
 BATCH_MAX = 10_000
+OBSERVED_AT_ONCE = 50  # observations between two chances for other calls: a few milliseconds
+SLICE_CANDIDATES = 2_000  # of the queries of a slice together
 NOT_RESTORED = "what was learnt before has not been read from the store yet"
 STALE_TRUST = 0.5  # by this factor confidence is lower while a profile is stale
 SLICE = 200  # queries between two chances for other calls: about 5 ms; models prefer more at once
@@ -125,6 +125,8 @@ class PredictorServicer(pb_grpc.PredictorServiceServicer):
         rejected = []
         wanted: dict[str, None] = {}
         for index, message in enumerate(request.observations):
+            if index % OBSERVED_AT_ONCE == OBSERVED_AT_ONCE - 1:
+                await asyncio.sleep(0)  # others have their turn
             try:
                 if self._observe(message):
                     wanted[message.job_id] = None
@@ -299,5 +301,13 @@ def _require_batch(field: str, size: int) -> None:
         raise errors.invalid([Violation(field, f"has {size} entries; {BATCH_MAX} are taken at most")])
 
 
-def _slices(entries: Sequence[T]) -> Iterator[Sequence[T]]:
-    return (entries[start : start + SLICE] for start in range(0, len(entries), SLICE))
+def _slices(queries: Sequence[pb.EstimateQuery]) -> Iterator[Sequence[pb.EstimateQuery]]:
+    """Cut queries into slices of `SLICE` at most, and of about as many candidates as take the same time."""
+    begin, candidates = 0, 0
+    for end, query in enumerate(queries):
+        if end > begin and (end - begin >= SLICE or candidates >= SLICE_CANDIDATES):
+            yield queries[begin:end]
+            begin, candidates = end, 0
+        candidates += len(query.candidates)
+    if begin < len(queries):
+        yield queries[begin:]

@@ -37,13 +37,13 @@ from cotenant.core.predicting.kept_figures import (
 from cotenant.core.validate import (
     CORES_MAX,
     GPU_MILLI_MAX,
-    LABELS_MAX,
     MEMORY_BYTES_MAX,
     REPLICAS_MAX,
     ROLES_MAX,
     bad_name,
 )
 from cotenant.rpc import promises
+from cotenant.rpc.request_limits import spec_violations
 from cotenant.v1 import job_pb2, resources_pb2
 from cotenant.v1 import predictor_service_pb2 as pb
 
@@ -102,9 +102,9 @@ def _remembered(written: bytes) -> Wanted:
 
 
 def _read_spec(spec: job_pb2.JobSpec) -> Wanted:
+    for beyond in spec_violations(spec):
+        raise ValueError(f"its {beyond.field} cannot be taken: {beyond.description}")
     kind = _kind_of(spec)
-    if len(spec.labels) > LABELS_MAX:
-        raise ValueError(f"its spec has {len(spec.labels)} labels; {LABELS_MAX} are taken at most")
     return Wanted(
         kind,
         _own(spec),
@@ -157,11 +157,11 @@ class Queries:
         )
 
     def _candidates(self, messages: Sequence[pb.CandidateAllocation], team: Team) -> tuple[Candidate, ...]:
+        if len(messages) > CANDIDATES_MAX:
+            raise ValueError(f"{len(messages)} candidates are too many; {CANDIDATES_MAX} are taken at most")
         before, same_team, read = self._last
         if same_team == team and messages == before:
             return read
-        if len(messages) > CANDIDATES_MAX:
-            raise ValueError(f"{len(messages)} candidates are too many; {CANDIDATES_MAX} are taken at most")
         read = tuple([_allocation(one, team) for one in messages])
         self._last = messages, team, read
         return read
@@ -224,6 +224,8 @@ def kind_of(spec: job_pb2.JobSpec) -> Kind:
     Raises:
         ValueError: a figure or a name in it cannot be; the text, about the spec, says which.
     """
+    if len(spec.roles) > ROLES_MAX:
+        raise ValueError(f"has {len(spec.roles)} roles, not 1 to {ROLES_MAX}")
     gpu_milli = replicas = 0
     for role in spec.roles:
         gpu_milli += role.replicas * role.resources.gpu_milli

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 from cotenant import telemetry
 from cotenant.replicas.election import Election
@@ -23,6 +24,7 @@ async def serve(
     *,
     address: str,
     store_url: str,
+    memory: Path | None = None,
     endpoints: Endpoints,
     token: str | None = None,
     config: QueueConfig,
@@ -32,11 +34,13 @@ async def serve(
 ) -> None:
     """Serve until cancelled, as the leader or as one who follows; jobs run on.
 
+    `memory` is the file that remembers the store over restarts.
+
     `on_start` is told the port; `advertised` is the host at which other replicas reach this one.
     """
     telemetry.setup("queue")
     server = Server(address, token, security=security)
-    store = await open_store(store_url)
+    store = await open_store(store_url, memory, config.store_limits)
     placement = connect(endpoints.placement, token or "")
     predictor = connect(endpoints.predictor, token or "")
     background = Background()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 from cotenant.core.jobs import QUEUE_DEFAULT, JobSpec
+from cotenant.core.limits import ARRAY_BYTES_MAX, SPEC_BYTES_MAX
 from cotenant.core.options import did_you_mean
 from cotenant.core.placing import obstacles
 from cotenant.core.validate import Violation, shown
@@ -14,8 +15,7 @@ from cotenant.services.queue.state import State
 from cotenant.services.queue.views import View
 from cotenant.v1 import job_pb2
 
-SPEC_BYTES_MAX = 256 * 1024
-ARRAY_BYTES_MAX = 64 * 2**20  # over all jobs of an array
+NEAR_MAX = 3  # unknown dependencies for which similar ids are looked up: each takes some milliseconds
 
 
 def accept(state: State, message: job_pb2.JobSpec, before: Before = NOTHING) -> JobSpec:
@@ -42,10 +42,10 @@ def accept(state: State, message: job_pb2.JobSpec, before: Before = NOTHING) -> 
 
 def _out_of_place(view: View, spec: JobSpec, message: job_pb2.JobSpec, before: Before) -> list[Violation]:
     """Name what a job cannot wait for, and arrays that are none or too large."""
-    wrong = []
+    wrong: list[Violation] = []
     for place, one in enumerate(spec.dependencies):
         if not view.knows(one.job_id) and one.job_id not in before.ended and one.job_id not in before.unknowable:
-            near = did_you_mean(one.job_id, view.near())
+            near = did_you_mean(one.job_id, view.near()) if len(wrong) < NEAR_MAX else ""
             what = f"there is no job and no array {shown(one.job_id)}{near}"
             wrong.append(Violation(f"spec.dependencies[{place}].id", what))
     if spec.array_task:

@@ -10,6 +10,7 @@ from cotenant.core.failing.retrying import RetryRules
 from cotenant.core.queueing.choosing import SHARING, Rules
 from cotenant.services.queue.observations import WINDOW_SECONDS
 from cotenant.services.queue.records import RETRYING
+from cotenant.store.capacity import NO_LIMITS, StoreLimits
 from cotenant.store.upkeep import KEPT_SECONDS
 
 ENDED_KEPT_MAX = 20_000
@@ -33,3 +34,5 @@ class QueueConfig:
     failure_rules: str = ""  # a file of the operator's, whose rules come before those that are shipped
     window_seconds: float = WINDOW_SECONDS  # over which the rates of running jobs are seen
     tenant_jobs_max: int = 0  # of a tenant, that have not ended; 0: any number
+    tenant_bytes_max: int = 0  # of the store, for the jobs of a tenant that has no limit of its own; 0: a quarter of it
+    store_limits: StoreLimits = NO_LIMITS

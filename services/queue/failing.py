@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -15,6 +16,8 @@ from cotenant import telemetry
 from cotenant.core.failing.classifying import UNCLASSIFIED, End, Failure, classify
 from cotenant.core.failing.retrying import RetryRules
 from cotenant.core.failing.rules import BadRules, Blame, Rule, merged, parse_rules
+from cotenant.core.health import HOLDING
+from cotenant.core.health_rules import RULES, xid_rule
 from cotenant.v1 import job_pb2
 
 log = structlog.get_logger()
@@ -80,7 +83,7 @@ class Failing:
                 attempt.output_tail,
                 attempt.signs,
             )
-            kept.failure.CopyFrom(to_wire(classify(end, self.rules)))
+            kept.failure.CopyFrom(to_wire(spare_node(classify(end, self.rules), attempt.signs)))
         return kept
 
     def note(self, attempt: job_pb2.Attempt) -> None:
@@ -101,6 +104,28 @@ class Failing:
         jobs = {one for _, one in faults}
         if len(jobs) >= SUSPECT_JOBS:
             log.warning("node_fails_jobs", node=node_id, jobs=len(jobs), failure=failure.failure_class)
+
+
+def spare_node(failure: Failure, signs: Iterable[str]) -> Failure:
+    """Return a failure without blame for its node where one GPU is to blame and is held: its other GPUs are well.
+
+    >>> ecc = Failure("gpu_ecc_error", Blame.INFRASTRUCTURE, "cuda-ecc", "uncorrectable ECC error", True, True)
+    >>> spare_node(ecc, ["xid 48 on GPU-6f1c"]).node_at_fault, spare_node(ecc, ["xid 13 on GPU-6f1c"]).node_at_fault
+    (False, True)
+    """
+    if failure.node_at_fault and any(_holds_gpu(sign) for sign in signs):
+        return replace(failure, node_at_fault=False)
+    return failure
+
+
+def _holds_gpu(sign: str) -> bool:
+    """Whether a sign of a node's health tells of a GPU that gets no work for it: see `core.health.Finding.sign`."""
+    what, _, uuid = sign.partition(" on ")
+    number = what.removeprefix("xid ")
+    if what.startswith("xid ") and number.isdecimal() and len(number) < 5:
+        return xid_rule(int(number)).action in HOLDING
+    rule = RULES.get(what.replace(" ", "_"))
+    return bool(uuid) and rule is not None and rule.action in HOLDING
 
 
 def broke(attempt: job_pb2.Attempt) -> bool:

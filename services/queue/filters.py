@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import chain
@@ -12,6 +13,8 @@ from cotenant.services.queue.records import Record
 from cotenant.services.queue.state import State
 from cotenant.services.queue.views import View
 from cotenant.v1 import job_service_pb2 as pb
+
+SLICE = 2_000  # jobs looked at between two turns of others; some milliseconds
 
 Holds = Callable[[Record], bool]
 
@@ -27,14 +30,23 @@ class Filter:
         raw = message.SerializeToString(deterministic=True) + view.key.encode()
         self.digest = "" if self.everything else hashlib.blake2b(raw, digest_size=8).hexdigest()
 
-    def ids(self, state: State) -> Sequence[str]:
-        """Ids of the jobs that are meant, sorted."""
+    async def found(self, state: State) -> Sequence[str]:
+        """Return the ids of the jobs that are meant, sorted; other calls have their turn meanwhile."""
         parts, by = self._narrowest(state)
         found = parts[0] if len(parts) == 1 and isinstance(parts[0], list) else sorted(chain.from_iterable(parts))
         records = state.records
         for of, holds in self._conditions:  # one after the other over all jobs, which may be very many
-            if of != by:
-                found = [job_id for job_id in found if holds(records[job_id])]
+            if of == by:
+                continue
+            kept: list[str] = []
+            before, found = list(found), kept
+            for start in range(0, len(before), SLICE):
+                if start:
+                    await asyncio.sleep(0)
+                for job_id in before[start : start + SLICE]:
+                    record = records.get(job_id)  # None where it was forgotten meanwhile
+                    if record is not None and holds(record):
+                        kept.append(job_id)
         return found
 
     def _narrowest(self, state: State) -> tuple[Sequence[Collection[str]], str]:
@@ -104,7 +116,10 @@ def folded(ids: Sequence[str], state: State) -> Sequence[str]:
     seen: set[str] = set()
     kept = []
     for job_id in ids:
-        task = state.records[job_id].spec.array_task
+        record = state.records.get(job_id)
+        if record is None:
+            continue  # it was forgotten meanwhile
+        task = record.spec.array_task
         if task is None or task.array_id not in seen:
             kept.append(job_id)
         if task:

@@ -8,13 +8,14 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from contextlib import ExitStack
 
 import structlog
 
 from cotenant import fail_points
 from cotenant.services.queue.arrays import Arrays
+from cotenant.services.queue.footprint import kept_bytes
 from cotenant.services.queue.past import Past
 from cotenant.services.queue.records import Record
 from cotenant.services.queue.state import State
@@ -24,6 +25,7 @@ log = structlog.get_logger()
 
 FIRST_SWEEP_SECONDS = 3.0  # after a queue has begun to lead: leaders may change more often than they sweep
 SWEEP_SECONDS = 30.0
+RECENT_SECONDS = 600.0  # for so long an ended job is not forgotten to make room
 AT_ONCE_MAX = 50  # between two looks at whether others need the queue
 
 
@@ -73,13 +75,56 @@ class Forgetting:
                 if len(some) == AT_ONCE_MAX:
                     gone += await self._forget(some)
                     some = []
-            elif (array := state.gates.arrays[record.spec.array_task.array_id]) and not array.standing[0]:
-                records = [state.records[one] for one in array.ids]
-                await self._keep(records)
-                with state.gates.leaving(array.id):
-                    await self._arrays.purge(array)
-                gone += len(records)
+            else:
+                gone += await self._forget_array(record.spec.array_task.array_id)
         await self._forget(some)
+
+    async def make_room(self, tenants: Set[str] | None, size: int, now: float) -> int:
+        """Forget ended jobs of some tenants, or of all, until they took so many bytes; return how many bytes they took.
+
+        Those that ended a moment ago stay: somebody may still be about to look at them.
+
+        Raises:
+            StoreUnavailable: the store is away.
+            OSError: the archive cannot be written.
+        """
+        state, before = self._state, sum(self._state.footprint.by_tenant().values())
+        late = now - RECENT_SECONDS
+        ended = [
+            one
+            for one in state.records.values()
+            if one.phase.ended and one.ended_seconds <= late and (tenants is None or one.spec.tenant in tenants)
+        ]
+        freed, some = 0, list[Record]()
+        for job_id in _by_end(ended):
+            if freed + sum(map(kept_bytes, some)) >= size:
+                break
+            record = state.records.get(job_id)
+            if record is None or state.gates.wanted(record):
+                continue
+            if record.spec.array_task is not None:
+                await self._forget_array(record.spec.array_task.array_id)
+            else:
+                some.append(record)
+                if len(some) == AT_ONCE_MAX:
+                    await self._forget(some)
+                    some = []
+            freed = before - sum(state.footprint.by_tenant().values())
+        await self._forget(some)
+        freed = before - sum(state.footprint.by_tenant().values())
+        log.info("room_made", tenants=sorted(tenants or ()), wanted_bytes=size, freed_bytes=freed)
+        return freed
+
+    async def _forget_array(self, array_id: str) -> int:
+        """Forget an array of which every job has ended; return how many jobs it had."""
+        array = self._state.gates.arrays[array_id]
+        if not array or array.standing[0]:
+            return 0
+        records = [self._state.records[one] for one in array.ids]
+        await self._keep(records)
+        with self._state.gates.leaving(array.id):
+            await self._arrays.purge(array)
+        return len(records)
 
     async def _forget(self, records: Sequence[Record]) -> int:
         """Forget jobs that belong to no array; those that somebody began to wait for meanwhile stay."""

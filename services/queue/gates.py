@@ -191,8 +191,16 @@ class Gates:
         task = record.spec.array_task
         return any(one in self._dependents or self._pins[one] for one in (record.id, task.array_id if task else ""))
 
-    def pin(self, dependencies: Sequence[Dependency], by: int) -> None:
-        """Keep jobs from being forgotten while a job is taken in that will wait for them, or cease to."""
+    @contextmanager
+    def pinned(self, dependencies: Sequence[Dependency]) -> Iterator[None]:
+        """Keep jobs from being forgotten while a job is taken in that will wait for them."""
+        self._pin(dependencies, 1)
+        try:
+            yield
+        finally:
+            self._pin(dependencies, -1)
+
+    def _pin(self, dependencies: Sequence[Dependency], by: int) -> None:
         for dependency in dependencies:
             self._pins[dependency.job_id] += by
             if not self._pins[dependency.job_id]:

@@ -22,7 +22,7 @@ from cotenant.replicas.stores import Through
 from cotenant.store.pace import Pace
 from cotenant.store.port import Committed, Compare, Conflict, Entry, LeaseLost, Listing, Operation, Put, Store
 
-OPERATIONS_MAX = 96  # and as many comparisons: etcd takes 128 of each unless told otherwise, and a fence may be added
+OPERATIONS_MAX = 92  # and as many comparisons: etcd takes 128 of each, and a fence and parts of large specs are added
 BYTES_MAX = 256 * 1024  # etcd takes 1.5 MiB in a request
 
 

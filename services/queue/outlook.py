@@ -18,11 +18,12 @@ from cotenant.core.predicting.rests import RUN_SECONDS_UNKNOWN, Rest, rest_of
 from cotenant.core.queueing.fair_share import FairShare
 from cotenant.core.queueing.forecast import DRAWS, WAITING_MAX
 from cotenant.core.refusals import about, plural, range_in_words
-from cotenant.rpc import errors, estimates, translate
+from cotenant.rpc import errors, estimates, metering, translate
 from cotenant.services.queue.backlog import backlog, in_order
+from cotenant.services.queue.candidates import candidate_of
 from cotenant.services.queue.explain import estimate_now, ran_seconds
 from cotenant.services.queue.records import Record
-from cotenant.services.queue.scheduler import SchedulerConfig, candidate_of
+from cotenant.services.queue.scheduler import SchedulerConfig
 from cotenant.services.queue.state import State
 from cotenant.v1 import job_pb2, placement_service_pb2_grpc
 from cotenant.v1 import job_service_pb2 as pb
@@ -64,6 +65,7 @@ async def foretell(
         return {}
     try:
         response = await placement.ForecastStarts(request)
+        metering.charge(translate.seconds(response.processing))
     except grpc.aio.AioRpcError as error:
         log.info("no_forecast", error=errors.from_error(error).message)
         return {}
@@ -92,7 +94,7 @@ async def _request(state: State, config: SchedulerConfig, question: Question) ->
     for number, record in enumerate(waiting):
         if number % SLICE == SLICE - 1:
             await asyncio.sleep(0)  # others have their turn
-        request.candidates.append(candidate_of(record, now, whole=True))
+        request.candidates.append(candidate_of(record, now, whole=True, brief=True))
         _write(request.runs.add(job_id=record.id), _occupied(state, record, now, usual))
     for record in list(state.held.values()):
         _write(request.runs.add(job_id=record.id, number=record.attempt_number), _occupied(state, record, now, usual))

@@ -12,7 +12,7 @@ from cotenant.core.lifecycle import AttemptState, JobEvent, Phase, next_phase
 from cotenant.core.refusals import plural
 from cotenant.core.validate import check_amounts
 from cotenant.rpc import translate
-from cotenant.services.queue import avoiding
+from cotenant.services.queue import avoiding, launch_failures
 from cotenant.services.queue.failing import broke, failure, from_wire, in_words
 from cotenant.services.queue.record import Record as Record
 from cotenant.services.queue.record import ShapeKey as ShapeKey
@@ -194,8 +194,8 @@ def _cores(attempt: job_pb2.Attempt) -> int:
 
 
 def _archive(job: job_pb2.Job) -> None:
-    """Put the last attempt to the past ones, of which only the newest are kept."""
-    if job.attempt.number:
+    """Put the last attempt to the past ones, of which only the newest are kept; one that was not launched is none."""
+    if job.attempt.number and job.attempt.state != job_pb2.ATTEMPT_STATE_NOT_LAUNCHED:
         job.past_attempts.append(job.attempt)
     past = job.past_attempts
     while len(past) > PAST_ATTEMPTS_MAX or (past and sum(one.ByteSize() for one in past) > PAST_BYTES_MAX):
@@ -216,6 +216,8 @@ def _started(stored: records_pb2.StoredJob) -> None:
     job = stored.job
     if move(stored, JobEvent.STARTED) is Phase.RUNNING:
         note(stored, "running", f"attempt {job.attempt.number}", translate.seconds(job.attempt.start_time))
+    if job.phase_reason.startswith(launch_failures.NOT_LAUNCHED):
+        job.phase_reason = ""
     if not job.HasField("start_time"):
         job.start_time.CopyFrom(job.attempt.start_time)
 
@@ -238,10 +240,22 @@ def _ended(stored: records_pb2.StoredJob, state: AttemptState, retrying: RetryRu
         move(stored, JobEvent.SUSPENDED)
         stored.wish = job_pb2.JOB_PHASE_UNSPECIFIED
         note(stored, "suspended")
-    elif broke(job.attempt):
+    elif state is AttemptState.NOT_LAUNCHED and launch_failures.goes_elsewhere(job, time.time()):
+        _not_launched(stored)
+    elif broke(job.attempt) or state is AttemptState.NOT_LAUNCHED:
         _failed(stored, retrying)
     else:
         _requeued(stored, state)
+
+
+def _not_launched(stored: records_pb2.StoredJob) -> None:
+    now = time.time()
+    wait_seconds = launch_failures.wait_seconds(stored.job, now)
+    move(stored, JobEvent.REQUEUED)
+    note(stored, "not launched", launch_failures.take(stored.job, now))
+    if wait_seconds:
+        stored.not_before_time.FromNanoseconds(int((now + wait_seconds) * 1e9))
+        note(stored, "requeued", f"no other node knows its submitter; the next try is in {wait_seconds:.3g} s")
 
 
 def _stopping(stored: records_pb2.StoredJob) -> None:

@@ -16,6 +16,7 @@ import structlog
 
 from cotenant import telemetry
 from cotenant.core.lifecycle import Phase
+from cotenant.core.limits import ADVICE_MAX
 from cotenant.rpc import errors, translate
 from cotenant.rpc.estimates import about_cores
 from cotenant.services.queue.observations import query_of
@@ -109,7 +110,7 @@ class Renewals:
             self.state.wake()
 
     async def _tell(self) -> None:
-        told = list(self._untold)
+        told = list(self._untold)[:ADVICE_MAX]
         news = [record for job_id in told if (record := self._running(job_id))]
         if news:
             response: placement_pb2.AdviseAttemptsResponse = await self.placement.AdviseAttempts(

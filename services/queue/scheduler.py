@@ -23,6 +23,7 @@ import structlog
 
 from cotenant import fail_points, telemetry
 from cotenant.core.lifecycle import Phase
+from cotenant.core.limits import PLAN_CANDIDATES_MAX
 from cotenant.core.policy import QueuePolicy
 from cotenant.core.queueing.choosing import RULES, Rules
 from cotenant.core.queueing.reservations import has_reservation
@@ -32,6 +33,7 @@ from cotenant.core.tenancy import Headroom
 from cotenant.rpc import errors, refusals, translate
 from cotenant.rpc.slices import Slices
 from cotenant.services.queue import avoiding
+from cotenant.services.queue.candidates import candidate_of
 from cotenant.services.queue.endings import Endings
 from cotenant.services.queue.estimating import Estimating
 from cotenant.services.queue.follower import Follower
@@ -47,6 +49,7 @@ log = structlog.get_logger()
 
 SHARED = (Code.CAPACITY, Code.FRAGMENTED, Code.NO_NODES, Code.RESERVED)  # reasons of all jobs of a shape
 PAGE_MIN, PAGE_MAX = 32, 256
+PAGE_BYTES_MAX = 2 * 2**20  # of the specs of a page; placement takes messages of 4 MiB
 PAUSE_SHARE, PAUSE_SECONDS_MAX = 0.5, 0.25  # of a cycle's time, before the next: others need the queue too
 MOVED = -1  # the place of those who come before all others, for they were moved
 PLAN_DEADLINE_SECONDS = 30.0
@@ -174,6 +177,7 @@ class Scheduler:
     async def _place(self, ranking: Ranking, reasons: Reasons, times: _Times) -> None:
         victims = [(self.state.records[job_id], ahead, standing) for job_id, ahead, standing in ranking.victims]
         size = max(PAGE_MIN, max((ahead for _, ahead, _ in victims), default=0))  # those who may have victims' room
+        size = min(size, PLAN_CANDIDATES_MAX)
         left = self._entries(ranking.starts)
         room = headroom_of(self.state)
         self._refuse_over_limit(ranking.over_limit, room, reasons)
@@ -222,7 +226,7 @@ class Scheduler:
         postponed: list[_Entry] = []
         if self._all_known(room, reasons):
             return page, postponed
-        asked_for, slices = room.copy(), Slices()
+        asked_for, room_bytes, slices = room.copy(), PAGE_BYTES_MAX, Slices()
         for entry in entries:
             await slices.step()
             record = entry.record
@@ -241,7 +245,8 @@ class Scheduler:
                 page.append(entry)
             else:
                 postponed.append(entry)
-            if len(page) == size:
+            room_bytes -= record.job.spec.ByteSize()
+            if len(page) == size or room_bytes < 0:
                 break
         return [entry for entry in page if entry.record.phase is Phase.QUEUED], postponed
 
@@ -322,27 +327,3 @@ def new_request(config: SchedulerConfig) -> placement_pb2.PlanPlacementRequest:
         request.reserve_after.CopyFrom(translate.duration(reserving.after_seconds))
         request.reservations = reserving.most
     return request
-
-
-def candidate_of(record: Record, now: float, *, whole: bool = False) -> placement_pb2.Candidate:
-    """A waiting job as placement is asked about it: its pre-run, while that comes first, unless the `whole` is meant.
-
-    Of a pre-run nothing is estimated: what is known of the job is of all its GPUs together.
-    """
-    pre_run = record.pre_runs and not whole
-    asked = record.asks if pre_run or (record.spec.open and not record.pre_runs) else None
-    candidate = placement_pb2.Candidate(
-        job_id=record.id,
-        number=record.attempt_number + 1,
-        spec=translate.spec_to_wire(asked) if asked else record.job.spec,
-        trace_parent=record.job.trace_parent,
-        pre_run=pre_run,
-        submitter=record.job.submitter,
-        revision=record.revision,
-    )
-    if record.estimate and not pre_run:
-        candidate.estimate.CopyFrom(record.estimate)
-    candidate.avoided_nodes.extend(one.node_id for one in avoiding.live(record.job, now))
-    candidate.fragmented.CopyFrom(translate.duration(record.fragmented_seconds))
-    candidate.waited.CopyFrom(translate.duration(max(0.0, now - record.waiting_since)))
-    return candidate

@@ -14,7 +14,6 @@ from cotenant.core.policy import QueuePolicy
 from cotenant.rpc import errors, translate
 from cotenant.rpc.background import Background
 from cotenant.rpc.identity import caller
-from cotenant.rpc.pages import page_of
 from cotenant.rpc.policies import PolicyServicer
 from cotenant.rpc.server import Host, Server
 from cotenant.services.queue import explain, moving, outlook
@@ -24,10 +23,11 @@ from cotenant.services.queue.arrays import Arrays
 from cotenant.services.queue.config import QueueConfig as QueueConfig
 from cotenant.services.queue.endings import Endings
 from cotenant.services.queue.failing import Failing, read_rules
-from cotenant.services.queue.filters import Filter, folded
+from cotenant.services.queue.filters import Filter
 from cotenant.services.queue.follower import Follower, wished
 from cotenant.services.queue.forgetting import Forgetting
 from cotenant.services.queue.groups import GroupedStore
+from cotenant.services.queue.job_pages import list_jobs
 from cotenant.services.queue.keeper import CREATE, Keeper, request_of
 from cotenant.services.queue.observations import Observations
 from cotenant.services.queue.output import Output
@@ -39,6 +39,7 @@ from cotenant.services.queue.resting import Resting
 from cotenant.services.queue.scheduler import Scheduler, SchedulerConfig
 from cotenant.services.queue.simulate import simulate
 from cotenant.services.queue.state import State
+from cotenant.services.queue.store_admission import StoreAdmission, size_of
 from cotenant.services.queue.summary import Summary
 from cotenant.services.queue.tenants import Tenants
 from cotenant.services.queue.updates import apply_update, changes_promise, check_update
@@ -86,6 +87,9 @@ class JobQueue(job_service_pb2_grpc.JobServiceServicer):
         self.forgetting = Forgetting(
             self.state, self.arrays, self.past, config.ended_kept_max, config.ended_kept_seconds
         )
+        self.admission = StoreAdmission(
+            store, self.state, self.forgetting, config.tenant_jobs_max, config.tenant_bytes_max
+        )
         self.observations = Observations(predictor_stub, config.window_seconds)
         self.renewals = Renewals(self.state, self.placement, predictor_stub)
         self.observations.on_seen = self.renewals.seen
@@ -106,7 +110,9 @@ class JobQueue(job_service_pb2_grpc.JobServiceServicer):
         self.state.hopeless = self.endings.cancel
         self.keeper.on_reread = self._stop_unwanted
         self.output = Output(self.state, self.placement)
-        self.tenants = Tenants(self.keeper, config.policy, config.options.get(config.policy, {}), config.rules)
+        self.tenants = Tenants(
+            self.keeper, self.admission, config.policy, config.options.get(config.policy, {}), config.rules
+        )
         self._host: Host | None = None
 
     # Life ----------------------------------------------------------------------------------------------------
@@ -140,6 +146,7 @@ class JobQueue(job_service_pb2_grpc.JobServiceServicer):
             ("queue-waits", self.waits.run),
             ("queue-resting", Resting(self.state).run),
             ("queue-probe", self._probe),
+            ("queue-admission", self.admission.run),
         ):
             self.background.forever(name, work)
 
@@ -174,8 +181,10 @@ class JobQueue(job_service_pb2_grpc.JobServiceServicer):
             try:
                 before = await self.past.before(View(self.state), request.spec)
                 spec = accept(self.state, request.spec, before)
+                size = size_of(request.spec, len(spec.array.indices) if spec.array else 1)
+                await self.admission.prepare(spec.tenant, size)
                 self.past.check(View(self.state), before)
-                self.state.room.check(spec, self.config.tenant_jobs_max)
+                self.admission.check(spec, size)
             except errors.Problem:
                 if not request.validate_only and (made := await self.keeper.repeated(once)):
                     return pb.CreateJobResponse(job=View(self.state).message(View(self.state).job(made.id)))
@@ -183,14 +192,9 @@ class JobQueue(job_service_pb2_grpc.JobServiceServicer):
             if request.validate_only:
                 record = new_record("", spec, caller().name, "", before.hopeless(spec))
                 return pb.CreateJobResponse(job=record.job)
-            self.state.gates.pin(spec.dependencies, 1)
-            self.state.room.expect(spec)
-            try:
+            with self.admission.taking_in(spec, size), self.state.gates.pinned(spec.dependencies):
                 create = self.arrays.create if spec.array else self.keeper.create
                 record = await create(spec, caller().name, span.trace_parent, once, before.hopeless(spec))
-            finally:
-                self.state.gates.pin(spec.dependencies, -1)
-                self.state.room.expect_no_more(spec)
             span.set(job=record.id)
             log.info("job_created", job=record.id, name=spec.name, tenant=spec.tenant, gpus=spec.gpu_milli / 1000)
             view = View(self.state)
@@ -205,17 +209,7 @@ class JobQueue(job_service_pb2_grpc.JobServiceServicer):
 
     async def ListJobs(self, request: pb.ListJobsRequest, context: Any) -> pb.ListJobsResponse:
         """Tell of jobs, newest first, page by page."""
-        view = View(self.state)
-        chosen = Filter(request.filter, view)
-        ids = self.state.ids if chosen.everything else chosen.ids(self.state)
-        if request.fold_arrays:
-            ids = folded(ids, self.state)
-        page, token = page_of(ids, request.page_size, request.page_token, descending=True, scope=chosen.digest)
-        return pb.ListJobsResponse(
-            jobs=[view.message(self.state.records[one], phases=request.fold_arrays) for one in page],
-            next_page_token=token,
-            total_size=len(ids),
-        )
+        return await list_jobs(self.state, request)
 
     async def WatchJobs(self, request: pb.WatchJobsRequest, context: Any) -> AsyncIterator[pb.WatchJobsResponse]:
         """Tell of jobs as they are, then of each change."""
@@ -224,7 +218,7 @@ class JobQueue(job_service_pb2_grpc.JobServiceServicer):
         watcher = self.state.watch()
         try:
             open_ids, gone = set(), dict.fromkeys(request.filter.ids)
-            for job_id in list(chosen.ids(self.state)):
+            for job_id in list(await chosen.found(self.state)):
                 if record := self.state.records.get(job_id):
                     gone.pop(job_id, None)
                     if not record.phase.ended:
@@ -260,6 +254,7 @@ class JobQueue(job_service_pb2_grpc.JobServiceServicer):
         """Ask placement whether jobs that were not submitted would start now, and when else."""
         specs, view = [], View(self.state)
         for asked in (request.spec, *request.more):
+            await asyncio.sleep(0)  # others have their turn
             before = await self.past.before(view, asked)
             specs.append(accept(self.state, asked, before))
             self.past.check(view, before)
@@ -357,6 +352,7 @@ class JobQueue(job_service_pb2_grpc.JobServiceServicer):
         if not await self.keeper.repeated(once):
             check_alive(record)
             changed = check_update(record, request)
+            await self.admission.check_growth(record, changed)
             if request.validate_only:
                 preview = View(self.state).message(record)
                 preview.spec.CopyFrom(translate.spec_to_wire(changed))

@@ -14,10 +14,11 @@ from cotenant.core.refusals import Code, Refusal, about, outranked
 from cotenant.rpc import refusals, translate
 from cotenant.services.queue import outlook
 from cotenant.services.queue.backlog import in_order
+from cotenant.services.queue.candidates import candidate_of
 from cotenant.services.queue.quotas import asked_by, headroom_of, limited
 from cotenant.services.queue.ranking import Ranking
 from cotenant.services.queue.records import Record
-from cotenant.services.queue.scheduler import Scheduler, candidate_of, new_request
+from cotenant.services.queue.scheduler import Scheduler, new_request
 from cotenant.services.queue.state import State
 from cotenant.v1 import job_pb2
 from cotenant.v1 import job_service_pb2 as pb
@@ -80,7 +81,7 @@ def _plan(
     for one in _up_to_the_last(state, ranking, asked, answers):
         ahead_of.append(before)
         if one is not None:
-            plan.candidates.append(candidate_of(one, now))
+            plan.candidates.append(candidate_of(one, now, brief=True))
             before += 1
     for job_id, ahead, standing in ranking.victims:
         first = ahead_of[ahead] if ahead < len(ahead_of) else before

@@ -18,6 +18,7 @@ from cotenant.core.table import Capacity, JobRow, JobTable
 from cotenant.rpc import refusals, translate
 from cotenant.rpc.slices import Slices
 from cotenant.services.queue.backing_off import BackOffs
+from cotenant.services.queue.footprint import Footprint
 from cotenant.services.queue.gates import Gates
 from cotenant.services.queue.listing import Listing
 from cotenant.services.queue.messages import clone as clone
@@ -66,7 +67,7 @@ class State:
         self._sequence = 0
         self._shapes: WeakValueDictionary[Shape, ShapeKey] = WeakValueDictionary()
         self._tenant_numbers: dict[str, int] = {}
-        self.room = Room()
+        self.room, self.footprint = Room(), Footprint()
         self.turnover = Turnover()
         self.tenants_changed = 0  # how often
 
@@ -192,6 +193,7 @@ class State:
     def remove(self, job_id: str) -> None:
         """Forget an ended job."""
         record = self.records.pop(job_id)
+        self.footprint.forget(record)
         self.gates.forget(record)
         self._back_offs.forget(job_id)
         self.listing.remove(record)
@@ -202,6 +204,7 @@ class State:
         phase, job_id = record.phase, record.id
         if self.records.get(job_id) is not record:
             return  # forgotten meanwhile
+        self.footprint.count(record)
         self.listing.place(record)
         if record.spec.pre_run_seconds is not None or record.spec.open:
             self._reshape(record)

@@ -12,13 +12,14 @@ from cotenant.core.jobs import QUEUE_DEFAULT, TENANT_DEFAULT
 from cotenant.core.lifecycle import Phase
 from cotenant.core.options import written
 from cotenant.core.queueing.choosing import Rules
-from cotenant.core.tenancy import ancestors, check_family
+from cotenant.core.tenancy import check_family
 from cotenant.core.validate import Violation, shown
 from cotenant.rpc import errors
 from cotenant.rpc.pages import page_of
 from cotenant.rpc.tenants import tenant_of
 from cotenant.services.queue.keeper import TENANTS, Keeper
 from cotenant.services.queue.records import SCHEMA_VERSION, Use, held_by
+from cotenant.services.queue.store_admission import StoreAdmission
 from cotenant.services.queue.views import View
 from cotenant.store import schema
 from cotenant.store.port import Compare, Conflict, Delete, Put
@@ -26,15 +27,18 @@ from cotenant.v1 import records_pb2, tenant_service_pb2_grpc
 from cotenant.v1 import tenant_service_pb2 as pb
 
 _ID = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
-AMOUNTS = ("quota_gpu_milli", "quota_cores", "limit_gpu_milli", "limit_cores", "weight")
+AMOUNTS = ("quota_gpu_milli", "quota_cores", "limit_gpu_milli", "limit_cores", "weight", "limit_bytes")
 CHANGEABLE = (*AMOUNTS, "parent")
 
 
 class Tenants(tenant_service_pb2_grpc.TenantServiceServicer):
     """Keeps tenants. A tenant that nobody made has no guarantee and no limit."""
 
-    def __init__(self, keeper: Keeper, policy: str, options: Mapping[str, str], rules: Rules) -> None:
-        self._keeper, self._policy, self._options, self._rules = keeper, policy, options, rules
+    def __init__(
+        self, keeper: Keeper, admission: StoreAdmission, policy: str, options: Mapping[str, str], rules: Rules
+    ) -> None:
+        self._keeper, self._admission = keeper, admission
+        self._policy, self._options, self._rules = policy, options, rules
 
     async def CreateTenant(self, request: pb.CreateTenantRequest, context: Any) -> pb.CreateTenantResponse:
         """Make a tenant; a repeat of the same call returns it as it is."""
@@ -59,10 +63,10 @@ class Tenants(tenant_service_pb2_grpc.TenantServiceServicer):
         return pb.GetTenantResponse(tenant=self._message(request.id))
 
     async def ListTenants(self, request: pb.ListTenantsRequest, context: Any) -> pb.ListTenantsResponse:
-        """Tell of tenants: those that were made, and those that have jobs."""
+        """Tell of tenants: those that were made, and those of which jobs are kept."""
         state, view = self._keeper.state, View(self._keeper.state)
-        active = {tenant for tenant, live in state.room.live.items() if live}
-        known = sorted(one for one in {TENANT_DEFAULT, *state.tenants, *active} if view.sees_tenant(one))
+        all_of_them = {TENANT_DEFAULT, *state.tenants, *state.footprint.by_tenant()}
+        known = sorted(one for one in all_of_them if view.sees_tenant(one))
         ids, token = page_of(known, request.page_size, request.page_token)
         return pb.ListTenantsResponse(tenants=[self._message(tenant_id) for tenant_id in ids], next_page_token=token)
 
@@ -127,7 +131,7 @@ class Tenants(tenant_service_pb2_grpc.TenantServiceServicer):
     async def _put(self, tenant: pb.Tenant, revision: int) -> None:
         key = TENANTS + tenant.id
         stored = records_pb2.StoredTenant(schema_version=SCHEMA_VERSION, tenant=tenant)
-        for derived in ("etag", "used_gpu_milli", "used_cores"):
+        for derived in ("etag", "used_gpu_milli", "used_cores", "used_bytes", "allowed_bytes"):
             stored.tenant.ClearField(derived)
         result = await self._keeper.store.transact([Compare(key, revision)], [Put(key, stored.SerializeToString())])
         if isinstance(result, Conflict):
@@ -158,9 +162,7 @@ class Tenants(tenant_service_pb2_grpc.TenantServiceServicer):
 
     def _family(self, tenant_id: str) -> frozenset[str]:
         """Name a tenant and all that belong to it."""
-        known = {one: tenant_of(tenant) for one, (tenant, _) in self._keeper.state.tenants.items()}
-        below = (one.id for one in known.values() if any(above.id == tenant_id for above in ancestors(one, known)))
-        return frozenset((tenant_id, *below))
+        return self._admission.family(tenant_id)
 
     def _check_family(self, changed: pb.Tenant) -> None:
         """Refuse what the tenant would make wrong, be it with itself or with those it belongs to."""
@@ -191,6 +193,7 @@ class Tenants(tenant_service_pb2_grpc.TenantServiceServicer):
             if record.spec.tenant in family:
                 use.add(held_by(record))
         tenant.used_gpu_milli, tenant.used_cores = use.gpu_milli, use.cores
+        tenant.used_bytes, tenant.allowed_bytes = state.footprint.of(family), self._admission.limit_of(tenant_id)
         return tenant
 
 

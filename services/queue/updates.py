@@ -7,7 +7,7 @@ import time
 
 from cotenant.core.jobs import JobSpec
 from cotenant.core.options import did_you_mean
-from cotenant.core.validate import Violation
+from cotenant.core.validate import Violation, shown
 from cotenant.rpc import errors, translate
 from cotenant.services.queue.records import Record, note
 from cotenant.v1 import job_pb2, records_pb2
@@ -29,7 +29,8 @@ def check_update(record: Record, request: pb.UpdateJobRequest) -> JobSpec:
         raise errors.invalid(
             [
                 Violation(
-                    "update_mask", f"{path!r} cannot be changed{did_you_mean(path, names)}; {', '.join(names)} can"
+                    "update_mask",
+                    f"{shown(path)} cannot be changed{did_you_mean(path, names)}; {', '.join(names)} can",
                 )
                 for path in wrong or [""]
             ]

@@ -20,13 +20,13 @@ from pathlib import Path
 
 from tests.chaos import driver, machines
 from tests.chaos.broken import BROKEN
-from tests.chaos.plan import DRAWN, Fault
+from tests.chaos.plan import DEFAULT, DRAWN, REGRESSIONS, Fault
 from tests.end_to_end import remains
 from tests.etcd_server import etcd_binary
 
 STEPS, REST_EVERY = 60, 25
 WRONG_SHOWN = 20
-TLS_SHARE = 0.5
+TLS_SHARE, NAMES_SHARE = 0.5, 0.5
 INIT = "--init"  # the first process of the namespaces
 
 
@@ -38,9 +38,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--rest-every", type=int, default=REST_EVERY, help=f"judge after so many steps; {REST_EVERY}")
     parser.add_argument("--pace", type=float, default=1.0, help="pauses between steps last so many times as long; 1")
     parser.add_argument("--keep", type=Path, help="a directory for logs and what was recorded")
-    parser.add_argument(
-        "--only", type=_faults, default=frozenset(Fault), help=f"these faults alone, of {', '.join(Fault)}"
-    )
+    parser.add_argument("--only", type=_faults, default=DEFAULT, help=f"these faults alone, of {', '.join(Fault)}")
     parser.add_argument(
         "--only-fail-point", type=_points, default=DRAWN, help="these alone are armed, by their names, of docs/proof.md"
     )
@@ -50,6 +48,11 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument(
         "--tls", action=argparse.BooleanOptionalAction, help="whether all parts speak TLS; by default the seed decides"
     )
+    parser.add_argument(
+        "--names", action=argparse.BooleanOptionalAction, help="whether parts have names; by default the seed decides"
+    )
+    parser.add_argument("--lasting", type=float, help="the share of faults that last until `status` has to name them")
+    parser.add_argument("--regressions", action="store_true", help="also have a store that is older, or another one")
     parser.add_argument("--json", type=Path, help="a file for what came of it")
     told = parser.parse_args(arguments)
     if why := machines.missing() or ("" if etcd_binary() else "there is no etcd: apt install etcd-server"):
@@ -86,10 +89,15 @@ def _points(text: str) -> tuple[str, ...]:
 def _run(told: argparse.Namespace, directory: Path) -> int:
     seed = random.SystemRandom().randrange(10**6) if told.seed is None else told.seed
     tls = random.Random(f"tls {seed}").random() < TLS_SHARE if told.tls is None else told.tls
-    print(f"seed {seed}, {told.steps} steps, {'with' if tls else 'without'} TLS", flush=True)
+    names = random.Random(f"names {seed}").random() < NAMES_SHARE if told.names is None else told.names
+    how = f"{'with' if tls else 'without'} TLS, {'with' if names else 'without'} names"
+    print(f"seed {seed}, {told.steps} steps, {how}", flush=True)
     say = functools.partial(print, flush=True)
     points = told.only_fail_point
-    wanted = driver.Wanted(seed, told.steps, told.rest_every, told.only, told.broken, tls, told.pace, points)
+    faults = told.only | REGRESSIONS if told.regressions else told.only
+    wanted = driver.Wanted(
+        seed, told.steps, told.rest_every, faults, told.broken, tls, told.pace, points, names, told.lasting
+    )
     outcome = driver.run(directory, wanted, say)
     _print(outcome)
     if told.json:
@@ -109,6 +117,9 @@ def _print(outcome: driver.Told) -> None:
         f"{outcome.starts} starts of parts, {outcome.garbled} frames garbled"
     )
     print(f"asked, and stopped: {', '.join(f'{count} × {name}' for name, count in sorted(outcome.done.items()))}")
+    named = ", ".join(f"{count} × {what}" for what, count in sorted(outcome.named.items())) or "nothing lasted"
+    slowest = ", ".join(f"{fault} {seconds:.0f} s" for fault, seconds in sorted(outcome.named_seconds.items()))
+    print(f"status: {named}; the slowest: {slowest or 'none'}; well again after {outcome.well_seconds:.0f} s at most")
     print(f"{'fail point':24}{'armed':>8}{'come to':>10}{'killed or halted':>18}")
     for point, (armed, passed, fired) in sorted(outcome.points.items()):
         print(f"{point:24}{armed:8}{passed:10}{fired:18}{'' if passed else '  nobody came there'}")

@@ -12,16 +12,23 @@ from unittest import mock
 
 from tests.control_plane.mutants import MUTANTS, Patch
 
+from cotenant.cli import wrongs
 from cotenant.cli.main import main
+from cotenant.cli.views import View
+from cotenant.cli.wrongs import Wrong
+from cotenant.core import health
+from cotenant.core.health import Era, Finding, Sign
 from cotenant.history.events import Told, Welcomed, Wrote
 from cotenant.history.recording import record
-from cotenant.node_agent import attempt_directory, remains
+from cotenant.node_agent import attempt_directory, orders, records, remains
 from cotenant.node_agent.attempt_directory import AttemptDirectory
 from cotenant.node_agent.cgroups import Group
 from cotenant.node_agent.fence import Fence
+from cotenant.node_agent.records import Status
 from cotenant.replicas.stores import FencedStore
-from cotenant.services.queue.views import View
+from cotenant.services.queue import views
 from cotenant.store.port import Committed, Compare, Conflict, Operation
+from cotenant.v1 import job_pb2, node_service_pb2
 
 
 async def unfenced(
@@ -51,7 +58,7 @@ def done(*_: object, **__: object) -> bool:
     return True
 
 
-def seen(self: View, tenant: str) -> bool:
+def seen(self: views.View, tenant: str) -> bool:
     """A queue that shows everybody all jobs."""
     return True
 
@@ -61,12 +68,39 @@ def nothing_found(root: Path) -> Iterator[AttemptDirectory]:
     return iter(())
 
 
+def unnamed(nodes: Sequence[View]) -> Iterator[Wrong]:
+    """A `status` that says nothing of nodes."""
+    return iter(())
+
+
+_after = health._after
+
+
+def never_over(finding: Finding, sign: Sign | None, elapsed_seconds: float, era: Era, *, blind: bool) -> Finding | None:
+    """An agent for which a finding, once made, is never over: its node is never let back."""
+    return _after(finding, sign, elapsed_seconds, era, blind=blind) or finding
+
+
+_report = records.report
+
+
+def failed(status: Status, node_id: str) -> node_service_pb2.AttemptReport:
+    """An agent that says that a job failed where its node could not launch it."""
+    told = _report(status, node_id)
+    if told.state == job_pb2.ATTEMPT_STATE_NOT_LAUNCHED:
+        told.state = job_pb2.ATTEMPT_STATE_FAILED
+    return told
+
+
 BROKEN: dict[str, tuple[Patch, ...]] = {
     "no idempotency": MUTANTS["the queue knows no request again"].patches,
     "no epochs": ((Fence, "raise_term", any_term), (Fence, "raise_epoch", any_epoch)),
     "no fences": ((FencedStore, "transact", unfenced),),
     "leaves orphans": ((remains, "end_remains", done), (Group, "remove", done)),
-    "no tenants": ((View, "sees_tenant", seen),),
+    "no tenants": ((views.View, "sees_tenant", seen),),
+    "fails refused launches": ((orders, "report", failed),),
+    "names no nodes": ((wrongs, "_of_nodes", unnamed),),
+    "lets no node back": ((health, "_after", never_over),),
     "forgets attempts": ((attempt_directory, "find_directories", nothing_found),),
 }
 

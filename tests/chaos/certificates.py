@@ -15,12 +15,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.chaos.names import DOMAIN
+
 from cotenant.rpc.bearers import Bearer
-from cotenant.rpc.certificates import CA_CERT, Authority
+from cotenant.rpc.certificates import CA_CERT, LEAF_DAYS, Authority
 from cotenant.rpc.endpoints import MESH_NAME
 from cotenant.tlsfiles import TlsFiles
 
-AGO_SECONDS = 180 * 86_400
+DAY_SECONDS = 86_400
+AGO_SECONDS = 180 * DAY_SECONDS
 CLOCK = "COTENANT_CHAOS_CLOCK"
 FILES = ("CA", "CERT", "KEY")
 CERTS = "certs"
@@ -38,12 +41,25 @@ class Certificates:
     def issue(self, addresses: Mapping[str, str], clock: Path | None) -> None:
         """Make an authority, and a certificate for each machine."""
         self.directory.mkdir()
+        self._issue(addresses, clock, -AGO_SECONDS)
+
+    def reissue(
+        self, machine: str, addresses: Mapping[str, str], clock: Path, expires_after_seconds: int | None = None
+    ) -> None:
+        """Rotate one machine's certificate: as at first, or to one that expires soon."""
+        if expires_after_seconds is None:
+            self._issue({machine: addresses[machine]}, clock, -AGO_SECONDS, LEAF_DAYS)
+        else:
+            self._issue({machine: addresses[machine]}, clock, expires_after_seconds - DAY_SECONDS, 1)
+
+    def _issue(self, addresses: Mapping[str, str], clock: Path | None, by_seconds: int, days: int = 0) -> None:
         offset = self.directory / "clock"
-        offset.write_bytes(struct.pack("=q", -AGO_SECONDS * 10**9))
+        offset.write_bytes(struct.pack("=q", by_seconds * 10**9))
         variables = {"LD_PRELOAD": str(clock), CLOCK: str(offset)} if clock else {}  # without, no clock jumps
-        wanted = {self.bearers[name]: [address, MESH_NAME] for name, address in addresses.items()}
-        command = [sys.executable, "-m", "tests.chaos.certificates", str(self.directory)]
-        subprocess.run(command, input=json.dumps(wanted), text=True, check=True, env=variables)
+        wanted = {self.bearers[name]: [address, MESH_NAME, f"{name}.{DOMAIN}"] for name, address in addresses.items()}
+        command = [sys.executable, "-m", "tests.chaos.certificates", str(self.directory), str(days)]
+        environment = variables | {"PYTHONPATH": str(Path(__file__).resolve().parents[2])}
+        subprocess.run(command, input=json.dumps(wanted), text=True, check=True, env=environment)
 
     def files(self, machine: str) -> tuple[str, str, str]:
         """The authority's, the machine's, and its key."""
@@ -87,14 +103,15 @@ def of_process() -> TlsFiles | None:
     return TlsFiles(ca, cert, key) if all(named) else None
 
 
-def main(directory: Path) -> None:
-    """Issue what is read: by bearer, the names under which others call it."""
+def main(directory: Path, days: int) -> None:
+    """Issue what is read: by bearer, the names under which others call it. An authority is made where `days` is 0."""
     authority = Authority(directory)
-    authority.create()
+    if not days:
+        authority.create()
     for bearer, names in json.load(sys.stdin).items():
         whose = Bearer.parse(bearer)
-        authority.issue(whose, names if whose.serves else [])
+        authority.issue(whose, names if whose.serves else [], days or LEAF_DAYS)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), int(sys.argv[2]))

@@ -21,8 +21,10 @@ from tests.chaos.judging import FULL, Absence
 from tests.chaos.link import Wire
 from tests.chaos.machines import Pair
 from tests.chaos.parts import ENDED_KEPT, Mesh
-from tests.chaos.plan import CLIENT, NODES, PARTS, Fault, Step, cut_off
+from tests.chaos.plan import CLIENT, LASTING_SECONDS, NODES, PARTS, Fault, Step, cut_off
 from tests.chaos.recorder import Recorder
+from tests.chaos.sick import Sick
+from tests.chaos.store_faults import StoreFaults
 from tests.end_to_end.commands import Serving
 
 from cotenant.history.recording import clock
@@ -52,9 +54,13 @@ class Doing:
         self.absences: list[Absence] = []
         self.killed: set[tuple[str, int]] = set()  # attempts of which we have killed something
         self.wrong: list[str] = []
+        self.store = StoreFaults(mesh, lambda: recorder.revision)
+        self.sick = Sick(mesh, self.store, recorder.not_launched)
+        self.begun: Callable[[Step], None] = lambda step: None  # told of each fault that lasts,
+        self.over: Callable[[Step], None] = lambda step: None  # and of its end
         self._rng = rng
         self._impostor: Serving | None = None
-        self._ends: list[tuple[float, int, Fault, End, Absence]] = []
+        self._ends: list[tuple[float, int, Step, End, Absence]] = []
 
     def all_that_took(self) -> Counter[str]:
         """How many did something, by their kind."""
@@ -75,11 +81,13 @@ class Doing:
             self.took[step.fault] += end
             return
         absence.end = math.inf
-        heapq.heappush(self._ends, (time.monotonic() + step.seconds, step.number, step.fault, end, absence))
+        heapq.heappush(self._ends, (time.monotonic() + step.seconds, step.number, step, end, absence))
+        self.begun(step)
 
     def look(self) -> None:
         """End those whose time is over."""
-        self.wrong += self.halts.look()
+        self.wrong += [*self.halts.look(), *self.store.take_wrong()]
+        self.sick.tick()
         while self._ends and self._ends[0][0] <= time.monotonic():
             self._end_next()
 
@@ -89,9 +97,15 @@ class Doing:
             self._end_next()
 
     def _end_next(self) -> None:
-        *_, fault, end, absence = heapq.heappop(self._ends)
-        self.took[fault] += end()
+        *_, step, end, absence = heapq.heappop(self._ends)
+        self.took[step.fault] += end()
         absence.end = clock()
+        self.over(step)
+
+    def lasts_until(self) -> float:
+        """When the last of those faults ends that last long enough to be named, by the monotonic clock; or now."""
+        lasting = (until for until, _, step, *_ in self._ends if step.seconds >= LASTING_SECONDS[0])
+        return max(lasting, default=time.monotonic())
 
     def _begin(self, step: Step) -> End | bool:
         """Begin; returns how to end it, or, where there is nothing to end, whether anything was done."""
@@ -121,6 +135,8 @@ class Doing:
                 return self._drop(step)
             case Fault.DELAY | Fault.GARBLE:
                 return self._disturb(step)
+            case _:
+                return self.sick.begin(step)
         return True
 
     def _kill(self, *parts: str) -> End:
@@ -130,15 +146,12 @@ class Doing:
 
     def _fill(self, part: str) -> End:
         """Leave a disk no room; somebody has to have noticed."""
-        log = self.mesh.log(part)
-        begin = log.stat().st_size if log.exists() else 0
+        begin = self.mesh.logged(part)
         self.mesh.fill(part)
 
         def end() -> bool:
             self.mesh.give_room(part)
-            with log.open("rb") as file:
-                file.seek(begin)
-                said = file.read().decode(errors="replace")
+            said = self.mesh.said_since(part, begin)
             return any(words in said for words in NO_ROOM)
 
         return end

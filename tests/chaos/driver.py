@@ -16,9 +16,11 @@ from tests.chaos.doing import Doing
 from tests.chaos.halting import SETTLE_SECONDS_MAX
 from tests.chaos.judging import Judge, archived_in, judge_archive, judge_failures
 from tests.chaos.machines import Machines
+from tests.chaos.naming import WELL_SECONDS, Naming
 from tests.chaos.parts import BEAT_SECONDS, HISTORY, LOST_AFTER_SECONDS, Mesh
-from tests.chaos.plan import CLIENT, DRAWN, MEMBERS, PYTHON, REPLICAS, Fault, Step, drawn
+from tests.chaos.plan import CLIENT, DEFAULT, DRAWN, MEMBERS, PYTHON, REPLICAS, Fault, Step, drawn
 from tests.chaos.recorder import Recorder
+from tests.chaos.store_faults import MENDED_SECONDS_MAX
 from tests.chaos.users import POLL_SECONDS, Users
 from tests.end_to_end import remains
 from tests.end_to_end.commands import TRACEBACK
@@ -51,6 +53,9 @@ class Told:
     rests: int = 0
     seconds: float = 0.0
     settling_seconds: float = 0.0
+    well_seconds: float = 0.0  # the longest that it took after a rest's last fault until `status` was well
+    named: dict[str, int] = field(default_factory=dict)  # how often `status` named a fault that lasted
+    named_seconds: dict[str, float] = field(default_factory=dict)  # and the longest that it took
     refusals: dict[str, int] = field(default_factory=dict)
     reached: dict[str, int] = field(default_factory=dict)  # fail points at which something happened, and what
     points: dict[str, list[int]] = field(default_factory=dict)  # how often each was armed, come to, and acted at
@@ -61,17 +66,21 @@ class Told:
 class Wanted:
     """What is to be done; `broken` names a build that is broken on purpose, and with `tls` all parts use it.
 
+    With `names` parts reach each other by names that a name server tells.
+
     Pauses between steps last `pace` times as long as they are planned. Of fail points those in `points` are armed.
     """
 
     seed: int
     steps: int
     rest_every: int
-    faults: frozenset[Fault] = frozenset(Fault)
+    faults: frozenset[Fault] = DEFAULT
     broken: str = ""
     tls: bool = False
     pace: float = 1.0
     points: Collection[str] = DRAWN
+    names: bool = False
+    lasting_share: float | None = None  # of faults that `status` has to name
 
 
 class Driver:
@@ -83,7 +92,8 @@ class Driver:
         jobs.prepare(directory)
         rng = Random(f"machines {seed}")
         self.machines = Machines(directory, rng)
-        self.mesh = Mesh(directory, self.machines, wanted.broken, tls=wanted.tls)
+        self.mesh = Mesh(directory, self.machines, wanted.broken, tls=wanted.tls, names=wanted.names)
+        self.naming = Naming(self.mesh)
         self.judge = Judge(self.mesh.node_ids, LOST_AFTER_SECONDS - 2 * BEAT_SECONDS)
         self._wanted = wanted
         self._seen = [0, 0, 0]  # commits, answers and edges' events that were judged
@@ -120,6 +130,8 @@ class Driver:
         tls = tls_of(certificates.variables(CLIENT)) if certificates else None
         self.recorder = Recorder(self.mesh.store, self.directory / "commits", tls)
         self.doing = Doing(self.mesh, self.recorder, Random(f"moments {self.told.seed}"))
+        self.naming.not_launched = self.recorder.not_launched
+        self.doing.begun, self.doing.over = self.naming.begin, self.naming.over
         for name in PYTHON:
             self.mesh.start(name)
         self._until("all parts serve", lambda: all(map(self.mesh.serving, PYTHON)), START_SECONDS_MAX)
@@ -128,6 +140,7 @@ class Driver:
     def _tear_down(self) -> None:
         with contextlib.suppress(AttributeError):
             self.users.close()
+        self.naming.close()
         self.mesh.close()
         with contextlib.suppress(AttributeError):
             self.recorder.close()
@@ -142,6 +155,8 @@ class Driver:
             self.told.points = self._points()
             self.told.reached = dict(self.doing.halts.reached)
             self.told.done = dict(self.judge.users.promises.counts + self.judge.counts + self.recorder.stopped)
+            self.told.named = dict(self.naming.counts)
+            self.told.named_seconds = self.naming.named_seconds
             self.told.done["jobs that were archived"] = len(self.judge.users.promises.forgotten)
         self.told.attempts = len({tuple(words[1:3]) for words in self._journal()})
 
@@ -163,8 +178,10 @@ class Driver:
 
     def _look_after(self) -> None:
         self.doing.look()
-        self.told.wrong += [*self.doing.wrong, *self.mesh.look_after()]
+        self.naming.look()
+        self.told.wrong += [*self.doing.wrong, *self.naming.wrong, *self.mesh.look_after()]
         self.doing.wrong.clear()
+        self.naming.wrong.clear()
         if hasattr(self, "users") and self.users.ended():
             raise RuntimeError(f"the load ended: {(self.directory / 'logs' / 'client.log').read_text()[-2000:]}")
 
@@ -183,9 +200,12 @@ class Driver:
 
     def _come_to_rest(self, *, for_good: bool) -> bool:
         """End all faults, wait until all jobs have ended, and judge; False where something is wrong."""
+        self._wait(self.doing.lasts_until())
         begin = time.monotonic()
         self.doing.end_all()
+        self._until("the store is mended", self.doing.store.is_mended, MENDED_SECONDS_MAX)
         self._settle_halts()
+        self._become_well()
         if for_good:
             self.doing.halts.end()
         self.told.drawn, self.told.faults = dict(self.doing.drawn), dict(self.doing.all_that_took())
@@ -207,6 +227,21 @@ class Driver:
             f"{len(self.judge.users.replicas)} jobs"
         )
         return not self.told.wrong
+
+    def _become_well(self) -> None:
+        """Wait until `status` finds nothing wrong, while users go on as before."""
+        begin = time.monotonic()
+        self.naming.ask_anew()
+        while not self.naming.is_well():
+            self._look_after()
+            if time.monotonic() > begin + WELL_SECONDS:
+                told = "; ".join(f"{one['where']}: {one['what']}" for one in self.naming.last_problems)
+                self.told.wrong.append(
+                    f"{WELL_SECONDS:.0f} s after the last fault status is not well: {told or self.naming.last_error}"
+                )
+                return
+            time.sleep(POLL_SECONDS)
+        self.told.well_seconds = max(self.told.well_seconds, time.monotonic() - begin)
 
     def _settle_halts(self) -> None:
         """Let those come to a fail point who are still to, now that nothing else keeps them from it, and go on.
@@ -236,7 +271,8 @@ class Driver:
         pieces = [lines_of(self.directory / asking.ANSWERS), lines_of(self.directory / HISTORY)]
         commits = list(self.recorder.commits)
         answers, edges = (piece[seen:] for piece, seen in zip(pieces, self._seen[1:], strict=True))
-        self.judge.take(commits[self._seen[0] :], answers, edges, self._journal(), self.doing.absences)
+        absences, killed = self.doing.absences, self.doing.killed
+        self.judge.take(commits[self._seen[0] :], answers, edges, self._journal(), absences, killed)
         self.doing.absences = [absence for absence in self.doing.absences if absence.end == math.inf]
         self._seen = [len(commits), *map(len, pieces)]
         groups = remains.groups_of(self.judge.users.replicas)
@@ -256,4 +292,4 @@ def run(directory: Path, wanted: Wanted, say: Callable[[str], None]) -> Told:
     """Make a mesh in an empty directory, and do to it what is wanted."""
     driver = Driver(directory, wanted, say)
     faults = {fault for fault in wanted.faults if driver.mesh.clock or fault is not Fault.CLOCK}
-    return driver.run(drawn(wanted.seed, faults, wanted.points))
+    return driver.run(drawn(wanted.seed, faults, wanted.points, wanted.lasting_share))

@@ -20,7 +20,7 @@ STOP_AFTER_SECONDS = 10.0  # without the control plane, where a job must never r
 SECONDS, LONG_SECONDS, ALONE_SECONDS, SERVICE_SECONDS = (0.05, 0.8), (2.0, 7.0), (8.0, 18.0), (3600.0, 3600.0)
 SMALL_ARRAY, LARGE_ARRAY, LARGE = (1, 3), (60, 130), 0.2  # the last index; large ones are of several transactions
 ARRAY_SECONDS = (0.05, 3.0)  # so that some are left when the whole is changed
-RETRIES_MAX = 1000
+RETRIES_MAX, FRAGILE = 1000, 0.3  # and the share of jobs that are tried once: only what we kill may fail them
 PROMISE = Qos(latency_seconds=0.1, latency_percentile=99.0, arrivals_per_second=10.0)
 
 
@@ -58,7 +58,7 @@ def a_job(directory: Path, rng: Random, earlier: Sequence[str] = ()) -> Drawn:
         roles=(Role(replicas=replicas, request=Request(gpu_milli=1000 * gpus, cores=None if elastic else 1)),),
         command=_command(directory, seconds, daemon=rng.random() < DAEMON, elastic=elastic),
         grace_seconds=2.0,
-        retries_max=RETRIES_MAX,
+        retries_max=0 if rng.random() < FRAGILE else RETRIES_MAX,
         array=array,
         dependencies=tuple(Dependency(job_id, condition) for job_id, condition in after.items()),
         stop_after_disconnected_seconds=STOP_AFTER_SECONDS if alone else None,

@@ -8,7 +8,7 @@ import math
 import os
 import sqlite3
 from collections import Counter
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -108,8 +108,12 @@ class Judge:
         edges: Sequence[str],
         journal: Sequence[Sequence[str]],
         absences: Sequence[Absence],
+        killed: Collection[tuple[str, int]] = (),
     ) -> None:
-        """Judge what came since the last rest, given that all jobs have ended; of the journal, all there is."""
+        """Judge what came since the last rest, given that all jobs have ended; of the journal, all there is.
+
+        Of the attempts in `killed` something was killed: they alone may fail.
+        """
         self.commits, self.edges = self.commits + len(commits), self.edges + len(edges)
         before = len(self.users.acknowledged)
         self.users.take(answers)
@@ -136,7 +140,7 @@ class Judge:
                 found.append(f"a user was told that there is no {thing_id}, which was there")
         self.users.gone.clear()
         phases = {job_id: job.phase for job_id, job in self.checker.jobs.items()}
-        found += [*self.users.wrong, *judge_journal(journal, self.users, phases, self.given_up)]
+        found += [*self.users.wrong, *judge_journal(journal, self.users, phases, self.given_up, killed)]
         found += self.users.promises.judge(ran)
         self.wrong += [what for what in dict.fromkeys(found) if what not in self.wrong]
 
@@ -151,7 +155,11 @@ class Judge:
 
 
 def judge_journal(
-    journal: Sequence[Sequence[str]], users: Users, phases: Mapping[str, Phase], given_up: set[str]
+    journal: Sequence[Sequence[str]],
+    users: Users,
+    phases: Mapping[str, Phase],
+    given_up: set[str],
+    killed: Collection[tuple[str, int]] = (),
 ) -> list[str]:
     """What jobs themselves saw: nothing held twice, nothing started twice, and all that succeeded ran to its end."""
     may = {f"twice:job-{job_id}-" for job_id in given_up - users.alone}
@@ -164,6 +172,7 @@ def judge_journal(
     wrong += [f"{'/'.join(key)} was started {times} times" for key, times in starts.items() if times > 1]
     wrong += [f"{key[0]} ran, and nobody submitted it" for key in starts if key[0] not in users.replicas]
     ended = {tuple(words[1:4]) for words in journal if words[0] == "end"}
+    may_fail = {job_id for job_id, _ in killed}
     numbers: dict[str, set[str]] = {}
     for job_id, number, _ in ended:
         numbers.setdefault(job_id, set()).add(number)
@@ -175,6 +184,8 @@ def judge_journal(
         if phase is Phase.SUCCEEDED and not whole:
             wrong.append(f"{job_id} succeeded, and never ran to its end")
         may_be_cancelled = job_id in users.cancelled or users.promises.why_cancelled(job_id)
+        if phase is Phase.FAILED and job_id in may_fail:
+            continue
         if phase is Phase.FAILED or (phase is Phase.CANCELLED and not may_be_cancelled):
             wrong.append(f"{job_id} {phase}, for which there is no reason")
     return wrong

@@ -47,6 +47,7 @@ class Wire:
     """What is done to the packets from one part to another."""
 
     delay_seconds_max: float = 0.0
+    delay_seconds_min: float = 0.0
     garbled: float = 0.0  # which share of the packets with a frame's head
     anywhere: bool = False  # or of all that bear anything, of which any byte is then changed: who has TLS notices
 
@@ -115,7 +116,7 @@ class Emulator:
             verdict += _attribute(PAYLOAD, other)
             self.garbled[queue] += 1
         self.delayed[queue] += wire.delay_seconds_max > 0
-        until = time.monotonic() + self._rng.uniform(0, wire.delay_seconds_max)
+        until = time.monotonic() + self._rng.uniform(wire.delay_seconds_min, wire.delay_seconds_max)
         self._count += 1
         heapq.heappush(self._waiting, (until, self._count, _message(VERDICT, queue, verdict)))
 

@@ -10,6 +10,7 @@ import os
 import re
 import shutil
 import subprocess
+import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -26,6 +27,7 @@ DISK_BYTES = 1 << 30  # a node that was full takes work again once 512 MiB are f
 UPTIME_SECONDS_MAX = 30 * 86_400
 PAGE_BYTES = 4096
 FILLS_MAX = 20
+HELD_SECONDS_MAX, POLL_SECONDS = 10.0, 0.005
 DROPPED = re.compile(r"\[(?P<packets>\d+):\d+\] -A FORWARD -s (?P<source>[\d.]+)/32 -d (?P<target>[\d.]+)/32 .*-j DROP")
 
 Pair = tuple[str, str]  # packets from one machine to another
@@ -87,6 +89,15 @@ class Machine:
         """Where others reach it."""
         return f"{NETWORK}.{self.number}.2"
 
+    @property
+    def router(self) -> str:
+        """Where it reaches the router, which is the driver's machine."""
+        return f"{NETWORK}.{self.number}.1"
+
+    def call(self, *command: str) -> None:
+        """Run a command there that is over at once, such as one that changes its mounts. Raises OSError."""
+        _call([*self.prefix, *command])
+
 
 @dataclass
 class Machines:
@@ -98,6 +109,7 @@ class Machines:
     _drops: dict[Pair, list[float]] = field(default_factory=dict)  # from and to: shares, 1.0 where cut
     _wires: dict[Pair, list[Wire]] = field(default_factory=dict)
     _queues: dict[Pair, int] = field(default_factory=dict)
+    _holders: list[subprocess.Popen[bytes]] = field(default_factory=list)  # each of a machine's mounts
     _dropped: Counter[Pair] = field(default_factory=Counter)  # packets, before the rules of today
 
     def __post_init__(self) -> None:
@@ -106,8 +118,10 @@ class Machines:
         self.emulator = Emulator(self.rng)
 
     def add(self, name: str) -> Machine:
-        """Make a machine, with an empty disk, that was started up some time ago."""
+        """Make a machine, with an empty disk and mounts of its own, that was started up some time ago."""
         machine = Machine(name, len(self.all) + 1, self.directory / name)
+        machine.disk.mkdir()
+        _call(["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "none", str(machine.disk)])
         spaces = self.directory / "spaces" / name
         spaces.mkdir(parents=True)
         files = {kind: spaces / kind for kind in ("net", "uts", "time")}
@@ -117,11 +131,21 @@ class Machines:
         uptime = str(self.rng.randrange(UPTIME_SECONDS_MAX))
         _call(["unshare", *options, "--monotonic", uptime, "--boottime", uptime, "hostname", name])
         self._wire_up(machine, str(files["net"]))
-        machine.disk.mkdir()
-        _call(["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "none", str(machine.disk)])
-        machine.prefix = ("nsenter", *options, "--")
+        machine.prefix = ("nsenter", *options, f"--mount=/proc/{self._hold_mounts()}/ns/mnt", "--")
         self.all[name] = machine
         return machine
+
+    def _hold_mounts(self) -> int:
+        """Start a process that keeps a namespace of mounts; a file cannot, for newer kernels do not always bind one."""
+        own = os.stat("/proc/self/ns/mnt").st_ino
+        holder = subprocess.Popen(["unshare", "--mount", "sleep", "infinity"])
+        self._holders.append(holder)
+        deadline = time.monotonic() + HELD_SECONDS_MAX
+        while os.stat(f"/proc/{holder.pid}/ns/mnt").st_ino == own:
+            if time.monotonic() > deadline:
+                raise OSError("no namespace of mounts was made")
+            time.sleep(POLL_SECONDS)
+        return holder.pid
 
     def _wire_up(self, machine: Machine, network: str) -> None:
         here, router = f"m{machine.number}", f"{NETWORK}.{machine.number}.1"
@@ -177,8 +201,9 @@ class Machines:
     def _tell_emulator(self, pair: Pair) -> None:
         wires, queue = self._wires[pair], self._queues.setdefault(pair, len(self._queues))
         delay_seconds = max((wire.delay_seconds_max for wire in wires), default=0.0)
+        least_seconds = max((wire.delay_seconds_min for wire in wires), default=0.0)
         garbled, anywhere = max((wire.garbled for wire in wires), default=0.0), any(wire.anywhere for wire in wires)
-        self.emulator.put(queue, Wire(delay_seconds, garbled, anywhere))
+        self.emulator.put(queue, Wire(delay_seconds, least_seconds, garbled, anywhere))
 
     def _set_rules(self) -> None:
         self._dropped += self._dropped_today()  # new rules begin at none

@@ -17,7 +17,8 @@ from pathlib import Path
 
 from tests.chaos.certificates import CERTS, CLOCK, TENANTS, Certificates
 from tests.chaos.machines import Machine, Machines
-from tests.chaos.plan import CLIENT, MEMBERS, NODES, REPLICAS, SERVICES
+from tests.chaos.names import DOMAIN, Names
+from tests.chaos.plan import CLIENT, GUEST, MEMBERS, NODES, OPERATOR, REPLICAS, SERVICES
 from tests.end_to_end.commands import COTENANT, Serving, environment_of
 from tests.etcd_server import EtcdServer
 
@@ -42,6 +43,10 @@ history_seconds = {HISTORY_SECONDS}
 ann = "root"
 bob = "root"
 """
+OUTSIDE = (CLIENT, GUEST, OPERATOR)  # whose times are compared with each other, so that no clock of theirs is set
+STORE_BYTES_MAX = 32 << 20  # etcd's quota, so that it can be reached in a moment
+ETCD_FLAGS = ("--max-txn-ops=4096", f"--quota-backend-bytes={STORE_BYTES_MAX}")
+RESOLVER = "/etc/resolv.conf"
 ROOT = Path(__file__).resolve().parents[2]
 PLUGINS = "plugins"
 ENTRY_POINTS = """\
@@ -95,9 +100,11 @@ class Part:
 class Mesh:
     """All parts, of a build that is broken on purpose where one is named."""
 
-    def __init__(self, directory: Path, machines: Machines, broken: str = "", *, tls: bool = False) -> None:
+    def __init__(
+        self, directory: Path, machines: Machines, broken: str = "", *, tls: bool = False, names: bool = False
+    ) -> None:
         self.directory, self.machines = directory, machines
-        self._program = [sys.executable, "-m", "tests.chaos.broken", broken] if broken else [COTENANT]
+        self.program = [sys.executable, "-m", "tests.chaos.broken", broken] if broken else [COTENANT]
         self.clock, self._modules = build_clock(directory), install_allocator(directory)
         self.starts: Counter[str] = Counter()
         self.points = directory / POINTS  # that are armed, and taken by whom
@@ -106,8 +113,9 @@ class Mesh:
         self._logs = directory / "logs"
         self._logs.mkdir()
         (directory / "settings.toml").write_text(SETTINGS)
-        for name in (*MEMBERS, *REPLICAS, *NODES, CLIENT):
+        for name in (*MEMBERS, *REPLICAS, *NODES, CLIENT, GUEST, OPERATOR):
             machines.add(name)
+        self.names = self._serve_names() if names else None
         self.parts = {name: Part(name, machines.all[name]) for name in (*MEMBERS, *REPLICAS, *NODES)}
         self.certificates = self._issue() if tls else None
         for name in MEMBERS:
@@ -115,7 +123,11 @@ class Mesh:
             self.parts[name].member = EtcdServer(
                 machine.disk,
                 name=name,
-                arguments=("--max-txn-ops=4096", *(own.flags(name) if own else ())),
+                arguments=(
+                    "--max-txn-ops=4096",
+                    f"--quota-backend-bytes={STORE_BYTES_MAX}",
+                    *(own.flags(name) if own else ()),
+                ),
                 scheme="https" if own else "http",
                 host=machine.address,
                 prefix=machine.prefix,
@@ -133,40 +145,61 @@ class Mesh:
         bearers = {name: f"service/{name}" for name in (*MEMBERS, *REPLICAS)}
         bearers |= {name: f"agent/{node_id}" for name, node_id in self.node_ids.items()} | {CLIENT: "operator/chaos"}
         made = Certificates(self.directory / CERTS, bearers | TENANTS)
-        addresses = {name: machine.address for name, machine in self.machines.all.items()}
+        addresses = {name: address for name, address in self.addresses.items() if name not in (GUEST, OPERATOR)}
         made.issue(addresses | dict.fromkeys(TENANTS, addresses[CLIENT]), self.clock)
         return made
 
+    def _serve_names(self) -> Names:
+        """Have each machine look names up at its router."""
+        served = Names()
+        served.start({name: machine.router for name, machine in self.machines.all.items()}, self.addresses)
+        for name, machine in self.machines.all.items():
+            file = self.directory / f"{name}.resolv"
+            file.write_text(f"nameserver {machine.router}\noptions timeout:1 attempts:2\n")
+            machine.call("mount", "--bind", str(file), RESOLVER)
+        return served
+
+    @property
+    def addresses(self) -> dict[str, str]:
+        """All machines' addresses."""
+        return {name: machine.address for name, machine in self.machines.all.items()}
+
     def reached(self, service: str) -> str:
         """Where all replicas of a service are."""
-        return "|".join(self._address(f"{service}-{number}") for number in (1, 2))
+        replicas = [f"{service}-{number}" for number in (1, 2)]
+        if self.names:
+            return "|".join(f"{part}.{DOMAIN}:{PORTS[service]}" for part in replicas)
+        return "|".join(map(self.address, replicas))
 
-    def _address(self, part: str) -> str:
+    def address(self, part: str) -> str:
+        """Where a part serves; of a member of etcd, its clients."""
+        if member := self.parts[part].member if part in MEMBERS else None:
+            return member.endpoint
         return f"{self.machines.all[part].address}:{PORTS[service_of(part)]}"
 
     def _command(self, part: str) -> list[str]:
         machine = self.machines.all[part]
-        words = [*machine.prefix, *self._program, "--state-dir", str(machine.disk / "state"), "serve", service_of(part)]
+        words = [*machine.prefix, *self.program, "--state-dir", str(machine.disk / "state"), "serve", service_of(part)]
         words += ["--endpoints", ",".join(f"{service}={self.reached(service)}" for service in SERVICES)]
         words += ["--config", str(self.directory / "settings.toml")]
         if part in NODES:
             return [*words, "--node", self.node_ids[part], "--gpus", f"fake:{GPUS}", "--address", machine.address]
-        words += ["--listen", self._address(part)]
+        words += ["--listen", self.address(part)]
         if self.certificates:
             return [*words, "--store", f"etcds://{','.join(self.store)}"]
         return [*words, "--store", f"etcd://{','.join(self.store)}", "--insecure"]
 
     def environment(self, part: str) -> dict[str, str]:
-        """What a part's process sees; no clock of its own for the client, whose times are compared."""
+        """What a part's process sees."""
         more = {"COTENANT_TOKEN": TOKEN, "PYTHONPATH": self._modules}
         more |= {recording.VARIABLE: str(self.directory / HISTORY), fail_points.VARIABLE: str(self.points)}
-        if self.clock and part != CLIENT:
+        if self.clock and part not in OUTSIDE:
             offset = self.machines.all[part].disk.parent / f"{part}.{OFFSET}"
             if not offset.exists():
                 offset.write_bytes(struct.pack("=q", 0))
             more |= {"LD_PRELOAD": str(self.clock), CLOCK: str(offset)}
         if self.certificates:
-            more |= self.certificates.variables(part)
+            more |= self.certificates.variables(CLIENT if part in OUTSIDE else part)
         return environment_of(self.directory, **more)
 
     # Life ----------------------------------------------------------------------------------------------------
@@ -187,6 +220,23 @@ class Mesh:
         """Where a part says what it does."""
         return self._logs / f"{name}.log"
 
+    def logged(self, name: str) -> int:
+        """How much a part has logged, in bytes."""
+        return self.log(name).stat().st_size if self.log(name).exists() else 0
+
+    def said_since(self, name: str, begin: int) -> str:
+        """What a part has logged after so many bytes."""
+        with self.log(name).open("rb") as file:
+            file.seek(begin)
+            return file.read().decode(errors="replace")
+
+    def pid(self, name: str) -> int | None:
+        """A part's process; None where it has none."""
+        if not self.is_there(name):
+            return None
+        part = self.parts[name]
+        return part.member.pid if part.member else part.process.pid if part.process else None
+
     def kill(self, *names: str) -> None:
         """End parts as a power cut would."""
         for part in (self.parts[name] for name in names):
@@ -206,9 +256,17 @@ class Mesh:
 
     def replace(self, name: str, term: int) -> Serving:
         """Have somebody in a placement's place who believes that it leads, under an old term."""
+        return self.stand_in(name, "tests.chaos.impostor", str(term))
+
+    def stand_in(self, name: str, module: str, *words: str) -> Serving:
+        """Kill a part and run a module of ours where it serves, until `come_back`."""
         self.kill(name)
-        words = [*self.machines.all[name].prefix, sys.executable, "-m", "tests.chaos.impostor", self._address(name)]
-        return Serving([*words, str(term)], self.environment(name), self.log(name))
+        return self.run_on(name, module, self.address(name), *words)
+
+    def run_on(self, name: str, module: str, *words: str) -> Serving:
+        """Run a module of ours on a machine."""
+        command = [*self.machines.all[name].prefix, sys.executable, "-m", module, *words]
+        return Serving(command, self.environment(name), self.log(name))
 
     def restart(self, name: str) -> str:
         """End a part that runs as an operator does, and start it again; what was wrong with its end."""
@@ -250,7 +308,7 @@ class Mesh:
 
     def at(self, address: str) -> str:
         """Which part serves at an address; "" where none does."""
-        return next((name for name in REPLICAS if self._address(name) == address), "")
+        return next((name for name in REPLICAS if self.address(name) == address), "")
 
     def arm(self, point: str, action: str) -> None:
         """Let something happen to whoever first comes to a fail point."""
@@ -360,3 +418,5 @@ class Mesh:
     def close(self) -> None:
         """End all parts."""
         self.kill(*self.parts)
+        if self.names:
+            self.names.close()

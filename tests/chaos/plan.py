@@ -5,7 +5,7 @@ The same seed and the same numbers give the same plan; how it meets the processe
 
 from __future__ import annotations
 
-from collections.abc import Collection, Container, Iterator, Sequence, Set
+from collections.abc import Collection, Container, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import count, islice
@@ -20,8 +20,12 @@ LONG_SHARE = 0.35
 LONELY_SECONDS, LONELY_SHARE, LONELY_LONG_SHARE = (10.0, 18.0), 0.4, 0.5  # nodes alone: jobs of some stop by themselves
 PAUSE_SECONDS = (0.2, 1.0)  # between two steps
 ETCD, SERVICES, AGENTS, CLIENT = "etcd", ("placement", "queue", "predictor", "contention"), 5, "client"
+GUEST, OPERATOR = "guest", "operator"  # machines of a client that is greedy, and of who asks for `status`
 CLOCK_SECONDS = (0.5, 2.0, 30.0, 3_600.0, 86_400.0)
 DELAY_SECONDS, LOSS = (0.02, 0.4), (0.02, 0.4)
+LASTING_SECONDS = (36.0, 42.0)  # long enough for `status` to have to name what is sick
+STOPPED_SECONDS, RUNNING_SECONDS = (0.05, 3.0), 0.2  # in each cycle of a part that stutters
+CPU_SHARE, DRIFT_RATE, STORE_SECONDS = (0.03, 0.2), (0.01, 3.0), (0.05, 0.5)
 
 
 class Fault(StrEnum):
@@ -43,14 +47,54 @@ class Fault(StrEnum):
     NO_MAJORITY = "no majority"  # two members of etcd are killed
     OLD_LEADER = "old leader"  # in the place of a placement is one that does not know that its term is over
     FAIL_POINT = "fail point"  # whoever first comes to a named place is killed or halted there
+    REFUSE_LAUNCH = "refuse launch"  # a node refuses what starting a job takes, as `Hook` says
+    STUTTER = "stutter"  # SIGSTOP and SIGCONT in turn, for shorter and longer than a lease each time
+    STARVE = "starve"  # a part gets a few hundredths of a CPU
+    BLACK_HOLE = "black hole"  # a listener in a part's place accepts connections and answers nothing
+    SLOW_STORE = "slow store"  # each packet between any part and etcd is delayed
+    FULL_STORE = "full store"  # etcd reaches its quota: it answers reads and refuses writes
+    DRIFT = "drift"  # a part's wall clock runs too fast or too slowly, or jumps back and forth
+    NAME_ERROR = "name error"  # a machine's name server fails, is silent, or takes long
+    EXPIRE = "expire"  # a part's certificate expires under the streams that use it, and is rotated later
+    GREEDY_CLIENT = "greedy client"  # one client holds streams that it never reads, or idle connections
+    OLD_STORE = "old store"  # etcd is restored from an earlier snapshot
+    OTHER_STORE = "other store"  # etcd comes up empty, as another cluster
+
+
+class Hook(StrEnum):
+    """What a launch takes that a node can refuse."""
+
+    GROUP = "control group"  # the node's memory hierarchy is read-only
+    DIRECTORY = "directory"  # the directory of attempts is read-only
+    DEVICE = "device"  # /dev/null cannot be opened
+    FORK = "fork"  # the agent is at its limit of processes
+    USER = "user"  # no user is found by name; felt only by jobs of people, with TLS
+    DISK = "disk"  # the agent's disk is read-only
+    DESCRIPTORS = "descriptors"  # the agent is at its limit of open files
+
+
+class Mode(StrEnum):
+    """How a fault is done where there are several ways."""
+
+    SILENT = "accepts and never speaks"
+    MUTE = "speaks HTTP/2 and never answers a call"
+    RATE = "drifts"
+    JUMPS = "jumps back and forth"
+    REFUSED = "every name is refused"
+    UNHEARD = "no question is answered"
+    LATE = "every answer is late"
+    STREAMS = "watches are never read"
+    CONNECTIONS = "connections are idle"
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
     """One fault: when it begins after the one before, which part it is done to, for how long, and how much of it.
 
-    `amount` is the jump of a clock, or the longest delay, in seconds, or the share of packets that is lost; `point` is
-    the name of a fail point and what happens there. Its part is a service, or agents as a whole: whoever comes there.
+    `amount` is the jump of a clock, the longest delay or the time stopped in each cycle, in seconds, the rate of a
+    drift, or the share of packets that is lost or of a CPU that is left; `point` is the name of a fail point and what
+    happens there, and of some other faults their `Hook` or `Mode`. The part of a fail point is a service, or agents as
+    a whole: whoever comes there. The part of what is wrong with the store as a whole is `ETCD`.
     """
 
     number: int
@@ -108,9 +152,76 @@ SHARES = {
     Fault.CLOCK: 5,
     Fault.NO_MAJORITY: 2,
     Fault.OLD_LEADER: 3,
-    Fault.FAIL_POINT: 13,
+    Fault.FAIL_POINT: 18,
+    Fault.REFUSE_LAUNCH: 12,
+    Fault.STUTTER: 6,
+    Fault.STARVE: 5,
+    Fault.BLACK_HOLE: 4,
+    Fault.SLOW_STORE: 4,
+    Fault.FULL_STORE: 2,
+    Fault.DRIFT: 4,
+    Fault.NAME_ERROR: 3,
+    Fault.EXPIRE: 3,
+    Fault.GREEDY_CLIENT: 4,
+    Fault.OLD_STORE: 1,
+    Fault.OTHER_STORE: 1,
 }
+REGRESSIONS = frozenset({Fault.OLD_STORE, Fault.OTHER_STORE})  # drawn only where they are asked for
+DEFAULT = frozenset(Fault) - REGRESSIONS
+LASTING_SHARES = {  # how often a fault lasts long enough to be named
+    Fault.KILL: 0.02,
+    Fault.PAUSE: 0.02,
+    Fault.ISOLATE: 0.02,
+    Fault.FILL: 0.1,
+    Fault.REFUSE_LAUNCH: 0.12,
+    Fault.STUTTER: 0.05,
+    Fault.STARVE: 0.05,
+    Fault.BLACK_HOLE: 0.1,
+    Fault.SLOW_STORE: 0.1,
+    Fault.FULL_STORE: 0.2,
+    Fault.EXPIRE: 0.2,
+    Fault.OLD_STORE: 1.0,
+    Fault.OTHER_STORE: 1.0,
+}
+MODES = {
+    Fault.REFUSE_LAUNCH: tuple(Hook),
+    Fault.BLACK_HOLE: (Mode.SILENT, Mode.MUTE),
+    Fault.DRIFT: (Mode.RATE, Mode.JUMPS),
+    Fault.NAME_ERROR: (Mode.REFUSED, Mode.UNHEARD, Mode.LATE),
+    Fault.GREEDY_CLIENT: (Mode.STREAMS, Mode.CONNECTIONS),
+}
+AMOUNTS = {
+    Fault.DELAY: DELAY_SECONDS,
+    Fault.LOSE: LOSS,
+    Fault.STUTTER: STOPPED_SECONDS,
+    Fault.STARVE: CPU_SHARE,
+    Fault.SLOW_STORE: STORE_SECONDS,
+    Fault.DRIFT: DRIFT_RATE,
+}
+LONG = (  # what does nothing, or is not noticed, where it is short
+    Fault.OLD_LEADER,
+    Fault.FILL,
+    Fault.REFUSE_LAUNCH,
+    Fault.STUTTER,
+    Fault.STARVE,
+    Fault.BLACK_HOLE,
+    Fault.SLOW_STORE,
+    Fault.FULL_STORE,
+    Fault.DRIFT,
+    Fault.NAME_ERROR,
+    Fault.EXPIRE,
+    Fault.GREEDY_CLIENT,
+    *REGRESSIONS,
+)
 HALTED_SECONDS = (LEASE_SECONDS + 0.5, 6.0)  # at a fail point: for so long that another leads meanwhile
+HARMLESS = (  # what no agent is cut off by
+    Fault.KILL_JOB,
+    Fault.KILL_SUPERVISOR,
+    Fault.CLOCK,
+    Fault.FAIL_POINT,
+    Fault.DRIFT,
+    Fault.GREEDY_CLIENT,
+)
 ELECTED = ("placement", "queue", "predictor")  # services whose leaders write
 UNDRAWN = ("restore.filling", "restore.filled")  # nobody comes there in a mesh
 DRAWN = tuple(point for point in POINTS if point not in UNDRAWN)
@@ -119,9 +230,7 @@ SELDOM = ("placement.loading", "agent.resized")  # but for these
 TIMES_MAX = 4  # those are passed so often, less one, before anything happens
 
 
-def plan(
-    seed: int, steps: int, faults: Container[Fault] = frozenset(Fault), points: Collection[str] = DRAWN
-) -> list[Step]:
+def plan(seed: int, steps: int, faults: Container[Fault] = DEFAULT, points: Collection[str] = DRAWN) -> list[Step]:
     """Draw so many steps, of some faults and some fail points.
 
     >>> plan(7, 3) == plan(7, 4)[:3]
@@ -130,19 +239,28 @@ def plan(
     return list(islice(drawn(seed, faults, points), steps))
 
 
-def drawn(seed: int, faults: Container[Fault] = frozenset(Fault), points: Collection[str] = DRAWN) -> Iterator[Step]:
-    """Draw steps without end; no fail point comes again before each other one has come."""
+def drawn(
+    seed: int,
+    faults: Container[Fault] = DEFAULT,
+    points: Collection[str] = DRAWN,
+    lasting_share: float | None = None,
+) -> Iterator[Step]:
+    """Draw steps without end; no fail point comes again before each other one has come.
+
+    Of faults that `status` has to name, `lasting_share` last long enough for that; by default `LASTING_SHARES`.
+    """
+    lasting = LASTING_SHARES if lasting_share is None else dict.fromkeys(LASTING_SHARES, lasting_share)
     rng = Random(f"chaos {seed}")
     shares = {fault: share if fault in faults else 0 for fault, share in SHARES.items()}
     deck: list[str] = []
     for number in count(1):
         deck = deck or rng.sample(sorted(points), len(points))
-        yield _step(rng, number, rng.choices(list(shares), list(shares.values()))[0], deck)
+        yield _step(rng, number, rng.choices(list(shares), list(shares.values()))[0], deck, lasting)
 
 
 def cut_off(step: Step) -> frozenset[str]:
     """Agents that placement may hear nothing from, by that fault; by a fail point, once somebody is there."""
-    if step.fault in (Fault.KILL_JOB, Fault.KILL_SUPERVISOR, Fault.CLOCK, Fault.FAIL_POINT):
+    if step.fault in HARMLESS:
         return frozenset()
     return cut_off_without({step.part, step.peer} - {""})
 
@@ -154,15 +272,19 @@ def cut_off_without(touched: Set[str]) -> frozenset[str]:
     return frozenset(touched & {*NODES})
 
 
-def _step(rng: Random, number: int, fault: Fault, deck: list[str]) -> Step:
+def _step(rng: Random, number: int, fault: Fault, deck: list[str], lasting: Mapping[Fault, float]) -> Step:
     after = round(rng.uniform(*PAUSE_SECONDS), 2)
     part, peer = _drawn_for(fault, rng)
     seconds, amount, point = _seconds(rng), 0.0, ""
+    if fault in LONG:
+        seconds = round(rng.uniform(*LONG_SECONDS), 2)
+    if fault in AMOUNTS:
+        amount = round(rng.uniform(*AMOUNTS[fault]), 3)
+    if fault in MODES:
+        point = str(rng.choice([mode for mode in MODES[fault] if mode is not Mode.MUTE or part not in MEMBERS]))
     match fault:
         case Fault.ISOLATE if part in NODES and rng.random() < LONELY_LONG_SHARE:
             seconds = round(rng.uniform(*LONELY_SECONDS), 2)
-        case Fault.OLD_LEADER | Fault.FILL:
-            seconds = round(rng.uniform(*LONG_SECONDS), 2)
         case Fault.FAIL_POINT:
             seconds = round(rng.uniform(*HALTED_SECONDS), 2)
             part, point = _point(rng, deck.pop())
@@ -170,10 +292,10 @@ def _step(rng: Random, number: int, fault: Fault, deck: list[str]) -> Step:
             seconds = 0.0
         case Fault.CLOCK:
             seconds, amount = 0.0, rng.choice(CLOCK_SECONDS) * rng.choice((1, -1))
-        case Fault.DELAY:
-            amount = round(rng.uniform(*DELAY_SECONDS), 3)
-        case Fault.LOSE:
-            amount = round(rng.uniform(*LOSS), 3)
+        case Fault.DRIFT:
+            amount *= rng.choice((1, -1))
+    if rng.random() < lasting.get(fault, 0.0):
+        seconds = round(rng.uniform(*LASTING_SECONDS), 2)
     return Step(number, after, fault, part, peer, seconds, amount, point)
 
 
@@ -188,10 +310,16 @@ def _point(rng: Random, point: str) -> tuple[str, str]:
 def _drawn_for(fault: Fault, rng: Random) -> tuple[str, str]:
     """The part, and its peer where there has to be one."""
     match fault:
-        case Fault.KILL_JOB | Fault.KILL_SUPERVISOR:
+        case Fault.KILL_JOB | Fault.KILL_SUPERVISOR | Fault.REFUSE_LAUNCH:
             return rng.choice(NODES), ""
-        case Fault.CLOCK:
+        case Fault.CLOCK | Fault.DRIFT | Fault.NAME_ERROR | Fault.EXPIRE:
             return _weighted(rng, PYTHON), ""
+        case Fault.BLACK_HOLE:
+            return _weighted(rng, (*MEMBERS, *REPLICAS)), ""
+        case Fault.GREEDY_CLIENT:
+            return rng.choice([part for part in REPLICAS if _is_of(part, SERVICES[:2])]), ""
+        case Fault.SLOW_STORE | Fault.FULL_STORE | Fault.OLD_STORE | Fault.OTHER_STORE:
+            return ETCD, ""
         case Fault.FILL:
             return rng.choice(WRITERS), ""
         case Fault.ISOLATE if rng.random() < LONELY_SHARE:

@@ -11,7 +11,13 @@ from cotenant.core.dependencies import Condition
 from cotenant.core.lifecycle import AttemptState, Phase
 from cotenant.history.events import AttemptPut, Began, Commit, Event, JobGone, JobPut, NodePut
 
-NOT_TO_ITS_END = (AttemptState.STOPPING, AttemptState.STOPPED, AttemptState.FAILED, AttemptState.LOST)
+NOT_TO_ITS_END = (
+    AttemptState.STOPPING,
+    AttemptState.STOPPED,
+    AttemptState.FAILED,
+    AttemptState.LOST,
+    AttemptState.NOT_LAUNCHED,
+)
 ASKED = {
     "alone": "jobs that stop when disconnected",
     "service": "services",

@@ -24,6 +24,7 @@ T = TypeVar("T")
 
 SILENCE_SECONDS_MAX = 7.5
 ANSWER_SECONDS_MAX = 30.0
+BALLAST = "chaos-ballast/"  # keys that fill the store, and that no part knows
 
 
 class Recorder:
@@ -33,6 +34,8 @@ class Recorder:
         self.commits: list[Commit] = []
         self.wrong: list[str] = []
         self.failed: dict[tuple[str, int], str] = {}  # by attempt: what was said of its end
+        self.not_launched: Counter[str] = Counter()  # by node: attempts that it could not launch
+        self._refused: set[tuple[str, int]] = set()
         self._reasons: dict[tuple[str, int], str] = {}  # by attempt: why it was stopped
         self.revision = 0
         self.leaders: dict[str, str] = {}  # by service: at which address
@@ -58,7 +61,8 @@ class Recorder:
                     return
                 self._take(changes)
                 for change in changes.changes:
-                    print(changes.revision, change.key, (change.value or b"").hex(), file=log, flush=True)
+                    value = b"" if change.key.startswith(BALLAST) else change.value or b""
+                    print(changes.revision, change.key, value.hex(), file=log, flush=True)
 
     def _take(self, changes: Changes) -> None:
         try:
@@ -73,6 +77,8 @@ class Recorder:
                     attempt = records_pb2.StoredAttempt.FromString(change.value).attempt
                     if attempt.state == job_pb2.ATTEMPT_STATE_FAILED:
                         self.failed[attempt.job_id, attempt.number] = attempt.message
+                    elif attempt.state == job_pb2.ATTEMPT_STATE_NOT_LAUNCHED:
+                        self._note_not_launched(attempt)
                     if attempt.stop_reason:
                         self._reasons[attempt.job_id, attempt.number] = STOP_REASONS.from_wire(attempt.stop_reason)
                 elif change.key.endswith(LEADER):
@@ -81,6 +87,12 @@ class Recorder:
         except (DecodeError, ValueError) as error:
             self.wrong.append(f"the commit at {changes.revision} cannot be read: {error}")
         self.revision = changes.revision
+
+    def _note_not_launched(self, attempt: job_pb2.Attempt) -> None:
+        """Count an attempt that was not launched, once; the record of its end may be written again."""
+        if (key := (attempt.job_id, attempt.number)) not in self._refused:
+            self._refused.add(key)
+            self.not_launched[attempt.launch_failure.node_id] += 1
 
     @property
     def stopped(self) -> Counter[str]:

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 from tests.chaos.jobs import STOP_AFTER_SECONDS
+from tests.chaos.naming import NAMED, NAMED_SECONDS
 from tests.chaos.plan import (
     AGENTS,
     CLIENT,
+    DEFAULT,
     DRAWN,
     ELECTED,
     ETCD,
     LEASE_SECONDS,
+    MEMBERS,
+    MODES,
     NODES,
     PARTS,
+    REGRESSIONS,
     SHARES,
     UNDRAWN,
     Fault,
+    Mode,
     Step,
     cut_off,
     plan,
@@ -31,10 +37,10 @@ def test_a_seed_gives_the_same_plan_and_another_seed_another() -> None:
 
 
 def test_every_fault_is_drawn_for_parts_that_there_are() -> None:
-    steps = plan(1, STEPS)
+    steps = plan(1, STEPS, set(Fault))
     assert {step.fault for step in steps} == set(Fault) == set(SHARES)
     for step in steps:
-        assert step.part in (*PARTS, CLIENT, *ELECTED, "agent"), step
+        assert step.part in (*PARTS, CLIENT, ETCD, *ELECTED, "agent"), step
         assert step.peer in ("", *PARTS, CLIENT), step
         assert step.part != step.peer, step
         assert step.after_seconds > 0, step
@@ -66,8 +72,32 @@ def test_a_few_hundred_steps_arm_every_fail_point_and_none_again_before_each_oth
 
 def test_some_fail_points_alone_are_drawn_beside_all_faults() -> None:
     steps = plan(1, STEPS, points=("array.changed",))
-    assert {step.fault for step in steps} == set(Fault)
-    assert {step.point.partition("=")[0] for step in steps} == {"", "array.changed"}
+    assert {step.fault for step in steps} == DEFAULT
+    points = {step.point.partition("=")[0] for step in steps if step.fault not in MODES}
+    assert points == {"", "array.changed"}
+
+
+def test_a_store_that_went_back_or_is_another_is_drawn_only_where_that_is_asked_for() -> None:
+    assert {step.fault for step in plan(1, STEPS)} == DEFAULT == set(Fault) - REGRESSIONS
+    assert {step.fault for step in plan(1, STEPS, REGRESSIONS)} == REGRESSIONS
+
+
+def test_every_way_in_which_a_fault_can_be_done_is_drawn() -> None:
+    steps = plan(1, 2 * STEPS)
+    for fault, modes in MODES.items():
+        assert {step.point for step in steps if step.fault is fault} == set(modes)
+    silent = {step.point for step in steps if step.fault is Fault.BLACK_HOLE and step.part in MEMBERS}
+    assert silent == {Mode.SILENT}  # members speak no HTTP/2 that we could answer
+
+
+def test_parts_are_stopped_again_and_again_for_less_and_more_than_a_lease() -> None:
+    stopped = [step.amount for step in plan(1, STEPS) if step.fault is Fault.STUTTER]
+    assert min(stopped) < LEASE_SECONDS / 2 < LEASE_SECONDS < max(stopped)
+
+
+def test_some_faults_of_each_kind_that_has_to_be_named_last_long_enough_for_that() -> None:
+    lasting = {step.fault for step in plan(1, 10 * STEPS, set(Fault)) if step.seconds > NAMED_SECONDS}
+    assert lasting >= set(NAMED) - REGRESSIONS
 
 
 def test_pauses_last_shorter_and_longer_than_a_lease() -> None:

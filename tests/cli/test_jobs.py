@@ -234,7 +234,8 @@ KEYS = {
     " forecast outlook ahead ahead_count ending events",
     "node": (
         "id state state_reason state_owner gpus gpus_used gpu_models gpus_declared gpus_unhealthy problems cores "
-        "cores_used memory_bytes memory_used_bytes rack address attempts not_enforced agent_version certificate "
+        "cores_used memory_bytes memory_used_bytes rack address attempts not_enforced shared_user agent_version "
+        "certificate "
         "create_time seen_seconds"
     ),
 }

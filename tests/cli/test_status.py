@@ -126,6 +126,16 @@ def test_a_wrong_token_is_told_as_such(shell: Shell, mesh: Standin) -> None:
         assert "token" in ended.err
 
 
+def test_a_node_whose_jobs_share_one_user_says_so(shell: Shell, mesh: Standin) -> None:
+    inventory = mesh.nodes.nodes["gpu-1"].inventory
+    inventory.shared_user = "bob"
+    inventory.not_enforced.extend(["no memory limits", "every job runs as 'bob', the user of the agent: all is shared"])
+    ended = shell("status")
+    assert ended.code == ExitCode.DONE, "that is no problem to be solved"
+    assert "identity    gpu-1: every job runs as 'bob', the user of the agent: all is shared" in ended.out
+    assert "no memory limits" not in ended.out
+
+
 def test_a_node_whose_agent_is_away_is_named(shell: Shell, mesh: Standin) -> None:
     mesh.nodes.nodes["gpu-2"] = node("gpu-2", state=nodes_pb.NODE_STATE_AWAY, seen_time=timestamp(time.time() - 90))
     mesh.nodes.nodes["gpu-3"] = node("gpu-3", state=nodes_pb.NODE_STATE_CORDONED)  # as somebody wanted
@@ -161,3 +171,12 @@ def test_a_process_of_a_release_that_tells_nothing_of_itself_serves(shell: Shell
     ended = shell("status", "--json")
     assert ended.code == ExitCode.DONE
     assert {one["release"] for one in ended.json["processes"]} == {None}
+
+
+def test_a_problem_of_a_process_is_named_once_however_many_services_it_has(shell: Shell, mesh: Standin) -> None:
+    mesh.replicas.told.process.problems.add(reason="it is almost out of file descriptors", remedy="raise its limit")
+    ((where, what),) = problems(shell)
+    assert (where, what) == (
+        f"contention, placement, predictor, queue {mesh.address}",
+        "it is almost out of file descriptors",
+    )

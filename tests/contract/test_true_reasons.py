@@ -18,7 +18,8 @@ from cotenant.core.gangs import Demand, Gang, Part
 from cotenant.core.jobs import Locality
 from cotenant.core.ledger import Ledger
 from cotenant.core.meanings import MEANINGS
-from cotenant.core.nodes import NodeShape
+from cotenant.core.nodes import HeldNode, NodeShape
+from cotenant.core.placing.obstacles import fits
 from cotenant.core.queueing.cycle import Plan, place
 from cotenant.core.refusals import Code, Refusal
 from cotenant.core.tenancy import Headroom, Tenant
@@ -105,6 +106,29 @@ def test_what_is_wanted_on_one_server_is_had_once_one_server_is_empty_and_the_na
         after = planned(plugin, world, [older]).refusals.get(gang.job_id)
         assert after is None or (after.code, after.locality) != (refusal.code, refusal.locality)
         assert after is None or after.locality is refusal.relaxes_to
+
+
+@every_policy
+@settings(max_examples=20)
+@given(worlds(racks_max=3), gangs(roles_max=1), st.data())
+def test_what_waits_for_held_nodes_could_be_held_by_them_and_by_no_others(
+    plugin: plugins.Plugin, world: World, gang: Gang, data: st.DataObject
+) -> None:
+    ledger = world.ledger
+    node_ids = data.draw(st.sets(st.sampled_from(sorted(ledger.numbers)), min_size=1))
+    ledger.illness = replace(
+        ledger.illness, held=tuple(HeldNode(one, "cannot launch", 5.0) for one in sorted(node_ids))
+    )
+    held = [ledger.numbers[one] for one in node_ids]
+    ledger.open[held] = False
+    refusal = planned(plugin, world, [gang]).refusals.get(gang.job_id)
+    if refusal is None or refusal.code is not Code.NODES_HELD:
+        return
+    within = gang.locality or Locality.ANYWHERE
+    assert not fits(gang, ledger, within=within, empty=True)
+    ledger.open[held] = True
+    assert fits(gang, ledger, within=Locality.ANYWHERE, empty=True)
+    assert refusal.numbers == {"held_nodes": len(node_ids), "next_canary_seconds": 5.0}
 
 
 def _starts_once_empty(plugin: plugins.Plugin, world: World, gang: Gang, node: int) -> bool:

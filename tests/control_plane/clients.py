@@ -148,6 +148,14 @@ class Clients:
                         self._events.append(Watched(name, stream, response.job.id, phase))
             await asyncio.sleep(AGAIN_SECONDS)
 
+    async def hold_watches(self, name: str, count: int, seconds: float) -> None:
+        """Open watches of all jobs, read nothing of them, and end them after a while."""
+        stub = self.stub(name)
+        watches = [stub.WatchJobs(pb.WatchJobsRequest()) for _ in range(count)]
+        await asyncio.sleep(seconds)
+        for watch in watches:
+            watch.cancel()
+
     async def read(self, address: str) -> None:
         """Ask one replica again and again what has ended; what it answers by itself bears a revision."""
         name = f"reader of {address}"

@@ -14,6 +14,10 @@ from cotenant.fail_points import POINTS
 
 Faults = tuple[tuple[Callable[[World], Awaitable[None]], int], ...]  # how often, beside the others
 MEET_SECONDS_MAX = 4.0
+STOPPED_SECONDS, RUNNING_SECONDS, STUTTER_SECONDS_MAX = (0.05, 3.0), 0.2, 6.0
+LAG_SECONDS = (0.05, 0.5)
+JUMP_SECONDS = (0.5, 2.0, 30.0, 3600.0)
+WATCHES = 20
 SERVERS = tuple(name for names in REPLICAS.values() for name in names)
 
 
@@ -189,11 +193,93 @@ async def halt(world: World) -> None:
         process.resume()
 
 
+async def stutter(world: World) -> None:
+    """A replica or an agent is stopped again and again, for less or for more than a lease, and runs in between."""
+    name = _replica(world) if world.rng.random() < 0.7 else world.rng.choice(sorted(world.agents))
+    stopped_seconds = world.rng.uniform(*STOPPED_SECONDS)
+    world.faults[-1] += f" {name} {stopped_seconds:.2f} s"
+    until = world.loop.time() + world.rng.random() * STUTTER_SECONDS_MAX
+    while world.loop.time() < until:
+        process = world.processes[name]
+        process.pause()
+        await asyncio.sleep(stopped_seconds)
+        process.resume()
+        await asyncio.sleep(RUNNING_SECONDS)
+
+
+async def starve(world: World) -> None:
+    """A replica or an agent takes long for whatever it says or hears, and is not stopped."""
+    name = _replica(world) if world.rng.random() < 0.7 else world.rng.choice(sorted(world.agents))
+    world.faults[-1] += f" {name}"
+    world.network.lags[name] = world.rng.uniform(*LAG_SECONDS)
+    await asyncio.sleep(world.rng.random() * 5)
+    world.network.lags.pop(name, None)
+
+
+async def black_hole(world: World) -> None:
+    """A replica is killed, and what stands in its place takes calls and answers none, until it is started again."""
+    name = _replica(world)
+    world.faults[-1] += f" {name}"
+    if world.processes[name].dead:
+        return
+    await world.kill(name)
+    world.mute(name)
+    await asyncio.sleep(world.rng.random() * 5)
+    world.start(name)
+
+
+async def slow_store(world: World) -> None:
+    """Every question to the store takes long."""
+    world.store.lag_seconds = world.rng.uniform(*LAG_SECONDS)
+    await asyncio.sleep(world.rng.random() * 5)
+    world.store.lag_seconds = 0.0
+
+
+async def fill_store(world: World) -> None:
+    """The store answers reads, and refuses to grow."""
+    world.store.full = True
+    await asyncio.sleep(world.rng.random() * 5)
+    world.store.full = False
+
+
+async def jump_clocks(world: World) -> None:
+    """The wall clock of one process jumps forwards or backwards, perhaps several times; it is never set right."""
+    name = _replica(world) if world.rng.random() < 0.7 else world.rng.choice(sorted(world.agents))
+    for _ in range(world.rng.randint(1, 4)):
+        by_seconds = world.rng.choice(JUMP_SECONDS) * world.rng.choice((1, -1))
+        world.faults[-1] += f" {name} {by_seconds:+g} s"
+        world.processes[name].clock_seconds += by_seconds
+        await asyncio.sleep(world.rng.random())
+
+
+async def hold_watches(world: World) -> None:
+    """A client opens watches and never reads them."""
+    await world.clients.hold_watches("greedy", WATCHES, world.rng.random() * 5)
+
+
 async def close_node(world: World) -> None:
     """An operator drains a node, or cordons it, for a while."""
     name = world.rng.choice(sorted(world.agents))
     world.faults[-1] += f" {name}"
     await world.close_node(name, world.rng.random() * 4, drain=world.rng.random() < 0.6)
+
+
+LAUNCH_PROBLEMS = (
+    "memory control group: Read-only file system",
+    "the agent's directory: No space left on device",
+    "cannot fork: Resource temporarily unavailable",
+    "too many open files",
+    "no such user: carol",
+)
+
+
+async def refuse_launches(world: World) -> None:
+    """A node is up and reports, but cannot launch anything for a while."""
+    name = world.rng.choice(sorted(world.agents))
+    world.faults[-1] += f" {name}"
+    world.agents[name].refusing = world.rng.choice(LAUNCH_PROBLEMS)
+    await asyncio.sleep(world.rng.random() * 6)
+    world.agents[name].refusing = ""
 
 
 async def slow_down(world: World) -> None:
@@ -233,6 +319,7 @@ FAULTS: Faults = (
     (repeat_calls, 3),
     (close_node, 2),
     (replace_queue, 1),
+    (refuse_launches, 2),
 )
 
 
@@ -275,11 +362,13 @@ OF_REPLACED_QUEUES: Faults = ((depose, 3), (cut_off_in_commit, 3), (crash, 1))
 OF_LATE_PLANS: Faults = ((replace_placement, 2), (repeat_plans, 5))
 OF_LOST_NODES: Faults = ((lose_node, 3), (lose_agent, 3), (repeat_calls, 3))
 OF_NEW_QUEUES: Faults = ((replace_queue, 1),)
+OF_SICK_NODES: Faults = ((refuse_launches, 1),)
 
 
 async def trouble(world: World, faults: Faults | None = None) -> None:
     """Let something befall the world every second or so; several things may be so at once."""
     faults = faults or drawn(world.seed)
+    world.clocks_jump = any(fault is jump_clocks for fault, _ in faults)
     under_way: list[asyncio.Task[None]] = []
     until = world.loop.time() + world.size.trouble_seconds
     while world.loop.time() < until:

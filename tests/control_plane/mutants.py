@@ -9,7 +9,15 @@ from dataclasses import dataclass
 from unittest import mock
 
 from google.protobuf.message import Message
-from tests.control_plane.faults import OF_LATE_PLANS, OF_LOST_NODES, OF_NEW_QUEUES, OF_REPLACED_QUEUES, PAUSES, Faults
+from tests.control_plane.faults import (
+    OF_LATE_PLANS,
+    OF_LOST_NODES,
+    OF_NEW_QUEUES,
+    OF_REPLACED_QUEUES,
+    OF_SICK_NODES,
+    PAUSES,
+    Faults,
+)
 
 from cotenant.history.checker import Rule
 from cotenant.node_agent.fence import Fence
@@ -20,7 +28,7 @@ from cotenant.services.placement.committer import Committer
 from cotenant.services.placement.forgetting import Forgetting
 from cotenant.services.placement.planning import Planning
 from cotenant.services.placement.records import Node
-from cotenant.services.queue import arrays, follower, keeper
+from cotenant.services.queue import arrays, follower, keeper, launch_failures
 from cotenant.services.queue import server as queue
 from cotenant.services.queue.gates import Gates
 from cotenant.services.queue.keeper import Request, request_of
@@ -86,6 +94,11 @@ def always_open(self: Gates, record: Record) -> bool:
 
 def never_backs_off(self: State, record: Record) -> bool:
     """A queue that tries what failed again at once."""
+    return False
+
+
+def stays(job: job_pb2.Job, now: float) -> bool:
+    """A queue that takes a launch that failed for the job's own failure."""
     return False
 
 
@@ -159,6 +172,9 @@ MUTANTS: dict[str, Mutant] = {
     ),
     "jobs wait for no others": Mutant(((Gates, "open", always_open),), Rule.TURN),
     "jobs that failed are tried again at once": Mutant(((State, "backing_off", never_backs_off),), Rule.TURN),
+    "what a node could not launch fails its job": Mutant(
+        ((launch_failures, "goes_elsewhere", stays),), Rule.PLATFORM, OF_SICK_NODES
+    ),
     "nodes that are drained are given work": Mutant(((Node, "open", connected),), Rule.TURN),
     "a queue that follows does not see what has ended since": Mutant(((QueueReader, "_read", read_once),), Rule.READ),
     "whoever watches is not told of ends": Mutant(((State, "_tell", tell_of_the_living),), Rule.READ),

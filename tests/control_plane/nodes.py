@@ -46,12 +46,14 @@ class FencedAgent(SimulatedAgent):
     ) -> None:
         super().__init__(process.name, channel, **fields)
         self.fence = MemoryFence()
+        self.refusing = ""  # why nothing can be launched here; "" where it can
         self.is_off = False  # its node, which an operator gives up: nobody starts it again meanwhile
         self._process, self._record, self._rng = process, record, rng
         self._had: set[Key] = set()
         self._stopping: dict[Key, bool] = {}  # whether as superseded
         self._heard: list[tuple[int, node_pb2.ConnectResponse]] = []  # with the terms of those who said it
         self.on_report = self._reported
+        self.cannot_launch = lambda order: self.refusing
         self.cannot_resize = lambda order: "its cgroup is read-only" if rng.random() < RESIZES_FAILING else ""
 
     def start(self) -> None:
@@ -125,15 +127,18 @@ class FencedAgent(SimulatedAgent):
         if known := self.attempts.get(key):
             self._out.put_nowait(node_pb2.ConnectRequest(reports=[known]))
         elif not obeys or key in self._had:
-            self._tell_failed(key, assignment.epoch)
+            self._tell_refused(key, assignment.epoch)
         else:
             self._had.add(key)
             super()._take(node_pb2.ConnectResponse(assignments=[assignment]))
 
-    def _tell_failed(self, key: Key, epoch: int) -> None:
-        report = node_pb2.AttemptReport(job_id=key[0], number=key[1], epoch=epoch, state=job_pb2.ATTEMPT_STATE_FAILED)
+    def _tell_refused(self, key: Key, epoch: int) -> None:
+        report = node_pb2.AttemptReport(job_id=key[0], number=key[1], epoch=epoch, message="refused")
+        if key in self._had:
+            report.state = job_pb2.ATTEMPT_STATE_FAILED
+        else:
+            report.state, report.launch_cause = job_pb2.ATTEMPT_STATE_NOT_LAUNCHED, job_pb2.LAUNCH_CAUSE_ORDER
         report.time.GetCurrentTime()
-        report.message = "refused"
         self._out.put_nowait(node_pb2.ConnectRequest(reports=[report]))
 
     def _stop(self, order: node_pb2.StopOrder) -> None:
@@ -154,7 +159,7 @@ class FencedAgent(SimulatedAgent):
         if report.state == job_pb2.ATTEMPT_STATE_RUNNING:
             holds = holds_of([self.assignments[key].allocation])
             self._record(Began(self.node_id, *key, report.epoch, holds))
-        else:
+        elif report.state != job_pb2.ATTEMPT_STATE_NOT_LAUNCHED:
             self._record(Over(self.node_id, *key, superseded=self._stopping.pop(key, False)))
 
     def answer_resize(self, order: node_pb2.ResizeOrder) -> None:

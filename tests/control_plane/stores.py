@@ -30,6 +30,7 @@ from cotenant.v1 import records_pb2
 WAIT_SECONDS = 0.001
 DEADLINE_SECONDS = 2.0
 LEADER = "/leader"
+NO_SPACE = "etcdserver: mvcc: database space exceeded"  # as etcd says it
 
 
 class RecordedStore(MemoryStore):
@@ -38,6 +39,8 @@ class RecordedStore(MemoryStore):
     def __init__(self, now: Callable[[], float], on_commit: Callable[[Changes], None]) -> None:
         super().__init__(limit=HistoryLimit(revisions=1_000_000), now=now)
         self.away = False
+        self.full = False  # it refuses whatever would make it larger, and answers reads
+        self.lag_seconds = 0.0  # that every question takes at least
         self._told, self._on_commit = 1, on_commit
 
     def now(self, key: str) -> Entry | None:
@@ -62,7 +65,7 @@ class ProcessStore(Through):
         self._whole, self._process, self._rng, self._record = store, process, rng, record
 
     async def _pass(self) -> None:
-        await asyncio.sleep(WAIT_SECONDS * self._rng.random())
+        await asyncio.sleep(WAIT_SECONDS * self._rng.random() + self._whole.lag_seconds)
         if not self._process.goes:
             try:
                 await self._process.gate()
@@ -89,6 +92,8 @@ class ProcessStore(Through):
     async def transact(self, compares: Sequence[Compare], operations: Sequence[Operation]) -> Committed | Conflict:
         """Do all operations if all comparisons hold; or lose the request, or the answer."""
         await self._pass()
+        if self._whole.full and any(isinstance(one, Put) for one in operations):
+            raise StoreUnavailable(NO_SPACE)
         lost = self._rng.random() < self.losing
         if lost and self._rng.random() < 0.5:
             raise StoreUnavailable("the request was lost")
@@ -121,6 +126,8 @@ class ProcessStore(Through):
     async def grant(self, ttl_seconds: float) -> Lease:
         """Make a lease."""
         await self._pass()
+        if self._whole.full:
+            raise StoreUnavailable(NO_SPACE)
         return await super().grant(ttl_seconds)
 
     async def keep_alive(self, lease: Lease, *, for_seconds: float = 0.0) -> None:

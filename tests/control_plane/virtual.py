@@ -229,6 +229,7 @@ class Process:
         self.dead = False
         self.goes = True  # it is neither paused nor dead: then nobody has to wait at its gate
         self.identity = ""  # under which it leads, or last tried to
+        self.clock_seconds = 0.0  # by which its wall clock is ahead
         self._going = asyncio.Event()
         self._going.set()
         self.tasks: list[_Task] = []  # those that are under way among them
@@ -293,7 +294,8 @@ def virtual_time(seed: int) -> Iterator[VirtualLoop]:
         self.FromNanoseconds(time.time_ns())
 
     def unix() -> float:
-        return BEGIN_UNIX_SECONDS + loop.time()
+        process = _process.get()
+        return BEGIN_UNIX_SECONDS + loop.time() + (process.clock_seconds if process is not None else 0.0)
 
     def unix_ns() -> int:
         return int(unix() * 1e9)

@@ -104,6 +104,14 @@ class SimulatedServer:
         return self._guarded[path]
 
 
+class MuteServer(SimulatedServer):
+    """Stands where a process served: it takes every call, and answers none."""
+
+    async def handler(self, path: str, metadata: Any) -> Any:
+        """Wait for ever."""
+        await asyncio.get_running_loop().create_future()
+
+
 class _Details:
     def __init__(self, method: str, metadata: Any) -> None:
         self.method, self.invocation_metadata = method, metadata
@@ -116,6 +124,7 @@ class Network:
         self.servers: dict[str, SimulatedServer] = {}
         self.cut: set[frozenset[str]] = set()
         self.slow_share, self.slow_seconds_max = SLOW_SHARE, SLOW_SECONDS_MAX
+        self.lags: dict[str, float] = {}  # by name: seconds that a process takes longer for whatever it says or hears
         self.heard: deque[_Heard] = deque(maxlen=HEARD_MAX)  # calls that came once, the last ones
         self._repeated: list[_Call] = []
         self._rng = rng
@@ -150,6 +159,8 @@ class Network:
         """
         draw = self._rng.random
         slow = draw() * self.slow_seconds_max if draw() < self.slow_share else 0.0
+        if self.lags:
+            slow += self.lags.get(source.name, 0.0) + self.lags.get(target.name, 0.0)
         await asyncio.sleep(HOP_SECONDS * (0.5 + draw()) + slow)
         if not source.goes:
             await source.gate()

@@ -15,7 +15,7 @@ from tests.control_plane.clients import SENSELESS, Clients
 from tests.control_plane.nodes import FencedAgent
 from tests.control_plane.stores import ProcessStore, RecordedStore
 from tests.control_plane.virtual import BEGIN_UNIX_SECONDS, Process, current_process
-from tests.control_plane.wire import SLOW_SECONDS_MAX, SLOW_SHARE, Network, SimulatedServer
+from tests.control_plane.wire import SLOW_SECONDS_MAX, SLOW_SHARE, MuteServer, Network, SimulatedServer
 
 from cotenant.core.failing.retrying import RetryRules
 from cotenant.core.lifecycle import Phase
@@ -89,6 +89,7 @@ class World:
         self.clients = Clients(self.network, self.rng, self.events, self.failures)
         self.armed: dict[tuple[str, str], Callable[[Process], None]] = {}  # by process and fail point
         self.reached: Counter[str] = Counter()
+        self.clocks_jump = False  # then times in records say nothing
         self._checker, self._checked = Checker(PLACEMENT.lost_after_seconds), 0
 
     def leader(self, service: str) -> str:
@@ -106,7 +107,8 @@ class World:
             await process.halt()
 
     def _committed(self, changes: Changes) -> None:
-        self.events.append(commit_of(changes, self.loop.time(), began_unix_seconds=BEGIN_UNIX_SECONDS))
+        began = None if self.clocks_jump else BEGIN_UNIX_SECONDS
+        self.events.append(commit_of(changes, self.loop.time(), began_unix_seconds=began))
 
     # Processes -----------------------------------------------------------------------------------------------
 
@@ -194,6 +196,10 @@ class World:
         self.agents[name] = agent
         agent.start()
 
+    def mute(self, name: str) -> None:
+        """Have something that answers nothing stand where a replica served, which has ended."""
+        self.network.servers[name] = MuteServer(Process(name))
+
     # Operators -----------------------------------------------------------------------------------------------
 
     async def close_node(self, name: str, seconds: float, *, drain: bool) -> None:
@@ -230,7 +236,9 @@ class World:
 
     def heal(self) -> None:
         """Let everybody reach everybody."""
-        self.store.away = False
+        self.store.away = self.store.full = False
+        self.store.lag_seconds = 0.0
+        self.network.lags.clear()
         self.armed.clear()
         self.network.cut.clear()
         self.network.slow_share, self.network.slow_seconds_max = SLOW_SHARE, SLOW_SECONDS_MAX
@@ -238,6 +246,8 @@ class World:
             store.losing, store.reached = 0.0, True
         for process in self.processes.values():
             process.resume()
+        for agent in self.agents.values():
+            agent.refusing = ""
 
     async def settle(self) -> None:
         """Wait until nothing is left to do."""

@@ -38,7 +38,8 @@ class Outcome:
 def environment_of(home: Path, **more: str) -> dict[str, str]:
     """An environment in which a user's own files and variables play no part."""
     inherited = {name: os.environ[name] for name in ("PATH", "LANG", "TMPDIR", "PYTHONPATH") if name in os.environ}
-    return {**inherited, "HOME": str(home), "COLUMNS": "200", **more}
+    own = {"HOME": str(home), "COLUMNS": "200", "COTENANT_SHARE_MACHINE": "1"}  # tests run beside each other
+    return {**inherited, **own, **more}
 
 
 class Cli:
@@ -46,6 +47,7 @@ class Cli:
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         self.environment = dict(environment)
+        self.descriptors_max = 0  # the hard limit of what is started to serve; 0: ours
 
     def __call__(
         self, *arguments: str | Path, code: int = 0, stdin: str = "", seconds: float = SECONDS_MAX, **more: str
@@ -69,6 +71,19 @@ class Cli:
         """Run a command that prints JSON."""
         return json.loads(self(*arguments, "--json").out)
 
+    def json_of_any_end(self, *arguments: str | Path) -> Any:
+        """Run a command that prints JSON whether it succeeds or not, such as `status`."""
+        ended = subprocess.run(
+            [COTENANT, *map(str, arguments), "--json"],
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            timeout=SECONDS_MAX,
+            check=False,
+        )
+        assert TRACEBACK not in ended.stdout + ended.stderr, ended.stderr
+        return json.loads(ended.stdout)
+
     def submit(self, *arguments: str | Path) -> str:
         """Submit one job and return its id."""
         (job_id,) = self("submit", *arguments).out.split()
@@ -76,7 +91,8 @@ class Cli:
 
     def start(self, *arguments: str | Path, log: Path) -> Serving:
         """Start a command that runs until it is ended; what it says is appended to the log."""
-        return Serving([COTENANT, *map(str, arguments)], self.environment, log)
+        limited = ["sh", "-c", 'ulimit -n "$0" && exec "$@"', str(self.descriptors_max)] if self.descriptors_max else []
+        return Serving([*limited, COTENANT, *map(str, arguments)], self.environment, log)
 
 
 class Serving:

@@ -7,8 +7,11 @@ import tempfile
 from html.parser import HTMLParser
 from pathlib import Path
 
+import pytest
 from tests.end_to_end import remains
 from tests.end_to_end.commands import Cli, environment_of
+
+from cotenant.cli import demo
 
 DEMO_SECONDS_MAX = 60.0
 REFERENCES = {"src", "href", "data", "action", "poster", "srcset", "background"}
@@ -24,6 +27,28 @@ def test_the_demo_ends_well_with_a_report_and_leaves_nothing(tmp_path: Path) -> 
     for words in ("The mesh is up", "resnet-auto", "gang-of-2", "NEVER_FITS", "fifo, backfill", str(report)):
         assert words in told.out
     assert_self_contained(report.read_text())
+
+
+def test_without_a_name_the_report_goes_to_the_users_own_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under one fixed name in a shared one it was refused to the second user, and followed a link."""
+    shared, victim = tmp_path / "shared", tmp_path / "victim"
+    shared.mkdir()
+    victim.write_text("precious")
+    (shared / "cotenant-demo.html").symlink_to(victim)
+    monkeypatch.setattr("tempfile.tempdir", str(shared))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "own"))
+    report = demo._write(None, [], [], [], "a machine")
+    assert report == tmp_path / "own" / "cotenant" / "demo.html"
+    assert_self_contained(report.read_text())
+    assert report.stat().st_mode & 0o077 == 0
+    assert victim.read_text() == "precious"
+    report.unlink()
+    report.symlink_to(victim)
+    demo._write(None, [], [], [], "a machine")
+    assert victim.read_text() == "precious", "a link is replaced"
+    assert [path.name for path in report.parent.iterdir()] == ["demo.html"]
 
 
 def assert_self_contained(page: str) -> None:

@@ -59,8 +59,8 @@ SPEC = {"group": {"path": "/x", "controllers": ["cpu"]}, "command": ["true"], "g
 
 def targets() -> Iterator[Target]:
     """Give the targets."""
-    yield Target("progress datagram", lambda directory: Prepared(_progress, PROGRESS))
-    yield Target("supervisor's datagram", lambda directory: Prepared(_status, (STATE,)), (ValueError,))
+    yield Target("progress datagram", lambda directory: Prepared(_progress, PROGRESS), in_loop=True)
+    yield Target("supervisor's datagram", lambda directory: Prepared(_status, (STATE,)), (ValueError,), in_loop=True)
     yield Target("state.json", _of("state.json", _state, STATE))
     yield Target("narrowed", _of("narrowed", lambda there: there.narrowed(), b'{"0": [1, 2], "1": [3]}'))
     throttle = b'{"bandwidth_percent": 50, "cores": 2, "idle": false, "suspended": true}'

@@ -22,6 +22,8 @@ import structlog
 from google.protobuf.descriptor import MethodDescriptor
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
+from tests.fuzz.inflating import Inflater
+from tests.fuzz.loop_lag import LoopLag
 from tests.fuzz.messages import Drawer
 from tests.fuzz.mutating import Mutator
 from tests.fuzz.running import FINDINGS_MAX, SETTLED_SHARE, Finding, Outcome, memory_bytes
@@ -36,7 +38,8 @@ from cotenant.v1 import job_pb2, replica_service_pb2
 from cotenant.v1 import job_service_pb2 as jobs_pb
 from cotenant.v1 import tenant_service_pb2 as tenants_pb
 
-NAMES = ("unary calls", "streaming calls", "bytes of calls", "bytes of connections")
+HEAVY = "heavy calls"
+NAMES = ("unary calls", "streaming calls", HEAVY, "bytes of calls", "bytes of connections")
 SERVED_BY = {
     **dict.fromkeys(("JobService", "TenantService"), "queue"),
     **dict.fromkeys(("NodeService", "AgentService", "PlacementService"), "placement"),
@@ -68,8 +71,9 @@ def run(name: str, inputs: int, seed: int | str, directory: Path, watch: Watch =
     """Fuzz one of `NAMES` with so many inputs."""
     outcome = Outcome(name)
     heard = Heard(outcome)
-    with heard.listening():
-        asyncio.run(_Fuzzing(outcome, Random(f"{name} {seed}"), watch).run(name, inputs))
+    lag = LoopLag()
+    with heard.listening(), lag.watching():
+        asyncio.run(_Fuzzing(outcome, Random(f"{name} {seed}"), watch, lag).run(name, inputs))
     return outcome
 
 
@@ -131,8 +135,10 @@ class _Listening:
 
 
 class _Fuzzing:
-    def __init__(self, outcome: Outcome, rng: Random, watch: Watch) -> None:
-        self.outcome, self.rng, self.watch = outcome, rng, watch
+    def __init__(self, outcome: Outcome, rng: Random, watch: Watch, lag: LoopLag) -> None:
+        self.outcome, self.rng, self.watch, self.lag = outcome, rng, watch, lag
+        self.heavy = 0.02  # the share of requests that are made large
+        self.sent: list[tuple[MethodDescriptor, list[bytes]]] = []  # in the present round
         self.known: dict[str, list[str]] = {
             "job_id": [],
             "Job": [],
@@ -148,6 +154,7 @@ class _Fuzzing:
             "phase": ["validation"],
         }
         self.drawer = Drawer(rng, self.known)
+        self.inflater = Inflater(rng, self.drawer)
         self.methods = list(methods())
         self.begun = time.monotonic()
         self.channels: dict[str, Any] = {}
@@ -162,25 +169,50 @@ class _Fuzzing:
             for _ in range(3):
                 self._know(await mesh.submit(gpus=1))
             settled = 0
-            one = {"bytes of connections": self._connection, "bytes of calls": self._bytes}.get(name, self._call)
+            made = self._bytes if name == "bytes of calls" else self._requests
+            if name == HEAVY:
+                self.heavy = 0.9
             wanted = [
                 method
                 for method in self.methods
-                if name.startswith("bytes") or (name == "streaming calls") == _streams(method)
+                if name.startswith("bytes") or name == HEAVY or (name == "streaming calls") == _streams(method)
             ]
+            self.lag.take()  # it has started
             while self.outcome.inputs < inputs and len(self.outcome.findings) < FINDINGS_MAX:
-                await asyncio.gather(*(one(self.rng.choice(wanted)) for _ in range(min(AT_ONCE, inputs))))
+                chosen = [self.rng.choice(wanted) for _ in range(min(AT_ONCE, inputs))]
+                if name == "bytes of connections":
+                    await asyncio.gather(*map(self._connection, chosen))
+                else:  # requests are made in a thread: what that takes is not the loop's
+                    requests = await asyncio.to_thread(lambda: [made(method) for method in chosen])  # noqa: B023  # awaited
+                    await asyncio.gather(*map(self._sent, chosen, requests))
                 self.outcome.inputs += min(AT_ONCE, inputs)
+                await self._judge_lag()
                 if not settled and self.outcome.inputs >= inputs * SETTLED_SHARE:
                     settled = memory_bytes()
                 if self.outcome.inputs % (AT_ONCE * 4) == 0:
                     self.outcome.seconds = time.monotonic() - self.begun
                     self.watch(self.outcome)
             self.outcome.seconds = time.monotonic() - self.begun
-            self.outcome.grown_bytes = memory_bytes() - settled if settled else 0
+            if name != HEAVY:  # large jobs that were admitted are kept
+                self.outcome.grown_bytes = memory_bytes() - settled if settled else 0
             await self._afterwards()
             for channel in self.channels.values():
                 await channel.close()
+
+    async def _judge_lag(self) -> None:
+        """Find out which call of the round held the loop, if one did: each is made once more, by itself."""
+        sent, self.sent = self.sent, []
+        if not (what := self.lag.finding()):
+            return
+        for method, requests in sent:
+            await self._sent(method, requests)
+            if alone := self.lag.finding():
+                self._finding(f"{method.name} {alone.partition(':')[0]}", b"\n".join(requests))
+                return
+        longest = max(sent, key=lambda one: sum(map(len, one[1])), default=None)
+        if longest is not None:
+            names = ", ".join(sorted({method.name for method, _ in sent}))
+            print(f"  a round {what}, and none of its calls did so again alone: {names}", file=sys.stderr)
 
     async def _start_contention(self) -> None:
         server = Server("127.0.0.1:0")
@@ -214,22 +246,26 @@ class _Fuzzing:
     def _request(self, method: MethodDescriptor) -> Message:
         message = GetMessageClass(method.input_type)()
         template = self.well_meant.request(method.input_type)
+        if self.rng.random() < self.heavy:
+            if template:
+                message.CopyFrom(template)
+            return self.inflater.inflate(message)
         if template and self.rng.random() < 0.7:
             message.CopyFrom(template)
             return self.drawer.change(message)
         return self.drawer.fill(message, share=self.rng.choice((0.1, 0.5, 0.9)))
 
-    async def _call(self, method: MethodDescriptor) -> None:
+    def _requests(self, method: MethodDescriptor) -> list[bytes]:
         count = self.rng.randint(1, 6) if method.client_streaming else 1
-        requests = [self._request(method).SerializeToString() for _ in range(count)]
-        await self._sent(method, requests)
+        return [self._request(method).SerializeToString() for _ in range(count)]
 
-    async def _bytes(self, method: MethodDescriptor) -> None:
-        """Send what is no message, or only just one."""
+    def _bytes(self, method: MethodDescriptor) -> list[bytes]:
+        """Make what is no message, or only just one."""
         good = self._request(method).SerializeToString()
-        await self._sent(method, [Mutator(self.rng, [good or b"\x08"]).draw()])
+        return [Mutator(self.rng, [good or b"\x08"]).draw()]
 
     async def _sent(self, method: MethodDescriptor, requests: list[bytes]) -> None:
+        self.sent.append((method, requests))
         path = f"/{method.containing_service.full_name}/{method.name}"
         channel: Any = self._plain(SERVED_BY[method.containing_service.name])
         answered = GetMessageClass(method.output_type).FromString

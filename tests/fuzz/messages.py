@@ -110,8 +110,12 @@ class Drawer:
         least, most = LEAST_AND_MOST[field.cpp_type]
         return min(most, max(least, rng.choice((*INTEGERS, rng.randint(0, 10), rng.randint(0, 10)))))
 
+    def texts(self, field: Any) -> list[str]:
+        """Return the texts that mean something in a field."""
+        return [text for part, texts in self._known.items() if part in field.full_name for text in texts]
+
     def _text(self, field: Any) -> str:
-        near = [text for part, texts in self._known.items() if part in field.full_name for text in texts]
+        near = self.texts(field)
         if near and self._rng.random() < 0.7:
             return self._rng.choice(near)
         return self._rng.choice(TEXTS)

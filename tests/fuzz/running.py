@@ -17,6 +17,7 @@ from random import Random
 from types import FrameType
 
 import structlog
+from tests.fuzz import loop_lag
 from tests.fuzz.mutating import BYTES_MAX, Mutator
 from tests.fuzz.targets import Target
 
@@ -119,9 +120,13 @@ def _fails_alike(target: Target, run: Callable[[bytes], None], kind: str) -> Cal
 
 def _what(target: Target, run: Callable[[bytes], None], data: bytes, outcome: Outcome | None) -> str:
     """Run one input; "" where it returned or was refused in words."""
+    seconds = 0.0
     try:
         with _limit(target.seconds_max):
-            run(data)
+            if target.in_loop:
+                seconds = _held_seconds(run, data)
+            else:
+                run(data)
     except target.errors as error:
         if outcome:
             outcome.refused += 1
@@ -130,7 +135,32 @@ def _what(target: Target, run: Callable[[bytes], None], data: bytes, outcome: Ou
         return f"hung: more than {target.seconds_max:g} s"
     except (Exception, RecursionError, MemoryError) as error:
         return _told(error)
+    if seconds > loop_lag.bound_seconds():
+        return f"held the loop: {seconds * 1000:.0f} ms of CPU time"
     return ""
+
+
+def _held_seconds(run: Callable[[bytes], None], data: bytes) -> float:
+    """Return how long an input keeps a thread, the less of two tries, since the first may import what it needs.
+
+    Raises:
+        Exception: whatever it raises, unless it took too long for that.
+    """
+    error: Exception | None = None
+
+    def attempt() -> None:
+        nonlocal error
+        try:
+            run(data)
+        except Exception as raised:
+            error = raised
+
+    seconds = loop_lag.cpu_seconds(attempt)
+    if seconds > loop_lag.bound_seconds():
+        seconds = min(seconds, loop_lag.cpu_seconds(attempt))
+    if error is not None and (seconds <= loop_lag.bound_seconds() or isinstance(error, AssertionError)):
+        raise error
+    return seconds
 
 
 def _told(error: BaseException) -> str:

@@ -24,6 +24,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, multiple, precondition, rule
 from hypothesis.stateful import run_state_machine_as_test as run_machine
 from tests.fuzz.calls import Heard, recount
+from tests.fuzz.inflating import PATTERNS
+from tests.fuzz.loop_lag import LoopLag, bound_seconds
 from tests.fuzz.messages import Drawer
 from tests.fuzz.running import SETTLED_SHARE, Finding, Outcome, memory_bytes
 from tests.services.mesh import Mesh, again, running, spec, until
@@ -61,8 +63,9 @@ def run(
 ) -> Outcome:
     """Make about so many calls, in sequences of at most `STEPS`."""
     outcome, rng, before = Outcome(name), Random(f"{name} {seed}"), hypothesis.core.global_force_seed
-    with Heard(outcome).listening(), asyncio.Runner() as runner:
-        run = Sequence_.run = _Run(runner.get_loop(), outcome, watch, inputs, time.monotonic())
+    lag = LoopLag()
+    with Heard(outcome).listening(), asyncio.Runner() as runner, lag.watching():
+        run = Sequence_.run = _Run(runner.get_loop(), outcome, watch, inputs, time.monotonic(), lag)
         while outcome.inputs < inputs and not outcome.findings:
             left = min(AT_ONCE, max(1, (inputs - outcome.inputs) // STEPS))
             hypothesis.core.global_force_seed = rng.getrandbits(64)  # type: ignore[assignment]  # as --hypothesis-seed does
@@ -99,6 +102,7 @@ class _Run:
     watch: Callable[[Outcome], None]
     wanted: int
     begun: float
+    lag: LoopLag
     settled: int = 0
     story: list[str] = field(default_factory=list)  # of the present sequence
 
@@ -135,6 +139,7 @@ class Sequence_(RuleBasedStateMachine):  # noqa: N801  # `Sequence` is the colle
             Drawer(Random(odd), {**KNOWN, "id": [*KNOWN["id"], *self.acknowledged]}).change(request)
         self.run.outcome.inputs += 1
         self.run.story.append(f"{type(request).__name__} {str(request)[:300]!r}")
+        self.run.lag.take()  # what was made before belongs to the test
         try:
             return self._do(again(lambda: method(request, timeout=CALL_SECONDS)))
         except grpc.aio.AioRpcError as error:
@@ -145,6 +150,10 @@ class Sequence_(RuleBasedStateMachine):  # noqa: N801  # `Sequence` is the colle
             if not problem.reason or not problem.message:
                 raise AssertionError(f"{type(request).__name__}: no reason but {problem}") from None
             return None
+        finally:
+            if (step := self.run.lag.take()).seconds > bound_seconds():
+                where = f"{step.seconds * 1000:.0f} ms of CPU time in {step.what}"
+                raise AssertionError(f"{type(request).__name__} held the loop: {where}")
 
     # Jobs ------------------------------------------------------------------------------------------------------
 
@@ -230,6 +239,56 @@ class Sequence_(RuleBasedStateMachine):  # noqa: N801  # `Sequence` is the colle
     def move(self, job: str, number: int, odd: int | None) -> None:
         """Have an attempt moved."""
         self._call(self.mesh.jobs.MoveJob, jobs_pb.MoveJobRequest(id=job, number=number, reason="x"), odd)
+
+    @rule(
+        target=jobs,
+        last_and_size=st.sampled_from([(99, 15_000), (99, 100), (999, 500)]),  # more would hide what memory stays
+        ranges=st.sampled_from([1, 2, 500]),
+    )
+    def submit_wide(self, last_and_size: tuple[int, int], ranges: int) -> Any:
+        """Submit a wide array, of large jobs, with ranges that overlap."""
+        last, size = last_and_size
+        made = spec(gpus=1, cores=1, kind=job_pb2.JOB_KIND_TRAINING)
+        made.environment["FILL"] = "x" * size
+        for number in range(ranges):
+            made.array.ranges.add(first=min(number, last), last=last, step=1)
+        answer = self._call(self.mesh.jobs.CreateJob, jobs_pb.CreateJobRequest(spec=made), None)
+        if answer is None:
+            return multiple()
+        self.acknowledged[answer.job.id.partition("_")[0]] = None
+        return multiple()
+
+    @rule(depth=st.sampled_from([5, 30]), width=st.sampled_from([1, 3]))
+    def submit_chain(self, depth: int, width: int) -> None:
+        """Submit jobs that each wait for the ones before it."""
+        before: list[str] = []
+        for _ in range(depth):
+            request = jobs_pb.CreateJobRequest(spec=spec(gpus=0, cores=1, kind=job_pb2.JOB_KIND_CPU))
+            for job_id in before[-width:]:
+                request.spec.dependencies.add(id=job_id, condition=2)
+            if (answer := self._call(self.mesh.jobs.CreateJob, request, None)) is None:
+                return
+            before.append(answer.job.id)
+            self.acknowledged[answer.job.id] = None
+
+    @rule(pattern=st.sampled_from(PATTERNS), count=st.sampled_from([1, 39, 100, 101]), nasty=st.booleans())
+    def what_if_many(self, pattern: str, count: int, nasty: bool) -> None:
+        """Ask when very many jobs would run, with patterns that are slow to compile."""
+        request = jobs_pb.SimulateJobRequest(spec=spec(gpus=1))
+        for number in range(count):
+            one = request.more.add()
+            one.CopyFrom(spec(gpus=1))
+            one.progress.regex = pattern[:1024] if nasty else rf"step (\d+) of {number}"
+        self._call(self.mesh.jobs.SimulateJob, request, None)
+
+    @rule(fold=st.booleans(), size=st.sampled_from([0, 1000]), node=st.sampled_from(["", "n1"]))
+    def list_many(self, fold: bool, size: int, node: str) -> None:
+        """Look at all jobs."""
+        wanted = jobs_pb.JobFilter(node_id=node)
+        self._call(
+            self.mesh.jobs.ListJobs, jobs_pb.ListJobsRequest(page_size=size, fold_arrays=fold, filter=wanted), None
+        )
+        self._call(self.mesh.jobs.SummarizeFailures, jobs_pb.SummarizeFailuresRequest(), None)
 
     @rule(odd=odd_seeds)
     def what_if(self, odd: int | None) -> None:

@@ -27,12 +27,16 @@ class Prepared:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What is fuzzed. `seconds_max` is what one input may take before it hangs."""
+    """What is fuzzed. `seconds_max` is what one input may take before it hangs.
+
+    What services or agents do within an event loop is `in_loop`: one input may take no more CPU time than one callback.
+    """
 
     name: str
     prepare: Made
     errors: tuple[type[Exception], ...] = ()
     seconds_max: float = 10.0
+    in_loop: bool = False
 
 
 def of_file(name: str, read: Callable[[Path], object], seeds: Sequence[bytes], words: Sequence[bytes] = ()) -> Made:
@@ -56,9 +60,19 @@ def of_file(name: str, read: Callable[[Path], object], seeds: Sequence[bytes], w
 
 def all_targets() -> Iterator[Target]:
     """Give every target that needs no server."""
-    from tests.fuzz import agent_files, learnt, observing, operator_files, outside, records, store_files, trace_files
+    from tests.fuzz import (
+        agent_files,
+        learnt,
+        observing,
+        operator_files,
+        outside,
+        records,
+        specs,
+        store_files,
+        trace_files,
+    )
 
-    for module in (operator_files, trace_files, agent_files, records, store_files, learnt, outside, observing):
+    for module in (operator_files, trace_files, agent_files, records, store_files, learnt, outside, observing, specs):
         yield from module.targets()
 
 

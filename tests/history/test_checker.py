@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cotenant.core.lifecycle import AttemptState, Phase
-from cotenant.history.checker import REACHABLE, Rule, check
+from cotenant.core.lifecycle import AttemptState, LaunchCause, Phase
+from cotenant.history.checker import Rule, check
 from cotenant.history.events import (
     Acknowledged,
     AttemptGone,
@@ -38,12 +38,16 @@ from cotenant.history.events import (
     Welcomed,
     Wrote,
 )
+from cotenant.history.phases import REACHABLE
 
 CORE = {("n", "core 0"): 1000}
 A1 = AttemptPut("a", 1, 2, AttemptState.ASSIGNED, CORE, frozenset({"n"}), (0,), 1)
 RUNS, DONE = replace(A1, state=AttemptState.RUNNING), replace(A1, state=AttemptState.SUCCEEDED)
 FAILED = replace(A1, state=AttemptState.FAILED)
 LOST = replace(A1, state=AttemptState.LOST)
+NOT_LAUNCHED = replace(A1, state=AttemptState.NOT_LAUNCHED, launch_cause=LaunchCause.CGROUP)
+NO_DIRECTORY = replace(NOT_LAUNCHED, launch_cause=LaunchCause.WORKING_DIRECTORY)
+FAILED_JOB = JobPut("a", Phase.FAILED, attempt=1)
 BEGAN = Began("n", "a", 1, 2, CORE)
 AWAY_SECONDS = 10.0
 ENDS = {"a": Phase.SUCCEEDED}
@@ -65,6 +69,8 @@ BROKEN: dict[str, tuple[Rule, list[Event]]] = {
         Rule.OWNERSHIP,
         [*commits(A1, FAILED, replace(A1, job_id="b", epoch=4)), BEGAN, Began("n", "b", 1, 4, CORE)],
     ),
+    "what a node could not launch fails its job": (Rule.PLATFORM, [*commits(A1, NOT_LAUNCHED, FAILED_JOB)]),
+    "what ran is said not to have been launched": (Rule.LIFE, [*commits(A1, RUNS, NOT_LAUNCHED)]),
     "an acknowledged job was never kept": (Rule.LOST, [Acknowledged("r", "a")]),
     "a job that waits is forgotten": (
         Rule.LOST,
@@ -217,6 +223,8 @@ FINE: dict[str, list[Event]] = {
         Began("m", "a", 2, 5),
     ],
     "a node that lost everything": [*commits(A1, RUNS), BEGAN, Rebooted("n"), Came("n"), *commits(LOST, first=4)],
+    "a node that cannot launch": [*commits(A1, NOT_LAUNCHED, JobPut("a", Phase.QUEUED, attempt=1))],
+    "a working directory that no node has": [*commits(A1, NO_DIRECTORY, FAILED_JOB)],
     "a leader in its term": [
         *commits(LeaderPut("queue", "x")),
         Wrote(3, "queue", "x"),

@@ -15,6 +15,7 @@ from tests.node_agent.placement import Placement
 
 AGENT = """
 import asyncio, json, os, pathlib, signal, sys
+from cotenant import descriptors
 from cotenant.node_agent import attempt_cores, cgroup_mounts, orders
 from cotenant.node_agent.__main__ import serve
 from cotenant.node_agent.agent import AgentConfig
@@ -29,6 +30,8 @@ if sys.argv[2]:
     setattr(*moments[sys.argv[2]], die)
 if sys.argv[3]:
     cgroup_mounts.open_node_group = lambda _: (None, [])
+if sys.argv[4] != "0":
+    descriptors.raise_limit(int(sys.argv[4]))
 fields = json.loads(sys.argv[1])
 fields["state_dir"] = pathlib.Path(fields["state_dir"])
 asyncio.run(serve(AgentConfig(**fields)))
@@ -51,9 +54,11 @@ class AgentProcess:
             **more,
         }
         self.process: asyncio.subprocess.Process | None = None
+        self.descriptors_max = 0  # what jobs get, where the agent is to raise its own limit
 
     async def start(self, dies_at: str = "", *, without_groups: bool = False) -> None:
         words = [json.dumps(self._fields), dies_at, "without groups" if without_groups else ""]
+        words.append(str(self.descriptors_max))
         self.process = await asyncio.create_subprocess_exec(*self._prefix, sys.executable, "-c", AGENT, *words)
 
     async def restart(self, dies_at: str = "", *, without_groups: bool = False) -> None:

@@ -17,7 +17,12 @@ from cotenant.v1 import (
     node_service_pb2_grpc,
 )
 
-ENDS = (job_pb2.ATTEMPT_STATE_SUCCEEDED, job_pb2.ATTEMPT_STATE_FAILED, job_pb2.ATTEMPT_STATE_STOPPED)
+ENDS = (
+    job_pb2.ATTEMPT_STATE_SUCCEEDED,
+    job_pb2.ATTEMPT_STATE_FAILED,
+    job_pb2.ATTEMPT_STATE_STOPPED,
+    job_pb2.ATTEMPT_STATE_NOT_LAUNCHED,
+)
 
 
 class Placement(node_service_pb2_grpc.AgentServiceServicer, contention_service_pb2_grpc.ContentionServiceServicer):

@@ -1,10 +1,9 @@
-"""A disk that is full, files that cannot be written, no file descriptors: a clear status, nothing half done."""
+"""A disk that is full, files that cannot be written: a clear status, nothing half done."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-import resource
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +18,7 @@ from cotenant.node_agent import cgroup_mounts
 from cotenant.node_agent.cgroups import Group, GroupError
 from cotenant.v1 import job_pb2
 
+NOT_LAUNCHED = job_pb2.ATTEMPT_STATE_NOT_LAUNCHED
 FAILED, SUCCEEDED = job_pb2.ATTEMPT_STATE_FAILED, job_pb2.ATTEMPT_STATE_SUCCEEDED
 
 
@@ -43,6 +43,17 @@ def fill(disk: Path) -> Path:
                 file.write(b"x" * 4096)
         except OSError:
             return filler
+
+
+@contextlib.contextmanager
+def read_only(disk: Path) -> Iterator[None]:
+    """Mount a disk over itself, so that whatever is opened there from now on cannot be written."""
+    subprocess.run(["mount", "--bind", str(disk), str(disk)], check=True)
+    try:
+        subprocess.run(["mount", "-o", "remount,bind,ro", str(disk)], check=True)
+        yield
+    finally:
+        subprocess.run(["umount", "-l", str(disk)], check=True)
 
 
 async def on(disk: Path, placement: Placement, agent: RunningAgent) -> None:
@@ -73,6 +84,20 @@ async def test_a_full_disk_refuses_jobs_in_its_words_holds_nothing_and_is_got_ov
 
 
 @pytest.mark.root
+async def test_a_job_that_is_stopped_while_the_disk_is_read_only_is_stopped_and_has_not_failed(
+    small_disk: Path, placement: Placement, agent: RunningAgent
+) -> None:
+    await on(small_disk, placement, agent)
+    placement.assign(shell("stopped", "exec sleep 60"))
+    await placement.running("stopped")
+    with read_only(small_disk):
+        placement.send(stops=[stop_order("stopped", grace_seconds=0)])
+        end = await placement.ended("stopped")
+    assert (end.state, end.message) == (job_pb2.ATTEMPT_STATE_STOPPED, "")
+    await agent.stop()
+
+
+@pytest.mark.root
 async def test_an_epoch_that_cannot_be_recorded_refuses_its_job_and_loses_no_end(
     small_disk: Path, placement: Placement, agent: RunningAgent, tmp_path: Path
 ) -> None:
@@ -83,7 +108,9 @@ async def test_an_epoch_that_cannot_be_recorded_refuses_its_job_and_loses_no_end
     fence.unlink()
     fence.mkdir()  # it cannot be written; a mount with open files cannot be made read-only
     placement.assign(shell("refused", "true", epoch=11))
-    assert "its epoch cannot be recorded: Is a directory" in (await placement.ended("refused")).message
+    end = await placement.ended("refused")
+    assert "its epoch cannot be recorded: Is a directory" in end.message
+    assert (end.state, end.launch_cause) == (NOT_LAUNCHED, job_pb2.LAUNCH_CAUSE_DISK)
     (tmp_path / "go").touch()
     assert (await placement.ended("before")).exit.code == 7
     fence.rmdir()
@@ -107,7 +134,9 @@ async def test_control_groups_that_cannot_be_written_refuse_jobs_and_hold_nothin
         patch.setattr(Group, "create", refuse)
         for number in range(2):
             placement.assign(shell(f"refused-{number}", "true", tasks=[task(cpus=CPUS[:1])]))
-            assert "Read-only file system" in (await placement.ended(f"refused-{number}")).message
+            end = await placement.ended(f"refused-{number}")
+            assert "Read-only file system" in end.message
+            assert (end.state, end.launch_cause) == (NOT_LAUNCHED, job_pb2.LAUNCH_CAUSE_CGROUP)
     placement.assign(shell("after", "exit 0", tasks=[task(cpus=CPUS[:1])]))
     assert (await placement.ended("after")).state == SUCCEEDED
     placement.send(stops=[stop_order("before", grace_seconds=0)])
@@ -115,26 +144,3 @@ async def test_control_groups_that_cannot_be_written_refuse_jobs_and_hold_nothin
     group, _ = cgroup_mounts.open_node_group(NODE)
     assert group is not None
     assert not any(group.child(f"{name}-1").exists() for name in ("refused-0", "refused-1", "after", "before"))
-
-
-async def test_without_file_descriptors_a_job_is_refused_and_the_agent_goes_on(
-    placement: Placement, agent: RunningAgent
-) -> None:
-    placement.assign(shell("warm-up", "true"))
-    await placement.ended("warm-up")
-    before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    taken = [os.open(os.devnull, os.O_RDONLY)]
-    resource.setrlimit(resource.RLIMIT_NOFILE, (taken[0] + 20, before[1]))
-    try:
-        with contextlib.suppress(OSError):
-            while True:
-                taken.append(os.dup(taken[0]))
-        placement.assign(shell("starved", "true"))
-        message = (await placement.ended("starved")).message
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, before)
-        for descriptor in taken:
-            os.close(descriptor)
-    assert "Too many open files" in message
-    placement.assign(shell("after", "exit 0"))
-    assert (await placement.ended("after")).state == SUCCEEDED

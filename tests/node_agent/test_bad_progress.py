@@ -178,3 +178,16 @@ async def test_jobs_that_flood_with_lines_leave_the_agent_its_time(tmp_path: Pat
             taken += time.thread_time() - begun < 0.1
     assert taken, "a round takes the agent's loop for longer than a tenth of a second"
     await reader.close()
+
+
+async def test_an_end_is_told_though_the_sockets_directory_cannot_be_written(tmp_path: Path) -> None:
+    key, sockets = AttemptKey("j", 1), tmp_path / "sockets"
+    sockets.mkdir()
+    reader = progress_reader.ProgressReader(sockets, lambda *_: None)
+    reader.watch(key, "", lambda: None)
+    (path,) = sockets.iterdir()
+    path.unlink()
+    path.mkdir()  # as on a disk that became read-only, unlink fails whoever asks
+    await reader.finish(key)
+    assert key not in reader._listeners
+    await reader.close()

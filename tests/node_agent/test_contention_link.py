@@ -148,3 +148,33 @@ async def test_replicas_behind_one_name_have_nodes_of_their_own_also_when_they_c
         await asyncio.sleep(0.001)
     assert link.tried.empty()
     running.cancel()
+
+
+async def test_an_agent_that_is_refused_backs_off_for_longer_and_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where its first message seemed to go out: the answer comes after it."""
+    waits: list[float] = []
+    enough = asyncio.Event()
+
+    async def sleep(seconds: float) -> None:
+        waits.append(seconds)
+        if len(waits) == 9:
+            enough.set()
+            await asyncio.Event().wait()
+
+    async def refuse(self: ContentionLink, replica: Replica) -> None:
+        nothing = grpc.aio.Metadata()
+        raise grpc.aio.AioRpcError(grpc.StatusCode.ALREADY_EXISTS, nothing, nothing)
+
+    monkeypatch.setattr(ContentionLink, "_hold_stream", refuse)
+    monkeypatch.setattr(ContentionLink, "_nearer", lambda self, replica: asyncio.Event().wait())
+    monkeypatch.setattr("cotenant.node_agent.contention_link.asyncio.sleep", sleep)
+    link = ContentionLink(
+        ADDRESSES[0], "", "n1",
+        sample=lambda: None, obey=lambda directive: None,  # type: ignore[arg-type, return-value]  # none is taken
+        away=lambda: None, holding=lambda: False, interval_seconds=1.0, rng=Random(1),
+    )  # fmt: skip
+    running = asyncio.create_task(link.run())
+    await enough.wait()
+    running.cancel()
+    assert all(2**n / 2 <= wait <= 2**n for n, wait in enumerate(waits[:6]))
+    assert all(30 <= wait <= 60 for wait in waits[6:])

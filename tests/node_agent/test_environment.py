@@ -1,10 +1,16 @@
 from __future__ import annotations
 
 import json
+import os
+import pwd
 
-from tests.node_agent.jobs import assignment, task
+import pytest
+from tests.node_agent.conftest import RunningAgent
+from tests.node_agent.jobs import assignment, shell, task
+from tests.node_agent.placement import Placement
 
-from cotenant.node_agent.environment import inherited, task_environment
+from cotenant.node_agent.environment import PATH_OF_ROOT, clean_environment, environment_of_user, task_environment
+from cotenant.node_agent.users import User
 from cotenant.v1 import job_pb2, node_service_pb2
 
 BASE = {"PATH": "/bin"}
@@ -92,6 +98,30 @@ def test_a_gang_without_parameter_servers_has_none() -> None:
     assert "TF_CONFIG" not in variables(job, rank=2)
 
 
-def test_little_is_inherited_and_no_secret() -> None:
-    own = {"PATH": "/bin", "COTENANT_TOKEN": "secret", "AWS_SECRET": "x", "LANG": "C"}
-    assert inherited(own) == {"PATH": "/bin", "LANG": "C"}
+def test_of_the_agents_variables_only_those_of_the_machine_reach_a_job() -> None:
+    own = {"PATH": "/venv/bin", "COTENANT_TOKEN": "secret", "AWS_SECRET": "x", "LANG": "C", "LD_LIBRARY_PATH": "/own"}
+    assert clean_environment(own) == {"LANG": "C"}
+
+
+def test_a_user_has_the_path_of_a_login() -> None:
+    eve = environment_of_user(User("eve", 1001, 1001, (), "/people/eve", "/bin/zsh"))
+    assert eve["PATH"] == "/usr/local/bin:/usr/bin:/bin:/usr/local/games:/usr/games"
+    assert (eve["HOME"], eve["USER"], eve["SHELL"]) == ("/people/eve", "eve", "/bin/zsh")
+    root = environment_of_user(User("root", 0, 0, (), "/root", "/bin/sh"))
+    assert root["PATH"] == PATH_OF_ROOT
+
+
+async def test_nothing_of_the_agents_environment_leaks_into_a_job(
+    placement: Placement, agent: RunningAgent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await agent.stop()
+    for name in ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "VIRTUAL_ENV", "HOME", "TMPDIR", "SHELL", "COTENANT_TOKEN"):
+        own = f"/agents/own:{os.environ[name]}" if name == "PATH" else "/agents/own"
+        monkeypatch.setenv(name, own)
+    await agent.start()
+    await placement.connected(2)
+    placement.assign(shell("looks", "env"))
+    await placement.ended("looks")
+    output = (agent.config.state_dir / "attempts" / "looks-1" / "output-0.log").read_text()
+    assert "/agents/own" not in output
+    assert f"HOME={pwd.getpwuid(os.geteuid()).pw_dir}" in output.splitlines()

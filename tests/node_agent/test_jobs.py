@@ -15,6 +15,8 @@ from cotenant.v1 import job_pb2, node_service_pb2
 
 SHOW = "import os, json; print(json.dumps([dict(os.environ), sorted(os.sched_getaffinity(0))]))"
 
+NOT_LAUNCHED = job_pb2.ATTEMPT_STATE_NOT_LAUNCHED
+
 
 def ack(job_id: str, number: int = 1) -> node_service_pb2.AttemptAck:
     return node_service_pb2.AttemptAck(job_id=job_id, number=number)
@@ -180,7 +182,9 @@ async def test_a_script_without_its_interpreter_says_so(
 
 async def test_a_missing_working_directory_is_named(placement: Placement, agent: RunningAgent) -> None:
     placement.assign(shell("lost", "true", spec=job_pb2.JobSpec(working_directory="/no/such/place")))
-    assert (await placement.ended("lost")).message == "the working directory /no/such/place does not exist"
+    end = await placement.ended("lost")
+    assert end.message == "the working directory /no/such/place does not exist"
+    assert (end.state, end.launch_cause) == (NOT_LAUNCHED, job_pb2.LAUNCH_CAUSE_WORKING_DIRECTORY)
 
 
 async def test_cores_and_gpus_of_a_live_attempt_are_refused_to_another(
@@ -192,7 +196,9 @@ async def test_cores_and_gpus_of_a_live_attempt_are_refused_to_another(
     placement.assign(
         shell("core-thief", "true", tasks=[task(cpus=CPUS[:1])]), shell("gpu-thief", "true", tasks=[task(gpus=[gpu])])
     )
-    assert (await placement.ended("core-thief")).message == f"CPU {CPUS[0]} is held by attempt owner/1"
+    thief = await placement.ended("core-thief")
+    assert thief.message == f"CPU {CPUS[0]} is held by attempt owner/1"
+    assert (thief.state, thief.launch_cause) == (NOT_LAUNCHED, job_pb2.LAUNCH_CAUSE_ORDER)
     assert (await placement.ended("gpu-thief")).message == f"GPU {gpu} is held by attempt owner/1"
     placement.send(stops=[stop_order("owner", grace_seconds=1)])
     await placement.ended("owner")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import math
+import os
 import socket
 import subprocess
 import sys
@@ -23,7 +25,12 @@ from cotenant.node_agent.pattern_process import search
 from cotenant.node_agent.progress import Told, Track, parse_line
 from cotenant.node_agent.progress_reader import _Listener
 from cotenant.node_agent.records import AttemptKey
-from cotenant.node_agent.sockets import SOCKET_PATH_BYTES_MAX, progress_socket, socket_directory
+from cotenant.node_agent.sockets import (
+    SOCKET_PATH_BYTES_MAX,
+    progress_socket,
+    remove_socket_directory,
+    socket_directory,
+)
 from cotenant.v1 import job_pb2
 
 
@@ -283,10 +290,46 @@ def test_a_deep_state_directory_still_has_short_sockets(tmp_path: Path) -> None:
     deep.mkdir(parents=True)
     path = progress_socket(socket_directory(deep), AttemptKey("j" * 128, 1))
     assert len(str(path)) <= SOCKET_PATH_BYTES_MAX
-    assert socket_directory(deep) == socket_directory(deep)
+    assert socket_directory(deep) == socket_directory(deep), "running jobs find the next agent"
     shallow = Path("/tmp")
     assert len(str(progress_socket(shallow, AttemptKey("j", 1)))) <= SOCKET_PATH_BYTES_MAX
-    socket_directory(deep).rmdir()
+    made = socket_directory(deep)
+    made.rmdir()
+    assert socket_directory(deep) != made, "nobody can know the next one"
+    remove_socket_directory(deep)
+    assert not list(deep.iterdir())
+
+
+def test_sockets_are_never_put_where_somebody_else_has_put_something(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The name used to follow from the path of the state directory: another user could make it first."""
+    shared, own = tmp_path / "shared", tmp_path / "own"
+    shared.mkdir()
+    own.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(shared))
+    deep = tmp_path / ("d" * 100)
+    deep.mkdir()
+    digest = hashlib.sha256(os.fsencode(deep)).hexdigest()[:16]
+    guessed = shared / f"cotenant-{os.getuid()}-{digest}"
+    guessed.symlink_to(own)
+    found = socket_directory(deep)
+    assert found != guessed
+    assert not list(own.iterdir())
+    (deep / "sockets.path").write_text(str(guessed))  # as a record that was restored from elsewhere may say
+    assert socket_directory(deep) not in (guessed, own)
+
+
+def test_sockets_of_jobs_that_an_earlier_release_started_are_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    deep = tmp_path / ("d" * 100)
+    deep.mkdir()
+    digest = hashlib.sha256(os.fsencode(deep)).hexdigest()[:16]
+    before = tmp_path / f"cotenant-{os.getuid()}-{digest}"
+    before.mkdir(mode=0o711)
+    assert socket_directory(deep) == before
 
 
 async def test_what_a_job_tells_comes_to_placement(placement: Placement, agent: RunningAgent) -> None:
@@ -340,7 +383,7 @@ async def test_a_pattern_reads_the_output(placement: Placement, agent: RunningAg
 async def test_a_pattern_that_never_ends_costs_the_job_its_progress_and_nothing_else(
     placement: Placement, agent: RunningAgent, tmp_path: Path
 ) -> None:
-    spec = job_pb2.JobSpec(progress=job_pb2.ProgressRule(regex=r"(a+)+$"))
+    spec = job_pb2.JobSpec(progress=job_pb2.ProgressRule(regex=r"(a+)+$(?=)"))  # an older version's
     placement.assign(shell("evil", "echo aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaab; exec sleep 60", spec=spec))
     await placement.running("evil")
     placement.assign(shell("other", "true"))
@@ -354,7 +397,7 @@ async def test_the_matcher_is_itself_again_after_a_pattern_that_hung(monkeypatch
     try:
         monkeypatch.setattr(output_patterns, "SEARCH_SECONDS_MAX", 0.2)
         with pytest.raises(TooSlow):
-            await matcher.search(r"(a+)+$", ["a" * 50 + "b"])
+            await matcher.search(r"(a+)+$(?=)", ["a" * 50 + "b"])  # RE2 has no lookahead, Python's engine does
         monkeypatch.setattr(output_patterns, "SEARCH_SECONDS_MAX", 10)
         assert await matcher.search(r"(\d+)", ["1", "2", "x"]) == {"step": "2"}
         answers = await asyncio.gather(*(matcher.search(r"(\d+)", [str(n)]) for n in range(5)))
@@ -363,7 +406,16 @@ async def test_the_matcher_is_itself_again_after_a_pattern_that_hung(monkeypatch
         await matcher.close()
 
 
-@pytest.mark.parametrize("pattern", ["(", "no group", "(?P<x", "a{99999999999}(b)"])
+async def test_a_pattern_of_users_takes_no_longer_than_its_line_is_long() -> None:
+    matcher = PatternMatcher()
+    try:
+        assert await matcher.search(r"(a+)+$", ["a" * 4000 + "b"]) == {}
+        assert await matcher.search(r"((a+)+)b", ["a" * 4000 + "b"]) == {"step": "a" * 4000}
+    finally:
+        await matcher.close()
+
+
+@pytest.mark.parametrize("pattern", ["(", "no group", "(?P<x", "a{99999999999}(b)(?=)"])
 def test_a_pattern_that_is_none_is_said_to_be(pattern: str) -> None:
     assert "error" in search(pattern, ["x"])
 

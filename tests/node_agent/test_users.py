@@ -11,7 +11,7 @@ from tests.node_agent.conditions import until
 from tests.node_agent.jobs import NODE, assignment, shell
 from tests.node_agent.test_runtime import Opened
 
-from cotenant.node_agent import task_process
+from cotenant.node_agent import task_process, users
 from cotenant.node_agent.records import AttemptKey
 from cotenant.node_agent.runtime import RuntimeContext
 from cotenant.node_agent.users import NoUser, Users, people_from_uid
@@ -86,8 +86,21 @@ def test_the_mesh_s_own_token_runs_as_whoever_runs_the_agent_unless_told_otherwi
     assert of("operator", operator=NOBODY) == 65534
 
 
-def test_an_agent_that_is_not_root_runs_everything_as_itself() -> None:
-    assert Users({}, 1000, 1000, people).of("stranger") is None
+def test_an_agent_that_is_not_root_runs_jobs_of_its_own_user_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(users, "user_name", lambda uid: "bob")
+    for mine in ("", "operator", "anyone", "bob"):
+        assert Users({}, 1000, 1000, people).of(mine) is None
+    with pytest.raises(NoUser, match="runs as the user 'bob', so jobs of 'eve' could read and change"):
+        Users({}, 1000, 1000, people).of("eve")
+
+
+def test_an_operator_may_let_others_share_the_agents_identity(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(users, "user_name", lambda uid: "bob")
+    assert Users({}, 1000, 1000, people, shared=True).of("eve") is None
+    assert Users({"eve": "bob"}, 1000, 1000, people).of("eve") is None
+    assert Users({"*": "bob"}, 1000, 1000, people).of("eve") is None
+    with pytest.raises(NoUser, match="jobs of 'ann'"):
+        Users({"eve": "bob"}, 1000, 1000, people).of("ann")
 
 
 # With real processes -----------------------------------------------------------------------------------------------
@@ -154,6 +167,8 @@ async def test_a_program_is_looked_for_along_its_path(opened: Opened) -> None:
 @pytest.mark.root
 async def test_what_the_agent_keeps_is_not_for_the_job(opened: Opened) -> None:
     script = "for f in ../assignment ../spec ../state.json ../output-0.log; do cat $f && echo read $f; done 2>/dev/null"
+    (opened.context.state_dir / "token").touch(mode=0o600)
+    script += f"; cat {opened.context.state_dir}/token 2>/dev/null && echo read the token"
     script += "; (touch ../x && echo wrote; kill -9 $PPID && echo killed) 2>/dev/null; true"
     assert await run(opened, submitted("nosy", "eve", script)) == ("SUCCEEDED", "", "")
 
@@ -164,7 +179,7 @@ async def test_the_working_directory_is_entered_as_the_submitter(opened: Opened,
     os.mkdir(private, mode=0o700)
     job = submitted("outside", "eve", "pwd", spec=job_pb2.JobSpec(working_directory=str(private)))
     state, message, _ = await run(opened, job)
-    assert state == "FAILED"
+    assert state == "NOT_LAUNCHED"
     assert f"the working directory {private} cannot be entered: Permission denied" in message
 
 
@@ -172,7 +187,7 @@ async def test_the_working_directory_is_entered_as_the_submitter(opened: Opened,
 async def test_nobody_runs_as_root_by_name_nor_as_who_is_not_there(opened: Opened) -> None:
     for submitter, told in (("root", "as root, which only [users]"), ("no-such-person", "no user 'no-such-person'")):
         state, message, output = await run(opened, submitted(f"by-{submitter}", submitter, "id -u"))
-        assert (state, output) == ("FAILED", "")
+        assert (state, output) == ("NOT_LAUNCHED", "")
         assert told in message
 
 

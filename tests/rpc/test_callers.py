@@ -290,7 +290,7 @@ async def test_a_refused_change_has_its_reason_and_reads_are_told_where_wanted(m
         raise Problem(grpc.StatusCode.NOT_FOUND, "JOB_NOT_FOUND", "there is none")
 
     mesh.jobs.answer = fail
-    hostile = '0abc\n{"who": "forged"}' + "x" * 5000
+    hostile = '0abc\n{"who": "forged"}' + "x" * 4000
     await problem_of(mesh.job_stub(token).GetJob(jobs_pb.GetJobRequest(id=hostile)))
     (line,) = log.lines()  # one line, whatever the id holds
     assert (line["answer"], line["reason"]) == ("NOT_FOUND", "JOB_NOT_FOUND")

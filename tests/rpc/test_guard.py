@@ -324,7 +324,7 @@ async def test_nobody_turns_others_out_of_the_audit_log_by_calling(mesh: Mesh, t
 
     key, value = identity.speaking_for(identity.OPERATOR)
     assert await told(token, **{key: value}) == [("SPEAKS_FOR_OTHERS", 0)] * 3
-    limits._left.clear()
+    limits._calls._left.clear()
     assert await told(token) == [("ROLE_MAY_NOT", 0)] * 3
     assert await told("guessed") == [("TOKEN_WRONG", 0)] * 2
     audit.strangers._left = 1.0

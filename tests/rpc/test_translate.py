@@ -81,6 +81,8 @@ inventories = st.builds(
         st.builds(HealthProblem, texts, st.sampled_from(HealthAction), texts, texts, st.none() | moments, texts),
         max_size=2,
     ).map(tuple),
+    shared_user=texts,
+    machine=texts,
 )
 tasks = st.builds(
     TaskAllocation,

@@ -21,6 +21,7 @@ from cotenant.rpc.translate import duration
 from cotenant.services.placement import server as placement
 from cotenant.services.predictor import server as predictor
 from cotenant.services.queue import server as queue
+from cotenant.store.capacity import Capacity, capacity_of
 from cotenant.store.memory import MemoryStore
 from cotenant.store.port import (
     Changes,
@@ -107,6 +108,10 @@ class StoreOfOneProcess:
 
     def watch(self, prefix: str, *, after_revision: int) -> AsyncIterator[Changes | Relisted]:
         return self._store.watch(prefix, after_revision=after_revision)
+
+    async def capacity(self) -> Capacity | None:
+        await self._present()
+        return await capacity_of(self._store)
 
     async def grant(self, ttl_seconds: float) -> Lease:
         return await self._store.grant(ttl_seconds)

@@ -33,7 +33,7 @@ async def test_a_file_absolute_or_relative(tmp_path: Path, monkeypatch: pytest.M
         assert isinstance(store, SqliteStore)
         await put(store, "/a", url.encode())
         await store.close()
-    assert os.listdir(tmp_path) == ["state.db"]
+    assert sorted(os.listdir(tmp_path)) == ["state.db", "state.db-witness"]
 
 
 async def test_a_file_in_use(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from cotenant.store.copying import Contents, Progress
     from cotenant.store.port import Entry
     from cotenant.store.shifted import ShiftedStore
+    from cotenant.store.witness import Memory
 
 T = TypeVar("T")
 MAGIC, HEAD_BYTES, APPLICATION_ID = b"SQLite format 3\0", 100, slice(68, 72)  # sqlite.org/fileformat2.html, section 1.3
@@ -92,7 +93,7 @@ def restore(
         raise usage(str(error)) from None
     except OSError as error:
         raise usage(f"cannot read {file}: {error.strerror}") from None
-    goes_on = _run(_fill(urls[0], contents, replace=replace))
+    goes_on = _run(_fill(urls[0], contents, replace=replace, known=_known(context)))
     _tell(
         as_json, f"{len(contents.entries)} keys are in {urls[0]}, which goes on from {goes_on}", contents, store=urls[0]
     )
@@ -121,7 +122,7 @@ def migrate(
     if to in urls:
         raise usage(f"{to} is the store to read and the one to fill")
     contents = _run(_read(urls))
-    goes_on = _run(_fill(to, contents, replace=replace))
+    goes_on = _run(_fill(to, contents, replace=replace, known=_known(context)))
     text = f"{len(contents.entries)} keys of {', '.join(urls)} are in {to}, which goes on from {goes_on}"
     _tell(as_json, text, contents, store=to)
 
@@ -161,25 +162,32 @@ async def _read(urls: Sequence[str]) -> Contents:
     from cotenant.store.copying import Contents, read_store
 
     found: dict[str, bytes] = {}
-    revision = 0
+    revision, named = 0, ("", 0)
     for url in urls:
         async with _opened(url) as store:
             contents = await read_store(store)
         if twice := found.keys() & dict(contents.entries).keys():
             raise usage(f"{url} holds {min(twice)}, as another of these stores does")
         found.update(contents.entries)
-        revision = max(revision, contents.revision)
-    return Contents(revision, tuple(sorted(found.items())))
+        revision, named = max(revision, contents.revision), max(named, (contents.store_id, contents.generation))
+    return Contents(revision, tuple(sorted(found.items())), *named)
 
 
-async def _fill(url: str, contents: Contents, *, replace: bool) -> int:
+def _known(context: typer.Context) -> list[Memory]:
+    """Return what the services of this state directory remember: they accept the store that is filled."""
+    from cotenant.store.witness_file import memories_of
+
+    return list(memories_of(state_dir_of(context)).values())
+
+
+async def _fill(url: str, contents: Contents, *, replace: bool, known: Sequence[Memory] = ()) -> int:
     from cotenant.cli.cutting_off import arm_fail_points
     from cotenant.store.copying import fill
 
     arm_fail_points()
     with _bar("keys") as progress:
         async with _opened(url) as store:
-            return await fill(store, contents, replace=replace, leads=_leads, progress=progress)
+            return await fill(store, contents, replace=replace, leads=_leads, progress=progress, known=known)
 
 
 def _leads(entry: Entry) -> bool:

@@ -55,7 +55,9 @@ def demo(
     seconds: Annotated[
         float, typer.Option(min=SECONDS_MIN, help="About how long the workload takes on two cores.")
     ] = SECONDS_DEFAULT,
-    report: Annotated[Path | None, typer.Option(metavar="FILE", help="Where to write the HTML report.")] = None,
+    report: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Where to write the HTML report; ~/.cache/cotenant/demo.html.")
+    ] = None,
 ) -> None:
     """Run the whole mesh on this machine with a real mixed workload, and report on it.
 
@@ -85,14 +87,15 @@ async def _demo(seconds: float, report: Path | None) -> None:
     from cotenant import telemetry
     from cotenant.cli.demo_workload import workload
     from cotenant.cli.settings import Settings
-    from cotenant.cli.up import mesh_config, opened
+    from cotenant.cli.up import mesh_config, opened, start_agents
 
     os.environ.setdefault("COTENANT_LOG", "error")  # that its node goes away at the end is no news
     telemetry.setup("cli")
     begun = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="cotenant-demo-") as directory:
-        config = mesh_config(Settings(gpus=f"fake:{GPUS}"), Path(directory), {})
-        async with opened(config) as mesh:
+        settings = Settings(gpus=f"fake:{GPUS}", share_machine=True)
+        agents = start_agents(settings)
+        async with opened(mesh_config(settings, Path(directory), {}), agents) as mesh:
             (node,) = await mesh.nodes_ready()
             cores = len(node.inventory.cores)
             machine = f"{node.id}: {cores} cores, {GPUS} declared GPUs (no GPU is needed or used)"
@@ -271,6 +274,11 @@ def _replay() -> list[tuple[str, str, str, str]]:
     return rows
 
 
+def _own_report() -> Path:
+    """Where the report goes unless told otherwise: to the folder of the user's own that other programs use so."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cotenant" / "demo.html"
+
+
 def _write(
     report: Path | None,
     lines: Sequence[Line],
@@ -279,11 +287,16 @@ def _write(
     machine: str,
 ) -> Path:
     from cotenant.cli.demo_report import page
+    from cotenant.rpc.access import replace_file
 
-    path = report or Path(tempfile.gettempdir()) / "cotenant-demo.html"
+    path = report or _own_report()
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(page(lines, bars, replay, machine))
+        path.parent.mkdir(mode=0o777 if report else 0o700, parents=True, exist_ok=True)
+        text = page(lines, bars, replay, machine)
+        if report:
+            report.write_text(text)
+        else:
+            replace_file(path, text)
     except OSError as error:
         raise CommandError(f"cannot write the report to {path}: {error.strerror}") from None
     return path.absolute()

@@ -1,4 +1,4 @@
-"""The whole mesh in one process: every service on one loopback port, one store, and agents for this machine."""
+"""The whole control plane in one process: every service on one loopback port, one store; agents are processes."""
 
 from __future__ import annotations
 
@@ -10,11 +10,14 @@ from typing import TYPE_CHECKING, cast
 
 import structlog
 
+from cotenant.cli.agent_processes import AgentProcesses
 from cotenant.cli.security import Guarding, security_of
 from cotenant.core.failing.retrying import RetryRules
+from cotenant.core.launch_health import RULES as HOLDING
+from cotenant.core.launch_health import HoldRules
 from cotenant.core.options import by_owner
 from cotenant.core.queueing.choosing import SHARING, Rules
-from cotenant.node_agent.agent import Agent, AgentConfig
+from cotenant.node_agent.agent_config import AgentConfig
 from cotenant.replicas.describing import serve_description
 from cotenant.replicas.offices import Offices
 from cotenant.replicas.stores import FencedStore
@@ -37,10 +40,14 @@ from cotenant.services.queue import server as queue
 from cotenant.services.queue.observations import WINDOW_SECONDS
 from cotenant.services.queue.records import RETRYING
 from cotenant.services.queue.replicated import LEADER as QUEUE_LEADER
+from cotenant.store.capacity import NO_LIMITS, StoreLimits
+from cotenant.store.guarded import trust_of
 from cotenant.store.open import open_store
 from cotenant.store.port import Store
 from cotenant.store.shifted import is_of_one_process
+from cotenant.store.trust import Trust
 from cotenant.store.upkeep import KEPT_SECONDS, Upkeep
+from cotenant.store.witness_file import path_of
 from cotenant.v1 import node_service_pb2, node_service_pb2_grpc
 
 if TYPE_CHECKING:
@@ -49,6 +56,7 @@ if TYPE_CHECKING:
 log = structlog.get_logger()
 
 STORE_FILE = "cotenant.sqlite"
+NODES_READY_POLL_SECONDS = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +66,7 @@ class MeshConfig:
     state_dir: Path
     listen: str = "127.0.0.1:0"
     store_url: str = ""  # empty: an SQLite file in the state directory
+    store_limits: StoreLimits = NO_LIMITS
     agents: Sequence[AgentConfig] = ()
     queue: str = "fifo"
     placement: str = "consolidate"
@@ -71,6 +80,7 @@ class MeshConfig:
     window_seconds: float = WINDOW_SECONDS  # over which the rates of running jobs are seen
     failure_rules: str = ""  # a file of the operator's
     retrying: RetryRules = RETRYING
+    holding: HoldRules = HOLDING
     checkpoint_seconds: float = 300.0  # jobs are taken to save their work about that often
     ended_jobs: int = 20_000  # so many are kept
     ended_days: float = 30.0  # for so long at most
@@ -89,18 +99,21 @@ class Closing:
 
 
 class EmbeddedMesh:
-    """Everything that was started, to be closed; what runs on nodes runs on then."""
+    """Everything that was started, to be closed; what runs on nodes runs on then.
 
-    def __init__(self, config: MeshConfig) -> None:
+    `agents` are processes that were started already, and wait for their settings.
+    """
+
+    def __init__(self, config: MeshConfig, agents: AgentProcesses | None = None) -> None:
         self.config = config
         self.token = ""
         self.address = ""
         self.channel: Channel | None = None
         self._closing: list[Closing] = []
         self._offices: Offices | None = None
+        self._trust: Trust | None = None
         self._published = False
-        self._agents_stop = asyncio.Event()
-        self._agents: list[asyncio.Task[None]] = []
+        self._agents = agents or AgentProcesses()
 
     async def start(self) -> None:
         """Start everything, or nothing.
@@ -122,7 +135,9 @@ class EmbeddedMesh:
     async def _start(self) -> None:
         config = self.config
         self.token = access.ensure_token(config.state_dir)
-        store = await open_store(config.store_url or f"sqlite:{config.state_dir / STORE_FILE}")
+        url = config.store_url or f"sqlite:{config.state_dir / STORE_FILE}"
+        store = await open_store(url, path_of(config.state_dir, "cotenant"), config.store_limits)
+        self._trust = trust_of(store)
         self._closing.append(Closing("store", store.close))
         upkeep = Background()
         upkeep.forever("store-upkeep", Upkeep(store, kept_seconds=self.config.history_seconds).run)
@@ -194,6 +209,7 @@ class EmbeddedMesh:
             heartbeat_seconds=config.heartbeat_seconds,
             lost_after_seconds=config.lost_after_seconds,
             stop_costs=StopCosts(config.checkpoint_seconds),
+            holding=config.holding,
         )
 
     def _queue(self) -> queue.QueueConfig:
@@ -206,44 +222,46 @@ class EmbeddedMesh:
             failure_rules=config.failure_rules,
             retrying=config.retrying,
             tenant_jobs_max=config.guarding.limits.jobs_per_tenant if config.guarding else 0,
+            tenant_bytes_max=config.guarding.limits.bytes_per_tenant if config.guarding else 0,
             ended_kept_max=config.ended_jobs,
             ended_kept_seconds=config.ended_days * 86_400,
             archive=config.archive,
         )
 
     def _start_agents(self) -> None:
-        for config in self.config.agents:
-            reached = _reachable(self.address)
-            complete = replace(config, placement_endpoint=reached, contention_endpoint=reached, token=self.token)
-            self._agents.append(asyncio.create_task(Agent(complete).run(self._agents_stop), name=config.node_id))
+        reached, guarding = _reachable(self.address), self.config.guarding
+        complete = [
+            replace(config, placement_endpoint=reached, contention_endpoint=reached, token=self.token)
+            for config in self.config.agents
+        ]
+        self._agents.start(complete, guarding.tls_files if guarding else None)
 
     async def nodes_ready(self) -> Sequence[node_service_pb2.Node]:
-        """Wait until the agents of this process are connected, and tell of their nodes."""
+        """Return the nodes of this mesh's agents, once all of them are connected.
+
+        Raises:
+            AgentFailed: an agent cannot run.
+            StoreRegressed, StoreReplaced: an agent knows that the store is not what it was.
+        """
         stub = cast("NodeServiceAsyncStub", node_service_pb2_grpc.NodeServiceStub(self.channel))
         wanted = {config.node_id for config in self.config.agents}
         while True:
+            if self._trust:
+                self._trust.check()
             response = await stub.ListNodes(node_service_pb2.ListNodesRequest(page_size=1000))
             ready = [
                 node for node in response.nodes if node.id in wanted and node.state != node_service_pb2.NODE_STATE_AWAY
             ]
             if len(ready) == len(wanted):
                 return ready
-            await self._watch_agents()
-
-    async def _watch_agents(self) -> None:
-        """Wait a little; an agent that ended already ends the wait with its error."""
-        done, _ = await asyncio.wait(self._agents, timeout=0.05, return_when=asyncio.FIRST_COMPLETED)
-        for task in done:
-            task.result()
+            await self._agents.failed(NODES_READY_POLL_SECONDS)
 
     async def close(self) -> None:
         """End agents first, so that the services hear from them to the last; jobs run on."""
         if self._published:  # else what stands there is another mesh's
             access.withdraw(self.config.state_dir)
             self._published = False
-        self._agents_stop.set()
-        await asyncio.gather(*self._agents, return_exceptions=True)
-        self._agents, self._agents_stop = [], asyncio.Event()  # for another start
+        await self._agents.close()
         for step in reversed(self._closing):
             try:
                 if (ending := step.close()) is not None:

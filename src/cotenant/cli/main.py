@@ -45,6 +45,7 @@ _ENTRIES = (
     ("backup", "backup", "Save all that the store holds.", MESH),
     ("restore", "backup", "Fill a store with what a backup holds.", MESH),
     ("migrate", "backup", "Move the state to another store, with the mesh stopped.", MESH),
+    ("store", "store", "Check the store, and accept one that went back in time.", MESH),
     ("tokens", "tokens", "List, make and revoke tokens for people, agents and services.", MESH),
     ("certs", "certs", "Make certificates for a lab, and renew them.", MESH),
     ("audit", "audit", "Show who did what, on what, from where.", MESH),

@@ -14,7 +14,14 @@ from cotenant.cli.flags import Flags
 from cotenant.cli.mesh import Mesh, away, reach, told
 from cotenant.cli.render import Column, print_table
 from cotenant.rpc.errors import from_error
-from cotenant.v1.replica_service_pb2 import ListReplicasRequest, ListReplicasResponse, Replica, StoreMember
+from cotenant.v1.replica_service_pb2 import (
+    ListReplicasRequest,
+    ListReplicasResponse,
+    Replica,
+    StoreCapacity,
+    StoreMember,
+    StoreTrust,
+)
 
 COLUMNS = (
     Column("SERVICE"),
@@ -25,6 +32,7 @@ COLUMNS = (
     Column("RELEASE"),
     Column("LEADER, OR WHAT IS WRONG", elastic=True),
 )
+ANSWER_SECONDS_MAX = 5.0  # for one process; whoever looks wants to see the others soon
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +41,8 @@ class Told:
 
     processes: list[views.View]
     members: list[views.View]
+    trusts: list[views.View]  # what each process knows of the store
+    capacity: views.View | None = None  # of the store
 
 
 def register(app: typer.Typer) -> None:
@@ -66,20 +76,66 @@ async def look(mesh: Mesh) -> Told:
     """
     known = mesh.replicas()
     answers = await asyncio.gather(
-        *(stub.ListReplicas(ListReplicasRequest()) for _, _, stub in known), return_exceptions=True
+        *(stub.ListReplicas(ListReplicasRequest(), timeout=ANSWER_SECONDS_MAX) for _, _, stub in known),
+        return_exceptions=True,
     )
     processes: dict[tuple[str, str], views.View] = {}
     members: list[tuple[str, StoreMember]] = []
+    capacities: list[StoreCapacity] = []
+    trusts: dict[str, views.View] = {}
     for (service, address, _), answer in zip(known, answers, strict=True):
         if isinstance(answer, ListReplicasResponse):
             parts = {one.service: _view(one) for one in answer.replicas} or {service: _serving(service, address)}
             processes |= {(name, address): part | _process(answer) for name, part in parts.items()}
             members += [(address, one) for one in answer.store_members]
+            capacities += [answer.store_capacity] if answer.HasField("store_capacity") else []
+            if answer.HasField("store_trust"):
+                trusts[address] = trust_view(address, answer.store_trust)
         elif isinstance(answer, grpc.aio.AioRpcError):
             processes.setdefault((service, address), _missing(service, address, answer))
         elif isinstance(answer, BaseException):
             raise answer
-    return Told([view for _, view in sorted(processes.items())], _merged(members))
+    return Told(
+        [view for _, view in sorted(processes.items())], _merged(members), list(trusts.values()), _fullest(capacities)
+    )
+
+
+def _fullest(told_of: Sequence[StoreCapacity]) -> views.View | None:
+    """Return what is told of the store that has the least space: processes may have stores of their own."""
+    if not told_of:
+        return None
+    one = max(told_of, key=lambda one: (bool(one.problem), one.size_bytes / max(1, one.limit_bytes)))
+    return {
+        "size_bytes": one.size_bytes,
+        "in_use_bytes": one.in_use_bytes,
+        "limit_bytes": one.limit_bytes,
+        "admits_below_bytes": one.admits_below_bytes,
+        "problem": one.problem or None,
+        "remedy": one.remedy or None,
+        "commands": list(one.commands),
+    }
+
+
+def trust_view(address: str, told: StoreTrust) -> views.View:
+    """Return what a process knows of the store, as `--json` prints it."""
+    return {
+        "address": address,
+        "store_id": told.store_id,
+        "generation": told.generation,
+        "revision": told.revision,
+        "reason": told.reason or None,
+        "problem": told.problem or None,
+        "remedy": told.remedy or None,
+        "witnesses": [
+            {
+                "name": one.name,
+                "store_id": one.store_id,
+                "generation": one.generation or None,
+                "revision": one.revision or None,
+            }
+            for one in told.witnesses
+        ],
+    }
 
 
 def _view(replica: Replica) -> views.View:
@@ -108,6 +164,7 @@ def _serving(service: str, address: str, state: str = "serves", problem: str | N
         "release": None,
         "start_time": None,
         "certificate": None,
+        "problems": [],
     }
 
 
@@ -117,6 +174,7 @@ def _process(answer: ListReplicasResponse) -> views.View:
         "release": answer.process.version or None,
         "start_time": views.time_of(answer.process, "start_time"),
         "certificate": views.certificate_view(answer.process.certificate),
+        "problems": [{"reason": one.reason, "remedy": one.remedy} for one in answer.process.problems],
     }
 
 

@@ -45,13 +45,19 @@ class OidcSection:
 
 @dataclass(frozen=True, slots=True)
 class LimitsSection:
-    """`[limits]`: what a user may take, and how many jobs of a tenant may not have ended; 0: any number."""
+    """`[limits]`: what a user may take, and how many jobs of a tenant may not have ended; 0: any number.
+
+    `bytes_per_tenant` of the store are for the jobs of a tenant that has no limit of its own; 0: a quarter of it.
+    """
 
     calls_per_second: float = 50.0
     calls_at_once: int = 500
     streams: int = 100
     message_bytes: int = 4 * 2**20
+    processing_per_second: float = 0.25
+    processing_seconds: float = 30.0
     jobs_per_tenant: int = 100_000
+    bytes_per_tenant: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +127,7 @@ class Guarding:
     bearers: Mapping[str, str]
     users: Mapping[str, str]
     insecure: bool = False
+    only_user: str = ""  # as whom every job runs, so that nobody else may submit; empty where others may
 
     @property
     def tls_files(self) -> TlsFiles | None:
@@ -192,11 +199,13 @@ def security_of(guarding: Guarding, state_dir: Path, service: str, token: str) -
     Raises:
         CommandError: certificates, keys or settings cannot be used.
     """
+    from cotenant.cli.shared_identity import refusal_of
     from cotenant.rpc import channel
     from cotenant.rpc.audit import AUDIT_FILE, Audit
     from cotenant.rpc.credentials import Credentials
     from cotenant.rpc.limits import LimitRules, Limits
     from cotenant.rpc.oidc import BadOidc, Oidc, OidcRules
+    from cotenant.rpc.one_user import OneUser
     from cotenant.rpc.security import Security
     from cotenant.rpc.tls import BadTls, Watched
     from cotenant.rpc.tokens import TOKENS_FILE, TokenFile
@@ -210,15 +219,23 @@ def security_of(guarding: Guarding, state_dir: Path, service: str, token: str) -
         channel.secure(files)
         rules = OidcRules(**{field.name: getattr(told, field.name) for field in fields(OidcSection)})
         oidc = Oidc(rules) if told.issuer or told.audience or told.jwks else None
-        credentials = Credentials(token, TokenFile(state_dir / TOKENS_FILE), oidc, guarding.bearers)
+        known = Credentials(token, TokenFile(state_dir / TOKENS_FILE), oidc, guarding.bearers)
+        credentials = OneUser(known, refusal_of(guarding)) if guarding.only_user else known
         tls = Watched(files) if files else None
     except (BadTls, BadOidc, ValueError) as error:
         raise usage(str(error)) from None
+    rates = LimitRules(
+        limits.calls_per_second,
+        limits.calls_at_once,
+        limits.streams,
+        limits.processing_per_second,
+        limits.processing_seconds,
+    )
     path = Path(audit.path).expanduser() if audit.path else state_dir / AUDIT_FILE
     return Security(
         credentials,
         tls,
-        Limits(LimitRules(limits.calls_per_second, limits.calls_at_once, limits.streams)),
+        Limits(rates),
         Audit(path, service, reads=audit.reads, fsync=audit.fsync, bytes_max=audit.bytes_max, files=audit.files),
         limits.message_bytes,
     )

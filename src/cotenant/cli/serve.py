@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from cotenant import descriptors
 from cotenant.cli.cutting_off import arm_fail_points
 from cotenant.cli.flags import Flags
 from cotenant.cli.outcome import CommandError, ExitCode, note, usage
@@ -22,13 +23,17 @@ from cotenant.cli.settings import (
     Settings,
     archive_of,
     check_failure_rules,
+    holding_of,
     merged,
     node_name,
     read_options,
     read_settings,
     retrying_of,
     rules_of,
+    store_limits_of,
 )
+from cotenant.cli.shared_identity import secret_paths
+from cotenant.cli.units import parse_bytes
 from cotenant.cli.up import BACKFILL, state_dir_of
 from cotenant.core.options import did_you_mean
 
@@ -71,12 +76,24 @@ def serve(
     node: Annotated[str, typer.Option(metavar="ID", help="The agent's node; this machine's name.")] = "",
     gpus: Annotated[str | None, typer.Option(metavar="auto|fake:N", help="The agent's GPUs.")] = None,
     cpus: Annotated[str, typer.Option(metavar="0-3,8", help="The CPUs that the agent may give to jobs; all.")] = "",
+    memory: Annotated[str, typer.Option(metavar="SIZE", help="The memory that the agent may give to jobs; all.")] = "",
     address: Annotated[str, typer.Option(metavar="HOST", help="Where others reach this machine; its name.")] = "",
     follow: Annotated[
         str | None,
         typer.Option(metavar="HOST:PORT", help="The predictor that takes observations; this one reads what it keeps."),
     ] = None,
     insecure: Annotated[bool, typer.Option("--insecure", help="Serve other machines without TLS.")] = False,
+    shared_identity: Annotated[
+        bool, typer.Option("--shared-identity", help="An agent that is not root runs other people's jobs as its user.")
+    ] = False,
+    share_machine: Annotated[
+        bool,
+        typer.Option(
+            "--share-machine",
+            envvar="COTENANT_SHARE_MACHINE",
+            help="The agent offers CPUs and GPUs that another agent on this machine offers too.",
+        ),
+    ] = False,
     option: Annotated[
         list[str] | None, typer.Option(metavar="GROUP.KEY=VALUE", help="An option of a policy; repeatable.")
     ] = None,
@@ -103,7 +120,13 @@ def serve(
     if service not in SERVICES:
         raise usage(f"there is no service {service!r}{did_you_mean(service, SERVICES)}; {', '.join(SERVICES)} are")
     arm_fail_points()
+    descriptors.raise_limit()
     settings = read_settings(config)
+    settings = replace(
+        settings,
+        shared_identity=settings.shared_identity or shared_identity,
+        share_machine=settings.share_machine or share_machine,
+    )
     if follow is not None:
         settings = replace(settings, follow=follow)
     if settings.follow and service == "predictor" and not (store or settings.store).startswith(("etcd:", "etcds:")):
@@ -124,7 +147,8 @@ def serve(
         endpoints=endpoints or ",".join(f"{name}=127.0.0.1:{port}" for name, port in PORTS.items()),
     )
     if service == "agent":
-        work = _agent(told, node or node_name(), gpus or settings.gpus, _cpus(cpus), address)
+        part = _cpus(cpus), _memory(memory)
+        work = _agent(told, node or node_name(), gpus or settings.gpus, part, address)
     else:
         work = _service(service, told)
     asyncio.run(_until_signal(work))
@@ -167,11 +191,27 @@ def _cpus(text: str) -> tuple[int, ...] | None:
         raise usage(f"{text!r} is no list of CPUs; write it like 0-3,8") from None
 
 
+def _memory(text: str) -> int | None:
+    """Read an amount of memory; None for "".
+
+    >>> _memory("2GiB")
+    2147483648
+    """
+    try:
+        return parse_bytes(text) if text else None
+    except ValueError as error:
+        raise usage(f"--memory cannot be taken: {error}") from None
+
+
 def _service(service: str, told: Told) -> Coroutine[Any, Any, None]:
     """Compose one of the four services."""
     from cotenant.rpc import garbage
 
     common: dict[str, Any] = {"address": told.listen, "store_url": told.store_url, "token": told.token}
+    if service != "contention":  # which keeps nothing
+        from cotenant.store.witness_file import path_of
+
+        common["memory"] = path_of(told.state_dir, service)
     common["security"] = security_of(told.guarding, told.state_dir, service, told.token)
 
     def started(port: int) -> None:
@@ -200,6 +240,7 @@ def _placement(told: Told, common: dict[str, Any]) -> Coroutine[Any, Any, None]:
         heartbeat_seconds=settings.heartbeat_seconds,
         lost_after_seconds=settings.lost_after_seconds,
         stop_costs=StopCosts(settings.checkpoint_seconds),
+        holding=holding_of(settings),
     )
     return run(**common, config=config, advertised=told.address)
 
@@ -238,6 +279,8 @@ def _queue(told: Told, common: dict[str, Any]) -> Coroutine[Any, Any, None]:
         failure_rules=check_failure_rules(told.settings),
         retrying=retrying_of(told.settings),
         tenant_jobs_max=told.guarding.limits.jobs_per_tenant,
+        tenant_bytes_max=told.guarding.limits.bytes_per_tenant,
+        store_limits=store_limits_of(told.settings),
         ended_kept_max=told.settings.ended_jobs,
         ended_kept_seconds=told.settings.ended_days * 86_400,
         history_seconds=told.settings.history_seconds,
@@ -261,7 +304,7 @@ async def _until_signal(work: Coroutine[Any, Any, None]) -> None:
     from cotenant.node_agent.sockets import UnsafeDirectory
     from cotenant.node_agent.state_directory import AnotherAgent, AnotherNode
     from cotenant.rpc.server import CannotListen
-    from cotenant.store.port import StoreInUse, StoreUnavailable
+    from cotenant.store.port import StoreDistrusted, StoreInUse, StoreUnavailable
     from cotenant.store.schema import BadRecord, NewerSchema
 
     task = asyncio.ensure_future(work)
@@ -272,6 +315,8 @@ async def _until_signal(work: Coroutine[Any, Any, None]) -> None:
             await task
     except (plugins.UnknownPolicy, plugins.BadOption, ValueError) as error:
         raise usage(str(error)) from None
+    except StoreDistrusted as error:
+        raise CommandError(f"{error.reason}: {error}", hint=error.remedy) from None
     except StoreUnavailable as error:
         raise CommandError(str(error), code=ExitCode.UNREACHABLE) from None
     except (
@@ -287,10 +332,12 @@ async def _until_signal(work: Coroutine[Any, Any, None]) -> None:
         raise CommandError(str(error)) from None
 
 
-async def _agent(told: Told, node: str, gpus: str, cpus: tuple[int, ...] | None, address: str) -> None:
+async def _agent(
+    told: Told, node: str, gpus: str, part: tuple[tuple[int, ...] | None, int | None], address: str
+) -> None:
     from cotenant import telemetry
     from cotenant.node_agent.__main__ import serve as serve_agent
-    from cotenant.node_agent.agent import AgentConfig
+    from cotenant.node_agent.agent_config import AgentConfig
 
     settings, endpoints = told.settings, _endpoints(told)
     secure_calls(told.guarding)
@@ -304,7 +351,8 @@ async def _agent(told: Told, node: str, gpus: str, cpus: tuple[int, ...] | None,
                 contention_endpoint=endpoints.contention,
                 token=told.token,
                 gpus=gpus,
-                cpus=cpus,
+                cpus=part[0],
+                memory_bytes=part[1],
                 rack=settings.rack,
                 address=address or node,
                 shareable_gpus=settings.shareable_gpus,
@@ -312,7 +360,12 @@ async def _agent(told: Told, node: str, gpus: str, cpus: tuple[int, ...] | None,
                 sample_interval_seconds=settings.sample_seconds,
                 memory_bandwidth_peak=settings.memory_bandwidth_peak,
                 pids_max=settings.pids_max,
+                work_bytes_max=settings.work_bytes_max,
+                disk_reserve_bytes=settings.disk_reserve_bytes,
                 users=told.guarding.users,
+                shared_identity=settings.shared_identity,
+                hidden=secret_paths(settings, told.guarding, told.state_dir),
+                share_machine=settings.share_machine,
             ),
             tell_ready,
         )

@@ -18,7 +18,9 @@ from cotenant.core.options import BadOption, did_you_mean, names_of, parse, writ
 
 if TYPE_CHECKING:
     from cotenant.core.failing.retrying import RetryRules
+    from cotenant.core.launch_health import HoldRules
     from cotenant.core.queueing.choosing import Rules
+    from cotenant.store.capacity import StoreLimits
 
 ARCHIVE_FILE = "archive.sqlite"
 GROUPS = ("queue", "placement", "allocator", "predictor", "contention")
@@ -30,11 +32,16 @@ class Settings:
 
     listen: str = "127.0.0.1:0"
     store: str = "sqlite"
+    store_quota_bytes: int = 0
+    disk_reserve_bytes: int = 128 * 2**20
+    work_bytes_max: int = 0
     gpus: str = "auto"
     nodes: int = 1
     shareable_gpus: bool = False
     split_siblings: bool = False
     pids_max: int = 32_768
+    shared_identity: bool = False
+    share_machine: bool = False
     rack: str = ""
     queue: str = "fifo"
     placement: str = "consolidate"
@@ -59,6 +66,10 @@ class Settings:
     retry_seconds: float = 10.0
     retry_seconds_max: float = 600.0
     infrastructure_retries: int = 3
+    launch_failures: int = 3
+    quick_failures: int = 3
+    canary_seconds: float = 10.0
+    canary_seconds_max: float = 600.0
     ended_jobs: int = 20_000
     ended_days: float = 30.0
     history_seconds: float = 600.0
@@ -126,6 +137,13 @@ def rules_of(settings: Settings) -> Rules:
         raise usage(str(error)) from None
 
 
+def store_limits_of(settings: Settings) -> StoreLimits:
+    """Return what the operator says of the store's limits."""
+    from cotenant.store.capacity import StoreLimits
+
+    return StoreLimits(settings.store_quota_bytes, settings.disk_reserve_bytes)
+
+
 def check_failure_rules(settings: Settings) -> str:
     """Return the operator's file of failure rules, if there is one, once it is known to be sound.
 
@@ -157,6 +175,22 @@ def retrying_of(settings: Settings) -> RetryRules:
         back_off_seconds_max=most,
         infrastructure_retries=settings.infrastructure_retries,
         untold_back_off_seconds_max=min(RetryRules().untold_back_off_seconds_max, most),
+    )
+
+
+def holding_of(settings: Settings) -> HoldRules:
+    """Return when nodes are held for what becomes of launches there.
+
+    >>> holding_of(Settings(canary_seconds=1.0)).interval_seconds(2)
+    4.0
+    """
+    from cotenant.core.launch_health import HoldRules
+
+    return HoldRules(
+        failures=settings.launch_failures,
+        quick_jobs=settings.quick_failures,
+        canary_seconds=settings.canary_seconds,
+        canary_seconds_max=settings.canary_seconds_max,
     )
 
 

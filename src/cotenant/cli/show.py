@@ -192,6 +192,7 @@ def _service(view: views.View) -> Pairs:
         yield "progress", f"step {told['step']}{of}, {told['rate_per_second']:g} a second{loss}"
     yield "GPU-hours", f"{view['attained_gpu_seconds'] / 3600:.3g}" if view["attained_gpu_seconds"] else ""
     yield "failures", f"{view['failures']} of at most {view['retries']} retried" if view["failures"] else ""
+    yield "not launched", f"{view['launch_failures']} times, at no cost to it" if view["launch_failures"] else ""
     yield "preemptions", str(view["preemptions"] or "")
     yield "migrations", str(view["migrations"] or "")
     for one in view["avoided_nodes"]:

@@ -46,6 +46,7 @@ class Picture:
     nodes: list[views.View] | None
     jobs: dict[str, int] | None
     wrong: list[Wrong]
+    capacity: views.View | None = None  # of the store
 
 
 def register(app: typer.Typer) -> None:
@@ -74,6 +75,7 @@ def status(context: typer.Context, as_json: options.AsJson = False) -> None:
                 "problems": [asdict(one) for one in wrong],
                 "processes": picture.processes,
                 "store": picture.members,
+                "store_capacity": picture.capacity,
                 "nodes": None if picture.nodes is None else Counter(one["state"] for one in picture.nodes),
                 "jobs": picture.jobs,
             }
@@ -91,11 +93,18 @@ async def look(mesh: Mesh) -> Picture:
     processes, nodes, jobs = await asyncio.gather(
         look_at_processes(mesh), _unless_away(_nodes(mesh)), _unless_away(_jobs(mesh))
     )
-    wrong = wrongs(processes.processes, processes.members, nodes[0] or [], datetime.now(UTC))
+    wrong = wrongs(
+        processes.processes,
+        processes.members,
+        nodes[0] or [],
+        datetime.now(UTC),
+        processes.trusts,
+        processes.capacity,
+    )
     for what, why in (("nodes", nodes[1]), ("jobs", jobs[1])):
         if why:
             wrong.append(Wrong(what, why, "nothing is known of them until that is mended"))
-    return Picture(processes.processes, processes.members, nodes[0], jobs[0], wrong)
+    return Picture(processes.processes, processes.members, nodes[0], jobs[0], wrong, processes.capacity)
 
 
 async def _unless_away(asked: Awaitable[T]) -> tuple[T | None, str]:
@@ -137,12 +146,11 @@ def _card(picture: Picture, now: datetime) -> Iterator[tuple[str, str]]:
             yield service, f"{serving} of {len(of_it)} serve{leads}"
     if members := picture.members:
         leads = next((f", {one['endpoint']} leads" for one in members if one["leads"]), "")
-        size = max(one["size_bytes"] or 0 for one in members)
-        kept = f", {units.short_bytes(size)}" if size else ""
         there = sum(one["release"] is not None for one in members)
-        yield "store", f"{there} of {len(members)} members{leads}{kept}"
+        yield "store", f"{there} of {len(members)} members{leads}{_size(picture.capacity, members)}"
     if picture.nodes is not None:
         yield "nodes", _nodes_in_words(picture.nodes)
+        yield from (("identity", sentence) for sentence in _identities(picture.nodes))
     if picture.jobs is not None:
         yield "jobs", ", ".join(f"{count} {phase}" for phase, count in picture.jobs.items()) or "none"
     yield "release", ", ".join(sorted({one["release"] for one in picture.processes if one["release"]}))
@@ -151,12 +159,33 @@ def _card(picture: Picture, now: datetime) -> Iterator[tuple[str, str]]:
         yield "certificates", f"the next {min(shown, key=lambda one: one.ends).in_words(now)}"
 
 
+def _size(capacity: views.View | None, members: list[views.View]) -> str:
+    """Return how large the store is, in words."""
+    if capacity:
+        return f", {units.short_bytes(capacity['size_bytes'])} of {units.short_bytes(capacity['limit_bytes'])}"
+    size = max(one["size_bytes"] or 0 for one in members)
+    return f", {units.short_bytes(size)}" if size else ""
+
+
 def _problems(wrong: list[Wrong]) -> Iterator[tuple[str, str]]:
     if not wrong:
         yield "problems", "none"
     for one in wrong:
         yield "problem", f"{one.where}: {one.what}"
         yield "", one.remedy
+        for command in one.commands:
+            yield "", f"  {command}"
+
+
+def _identities(nodes: list[views.View]) -> list[str]:
+    """Say where all jobs share one user, and what that means there, as the nodes say it."""
+    said = {
+        sentence: [one["id"] for one in nodes if sentence in one["not_enforced"]]
+        for node in nodes
+        for sentence in node["not_enforced"]
+        if node["shared_user"] and sentence.startswith(f"every job runs as {node['shared_user']!r}")
+    }
+    return [f"{', '.join(ids)}: {sentence}" for sentence, ids in sorted(said.items())]
 
 
 def _nodes_in_words(nodes: list[views.View]) -> str:

@@ -33,6 +33,8 @@ COLUMNS = (
     Column("CORES", right=True),
     Column("QUOTA", right=True),
     Column("LIMIT", right=True),
+    Column("STORE", right=True),
+    Column("LIMIT", right=True),
     Column("WEIGHT", right=True),
 )
 
@@ -53,6 +55,9 @@ def _settings(
         str | None, typer.Option(metavar="N", help="The most GPUs that it may hold, borrowed ones too.")
     ] = None,
     limit_cores: Annotated[str | None, typer.Option(metavar="N", help="The most cores that it may hold.")] = None,
+    limit_bytes: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="The most that its jobs may take of the store, such as 256MiB.")
+    ] = None,
     weight: Annotated[
         float | None, typer.Option(metavar="W", help="Its weight: twice the weight, twice the fair share.")
     ] = None,
@@ -67,6 +72,7 @@ def _settings(
         ("quota_cores", "--quota-cores", quota_cores, units.parse_integer),
         ("limit_gpu_milli", "--limit-gpus", limit_gpus, units.parse_gpu_milli),
         ("limit_cores", "--limit-cores", limit_cores, units.parse_integer),
+        ("limit_bytes", "--limit-bytes", limit_bytes, units.parse_bytes),
     )
     given: Settings = {}
     wrong: list[str] = []
@@ -100,6 +106,8 @@ def register(app: typer.Typer) -> None:
 
 def tenants(context: typer.Context, as_json: options.AsJson = False) -> None:
     """List tenants: what they hold, what they are guaranteed and what they may hold; or change them.
+
+    STORE is what a tenant's jobs take of the store, those included that have ended and are still kept.
 
     A guarantee is room that is always the tenant's. Others borrow what of it is idle, and give it back when its owner
     wants it. A tenant that nobody made has no guarantee, no limit and the weight 1.
@@ -212,6 +220,9 @@ def tenant_view(tenant: Tenant) -> views.View:
         "cores_used": tenant.used_cores,
         "quota_cores": of("quota_cores"),
         "limit_cores": of("limit_cores"),
+        "bytes_used": tenant.used_bytes,
+        "bytes_allowed": tenant.allowed_bytes or None,
+        "limit_bytes": of("limit_bytes"),
         "weight": tenant.weight or 1.0,
         "parent": tenant.parent or None,
     }
@@ -227,5 +238,10 @@ def _families(rows: list[views.View], parent: str | None = None, depth: int = 0)
 
 
 def _row(view: views.View, depth: int = 0) -> list[str]:
-    names = ("gpus_used", "quota_gpus", "limit_gpus", "cores_used", "quota_cores", "limit_cores", "weight")
-    return ["  " * depth + view["id"], *("-" if view[name] is None else f"{view[name]:g}" for name in names)]
+    names = ("gpus_used", "quota_gpus", "limit_gpus", "cores_used", "quota_cores", "limit_cores")
+    return [
+        "  " * depth + view["id"],
+        *("-" if view[name] is None else f"{view[name]:g}" for name in names),
+        *("-" if view[name] is None else units.short_bytes(view[name]) for name in ("bytes_used", "bytes_allowed")),
+        f"{view['weight']:g}",
+    ]

@@ -14,8 +14,10 @@ import typer
 from cotenant.cli import options, units
 from cotenant.cli.outcome import CommandError, note, usage
 from cotenant.cli.render import Column, print_table
+from cotenant.cli.shared_identity import check_token_for
 from cotenant.cli.up import state_dir_of
 from cotenant.rpc.bearers import Bearer, tenants_in_words
+from cotenant.rpc.one_user import submits
 from cotenant.rpc.permissions import Role
 from cotenant.rpc.tokens import TOKENS_FILE, BadTokens, Token, TokenFile
 
@@ -76,9 +78,15 @@ def create(
         ),
     ] = None,
     expires: Annotated[str, typer.Option(metavar="TIME", help="After so long, such as 90d; 0: never.")] = "0",
+    shared_identity: Annotated[
+        bool, typer.Option("--shared-identity", help="Though everybody's jobs run as the user who runs the mesh.")
+    ] = False,
     as_json: options.AsJson = False,
 ) -> None:
     """Make a token and print it; it is shown this once.
+
+    A mesh that does not run as root runs every job as one user, and takes tokens of other people who may submit jobs
+    only if it was started with --shared-identity.
 
     \b
     Examples:
@@ -90,6 +98,10 @@ def create(
         bearer = Bearer.parse(f"{role}/{name}", ",".join(tenant or ()))
     except ValueError as error:
         raise usage(f"the token cannot be made: {error}") from None
+    if submits(bearer.identity.roles) and (
+        remark := check_token_for(bearer.name, state_dir_of(context), insist=shared_identity)
+    ):
+        note(remark)
     with _told():
         made, secret = _file(context).create(bearer, time.time() + seconds if seconds else 0.0)
     if as_json:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from cotenant import descriptors
 from cotenant.cli.flags import Flags
 from cotenant.cli.outcome import CommandError, ExitCode, note, usage
 from cotenant.cli.security import Guarding, check_listen, guarding_of
@@ -21,6 +22,7 @@ from cotenant.cli.settings import (
     Settings,
     archive_of,
     check_failure_rules,
+    holding_of,
     merged,
     node_name,
     read_options,
@@ -28,9 +30,12 @@ from cotenant.cli.settings import (
     retrying_of,
     rules_of,
     split_cpus,
+    store_limits_of,
 )
+from cotenant.cli.shared_identity import guarded, secret_paths
 
 if TYPE_CHECKING:  # grpc and the services load only when the mesh is started
+    from cotenant.cli.agent_processes import AgentProcesses
     from cotenant.cli.embedded import EmbeddedMesh, MeshConfig
 
 RETRY_SECONDS = 1.0
@@ -74,13 +79,26 @@ def up(
         typer.Option(metavar="RULE", help="Who shares the cluster fairly, by weight: tenants, or off for nobody."),
     ] = None,
     insecure: Annotated[bool, typer.Option("--insecure", help="Serve other machines without TLS.")] = False,
+    shared_identity: Annotated[
+        bool | None,
+        typer.Option("--shared-identity", help="Not as root: let other people submit, though their jobs run as you."),
+    ] = None,
+    share_machine: Annotated[
+        bool | None,
+        typer.Option(
+            "--share-machine",
+            envvar="COTENANT_SHARE_MACHINE",
+            help="Offer CPUs and GPUs that another agent on this machine offers too.",
+        ),
+    ] = None,
     option: Annotated[
         list[str] | None, typer.Option(metavar="GROUP.KEY=VALUE", help="An option of a policy; repeatable.")
     ] = None,
 ) -> None:
     """Run the whole mesh on this machine, in the foreground.
 
-    Jobs run in processes of their own: Ctrl-C ends the mesh and no job; the next `up` with the same state directory
+    The agent of each node is a process of its own, which is started again if it ends. Jobs run in processes of their
+    own, too: Ctrl-C ends the mesh and no job; the next `up` with the same state directory
     finds them again. The mesh listens on loopback and asks for the token that it keeps in its state directory. On an
     etcd on which another mesh or service leads it does not start; `cotenant serve` runs several on one. Where etcd is
     away for a while the mesh goes on with what it knows, and writes again once that is back.
@@ -108,6 +126,8 @@ def up(
         "fair_share": fair_share,
         "reserve_after_seconds": reserve_after_seconds,
         "reservations": reservations,
+        "shared_identity": shared_identity,
+        "share_machine": share_machine,
     }
     settings = read_settings(config)
     settings = Settings(
@@ -116,8 +136,11 @@ def up(
     )
     guarding = guarding_of(settings.sections, Flags.of(context), insecure=insecure)
     check_listen(settings.listen, guarding)
+    guarding = guarded(guarding, settings, state_dir_of(context))
+    descriptors.raise_limit()
+    agents = start_agents(settings)
     mesh = mesh_config(settings, state_dir_of(context), read_options(option or ()), guarding)
-    asyncio.run(run(mesh))
+    asyncio.run(run(mesh, agents))
 
 
 def state_dir_of(context: typer.Context) -> Path:
@@ -126,6 +149,23 @@ def state_dir_of(context: typer.Context) -> Path:
 
     given = context.find_root().params.get("state_dir") or os.environ.get("COTENANT_STATE_DIR")
     return Path(given).absolute() if given else default_state_dir(os.environ)
+
+
+def start_agents(settings: Settings) -> AgentProcesses:
+    """Start the processes of this machine's agents. They import what they need while the services are imported here."""
+    from cotenant.cli.agent_processes import AgentProcesses
+
+    return AgentProcesses(node_ids_of(settings))
+
+
+def node_ids_of(settings: Settings) -> list[str]:
+    """Return the ids of this machine's nodes.
+
+    Raises:
+        CommandError: there are fewer CPUs than nodes.
+    """
+    name, parts = node_name(), len(split_cpus(settings.nodes))
+    return [name] if parts == 1 else [f"{name}-{number}" for number in range(1, parts + 1)]
 
 
 def mesh_config(
@@ -137,17 +177,18 @@ def mesh_config(
         CommandError: a setting cannot be taken.
     """
     from cotenant.cli.embedded import MeshConfig
-    from cotenant.node_agent.agent import AgentConfig
+    from cotenant.node_agent.agent_config import AgentConfig
 
     defaults = BACKFILL if settings.queue == "fifo" else {}
-    name, parts = node_name(), split_cpus(settings.nodes)
+    parts = split_cpus(settings.nodes)
     agents = [
         AgentConfig(
-            node_id=name if len(parts) == 1 else f"{name}-{number}",
+            node_id=node_id,
             placement_endpoint="",  # filled in once the mesh has its port
-            state_dir=state_dir / "nodes" / (name if len(parts) == 1 else f"{name}-{number}"),
-            gpus=settings.gpus,
+            state_dir=state_dir / "nodes" / node_id,
+            gpus=settings.gpus if number == 1 or settings.gpus != "auto" else "fake:0",  # a GPU is one node's
             cpus=cpus,
+            machine_parts=len(parts),
             rack=settings.rack,
             address="127.0.0.1",
             shareable_gpus=settings.shareable_gpus,
@@ -155,14 +196,20 @@ def mesh_config(
             sample_interval_seconds=settings.sample_seconds,
             memory_bandwidth_peak=settings.memory_bandwidth_peak,
             pids_max=settings.pids_max,
+            work_bytes_max=settings.work_bytes_max,
+            disk_reserve_bytes=settings.disk_reserve_bytes,
             users=guarding.users if guarding else {},
+            shared_identity=settings.shared_identity,
+            hidden=secret_paths(settings, guarding, state_dir),
+            share_machine=settings.share_machine,
         )
-        for number, cpus in enumerate(parts, 1)
+        for number, (node_id, cpus) in enumerate(zip(node_ids_of(settings), parts, strict=True), 1)
     ]
     return MeshConfig(
         state_dir=state_dir,
         listen=settings.listen,
         store_url="" if settings.store == "sqlite" else settings.store,
+        store_limits=store_limits_of(settings),
         agents=agents,
         queue=settings.queue,
         placement=settings.placement,
@@ -176,6 +223,7 @@ def mesh_config(
         window_seconds=settings.window_seconds,
         failure_rules=check_failure_rules(settings),
         retrying=retrying_of(settings),
+        holding=holding_of(settings),
         checkpoint_seconds=settings.checkpoint_seconds,
         profile_seconds=settings.profile_seconds,
         guarding=guarding,
@@ -186,7 +234,7 @@ def mesh_config(
     )
 
 
-async def run(config: MeshConfig) -> None:
+async def run(config: MeshConfig, agents: AgentProcesses | None = None) -> None:
     """Run the mesh until a signal ends it, which may come while it is still starting."""
     from cotenant import telemetry
 
@@ -194,7 +242,7 @@ async def run(config: MeshConfig) -> None:
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    serving, stopping = asyncio.create_task(_serve(config)), asyncio.create_task(stop.wait())
+    serving, stopping = asyncio.create_task(_serve(config, agents)), asyncio.create_task(stop.wait())
     try:
         await asyncio.wait((serving, stopping), return_when=asyncio.FIRST_COMPLETED)
         if not serving.done():
@@ -207,11 +255,11 @@ async def run(config: MeshConfig) -> None:
         telemetry.shutdown()
 
 
-async def _serve(config: MeshConfig) -> None:
+async def _serve(config: MeshConfig, agents: AgentProcesses | None = None) -> None:
     """Run the mesh until cancelled. One that lost its lead, as where its store was away, begins anew at its address."""
     from cotenant.rpc import garbage
 
-    async with opened(config) as mesh:
+    async with opened(config, agents) as mesh:
         garbage.settle()
         await tell_ready(mesh)
         address, why = mesh.address, await mesh.lost()
@@ -239,19 +287,20 @@ async def _start(mesh: EmbeddedMesh, *, patient: bool) -> None:
 
 
 @asynccontextmanager
-async def opened(config: MeshConfig, *, patient: bool = False) -> AsyncIterator[EmbeddedMesh]:
+async def opened(
+    config: MeshConfig, agents: AgentProcesses | None = None, *, patient: bool = False
+) -> AsyncIterator[EmbeddedMesh]:
     """Run the mesh inside; what keeps it from starting is told in a user's words."""
     from cotenant import plugins
+    from cotenant.cli.agent_processes import AgentFailed
     from cotenant.cli.embedded import EmbeddedMesh
-    from cotenant.node_agent.sockets import UnsafeDirectory
-    from cotenant.node_agent.state_directory import AnotherAgent, AnotherNode
     from cotenant.replicas.offices import AnotherLeads
     from cotenant.rpc.access import NoAccess
     from cotenant.rpc.server import CannotListen
-    from cotenant.store.port import StoreInUse, StoreUnavailable
+    from cotenant.store.port import StoreDistrusted, StoreInUse, StoreUnavailable
     from cotenant.store.schema import BadRecord, NewerSchema
 
-    mesh = EmbeddedMesh(config)
+    mesh = EmbeddedMesh(config, agents)
     try:
         try:
             await _start(mesh, patient=patient)
@@ -264,15 +313,33 @@ async def opened(config: MeshConfig, *, patient: bool = False) -> AsyncIterator[
         except AnotherLeads as error:
             hint = "one mesh uses a store; `cotenant serve` runs several processes of each service on one etcd"
             raise CommandError(str(error), hint=hint) from None
+        except StoreDistrusted as error:
+            raise CommandError(f"{error.reason}: {error}", hint=error.remedy) from None
         except StoreUnavailable as error:
             raise CommandError(str(error), code=ExitCode.UNREACHABLE) from None
-        except (NewerSchema, BadRecord, CannotListen, NoAccess) as error:
-            raise CommandError(str(error)) from None
-        except (AnotherAgent, AnotherNode, UnsafeDirectory, OSError) as error:
+        except AgentFailed as error:
+            raise CommandError(str(error), code=ExitCode.USAGE if error.bad_settings else ExitCode.FAILED) from None
+        except (NewerSchema, BadRecord, CannotListen, NoAccess, OSError) as error:
             raise CommandError(str(error)) from None
         yield mesh
     finally:
         await mesh.close()
+
+
+def _shares_disk(config: MeshConfig) -> str:
+    """Return a warning where jobs can fill the file system that the store is on; "" where they cannot."""
+    nodes = [agent.state_dir for agent in config.agents]
+    try:
+        together = not config.store_url and any(one.stat().st_dev == config.state_dir.stat().st_dev for one in nodes)
+    except OSError:
+        return ""
+    reserve = config.store_limits.reserve_bytes // 2**20
+    return (
+        f"jobs' directories share a file system with the store; below {reserve} MiB of free space the largest jobs are "
+        f"ended. To keep them apart, mount another file system at {config.state_dir / 'nodes'}"
+        if together
+        else ""
+    )
 
 
 async def tell_ready(mesh: EmbeddedMesh) -> None:
@@ -285,6 +352,8 @@ async def tell_ready(mesh: EmbeddedMesh) -> None:
         note(f"node {node.id}: {len(node.inventory.gpus)} {kind}, {len(node.inventory.cores)} cores")
         for sentence in node.inventory.not_enforced:
             note(f"  not enforced here: {sentence}")
+    if shared := _shares_disk(mesh.config):
+        note(shared)
     note(f"the mesh is up at {mesh.address}; its state is in {mesh.config.state_dir}")
     default = "" if mesh.config.state_dir == default_state_dir(os.environ) else f" --state-dir {mesh.config.state_dir}"
     note(f"try: cotenant submit{default} --gpus 1 --wait -- nvidia-smi -L")

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
+from cotenant.cli.launch_failures import launch_failure_view
 from cotenant.cli.names import phase_of
 from cotenant.core.jobs import WHOLE_GPU_MILLI
 from cotenant.core.lifecycle import AttemptState, Phase
@@ -87,6 +88,7 @@ def job_view(job: Job, now: float) -> View:
         "past_attempts": [attempt_view(attempt) for attempt in job.past_attempts],
         "progress": _progress(job),
         "failures": job.failures,
+        "launch_failures": job.launch_failures,
         "avoided_nodes": [
             {"node": one.node_id, "until": time_of(one, "until"), "reason": one.reason} for one in job.avoided_nodes
         ],
@@ -128,6 +130,7 @@ def attempt_view(attempt: Attempt) -> View:
         "message": attempt.message,
         "exit": exit_view(attempt.exit) if attempt.HasField("exit") else None,
         "failure": failure_view(attempt.failure) if attempt.HasField("failure") else None,
+        "launch_failure": launch_failure_view(attempt.launch_failure) if attempt.HasField("launch_failure") else None,
         "allocations": [allocation_view(one) for one in attempt.allocations],
     }
 
@@ -235,6 +238,7 @@ def node_view(node: Node, now: float) -> View:
         "address": inventory.address,
         "attempts": list(node.attempts),
         "not_enforced": list(inventory.not_enforced),
+        "shared_user": inventory.shared_user or None,
         "agent_version": inventory.agent_version,
         "certificate": certificate_view(node.certificate),
         "create_time": time_of(node, "create_time"),

@@ -11,6 +11,7 @@ from cotenant.cli.units import short_seconds
 from cotenant.cli.views import View, validity_of
 from cotenant.validity import Validity
 
+NO_SPACE = "alarm:NOSPACE"  # told with what helps by how full the store is
 ELECTING = ("queue", "placement", "predictor")
 
 
@@ -21,13 +22,24 @@ class Wrong:
     where: str
     what: str
     remedy: str
+    commands: tuple[str, ...] = ()  # that do what the remedy says, in their order
 
 
-def wrongs(processes: Sequence[View], members: Sequence[View], nodes: Sequence[View], now: datetime) -> list[Wrong]:
+def wrongs(
+    processes: Sequence[View],
+    members: Sequence[View],
+    nodes: Sequence[View],
+    now: datetime,
+    trusts: Sequence[View] = (),
+    capacity: View | None = None,
+) -> list[Wrong]:
     """Name everything that is wrong, the most pressing first: of views as `--json` prints them."""
     return [
+        *_of_trust(trusts),
+        *_of_capacity(capacity),
         *_of_store(members),
         *_of_services(processes),
+        *_of_processes(processes),
         *_of_certificates(processes, nodes, now),
         *_of_nodes(nodes),
         *_of_releases(processes, nodes),
@@ -46,6 +58,18 @@ def certificate_wrong(where: str, bearer: str, validity: Validity, now: datetime
     )
 
 
+def _of_trust(trusts: Sequence[View]) -> Iterator[Wrong]:
+    """Name how the store is not the one that was written: each process says the same in numbers of its own."""
+    wrong = {one["reason"]: one for one in reversed(trusts) if one["problem"]}
+    for reason, one in sorted(wrong.items()):
+        yield Wrong("store", f"{reason}: {one['problem']}; nothing is written, and jobs keep running", one["remedy"])
+
+
+def _of_capacity(capacity: View | None) -> Iterator[Wrong]:
+    if capacity and capacity["problem"]:
+        yield Wrong("store", capacity["problem"], capacity["remedy"] or "", tuple(capacity["commands"]))
+
+
 def _of_store(members: Sequence[View]) -> Iterator[Wrong]:
     """Name members that are away; those that are there and see no leader do so for want of the others."""
     away = [one for one in members if one["release"] is None]
@@ -54,7 +78,7 @@ def _of_store(members: Sequence[View]) -> Iterator[Wrong]:
         helps = "bring them back: until most are there nothing new starts, and what runs, runs on"
         yield Wrong("store", f"{len(away)} of {len(members)} members are away, so nothing can be written", helps)
     for one in members:
-        if one["problem"] and (one in away or not lost):
+        if one["problem"] and NO_SPACE not in one["problem"] and (one in away or not lost):
             spare = len(members) - len(away) - (len(members) // 2 + 1)
             more = ": with one more away nothing can be written" if one in away and spare == 0 else ""
             yield Wrong(
@@ -71,6 +95,17 @@ def _of_services(processes: Sequence[View]) -> Iterator[Wrong]:
         states = {one["state"] for one in processes if one["service"] == service}
         if "waits" in states and not states & {"leads", "serves"}:
             yield Wrong(service, "nobody leads it", "it takes a store that answers; see there, and the service's log")
+
+
+def _of_processes(processes: Sequence[View]) -> Iterator[Wrong]:
+    """Name the problems of processes; of a process that serves several services, each once."""
+    found: dict[tuple[str, str], tuple[list[str], str]] = {}
+    for one in processes:
+        for problem in one["problems"]:
+            services, _ = found.setdefault((one["address"], problem["reason"]), ([], problem["remedy"]))
+            services.append(one["service"])
+    for (address, reason), (services, remedy) in found.items():
+        yield Wrong(f"{', '.join(services)} {address}", reason, remedy)
 
 
 def _of_certificates(processes: Sequence[View], nodes: Sequence[View], now: datetime) -> Iterator[Wrong]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 COUNT_MAX = 10_000
 INDEX_MAX = 999_999
 RANGES_MAX = 1_000
+NAMED_MAX = 2 * COUNT_MAX  # ranges may overlap, but not without end
 _RANGE = re.compile(r"(\d{1,9})(?:-(\d{1,9})(?::(\d{1,9}))?)?")
 _LIMIT = re.compile(r"\d{1,9}")
 
@@ -117,6 +118,9 @@ def wrong_with(spec: ArraySpec) -> str:
             return f"has {len(part.indices)} jobs; {COUNT_MAX} are taken at most"
     if spec.running_max < 0:
         return f"must let at least 1 job run at once, not {spec.running_max}"
+    named = sum(len(part.indices) for part in spec.ranges)
+    if named > NAMED_MAX:
+        return f"names {named} indices, some of them several times; {NAMED_MAX} are taken at most"
     count = len(spec.indices)
     return f"has {count} jobs; {COUNT_MAX} are taken at most" if count > COUNT_MAX else ""
 

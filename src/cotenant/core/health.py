@@ -23,6 +23,7 @@ FACTS = ("hardware_slowdown", "thermal_slowdown", "remap_failed", "remap_pending
 DISK_BYTES_MIN, DISK_BYTES_ENOUGH = 256 * MIB, 512 * MIB
 INODES_MIN, INODES_ENOUGH = 1_000, 2_000
 MEMORY_SHARE_MIN, MEMORY_SHARE_ENOUGH = 0.015, 0.03
+DESCRIPTORS_MIN, DESCRIPTORS_ENOUGH = 32, 64
 STALL_PERCENT_MAX, STALL_PERCENT_CALM = 40.0, 20.0
 LOAD_PER_CPU_MAX, LOAD_PER_CPU_CALM = 50.0, 25.0
 
@@ -130,6 +131,11 @@ class NodeReading:
     memory_stall_percent: float | None = None
     load: float | None = None
     cpus: int = 1
+    descriptors_free: int | None = None  # which the agent may still open
+    descriptors_max: int = 0
+    descriptors_error: str = ""  # why the agent can open no file, where that is for want of descriptors
+    processes_error: str = ""  # why the agent can start neither process nor thread
+    memory_error: str = ""  # why the agent can allocate no memory
 
 
 def xid_sign(gpu_uuid: str, number: int) -> Sign:
@@ -208,6 +214,21 @@ def node_signs(reading: NodeReading, standing: Iterable[str] = ()) -> list[Sign]
     load = limit("overload", LOAD_PER_CPU_MAX, LOAD_PER_CPU_CALM)
     if reading.load is not None and reading.load > load * reading.cpus:
         signs.append(Sign("overload", f"a load of {reading.load:.0f} on {reading.cpus} CPUs"))
+    return signs + _agent_signs(reading, limit("descriptors_low", DESCRIPTORS_MIN, DESCRIPTORS_ENOUGH))
+
+
+def _agent_signs(reading: NodeReading, descriptors_min: float) -> list[Sign]:
+    """What the agent itself lacks."""
+    signs = []
+    free, most = reading.descriptors_free, reading.descriptors_max
+    if reading.descriptors_error:
+        signs.append(Sign("descriptors_low", f"out of file descriptors: {reading.descriptors_error}"))
+    elif free is not None and free < descriptors_min:
+        signs.append(Sign("descriptors_low", f"out of file descriptors: the agent has {most - free} of {most} open"))
+    if reading.processes_error:
+        signs.append(Sign("processes_low", f"out of process ids: {reading.processes_error}"))
+    if reading.memory_error:
+        signs.append(Sign("memory_refused", f"out of memory: {reading.memory_error}"))
     return signs
 
 

@@ -17,7 +17,7 @@ from enum import StrEnum
 
 from cotenant.core.nodes import HealthAction
 
-TABLE_VERSION = 2  # raised with each change of what follows from something
+TABLE_VERSION = 3  # raised with each change of what follows from something
 MINUTE_SECONDS, HOUR_SECONDS = 60.0, 3600.0
 XID_CATALOG = "NVIDIA, Xid Catalog"
 PAGE_RETIREMENT = "NVIDIA, Dynamic Page Retirement"
@@ -176,6 +176,12 @@ NODE_RULES = (
          HealthAction.HOLD, after_seconds=10.0, calm_seconds=MINUTE_SECONDS),
     Rule("memory_stall", "memory", "everybody waits for memory much of the time", HealthAction.HOLD,
          after_seconds=30.0, calm_seconds=MINUTE_SECONDS),
+    Rule("descriptors_low", "descriptors", "the agent has hardly any file descriptors left: it can launch nothing",
+         HealthAction.HOLD, calm_seconds=5.0),
+    Rule("processes_low", "processes", "the agent can start no process: it can launch nothing", HealthAction.HOLD,
+         calm_seconds=5.0),
+    Rule("memory_refused", "memory", "the agent can allocate no memory: it can launch nothing", HealthAction.HOLD,
+         calm_seconds=30.0),
     Rule("overload", "load", "many times more threads want to run than there are CPUs", HealthAction.HOLD,
          after_seconds=2 * MINUTE_SECONDS, calm_seconds=MINUTE_SECONDS),
 )  # fmt: skip

@@ -90,6 +90,7 @@ class AttemptState(StrEnum):
     FAILED = "failed"
     STOPPED = "stopped"
     LOST = "lost"
+    NOT_LAUNCHED = "not_launched"
 
     @property
     def ended(self) -> bool:
@@ -97,7 +98,15 @@ class AttemptState(StrEnum):
         return self in ATTEMPT_ENDED
 
 
-ATTEMPT_ENDED = frozenset({AttemptState.SUCCEEDED, AttemptState.FAILED, AttemptState.STOPPED, AttemptState.LOST})
+ATTEMPT_ENDED = frozenset(
+    {
+        AttemptState.SUCCEEDED,
+        AttemptState.FAILED,
+        AttemptState.STOPPED,
+        AttemptState.LOST,
+        AttemptState.NOT_LAUNCHED,
+    }
+)
 
 
 class AttemptEvent(StrEnum):
@@ -109,6 +118,7 @@ class AttemptEvent(StrEnum):
     FAILED = "failed"
     STOPPED = "stopped"
     LOST = "lost"
+    NOT_LAUNCHED = "not_launched"  # a node could not launch it; the user's program was never executed there
 
 
 ATTEMPT_NEXT: Mapping[tuple[AttemptState, AttemptEvent], AttemptState] = MappingProxyType(
@@ -119,6 +129,7 @@ ATTEMPT_NEXT: Mapping[tuple[AttemptState, AttemptEvent], AttemptState] = Mapping
         (AttemptState.ASSIGNED, AttemptEvent.FAILED): AttemptState.FAILED,
         (AttemptState.ASSIGNED, AttemptEvent.STOPPED): AttemptState.STOPPED,
         (AttemptState.ASSIGNED, AttemptEvent.LOST): AttemptState.LOST,
+        (AttemptState.ASSIGNED, AttemptEvent.NOT_LAUNCHED): AttemptState.NOT_LAUNCHED,
         (AttemptState.RUNNING, AttemptEvent.STOP_ORDERED): AttemptState.STOPPING,
         (AttemptState.RUNNING, AttemptEvent.SUCCEEDED): AttemptState.SUCCEEDED,
         (AttemptState.RUNNING, AttemptEvent.FAILED): AttemptState.FAILED,
@@ -130,6 +141,7 @@ ATTEMPT_NEXT: Mapping[tuple[AttemptState, AttemptEvent], AttemptState] = Mapping
         (AttemptState.STOPPING, AttemptEvent.FAILED): AttemptState.FAILED,
         (AttemptState.STOPPING, AttemptEvent.STOPPED): AttemptState.STOPPED,
         (AttemptState.STOPPING, AttemptEvent.LOST): AttemptState.LOST,
+        (AttemptState.STOPPING, AttemptEvent.NOT_LAUNCHED): AttemptState.NOT_LAUNCHED,
     }
 )
 
@@ -148,6 +160,22 @@ class StopReason(StrEnum):
     CONTENTION = "contention"
     UNHEALTHY = "unhealthy"
     DISCONNECTED = "disconnected"
+
+
+class LaunchCause(StrEnum):
+    """Which part of a launch failed, before the user's program was executed."""
+
+    CGROUP = "cgroup"
+    DIRECTORY = "directory"
+    DEVICE = "device"
+    PROCESS = "process"
+    USER = "user"
+    DISK = "disk"
+    LIMIT = "limit"
+    CPUS = "cpus"
+    ORDER = "order"
+    WORKING_DIRECTORY = "working_directory"
+    OTHER = "other"
 
 
 class InvalidTransition(Exception):

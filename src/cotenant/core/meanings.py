@@ -149,6 +149,16 @@ MEANINGS: Mapping[Code, Meaning] = MappingProxyType(
             "That gang starts, or a run time that is known to be short enough.",
             _AVOIDED,
         ),
+        Code.NODES_HELD: Meaning(
+            "All nodes that could hold it and would take work are held: launches fail there, or all that is launched.",
+            "A held node launches a canary, one queued job at a time, and takes work again. Mend the node, and look at "
+            "`cotenant nodes`; `cotenant uncordon` ends a hold at once.",
+            {
+                "held_nodes": "how many nodes that could hold it are held",
+                "next_canary_seconds": "when the next of them may be tried, in seconds from then",
+                **_AVOIDED,
+            },
+        ),
         Code.POLICY_FAILED: Meaning(
             "The placement policy has a bug: it failed on the job, or offered what it may not.",
             "The policy is mended, or another one is chosen.",

@@ -69,6 +69,8 @@ class Inventory:
     not_enforced: tuple[str, ...] = ()
     agent_version: str = ""
     problems: tuple[HealthProblem, ...] = ()
+    shared_user: str = ""  # as whom every job runs; empty where jobs run as their submitters
+    machine: str = ""  # the boot of the machine that it is on; empty where unknown, or deliberately shared
 
     @property
     def gpu_type(self) -> str:
@@ -82,12 +84,29 @@ class Inventory:
 
 
 @dataclass(frozen=True, slots=True)
+class HeldNode:
+    """A node that gets one job at a time, a canary, since launches or all that was launched failed there.
+
+    The next canary may start in `next_seconds`; `canary` is the attempt that is one now, "" where there is none.
+    """
+
+    node_id: str
+    reason: str
+    next_seconds: float = 0.0
+    canary: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Illness:
-    """How many GPUs get no new work, and how many nodes, for their health; and what all nodes had if they were well."""
+    """How many GPUs get no new work, and how many nodes, for their health; and what all nodes had if they were well.
+
+    `held` are those of the nodes that get a canary now and then.
+    """
 
     gpus: int = 0
     nodes: int = 0
     shapes_when_well: tuple[NodeShape, ...] = ()
+    held: tuple[HeldNode, ...] = ()
 
     def gpus_of(self, wanted: Sequence[str], shapes: Sequence[NodeShape]) -> int:
         """Count those of the wanted types; `shapes` are what the nodes have now, in the same order."""

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, Field, fields, is_dataclass
 from enum import StrEnum
 from functools import cache
+from itertools import islice
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from cotenant.core.validate import Violation, shown
@@ -22,6 +23,7 @@ T = TypeVar("T")
 Reader = Callable[[str], Any]
 
 NOTHING = "none"
+NEAR_LENGTH_MAX, NEAR_MAX = 128, 2_000  # what is looked at for a similar name
 WORDS_OF_TRUTH = {
     "true": True,
     "yes": True,
@@ -150,8 +152,14 @@ def written(value: object) -> str:
 
 
 def nearest(name: str, known: Iterable[str], count: int = 3) -> list[str]:
-    """Return the known names that `name` may have been meant to be, the most similar first."""
-    return difflib.get_close_matches(name, list(known), n=count)
+    """Return the known names that `name` may have been meant to be, the most similar first.
+
+    None is similar to a name that is very long: looking for one takes a time that grows with both lengths.
+    """
+    if len(name) > NEAR_LENGTH_MAX:
+        return []
+    known = (one for one in known if len(one) <= NEAR_LENGTH_MAX)
+    return difflib.get_close_matches(name, list(islice(known, NEAR_MAX)), n=count)
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

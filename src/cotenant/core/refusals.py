@@ -10,6 +10,7 @@ from types import MappingProxyType
 
 from cotenant.core.dependencies import Condition
 from cotenant.core.jobs import Locality
+from cotenant.core.nodes import HeldNode
 
 
 class Wait(StrEnum):
@@ -41,6 +42,7 @@ class Code(StrEnum):
     ARRAY_LIMIT = "ARRAY_LIMIT"
     RESERVED = "RESERVED"
     POLICY_FAILED = "POLICY_FAILED"
+    NODES_HELD = "NODES_HELD"
 
 
 WAIT_OF: Mapping[Code, Wait] = MappingProxyType(
@@ -62,6 +64,7 @@ WAIT_OF: Mapping[Code, Wait] = MappingProxyType(
         Code.ARRAY_LIMIT: Wait.DEPENDENCY,
         Code.RESERVED: Wait.CAPACITY,
         Code.POLICY_FAILED: Wait.CAPACITY,
+        Code.NODES_HELD: Wait.CAPACITY,
     }
 )
 
@@ -289,6 +292,34 @@ def given_up(policy: str) -> Refusal:
         Code.GIVEN_UP,
         f"was given up by the queue policy {policy}, which sees no use in running it any more",
         "a later deadline, or options of the policy under which it gives nobody up",
+    )
+
+
+HELD_NAMED_MAX = 3
+
+
+def nodes_held(held: Sequence[HeldNode], wanted: str) -> Refusal:
+    """The nodes that could hold a job are held, and one job at a time is tried there.
+
+    >>> nodes_held([HeldNode("n1", "cannot launch: the disk is full", 8.0)], "1 GPU").detail
+    'needs 1 GPU, and 1 server that could hold it is held: n1 (cannot launch: the disk is full); next try in 8 s'
+    """
+    named = ", ".join(f"{one.node_id} ({one.reason})" for one in held[:HELD_NAMED_MAX])
+    more = f" and {len(held) - HELD_NAMED_MAX} more" if len(held) > HELD_NAMED_MAX else ""
+    wait = min((one.next_seconds for one in held if not one.canary), default=math.inf)
+    if math.isinf(wait):
+        when = f"{held[0].canary} is being tried there"
+    else:
+        when = f"next try in {span_in_words(wait)}" if wait > 0 else "the next job that fits is tried there"
+    which = "server that could hold it is held" if len(held) == 1 else "servers that could hold it are held"
+    numbers = {"held_nodes": float(len(held))}
+    if not math.isinf(wait):
+        numbers["next_canary_seconds"] = wait
+    return Refusal(
+        Code.NODES_HELD,
+        f"needs {wanted}, and {len(held)} {which}: {named}{more}; {when}",
+        "mend the nodes; the first job that is launched there ends the hold, or `cotenant uncordon` does at once",
+        numbers,
     )
 
 

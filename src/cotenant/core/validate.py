@@ -5,16 +5,24 @@ from __future__ import annotations
 import math
 import re
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from cotenant.core import arrays
+from cotenant.core import arrays, patterns
 from cotenant.core.jobs import WHOLE_GPU_MILLI, JobKind, JobSpec, Request, Role
+from cotenant.core.limits import (
+    COMMAND_WORDS_MAX,
+    ENVIRONMENT_MAX,
+    LABELS_MAX,
+    NAME_LENGTH_MAX,
+    PATH_LENGTH_MAX,
+    TEXT_BYTES_MAX,
+)
+from cotenant.core.limits import DEPENDENCIES_MAX as DEPENDENCIES_MAX
+from cotenant.core.limits import REPLICAS_MAX as REPLICAS_MAX
+from cotenant.core.limits import ROLES_MAX as ROLES_MAX
 from cotenant.core.nodes import alternatives
 
-NAME_LENGTH_MAX = 253
-ROLES_MAX = 16
-REPLICAS_MAX = 4096
 CORES_MAX = 4096
 GPU_MILLI_MAX = 64 * WHOLE_GPU_MILLI
 MEMORY_BYTES_MIN, MEMORY_BYTES_MAX = 4 * 2**20, 2**50
@@ -24,10 +32,6 @@ PIDS_MIN, PIDS_MAX = 16, 4_194_304  # the most that Linux has
 GRACE_SECONDS_MAX = 24 * 3600.0
 RETRIES_MAX = 1000
 PRIORITY_MAX = 1_000_000
-LABELS_MAX = 64
-TEXT_BYTES_MAX = 128 * 1024  # command and environment together
-REGEX_LENGTH_MAX = 1024
-DEPENDENCIES_MAX = 100
 
 _ID = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -93,7 +97,7 @@ def _names(spec: JobSpec) -> Found:
             yield field, f"must be lower-case letters, digits and dashes, at most 63, not {shown(value)}"
     if len(spec.labels) > LABELS_MAX:
         yield "labels", f"at most {LABELS_MAX} are taken, not {len(spec.labels)}"
-    for key, value in spec.labels:
+    for key, value in spec.labels[:LABELS_MAX]:
         if not key or bad_name(key) or bad_name(value):
             yield f"labels[{shown(key)}]", "key and value must be printable and short"
 
@@ -240,20 +244,28 @@ def _order(spec: JobSpec) -> Found:
 
 
 def _texts(spec: JobSpec) -> Found:
+    for field, words in _commands(spec):
+        if len(words) > COMMAND_WORDS_MAX:
+            yield field, f"has {len(words)} words; {COMMAND_WORDS_MAX} are taken at most"
+    if len(spec.environment) > ENVIRONMENT_MAX:
+        yield "environment", f"has {len(spec.environment)} variables; {ENVIRONMENT_MAX} are taken at most"
     size = _size(spec)
     if size > TEXT_BYTES_MAX:
         yield "command", f"command and environment have {size} bytes; {TEXT_BYTES_MAX} are taken at most"
         return
     if any("\0" in word for word in _words(spec)):
         yield "command", "a NUL byte cannot be passed to a program"
-    for key, value in spec.environment:
+    for key, value in spec.environment[:ENVIRONMENT_MAX]:
         if not _VARIABLE.fullmatch(key):
             yield f"environment[{shown(key)}]", "a variable's name has letters, digits and underscores only"
         if key.startswith(_OWN_VARIABLES):
             yield f"environment[{shown(key)}]", "this variable is set by the node agent"
         if "\0" in value:
             yield f"environment[{shown(key)}]", "a NUL byte cannot be passed to a program"
-    if spec.working_directory and (not spec.working_directory.startswith("/") or "\0" in spec.working_directory):
+    if len(spec.working_directory) > PATH_LENGTH_MAX:
+        length = len(spec.working_directory)
+        yield "working_directory", f"has {length} characters; {PATH_LENGTH_MAX} are taken at most"
+    elif spec.working_directory and (not spec.working_directory.startswith("/") or "\0" in spec.working_directory):
         yield "working_directory", f"must be an absolute path, not {shown(spec.working_directory)}"
     if spec.warning_signal not in _SIGNALS:
         yield (
@@ -264,16 +276,8 @@ def _texts(spec: JobSpec) -> Found:
 
 
 def _regex(pattern: str) -> Found:
-    if len(pattern) > REGEX_LENGTH_MAX:
-        yield "progress.regex", f"at most {REGEX_LENGTH_MAX} characters are taken, not {len(pattern)}"
-    elif pattern:
-        try:
-            compiled = re.compile(pattern)
-        except re.error as error:
-            yield "progress.regex", f"is no regular expression: {error}"
-        else:
-            if not compiled.groups:
-                yield "progress.regex", r"has no group that holds the step, such as step (\d+)"
+    if pattern and (wrong := patterns.find_error(pattern)):
+        yield "progress.regex", wrong
 
 
 def _deadline(spec: JobSpec, now: float | None) -> Iterator[Violation]:
@@ -285,6 +289,12 @@ def _words(spec: JobSpec) -> Iterator[str]:
     yield from spec.command
     for role in spec.roles:
         yield from role.command
+
+
+def _commands(spec: JobSpec) -> Iterator[tuple[str, Sequence[str]]]:
+    yield "command", spec.command
+    for index, role in enumerate(spec.roles[:ROLES_MAX]):
+        yield f"roles[{index}].command", role.command
 
 
 def _size(spec: JobSpec) -> int:

@@ -8,12 +8,12 @@ a node was away for so long that its attempts might be given up.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
 
-from cotenant.core.lifecycle import ENDED, HOLDING, JOB_NEXT, AttemptState, Phase
+from cotenant.core.lifecycle import ENDED, AttemptState, Phase
 from cotenant.history.events import (
     Acknowledged,
     AttemptGone,
@@ -43,6 +43,8 @@ from cotenant.history.events import (
     Welcomed,
     Wrote,
 )
+from cotenant.history.launches import Launches
+from cotenant.history.phases import REACHABLE
 from cotenant.history.reads import Reads
 
 WHOLE = 1000
@@ -64,6 +66,7 @@ class Rule(StrEnum):
     RESTART = "a restart kills nothing that runs"
     TURN = "a job begins only when its turn has come, where work is taken"
     READ = "a read shows all that its revision had, and no reader goes back"
+    PLATFORM = "what a node could not launch fails no job"
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,26 +79,6 @@ class Broken:
 
     def __str__(self) -> str:
         return f"event {self.place}: {self.what} ({self.rule})"
-
-
-def reachable() -> Mapping[Phase, frozenset[Phase]]:
-    """Which kept phase may follow which, in one commit: phases in which a job holds something are not kept."""
-    follows: dict[Phase, set[Phase]] = {phase: set() for phase in Phase}
-    for (phase, _), after in JOB_NEXT.items():
-        follows[phase].add(after)
-    reached = {}
-    for phase in Phase:
-        found, unseen = {phase}, list(follows[phase])
-        while unseen:
-            after = unseen.pop()
-            if after not in found:
-                found.add(after)
-                unseen += follows[after] if after in HOLDING else ()
-        reached[phase] = frozenset(found)
-    return reached
-
-
-REACHABLE = reachable()
 
 
 class Checker:
@@ -128,6 +111,7 @@ class Checker:
         self._priorities: dict[str, int] = {}  # as last acknowledged
         self._closed: set[str] = set()  # nodes that are given no work
         self._reads = Reads(partial(self._break, Rule.READ))
+        self._launches = Launches(partial(self._break, Rule.PLATFORM))
 
     def kept(self) -> list[JobPut]:
         """Jobs as last kept, but for those of arrays of which not all was kept."""
@@ -250,6 +234,7 @@ class Checker:
         live = self.live.get(job.job_id)
         if live and job.phase in OVER:
             self._break(Rule.LIFE, f"at {revision} {job.job_id} is {job.phase}, and {live.number} is {live.state}")
+        self._launches.put_job(job, revision)
         self._reads.kept(job.job_id, job.phase, revision)
         self.jobs[job.job_id] = job
 
@@ -272,6 +257,9 @@ class Checker:
         self._committed[attempt.job_id, attempt.number, attempt.epoch] = attempt.holds
         if attempt.state is AttemptState.LOST and (before or attempt.number > last):
             self._check_lost(attempt, commit, name)
+        self._launches.put_attempt(attempt)
+        if attempt.state is AttemptState.NOT_LAUNCHED and before and before.state is AttemptState.RUNNING:
+            self._break(Rule.LIFE, f"{name} ran, and then was not launched")
         if attempt.state is AttemptState.SUCCEEDED and (
             missing := attempt.nodes - self._parts[attempt.job_id, attempt.number]
         ):

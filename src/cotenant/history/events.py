@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from cotenant.core.lifecycle import AttemptState, Phase
+from cotenant.core.lifecycle import AttemptState, LaunchCause, Phase
 
 Thing = tuple[str, str]  # a node's id, and a core ("core 3") or GPU (its UUID) of it
 Holds = Mapping[Thing, int]  # in thousandths
@@ -29,6 +29,7 @@ class JobPut:
     priority: int = 0
     waits_for: tuple[tuple[str, bool], ...] = ()
     not_before_seconds: float = 0.0
+    failures: int = 0  # of its attempts that are counted, whoever is responsible
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +41,10 @@ class JobGone:
 
 @dataclass(frozen=True, slots=True)
 class AttemptPut:
-    """Placement kept an attempt: its ranks, out of `size` that belong to it, and what it holds."""
+    """Placement kept an attempt: its ranks, out of `size` that belong to it, and what it holds.
+
+    `launch_cause` says why it was not launched, where that is so.
+    """
 
     job_id: str
     number: int
@@ -50,6 +54,7 @@ class AttemptPut:
     nodes: frozenset[str]
     ranks: tuple[int, ...]
     size: int
+    launch_cause: LaunchCause | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from functools import cache
 
-from cotenant.core.lifecycle import AttemptState, Phase
+from cotenant.core.lifecycle import AttemptState, LaunchCause, Phase
 from cotenant.history.events import (
     AttemptGone,
     AttemptPut,
@@ -65,6 +65,7 @@ def _job(stored: records_pb2.StoredJob, began_unix_seconds: float | None) -> Job
         job.spec.priority,
         tuple((one.id, one.condition != job_pb2.DEPENDENCY_CONDITION_AFTER) for one in job.spec.dependencies),
         not_before.seconds + not_before.nanos / 1e9 - (began_unix_seconds or 0.0) if waits else 0.0,
+        job.failures + stored.infrastructure_failures,
     )
 
 
@@ -86,12 +87,17 @@ def _attempt(stored: records_pb2.StoredAttempt, revision: int) -> AttemptPut:
         frozenset(part.node_id for part in attempt.allocations),
         tuple(task.rank for task in tasks),
         1 if attempt.pre_run else sum(role.replicas for role in stored.spec.roles),
+        _cause_of(attempt.launch_failure.cause) if attempt.HasField("launch_failure") else None,
     )
 
 
 @cache
 def _state_of(state: job_pb2.AttemptState.ValueType) -> AttemptState:
     return AttemptState(job_pb2.AttemptState.Name(state).removeprefix("ATTEMPT_STATE_").lower())
+
+
+def _cause_of(cause: job_pb2.LaunchCause.ValueType) -> LaunchCause:
+    return LaunchCause(job_pb2.LaunchCause.Name(cause).removeprefix("LAUNCH_CAUSE_").lower())
 
 
 def holds_of(

@@ -7,12 +7,17 @@ from importlib import metadata
 from typing import Any
 
 from cotenant.rpc.server import Server
-from cotenant.store.port import Store
+from cotenant.store.capacity import capacity_of
+from cotenant.store.guarded import GuardedStore
+from cotenant.store.port import Store, StoreUnavailable
 from cotenant.store.standing import HasMembers
+from cotenant.store.trust import REMEDY, Trust
+from cotenant.store.way_back import WayBack, way_back
 from cotenant.v1 import replica_service_pb2 as pb
 from cotenant.v1 import replica_service_pb2_grpc as pb_grpc
 
 SERVICE = "cotenant.v1.ReplicaService"
+WITNESSES_MAX = 1000  # of each kind in an answer
 
 
 class ReplicaServicer(pb_grpc.ReplicaServiceServicer):
@@ -28,6 +33,8 @@ class ReplicaServicer(pb_grpc.ReplicaServiceServicer):
         answer = pb.ListReplicasResponse(process=self._process, replicas=[describe() for describe in self._describe])
         if shown := self._server.certificate:
             answer.process.certificate.CopyFrom(shown.to_wire())
+        for problem in self._server.problems():
+            answer.process.problems.add(reason=problem.reason, remedy=problem.remedy)
         if isinstance(self._store, HasMembers):
             for one in await self._store.standing():
                 answer.store_members.add(
@@ -37,7 +44,43 @@ class ReplicaServicer(pb_grpc.ReplicaServiceServicer):
                     version=one.version,
                     size_bytes=one.size_bytes,
                 )
+        if wire := await self._capacity():
+            answer.store_capacity.CopyFrom(wire)
+        if isinstance(self._store, GuardedStore) and (trust := self._store.trust).remembered:
+            answer.store_trust.CopyFrom(trust_to_wire(trust))
         return answer
+
+    async def _capacity(self) -> pb.StoreCapacity | None:
+        """Return how full the store is; None where it has no limit or does not answer, of which its members tell."""
+        try:
+            capacity = await capacity_of(self._store)
+        except StoreUnavailable:
+            return None
+        if capacity is None:
+            return None
+        helps = way_back(capacity) or WayBack("", "")
+        return pb.StoreCapacity(
+            size_bytes=capacity.size_bytes,
+            in_use_bytes=capacity.in_use_bytes,
+            limit_bytes=capacity.limit_bytes,
+            admits_below_bytes=capacity.admits_below_bytes,
+            problem=helps.problem,
+            remedy=helps.remedy,
+            commands=helps.commands,
+        )
+
+
+def trust_to_wire(trust: Trust) -> pb.StoreTrust:
+    """Return what is known of a store, for the wire."""
+    assert trust.remembered
+    told = pb.StoreTrust(store_id=trust.remembered.id, generation=trust.remembered.generation, revision=trust.revision)
+    if verdict := trust.verdict:
+        told.reason, told.problem, told.remedy = verdict.wrong.value, verdict.text, REMEDY
+    for node, memory in sorted(trust.witnesses.marks.items())[:WITNESSES_MAX]:
+        told.witnesses.add(name=node, store_id=memory.id, generation=memory.generation, revision=memory.revision)
+    for node, store_id in sorted(trust.witnesses.strangers.items())[:WITNESSES_MAX]:
+        told.witnesses.add(name=node, store_id=store_id)
+    return told
 
 
 def serve_description(server: Server, *describe: Callable[[], pb.Replica], store: Store | None = None) -> None:

@@ -26,6 +26,7 @@ import structlog
 from cotenant import fail_points
 from cotenant.replicas.mirror import RETRY_SECONDS, Mirror
 from cotenant.replicas.tenure import Held, Leader, leader_of
+from cotenant.store.guarded import trust_of
 from cotenant.store.port import Compare, Entry, LeaseLost, Store, StoreUnavailable
 from cotenant.store.shifted import is_of_one_process
 
@@ -62,6 +63,15 @@ class Election:
     async def follow(self) -> None:
         """Keep `leader` true, until cancelled."""
         await self._mirror.run()
+
+    def check_store(self) -> None:
+        """Raise where nobody can be elected, for the store is not the one that was written.
+
+        Raises:
+            StoreRegressed, StoreReplaced: it is not.
+        """
+        if trust := trust_of(self._store):
+            trust.check()
 
     async def changed(self) -> None:
         """Wait until the leadership changes, or may have."""

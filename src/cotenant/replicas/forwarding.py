@@ -59,11 +59,13 @@ class Forwarder:
 
         Raises:
             Problem: UNAVAILABLE, NO_LEADER, where nobody does in time.
+            StoreRegressed, StoreReplaced: nobody does, for the store is not the one that was written.
         """
         if is_forwarded(context):
             raise errors.unavailable("whoever was asked does not lead", PAUSE_SECONDS, errors.NOT_LEADER)
         if self._election.leader is not None:
             return self._election.leader
+        self._election.check_store()
         try:
             async with asyncio.timeout_at(deadline):
                 while (leader := self._election.leader) is None:

@@ -30,7 +30,7 @@ from cotenant.rpc import audit, errors
 from cotenant.rpc.ending import end
 from cotenant.rpc.methods import METHODS, Method
 from cotenant.rpc.server import Host, Server
-from cotenant.store.port import NotLeader, Store, StoreUnavailable
+from cotenant.store.port import NotLeader, Store, StoreDistrusted, StoreUnavailable
 from cotenant.v1 import replica_service_pb2
 
 log = structlog.get_logger()
@@ -141,7 +141,8 @@ class Replica:
             try:
                 await self._store.get(self._election.key)
             except StoreUnavailable as error:
-                raise StoreUnavailable(f"cannot start without the store: {error}") from error
+                if not isinstance(error, StoreDistrusted):  # which can be accepted while this waits
+                    raise StoreUnavailable(f"cannot start without the store: {error}") from error
         self._tasks.append(asyncio.create_task(self._election.follow(), name=f"{self._election.key}-follow"))
         self._tasks.append(asyncio.create_task(self._tell(), name=f"{self._election.key}-health"))
         if self._election.alone:
@@ -364,9 +365,8 @@ def _may_repeat(error: Exception, method: Method) -> bool:
 
 
 def _told(error: Exception) -> Exception:
-    if isinstance(error, Replaced):
-        return errors.unavailable("this replica leads no more; whether it was done is not known", 0.5, "LEADER_CHANGED")
-    return error
+    why = "this replica leads no more; whether it was done is not known"
+    return errors.unavailable(why, 0.5, "LEADER_CHANGED") if isinstance(error, Replaced) else error
 
 
 async def serve_replica(server: Server, replica: Replica, on_start: Callable[[int], None]) -> None:

@@ -16,7 +16,8 @@ from typing import Any
 import grpc
 from google.protobuf.message import DecodeError
 
-from cotenant.rpc import errors
+from cotenant.rpc import errors, request_limits
+from cotenant.rpc.decoding import decode
 from cotenant.rpc.server import AddServicer
 
 
@@ -83,14 +84,14 @@ class Stage:
     async def answer(self, path: str, request: Any, context: Any) -> bytes:
         """Serve a call that is answered once. `request` is bytes, or a stream of them."""
         handler = self._handler(path)
-        message = handler.read(request)
+        message = await handler.read(request)
         with self._call():
             return bytes(handler.write(await handler.served()(message, context)))
 
     async def stream(self, path: str, request: Any, context: Any) -> AsyncGenerator[bytes, None]:
         """Serve a call that is answered by a stream."""
         handler = self._handler(path)
-        message = handler.read(request)
+        message = await handler.read(request)
         with self._call() as task:
             async with aclosing(handler.served()(message, context)) as responses:
                 async for response in responses:
@@ -126,18 +127,21 @@ class _Handler:
             grpc.StatusCode.UNIMPLEMENTED, "UNIMPLEMENTED", f"{self._path} is not implemented by this server"
         )
 
-    def read(self, request: Any) -> Any:
+    async def read(self, request: Any) -> Any:
         """Read a request, or each of a stream of them."""
-        return self._each(request) if self._streams else self._read(request)
+        return self._each(request) if self._streams else await self._read(request)
 
-    def _read(self, data: bytes) -> Any:
+    async def _read(self, data: bytes) -> Any:
+        kind = getattr(self._parse, "__self__", None)
         try:
-            return self._parse(data)
+            message = self._parse(data) if kind is None else await decode(kind, data)
         except DecodeError:
             raise errors.Problem(
                 grpc.StatusCode.INVALID_ARGUMENT, "NOT_UNDERSTOOD", f"what was sent is no request of {self._path}"
             ) from None
+        request_limits.check(message)
+        return message
 
     async def _each(self, pieces: AsyncIterator[bytes]) -> AsyncIterator[Any]:
         async for piece in pieces:
-            yield self._read(piece)
+            yield await self._read(piece)

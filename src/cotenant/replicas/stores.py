@@ -8,6 +8,7 @@ from cotenant.history.events import Wrote
 from cotenant.history.recording import record
 from cotenant.replicas.mirror import Mirror
 from cotenant.replicas.tenure import Tenure
+from cotenant.store.capacity import Capacity, capacity_of
 from cotenant.store.port import (
     Changes,
     Committed,
@@ -30,6 +31,11 @@ class Through:
 
     def __init__(self, store: Store) -> None:
         self._store = store
+
+    @property
+    def inner(self) -> Store:
+        """The store to which everything is passed on."""
+        return self._store
 
     async def get(self, key: str) -> Entry | None:
         """Read one key."""
@@ -62,6 +68,10 @@ class Through:
     async def compact(self, revision: int) -> None:
         """Forget the history up to and including a revision."""
         await self._store.compact(revision)
+
+    async def capacity(self) -> Capacity | None:
+        """Return how full the store is; None where it has no limit."""
+        return await capacity_of(self._store)
 
     async def close(self) -> None:
         """Leave the store open: it is the process's, not the leader's."""

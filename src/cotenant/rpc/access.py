@@ -141,7 +141,7 @@ def read_token(state_dir: Path) -> str:
 def publish(state_dir: Path, endpoints: Endpoints) -> None:
     """Write where the services are, for those who look into the state directory."""
     ensure_private(state_dir)
-    _replace(state_dir / ENDPOINT_FILE, json.dumps(asdict(endpoints), indent=2) + "\n")
+    replace_file(state_dir / ENDPOINT_FILE, json.dumps(asdict(endpoints), indent=2) + "\n")
 
 
 def withdraw(state_dir: Path) -> None:
@@ -289,7 +289,8 @@ def _create(path: Path, text: str) -> None:
         temporary.unlink()
 
 
-def _replace(path: Path, text: str) -> None:
+def replace_file(path: Path, text: str) -> None:
+    """Write a file, for its owner alone, in the place of one that may be there; a link is replaced, not followed."""
     _written_aside(path, text).replace(path)
 
 

@@ -37,9 +37,10 @@ from google.protobuf import descriptor_pool, message_factory
 from google.protobuf.message import DecodeError
 
 from cotenant import telemetry
+from cotenant.core.limits import REQUEST_BYTES_MAX, REQUEST_SPECS_BYTES_MAX
 from cotenant.rpc.errors import Problem
 from cotenant.rpc.identity import Identity, Metadata
-from cotenant.rpc.limits import TOO_MANY_CALLS
+from cotenant.rpc.limits import TOO_MANY_AT_ONCE, TOO_MANY_CALLS, TOO_MUCH_PROCESSING
 from cotenant.rpc.permissions import Rule
 
 log = structlog.get_logger()
@@ -266,7 +267,7 @@ class Entry:
     async def refused(self, request: Any, problem: Problem) -> None:
         """The call was not. Who calls too often has no line for each of these calls, nor has who is not known."""
         told = self._always or self._reads or problem.code in REFUSED_FOR_WHO
-        if not told or problem.reason == TOO_MANY_CALLS:
+        if not told or problem.reason in (TOO_MANY_CALLS, TOO_MUCH_PROCESSING, TOO_MANY_AT_ONCE):
             return
         left_out = self._audit.strangers.take() if self.identity is None else 0
         if left_out is not None:
@@ -283,6 +284,8 @@ class Entry:
         """Read a message that is passed on as it came; what cannot be read tells nothing."""
         if not isinstance(message, bytes):
             return message
+        if len(message) > (REQUEST_BYTES_MAX if self.identity is None else REQUEST_SPECS_BYTES_MAX):
+            return None  # nobody is to have this process decode what it refuses
         try:
             return _class_of(self._method, kind).FromString(message)
         except (KeyError, DecodeError):

@@ -14,6 +14,7 @@ import grpc
 from google.protobuf.message import DecodeError
 from google.rpc import error_details_pb2, status_pb2
 
+from cotenant.core.limits import VIOLATIONS_MAX
 from cotenant.core.options import nearest
 from cotenant.core.validate import Violation, shown
 from cotenant.rpc.tls import handshake_word
@@ -69,12 +70,14 @@ class Problem(Exception):
 
 
 def invalid(violations: Sequence[Violation]) -> Problem:
-    """Bad input; the message names every bad field.
+    """Bad input; the message names every bad field, of very many the first.
 
     >>> invalid([Violation("spec.name", "is longer than 253 characters")]).message
     'spec.name: is longer than 253 characters'
     """
-    message = "; ".join(f"{violation.field}: {violation.description}" for violation in violations)
+    message = "; ".join(f"{violation.field}: {violation.description}" for violation in violations[:VIOLATIONS_MAX])
+    if len(violations) > VIOLATIONS_MAX:
+        message += f"; and {len(violations) - VIOLATIONS_MAX} more"
     return Problem(grpc.StatusCode.INVALID_ARGUMENT, "INVALID_ARGUMENT", message or "bad input", violations=violations)
 
 
@@ -257,7 +260,7 @@ def _from_plain(code: grpc.StatusCode, details: str) -> Problem:
     if code is grpc.StatusCode.UNAVAILABLE and (handshake := handshake_word(details)):
         return Problem(code, *handshake)
     if code is grpc.StatusCode.UNAVAILABLE and _ENDED_AT_ONCE.search(details):
-        message = "the server ends each connection at once: it may ask for TLS, or for a certificate that it believes"
+        message = "the server ends each connection at once: it may ask for TLS or a certificate, or be full"
         return Problem(code, code.name, message)
     words = PLAIN.get(code)
     message = f"{words}: {details}" if words and details else words or details or code.name

@@ -10,22 +10,24 @@ import asyncio
 import inspect
 import secrets
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from contextlib import aclosing, contextmanager, nullcontext
 from typing import Any, NoReturn
 
 import grpc
 import grpc.aio
 import structlog
+from google.protobuf.message import DecodeError
 
-from cotenant.rpc import errors
+from cotenant.rpc import errors, request_limits
 from cotenant.rpc.audit import Audit, Entry, begun
+from cotenant.rpc.decoding import decode
 from cotenant.rpc.errors import Problem, Violation
-from cotenant.rpc.identity import Authenticator, Identity, denied, enter, spoken_for
-from cotenant.rpc.legible import Illegible, reading
-from cotenant.rpc.limits import Limits
+from cotenant.rpc.identity import Authenticator, Identity, caller, denied, enter, spoken_for
+from cotenant.rpc.limits import CallsAtOnce, Limits
+from cotenant.rpc.metering import Meter, begin
 from cotenant.rpc.permissions import ROLES, Rule, Scope
-from cotenant.store.port import NotLeader, StoreUnavailable, Unanswered
+from cotenant.store.port import NotLeader, StoreDistrusted, StoreFull, StoreUnavailable, Unanswered
 
 log = structlog.get_logger()
 
@@ -38,7 +40,10 @@ FOR_EVERY_ROLE = "/grpc.reflection."  # what there is to be called is no secret 
 NOBODYS = Rule({})
 LOOK_AGAIN_SECONDS = 5.0  # after which a stream asks again whether its caller is still known
 
+CALLS_MAX = 100_000  # at once; each agent holds two streams
+
 Behavior = Callable[[Any, Any], Any]
+Read = Callable[[bytes], Coroutine[Any, Any, Any]]
 
 
 class Guard(grpc.aio.ServerInterceptor):
@@ -53,11 +58,16 @@ class Guard(grpc.aio.ServerInterceptor):
         deadline_seconds_default: float,
         limits: Limits | None = None,
         audit: Audit | None = None,
+        calls_max: int = CALLS_MAX,
+        authenticated: Callable[[str], None] = lambda peer: None,
     ) -> None:
+        """`authenticated` is called with the peer of each call that has authenticated."""
+        self._calls = CallsAtOnce(calls_max)
         self._authenticator = authenticator
         self._deadline_seconds = deadline_seconds_default
         self._limits = limits
         self._audit = audit
+        self._authenticated = authenticated
         self._guarded: dict[str, tuple[Any, Any]] = {}
 
     async def intercept_service(self, continuation: Callable[[Any], Awaitable[Any]], call: Any) -> Any:
@@ -82,27 +92,30 @@ class Guard(grpc.aio.ServerInterceptor):
         )
         behavior = getattr(handler, kind)
         streams = handler.request_streaming or handler.response_streaming
+        read = _reader(method, handler.request_deserializer)
         if inspect.isasyncgenfunction(behavior):
-            wrapped: Behavior = self._generator(method, behavior)
+            wrapped: Behavior = self._generator(method, behavior, read)
         elif inspect.iscoroutinefunction(behavior):
-            wrapped = self._coroutine(method, behavior, streams)
+            wrapped = self._coroutine(method, behavior, streams, read)
         else:  # generated base classes answer in such a function that they know nothing
-            wrapped = self._coroutine(method, _unimplemented(method), streams=True)
+            wrapped = self._coroutine(method, _unimplemented(method), True, read)
         make = getattr(grpc, f"{kind}_rpc_method_handler")
-        return make(wrapped, reading(handler.request_deserializer), handler.response_serializer)
+        return make(wrapped, None, handler.response_serializer)
 
-    def _coroutine(self, method: str, behavior: Behavior, streams: bool) -> Behavior:
+    def _coroutine(self, method: str, behavior: Behavior, streams: bool, read: Read) -> Behavior:
         rule = ROLES.get(method, NOBODYS)
 
         async def guarded(request: Any, context: Any) -> Any:
-            entry = self._entry(method, rule, context)
+            entry, meter = self._entry(method, rule, context), Meter(method)
             try:
-                with self._admit(method, rule, context, entry, streams):
-                    request = _legible(request, self._again(method, rule, context) if streams else _nobody_asks)
+                with self._admit(method, rule, context, entry, streams, meter):
+                    still_known = self._again(method, rule, context) if streams else _nobody_asks
+                    request = await _decoded(request, read, meter, still_known)
+                    served = meter.run(behavior(request, context))
                     if not streams and context.time_remaining() is None:
-                        response = await self._within_default(behavior(request, context))
+                        response = await self._within_default(served)
                     else:
-                        response = await behavior(request, context)
+                        response = await served
                 if entry is not None:
                     await entry.answered(request, response)
                 return response
@@ -119,22 +132,24 @@ class Guard(grpc.aio.ServerInterceptor):
 
         return guarded
 
-    def _generator(self, method: str, behavior: Behavior) -> Behavior:
+    def _generator(self, method: str, behavior: Behavior, read: Read) -> Behavior:
         rule = ROLES.get(method, NOBODYS)
 
         async def guarded(request: Any, context: Any) -> AsyncIterator[Any]:
-            entry = self._entry(method, rule, context)
+            entry, meter = self._entry(method, rule, context), Meter(method)
             try:
-                with self._admit(method, rule, context, entry, streams=True):
+                with self._admit(method, rule, context, entry, True, meter):
                     still_known = self._again(method, rule, context)
-                    request = _legible(request, still_known)
+                    request = await _decoded(request, read, meter, still_known)
                     if entry is not None:
                         entry.stream = request
                         if not getattr(behavior, "passes_on", False):  # which tells once it knows whether it does
                             await begun()
-                    async for response in behavior(request, context):
-                        still_known()
-                        yield response
+                    async with aclosing(meter.each(behavior(request, context))) as responses:
+                        async for response in responses:
+                            still_known()
+                            self._charge(meter)
+                            yield response
             except grpc.aio.AbortError:
                 raise
             except grpc.aio.InternalError:
@@ -147,21 +162,38 @@ class Guard(grpc.aio.ServerInterceptor):
     def _entry(self, method: str, rule: Rule, context: Any) -> Entry | None:
         return self._audit.entry(method, rule, context.peer(), context.invocation_metadata()) if self._audit else None
 
+    @contextmanager
     def _admit(
-        self, method: str, rule: Rule, context: Any, entry: Entry | None, streams: bool
-    ) -> AbstractContextManager[None]:
-        """Find out who calls, and whether it may; what is returned is to be held while the call is served."""
-        metadata = context.invocation_metadata()
-        shown = self._authenticator.authenticate(method, metadata, context.auth_context)
-        if entry is not None:
-            entry.identity = shown
+        self, method: str, rule: Rule, context: Any, entry: Entry | None, streams: bool, meter: Meter
+    ) -> Iterator[None]:
+        """Find out who calls, and whether it may; count the call, and charge its caller, while it is served."""
+        with self._calls.hold():
+            metadata = context.invocation_metadata()
+            shown = self._authenticator.authenticate(method, metadata, context.auth_context)
+            self._authenticated(context.peer())
+            if entry is not None:
+                entry.identity = shown
+            if self._limits is not None:
+                self._limits.take(shown)  # before anything is refused: that costs as much, and a line of the audit log
+            identity = spoken_for(shown, metadata)
+            if entry is not None:
+                entry.identity = identity
+            enter(identity, scope_of(identity, method, rule))
+            begin(meter)
+            if self._limits is None:
+                yield
+                return
+            self._limits.check_processing(identity)
+            try:
+                with self._limits.stream(identity) if streams else nullcontext():
+                    yield
+            finally:
+                self._charge(meter)
+
+    def _charge(self, meter: Meter) -> None:
+        """Charge the caller for what its call has cost since it was charged last."""
         if self._limits is not None:
-            self._limits.take(shown)  # before anything is refused: that costs as much, and a line of the audit log
-        identity = spoken_for(shown, metadata)
-        if entry is not None:
-            entry.identity = identity
-        enter(identity, scope_of(identity, method, rule))
-        return self._limits.stream(identity) if self._limits is not None and streams else nullcontext()
+            self._limits.charge(caller(), meter.take())
 
     def _again(self, method: str, rule: Rule, context: Any) -> Callable[[], None]:
         """Make what a stream asks with each message: whether its caller could begin it now.
@@ -224,21 +256,45 @@ def scope_of(identity: Identity, method: str, rule: Rule) -> Scope:
     raise denied("ROLE_MAY_NOT", message)
 
 
-def _legible(request: Any, still_known: Callable[[], None]) -> Any:
-    """Return a request, or a stream of them, in which none is illegible, and none of who is not known any more.
+def _reader(method: str, deserialize: Callable[[bytes], Any] | None) -> Read:
+    """Return what decodes a request of a method, if anything does, and holds it to its limits.
+
+    It is called once the caller is known: nobody else costs this process what decoding takes.
+    """
+    kind = getattr(deserialize, "__self__", None)  # the class of which generated code gives `FromString`
+
+    async def read(data: bytes) -> Any:
+        request_limits.check_bytes(method, len(data))
+        if deserialize is None:
+            return data
+        try:
+            message = deserialize(data) if kind is None else await decode(kind, data)
+        except (DecodeError, ValueError):
+            raise errors.invalid([Violation("request", "is no message of this method's type")]) from None
+        request_limits.check(message)
+        return message
+
+    return read
+
+
+async def _decoded(request: Any, read: Read, meter: Meter, still_known: Callable[[], None]) -> Any:
+    """Return a request, or a stream of them, decoded.
 
     Raises:
-        Problem: INVALID_ARGUMENT; of a stream, where such a one is read.
+        Problem: INVALID_ARGUMENT where one cannot be decoded or is beyond a limit; of a stream, where such a one is
+            read, also where the caller is not known any more.
     """
-    if isinstance(request, Illegible):
-        raise errors.invalid([Violation("request", "is no message of this method's type")])
-    return _legible_each(request, still_known) if hasattr(request, "__aiter__") else request
+    if hasattr(request, "__aiter__"):
+        return _each_decoded(request, read, still_known)
+    return await meter.run(read(request))
 
 
-async def _legible_each(requests: AsyncIterator[Any], still_known: Callable[[], None]) -> AsyncIterator[Any]:
-    async for request in requests:
+async def _each_decoded(
+    requests: AsyncIterator[bytes], read: Read, still_known: Callable[[], None]
+) -> AsyncIterator[Any]:
+    async for data in requests:
         still_known()
-        yield _legible(request, still_known)
+        yield await read(data)
 
 
 def _nobody_asks() -> None:
@@ -269,6 +325,13 @@ def problem_of(method: str, error: Exception) -> Problem:
             return error
         case NotLeader():
             return errors.unavailable(str(error), 0.5, errors.NOT_LEADER)
+        case StoreFull():
+            told = f"the store is full, and nothing was changed: {error}; `cotenant status` names the way back"
+            return errors.unavailable(told, reason="STORE_FULL")
+        case StoreDistrusted():
+            return errors.unavailable(
+                f"nothing is written: {error}; an operator must {error.remedy}", reason=error.reason
+            )
         case StoreUnavailable():
             return errors.unavailable(f"the store is away: {error}", reason="STORE_UNAVAILABLE")
         case grpc.RpcError() if error.code() in (

@@ -9,15 +9,16 @@ from typing import Any, Protocol
 
 import structlog
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_health.v1.health import aio as health_aio
 from grpc_reflection.v1alpha import reflection
 
-from cotenant import telemetry
+from cotenant import descriptors, telemetry
 from cotenant.rpc import enduring
+from cotenant.rpc.connections import RULES, ConnectionRules, Connections, Problem, connections_max
 from cotenant.rpc.ending import end
 from cotenant.rpc.endpoints import host_and_port
 from cotenant.rpc.expiry import Expiry
-from cotenant.rpc.guard import Guard
+from cotenant.rpc.guard import CALLS_MAX, Guard
+from cotenant.rpc.health import Health
 from cotenant.rpc.identity import Anyone, Authenticator, BearerToken
 from cotenant.rpc.methods import METHODS
 from cotenant.rpc.security import PLAIN, Security
@@ -29,9 +30,9 @@ log = structlog.get_logger()
 
 MIB = 2**20
 MESSAGE_BYTES_MAX_DEFAULT = 4 * MIB
-CALLS_MAX_DEFAULT = 100_000  # at once; each agent holds two streams
 DEADLINE_SECONDS_DEFAULT = 60.0
 REBIND_SECONDS = 0.05
+IDLE_SECONDS_MAX = 900.0  # a connection without calls is closed in order; its client opens another when it calls
 PINGS_SECONDS_MIN = 5.0  # between two pings of a client that hears nothing; who sends more is cut off
 OVERALL = ""  # the health protocol's name for the server as a whole
 
@@ -71,9 +72,10 @@ class Server:
         *,
         authenticator: Authenticator | None = None,
         message_bytes_max: int = MESSAGE_BYTES_MAX_DEFAULT,
-        calls_max: int = CALLS_MAX_DEFAULT,
+        calls_max: int = CALLS_MAX,
         deadline_seconds_default: float = DEADLINE_SECONDS_DEFAULT,
         security: Security = PLAIN,
+        connections: ConnectionRules = RULES,
     ) -> None:
         if authenticator is None:
             authenticator = security.authenticator
@@ -81,13 +83,20 @@ class Server:
             authenticator = BearerToken(token) if token is not None else Anyone()
         self._address = address
         self._tls = security.tls
-        self._guard = Guard(authenticator, deadline_seconds_default, security.limits, security.audit)
+        mutual = self._tls is not None and self._tls.files.client_certificates
+        self._connections = Connections(connections, mutual_tls=mutual)
+        self._guard = Guard(
+            authenticator,
+            deadline_seconds_default,
+            security.limits,
+            security.audit,
+            calls_max,
+            self._connections.authenticated,
+        )
         self._message_bytes_max = security.message_bytes_max or message_bytes_max
-        self._calls_max = calls_max
         self._servicers: list[tuple[AddServicer, Any]] = []
         self._serving: dict[str, bool] = {}
-        self._health = health_aio.HealthServicer()
-        self._health_updates: set[asyncio.Task[None]] = set()
+        self._health = Health(self._connections, authenticator, security.limits)
         self._beside: list[asyncio.Task[None]] = []
         self._stopped = asyncio.Event()
         self._server: Any = None
@@ -106,6 +115,10 @@ class Server:
         """From when until when the certificate is valid that it shows now; None without TLS."""
         return self._tls.material.validity if self._tls else None
 
+    def problems(self) -> list[Problem]:
+        """Return what is wrong with the connections and descriptors of this process."""
+        return self._connections.problems()
+
     def bind(self) -> int:
         """Take the port and return it, so that services can be told where they will be; `start` does it otherwise.
 
@@ -119,8 +132,7 @@ class Server:
     def _bound(self, address: str) -> tuple[Any, int]:
         server = enduring.server(
             interceptors=[*telemetry.server_interceptors(METHODS.__contains__), self._guard],
-            options=_options(self._message_bytes_max),
-            maximum_concurrent_rpcs=self._calls_max,
+            options=_options(self._message_bytes_max, self._connections.rules.handshake_seconds),
         )
         credentials = server_credentials(self._tls) if self._tls else None
         return server, _bind(server, address, credentials)
@@ -134,11 +146,12 @@ class Server:
         self.bind()
         self._started = True
         for service, serving in self._serving.items():
-            await self._health.set(service, _status(serving))
-        await self._health.set(OVERALL, _status(all(self._serving.values())))
+            self._health.set(service, _status(serving))
+        self._health.set(OVERALL, _status(all(self._serving.values())))
         await self._begin(self._server)
         self._beside = [
             asyncio.create_task(Stalls().run(), name="stalls"),
+            asyncio.create_task(self._connections.run(self._port), name="connections"),
             asyncio.create_task(self._begin_again(), name="server"),
         ]
         if self._tls:
@@ -181,16 +194,15 @@ class Server:
             raise KeyError(f"{service} is not served here; {', '.join(self._serving)} are")
         self._serving[service] = serving
         if self._started:
-            self._update_health(service, serving)
-            self._update_health(OVERALL, all(self._serving.values()))
+            self._health.set(service, _status(serving))
+            self._health.set(OVERALL, _status(all(self._serving.values())))
 
     async def stop(self, grace_seconds: float = 5.0) -> None:
         """Take no new calls, let those under way finish within the grace, then cut them off."""
         if not self._started:
             return
         await end(*self._beside)
-        await asyncio.gather(*self._health_updates, return_exceptions=True)
-        await self._health.enter_graceful_shutdown()
+        self._health.shut_down()
         await self._server.stop(grace_seconds)
         self._stopped.set()
 
@@ -198,13 +210,8 @@ class Server:
         """Return once the server has been stopped."""
         await self._stopped.wait()
 
-    def _update_health(self, service: str, serving: bool) -> None:
-        update = asyncio.ensure_future(self._health.set(service, _status(serving)))
-        self._health_updates.add(update)
-        update.add_done_callback(self._health_updates.discard)
 
-
-def _options(message_bytes_max: int) -> list[tuple[str, int]]:
+def _options(message_bytes_max: int, handshake_seconds: float) -> list[tuple[str, int]]:
     return [
         ("grpc.so_reuseport", 0),  # else a second server on the same port would silently share its calls
         ("grpc.max_receive_message_length", message_bytes_max),
@@ -213,6 +220,9 @@ def _options(message_bytes_max: int) -> list[tuple[str, int]]:
         ("grpc.http2.min_ping_interval_without_data_ms", round(PINGS_SECONDS_MIN * 1000)),
         ("grpc.keepalive_time_ms", 30_000),
         ("grpc.keepalive_timeout_ms", 10_000),
+        ("grpc.server_handshake_timeout_ms", round(handshake_seconds * 1000)),  # of TLS and HTTP/2
+        ("grpc.max_allowed_incoming_connections", connections_max(descriptors.usage())),
+        ("grpc.max_connection_idle_ms", round(IDLE_SECONDS_MAX * 1000)),
         ("grpc.http2.ping_timeout_ms", 10_000),  # which is the one that counts, in gRPC of today
     ]
 

@@ -7,6 +7,7 @@ import asyncio
 import structlog
 
 from cotenant import telemetry
+from cotenant.rpc.metering import LONGEST
 
 log = structlog.get_logger()
 
@@ -40,4 +41,7 @@ class Stalls:
         self.longest_seconds = max(self.longest_seconds, late_seconds)
         if late_seconds >= TOLD_SECONDS:
             self.told += 1
-            log.warning("loop_stalled", seconds=round(late_seconds, 3))
+            method, seconds = LONGEST.take()
+            log.warning("loop_stalled", seconds=round(late_seconds, 3), longest_step=round(seconds, 3), method=method)
+        else:
+            LONGEST.take()

@@ -26,10 +26,11 @@ from cotenant.core.jobs import (
     Locality,
     Qos,
 )
-from cotenant.core.lifecycle import AttemptState, Phase, StopReason
+from cotenant.core.lifecycle import AttemptState, LaunchCause, Phase, StopReason
 from cotenant.core.loss_goal import NO_GOAL
 from cotenant.core.nodes import Core, Gpu, HealthAction, HealthProblem, Inventory, NodeShape
 from cotenant.rpc import errors, promises, sequence
+from cotenant.rpc.request_limits import spec_violations
 from cotenant.rpc.roles import role_from_wire, role_to_wire
 from cotenant.v1 import job_pb2, placement_service_pb2, resources_pb2
 
@@ -64,6 +65,7 @@ class EnumMap(Generic[Word]):
 
 PHASES = EnumMap(Phase, job_pb2.JobPhase, "JOB_PHASE")
 ATTEMPT_STATES = EnumMap(AttemptState, job_pb2.AttemptState, "ATTEMPT_STATE")
+LAUNCH_CAUSES = EnumMap(LaunchCause, job_pb2.LaunchCause, "LAUNCH_CAUSE")
 STOP_REASONS = EnumMap(StopReason, job_pb2.StopReason, "STOP_REASON")
 KINDS = EnumMap(JobKind, job_pb2.JobKind, "JOB_KIND")
 LOCALITIES = EnumMap(Locality, job_pb2.Locality, "LOCALITY")
@@ -103,6 +105,8 @@ def accept_spec(message: job_pb2.JobSpec, *, now: float) -> JobSpec:
     Raises:
         Problem: INVALID_ARGUMENT naming every field that cannot be taken.
     """
+    if beyond := spec_violations(message):
+        raise errors.invalid(beyond)
     spec = spec_from_wire(message)
     strange = _wire_violations(message)
     named = {violation.field for violation in strange}
@@ -260,6 +264,8 @@ def inventory_from_wire(message: resources_pb2.Inventory) -> Inventory:
         not_enforced=tuple(message.not_enforced),
         agent_version=message.agent_version,
         problems=tuple(map(_problem_from_wire, message.problems)),
+        shared_user=message.shared_user,
+        machine=message.machine,
     )
 
 
@@ -276,7 +282,8 @@ def _problem_from_wire(message: resources_pb2.HealthProblem) -> HealthProblem:
     )
 
 
-def _problem_to_wire(problem: HealthProblem) -> resources_pb2.HealthProblem:
+def problem_to_wire(problem: HealthProblem) -> resources_pb2.HealthProblem:
+    """A problem of a node's health on the wire."""
     return resources_pb2.HealthProblem(
         check=problem.check,
         action=HEALTH_ACTIONS.to_wire(problem.action),
@@ -313,7 +320,9 @@ def inventory_to_wire(inventory: Inventory) -> resources_pb2.Inventory:
         address=inventory.address,
         not_enforced=inventory.not_enforced,
         agent_version=inventory.agent_version,
-        problems=map(_problem_to_wire, inventory.problems),
+        problems=map(problem_to_wire, inventory.problems),
+        shared_user=inventory.shared_user,
+        machine=inventory.machine,
     )
 
 

@@ -13,25 +13,31 @@ import hashlib
 import json
 import os
 import tempfile
+import time
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from cotenant import fail_points
 from cotenant.store.checks import check_key, check_value
+from cotenant.store.eras import ERAS, begun
 from cotenant.store.port import Conflict, Delete, Entry, Operation, Put, Store
 from cotenant.store.shifted import BASE, FILLING, OWN, REVISION_MAX, ShiftedStore, base_of, is_of_one_process
+from cotenant.store.sqlite import SqliteStore
+from cotenant.store.trust import IDENTITY, PROGRESS, STOPPED
+from cotenant.store.witness import Identity, Memory
 
 FORMAT = 1
 OPERATIONS_MAX = 100  # etcd takes 128 in a transaction unless told otherwise
 BYTES_MAX = 512 * 1024
 AHEAD = 1_000_000_000  # revisions: more than were ever committed between a backup and the day on which it is needed
 TOLD_LENGTH_MAX = 80  # of a key
+KEPT = frozenset({FILLING, IDENTITY, PROGRESS, STOPPED, ERAS})  # until the end, when all are written anew
 LEADERS = "/leader"  # keys that end so are under a lease, and nobody's in another store
 
 Progress = Callable[[int, int], None]  # keys done, keys in all
@@ -56,6 +62,8 @@ class Contents:
 
     revision: int
     entries: tuple[tuple[str, bytes], ...]
+    store_id: str = ""  # of the store that was read; "" where it had none
+    generation: int = 0
 
     @property
     def digest(self) -> str:
@@ -71,7 +79,15 @@ async def read_store(store: Store) -> Contents:
     """Read all that a store holds, at one revision, but for who leads."""
     listing = await store.list("")
     kept = ((entry.key, entry.value) for entry in listing.entries if not entry.key.endswith(LEADERS))
-    return Contents(listing.revision, tuple(kept))
+    raw = store.inner if isinstance(store, ShiftedStore) else store
+    identity = identity_of(await raw.get(IDENTITY))
+    named = (identity.id, identity.generation) if identity else ("", 0)
+    return Contents(listing.revision, tuple(kept), *named)
+
+
+def identity_of(entry: Entry | None) -> Identity | None:
+    """Read the identity of a store; None where it has none."""
+    return Identity.decode(entry.value) if entry else None
 
 
 def write_file(contents: Contents, path: Path) -> None:
@@ -96,7 +112,8 @@ def write_file(contents: Contents, path: Path) -> None:
 
 
 def _lines(contents: Contents) -> Iterator[dict[str, Any]]:
-    yield {"cotenant_backup": FORMAT, "revision": contents.revision, "keys": len(contents.entries)}
+    head = {"cotenant_backup": FORMAT, "revision": contents.revision, "keys": len(contents.entries)}
+    yield head | ({"store": contents.store_id, "generation": contents.generation} if contents.store_id else {})
     for key, value in contents.entries:
         yield {"k": key, "v": base64.b64encode(value).decode()}
     yield {"sha256": contents.digest}
@@ -120,7 +137,8 @@ def read_file(path: Path) -> Contents:
         raise BadBackup(f"{path}: line 1 is not the head of a backup of format {FORMAT}; it says {found!r}")
     try:
         entries = tuple((str(line["k"]), base64.b64decode(line["v"], validate=True)) for line in lines[1:-1])
-        contents = Contents(int(head["revision"]), entries)
+        named = str(head.get("store", "")), int(head.get("generation", 0))
+        contents = Contents(int(head["revision"]), entries, *named)
         digest = contents.digest
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise BadBackup(f"{path}: a line between the first and the last is no key and value: {error}") from None
@@ -146,8 +164,11 @@ async def fill(
     replace: bool = False,
     leads: Leads = lambda entry: True,
     progress: Progress = lambda done, all_: None,
+    known: Sequence[Memory] = (),
 ) -> int:
     """Put contents into a store that nobody uses, and return the revision from which it goes on.
+
+    It gets an identity that is accepted by all that knew the store, the one that was read, or those in `known`.
 
     Whoever opens the store before the end is told that it is not whole. Where this is cut off, it is to be done again,
     with `replace`.
@@ -165,11 +186,14 @@ async def fill(
     leaders = [entry.key for entry in there.entries if entry.key.endswith(LEADERS) and leads(entry)]
     if leaders and not is_of_one_process(inner):
         raise InUse(f"services run on this store ({', '.join(leaders)}); stop them first")
-    old = [entry.key for entry in there.entries if entry.key != FILLING]
+    old = [entry.key for entry in there.entries if entry.key not in KEPT]
     if old and not replace:
         raise NotEmpty(f"the store holds {len(old)} keys already; --replace removes them")
-    base = base_of(next((entry for entry in there.entries if entry.key == BASE), None)) or 0
-    goes_on = max(contents.revision, base + there.revision) + AHEAD
+    own = {entry.key: entry for entry in there.entries if entry.key.startswith(OWN)}
+    base = base_of(own.get(BASE)) or 0
+    seen = [contents.revision, base + there.revision, *(one.revision for one in known)]
+    goes_on = min(max(seen), REVISION_MAX - AHEAD) + AHEAD
+    identity = _successor(identity_of(own.get(IDENTITY)), contents, known)
     await _done(inner, [Put(FILLING, b"")])
     total, done = len(old) + len(contents.entries), 0
     removed, put = [Delete(key) for key in old], [Put(*entry) for entry in contents.entries]
@@ -183,8 +207,30 @@ async def fill(
     if found.digest != Contents(0, tuple(sorted(contents.entries))).digest:
         raise BadBackup(f"the store holds {len(found.entries)} keys that are not the {len(contents.entries)} written")
     await fail_points.reach("restore.filled")
-    await _done(inner, [Put(BASE, str(goes_on).encode()), Delete(FILLING)])
+    await _done(
+        inner,
+        [
+            Put(BASE, str(goes_on).encode()),
+            Put(IDENTITY, identity.encode()),
+            Put(PROGRESS, b""),
+            Put(ERAS, begun((), 0)[1]),
+            Delete(STOPPED),
+            Delete(FILLING),
+        ],
+    )
+    if isinstance(inner, SqliteStore):
+        await inner.accept()
     return goes_on
+
+
+def _successor(there: Identity | None, contents: Contents, known: Sequence[Memory]) -> Identity:
+    """Return the identity of a store that was filled: the next generation of it, or of the one that was read."""
+    first = there or Identity.new(0.0)
+    if there is None and contents.store_id:
+        first = replace(first, id=contents.store_id)
+    others = [contents.store_id, *(one.id for one in known)]
+    generation = max([contents.generation, *(one.generation for one in known)])
+    return first.accepted(time.time(), others, generation)
 
 
 def _check(contents: Contents) -> None:

@@ -10,16 +10,25 @@ import asyncio
 import math
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any
 
 import structlog
 from aetcd import rpc  # type: ignore[import-untyped]  # ships no types; only its stubs and messages are used
 
+from cotenant.store.capacity import (
+    FRAGMENTED_SHARE,
+    PRESSED_SHARE,
+    QUOTA_BYTES_DEFAULT,
+    Capacity,
+    etcd_capacity,
+)
 from cotenant.store.checks import check_key, check_transaction, check_ttl
 from cotenant.store.etcd_beats import Beats
 from cotenant.store.etcd_doubt import unless_lost
 from cotenant.store.etcd_links import Member
-from cotenant.store.etcd_members import PAUSE_SECONDS_FIRST, PAUSE_SECONDS_MAX, Members, Refused, meaning
+from cotenant.store.etcd_members import NO_SPACE, PAUSE_SECONDS_FIRST, PAUSE_SECONDS_MAX, Members, Refused, meaning
+from cotenant.store.etcd_quota import read_quota
 from cotenant.store.etcd_watch import HistoryCompacted, LinkLeft, StreamBroken, follow
 from cotenant.store.port import (
     Changes,
@@ -33,9 +42,11 @@ from cotenant.store.port import (
     Operation,
     Put,
     Relisted,
+    StoreRegressed,
     StoreUnavailable,
 )
 from cotenant.store.standing import Standing
+from cotenant.store.watermark import COMPARES_MAX, OPERATIONS_MAX, Watermark
 from cotenant.tlsfiles import Watched
 
 log = structlog.get_logger()
@@ -64,7 +75,10 @@ class EtcdStore:
         timeout_seconds: float = 5.0,
         silence_seconds_max: float = 15.0,
         tls: Watched | None = None,
+        quota_bytes: int = 0,
     ) -> None:
+        """Connect as soon as something is asked. `quota_bytes` is etcd's `--quota-backend-bytes`; 0: etcd is asked."""
+        self._endpoints, self._tls, self._quota_bytes = tuple(endpoints), tls, quota_bytes
         self._beats = Beats(endpoints, silence_seconds_max, tls)
         self._members = Members(
             endpoints,
@@ -74,6 +88,7 @@ class EtcdStore:
             on_moved=self._beats.let_go,
         )
         self._timeout_seconds = timeout_seconds
+        self.watermark: Watermark | None = None  # set by whoever checks that the store does not go back in time
 
     async def get(self, key: str) -> Entry | None:
         """Read one key, linearizably."""
@@ -81,23 +96,26 @@ class EtcdStore:
         page = await self._range(rpc.RangeRequest(key=key.encode()))
         return entry_of(page.kvs[0]) if page.kvs else None
 
-    async def list(self, prefix: str) -> Listing:
-        """Read all keys under a prefix, page by page, all at the revision of the first."""
+    async def list(self, prefix: str, *, checked: bool = True) -> Listing:
+        """Read all keys under a prefix, page by page, all at the revision of the first.
+
+        Without `checked` it is read also where the store went back in time.
+        """
         for _ in range(LISTING_ATTEMPTS):
-            if listing := await self._list_once(prefix):
+            if listing := await self._list_once(prefix, checked=checked):
                 return listing
         raise StoreUnavailable(f"etcd compacts faster than {prefix!r} can be read")
 
-    async def _list_once(self, prefix: str) -> Listing | None:
+    async def _list_once(self, prefix: str, *, checked: bool) -> Listing | None:
         key, range_end = range_of(prefix)
         entries: list[Entry] = []
         revision, keys_max = 0, PAGE_KEYS_FIRST
         while True:
             request = rpc.RangeRequest(key=key, range_end=range_end, limit=keys_max, revision=revision)
             try:
-                page = await self._range(request)
+                page = await self._range(request, checked=checked)
             except Refused as refusal:
-                if refusal.is_compacted:
+                if refusal.is_compacted or refusal.is_in_future:
                     return None
                 if not refusal.is_message_too_large or keys_max == 1:
                     raise
@@ -110,18 +128,33 @@ class EtcdStore:
             key = page.kvs[-1].key + b"\0"
             keys_max = next_page(keys_max, page.ByteSize())
 
-    async def _range(self, request: Any) -> Any:
+    async def _range(self, request: Any, *, checked: bool = True) -> Any:
+        mark = self.watermark if checked else None
+        since = mark.revision if mark else 0
         page = await self._members.call(lambda member, seconds: member.kv.Range(request, timeout=seconds), repeat=True)
         self._members.raft_term = page.header.raft_term
+        if mark:
+            mark.check(page.header.revision, since)
         return page
 
     async def transact(self, compares: Sequence[Compare], operations: Sequence[Operation]) -> Committed | Conflict:
         """Do all operations if all comparisons hold, else nothing."""
         check_transaction(compares, operations)
-        request = rpc.TxnRequest(
-            compare=[compare_of(compare) for compare in compares],
-            success=[operation_of(operation) for operation in operations],
-        )
+        while True:
+            request = rpc.TxnRequest(
+                compare=[compare_of(compare) for compare in compares],
+                success=[operation_of(operation) for operation in operations],
+            )
+            mark = self.watermark if self.watermark and self.watermark.armed else None
+            since = mark.revision if mark else 0
+            if mark:
+                add_progress(request, mark)
+            reply = await self._transact(request)
+            if mark is None or check_progress(request, reply, mark, since):
+                outcome = Committed if reply.succeeded else Conflict
+                return outcome(reply.header.revision)
+
+    async def _transact(self, request: Any) -> Any:
         asked: list[Member] = []
 
         def ask(member: Member, seconds: float) -> Any:
@@ -136,8 +169,7 @@ class EtcdStore:
                 raise LeaseLost("a put names a lease that is gone, so nothing was done") from refusal
             raise
         self._members.raft_term = reply.header.raft_term
-        outcome = Committed if reply.succeeded else Conflict
-        return outcome(reply.header.revision)
+        return reply
 
     async def watch(self, prefix: str, *, after_revision: int) -> AsyncGenerator[Changes | Relisted, None]:
         """Yield what is committed under a prefix after a revision, through restarts, until the store is closed."""
@@ -215,7 +247,8 @@ class EtcdStore:
     async def defragment(self) -> Sequence[str]:
         """Have members give back room of which half or more is empty, one after another; say which did."""
         done = []
-        for member in await self._members.each_loose(LOOSE_SHARE, LOOSE_BYTES):
+        quota = await self._quota()
+        for member in await self._members.each_loose(lambda size, in_use: _is_loose(size, in_use, quota)):
             try:
                 with member.called():
                     await member.maintenance.Defragment(rpc.DefragmentRequest(), timeout=DEFRAGMENT_SECONDS_MAX)
@@ -224,6 +257,26 @@ class EtcdStore:
             done.append(member.endpoint)
         return done
 
+    async def capacity(self) -> Capacity:
+        """Return how full the fullest member is: once that one is at its quota nothing can be written anywhere."""
+        statuses = await self._members.statuses()
+        quota = await self._quota()
+        alarms = "; ".join(sorted({error for status in statuses.values() for error in status.errors}))
+        fullest = max(statuses.values(), key=lambda status: status.dbSize)
+        full = f"etcd has used up its quota (alarm {NO_SPACE})" if NO_SPACE in alarms else ""
+        return replace(
+            etcd_capacity(fullest.dbSize, fullest.dbSizeInUse, quota, full),
+            revision=max(status.header.revision for status in statuses.values()),
+            endpoints=tuple(f"{'https' if self._tls else 'http'}://{one}" for one in self._endpoints),
+            flags=_flags(self._tls) if self._tls else (),
+        )
+
+    async def _quota(self) -> int:
+        """Return the members' quota: as an operator said, else as a member says, else etcd's default."""
+        if not self._quota_bytes:
+            self._quota_bytes = await read_quota(next(iter(self._members)).endpoint, self._tls)
+        return self._quota_bytes or QUOTA_BYTES_DEFAULT
+
     async def standing(self) -> Sequence[Standing]:
         """Ask each member how it is."""
         return await self._members.standing()
@@ -231,6 +284,24 @@ class EtcdStore:
     async def close(self) -> None:
         """End all watches and calls, and let go of the connections."""
         await asyncio.gather(self._members.close(), asyncio.to_thread(self._beats.close))
+
+
+def _flags(tls: Watched) -> tuple[str, ...]:
+    """Return the flags by which etcdctl uses the same certificates."""
+    files = tls.files
+    named = (("--cacert", files.ca), ("--cert", files.cert), ("--key", files.key))
+    return tuple(f"{flag}={path}" for flag, path in named if path)
+
+
+def _is_loose(size: int, in_use: int, quota: int) -> bool:
+    """Return whether a member's file is worth defragmenting: half of it is empty, or less where its quota is near.
+
+    >>> [_is_loose(*each, 2**30) for each in ((2**29 + 1, 2**28), (2**29 + 1, 2**29), (2**25, 1))]
+    [True, False, False]
+    """
+    loose = size - in_use
+    near = size >= PRESSED_SHARE * quota and loose >= FRAGMENTED_SHARE * size
+    return near or (size >= LOOSE_BYTES and loose >= LOOSE_SHARE * size)
 
 
 def range_of(prefix: str) -> tuple[bytes, bytes]:
@@ -268,6 +339,47 @@ def compare_of(compare: Compare) -> Any:
         result=rpc.Compare.EQUAL,
         mod_revision=compare.mod_revision,
     )
+
+
+def add_progress(request: Any, mark: Watermark) -> None:
+    """Have a transaction put the progress key, and refused by a store that lacks what was seen there before."""
+    key = mark.progress_key.encode()
+    if any(one.HasField("request_put") for one in request.success) and len(request.success) <= OPERATIONS_MAX:
+        request.success.append(rpc.RequestOp(request_put=rpc.PutRequest(key=key)))
+    conditions = [(key, rpc.Compare.GREATER, mark.progress - 1)] if mark.progress else []
+    if mark.era:
+        conditions.append((mark.era_key.encode(), rpc.Compare.EQUAL, mark.era_written))
+    for compared, result, revision in conditions[: COMPARES_MAX - len(request.compare)]:
+        request.compare.append(rpc.Compare(key=compared, target=rpc.Compare.MOD, result=result, mod_revision=revision))
+    for name in (mark.progress_key, mark.era_key):
+        request.failure.append(rpc.RequestOp(request_range=rpc.RangeRequest(key=name.encode())))
+
+
+def check_progress(request: Any, reply: Any, mark: Watermark, since: int) -> bool:
+    """Take in what came of a transaction; False where it is to be sent again, for another era has begun.
+
+    Raises:
+        StoreRegressed: the store lacks what this process has seen there.
+    """
+    compared = {one.key: one.mod_revision for one in request.compare}
+    progress, era = mark.progress_key.encode(), mark.era_key.encode()
+    if reply.succeeded:
+        if request.success and request.success[-1].request_put.key == progress:
+            mark.written(reply.header.revision)
+            if era in compared and compared[era] == mark.era_written:
+                mark.proven = (mark.era, reply.header.revision)
+    elif mark.armed:
+        held, known = ([*one.response_range.kvs, None][0] for one in reply.responses)
+        needed = compared.get(progress, -1) + 1
+        if (held.mod_revision if held else 0) < needed:
+            raise StoreRegressed(f"the store lacks the last write, of revision {needed}, that this process knows of")
+        if era in compared and (known is None or known.mod_revision != compared[era]):
+            if known is None or known.mod_revision < compared[era]:
+                raise StoreRegressed("the store lacks that this process has opened it")
+            mark.set_era(known.value, known.mod_revision)
+            return False
+    mark.check(reply.header.revision, since)
+    return True
 
 
 def operation_of(operation: Operation) -> Any:

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from aetcd import rpc  # type: ignore[import-untyped]  # ships no types; only its stubs and messages are used
 
 from cotenant.store.etcd_links import Member, Renewal
-from cotenant.store.port import StoreUnavailable, Unanswered
+from cotenant.store.port import StoreFull, StoreUnavailable, Unanswered
 from cotenant.store.standing import Standing
 from cotenant.tlsfiles import Watched
 
@@ -24,6 +24,9 @@ STANDING_SECONDS_MAX = 1.0  # for a member to say how it is; one that takes long
 PAUSE_SECONDS_FIRST = 0.02
 PAUSE_SECONDS_MAX = 1.0
 CONNECTED_SECONDS = 1.0  # after which it is looked again which connections there are
+
+NO_SPACE = "NOSPACE"  # the alarm, as a member's status names it
+OUT_OF_SPACE = "database space exceeded"  # what a write is answered then
 
 REFUSALS = (rpc.StatusCode.NOT_FOUND, rpc.StatusCode.OUT_OF_RANGE, rpc.StatusCode.INVALID_ARGUMENT)
 
@@ -35,6 +38,11 @@ class Refused(ValueError):
     def is_compacted(self) -> bool:
         """Tell whether the revision asked for has been forgotten."""
         return "has been compacted" in str(self)
+
+    @property
+    def is_in_future(self) -> bool:
+        """Tell whether the revision asked for has not been reached, as where the store went back in time."""
+        return "future revision" in str(self)
 
     @property
     def is_lease_unknown(self) -> bool:
@@ -141,10 +149,11 @@ class Members:
             await self.pause(pause_seconds)
             pause_seconds = min(2 * pause_seconds, PAUSE_SECONDS_MAX)
 
-    async def each_loose(self, share_min: float, bytes_min: int) -> list[Member]:
+    async def each_loose(self, is_loose: Callable[[int, int], bool]) -> list[Member]:
         """Name the members whose files are mostly empty; none where one of them does not answer or is not well.
 
-        A member that gives room back answers nothing meanwhile, so all the others have to be there.
+        `is_loose` is told a file's size and how much of it is in use. A member that gives room back answers nothing
+        meanwhile, so all the others have to be there.
         """
         loose = []
         for member in list(self._members):
@@ -154,9 +163,22 @@ class Members:
                 return []
             if status.errors or not status.leader:
                 return []
-            if status.dbSize >= bytes_min and status.dbSize - status.dbSizeInUse >= share_min * status.dbSize:
+            if is_loose(status.dbSize, status.dbSizeInUse):
                 loose.append(member)
         return loose
+
+    async def statuses(self) -> dict[Member, Any]:
+        """Return the status of each member that answers.
+
+        Raises:
+            StoreUnavailable: none does.
+        """
+        members = list(self._members)
+        answers = await asyncio.gather(*map(_status, members))
+        told = {member: answer for member, answer in zip(members, answers, strict=True) if answer is not None}
+        if not told:
+            raise StoreUnavailable(f"no etcd member answers at {self.endpoints}")
+        return told
 
     async def standing(self) -> list[Standing]:
         """Ask each member how it is, by endpoint."""
@@ -185,6 +207,13 @@ class Members:
             await member.close()
 
 
+async def _status(member: Member) -> Any:
+    try:
+        return await member.maintenance.Status(rpc.StatusRequest(), timeout=STANDING_SECONDS_MAX)
+    except rpc.AioRpcError:
+        return None
+
+
 async def _standing(member: Member) -> Standing:
     try:
         status = await member.maintenance.Status(rpc.StatusRequest(), timeout=STANDING_SECONDS_MAX)
@@ -203,4 +232,5 @@ def meaning(error: Any, endpoint: str) -> Refused | StoreUnavailable:
     refusal = Refused(details)
     if error.code() in REFUSALS or refusal.is_message_too_large:
         return refusal
-    return StoreUnavailable(f"etcd at {endpoint}: {details}")
+    kind = StoreFull if OUT_OF_SPACE in details else StoreUnavailable
+    return kind(f"etcd at {endpoint}: {details}")

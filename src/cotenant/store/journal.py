@@ -20,8 +20,10 @@ from itertools import groupby
 from pathlib import Path
 from typing import TypeVar
 
+from cotenant.store.ballast import Ballast
 from cotenant.store.keyspace import FIRST_REVISION, Draft, Held, Keyspace
-from cotenant.store.port import Change, Changes, Entry, Lease, StoreInUse, StoreUnavailable
+from cotenant.store.port import Change, Changes, Entry, Lease, StoreFull, StoreInUse, StoreUnavailable
+from cotenant.store.sidecar import Sidecar
 
 APPLICATION_ID = 0x436F746E  # "Cotn", in the file's header
 SCHEMA_VERSION = 1
@@ -85,7 +87,8 @@ class Journal:
 
     def __init__(self, path: Path) -> None:
         """Open the file, or make it. Raises `StoreInUse` where somebody else has it."""
-        self.path = path
+        self.path, self.ballast = path, Ballast(path)
+        self.full = ""  # why the last write was refused, where that was for want of space
         _make_private(path)
         try:
             self._connection = sqlite3.connect(
@@ -106,6 +109,8 @@ class Journal:
             self._connection.close()
             raise
         _keep_private(path)
+        self.sidecar = Sidecar(path)
+        self.regression = ""  # how the file is older than what was committed, or another one; set by `load`
 
     def _prepare(self) -> None:
         for pragma in (
@@ -153,7 +158,11 @@ class Journal:
         try:
             if wrong := self._wrong():
                 raise StoreUnavailable(f"{self.path} is damaged: {wrong}; restore a backup")
-            return self._load()
+            keyspace = self._load()
+            self.regression = self.sidecar.regression(keyspace)
+            if self.sidecar.noted is None:
+                self.sidecar.note(keyspace.revision, None)
+            return keyspace
         except UNREADABLE as error:
             raise StoreUnavailable(f"cannot read {self.path}: {error}") from error
         except TypeError as error:  # a damaged page tells other types to one question than to the next
@@ -206,10 +215,36 @@ class Journal:
     def write(self, draft: Draft) -> None:
         """Make a draft durable, whole. Raises `StoreUnavailable` where the disk refuses; nothing is written then."""
         try:
-            with self._transaction():
-                self._write(draft)
+            try:
+                self._write_once(draft)
+            except sqlite3.Error as error:
+                if not (is_full(error) and self.ballast.drop()):
+                    raise
+                self._write_once(draft)
         except UNREADABLE as error:
-            raise StoreUnavailable(f"cannot write {self.path}: {error}") from error
+            self.full = f"cannot write {self.path}: {error}" if is_full(error) else ""
+            raise (StoreFull if self.full else StoreUnavailable)(f"cannot write {self.path}: {error}") from error
+        self.full = ""
+        if draft.history and not self.regression:
+            self.sidecar.note(draft.revision, draft.history[-1])
+
+    def _write_once(self, draft: Draft) -> None:
+        with self._transaction():
+            self._write(draft)
+
+    def size_bytes(self) -> int:
+        """Return what the file takes, with what of it is in the WAL."""
+        size = 0
+        for part in (self.path, self.path.with_name(f"{self.path.name}-wal")):
+            with suppress(OSError):
+                size += part.stat().st_size
+        return size
+
+    def accept(self, revision: int) -> None:
+        """Take the file as it is for whole, at its present revision."""
+        self.sidecar.note(revision, None)
+        self.sidecar.sync()
+        self.regression = ""
 
     def _write(self, draft: Draft) -> None:
         held = draft.held_by_key.items()
@@ -234,6 +269,12 @@ class Journal:
     def close(self) -> None:
         """Move what the WAL holds into the file and let go of it."""
         self._connection.close()
+        self.sidecar.close()
+
+
+def is_full(error: Exception) -> bool:
+    """Return whether a write was refused for want of space."""
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_FULL
 
 
 def row_of(key: str, held: Held) -> Row:

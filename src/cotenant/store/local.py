@@ -48,6 +48,11 @@ class LocalStore(ABC):
         for lease in keyspace.leases.values():
             self._deadlines.start(lease)
 
+    @property
+    def revision(self) -> int:
+        """The revision of what is committed."""
+        return self._keyspace.revision
+
     @abstractmethod
     async def _submit(self, step: Callable[[Draft], Result]) -> Result:
         """Try a step on a draft and return its result once the draft is committed."""

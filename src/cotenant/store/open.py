@@ -8,10 +8,12 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
+from cotenant.store.capacity import NO_LIMITS, StoreLimits
 from cotenant.store.etcd import EtcdStore
+from cotenant.store.guarded import GuardedStore
 from cotenant.store.memory import MemoryStore
 from cotenant.store.port import Store
-from cotenant.store.shifted import ShiftedStore
+from cotenant.store.spec_parts import SpecStore
 from cotenant.store.sqlite import SqliteStore
 from cotenant.tlsfiles import BadTls, TlsFiles, Watched
 
@@ -25,12 +27,17 @@ TLS_CA, TLS_CERT, TLS_KEY = "COTENANT_ETCD_CA", "COTENANT_ETCD_CERT", "COTENANT_
 ENDPOINT = re.compile(r"(\[[0-9a-fA-F:.]+\]|[^\s/:@\[\]]+):(\d{1,5})")
 
 
-async def open_store(url: str) -> Store:
-    """Open the store that a URL names, as `open_raw` does; its revisions go on from those of the store before it."""
-    return ShiftedStore(await open_raw(url))
+async def open_store(url: str, memory: Path | None = None, limits: StoreLimits = NO_LIMITS) -> Store:
+    """Open the store that a URL names, as `open_raw` does; its revisions go on from those of the store before it.
+
+    Large parts of specs are kept apart in it, and records are read whole. It is used only as long as it is no older
+    than what was seen of it, and no other one; `memory` is the file in which that is remembered over restarts.
+    """
+    store = SpecStore(await open_raw(url, limits))
+    return store if url == "memory:" else GuardedStore(store, memory)
 
 
-async def open_raw(url: str) -> Store:
+async def open_raw(url: str, limits: StoreLimits = NO_LIMITS) -> Store:
     """Open the store that a URL names: `memory:`, `sqlite:PATH`, `etcd://HOST:PORT,HOST:PORT` or, by TLS, `etcds://…`.
 
     For the last, COTENANT_ETCD_CA names the authorities that are believed (else those of the system), and
@@ -43,11 +50,11 @@ async def open_raw(url: str) -> Store:
     if url == "memory:":
         return MemoryStore()
     if colon and scheme == "sqlite":
-        return SqliteStore(path_of(url, rest))
+        return SqliteStore(path_of(url, rest), reserve_bytes=limits.reserve_bytes)
     if colon and scheme == "etcd":
-        return EtcdStore(endpoints_of(url, rest))
+        return EtcdStore(endpoints_of(url, rest), quota_bytes=limits.quota_bytes)
     if colon and scheme == "etcds":
-        return EtcdStore(endpoints_of(url, rest), tls=tls_of(os.environ))
+        return EtcdStore(endpoints_of(url, rest), tls=tls_of(os.environ), quota_bytes=limits.quota_bytes)
     raise ValueError(f"{url!r} names no store: {advice(scheme)}")
 
 

@@ -110,6 +110,10 @@ class StoreUnavailable(Exception):
     """The store did not answer. Whether a transaction under way was committed is unknown."""
 
 
+class StoreFull(StoreUnavailable):
+    """The store has no space left: nothing was written. It goes on by itself once there is space."""
+
+
 class Unanswered(StoreUnavailable):
     """A transaction was lost on its way, or its answer was; the store is there, so that the next call is answered."""
 
@@ -119,6 +123,25 @@ class NotLeader(StoreUnavailable):
 
     To whoever wrote under the old leadership the store is away for good.
     """
+
+
+class StoreDistrusted(StoreUnavailable):
+    """The store is not the one that was written: nothing is written there before an operator has decided."""
+
+    reason = "STORE_DISTRUSTED"
+    remedy = "put the right data back, or run `cotenant store accept-regression`, which lists what is lost and asks"
+
+
+class StoreRegressed(StoreDistrusted):
+    """The store went back in time: it lacks what was acknowledged."""
+
+    reason = "STORE_REGRESSED"
+
+
+class StoreReplaced(StoreDistrusted):
+    """Another store answers in place of the one that was written."""
+
+    reason = "STORE_REPLACED"
 
 
 class LeaseLost(Exception):

@@ -17,6 +17,7 @@ from google.protobuf.message import DecodeError
 from cotenant.store.port import Entry
 
 VERSION = 1  # of all records, so far
+PARTED_VERSION = 2  # of a record as it is kept without parts of its spec, which `spec_parts` joins before it is read
 TOLD_LENGTH_MAX = 200  # of what is wrong with one
 
 

@@ -14,6 +14,8 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import cast
 
+from cotenant.store.ballast import HoldsBallast
+from cotenant.store.capacity import Capacity, capacity_of
 from cotenant.store.local import LocalStore
 from cotenant.store.port import (
     Change,
@@ -59,6 +61,15 @@ class ShiftedStore:
         self._base: int | None = None
         self._closed = False
         self._reading = asyncio.Lock()
+
+    @property
+    def base(self) -> int | None:
+        """What is added to revisions; None before that was read."""
+        return self._base
+
+    def reload(self) -> None:
+        """Read anew, at the next call, by how much revisions are shifted: the store was filled or accepted."""
+        self._base = None
 
     async def _shift(self) -> int:
         """By how much revisions are shifted.
@@ -155,6 +166,15 @@ class ShiftedStore:
         """Have the store give back room, where it can."""
         return await self.inner.defragment() if isinstance(self.inner, Defragments) else []
 
+    async def capacity(self) -> Capacity | None:
+        """Return how full the store is; None where it has no limit."""
+        return await capacity_of(self.inner)
+
+    async def hold_ballast(self) -> None:
+        """Have the store take its ballast again, where it has any and there is room for it."""
+        if isinstance(self.inner, HoldsBallast):
+            await self.inner.hold_ballast()
+
     async def standing(self) -> Sequence[Standing]:
         """Ask each member how it is, where there are members."""
         return await self.inner.standing() if isinstance(self.inner, HasMembers) else []
@@ -167,7 +187,9 @@ class ShiftedStore:
 
 def is_of_one_process(store: Store) -> bool:
     """Tell whether nobody but this process can have the store open."""
-    return isinstance(store.inner if isinstance(store, ShiftedStore) else store, LocalStore)
+    while not isinstance(store, LocalStore) and (inner := getattr(store, "inner", None)):
+        store = inner
+    return isinstance(store, LocalStore)
 
 
 def _back(revision: int, shift: int) -> int:

@@ -9,18 +9,23 @@ by readers and watches. So the more writers there are, the larger the groups; no
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from cotenant.store.capacity import RESERVE_BYTES_DEFAULT, Capacity, disk_capacity, effective_reserve
 from cotenant.store.journal import Journal
 from cotenant.store.keyspace import Draft, HistoryLimit
 from cotenant.store.local import LocalStore, Result
 from cotenant.store.memory import DEFAULT_LIMIT
+from cotenant.store.port import StoreUnavailable
+from cotenant.store.sidecar import SYNC_SECONDS
 
 GROUP_MAX = 1_000  # transactions in one commit: about 10 ms of drafting
 
@@ -63,7 +68,10 @@ class SqliteStore(LocalStore):
         *,
         limit: HistoryLimit = DEFAULT_LIMIT,
         now: Callable[[], float] = time.monotonic,
+        reserve_bytes: int = RESERVE_BYTES_DEFAULT,
     ) -> None:
+        """Open the file. `reserve_bytes` of its file system are kept free of new jobs."""
+        self._reserve_bytes = reserve_bytes
         self._journal = Journal(Path(path))
         try:
             super().__init__(self._journal.load(), limit, now)
@@ -73,6 +81,17 @@ class SqliteStore(LocalStore):
         self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="cotenant-store")
         self._asked: deque[Asked] = deque()
         self._committing: asyncio.Task[None] | None = None
+        self._syncing: asyncio.TimerHandle | None = None
+
+    @property
+    def regression(self) -> str:
+        """How the file is older than what was committed, or another one; "" where it is whole."""
+        return self._journal.regression
+
+    async def accept(self) -> None:
+        """Take the file as it is for whole."""
+        revision = self._keyspace.revision
+        await asyncio.get_running_loop().run_in_executor(self._writer, self._journal.accept, revision)
 
     async def _submit(self, step: Callable[[Draft], Result]) -> Result:
         loop = asyncio.get_running_loop()
@@ -92,6 +111,7 @@ class SqliteStore(LocalStore):
                     if not draft.is_empty:
                         await loop.run_in_executor(self._writer, self._journal.write, draft)
                         self._keep(draft)
+                        self._sync_soon()
                 except Exception as error:  # whatever it is, those who asked have to know; nothing was kept
                     answers = [Answer(answer.done, refusal=error) for answer in answers]
                 for answer in answers:
@@ -99,11 +119,48 @@ class SqliteStore(LocalStore):
         finally:
             self._committing = None
 
+    def _sync_soon(self) -> None:
+        """Have the sidecar reach the disk, without any commit waiting for it."""
+        if self._syncing is None and self._journal.sidecar.dirty:
+            self._syncing = asyncio.get_running_loop().call_later(SYNC_SECONDS, self._sync)
+
+    def _sync(self) -> None:
+        self._syncing = None
+        asyncio.get_running_loop().run_in_executor(None, self._journal.sidecar.sync)
+
     def _draft_group(self) -> tuple[Draft, list[Answer]]:
         draft = Draft(self._keyspace)
         answers = [attempt(self._asked.popleft(), draft) for _ in range(min(len(self._asked), GROUP_MAX))]
         draft.trim(self._limit)
         return draft, answers
+
+    async def capacity(self) -> Capacity:
+        """Return how much room the file system has."""
+        try:
+            return await asyncio.to_thread(self._capacity)
+        except OSError as error:
+            raise StoreUnavailable(f"cannot look at {self._journal.path}: {error.strerror}") from error
+
+    def _capacity(self) -> Capacity:
+        disk = os.statvfs(self._journal.path.parent)
+        return disk_capacity(
+            self._journal.size_bytes(),
+            disk.f_bavail * disk.f_frsize,
+            disk.f_blocks * disk.f_frsize,
+            self._reserve_bytes,
+            str(self._journal.path),
+            self._journal.full,
+        )
+
+    async def hold_ballast(self) -> None:
+        """Take the ballast where it is not held and there is room for it beside the reserve."""
+        await asyncio.get_running_loop().run_in_executor(self._writer, self._take_ballast)
+
+    def _take_ballast(self) -> None:
+        with suppress(OSError):
+            disk = os.statvfs(self._journal.path.parent)
+            total = disk.f_blocks * disk.f_frsize
+            self._journal.ballast.take(effective_reserve(self._reserve_bytes, total))
 
     async def close(self) -> None:
         """Commit what was asked for, end all watches and let go of the file."""
@@ -112,6 +169,8 @@ class SqliteStore(LocalStore):
         await super().close()
         if self._committing:
             await asyncio.wait([self._committing])
+        if self._syncing:
+            self._syncing.cancel()
         await asyncio.get_running_loop().run_in_executor(self._writer, self._journal.close)
         self._writer.shutdown()
 

@@ -22,19 +22,19 @@ LEVELS = {
 }
 
 
-def configure(service: str, level: str, stream: TextIO | None = None) -> None:
+def configure(service: str, level: str, stream: TextIO | None = None, *, prefix: str = "") -> None:
     """Send the logs of structlog and of the standard library, in one form, to `stream` (stderr)."""
     out = stream or sys.stderr
     known = level.lower() in LEVELS
     number = LEVELS[level.lower() if known else LEVEL_DEFAULT]
     shared = _shared(service)
     structlog.configure(
-        processors=[*shared, *_rendering(out)],
+        processors=[*shared, *_rendering(out, prefix)],
         wrapper_class=structlog.make_filtering_bound_logger(number),
         logger_factory=structlog.WriteLoggerFactory(file=out),
         cache_logger_on_first_use=False,  # so that a later `setup`, or a test that captures logs, is heard
     )
-    _adopt_standard_logging(shared, out, number)
+    _adopt_standard_logging(shared, out, number, prefix)
     if not known:
         structlog.get_logger().warning("log_level_unknown", given=level, used=LEVEL_DEFAULT, known=[*LEVELS])
 
@@ -59,20 +59,21 @@ def _shared(service: str) -> list[Processor]:
     ]
 
 
-def _rendering(out: TextIO) -> list[Processor]:
+def _rendering(out: TextIO, prefix: str = "") -> list[Processor]:
     """Choose the last steps. Tracebacks never show local variables, among which a token may be."""
     if out.isatty():
-        return [structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)]
+        first: list[Processor] = [_Prefixed(prefix)] if prefix else []
+        return [*first, structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)]
     return [structlog.processors.format_exc_info, structlog.processors.JSONRenderer(default=str)]
 
 
-def _adopt_standard_logging(shared: list[Processor], out: TextIO, number: int) -> None:
+def _adopt_standard_logging(shared: list[Processor], out: TextIO, number: int, prefix: str) -> None:
     """Give lines of libraries (grpc, opentelemetry) the same form."""
     handler = logging.StreamHandler(out)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
             foreign_pre_chain=[*shared, structlog.stdlib.add_logger_name],
-            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *_rendering(out)],
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *_rendering(out, prefix)],
         )
     )
     logging.basicConfig(handlers=[handler], level=max(number, logging.WARNING), force=True)
@@ -86,6 +87,17 @@ class _Named:
 
     def __call__(self, logger: WrappedLogger, method: str, event: EventDict) -> EventDict:
         event["service"] = self._service
+        return event
+
+
+class _Prefixed:
+    """Puts a prefix before each event."""
+
+    def __init__(self, prefix: str) -> None:
+        self._prefix = prefix
+
+    def __call__(self, logger: WrappedLogger, method: str, event: EventDict) -> EventDict:
+        event["event"] = f"{self._prefix} | {event.get('event', '')}"
         return event
 
 

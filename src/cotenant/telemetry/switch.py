@@ -22,15 +22,18 @@ SIGNALS = ("TRACES", "METRICS", "LOGS")
 _running: list[Tracing | Metrics | Records] = []
 
 
-def setup(service: str) -> None:
+def setup(service: str, *, prefix: str = "") -> None:
     """Set up this process's telemetry. A later call changes the logs only.
+
+    On a terminal each line of the log begins with the prefix: several processes may share it.
 
     Reads COTENANT_LOG (debug, info, warning, error, critical) and the standard OTEL_ variables.
     """
     from cotenant.telemetry import logs  # see `lines`
 
     environment = os.environ
-    logs.configure(service, environment.get("COTENANT_LOG") or LEVEL_OF_SERVICE.get(service, LEVEL_DEFAULT))
+    level = environment.get("COTENANT_LOG") or LEVEL_OF_SERVICE.get(service, LEVEL_DEFAULT)
+    logs.configure(service, level, prefix=prefix)
     if _running:
         return
     wanted = [signal for signal in SIGNALS if wants(environment, signal)]

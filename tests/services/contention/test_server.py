@@ -17,7 +17,7 @@ from cotenant.plugins import UnknownPolicy
 from cotenant.rpc.errors import Problem, from_error
 from cotenant.rpc.policies import serve_policies
 from cotenant.rpc.server import Server
-from cotenant.services.contention.server import Config, start
+from cotenant.services.contention.server import SILENT_SECONDS, Config, start
 from cotenant.v1 import contention_service_pb2 as pb
 from cotenant.v1 import policy_service_pb2, policy_service_pb2_grpc
 
@@ -314,3 +314,36 @@ async def test_the_policy_service_tells_which_policy_is_active() -> None:
         assert [(one.group, one.name) for one in listed.policies if one.active] == [
             ("cotenant.contention_policies", "none")
         ]
+
+
+def of_agent(incarnation: str, at: float = NOW) -> pb.StreamSamplesRequest:
+    request = sending("n1", sample(at=at))
+    request.incarnation = incarnation
+    return request
+
+
+async def test_a_second_agent_with_a_nodes_id_does_not_evict_the_first() -> None:
+    clock = [NOW]
+    async with serving(now=lambda: clock[0]) as contention:
+        first = contention.stub().StreamSamples()
+        await first.write(of_agent("one"))
+        await until_known(contention, "n1")
+        second = contention.stub().StreamSamples()
+        await second.write(of_agent("two"))
+        problem = await refused(second.read())
+        assert (problem.code, problem.reason) == (grpc.StatusCode.ALREADY_EXISTS, "NODE_EXISTS")
+        await first.write(of_agent("one", NOW + 1))
+        await first.done_writing()
+        assert await first.read() is grpc.aio.EOF
+        assert await first.code() is grpc.StatusCode.OK
+
+
+async def test_the_next_agent_of_a_node_takes_the_place_of_one_that_fell_silent() -> None:
+    clock = [NOW]
+    async with serving(now=lambda: clock[0]) as contention:
+        first = contention.stub().StreamSamples()
+        await first.write(of_agent("one"))
+        await until_known(contention, "n1")
+        clock[0] += SILENT_SECONDS
+        await contention.stream(of_agent("two", clock[0]))
+        assert (await refused(first.read())).reason == "STREAM_REPLACED"

@@ -330,7 +330,7 @@ async def test_a_name_that_is_taken_is_refused_until_its_agent_is_silent(mesh: M
     other.incarnation = "two"
     mesh.agents["other"] = other
     other.start()
-    await until(lambda: "there is a node 'n1' already" in other.errors)
+    await until(lambda: any("there is a node 'n1' already" in error for error in other.errors))
     assert not other.welcomes
     await agent.stop()
     await until(lambda: bool(other.welcomes))

@@ -176,7 +176,7 @@ async def test_a_batch_without_bound_is_refused() -> None:
         await predictor.until(serving=True)
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await predictor.estimate(*[pb.EstimateQuery()] * 10_001)
-        assert from_error(refused.value).message == "queries: has 10001 entries; 10000 are taken at most"
+        assert from_error(refused.value).message == "queries: has 10001 items; 10000 are taken at most"
 
 
 async def test_without_its_store_the_predictor_is_not_serving_but_answers() -> None:

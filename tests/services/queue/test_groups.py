@@ -66,7 +66,7 @@ async def test_those_that_come_meanwhile_go_together() -> None:
 async def test_no_group_is_larger_than_a_transaction_may_be() -> None:
     counting, grouped = stores()
     await asyncio.gather(*(grouped.transact(*put(f"k{number}")) for number in range(250)))
-    assert [len(operations) for _, operations in counting.seen] == [OPERATIONS_MAX, OPERATIONS_MAX, 58]
+    assert [len(operations) for _, operations in counting.seen] == [OPERATIONS_MAX, OPERATIONS_MAX, 66]
     counting.seen.clear()
     large = b"x" * 200_000
     await asyncio.gather(*(grouped.transact(*put(f"l{number}", large)) for number in range(3)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -89,4 +90,4 @@ def test_lists_are_what_a_look_at_each_job_finds(steps: list[tuple[str, object]]
             for asked in FILTERS:
                 chosen = Filter(asked, View(state))
                 slow = [job_id for job_id in sorted(state.records) if chosen.takes(state.records[job_id])]
-                assert list(chosen.ids(state)) == slow, (who.name, asked)
+                assert list(asyncio.run(chosen.found(state))) == slow, (who.name, asked)

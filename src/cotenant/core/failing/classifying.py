@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from cotenant.core.failing.rules import Blame, Rule
 
 TAIL_LENGTH_MAX = 4096
 LINE_LENGTH_MAX = 500
+LINES_MAX = 200  # different ones, the newest
 EVIDENCE_LENGTH_MAX = 300
 SIGNS_MAX = 16
 UNCLASSIFIED = "unclassified"
@@ -53,7 +55,8 @@ def classify(end: End, rules: Sequence[Rule]) -> Failure:
     'unclassified'
     """
     told = end.tail[-TAIL_LENGTH_MAX:].splitlines()
-    lines = [shorten(line) for line in reversed([*told, end.message]) if line.strip()]
+    newest = (shorten(line) for line in reversed([*told, end.message]) if line.strip())
+    lines = list(islice(dict.fromkeys(newest), LINES_MAX))
     signs = [shorten(sign) for sign in end.signs[:SIGNS_MAX]]
     for rule in rules:
         evidence = _evidence(rule, end, lines, signs)

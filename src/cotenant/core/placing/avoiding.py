@@ -19,7 +19,7 @@ from cotenant.core.ledger import Ledger
 from cotenant.core.placing.obstacles import fits
 from cotenant.core.refusals import Code, Refusal, plural
 
-SAID_OF = frozenset({Code.CAPACITY, Code.FRAGMENTED, Code.NO_NODES, Code.QOS, Code.RESERVED})
+SAID_OF = frozenset({Code.CAPACITY, Code.FRAGMENTED, Code.NO_NODES, Code.NODES_HELD, Code.QOS, Code.RESERVED})
 
 
 @contextmanager

@@ -28,16 +28,19 @@ from cotenant.core.placing.shortness import (
     too_little,
     waits_for_more,
 )
-from cotenant.core.refusals import Code, Refusal, gib, gpus, plural
+from cotenant.core.refusals import Code, Refusal, gib, gpus, nodes_held, plural
 from cotenant.core.tallies import known_tally
 
 
 def no_place(gang: Gang, ledger: Ledger, *, within: Locality = Locality.ANYWHERE) -> Refusal:
     """Say why a gang has no place now, where the policy wants all of it `within` one server, or one rack.
 
-    The reason is the first that holds: no node takes work; all of the cluster, empty, could not hold it, or only with
-    GPUs that are not well; those nodes that take work could not; too little is free in sum; it lies in fragments.
+    The reason is the first that holds: only held nodes could hold it; no node takes work; all of the cluster, empty,
+    could not hold it, or only with GPUs that are not well; those nodes that take work could not; too little is free in
+    sum; it lies in fragments.
     """
+    if held := held_for(gang, ledger, within=within):
+        return held
     if not bool(ledger.open.any()) and (
         not len(ledger) or fits(gang, ledger, within=within, empty=True, everywhere=True)
     ):
@@ -52,6 +55,20 @@ def no_place(gang: Gang, ledger: Ledger, *, within: Locality = Locality.ANYWHERE
     if found := shortage(gang, ledger):
         return too_little(found, ledger)
     return _fragmented(gang, ledger, within=within)
+
+
+def held_for(gang: Gang, ledger: Ledger, *, within: Locality) -> Refusal | None:
+    """Return the reason where nodes that take work could not hold a gang, even empty, and with held nodes could."""
+    able = [one for one in ledger.illness.held if one.node_id in ledger.numbers]
+    if not able or fits(gang, ledger, within=within, empty=True):
+        return None
+    before = ledger.open.copy()
+    ledger.open[[ledger.numbers[one.node_id] for one in able]] = True
+    try:
+        could = fits(gang, ledger, within=within, empty=True)
+    finally:
+        ledger.open[:] = before
+    return nodes_held(able, _gang_in_words(gang)) if could else None
 
 
 def plain_shortage(gang: Gang, ledger: Ledger, *, within: Locality) -> Refusal | None:

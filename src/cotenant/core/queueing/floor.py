@@ -33,7 +33,7 @@ from cotenant.core.scenes import NOBODY, Heeds, Rearrangement, Rearranges, Recla
 from cotenant.core.tenancy import Headroom
 
 Answer = TypeVar("Answer")
-HOPELESS = frozenset({Code.NEVER_FITS, Code.NO_NODES, Code.POLICY_FAILED})  # nobody's leaving would help
+HOPELESS = frozenset({Code.NEVER_FITS, Code.NO_NODES, Code.NODES_HELD, Code.POLICY_FAILED})  # no leaving would help
 RESERVABLE = frozenset({Code.CAPACITY, Code.FRAGMENTED, Code.QOS, Code.RESERVED})
 
 

@@ -1,0 +1,169 @@
+"""Keeps two agents of one user from offering the same CPUs or memory of a machine, or from using one node id there.
+
+Each agent holds a locked file that says what it offers, in a directory that only its user can write: nobody else can
+keep an agent from starting. Agents of different users do not see each other here; placement compares the nodes of one
+machine (see `cotenant.services.placement.claims`). A lock ends with its process, so nothing has to be cleaned up.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import stat
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import structlog
+
+from cotenant.core.refusals import plural
+from cotenant.node_agent.lease import boot_id
+from cotenant.node_agent.probe import machine_memory_bytes
+from cotenant.node_agent.state_directory import AnotherAgent
+from cotenant.v1 import resources_pb2
+
+log = structlog.get_logger()
+
+LOCK = "lock"
+ANYWAY = (
+    "end that agent, give each a part of the machine (serve agent --cpus --memory, up --nodes N), or accept that with "
+    "--share-machine"
+)
+GIBIBYTE = 1 << 30
+
+
+class MachineTaken(AnotherAgent):
+    """Another agent of this user offers parts of this machine that this one would offer too."""
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What an agent offers of a machine. Memory in bytes; `machine_memory_bytes` is all that the machine has."""
+
+    node_id: str
+    state_dir: str
+    pid: int
+    cpus: tuple[int, ...]
+    memory_bytes: int
+    machine_memory_bytes: int
+
+    def conflict(self, others: list[Claim]) -> str:
+        """Return what this claim has in common with others that are held, in words; "" where they fit together.
+
+        >>> here = Claim("a", "/s", 1, (0, 1), 4, 8)
+        >>> here.conflict([Claim("b", "/t", 7, (2, 3), 4, 8)])
+        ''
+        >>> here.conflict([Claim("b", "/t", 7, (1, 2), 4, 8)])
+        "it would offer 1 CPU that node 'b' offers (process 7, state in /t)"
+        """
+        for other in others:
+            where = f"(process {other.pid}, state in {other.state_dir})"
+            if other.node_id == self.node_id:
+                return f"this machine runs node {self.node_id!r} already {where}"
+            if shared := set(self.cpus) & set(other.cpus):
+                return f"it would offer {plural(len(shared), 'CPU')} that node {other.node_id!r} offers {where}"
+        offered = self.memory_bytes + sum(other.memory_bytes for other in others)
+        if others and offered > self.machine_memory_bytes:
+            names = ", ".join(sorted(repr(other.node_id) for other in others))
+            have = f"{self.machine_memory_bytes / GIBIBYTE:.1f} GiB"
+            return f"with node {names} it would offer {offered / GIBIBYTE:.1f} GiB of memory, of {have}"
+        return ""
+
+
+def take_machine(node_id: str, state_dir: Path, inventory: resources_pb2.Inventory) -> list[int]:
+    """Claim what an agent offers; returns the descriptors that hold the claim, none where it cannot be kept. Blocks.
+
+    Raises:
+        MachineTaken: another agent of this user offers some of it.
+    """
+    claim = Claim(
+        node_id=node_id,
+        state_dir=str(state_dir),
+        pid=os.getpid(),
+        cpus=tuple(sorted(cpu for core in inventory.cores for cpu in core.cpus)),
+        memory_bytes=inventory.memory_bytes,
+        machine_memory_bytes=machine_memory_bytes(),
+    )
+    directory = claims_directory(os.environ, boot_id())
+    try:
+        return [take(directory, claim)] if directory else []
+    except OSError as error:
+        log.warning("machine_not_claimed", error=str(error))
+        return []
+
+
+def claims_directory(environment: Mapping[str, str], boot: str) -> Path | None:
+    """Make and return the directory of this user's claims in this boot of the machine; None where there can be none."""
+    uid = os.geteuid()
+    runtime = environment.get("XDG_RUNTIME_DIR") or f"/run/user/{uid}"
+    cache = environment.get("XDG_CACHE_HOME") or str(Path(environment.get("HOME") or "/") / ".cache")
+    for place in ("/run",) if uid == 0 else (runtime, cache):
+        directory = Path(place) / "cotenant" / f"agents-{hashlib.sha256(boot.encode()).hexdigest()[:12]}"
+        try:
+            if not Path(place).is_dir():
+                continue
+            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            log.info("claims_directory_refused", directory=str(directory), error=str(error))
+            continue
+        if all(_is_our_own(path, uid) for path in (directory, directory.parent)):
+            return directory
+        log.warning("claims_directory_refused", directory=str(directory), error="others may write it")
+    return None
+
+
+def _is_our_own(path: Path, uid: int) -> bool:
+    found = path.lstat()
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == uid and not found.st_mode & 0o022
+
+
+def take(directory: Path, wanted: Claim) -> int:
+    """Take a claim and return the descriptor that holds it. Blocks for a moment.
+
+    Raises:
+        MachineTaken: it does not fit together with those that are held.
+        OSError: it cannot be written.
+    """
+    with _locked(directory / LOCK):
+        if why := wanted.conflict(list(_held(directory))):
+            raise MachineTaken(f"the agent of node {wanted.node_id!r} cannot start: {why}; {ANYWAY}")
+        path = directory / f"{hashlib.sha256(wanted.node_id.encode()).hexdigest()[:24]}.json"
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.write(descriptor, json.dumps(asdict(wanted)).encode())
+        return descriptor
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)  # held for a few file operations
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _held(directory: Path) -> Iterator[Claim]:
+    """The claims of agents that live; what the others have left is removed."""
+    for path in sorted(directory.glob("*.json")):
+        with contextlib.suppress(FileNotFoundError), open(path, "rb") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if (claim := _read(file.read())) is not None:
+                    yield claim
+            else:
+                path.unlink()
+
+
+def _read(text: bytes) -> Claim | None:
+    try:
+        fields = json.loads(text)
+        return Claim(**{**fields, "cpus": tuple(fields["cpus"])})
+    except (ValueError, TypeError, KeyError):
+        log.warning("claim_unreadable")
+        return None

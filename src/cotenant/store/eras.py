@@ -1,0 +1,37 @@
+"""The eras of a store: who opened it after whom, each with the last write of the mesh before it, kept under one key."""
+
+from __future__ import annotations
+
+import json
+import secrets
+
+from cotenant.store.port import Entry
+from cotenant.store.shifted import OWN
+
+ERAS = f"{OWN}eras"
+KEPT_MAX = 128
+NAME_LENGTH_MAX = 64
+
+Eras = tuple[tuple[str, int], ...]
+
+
+def eras_of(entry: Entry | None) -> Eras:
+    """Return the eras of a store; none where there are none, or the key is damaged."""
+    if entry is None:
+        return ()
+    try:
+        return tuple((str(name), int(before)) for name, before in json.loads(entry.value))
+    except (ValueError, TypeError, RecursionError, OverflowError):
+        return ()
+
+
+def begun(eras: Eras, before: int) -> tuple[str, bytes]:
+    """Return the name of a new era behind others, and what is to be written for it; `before` is the last write."""
+    name = secrets.token_hex(8)
+    return name, json.dumps([*eras, (name, before)][-KEPT_MAX:], separators=(",", ":")).encode()
+
+
+def name_of(value: bytes) -> str:
+    """Return the name of the last era that a value holds; "" where it is damaged."""
+    eras = eras_of(Entry(ERAS, value, 0, 0))
+    return eras[-1][0] if eras else ""

@@ -1,0 +1,77 @@
+"""What a service remembers of its store across restarts: one small file of JSON in the state directory."""
+
+from __future__ import annotations
+
+import json
+import os
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+
+import structlog
+
+from cotenant.store.witness import Memory, newest
+
+log = structlog.get_logger()
+
+FOLDER = "store-witness"  # below the state directory
+BYTES_MAX = 4096
+
+
+def path_of(state_dir: Path, service: str) -> Path:
+    """Return where a service keeps what it remembers."""
+    return state_dir / FOLDER / f"{service}.json"
+
+
+def memories_of(state_dir: Path) -> dict[str, Memory]:
+    """Return what the services of a state directory remember, by service."""
+    found = {}
+    for path in sorted((state_dir / FOLDER).glob("*.json")):
+        if memory := read(path):
+            found[path.stem] = memory
+    return found
+
+
+def read(path: Path) -> Memory | None:
+    """Return what a file holds; None where it is not there. A damaged file is logged and remembers nothing."""
+    try:
+        with path.open("rb") as file:
+            text = file.read(BYTES_MAX)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        log.warning("store_witness_unreadable", path=str(path), error=str(error))
+        return None
+    try:
+        memory = Memory.decode(json.loads(text))
+    except (ValueError, RecursionError):
+        memory = None
+    if memory is None:
+        log.warning("store_witness_damaged", path=str(path))
+    return memory
+
+
+def write(path: Path, memory: Memory) -> None:
+    """Keep a memory durably, unless another process of the same service has kept a newer one of the same store.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    known = read(path)
+    if known and (known.id, known.generation) == (memory.id, memory.generation):
+        memory = newest(known, memory) or memory
+    if known == memory:
+        return
+    path.parent.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    path.parent.mkdir(mode=0o700, exist_ok=True)
+    fresh = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with fresh.open("w") as file:
+            json.dump(asdict(memory), file)
+            file.flush()
+            os.fsync(file.fileno())
+        fresh.rename(path)
+    except OSError:
+        with suppress(OSError):
+            fresh.unlink()
+        raise

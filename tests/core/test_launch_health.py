@@ -1,0 +1,193 @@
+"""Which nodes are held for what becomes of launches there, and when they are let back."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cotenant.core.launch_health import (
+    Hold,
+    HoldRules,
+    LaunchFailure,
+    NodeLaunches,
+    Outcomes,
+    QuickFailure,
+    Suspicion,
+    canary_gone,
+    canary_started,
+    did_well,
+    failed_quickly,
+    launch_failed,
+    launched,
+    may_try,
+    restored,
+    subject_of,
+)
+from cotenant.core.lifecycle import LaunchCause
+
+RULES, UNKNOWN = HoldRules(), NodeLaunches()
+CAUSES = [cause for cause in LaunchCause if cause is not LaunchCause.WORKING_DIRECTORY]
+TIMES = st.floats(0.0, 1e6)
+
+
+def refused(at: float, attempt: str, cause: LaunchCause = LaunchCause.CGROUP) -> tuple[LaunchFailure, str]:
+    return LaunchFailure(at, subject_of(attempt, "carol", cause), cause, "read-only"), attempt
+
+
+def after(*failures: tuple[LaunchFailure, str], known: NodeLaunches = UNKNOWN) -> NodeLaunches:
+    for failure, attempt in failures:
+        known = launch_failed(known, failure, attempt, RULES)
+    return known
+
+
+def held(at: float = 0.0) -> NodeLaunches:
+    return after(*(refused(at, f"job/{number}") for number in range(RULES.failures)))
+
+
+@given(st.lists(st.sampled_from(CAUSES), min_size=3, max_size=3), TIMES)
+def test_launches_in_a_row_that_fail_hold_a_node_whatever_the_cause(causes: list[LaunchCause], at: float) -> None:
+    known = NodeLaunches()
+    for number, cause in enumerate(causes):
+        failure = LaunchFailure(at, subject_of(f"{number}/1", f"user-{number}", cause), cause, "")
+        known = launch_failed(known, failure, f"{number}/1")
+    assert known.hold is not None
+    assert known.hold.suspicion is Suspicion.CANNOT_LAUNCH
+
+
+@given(st.lists(st.booleans(), max_size=30))
+def test_a_node_is_held_only_after_so_many_failures_with_no_success_between(outcomes: list[bool]) -> None:
+    known, row = NodeLaunches(), 0
+    for number, well in enumerate(outcomes):
+        known = launched(known) if well else after(refused(float(number), f"{number}/1"), known=known)
+        row = 0 if well else row + 1
+        assert (known.hold is not None) == (row >= RULES.failures)
+
+
+def test_failures_that_are_too_old_do_not_count() -> None:
+    old, new = (refused(at, f"job/{at}") for at in (0.0, RULES.window_seconds + 1))
+    assert after(old, old, new, new).hold is None
+    assert len(after(old, new).failures) == 1
+
+
+def test_one_unknown_user_holds_no_node_and_several_do() -> None:
+    one = [refused(0.0, f"job/{number}", LaunchCause.USER) for number in range(9)]
+    assert after(*one).hold is None
+    several = [
+        (LaunchFailure(0.0, subject_of("job", name, LaunchCause.USER), LaunchCause.USER, ""), f"{name}/1")
+        for name in ("carol", "dave", "erin")
+    ]
+    assert after(*several).hold is not None
+
+
+def test_the_working_directory_of_a_job_says_nothing_of_the_node() -> None:
+    missing = [refused(0.0, f"job/{number}", LaunchCause.WORKING_DIRECTORY) for number in range(9)]
+    assert after(*missing) == NodeLaunches()
+
+
+@given(st.integers(1, 40), TIMES)
+def test_each_canary_that_fails_doubles_the_wait_up_to_a_limit(canaries: int, at: float) -> None:
+    known = held(at)
+    for number in range(canaries):
+        assert known.hold is not None
+        now = known.hold.next_canary
+        assert may_try(known, now)
+        name = f"canary/{number}"
+        known = canary_started(known, name)
+        assert not may_try(known, now + 1e9)  # one at a time
+        known = after(refused(now, name), known=known)
+        assert known.hold is not None
+        wait = known.hold.next_canary - now
+        assert wait == pytest.approx(min(600.0, 10.0 * 2 ** (number + 1)), abs=1e-3)
+
+
+def test_an_attempt_that_was_under_way_before_the_hold_does_not_delay_the_canary() -> None:
+    known = held()
+    assert after(refused(5.0, "late/1"), known=known) == known
+
+
+def test_a_launch_ends_the_hold_of_a_node_that_could_not_launch() -> None:
+    assert launched(canary_started(held(), "canary/1")) == NodeLaunches()
+
+
+def test_a_canary_that_is_cancelled_lets_another_one_be_tried_at_once() -> None:
+    known = canary_gone(canary_started(held(), "canary/1"), "canary/1")
+    assert may_try(known, 10.0)
+    assert known == held()
+
+
+def quick(number: int, tenant: str, job: str = "", program: str = "") -> QuickFailure:
+    return QuickFailure(float(number), tenant, job or f"job-{number}", program or f"program-{number}")
+
+
+def all_quick(
+    *failures: QuickFailure, well: frozenset[str] = frozenset({"a", "b"}), alike: frozenset[str] = frozenset()
+) -> NodeLaunches:
+    known = NodeLaunches()
+    for failure in failures:
+        known = failed_quickly(known, failure, f"{failure.job}/1", well_elsewhere=well, fail_elsewhere=alike)
+    return known
+
+
+def test_jobs_of_two_tenants_that_do_well_elsewhere_make_a_black_hole() -> None:
+    known = all_quick(quick(0, "a"), quick(1, "b"), quick(2, "a"))
+    assert known.hold is not None
+    assert known.hold.suspicion is Suspicion.FAILS_JOBS
+
+
+@given(st.lists(st.integers(0, 5), max_size=60))
+def test_one_tenant_never_makes_a_black_hole(jobs: list[int]) -> None:
+    assert all_quick(*(quick(at, "a", f"job-{job}") for at, job in enumerate(jobs))).hold is None
+
+
+@given(st.lists(st.sampled_from(["a", "b", "c"]), max_size=40), st.sets(st.sampled_from(["a", "b", "c"]), max_size=1))
+def test_without_two_tenants_that_do_well_elsewhere_there_is_no_black_hole(tenants: list[str], well: set[str]) -> None:
+    failures = [quick(at, tenant) for at, tenant in enumerate(tenants)]
+    assert all_quick(*failures, well=frozenset(well)).hold is None
+
+
+@given(st.lists(st.sampled_from(["a", "b"]), max_size=40))
+def test_programs_that_fail_on_other_nodes_too_make_no_black_hole(tenants: list[str]) -> None:
+    failures = [quick(at, tenant, program="import torch") for at, tenant in enumerate(tenants)]
+    assert all_quick(*failures, alike=frozenset({"import torch"})).hold is None
+
+
+def test_the_tasks_of_an_array_count_as_one_job() -> None:
+    failures = [quick(0, "a", "array-1"), quick(1, "b", "array-2"), quick(2, "a", "array-1"), quick(3, "b", "array-2")]
+    assert all_quick(*failures).hold is None
+
+
+def test_an_attempt_that_does_well_clears_the_suspicion() -> None:
+    known = did_well(all_quick(quick(0, "a"), quick(1, "b")))
+    assert failed_quickly(known, quick(2, "a"), "job-2/1", well_elsewhere={"a", "b"}).hold is None
+
+
+def test_a_launch_alone_does_not_end_the_hold_of_a_black_hole() -> None:
+    known = canary_started(all_quick(quick(0, "a"), quick(1, "b"), quick(2, "a")), "canary/1")
+    assert launched(known).hold == known.hold
+    assert did_well(known).hold is None
+
+
+def test_a_canary_that_fails_quickly_keeps_a_black_hole_held_for_longer() -> None:
+    known = canary_started(all_quick(quick(0, "a"), quick(1, "b"), quick(2, "a")), "canary/1")
+    failed = failed_quickly(known, replace(quick(50, "b"), at=50.0), "canary/1")
+    assert failed.hold is not None
+    assert (failed.hold.failed_canaries, failed.hold.next_canary) == (1, 70.0)
+
+
+def test_a_new_leader_tries_a_held_node_after_the_first_interval() -> None:
+    known = restored(Suspicion.CANNOT_LAUNCH, "cannot launch: read-only", 7, 100.0)
+    assert known.hold == Hold(Suspicion.CANNOT_LAUNCH, "cannot launch: read-only", 110.0, 7)
+
+
+def test_elsewhere_is_another_node_within_the_window() -> None:
+    seen = Outcomes(window_seconds=60.0)
+    seen.well("a", "n1", 0.0)
+    seen.failed("python", "n1", 0.0)
+    assert seen.well_elsewhere({"a", "b"}, "n2", 50.0) == {"a"}
+    assert seen.well_elsewhere({"a"}, "n1", 50.0) == set()
+    assert seen.fail_elsewhere({"python"}, "n2", 61.0) == set()
+    seen.forget(61.0)
+    assert seen == Outcomes(window_seconds=60.0)

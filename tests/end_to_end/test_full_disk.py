@@ -1,0 +1,55 @@
+"""A job fills the disk that holds the store: it is ended and says why, and the mesh goes on."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.end_to_end.meshes import Mesh
+from tests.end_to_end.waiting import until
+
+from cotenant.core.lifecycle import Phase
+
+SIZE_MIB = 700  # more than the 512 MiB below which a node that was short of space takes nothing new
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Iterator[Mesh]:
+    """A mesh whose state, with its store and its jobs' directories, is on a small file system."""
+    if os.getuid() != 0:
+        pytest.skip("needs root to mount a file system")
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={SIZE_MIB}m", "tmpfs", str(disk)], check=False).returncode:
+        pytest.skip("needs the right to mount a file system")
+    mesh = Mesh(disk)
+    try:
+        mesh.start()
+        yield mesh
+        mesh.close()
+    finally:
+        mesh.kill()
+        subprocess.run(["umount", "-l", str(disk)], check=True)
+
+
+@pytest.mark.root
+def test_dd_in_a_working_directory_ends_that_job_alone_and_the_store_goes_on(small: Mesh) -> None:
+    before = small.cli.submit("--cpus", "1", "--", "sleep", "300")
+    small.client.wait_for(before, Phase.RUNNING)
+    greedy = small.cli.submit("--cpus", "1", "--", "sh", "-c", "dd if=/dev/zero of=full bs=1M; sleep 300")
+    until(lambda: small.client.job(greedy).attempt.HasField("failure"), "the end of its first attempt")
+    first = small.client.job(greedy)
+    assert "disk reserve used: only " in first.attempt.message
+    assert (getattr(first.attempt.failure, "class"), first.failures) == ("disk_full", 0), (
+        "no limit of its own was named"
+    )
+    small.cli("cancel", greedy)
+    after = small.cli.submit("--cpus", "1", "--", "true")
+    small.client.wait_for(after, Phase.SUCCEEDED, seconds=60.0)
+    assert small.client.phase(before) is Phase.RUNNING
+    small.kill()
+    small.start()
+    assert {job.id for job in small.client.jobs()} == {before, greedy, after}

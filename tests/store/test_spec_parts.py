@@ -1,0 +1,194 @@
+"""Large parts of specs are kept once, apart from the records that change, and nobody who reads notices."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.contract.stores import put, take
+
+from cotenant.store import spec_parts
+from cotenant.store.copying import fill, read_file, read_store, write_file
+from cotenant.store.memory import MemoryStore
+from cotenant.store.port import Changes, Committed, Compare, Conflict, Delete, Put
+from cotenant.store.schema import BadRecord, NewerSchema, read
+from cotenant.store.shifted import BASE, ShiftedStore
+from cotenant.store.spec_parts import DATA, SpecStore
+from cotenant.v1 import job_pb2, records_pb2
+
+LARGE = "x" * 60_000
+
+
+def job(job_id: str, script: str = LARGE, reason: str = "") -> bytes:
+    stored = records_pb2.StoredJob(schema_version=1)
+    stored.job.id, stored.job.phase_reason = job_id, reason
+    spec = stored.job.spec
+    spec.name, spec.environment["SCRIPT"] = "train", script
+    spec.command.extend(["python", "-c", script])
+    spec.roles.add(name="worker", command=["sh", "-c", script])
+    spec.roles.add(name="ps")
+    return stored.SerializeToString()
+
+
+def attempt(job_id: str, script: str = LARGE) -> bytes:
+    spec = records_pb2.StoredJob.FromString(job(job_id, script)).job.spec
+    return records_pb2.StoredAttempt(schema_version=1, spec=spec).SerializeToString()
+
+
+async def kept(store: MemoryStore, prefix: str = "") -> dict[str, int]:
+    return {entry.key: len(entry.value) for entry in (await store.list(prefix)).entries}
+
+
+async def same(store: SpecStore, key: str, value: bytes) -> bool:
+    entry = await store.get(key)
+    return entry is not None and kind(key).FromString(entry.value) == kind(key).FromString(value)
+
+
+def kind(key: str) -> type[records_pb2.StoredJob] | type[records_pb2.StoredAttempt]:
+    return records_pb2.StoredJob if key.startswith("queue/") else records_pb2.StoredAttempt
+
+
+async def test_a_record_that_is_written_again_is_small_and_reads_whole() -> None:
+    inner = MemoryStore()
+    store = SpecStore(inner)
+    revision = await put(store, "queue/jobs/a", job("a"))
+    (data,) = await kept(inner, DATA)
+    before = await inner.get(data)
+    changed = job("a", reason="requeued")
+    done = await store.transact([Compare("queue/jobs/a", revision)], [Put("queue/jobs/a", changed)])
+    assert isinstance(done, Committed)
+    assert (await kept(inner))["queue/jobs/a"] < 300
+    assert await inner.get(data) == before, "the parts were written a second time"
+    assert not await kept(inner, spec_parts.USED)
+    assert await same(store, "queue/jobs/a", changed)
+    assert await same(SpecStore(inner), "queue/jobs/a", changed)
+    (entry,) = (await SpecStore(inner).list("queue/jobs/")).entries
+    assert read(records_pb2.StoredJob, entry).job.spec.command[2] == LARGE
+
+
+async def test_tasks_of_an_array_attempts_and_resubmissions_share_their_parts() -> None:
+    inner = MemoryStore()
+    store = SpecStore(inner)
+    await store.transact([], [Put(f"queue/jobs/{number}", job(str(number))) for number in range(50)])
+    await put(SpecStore(inner), "placement/attempts/1", attempt("1"))
+    await put(store, "queue/jobs/again", job("again"))
+    assert sum((await kept(inner)).values()) < 4 * 60_000
+    assert len(await kept(inner, DATA)) == 1
+    assert await same(store, "placement/attempts/1", attempt("1"))
+
+
+async def test_small_records_and_those_of_older_versions_stay_as_they_are() -> None:
+    inner = MemoryStore()
+    store = SpecStore(inner)
+    await put(store, "queue/jobs/small", job("small", "x"))
+    await put(inner, "queue/jobs/old", job("old"))  # whole, as older versions wrote it
+    assert not await kept(inner, "specs/")
+    entries = (await store.list("queue/jobs/")).entries
+    assert [entry.value for entry in entries] == [job("old"), job("small", "x")]
+
+
+async def test_a_version_that_knows_nothing_of_parts_refuses_a_record_without_them() -> None:
+    inner = MemoryStore()
+    await put(SpecStore(inner), "queue/jobs/a", job("a"))
+    entry = await inner.get("queue/jobs/a")
+    assert entry
+    with pytest.raises(NewerSchema):
+        read(records_pb2.StoredJob, entry)
+
+
+async def test_a_watch_tells_of_whole_records() -> None:
+    inner = MemoryStore()
+    store = SpecStore(inner)
+    revision = await put(store, "other", b"1")
+    await put(store, "queue/jobs/a", job("a"))
+    await store.transact([], [Delete("queue/jobs/a")])
+    first, second = await take(SpecStore(inner).watch("queue/jobs/", after_revision=revision), 2)
+    assert isinstance(first, Changes)
+    assert isinstance(second, Changes)
+    assert records_pb2.StoredJob.FromString(first.changes[0].value or b"") == records_pb2.StoredJob.FromString(job("a"))
+    assert second.changes[0].value is None
+
+
+async def test_parts_that_are_lost_are_told_with_the_key_of_the_record() -> None:
+    inner = MemoryStore()
+    await put(SpecStore(inner), "queue/jobs/a", job("a"))
+    (data,) = await kept(inner, DATA)
+    await inner.transact([], [Delete(data)])
+    with pytest.raises(BadRecord, match="queue/jobs/a names parts of its spec that are not there"):
+        await SpecStore(inner).get("queue/jobs/a")
+
+
+async def test_a_backup_has_the_parts_and_a_restored_store_reads_whole_records(tmp_path: Path) -> None:
+    inner = MemoryStore()
+    await put(SpecStore(inner), "queue/jobs/a", job("a"))
+    write_file(await read_store(ShiftedStore(inner)), tmp_path / "backup")
+    fresh = MemoryStore()
+    await fill(ShiftedStore(fresh), read_file(tmp_path / "backup"))
+    assert await fresh.get(BASE)
+    store = SpecStore(fresh)
+    assert await same(store, "queue/jobs/a", job("a"))
+    assert await store.collect_parts() == 0
+
+
+async def test_parts_are_collected_once_no_record_names_them_and_a_writer_who_knew_them_writes_them_again() -> None:
+    inner = MemoryStore()
+    mine, other = SpecStore(inner), SpecStore(inner)
+    await put(mine, "queue/jobs/a", job("a"))
+    await mine.transact([], [Delete("queue/jobs/a")])
+    assert await other.collect_parts() == 1
+    assert not await kept(inner, "specs/")
+    await put(mine, "queue/jobs/b", job("b"))  # it remembers parts that are not there
+    assert await same(other, "queue/jobs/b", job("b"))
+    with_condition = await mine.transact([Compare("queue/jobs/b", 1)], [Put("queue/jobs/b", job("b"))])
+    assert isinstance(with_condition, Conflict)
+
+
+STEP = st.tuples(
+    st.sampled_from(["put", "put", "delete", "collect"]), st.integers(0, 1), st.sampled_from("abc"), st.integers(0, 2)
+)
+
+
+@settings(deadline=None)
+@given(st.lists(st.lists(STEP, min_size=1, max_size=4), max_size=12))
+def test_whatever_is_written_and_collected_at_once_every_record_reads_as_written(
+    rounds: Sequence[Sequence[tuple[str, int, str, int]]],
+) -> None:
+    async def story() -> None:
+        inner = MemoryStore()
+        stores = SpecStore(inner), SpecStore(inner)
+        for steps in rounds:
+            await asyncio.gather(*(act(stores[who], what, name, size) for what, who, name, size in steps))
+            for entry in (await SpecStore(inner).list("queue/jobs/")).entries:
+                stored = records_pb2.StoredJob.FromString(entry.value)
+                assert stored == records_pb2.StoredJob.FromString(job(stored.job.id, stored.job.spec.command[2]))
+        for store in stores:
+            for entry in (await store.list("queue/jobs/")).entries:
+                await store.transact([], [Delete(entry.key)])
+        await stores[0].collect_parts()
+        assert not await kept(inner, "specs/")
+
+    async def act(store: SpecStore, what: str, name: str, size: int) -> None:
+        key = f"queue/jobs/{name}"
+        if what == "collect":
+            await store.collect_parts()
+            return
+        entry = await store.get(key)
+        compare = Compare(key, entry.mod_revision if entry else 0)
+        operation = Delete(key) if what == "delete" else Put(key, job(name, str(size) * 9_000))
+        await store.transact([compare], [operation])
+
+    asyncio.run(story())
+
+
+def test_bytes_that_only_look_like_the_end_of_a_divided_record_are_left_alone() -> None:
+    stored = records_pb2.StoredJob(schema_version=1)
+    stored.job.id = "a"
+    value = stored.SerializeToString()
+    assert spec_parts.digest_in("queue/jobs/a", value) == ""
+    assert spec_parts.digest_in("queue/jobs/a", b"\xff" * 20 + spec_parts.MARK + b"0" * 16) == ""
+    assert spec_parts.digest_in("elsewhere/a", value + spec_parts.MARK + b"0" * 16) == ""
+    assert job_pb2.Job.FromString(stored.job.SerializeToString()).id == "a"
