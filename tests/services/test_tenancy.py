@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import AsyncIterator, Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import grpc
@@ -17,8 +17,9 @@ from google.protobuf.field_mask_pb2 import FieldMask
 from google.protobuf.message import Message
 from google.protobuf.timestamp_pb2 import Timestamp
 from tests.rpc.test_channel import contract
-from tests.services.mesh import Mesh, eventually, running, spec
+from tests.services.mesh import BACKFILL, Mesh, eventually, running, spec
 
+from cotenant.core.queueing.choosing import RULES
 from cotenant.rpc import errors, identity
 from cotenant.rpc.channel import connect
 from cotenant.rpc.identity import Identity
@@ -77,7 +78,8 @@ class World:
 
 @pytest.fixture
 async def world() -> AsyncIterator[World]:
-    async with running(authenticator=ByName(), predictor_config=CHAIN) as mesh:
+    alone = replace(BACKFILL, rules=RULES)  # without fair shares others' jobs may be ahead of one's own
+    async with running(authenticator=ByName(), predictor_config=CHAIN, queue_config=alone) as mesh:
         for name in CALLERS:
             for service in ("queue", "placement", "predictor"):
                 mesh.channels[f"{name}/{service}"] = connect(f"127.0.0.1:{mesh.ports[service]}", name)
