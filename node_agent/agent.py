@@ -18,6 +18,7 @@ import structlog
 from cotenant import plugins
 from cotenant.history.events import Came, Over
 from cotenant.history.recording import record
+from cotenant.name_checks import NAMES
 from cotenant.node_agent.agent_config import AgentConfig
 from cotenant.node_agent.bandwidth import NodeBandwidth
 from cotenant.node_agent.contention_link import ContentionLink
@@ -45,6 +46,7 @@ from cotenant.node_agent.throttling import Throttling
 from cotenant.rpc import channel
 from cotenant.rpc.background import Background
 from cotenant.rpc.expiry import Expiry
+from cotenant.rpc.stalls import Stalls
 from cotenant.rpc.store_marks import mark_from_wire, mark_to_wire
 from cotenant.v1 import job_pb2, node_service_pb2, resources_pb2
 
@@ -68,6 +70,7 @@ class Agent:
         self._incarnation = uuid.uuid4().hex
         self._background = Background()
         self._marked_seconds = 0.0  # when it was last written down how far the store is
+        self._stalls = Stalls()
         self._rng = Random(self._incarnation)  # spreads retries, guards nothing
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -133,6 +136,7 @@ class Agent:
             obey=self._obey,
             heard=self._heard,
             patience_seconds=orders.patience_seconds,
+            condition=self._condition,
             rng=self._rng,
         )
         self._uploads = OutputUploads(self._link.upload, runtime.output_directory, self._is_running)
@@ -148,6 +152,8 @@ class Agent:
             self._background.forever("disk_watch", self._watch_disk(runtime).run)
             self._background.start(self._link.run())
             self._background.start(self._watch_certificate())
+            self._background.start(self._stalls.run())
+            self._background.forever("name_checks", NAMES.run)
             if config.contention_endpoint:
                 sight = Sight(
                     lambda: orders.attempts, progress.rate_over, profiles.under_way,
@@ -250,6 +256,11 @@ class Agent:
             incarnation=self._incarnation,
             store=mark_to_wire(self._fence.store) if self._fence.store else None,
         )
+
+    def _condition(self) -> node_service_pb2.AgentCondition:
+        condition = node_service_pb2.AgentCondition(loop_lag=self._stalls.lag(), name_errors=NAMES.errors())
+        condition.wall_time.GetCurrentTime()
+        return condition
 
     def _trusts(self, welcome: node_service_pb2.Welcome) -> bool:
         """Whether the store behind placement is no older than what was seen, and no other one."""

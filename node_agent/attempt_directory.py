@@ -237,11 +237,12 @@ class AttemptDirectory:
         shutil.rmtree(self.path, ignore_errors=True)
 
     def keep(self, root: Path) -> None:
-        """Move it to the kept ones and leave only what a user may want to read."""
+        """Move it to the kept ones and leave only what a user may want to read; a call that failed may be repeated."""
         target = root / self.path.name
-        shutil.rmtree(target, ignore_errors=True)
-        self.path.rename(target)
-        self.path = target
+        if self.path != target:
+            shutil.rmtree(target, ignore_errors=True)
+            self.path.rename(target)
+            self.path = target
         for path in sorted(target.iterdir()):
             if path.name != "work" and not path.name.startswith("output-"):
                 path.unlink(missing_ok=True)
@@ -262,15 +263,6 @@ def key_of(path: Path) -> AttemptKey | None:
     job_id, dash, number = path.name.rpartition("-")
     is_number = number.isdecimal() and len(number) <= NUMBER_DIGITS_MAX
     return AttemptKey(job_id, int(number)) if job_id and dash and is_number else None
-
-
-def keep_and_prune(directory: AttemptDirectory, root: Path, *, keep_max: int, younger_than: float) -> None:
-    """Move an attempt's output to the kept ones, of which the oldest are removed; what fails is logged."""
-    try:
-        directory.keep(root)
-        prune(root, keep_max=keep_max, younger_than=younger_than)
-    except OSError as error:
-        log.warning("attempt_not_kept", attempt=str(directory.key), error=str(error))
 
 
 def prune(root: Path, *, keep_max: int, younger_than: float) -> int:

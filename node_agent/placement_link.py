@@ -54,10 +54,11 @@ class PlacementLink:
         heard: Callable[[float], None],
         patience_seconds: Callable[[], float],
         rng: Random,
+        condition: Callable[[], node_service_pb2.AgentCondition] = node_service_pb2.AgentCondition,
     ) -> None:
         self._endpoint, self._token = endpoint, token
         self._hello, self._welcome, self._obey, self._heard = hello, welcome, obey, heard
-        self._patience_seconds = patience_seconds
+        self._patience_seconds, self._condition = patience_seconds, condition
         self._beat_seconds = 0.0
         self._backoff = Backoff(first_seconds=0.2, longest_seconds=5.0, rng=rng)
         self._outbox = node_service_pb2.ConnectRequest()
@@ -146,7 +147,7 @@ class PlacementLink:
         try:
             async with asyncio.timeout(WELCOME_SECONDS_MAX):
                 sent = self._beat()
-                first = node_service_pb2.ConnectRequest(hello=self._hello(), beat=sent)
+                first = node_service_pb2.ConnectRequest(hello=self._hello(), beat=sent, condition=self._condition())
                 self._told_certificate = None
                 self._tell_certificate(first)
                 await call.write(first)
@@ -216,4 +217,5 @@ class PlacementLink:
         self._tell_certificate(message)
         if boot_seconds() - self._beat_seconds >= beat_seconds / 2 or not message.ByteSize():
             message.beat = self._beat()
+            message.condition.CopyFrom(self._condition())
         return message

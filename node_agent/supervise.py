@@ -14,7 +14,6 @@ import dataclasses
 import os
 import signal
 import socket
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -39,6 +38,7 @@ from cotenant.node_agent.attempt_directory import AttemptDirectory
 from cotenant.node_agent.attempt_throttle import AttemptThrottle
 from cotenant.node_agent.core_changes import CoresRefused
 from cotenant.node_agent.identity import find_identity
+from cotenant.node_agent.keeping import Keeper
 from cotenant.node_agent.kernel_files import online_cpus
 from cotenant.node_agent.launch_faults import NOT_LAUNCHED
 from cotenant.node_agent.process_table import open_process
@@ -67,7 +67,6 @@ class ProcessRuntime:
         self._background = Background()
         self._not_enforced: list[str] = []
         self._seen_gpus: set[str] = set()
-        self._keeping = asyncio.Lock()
 
     async def open(self, context: RuntimeContext, changed: Callable[[Status], None]) -> Sequence[Found]:
         """Bind the socket that supervisors tell, then look at what they have recorded."""
@@ -77,6 +76,7 @@ class ProcessRuntime:
         self._attempts_root, self._kept_root = (context.state_dir / name for name in ("attempts", "kept"))
         for root in (self._attempts_root, self._kept_root):
             root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._keeper = Keeper(self._kept_root, keep_max=context.kept_max, seconds_max=context.kept_seconds_max)
         self._sockets = socket_directory(context.state_dir)
         self._resctrl = Resctrl.open()
         place = await asyncio.to_thread(node_place.open_place, context.node_id, reach_systemd())
@@ -367,16 +367,7 @@ class ProcessRuntime:
             with contextlib.suppress(ProcessLookupError):  # it may be trying to record the end on a full disk
                 signal.pidfd_send_signal(attempt.pidfd, signal.SIGTERM)
             await attempt.gone.wait()
-        if await attempt.remove_group(patience_seconds=10.0):
-            await fail_points.reach("agent.acknowledged")
-            async with self._keeping:
-                await asyncio.to_thread(
-                    attempt_directory.keep_and_prune,
-                    attempt.directory,
-                    self._kept_root,
-                    keep_max=self._context.kept_max,
-                    younger_than=time.time() - self._context.kept_seconds_max,
-                )
+        await self._keeper.keep(attempt, attempt.directory)
 
     async def close(self) -> None:
         """Stop listening and watching; supervisors go on and tell the next agent."""

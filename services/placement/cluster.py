@@ -65,6 +65,7 @@ class Cluster:
             node.connected, node.lost, node.superseded = old.connected, old.lost, old.superseded
             node.seen_seconds, node.heard_seconds, node.was_open = old.seen_seconds, old.heard_seconds, old.was_open
             node.certificate, node.rivalry, node.hold = old.certificate, old.rivalry, old.hold
+            node.condition = old.condition
         self.nodes[node_id] = node
         self.touch()
         return node

@@ -16,6 +16,7 @@ from cotenant.core.placing.books import Book
 from cotenant.core.scenes import Stay
 from cotenant.core.validate import MEMORY_BYTES_MAX
 from cotenant.rpc import translate
+from cotenant.services.placement.agent_conditions import ToldCondition
 from cotenant.services.placement.committer import Write
 from cotenant.v1 import job_pb2, node_service_pb2, records_pb2
 from cotenant.v1.certificate_pb2 import Certificate
@@ -54,6 +55,7 @@ class Node:
     seen_seconds: float = 0.0
     heard_seconds: float = 0.0
     certificate: Certificate | None = None  # that its agent shows, as it says
+    condition: ToldCondition = field(default_factory=ToldCondition)
     shape: NodeShape = field(init=False)  # with GPUs that are ill
     unwell: HealthProblem | None = field(init=False)  # as its agent says: it gets no new work
     hold: HealthProblem | None = None  # as placement has seen: it gets a canary now and then

@@ -256,6 +256,8 @@ class Registry:
         self._hear(node)
         if request.HasField("hello") or request.HasField("certificate"):
             node.certificate = request.certificate if request.HasField("certificate") else None
+        if request.HasField("condition"):
+            node.condition.take(request.condition)
         if request.beat and self._leads_for_sure():  # else another one may lead, and take this node as silent
             session.put(agents.heard(request.beat))
         if request.HasField("inventory"):  # first: what an end gives back may not be well
@@ -402,6 +404,10 @@ class Registry:
         if node.certificate is not None:
             message.certificate.CopyFrom(node.certificate)
         message.seen_time.FromNanoseconds(int((time.time() - (time.monotonic() - node.seen_seconds)) * 1e9))
+        message.silence.FromMicroseconds(round(self._silent_seconds(node) * 1e6))
+        message.heartbeat_interval.FromMicroseconds(round(self.heartbeat_seconds * 1e6))
+        if node.connected:
+            node.condition.describe(message)
         return message
 
     def _hide_others(self, message: node_pb2.Node, tenants: Collection[str]) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from tests.node_agent.agent_process import AgentProcess
-from tests.node_agent.conditions import need_groups
+from tests.node_agent.conditions import need_groups, until
 from tests.node_agent.conftest import end_jobs
 from tests.node_agent.jobs import CPUS, shell, stop_order, task
 from tests.node_agent.placement import Placement
@@ -22,6 +22,9 @@ from cotenant.node_agent.cgroup_mounts import find_mounts
 pytestmark = pytest.mark.root
 
 READ_ONLY = 'mount --bind "$1" "$1" && mount -o remount,bind,ro "$1"'
+
+
+LOG = "agent.log"
 
 
 def need_namespaces() -> None:
@@ -35,7 +38,8 @@ def need_namespaces() -> None:
 async def apart(placement: Placement, tmp_path: Path) -> AsyncIterator[AgentProcess]:
     """An agent whose mounts are its own."""
     need_namespaces()
-    agent = AgentProcess(placement, tmp_path / "state", prefix=("unshare", "--mount"))
+    logged = ("sh", "-c", 'exec "$@" > "$0" 2>&1', str(tmp_path / LOG))
+    agent = AgentProcess(placement, tmp_path / "state", prefix=("unshare", "--mount", *logged))
     await agent.start()
     await placement.connected()
     yield agent
@@ -76,6 +80,21 @@ async def test_a_state_directory_that_turns_read_only_takes_no_job_and_loses_non
     await runs(placement, "later")
     await stopped(placement, "later")
     await stopped(placement, "there")
+
+
+async def test_a_directory_that_a_read_only_disk_held_back_is_moved_once_the_disk_is_writable(
+    placement: Placement, apart: AgentProcess, tmp_path: Path
+) -> None:
+    placement.acknowledge_ends = True
+    await runs(placement, "there")
+    attempts, kept = tmp_path / "state" / "attempts", tmp_path / "state" / "kept"
+    await mounted(apart, READ_ONLY, tmp_path / "state")
+    placement.send(stops=[stop_order("there", grace_seconds=0)])
+    await placement.ended("there")
+    await until(lambda: "attempt_not_kept" in (tmp_path / LOG).read_text())
+    assert (attempts / "there-1").is_dir()
+    await mounted(apart, 'umount "$1"', tmp_path / "state")
+    await until(lambda: (kept / "there-1").exists() and not (attempts / "there-1").exists())
 
 
 async def test_control_groups_that_turn_read_only_refuse_a_job_whole_and_take_the_next(

@@ -3,7 +3,8 @@ from __future__ import annotations
 import asyncio
 import time
 
-from cotenant.rpc.stalls import LOOK_SECONDS, TOLD_SECONDS, Stalls
+from cotenant.recent import WINDOW_SECONDS
+from cotenant.rpc.stalls import BEHIND_SECONDS, LOOK_SECONDS, TOLD_SECONDS, Stalls
 
 
 async def test_a_loop_that_is_held_up_is_told() -> None:
@@ -21,3 +22,16 @@ def test_only_long_delays_are_told() -> None:
     for late_seconds in (0.0, TOLD_SECONDS / 2, TOLD_SECONDS, 2 * TOLD_SECONDS):
         stalls.take(late_seconds)
     assert (stalls.longest_seconds, stalls.told) == (2 * TOLD_SECONDS, 2)
+
+
+def test_a_stall_counts_in_the_window_in_which_it_ended() -> None:
+    now = [5.0]
+    stalls = Stalls(clock=lambda: now[0])
+    stalls.take(BEHIND_SECONDS)
+    assert stalls.lag().windows_behind == 1
+    now[0] += WINDOW_SECONDS
+    stalls.take(2 * BEHIND_SECONDS)
+    lag = stalls.lag()
+    assert (lag.windows_behind, lag.longest.ToMilliseconds()) == (2, 2000)
+    now[0] += 3 * WINDOW_SECONDS
+    assert stalls.lag().windows_behind == 0

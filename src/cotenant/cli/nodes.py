@@ -16,6 +16,7 @@ from cotenant.cli.names import all_nodes, find_node
 from cotenant.cli.nodecard import show_node
 from cotenant.cli.outcome import note, usage
 from cotenant.cli.render import Column, print_table
+from cotenant.cli.slowness import lateness
 from cotenant.v1.node_service_pb2 import (
     CordonNodeRequest,
     DrainNodeRequest,
@@ -236,6 +237,8 @@ def _notes(view: views.View) -> str:
         told.append(f"{len(view['gpus_unhealthy'])} GPUs ill: {next(iter(view['gpus_unhealthy'].values()))}")
     if view["state"] in ("away", "lost") and view["seen_seconds"] is not None:
         told.append(f"last seen {units.short_seconds(view['seen_seconds'])} ago")
+    if late := lateness(view):
+        told.append(late)
     if (valid := views.validity_of(view)) and valid.is_due(now := datetime.now(UTC)):
         told.append(f"its certificate {valid.in_words(now)}")
     return "; ".join(told)

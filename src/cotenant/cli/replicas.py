@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import grpc.aio
 import typer
 
 from cotenant.cli import options, views
+from cotenant.cli.condition_views import NOTHING_TOLD, process_view
 from cotenant.cli.flags import Flags
 from cotenant.cli.mesh import Mesh, away, reach, told
 from cotenant.cli.render import Column, print_table
@@ -75,18 +78,16 @@ async def look(mesh: Mesh) -> Told:
         AioRpcError: one refused to tell.
     """
     known = mesh.replicas()
-    answers = await asyncio.gather(
-        *(stub.ListReplicas(ListReplicasRequest(), timeout=ANSWER_SECONDS_MAX) for _, _, stub in known),
-        return_exceptions=True,
-    )
+    answers = await asyncio.gather(*(_asked(stub) for _, _, stub in known), return_exceptions=True)
     processes: dict[tuple[str, str], views.View] = {}
     members: list[tuple[str, StoreMember]] = []
     capacities: list[StoreCapacity] = []
     trusts: dict[str, views.View] = {}
     for (service, address, _), answer in zip(known, answers, strict=True):
-        if isinstance(answer, ListReplicasResponse):
+        if isinstance(answer, tuple):
+            answer, *times = answer
             parts = {one.service: _view(one) for one in answer.replicas} or {service: _serving(service, address)}
-            processes |= {(name, address): part | _process(answer) for name, part in parts.items()}
+            processes |= {(name, address): part | _process(answer, *times) for name, part in parts.items()}
             members += [(address, one) for one in answer.store_members]
             capacities += [answer.store_capacity] if answer.HasField("store_capacity") else []
             if answer.HasField("store_trust"):
@@ -98,6 +99,13 @@ async def look(mesh: Mesh) -> Told:
     return Told(
         [view for _, view in sorted(processes.items())], _merged(members), list(trusts.values()), _fullest(capacities)
     )
+
+
+async def _asked(stub: Any) -> tuple[ListReplicasResponse, float, float]:
+    """Return a process's answer, and when it was asked and had answered, by this machine's wall clock."""
+    asked, begin = time.time(), time.monotonic()
+    answer = await stub.ListReplicas(ListReplicasRequest(), timeout=ANSWER_SECONDS_MAX)
+    return answer, asked, asked + time.monotonic() - begin
 
 
 def _fullest(told_of: Sequence[StoreCapacity]) -> views.View | None:
@@ -165,16 +173,18 @@ def _serving(service: str, address: str, state: str = "serves", problem: str | N
         "start_time": None,
         "certificate": None,
         "problems": [],
+        **NOTHING_TOLD,
     }
 
 
-def _process(answer: ListReplicasResponse) -> views.View:
+def _process(answer: ListReplicasResponse, asked: float, answered: float) -> views.View:
     """Tell of the process itself; one of an older release says nothing of it."""
     return {
         "release": answer.process.version or None,
         "start_time": views.time_of(answer.process, "start_time"),
         "certificate": views.certificate_view(answer.process.certificate),
         "problems": [{"reason": one.reason, "remedy": one.remedy} for one in answer.process.problems],
+        **process_view(answer.process, asked, answered),
     }
 
 

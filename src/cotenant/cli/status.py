@@ -20,6 +20,7 @@ from cotenant.cli.names import all_nodes
 from cotenant.cli.outcome import ExitCode
 from cotenant.cli.render import print_card
 from cotenant.cli.replicas import look as look_at_processes
+from cotenant.cli.slowness import slow_parts
 from cotenant.cli.views import validity_of
 from cotenant.cli.wrongs import Wrong, certificate_wrong, wrongs
 from cotenant.core.lifecycle import ENDED, Phase
@@ -101,6 +102,7 @@ async def look(mesh: Mesh) -> Picture:
         processes.trusts,
         processes.capacity,
     )
+    wrong += slow_parts(processes.processes, nodes[0] or [])
     for what, why in (("nodes", nodes[1]), ("jobs", jobs[1])):
         if why:
             wrong.append(Wrong(what, why, "nothing is known of them until that is mended"))

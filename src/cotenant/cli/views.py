@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
+from cotenant.cli.condition_views import View, agent_view
 from cotenant.cli.launch_failures import launch_failure_view
 from cotenant.cli.names import phase_of
 from cotenant.core.jobs import WHOLE_GPU_MILLI
@@ -40,7 +41,6 @@ from cotenant.v1.resources_pb2 import HealthProblem, NodeAllocation
 from cotenant.validity import Validity
 
 DATES_BEGIN, DATES_END = (datetime(year, 1, 1, tzinfo=UTC).timestamp() for year in (1, 9999))
-View = dict[str, Any]
 LIVE = frozenset({AttemptState.ASSIGNED, AttemptState.RUNNING, AttemptState.STOPPING})
 
 
@@ -242,7 +242,7 @@ def node_view(node: Node, now: float) -> View:
         "agent_version": inventory.agent_version,
         "certificate": certificate_view(node.certificate),
         "create_time": time_of(node, "create_time"),
-        "seen_seconds": max(0.0, now - seconds(node.seen_time)) if node.HasField("seen_time") else None,
+        **agent_view(node, now),
     }
 
 
@@ -377,7 +377,6 @@ def throttle_of(view: View) -> str:
 
 def forecast_view(message: StartForecast) -> View:
     """When a job will probably start: times from now on, null where that is not within what was looked at."""
-
     there = {field.name: value for field, value in message.ListFields()}
 
     def told(field: str) -> float | None:

@@ -9,6 +9,7 @@ from datetime import datetime
 
 from cotenant.cli.units import short_seconds
 from cotenant.cli.views import View, validity_of
+from cotenant.core.nodes import HealthAction
 from cotenant.validity import Validity
 
 NO_SPACE = "alarm:NOSPACE"  # told with what helps by how full the store is
@@ -126,7 +127,8 @@ def _of_nodes(nodes: Sequence[View]) -> Iterator[Wrong]:
             yield Wrong(one["id"], f"its agent is {one['state']}{since}; {gone}", helps)
         for problem in one["problems"]:
             where = f"{one['id']} {problem['gpu_uuid'] or ''}".strip()
-            yield Wrong(where, f"{problem['action']}: {problem['reason']}", problem["remedy"])
+            action = "" if problem["action"] == HealthAction.IGNORE else f"{problem['action']}: "
+            yield Wrong(where, f"{action}{problem['reason']}", problem["remedy"])
 
 
 def _of_releases(processes: Sequence[View], nodes: Sequence[View]) -> Iterator[Wrong]:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from importlib import metadata
 from typing import Any
 
+from cotenant.recent import Recent
 from cotenant.rpc.server import Server
 from cotenant.store.capacity import capacity_of
 from cotenant.store.guarded import GuardedStore
@@ -15,6 +16,7 @@ from cotenant.store.trust import REMEDY, Trust
 from cotenant.store.way_back import WayBack, way_back
 from cotenant.v1 import replica_service_pb2 as pb
 from cotenant.v1 import replica_service_pb2_grpc as pb_grpc
+from cotenant.v1.condition_pb2 import StoreLatency
 
 SERVICE = "cotenant.v1.ReplicaService"
 WITNESSES_MAX = 1000  # of each kind in an answer
@@ -31,6 +33,9 @@ class ReplicaServicer(pb_grpc.ReplicaServiceServicer):
     async def ListReplicas(self, request: pb.ListReplicasRequest, context: Any) -> pb.ListReplicasResponse:
         """Tell of this process, its services and the members of its store."""
         answer = pb.ListReplicasResponse(process=self._process, replicas=[describe() for describe in self._describe])
+        answer.process.loop_lag.CopyFrom(self._server.loop_lag())
+        if isinstance(self._store, GuardedStore):
+            answer.process.store_latency.CopyFrom(latency_to_wire(self._store.latency))
         if shown := self._server.certificate:
             answer.process.certificate.CopyFrom(shown.to_wire())
         for problem in self._server.problems():
@@ -48,6 +53,7 @@ class ReplicaServicer(pb_grpc.ReplicaServiceServicer):
             answer.store_capacity.CopyFrom(wire)
         if isinstance(self._store, GuardedStore) and (trust := self._store.trust).remembered:
             answer.store_trust.CopyFrom(trust_to_wire(trust))
+        answer.process.wall_time.GetCurrentTime()  # last: the store may have taken long
         return answer
 
     async def _capacity(self) -> pb.StoreCapacity | None:
@@ -68,6 +74,14 @@ class ReplicaServicer(pb_grpc.ReplicaServiceServicer):
             remedy=helps.remedy,
             commands=helps.commands,
         )
+
+
+def latency_to_wire(recent: Recent) -> StoreLatency:
+    """Return how long a store took to answer, for the wire."""
+    latency = StoreLatency(calls=recent.count)
+    latency.median.FromMicroseconds(round(recent.median_seconds * 1e6))
+    latency.longest.FromMicroseconds(round(recent.longest_seconds * 1e6))
+    return latency
 
 
 def trust_to_wire(trust: Trust) -> pb.StoreTrust:

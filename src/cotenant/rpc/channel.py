@@ -21,6 +21,7 @@ import grpc
 import grpc.aio
 
 from cotenant import telemetry
+from cotenant.name_checks import NAMES
 from cotenant.rpc.endpoints import MESH_NAME, Endpoints, addresses_of, host_and_port
 from cotenant.rpc.legible import LegibleAnswer, LegibleStream, reading
 from cotenant.rpc.methods import METHODS, Method
@@ -165,6 +166,7 @@ class Named:
         self._endpoint, self._clock = endpoint, clock
         self.target = target_of(endpoint)
         addresses = addresses_of(endpoint)
+        NAMES.watch(self, (host_and_port(address)[0] for address in addresses))
         self.changes = len(addresses) > 1 and not all(_is_number(host_and_port(one)[0]) for one in addresses)
         self._looked = clock()
         self._looking: threading.Thread | None = None
@@ -278,6 +280,8 @@ class Channel(grpc.aio.Channel):
 
     async def close(self, grace: float | None = None) -> None:
         """Let calls under way finish within the grace, then cut them off."""
+        if self._named:
+            NAMES.drop(self._named)
         for inner in (*self._old, self._current):
             await inner.close(grace)
 

@@ -11,7 +11,8 @@ import structlog
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from cotenant import descriptors, telemetry
+from cotenant import descriptors, name_checks, telemetry
+from cotenant.name_checks import NAMES
 from cotenant.rpc import enduring
 from cotenant.rpc.connections import RULES, ConnectionRules, Connections, Problem, connections_max
 from cotenant.rpc.ending import end
@@ -24,6 +25,7 @@ from cotenant.rpc.methods import METHODS
 from cotenant.rpc.security import PLAIN, Security
 from cotenant.rpc.stalls import Stalls
 from cotenant.rpc.tls import server_credentials
+from cotenant.v1.condition_pb2 import LoopLag
 from cotenant.validity import Validity
 
 log = structlog.get_logger()
@@ -97,6 +99,7 @@ class Server:
         self._servicers: list[tuple[AddServicer, Any]] = []
         self._serving: dict[str, bool] = {}
         self._health = Health(self._connections, authenticator, security.limits)
+        self._stalls = Stalls()
         self._beside: list[asyncio.Task[None]] = []
         self._stopped = asyncio.Event()
         self._server: Any = None
@@ -116,8 +119,12 @@ class Server:
         return self._tls.material.validity if self._tls else None
 
     def problems(self) -> list[Problem]:
-        """Return what is wrong with the connections and descriptors of this process."""
-        return self._connections.problems()
+        """Return what is wrong with the connections and descriptors of this process, and with names that it uses."""
+        return [*self._connections.problems(), *(Problem(error, name_checks.REMEDY) for error in NAMES.errors())]
+
+    def loop_lag(self) -> LoopLag:
+        """Return by how much the event loop is behind."""
+        return self._stalls.lag()
 
     def bind(self) -> int:
         """Take the port and return it, so that services can be told where they will be; `start` does it otherwise.
@@ -150,7 +157,8 @@ class Server:
         self._health.set(OVERALL, _status(all(self._serving.values())))
         await self._begin(self._server)
         self._beside = [
-            asyncio.create_task(Stalls().run(), name="stalls"),
+            asyncio.create_task(self._stalls.run(), name="stalls"),
+            asyncio.create_task(NAMES.run(), name="name-checks"),
             asyncio.create_task(self._connections.run(self._port), name="connections"),
             asyncio.create_task(self._begin_again(), name="server"),
         ]

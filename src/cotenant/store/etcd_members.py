@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from aetcd import rpc  # type: ignore[import-untyped]  # ships no types; only its stubs and messages are used
 
+from cotenant.name_checks import NAMES
 from cotenant.store.etcd_links import Member, Renewal
 from cotenant.store.port import StoreFull, StoreUnavailable, Unanswered
 from cotenant.store.standing import Standing
@@ -72,6 +73,7 @@ class Members:
             raise ValueError("etcd needs at least one endpoint, as host:port")
         self.endpoints = ", ".join(endpoints)
         self.closing = asyncio.Event()
+        NAMES.watch(self, (endpoint.rpartition(":")[0].strip("[]") for endpoint in endpoints))
         self.raft_term = 0  # as last heard of; 0: not yet
         self._timeout_seconds = timeout_seconds
         material = tls.material if tls else None
@@ -200,6 +202,7 @@ class Members:
 
     async def close(self) -> None:
         """End every wait and every call."""
+        NAMES.drop(self)
         self.closing.set()
         if self._renewal:
             await self._renewal.close()

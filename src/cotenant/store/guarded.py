@@ -9,11 +9,13 @@ leases count as lost, so that every leader reads its state again.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, Awaitable, Sequence
 from contextlib import aclosing, suppress
 from pathlib import Path
 from typing import TypeVar
 
+from cotenant.recent import Recent
 from cotenant.store.capacity import Capacity, capacity_of
 from cotenant.store.port import (
     Changes,
@@ -44,7 +46,8 @@ class GuardedStore:
 
     def __init__(self, shifted: ShiftedStore, memory: Path | None = None) -> None:
         self.inner = shifted
-        self.trust = Trust(shifted, memory, self._returned)
+        self.latency = Recent()  # of transactions, and of looks at an etcd
+        self.trust = Trust(shifted, memory, self._returned, self.latency.add)
         self._turn = asyncio.Event()  # set and replaced when the store is believed again
         self._leases: set[int] = set()
         self._void: set[int] = set()  # leases of the time before the store was believed again
@@ -84,7 +87,10 @@ class GuardedStore:
     async def transact(self, compares: Sequence[Compare], operations: Sequence[Operation]) -> Committed | Conflict:
         """Do all operations if all comparisons hold, else nothing."""
         await self._ready()
-        return await self._done(self.inner.transact(compares, operations))
+        begin = time.monotonic()
+        result = await self._done(self.inner.transact(compares, operations))
+        self.latency.add(time.monotonic() - begin)
+        return result
 
     async def watch(self, prefix: str, *, after_revision: int) -> AsyncGenerator[Changes | Relisted, None]:
         """Yield what is committed after a revision; all of the prefix once the store is believed again."""

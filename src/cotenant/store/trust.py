@@ -90,15 +90,22 @@ class Trust:
     """What is known of one store. `memory` is the file in which it is kept, if any.
 
     `on_return` is called when a store that was not believed is believed again, or was accepted meanwhile: whatever was
-    read before may be wrong.
+    read before may be wrong. `on_look` is called with how long each look at an etcd took; others are read from memory.
     """
 
-    def __init__(self, shifted: ShiftedStore, memory: Path | None, on_return: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        shifted: ShiftedStore,
+        memory: Path | None,
+        on_return: Callable[[], None],
+        on_look: Callable[[float], None] = lambda seconds: None,
+    ) -> None:
         self.verdict: Verdict | None = None
         self.identity: Identity | None = None
         self.remembered: Memory | None = None
         self.witnesses = Witnesses()
         self._shifted, self._raw, self._path, self._on_return = shifted, shifted.inner, memory, on_return
+        self._on_look = on_look
         self._kept: Memory | None = None
         self._unkept = False  # since it could not be written; told once
         self._opening = asyncio.Lock()
@@ -192,8 +199,10 @@ class Trust:
         Raises:
             StoreUnavailable: it does not answer.
         """
-        before = self._known()
+        before, begin = self._known(), time.monotonic()
         look = await look_at(self._raw)
+        if isinstance(self._raw, EtcdStore):
+            self._on_look(time.monotonic() - begin)
         if look.filling:
             return  # whoever uses the store is told so
         if verdict := look.verdict or judge(before, look.seen):
