@@ -13,8 +13,10 @@ from typing import Any
 from tests.chaos.asking import ANSWERS
 from tests.chaos.names import DOMAIN
 from tests.chaos.parts import Mesh
-from tests.chaos.plan import ETCD, LASTING_SECONDS, NODES, OPERATOR, SERVICES, Fault, Hook, Step
+from tests.chaos.plan import ETCD, LASTING_SECONDS, NODES, OPERATOR, PYTHON, SERVICES, Fault, Hook, Step
 from tests.end_to_end.waiting import lines_of
+
+from cotenant.cli.slowness import THIS_MACHINE
 
 NAMED_SECONDS, WELL_SECONDS = 30.0, 60.0
 ASK_SECONDS, ANSWER_SECONDS_MAX = 3.0, 40.0  # on a machine that has other things to do as well
@@ -22,12 +24,16 @@ REFUSALS_MIN = 3  # launches that a node has to have refused for so long before 
 UNNAMED = Hook.USER  # each user who is not found counts once, and a run has two: a node is held after three
 UNKNOWN = ("nodes", "jobs")  # in the place of a part's name: nobody could say how they are
 
+AWAY = ("away", "does not answer", "connect", "deadline")  # a part that another fault has taken away is named so
 # What the problem that names a part has to say, where any problem of that part's would not do.
 WORDS: Mapping[Fault, tuple[str, ...]] = {
     Fault.EXPIRE: ("certificate",),
     Fault.FULL_STORE: ("space", "full", "quota"),
     Fault.OLD_STORE: ("older", "earlier", "back"),
     Fault.OTHER_STORE: ("another", "other", "different"),
+    Fault.STUTTER: ("behind", "late", *AWAY),
+    Fault.SLOW_STORE: ("to answer", "answer within", *AWAY),
+    Fault.NAME_ERROR: ("cannot resolve", *AWAY),
 }
 # Faults that `status` has to name, each with the kinds of parts for which it has to.
 NAMED: Mapping[Fault, tuple[str, ...]] = {
@@ -41,7 +47,17 @@ NAMED: Mapping[Fault, tuple[str, ...]] = {
     Fault.FULL_STORE: ("etcd",),
     Fault.OLD_STORE: ("etcd",),
     Fault.OTHER_STORE: ("etcd",),
+    Fault.STUTTER: ("queue", "placement", "predictor", "contention", "agent"),
+    Fault.SLOW_STORE: ("etcd",),
+    Fault.NAME_ERROR: ("queue", "contention", "agent"),  # the others call nobody by name
 }
+# Less than that is too little to be named: the loop has to be behind by 1 s, and the store, each of whose answers takes
+# two such delays, by 100 ms beside what the callers' own loops take on a machine that is busy with all of this. What a
+# part that is starved of CPU needs is up to the load, so that it does not have to be named.
+AMOUNT_MIN: Mapping[Fault, float] = {Fault.STUTTER: 1.3, Fault.SLOW_STORE: 0.25}
+
+CLOCK = "its clock is "
+CLOCK_SECONDS = (1.0, 3.0)  # a clock that is off by less is not named, one that is off by more is
 
 Problem = Mapping[str, str]
 
@@ -88,7 +104,9 @@ class Naming:
     def begin(self, step: Step) -> None:
         """Expect a fault to be named, if it lasts long enough and is of a kind that has to be."""
         kind = step.part.partition("-")[0]
-        if step.seconds >= LASTING_SECONDS[0] and kind in NAMED.get(step.fault, ()) and step.point != UNNAMED:
+        enough = abs(step.amount) >= AMOUNT_MIN.get(step.fault, 0.0)
+        lasts = step.seconds >= LASTING_SECONDS[0]
+        if lasts and enough and kind in NAMED.get(step.fault, ()) and step.point != UNNAMED:
             where = self._where(step.part)
             self._lasting[step.number] = Lasting(step, where, time.monotonic(), self.not_launched.get(where[0], 0))
 
@@ -106,12 +124,16 @@ class Naming:
             self._judge(picture)
 
     def is_well(self) -> bool:
-        """Whether `status`, asked since the last `ask_anew`, finds nothing wrong and all nodes there."""
+        """Whether `status`, asked since the last `ask_anew`, finds nothing wrong but clocks, and all nodes there.
+
+        Clocks stay as faults have left them, so those that are off have to be named, and no others.
+        """
         picture = self._answer()
         if picture is None or self._asked_at < self._since:
             return False
-        self.last_problems = picture["problems"]
-        return not picture["problems"] and sum((picture["nodes"] or {}).values()) == len(NODES)
+        self.last_problems = [one for one in picture["problems"] if not one["what"].startswith(CLOCK)]
+        self.last_error = "; ".join(self._misjudged_clocks(picture["problems"]))
+        return not self.last_problems and not self.last_error and sum((picture["nodes"] or {}).values()) == len(NODES)
 
     def ask_anew(self) -> None:
         """Let no answer count that was asked for before now."""
@@ -122,6 +144,20 @@ class Naming:
         if self._asked:
             self._asked.kill()
             self._asked.wait()
+
+    def _misjudged_clocks(self, problems: Sequence[Problem]) -> list[str]:
+        """Name clocks that are off and not named, or named and right: all of them are there and answer."""
+        offsets = {(THIS_MACHINE,): 0.0} | {self._where(part): self.mesh.clock_offset(part) for part in PYTHON}
+        in_order = sorted(offsets.values())
+        median = min(in_order[(len(in_order) - 1) // 2], in_order[len(in_order) // 2], key=abs)
+        named = [one["where"] for one in problems if one["what"].startswith(CLOCK)]
+        wrong = []
+        for where, offset in offsets.items():
+            is_named = any(word in one for word in where for one in named)
+            off = abs(offset - median)
+            if (off > CLOCK_SECONDS[1] and not is_named) or (off < CLOCK_SECONDS[0] and is_named):
+                wrong.append(f"{where[0]}: its clock is off by {off:.1f} s and {'' if is_named else 'not '}named")
+        return wrong
 
     def _where(self, part: str) -> tuple[str, ...]:
         """What `status` may call a part."""

@@ -403,6 +403,13 @@ class Mesh:
             (before,) = struct.unpack("=q", page[:8])
             page[:8] = struct.pack("=q", before + round(by_seconds * 1e9))
 
+    def clock_offset(self, name: str) -> float:
+        """How far a part's wall clock is ahead of the machine's, in seconds."""
+        if self.clock is None:
+            return 0.0
+        (nanoseconds,) = struct.unpack("=q", (self.directory / f"{name}.{OFFSET}").read_bytes()[:8])
+        return float(nanoseconds / 1e9)
+
     def pids(self) -> set[int]:
         """All processes that are parts."""
         members = {part.member.pid for part in self.parts.values() if part.member and not part.member.ended()}

@@ -179,6 +179,7 @@ LASTING_SHARES = {  # how often a fault lasts long enough to be named
     Fault.BLACK_HOLE: 0.1,
     Fault.SLOW_STORE: 0.1,
     Fault.FULL_STORE: 0.2,
+    Fault.NAME_ERROR: 0.2,
     Fault.EXPIRE: 0.2,
     Fault.OLD_STORE: 1.0,
     Fault.OTHER_STORE: 1.0,
