@@ -222,11 +222,11 @@ KEYS = {
     "job": (
         "id name kind phase phase_reason tenant queue priority priority_class submitter labels replicas gpus cores "
         "memory_bytes nodes create_time start_time end_time wait_seconds run_seconds deadline dependencies array "
-        "reason attempt past_attempts progress failures avoided_nodes retries preemptions migrations "
+        "reason attempt past_attempts progress failures launch_failures avoided_nodes retries preemptions migrations "
         "attained_gpu_seconds attained_core_seconds archived estimate"
     ),
     "reason": "code detail remedy numbers wait locality since holds_seconds",
-    "attempt": "number state pre_run assign_time start_time end_time message exit failure allocations",
+    "attempt": ("number state pre_run assign_time start_time end_time message exit failure launch_failure allocations"),
     "exit": "code signal out_of_memory rank node",
     "allocation": "node tasks",
     "task": "role rank cores gpus memory_bytes reclaimable lent_cores target_cores",
