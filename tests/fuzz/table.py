@@ -64,7 +64,6 @@ OURS = "it is our own file, part of the package"
 KERNEL = "the kernel alone writes it"
 BY_SERVERS = {  # what only a whole server passes through, by the run that has one
     "src/cotenant/rpc/audit.py": "unary calls",
-    "services/placement/asking.py": "unary calls",
     "services/queue/reader.py": "unary calls",
     "services/queue/estimating.py": "sequences of calls",
     "node_agent/progress_reader.py": "sockets of an agent",

@@ -51,7 +51,7 @@ def facts_of(about: Query | Observation) -> Facts:
         ("shape", shape_of(told.roles) or str(about.replicas)),
         ("submitter", told.submitter or about.user),
         ("name", about.name[:WORD_LENGTH_MAX]),
-        *_asked(told.kind, told.roles, told.steps_total, told.labels),
+        *(*_asked(told.kind, told.roles, told.steps_total), *_labels(told.labels))[:FACTS_MAX],
     )
 
 
@@ -66,7 +66,7 @@ def shape_of(roles: tuple[Role, ...]) -> str:
 
 
 @lru_cache(maxsize=4096)  # likewise
-def _asked(kind: str, roles: tuple[Role, ...], steps_total: int, labels: tuple[tuple[str, str], ...]) -> Facts:
+def _asked(kind: str, roles: tuple[Role, ...], steps_total: int) -> Facts:
     facts: list[Fact] = [("job kind", kind)]
     if steps_total:
         facts.append(("steps", float(steps_total)))
@@ -80,8 +80,12 @@ def _asked(kind: str, roles: tuple[Role, ...], steps_total: int, labels: tuple[t
             facts.append((f"{name}: memory", asked.memory_bytes / 2**30))
         if asked.gpu_type:
             facts.append((f"{name}: gpu type", asked.gpu_type[:WORD_LENGTH_MAX]))
-    facts.extend((f"label {name[:WORD_LENGTH_MAX]}", _number_or_word(text)) for name, text in labels)
     return tuple(facts[:FACTS_MAX])
+
+
+def _labels(labels: tuple[tuple[str, str], ...]) -> Facts:
+    """Return the labels as facts; not cached, since a job may have 32 KiB of labels that no other job has."""
+    return tuple([(f"label {name[:WORD_LENGTH_MAX]}", _number_or_word(text)) for name, text in labels])
 
 
 def _number_or_word(text: str) -> float | str:
