@@ -147,13 +147,10 @@ class Agent:
                 self._record_end(found.status)
             throttling.take_up()
             inventory.not_enforced.extend(runtime.not_enforced())
-            self._background.start(health.run())
+            self._watch_itself()
             self._background.start(self._follow_cpus(inventory, runtime).run())
             self._background.forever("disk_watch", self._watch_disk(runtime).run)
             self._background.start(self._link.run())
-            self._background.start(self._watch_certificate())
-            self._background.start(self._stalls.run())
-            self._background.forever("name_checks", NAMES.run)
             if config.contention_endpoint:
                 sight = Sight(
                     lambda: orders.attempts, progress.rate_over, profiles.under_way,
@@ -172,6 +169,13 @@ class Agent:
             self._lease.close()
             if all(attempt.status.ended for attempt in orders.attempts.values()):
                 remove_socket_directory(config.state_dir)
+
+    def _watch_itself(self) -> None:
+        """Begin to watch the node's health and the agent's certificate, event loop and names."""
+        self._background.start(self._health.run())
+        self._background.start(self._watch_certificate())
+        self._background.start(self._stalls.run())
+        self._background.forever("name_checks", NAMES.run)
 
     async def _watch_certificate(self) -> None:
         if shown := channel.shown():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Collection
+from collections.abc import AsyncIterator, Callable
 
 import structlog
 
@@ -13,8 +13,7 @@ from cotenant.core.lifecycle import AttemptState, StopReason
 from cotenant.rpc import errors, translate
 from cotenant.rpc.background import Background
 from cotenant.rpc.errors import Problem
-from cotenant.rpc.hiding import without_others
-from cotenant.rpc.identity import caller, check_node
+from cotenant.rpc.identity import check_node
 from cotenant.rpc.store_marks import mark_from_wire, mark_to_wire
 from cotenant.services.placement import agents
 from cotenant.services.placement.attempts import Attempts
@@ -25,6 +24,7 @@ from cotenant.services.placement.committer import Committer, Fenced, Halted, Wri
 from cotenant.services.placement.fitting import Fitting
 from cotenant.services.placement.following import Following
 from cotenant.services.placement.forgetting import Forgetting
+from cotenant.services.placement.node_description import describe
 from cotenant.services.placement.records import (
     HEARTBEATS_MISSED_MAX,
     NODES,
@@ -33,7 +33,6 @@ from cotenant.services.placement.records import (
     Node,
     NodeState,
     may_run_on_seconds,
-    used,
 )
 from cotenant.services.placement.resizes import Resizes
 from cotenant.services.placement.suspects import Suspects
@@ -387,38 +386,5 @@ class Registry:
         log.info("gpu_released", node=node.id, gpu=gpu_uuid)
 
     def describe(self, node: Node) -> node_pb2.Node:
-        """A node as callers see it."""
-        message = node_pb2.Node()
-        message.CopyFrom(node.record.node)
-        lives = self.cluster.on_node(node.id)
-        message.state, (message.state_owner, message.state_reason) = node.state, node.why
-        message.inventory.problems.extend(self.claims.problems(node))
-        if node.hold:
-            message.inventory.problems.append(translate.problem_to_wire(node.hold))
-        message.used_gpu_milli, message.used_cores, message.used_memory_bytes = used(node, lives)
-        tenants = caller().tenants
-        keys = [live.key for live in lives if tenants is None or live.record.spec.tenant in tenants]
-        message.attempts.extend(f"{job_id}/{number}" for job_id, number in sorted(keys))
-        if tenants is not None:
-            self._hide_others(message, tenants)
-        if node.certificate is not None:
-            message.certificate.CopyFrom(node.certificate)
-        message.seen_time.FromNanoseconds(int((time.time() - (time.monotonic() - node.seen_seconds)) * 1e9))
-        message.silence.FromMicroseconds(round(self._silent_seconds(node) * 1e6))
-        message.heartbeat_interval.FromMicroseconds(round(self.heartbeat_seconds * 1e6))
-        if node.connected:
-            node.condition.describe(message)
-        return message
-
-    def _hide_others(self, message: node_pb2.Node, tenants: Collection[str]) -> None:
-        """Take out of what is said of a node's health whose jobs it met."""
-
-        def name_of(job_id: str) -> str | None:
-            live = self.cluster.attempts.get(job_id)
-            return None if live is None or live.record.spec.tenant in tenants else live.record.spec.name
-
-        message.state_reason = without_others(message.state_reason, name_of)
-        for gpu in message.inventory.gpus:
-            gpu.unhealthy_reason = without_others(gpu.unhealthy_reason, name_of)
-        for problem in message.inventory.problems:
-            problem.reason = without_others(problem.reason, name_of)
+        """Return a node as callers see it."""
+        return describe(node, self.cluster, self.claims, self._silent_seconds(node), self.heartbeat_seconds)

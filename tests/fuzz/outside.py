@@ -115,7 +115,7 @@ def _shown(answer: Message) -> None:
     if answer.DESCRIPTOR.name == "ExplainJobResponse":
         shown.append(explain.explained_view(answer, 5.0))  # type: ignore[arg-type]  # by its name it is one
     if isinstance(answer, ListReplicasResponse):
-        processes = [replicas._view(one) | replicas._process(answer) for one in answer.replicas]
+        processes = [replicas._view(one) | replicas._process(answer, 5.0, 6.0) for one in answer.replicas]
         members = replicas._merged([(teller, one) for teller in ("a:1", "b:1") for one in answer.store_members])
         shown += [*map(replicas._row, processes), *processes, *members]
     with redirect_stdout(StringIO()):

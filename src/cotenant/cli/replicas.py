@@ -83,19 +83,19 @@ async def look(mesh: Mesh) -> Told:
     members: list[tuple[str, StoreMember]] = []
     capacities: list[StoreCapacity] = []
     trusts: dict[str, views.View] = {}
-    for (service, address, _), answer in zip(known, answers, strict=True):
-        if isinstance(answer, tuple):
-            answer, *times = answer
+    for (service, address, _), outcome in zip(known, answers, strict=True):
+        if isinstance(outcome, tuple):
+            answer, asked, answered = outcome
             parts = {one.service: _view(one) for one in answer.replicas} or {service: _serving(service, address)}
-            processes |= {(name, address): part | _process(answer, *times) for name, part in parts.items()}
+            processes |= {(name, address): part | _process(answer, asked, answered) for name, part in parts.items()}
             members += [(address, one) for one in answer.store_members]
             capacities += [answer.store_capacity] if answer.HasField("store_capacity") else []
             if answer.HasField("store_trust"):
                 trusts[address] = trust_view(address, answer.store_trust)
-        elif isinstance(answer, grpc.aio.AioRpcError):
-            processes.setdefault((service, address), _missing(service, address, answer))
-        elif isinstance(answer, BaseException):
-            raise answer
+        elif isinstance(outcome, grpc.aio.AioRpcError):
+            processes.setdefault((service, address), _missing(service, address, outcome))
+        else:
+            raise outcome
     return Told(
         [view for _, view in sorted(processes.items())], _merged(members), list(trusts.values()), _fullest(capacities)
     )

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from cotenant.cli.condition_views import View, agent_view
+from cotenant.cli.condition_views import agent_view
 from cotenant.cli.launch_failures import launch_failure_view
 from cotenant.cli.names import phase_of
 from cotenant.core.jobs import WHOLE_GPU_MILLI
@@ -41,6 +41,7 @@ from cotenant.v1.resources_pb2 import HealthProblem, NodeAllocation
 from cotenant.validity import Validity
 
 DATES_BEGIN, DATES_END = (datetime(year, 1, 1, tzinfo=UTC).timestamp() for year in (1, 9999))
+View = dict[str, Any]
 LIVE = frozenset({AttemptState.ASSIGNED, AttemptState.RUNNING, AttemptState.STOPPING})
 
 
@@ -333,9 +334,7 @@ def gpus(milli: int) -> float:
 
 def time_of(message: Any, field: str) -> str | None:
     """Write a message's timestamp as text, where it is set and there is a date for it."""
-    if not message.HasField(field):
-        return None
-    unix_seconds = seconds(getattr(message, field))
+    unix_seconds = seconds(getattr(message, field)) if message.HasField(field) else math.nan
     return written(unix_seconds) if has_date(unix_seconds) else None
 
 
