@@ -209,12 +209,12 @@ def test_a_decision_is_the_same_for_as_long_as_it_holds(
 ) -> None:
     order = data.draw(orders(len(jobs)))
     soon = NOW + 0.999 * min(450.0, rules.valid_seconds(jobs, order, NOW))
-    choices = [
-        choose(jobs, policy, order, capacity, now=now, rules=rules, tenancy=tenancy)  # type: ignore[arg-type]  # a capacity
-        for now in (NOW, soon)
-    ]
-    for field in dataclasses.fields(choices[0]):
-        np.testing.assert_equal(*(_plain(getattr(choice, field.name)) for choice in choices))
+    now, then = (
+        choose(jobs, policy, order, capacity, now=at, rules=rules, tenancy=tenancy)  # type: ignore[arg-type]  # a capacity
+        for at in (NOW, soon)
+    )
+    for field in dataclasses.fields(now):
+        np.testing.assert_equal(_plain(getattr(now, field.name)), _plain(getattr(then, field.name)))
 
 
 def test_a_refusal_for_a_limit_has_the_numbers() -> None:

@@ -9,7 +9,7 @@ from tests.simulation import laws
 from tests.simulation.auditing import Auditor
 from tests.simulation.combinations import FOUND, Case, cases
 
-from cotenant.core.jobs import JobKind, Request, Role
+from cotenant.core.jobs import Request, Role
 from cotenant.core.nodes import NodeShape
 from cotenant.simulator import Cluster, TraceJob
 

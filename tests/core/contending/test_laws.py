@@ -67,7 +67,7 @@ def two_small_steps() -> list[CpuJob]:
 
 
 @settings(max_examples=25, deadline=None, phases=SEARCH)
-@example(two_small_steps(), 80, told=False, enforced=False)
+@example(jobs=two_small_steps(), seed=80, told=False, enforced=False)
 @given(crowds(), st.integers(0, 100), st.booleans(), st.booleans())
 def test_victims_are_relieved_and_cpu_jobs_get_on(jobs: list[CpuJob], seed: int, told: bool, enforced: bool) -> None:
     trainers = [Trainer(), Trainer("other", 30.0)]
