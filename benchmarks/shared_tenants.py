@@ -40,7 +40,7 @@ GPUS = 2
 LOOK_SECONDS = 0.005  # between two looks at the loop
 PROBE_SECONDS = 0.02  # between two calls of a bystander
 LAG_BAR_MS, CALL_BAR_MS, SUBMIT_BAR_SECONDS, START_BAR_SECONDS = 50.0, 100.0, 10.0, 5.0
-AFTER_SECONDS = 15.0  # sweeps and counts come every five seconds
+AFTER_SECONDS, AFTER_SECONDS_QUICK = 15.0, 6.0  # sweeps and counts come every five seconds
 ENDED = (job_pb2.JOB_PHASE_SUCCEEDED, job_pb2.JOB_PHASE_FAILED, job_pb2.JOB_PHASE_CANCELLED)
 STARTED = (job_pb2.JOB_PHASE_RUNNING, *ENDED)
 
@@ -218,7 +218,7 @@ async def run(
 def measure(quick: bool) -> Sequence[harness.Row]:
     """Measure the full load, or a tenth of it."""
     arrays, tasks = (ARRAYS_QUICK, TASKS_QUICK) if quick else (ARRAYS, TASKS)
-    load = asyncio.run(run(arrays, tasks))
+    load = asyncio.run(run(arrays, tasks, after_seconds=AFTER_SECONDS_QUICK if quick else AFTER_SECONDS))
     return rows(load, f"{arrays} arrays of {tasks:,}")
 
 

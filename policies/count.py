@@ -7,7 +7,7 @@ import numpy as np
 from cotenant.core.gangs import Gang
 from cotenant.core.ledger import Ledger, Offer
 from cotenant.core.placing.obstacles import no_place
-from cotenant.core.placing.packing import in_node_order, on_many
+from cotenant.core.placing.packing import in_node_order, on_any
 from cotenant.core.refusals import Refusal
 
 
@@ -30,5 +30,5 @@ class Count:
 
     def place(self, gang: Gang, ledger: Ledger, rng: np.random.Generator) -> Offer | Refusal:
         """Offer the first free places, whatever the nodes."""
-        offer = on_many(gang, ledger, lambda part, room: in_node_order(room, part.replicas))
+        offer = on_any(gang, ledger, lambda part, room: in_node_order(room, part.replicas))
         return no_place(gang, ledger) if offer is None else offer

@@ -13,7 +13,7 @@ from cotenant.core.jobs import WHOLE_GPU_MILLI, Locality
 from cotenant.core.ledger import Attempt, Ledger, Offer, Share
 from cotenant.core.placing.fragmentation import IMPOSSIBLE, Increases, Measure
 from cotenant.core.placing.obstacles import no_place
-from cotenant.core.placing.packing import Nodes, hardest_first, room_for_all
+from cotenant.core.placing.packing import Nodes, hardest_first, on_fewest, room_for_all
 from cotenant.core.refusals import Refusal
 from cotenant.core.validate import Violation
 
@@ -107,6 +107,8 @@ class FragmentationGradientDescent:
         if gang.locality is Locality.SERVER:
             return no_place(gang, ledger, within=Locality.SERVER)
         anywhere = self._descend(gang, ledger)
+        if anywhere is None and len(gang.parts) > 1:  # one part may have taken the room that another needs
+            anywhere = on_fewest(gang, ledger)
         return no_place(gang, ledger) if anywhere is None else anywhere
 
     def _on_one(self, gang: Gang, ledger: Ledger) -> Offer | None:

@@ -8,7 +8,7 @@ from cotenant.core.gangs import Gang
 from cotenant.core.jobs import Locality
 from cotenant.core.ledger import Ledger, Offer
 from cotenant.core.placing.obstacles import no_place
-from cotenant.core.placing.packing import in_node_order, on_many, on_one, room_for_all
+from cotenant.core.placing.packing import in_node_order, on_any, on_one, room_for_all
 from cotenant.core.refusals import Refusal
 
 
@@ -36,5 +36,5 @@ class FirstFit:
                 return whole
         if gang.locality is Locality.SERVER:
             return no_place(gang, ledger, within=Locality.SERVER)
-        offer = on_many(gang, ledger, lambda part, room: in_node_order(room, part.replicas))
+        offer = on_any(gang, ledger, lambda part, room: in_node_order(room, part.replicas))
         return no_place(gang, ledger) if offer is None else offer

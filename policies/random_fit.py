@@ -8,7 +8,7 @@ from cotenant.core.gangs import Gang, Part
 from cotenant.core.jobs import Locality
 from cotenant.core.ledger import Counts, Ledger, Offer
 from cotenant.core.placing.obstacles import no_place
-from cotenant.core.placing.packing import on_many, on_one, room_for_all
+from cotenant.core.placing.packing import on_any, on_one, room_for_all
 from cotenant.core.refusals import Refusal
 
 
@@ -36,7 +36,7 @@ class RandomFit:
                 if (whole := on_one(gang, ledger, node)) is not None:
                     return whole
             return no_place(gang, ledger, within=Locality.SERVER)
-        offer = on_many(gang, ledger, lambda part, room: _drawn(part, room, rng))
+        offer = on_any(gang, ledger, lambda part, room: _drawn(part, room, rng))
         return no_place(gang, ledger) if offer is None else offer
 
 

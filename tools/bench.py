@@ -70,7 +70,7 @@ FORMS: Mapping[str, Form] = MappingProxyType(
         ),
         "placement": Form(90),
         "placement_live": Form(30),
-        "shared_tenants": Form(60),
+        "shared_tenants": Form(20),
         "archive": Form(5),
         "arrays": Form(5),
         "chaos": Form(1800, apart="half an hour of kills and cuts, as root; thirty steps say too little"),

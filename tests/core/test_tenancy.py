@@ -7,7 +7,7 @@ from functools import partial
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from tests.core.queueing.test_cycle import NOW, Ranked, capacities, orders, policies
 from tests.worlds import rng, tables, take_one
@@ -179,15 +179,42 @@ def _plain(value: object) -> object:
     return dataclasses.asdict(told) if isinstance(told, Outrankers) else told
 
 
-@given(st.data(), pictures(), rules_of_stopping)
-def test_a_decision_holds_no_longer_than_the_first_protection(data: st.DataObject, jobs: Jobs, rules: Rules) -> None:
+def protected_for_a_second() -> Jobs:
+    """Return one running job that nobody may stop for a second more, where the least time to run is 500 s."""
+    table = JobTable()
+    table.add(JobRow("a", 0.0, sequence=0))
+    table.start("a", NOW - 499.0)
+    return table.jobs(NOW)
+
+
+@given(pictures(), rules_of_stopping)
+@example(protected_for_a_second(), Rules(Preemption.NEVER, 500.0))
+@example(protected_for_a_second(), Rules(Preemption.PRIORITY, 500.0))
+def test_a_decision_holds_no_longer_than_the_first_protection(jobs: Jobs, rules: Rules) -> None:
     order = Order(np.zeros(len(jobs), dtype=np.int64), np.zeros(len(jobs)), valid_seconds=450.0)
     valid = rules.valid_seconds(jobs, order, NOW)
     assert 0 < valid <= 450.0
+    if rules.preemption is Preemption.NEVER:
+        assert valid == 450.0, "nobody is stopped, protected or not"
+        return
     before = rules.protects(jobs, NOW)
     assert (rules.protects(jobs, NOW + valid * 0.999) == before).all()
     if valid < 450.0:
         assert rules.protects(jobs, NOW + valid + 0.001).sum() < before.sum()
+
+
+@given(st.data(), pictures(), tenancies, policies, rules_of_stopping, capacities)
+def test_a_decision_is_the_same_for_as_long_as_it_holds(
+    data: st.DataObject, jobs: Jobs, tenancy: Tenancy, policy: Ranked, rules: Rules, capacity: object
+) -> None:
+    order = data.draw(orders(len(jobs)))
+    soon = NOW + 0.999 * min(450.0, rules.valid_seconds(jobs, order, NOW))
+    now, then = (
+        choose(jobs, policy, order, capacity, now=at, rules=rules, tenancy=tenancy)  # type: ignore[arg-type]  # a capacity
+        for at in (NOW, soon)
+    )
+    for field in dataclasses.fields(now):
+        np.testing.assert_equal(_plain(getattr(now, field.name)), _plain(getattr(then, field.name)))
 
 
 def test_a_refusal_for_a_limit_has_the_numbers() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from benchmarks.contention_node import PEAK, CpuJob, ModelNode, Trainer
-from hypothesis import Phase, given, settings
+from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 
 from cotenant.core.policy import FREE
@@ -12,6 +12,7 @@ from cotenant.policies.coda_eliminator import CodaEliminator
 UNSEEN = 0.12  # a smaller slowdown may hide in 5 % of noise for minutes
 RELIEVED = 0.25  # of what a job would lose unhelped, so much it may
 SEARCH = (Phase.explicit, Phase.reuse, Phase.generate)  # to shrink a story of half an hour takes minutes
+STEP_SECONDS = 60.0  # jobs that begin within it are one step
 LEARNT, MINUTES_20, HALF_HOUR = 60, 240, 360
 
 
@@ -34,7 +35,39 @@ def crowds(draw: st.DrawFn) -> list[CpuJob]:
     return jobs
 
 
+def slowdown(demand: float) -> float:
+    """Return how much of its speed a trainer loses where all together want so much bandwidth."""
+    return 1 - 1 / (1 / 3 + 2 / 3 * max(1.0, demand / PEAK))
+
+
+def bearable_of(jobs: list[CpuJob], now: float, others: float) -> float:
+    """Return how much of its speed a trainer may lose to the CPU jobs that run now, unhelped for good.
+
+    What it loses at one step, to jobs that come within a minute, may hide in the noise. It hides for good then: the
+    baseline follows, and the next step is measured from there. So two small steps may hide what one would not.
+    """
+    demand, worst, steps = others, 0.0, dict[float, float]()
+    for job in jobs:
+        if job.runs(now):
+            minute = next((begin for begin in steps if abs(begin - job.begin) <= STEP_SECONDS), job.begin)
+            steps[minute] = steps.get(minute, 0.0) + job.demand
+    for begin in sorted(steps):
+        before, demand = 1 - slowdown(demand), demand + steps[begin]
+        worst = max(worst, 1 - (1 - slowdown(demand)) / before)
+    return slowdown(demand) if worst < UNSEEN else RELIEVED * slowdown(demand)
+
+
+def two_small_steps() -> list[CpuJob]:
+    """Return jobs that cost a trainer 8% of its speed, and three minutes later 7% of what is left."""
+    return [
+        CpuJob("cpu-0", demand=82.3e9, cores=32, begin=402.1, end=2739.0),
+        CpuJob("cpu-2", demand=10.7e9, cores=8, begin=301.0, end=1972.7),
+        CpuJob("cpu-3", demand=12.2e9, cores=15, begin=582.0, end=2332.4, best_effort=True),
+    ]
+
+
 @settings(max_examples=25, deadline=None, phases=SEARCH)
+@example(jobs=two_small_steps(), seed=80, told=False, enforced=False)
 @given(crowds(), st.integers(0, 100), st.booleans(), st.booleans())
 def test_victims_are_relieved_and_cpu_jobs_get_on(jobs: list[CpuJob], seed: int, told: bool, enforced: bool) -> None:
     trainers = [Trainer(), Trainer("other", 30.0)]
@@ -44,9 +77,7 @@ def test_victims_are_relieved_and_cpu_jobs_get_on(jobs: list[CpuJob], seed: int,
     stood: dict[str, list[float]] = {job.id: [] for job in jobs}
     for _ in range(HALF_HOUR):
         window = node.window()
-        wants = sum(job.demand for job in jobs if job.runs(node.now)) + sum(one.demand for one in trainers)
-        slowdown = 1 - 1 / (1 / 3 + 2 / 3 * max(1.0, wants / PEAK))
-        bearable += slowdown if slowdown < UNSEEN else RELIEVED * slowdown
+        bearable += bearable_of(jobs, node.now, sum(one.demand for one in trainers))
         lost += 1 - trainers[0].speed
         for job in jobs:
             if not job.runs(node.now):

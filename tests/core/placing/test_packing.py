@@ -9,7 +9,7 @@ from tests.worlds import World, demands, emptied, gangs, picture, replicas_of, w
 
 from cotenant.core import ledger as ledger_module
 from cotenant.core.gangs import Demand, Gang, Part
-from cotenant.core.ledger import Ledger, Overcommitted
+from cotenant.core.ledger import Counts, Ledger, Overcommitted
 from cotenant.core.nodes import NodeShape
 from cotenant.core.placing import packing
 from cotenant.core.placing.keeping import fewest_nodes
@@ -21,6 +21,8 @@ from cotenant.core.placing.packing import (
     fill,
     hardest_first,
     in_node_order,
+    on_any,
+    on_fewest,
     on_many,
     on_one,
     room_for_all,
@@ -194,3 +196,41 @@ def test_a_part_that_may_go_anywhere_leaves_the_rare_gpus_to_those_who_need_them
     offer = on_many(gang, ledger, lambda part, room: in_node_order(room, part.replicas))
     assert offer is not None
     assert {(share.part, share.node) for share in offer} == {(1, 0), (0, 1)}
+
+
+def on_two(*shapes: NodeShape, gpu_milli: int, workers: int) -> tuple[Ledger, Gang]:
+    """Return a cluster, and a gang of workers that need A100s beside two servers that may have any GPU."""
+    worker = Part("worker", workers, Demand(gpu_milli, gpu_type="a100"))
+    return Ledger(shapes), Gang("job", (worker, Part("ps", 2, Demand(1000))))
+
+
+def test_parts_that_get_in_each_others_way_by_a_policys_rule_go_to_the_fewest_nodes() -> None:
+    ledger, gang = on_two(NodeShape(1, 8, shareable=True, gpu_type="A100"), NodeShape(8, 8), gpu_milli=300, workers=3)
+
+    def first(part: Part, room: Counts) -> list[tuple[int, int]] | None:
+        return in_node_order(room, part.replicas)
+
+    assert on_many(gang, ledger, first) is None
+    offer = on_any(gang, ledger, first)
+    assert offer is not None
+    assert {(share.part, share.node, share.replicas) for share in offer} == {(0, 0, 3), (1, 1, 2)}
+
+
+def test_a_part_that_needs_a_type_comes_first_where_a_larger_one_would_take_its_gpus() -> None:
+    shapes = NodeShape(8, 8, shareable=True, gpu_type="A100"), NodeShape(1, 8), NodeShape(1, 8)
+    ledger, gang = on_two(*shapes, gpu_milli=500, workers=16)
+    offer = on_fewest(gang, ledger)
+    assert offer is not None
+    assert {(share.part, share.node, share.replicas) for share in offer} == {(0, 0, 16), (1, 1, 1), (1, 2, 1)}
+
+
+@given(worlds(), gangs())
+def test_whatever_any_rule_finds_room_for_is_taken_and_nothing_else(world: World, gang: Gang) -> None:
+    before = picture(world.ledger)
+    offer = on_any(gang, world.ledger, lambda part, room: in_node_order(room, part.replicas))
+    assert picture(world.ledger) == before
+    if offer is None:
+        assert on_fewest(gang, world.ledger) is None
+    else:
+        with world.ledger.undone():
+            assert take(world.ledger, gang, offer)

@@ -24,12 +24,14 @@ from cotenant.core.placing.neighbours import Neighbours, across_racks, shareable
 from cotenant.core.placing.outlook import ROUNDING, Outlook
 from cotenant.core.placing.packing import (
     Nodes,
+    Placer,
     able_to_hold,
     best_fit,
     best_place,
     fewest,
     on_many,
     on_one,
+    part_orders,
     room_for_all,
 )
 from cotenant.core.tallies import open_by_kind
@@ -206,7 +208,14 @@ class Search:
         self, heeds: Heeded, left: float, where: NDArray[np.bool_] | None, *, split: bool = False
     ) -> Found | None:
         """Put the gang on the fewest nodes that leave it as much as that; `split`: on two at least."""
-        caps = self._caps(heeds, left, split=split)
+        for order in part_orders(self.gang):
+            place = self._placer(self._caps(heeds, left, split=split), where)
+            if (offer := on_many(self.gang, self.ledger, place, order)) is not None:
+                return self._judge(offer, heeds)
+        return None
+
+    def _placer(self, caps: Counts | None, where: NDArray[np.bool_] | None) -> Placer:
+        """Return what puts one part after the other on the fewest nodes, within what the gang may have on each."""
         used: set[int] = set()
 
         def place(part: Part, room: Counts) -> list[tuple[int, int]] | None:
@@ -221,8 +230,7 @@ class Search:
                     caps[node] -= replicas * part.demand.gpu_milli
             return placed
 
-        offer = on_many(self.gang, self.ledger, place)
-        return self._judge(offer, heeds) if offer is not None else None
+        return place
 
     def _caps(self, heeds: Heeded, left: float, *, split: bool) -> Counts | None:
         """The most of the gang that may be on each node, in thousandths of GPUs; None: there is no bound."""

@@ -36,6 +36,21 @@ def hardest_first(gang: Gang) -> list[int]:
     return sorted(range(len(gang.parts)), key=hardness)
 
 
+def part_orders(gang: Gang) -> list[list[int]]:
+    """Return the orders in which to try the parts of a gang: the hardest first, then those that need a GPU type first.
+
+    The second helps where a large part that may have any GPU would take the only ones of the type that a smaller part
+    needs.
+
+    >>> ps, worker = Part("ps", 1, Demand(1000)), Part("worker", 2, Demand(500, gpu_type="a100"))
+    >>> part_orders(Gang("a", (ps, worker)))
+    [[0, 1], [1, 0]]
+    """
+    hardest = hardest_first(gang)
+    typed = sorted(hardest, key=lambda number: not gang.parts[number].demand.gpu_type)
+    return [hardest] if typed == hardest else [hardest, typed]
+
+
 def room_for_all(gang: Gang, ledger: Ledger, *, empty: bool = False, everywhere: bool = False) -> Nodes:
     """Number the nodes that could take all of a gang now, or if they were `empty`; `everywhere`: closed ones too."""
     return np.flatnonzero(able_to_hold(gang, ledger, empty=empty, everywhere=everywhere))
@@ -126,11 +141,11 @@ def best_of(ledger: Ledger, able: Marks, crowded: Marks | None = None) -> int | 
     return int(np.where(able, loses, UNLIMITED_LOSS).argmin())
 
 
-def on_many(gang: Gang, ledger: Ledger, place: Placer) -> Offer | None:
-    """Put a gang's parts where `place` says, the hardest part first; None where one of them finds no room."""
+def on_many(gang: Gang, ledger: Ledger, place: Placer, order: Sequence[int] | None = None) -> Offer | None:
+    """Put a gang's parts where `place` says, in order, by default the hardest first; None where one finds no room."""
     offer: list[Share] = []
     with ledger.attempt() as attempt:
-        numbers = hardest_first(gang)
+        numbers = hardest_first(gang) if order is None else order
         for number in numbers:
             part = gang.parts[number]
             placed = place(part, ledger.room(part.demand))
@@ -141,6 +156,15 @@ def on_many(gang: Gang, ledger: Ledger, place: Placer) -> Offer | None:
                 for node, replicas in placed:
                     attempt.take(node, part.demand, replicas)
     return tuple(offer)
+
+
+def on_any(gang: Gang, ledger: Ledger, place: Placer) -> Offer | None:
+    """Put a gang's parts where `place` says or, where they get in each other's way there, on the fewest nodes.
+
+    `place` sees one part at a time, and may give it the room that another part needs.
+    """
+    offer = on_many(gang, ledger, place)
+    return on_fewest(gang, ledger) if offer is None and len(gang.parts) > 1 else offer
 
 
 def fill(room: Counts, nodes: Sequence[int] | Counts, replicas: int) -> list[tuple[int, int]] | None:
@@ -169,14 +193,17 @@ def in_node_order(room: Counts, replicas: int) -> list[tuple[int, int]] | None:
 
 def on_fewest(gang: Gang, ledger: Ledger, where: Marks | None = None) -> Offer | None:
     """Put a gang on the fewest nodes, or the fewest of some; parts go where others of the gang are."""
-    used: set[int] = set()
+    for order in part_orders(gang):
+        used: set[int] = set()
 
-    def place(part: Part, room: Counts) -> list[tuple[int, int]] | None:
-        placed = fewest(part, room if where is None else np.where(where, room, 0), ledger, used)
-        used.update(node for node, _ in placed or ())
-        return placed
+        def place(part: Part, room: Counts, used: set[int] = used) -> list[tuple[int, int]] | None:
+            placed = fewest(part, room if where is None else np.where(where, room, 0), ledger, used)
+            used.update(node for node, _ in placed or ())
+            return placed
 
-    return on_many(gang, ledger, place)
+        if (offer := on_many(gang, ledger, place, order)) is not None:
+            return offer
+    return None
 
 
 def best_fit(ledger: Ledger, nodes: Nodes, crowded: Marks | None = None) -> int:
