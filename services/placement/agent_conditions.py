@@ -29,21 +29,23 @@ class ToldCondition:
     lag: LoopLag | None = None
     name_errors: tuple[str, ...] = ()
 
-    def take(self, condition: node_pb2.AgentCondition, now: Callable[[], float] = time.monotonic) -> None:
+    def take(self, condition: node_pb2.AgentCondition, now: Callable[[], float] | None = None) -> None:
         """Take in what came with a beat."""
         if condition.HasField("wall_time"):
-            self.clocks.append(condition.wall_time.seconds + condition.wall_time.nanos / 1e9 - now())
+            self.clocks.append(
+                condition.wall_time.seconds + condition.wall_time.nanos / 1e9 - (now or time.monotonic)()
+            )
         self.lag = condition.loop_lag if condition.HasField("loop_lag") else None
         self.name_errors = tuple(one[:ERROR_LENGTH_MAX] for one in condition.name_errors[:ERRORS_MAX])
 
-    def clock_offset(self, wall: Callable[[], float] = time.time, now: Callable[[], float] = time.monotonic) -> float:
+    def clock_offset(self, wall: Callable[[], float] | None = None, now: Callable[[], float] | None = None) -> float:
         """How far the agent's wall clock is ahead of ours, in seconds; 0 where it has told nothing.
 
         A beat that was on its way for long makes a clock look late, never early. A jump of our own clock shows at once.
         """
         if not self.clocks:
             return 0.0
-        offset = max(self.clocks) + now() - wall()
+        offset = max(self.clocks) + (now or time.monotonic)() - (wall or time.time)()
         return max(-CLOCK_SECONDS_MAX, min(CLOCK_SECONDS_MAX, offset))
 
     def describe(self, message: node_pb2.Node) -> None:

@@ -385,9 +385,7 @@ async def start(
     config: PlacementConfig = PlacementConfig(),
     tenure: Tenure | None = None,
 ) -> Placement:
-    """Read the state and add placement to a server that has not started yet.
-
-    It leads by the tenure that it is given; without one it does whoever did before.
+    """Read the state and add placement to a server that has not started yet; it leads by `tenure` where it is given.
 
     Raises:
         UnknownPolicy: a policy is not installed, or broken.

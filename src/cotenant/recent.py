@@ -38,8 +38,10 @@ class Recent:
     (3, 3.0, True)
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock, self._began = clock, clock()
+    def __init__(self, clock: Callable[[], float] | None = None) -> None:
+        """`clock` is the monotonic one by default."""
+        self._clock = clock or time.monotonic  # as it is now: simulations replace it
+        self._began = self._clock()
         self._windows: list[Window] = []
 
     def add(self, seconds: float) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable
 
 import structlog
@@ -29,7 +28,7 @@ class Stalls:
     delays of the last 30 s.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, clock: Callable[[], float] | None = None) -> None:
         self.longest_seconds = 0.0
         self.told = 0
         self.recent = Recent(clock)
