@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
-from aetcd import rpc
+from aetcd import rpc  # type: ignore[import-untyped]  # ships no types
 
 from cotenant.store.etcd import EtcdStore
 from cotenant.store.port import StoreUnavailable

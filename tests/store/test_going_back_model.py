@@ -16,7 +16,7 @@ from tests.store.simulated_etcd import Etcd
 from cotenant.store import trust
 from cotenant.store.accepting import accept
 from cotenant.store.guarded import GuardedStore
-from cotenant.store.port import Committed, Compare, Delete, Put, StoreDistrusted, StoreUnavailable
+from cotenant.store.port import Committed, Compare, Delete, Operation, Put, StoreDistrusted, StoreUnavailable
 from cotenant.store.shifted import ShiftedStore
 from cotenant.store.witness import Memory
 
@@ -67,7 +67,7 @@ class World:
                 await member.store.trust.open()
                 if self.rolled_back_to is not None and member.knows > self.rolled_back_to:
                     self.sent_knowing.add(key.encode())
-                operations = [Put(key, b""), *([Delete("/old")] if what == "replace" else [])]
+                operations: list[Operation] = [Put(key, b""), *([Delete("/old")] if what == "replace" else [])]
                 written = await member.store.transact([Compare(key, 0)], operations)
                 assert isinstance(written, Committed)
                 if self.rolled_back_to is None:
