@@ -132,7 +132,7 @@ class Etcd:
             Txn=lambda request, timeout: asked(lambda: self.transact(name, request)),
         )
         store = EtcdStore(["simulated:1"])
-        store._members = _Members(SimpleNamespace(kv=kv))  # type: ignore[assignment]
+        store._members = _Members(SimpleNamespace(kv=kv))  # type: ignore[assignment]  # below the requests
         return store
 
 
