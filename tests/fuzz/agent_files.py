@@ -16,7 +16,7 @@ from tests.fuzz.targets import Prepared, Target, of_file, within
 from cotenant.node_agent import attempt_directory
 from cotenant.node_agent.agent import Agent
 from cotenant.node_agent.attempt_directory import AttemptDirectory, key_of
-from cotenant.node_agent.fence import Fence
+from cotenant.node_agent.fence import Fence, remembered
 from cotenant.node_agent.health_file import HealthFile
 from cotenant.node_agent.hot_plug import HotPlug
 from cotenant.node_agent.kernel_files import number_in, parse_cpu_list
@@ -29,6 +29,7 @@ from cotenant.node_agent.probe import ProbeWishes
 from cotenant.node_agent.progress import Track, newest_lines, parse_line
 from cotenant.node_agent.records import AttemptKey, Exit, Status, parse_status, report
 from cotenant.node_agent.state_directory import AnotherNode, open_state_directory
+from cotenant.store.witness import REVISION_MAX
 from cotenant.v1 import node_service_pb2, resources_pb2
 
 KEY = AttemptKey("job", 1)
@@ -74,6 +75,10 @@ def targets() -> Iterator[Target]:
     yield Target("stop.json", _stop_order)
     fence = b'{"term": 7}\n\n{"job": "a", "epoch": 40}\n{"job": "b", "epoch": 41}\n'
     yield Target("fence", of_file("fence", _fence, (fence,)))
+    store = (
+        b'{"store": {"id": "a", "generation": 1, "revision": 9, "era": "e", "era_revision": 8, "signature": "00ff"}}\n'
+    )
+    yield Target("what a fence remembers of the store", of_file("fence.jsonl", _remembered, (fence + store,)))
     yield Target("cores.json", of_file("cores.json", _cores, (b'{"0": 0, "1": 0, "2": 1, "3": 1}',)))
     yield Target("node's name", of_file("node", _claimed, (b"node-1\n",)), (AnotherNode,))
     yield Target("lease", of_file("lease", _lease, (b"12.500 12.500".ljust(48),)))
@@ -90,6 +95,13 @@ def _fence(path: Path) -> None:
     node_service_pb2.Welcome(term=fence.term)
     if not (fence.raise_term(1 << 62) and fence.raise_epoch("a", 1 << 62)):
         raise AssertionError("this node obeys nobody any more")
+
+
+def _remembered(path: Path) -> None:
+    """What is remembered is what a store could have had."""
+    memory = remembered(path)
+    if memory and not (memory.id and 0 <= memory.revision <= REVISION_MAX):
+        raise AssertionError(f"remembers {memory}")
 
 
 def _cores(path: Path) -> None:

@@ -70,9 +70,13 @@ def all_targets() -> Iterator[Target]:
         specs,
         store_files,
         trace_files,
+        witness_files,
     )
 
-    for module in (operator_files, trace_files, agent_files, records, store_files, learnt, outside, observing, specs):
+    for module in (
+        *(operator_files, trace_files, agent_files, records, store_files, learnt, outside, observing, specs),
+        witness_files,
+    ):
         yield from module.targets()
 
 

@@ -85,7 +85,7 @@ async def test_etcd_says_its_size_its_quota_and_the_way_back(tmp_path: Path) -> 
     server = EtcdServer(tmp_path, arguments=[f"--quota-backend-bytes={4 * MIB}"])
     server.start()
     store = await open_store(server.url)
-    assert isinstance(store, SpecStore)
+    assert isinstance(store, GuardedStore)
     try:
         assert await read_quota(server.endpoint) == 4 * MIB
         told = await store.capacity()

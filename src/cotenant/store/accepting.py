@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from cotenant.store.copying import AHEAD, LEADERS, OPERATIONS_MAX, identity_of
 from cotenant.store.eras import ERAS, begun
-from cotenant.store.port import Delete, Operation, Put, Store
+from cotenant.store.port import Committed, Compare, Delete, Operation, Put, Store
 from cotenant.store.shifted import BASE, FILLING, REVISION_MAX, HalfFilled, base_of
 from cotenant.store.sqlite import SqliteStore
 from cotenant.store.trust import IDENTITY, PROGRESS, STOPPED
@@ -31,6 +31,15 @@ async def accept(raw: Store, known: Sequence[Memory], changes: Sequence[Operatio
         HalfFilled: the store was being filled.
         StoreUnavailable: it does not answer.
     """
+    while (goes_on := await _accepted(raw, known, changes)) is None:
+        pass  # another process named or accepted the store meanwhile
+    if isinstance(raw, SqliteStore):
+        await raw.accept()
+    return goes_on
+
+
+async def _accepted(raw: Store, known: Sequence[Memory], changes: Sequence[Operation]) -> int | None:
+    """Accept a store as it is read once; return None where its identity has changed since."""
     listing = await raw.list("")
     entries = {entry.key: entry for entry in listing.entries}
     if FILLING in entries:
@@ -48,8 +57,9 @@ async def accept(raw: Store, known: Sequence[Memory], changes: Sequence[Operatio
             operations += _renewed(key, entry.value)
     for begin in range(0, len(operations), OPERATIONS_MAX):
         await raw.transact([], operations[begin : begin + OPERATIONS_MAX])
-    await raw.transact(
-        [],
+    named = entries.get(IDENTITY)
+    result = await raw.transact(
+        [Compare(IDENTITY, named.mod_revision if named else 0)],
         [
             *(Delete(key) for key in entries if key.endswith(LEADERS)),
             Put(BASE, str(goes_on).encode()),
@@ -59,9 +69,7 @@ async def accept(raw: Store, known: Sequence[Memory], changes: Sequence[Operatio
             Put(ERAS, begun((), 0)[1]),
         ],
     )
-    if isinstance(raw, SqliteStore):
-        await raw.accept()
-    return goes_on
+    return goes_on if isinstance(result, Committed) else None
 
 
 def _renewed(key: str, value: bytes) -> list[Operation]:

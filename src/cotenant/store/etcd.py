@@ -46,7 +46,7 @@ from cotenant.store.port import (
     StoreUnavailable,
 )
 from cotenant.store.standing import Standing
-from cotenant.store.watermark import COMPARES_MAX, OPERATIONS_MAX, Watermark
+from cotenant.store.watermark import COMPARES_MAX, OPERATIONS_MAX, Sent, Watermark
 from cotenant.tlsfiles import Watched
 
 log = structlog.get_logger()
@@ -93,7 +93,8 @@ class EtcdStore:
     async def get(self, key: str) -> Entry | None:
         """Read one key, linearizably."""
         check_key(key)
-        page = await self._range(rpc.RangeRequest(key=key.encode()))
+        sent = self.watermark.sent() if self.watermark else None
+        page = await self._range(rpc.RangeRequest(key=key.encode()), sent)
         return entry_of(page.kvs[0]) if page.kvs else None
 
     async def list(self, prefix: str, *, checked: bool = True) -> Listing:
@@ -110,10 +111,11 @@ class EtcdStore:
         key, range_end = range_of(prefix)
         entries: list[Entry] = []
         revision, keys_max = 0, PAGE_KEYS_FIRST
+        sent = self.watermark.sent() if self.watermark and checked else None
         while True:
             request = rpc.RangeRequest(key=key, range_end=range_end, limit=keys_max, revision=revision)
             try:
-                page = await self._range(request, checked=checked)
+                page = await self._range(request, sent)
             except Refused as refusal:
                 if refusal.is_compacted or refusal.is_in_future:
                     return None
@@ -128,31 +130,37 @@ class EtcdStore:
             key = page.kvs[-1].key + b"\0"
             keys_max = next_page(keys_max, page.ByteSize())
 
-    async def _range(self, request: Any, *, checked: bool = True) -> Any:
-        mark = self.watermark if checked else None
-        since = mark.revision if mark else 0
+    async def _range(self, request: Any, sent: Sent | None) -> Any:
         page = await self._members.call(lambda member, seconds: member.kv.Range(request, timeout=seconds), repeat=True)
         self._members.raft_term = page.header.raft_term
-        if mark:
-            mark.check(page.header.revision, since)
+        if self.watermark and sent:
+            self.watermark.check(page.header.revision, sent)
         return page
 
-    async def transact(self, compares: Sequence[Compare], operations: Sequence[Operation]) -> Committed | Conflict:
-        """Do all operations if all comparisons hold, else nothing."""
+    async def transact(
+        self, compares: Sequence[Compare], operations: Sequence[Operation], *, checked: bool = True
+    ) -> Committed | Conflict:
+        """Do all operations if all comparisons hold, else nothing.
+
+        Without `checked` it is sent also while the store is not trusted.
+        """
         check_transaction(compares, operations)
+        mark = self.watermark if checked else None
+        turn = mark.turn if mark else 0
         while True:
+            if mark and (not mark.armed or mark.turn != turn):
+                raise StoreUnavailable("the store was judged again; nothing was written")
             request = rpc.TxnRequest(
                 compare=[compare_of(compare) for compare in compares],
                 success=[operation_of(operation) for operation in operations],
             )
-            mark = self.watermark if self.watermark and self.watermark.armed else None
-            since = mark.revision if mark else 0
-            if mark:
-                add_progress(request, mark)
+            sent = add_progress(request, mark) if mark else None
             reply = await self._transact(request)
-            if mark is None or check_progress(request, reply, mark, since):
+            began = check_progress(reply, sent, mark) if mark and sent else 0
+            if not began or not mark or not mark.on_new_era or any(one.key == mark.era_key for one in compares):
                 outcome = Committed if reply.succeeded else Conflict
                 return outcome(reply.header.revision)
+            await mark.on_new_era(began)
 
     async def _transact(self, request: Any) -> Any:
         asked: list[Member] = []
@@ -341,45 +349,47 @@ def compare_of(compare: Compare) -> Any:
     )
 
 
-def add_progress(request: Any, mark: Watermark) -> None:
-    """Have a transaction put the progress key, and refused by a store that lacks what was seen there before."""
+def add_progress(request: Any, mark: Watermark) -> Sent:
+    """Have a transaction put the progress key, and refused by a store that lacks what was seen, which is returned."""
     key = mark.progress_key.encode()
-    if any(one.HasField("request_put") for one in request.success) and len(request.success) <= OPERATIONS_MAX:
+    puts = 0 < len(request.success) <= OPERATIONS_MAX
+    if puts:
         request.success.append(rpc.RequestOp(request_put=rpc.PutRequest(key=key)))
-    conditions = [(key, rpc.Compare.GREATER, mark.progress - 1)] if mark.progress else []
-    if mark.era:
-        conditions.append((mark.era_key.encode(), rpc.Compare.EQUAL, mark.era_written))
-    for compared, result, revision in conditions[: COMPARES_MAX - len(request.compare)]:
-        request.compare.append(rpc.Compare(key=compared, target=rpc.Compare.MOD, result=result, mod_revision=revision))
+    room = COMPARES_MAX - len(request.compare)
+    progress = mark.progress if room > 0 else 0
+    era, era_written = (mark.era, mark.era_written) if room > 1 else (b"", 0)
+    if progress:
+        condition = {"target": rpc.Compare.MOD, "result": rpc.Compare.GREATER, "mod_revision": progress - 1}
+        request.compare.append(rpc.Compare(key=key, **condition))
+    if era:
+        condition = {"target": rpc.Compare.MOD, "result": rpc.Compare.EQUAL, "mod_revision": era_written}
+        request.compare.append(rpc.Compare(key=mark.era_key.encode(), **condition))
     for name in (mark.progress_key, mark.era_key):
         request.failure.append(rpc.RequestOp(request_range=rpc.RangeRequest(key=name.encode())))
+    return replace(mark.sent(), progress=progress, era=era, era_written=era_written, puts=puts)
 
 
-def check_progress(request: Any, reply: Any, mark: Watermark, since: int) -> bool:
-    """Take in what came of a transaction; False where it is to be sent again, for another era has begun.
+def check_progress(reply: Any, sent: Sent, mark: Watermark) -> int:
+    """Take in what came of a transaction; return the revision at which another era began that refused it, or 0.
 
     Raises:
-        StoreRegressed: the store lacks what this process has seen there.
+        StoreRegressed: the store lacks what this process had seen there when it sent the transaction.
+        StoreUnavailable: the store was distrusted or trusted again in between.
     """
-    compared = {one.key: one.mod_revision for one in request.compare}
-    progress, era = mark.progress_key.encode(), mark.era_key.encode()
+    mark.check(reply.header.revision, sent)
     if reply.succeeded:
-        if request.success and request.success[-1].request_put.key == progress:
-            mark.written(reply.header.revision)
-            if era in compared and compared[era] == mark.era_written:
-                mark.proven = (mark.era, reply.header.revision)
-    elif mark.armed:
-        held, known = ([*one.response_range.kvs, None][0] for one in reply.responses)
-        needed = compared.get(progress, -1) + 1
-        if (held.mod_revision if held else 0) < needed:
-            raise StoreRegressed(f"the store lacks the last write, of revision {needed}, that this process knows of")
-        if era in compared and (known is None or known.mod_revision != compared[era]):
-            if known is None or known.mod_revision < compared[era]:
-                raise StoreRegressed("the store lacks that this process has opened it")
-            mark.set_era(known.value, known.mod_revision)
-            return False
-    mark.check(reply.header.revision, since)
-    return True
+        if sent.puts:
+            mark.written(reply.header.revision, sent)
+        return 0
+    progress, era = (int([*(kv.mod_revision for kv in one.response_range.kvs), 0][0]) for one in reply.responses)
+    if progress < sent.progress:
+        text = f"the store lacks the last write, of revision {sent.progress}, that this process knows of"
+        raise StoreRegressed(text)
+    if not sent.era or era == sent.era_written:
+        return 0
+    if era < sent.era_written:
+        raise StoreRegressed(f"the store lacks the era of revision {sent.era_written} that this process has seen")
+    return era
 
 
 def operation_of(operation: Operation) -> Any:

@@ -109,10 +109,12 @@ class Trust:
         self._kept: Memory | None = None
         self._unkept = False  # since it could not be written; told once
         self._opening = asyncio.Lock()
+        self._judging = asyncio.Lock()  # else an older look could overrule a newer one
         self._looking: asyncio.Task[None] | None = None
         self._mark = Watermark(PROGRESS, era_key=ERAS)
         if isinstance(self._raw, EtcdStore):
             self._raw.watermark = self._mark
+            self._mark.on_new_era = self._judge_era
 
     @property
     def revision(self) -> int:
@@ -153,9 +155,10 @@ class Trust:
                 return self.verdict  # nothing is known by it
             if len(self.witnesses.marks) < NODES_MAX:
                 self.witnesses.marks[node] = told
-            if verdict := judge(told, (await look_at(self._raw)).seen, f"node {node}"):
-                self.remembered = newest(self.remembered, told)
-                await self.distrust(verdict)
+            async with self._judging:
+                if verdict := judge(told, (await look_at(self._raw)).seen, f"node {node}"):
+                    self.remembered = newest(self.remembered, told)
+                    await self.distrust(verdict)
             return self.verdict
         if told.id in identity.supersedes:
             return self.verdict
@@ -178,9 +181,10 @@ class Trust:
                 return
             if self._path and self.remembered is None:
                 self.remembered = self._kept = await asyncio.to_thread(witness_file.read, self._path)
-            await self.look()
-            if self.verdict is None and self.identity:  # else it is being filled
+            try:
                 await self._begin_era()
+            except StoreDistrusted as error:
+                await self.doubt(error)
             self._looking = asyncio.get_running_loop().create_task(self._look_on(), name="store-witness")
 
     async def _look_on(self) -> None:
@@ -193,27 +197,47 @@ class Trust:
             except Exception:  # the next look may do better
                 log.exception("store_look_failed")
 
-    async def look(self) -> None:
-        """Judge the store by what is remembered, and remember what it is.
+    async def look(self) -> Look | None:
+        """Judge the store by what is remembered, and remember what it is; return it where it is believed.
 
         Raises:
             StoreUnavailable: it does not answer.
         """
-        before, begin = self._known(), time.monotonic()
-        look = await look_at(self._raw)
-        if isinstance(self._raw, EtcdStore):
-            self._on_look(time.monotonic() - begin)
-        if look.filling:
-            return  # whoever uses the store is told so
-        if verdict := look.verdict or judge(before, look.seen):
-            self.remembered = before
-            await self.distrust(verdict)
-        elif look.seen.identity is None:
+        async with self._judging:
+            return await self._look()
+
+    async def _look(self) -> Look | None:
+        while True:
+            before = self._known()
+            begin = time.monotonic()
+            look = await look_at(self._raw)
+            if isinstance(self._raw, EtcdStore):
+                self._on_look(time.monotonic() - begin)
+            if look.filling:
+                return None  # whoever uses the store is told so
+            if verdict := look.verdict or judge(before, look.seen):
+                self.remembered = before
+                await self.distrust(verdict)
+                return None
+            if look.seen.identity:
+                self._believe(look.seen.identity, look)
+                await self.keep()
+                return look
             await self._name()
-            await self.look()
-        else:
-            self._believe(look.seen.identity, look)
-            await self.keep()
+
+    async def _judge_era(self, began: int) -> None:
+        """Judge a store in which another process has begun an era, before anything is written there.
+
+        Raises:
+            StoreRegressed, StoreReplaced: it is not the one that was written.
+            StoreUnavailable: it does not answer, or is being filled.
+        """
+        async with self._judging:
+            if self._mark.armed and self._mark.era_written >= began:
+                return  # judged for another transaction
+            if await self._look() is None:
+                self.check()
+                raise StoreUnavailable("the store is being filled")
 
     def _known(self) -> Memory | None:
         """Return what is remembered, with what was seen since the last look."""
@@ -233,41 +257,49 @@ class Trust:
         )
 
     async def _begin_era(self) -> None:
-        """Have the store say that this process has opened it, before it writes anything else.
+        """Judge the store, and have it say that this process has opened it, before it writes anything else.
 
         Raises:
             StoreUnavailable: the store does not answer.
+            StoreRegressed: it went back in time meanwhile.
         """
-        while True:
-            base = base_of(await self._raw.get(BASE)) or 0
-            entry, last = await self._raw.get(ERAS), await self._raw.get(PROGRESS)
-            written = last.mod_revision if last else 0
-            compares = [Compare(ERAS, entry.mod_revision if entry else 0), Compare(PROGRESS, written)]
+        while look := await self.look():
             if isinstance(self._raw, LocalStore):
-                written = self._raw.revision  # of a store of one process every write counts
-            name, value = begun(eras_of(entry), written + base if written else 0)
+                before = self._raw.revision + look.seen.revision - look.own.revision  # every write counts
+            else:
+                before = look.seen.progress
+            name, value = begun(look.seen.eras, before)
+            compares = [Compare(ERAS, look.era_written), Compare(PROGRESS, look.own.progress)]
             result = await self._raw.transact(compares, [Put(ERAS, value)])
             if isinstance(result, Committed):
-                self._mark.set_era(value, result.revision)
-                self._mark.proven = (value, result.revision)
+                self._mark.begun(value, result.revision)
                 if known := self.remembered:
-                    self.remembered = replace(known, era=name, era_revision=result.revision + base)
+                    revision = result.revision + look.seen.revision - look.own.revision
+                    self.remembered = replace(known, era=name, era_revision=revision)
                 log.info("store_opened", era=name, revision=result.revision)
                 return
 
     async def _name(self) -> None:
         """Give a store that has no identity one; of several processes that do so at once, one succeeds."""
         identity = Identity.new(time.time())
-        await self._raw.transact([Compare(IDENTITY, 0)], [Put(IDENTITY, identity.encode())])
+        await self._put([Compare(IDENTITY, 0)], Put(IDENTITY, identity.encode()))
+
+    async def _put(self, compares: list[Compare], put: Put) -> None:
+        """Write a key about the store itself, whether the store is trusted or not."""
+        if isinstance(self._raw, EtcdStore):
+            await self._raw.transact(compares, [put], checked=False)
+        else:
+            await self._raw.transact(compares, [put])
 
     def _believe(self, identity: Identity, look: Look) -> None:
         known, again = self.remembered, self.verdict is not None
         again = again or (known is not None and (known.id, known.generation) != (identity.id, identity.generation))
         self.identity, self.remembered = identity, learn(known, look.seen)
+        learnt = (look.own.revision, look.own.progress, look.era, look.era_written)
         if again or not self._mark.armed:
-            self._mark.set(look.own.revision, look.own.progress)
-            self._mark.set_era(look.era, look.era_written)
-            self._mark.proven = (look.era, look.own.progress) if look.era else (b"", 0)
+            self._mark.set(*learnt)
+        else:
+            self._mark.advance(*learnt)
         self.verdict = None
         DISTRUSTED.set(0)
         if again and self._looking:
@@ -278,15 +310,19 @@ class Trust:
 
     async def doubt(self, error: StoreDistrusted) -> None:
         """Find out what is wrong with a store that has refused a write, or whose answer was too old."""
+        turn = self._mark.turn
         with suppress(StoreUnavailable):
             await self.look()
-        await self.distrust(Verdict(Wrong(error.reason), str(error)))
+        async with self._judging:
+            if self._mark.turn == turn:  # else what the error says is of a time before the last judgement
+                await self.distrust(Verdict(Wrong(error.reason), str(error)))
 
     async def distrust(self, verdict: Verdict) -> None:
         """Believe the store no more, for this reason unless there was one before."""
         if self.verdict:
             return
-        self.verdict, self._mark.armed = verdict, False
+        self.verdict = verdict
+        self._mark.disarm()
         DISTRUSTED.set(1)
         log.error("store_distrusted", reason=verdict.wrong.value, why=verdict.text, remedy=REMEDY)
         await self.keep()
@@ -301,7 +337,7 @@ class Trust:
             return
         text = verdict.text.replace("this process", "another process")[:TEXT_LENGTH_MAX]
         unchanged = [Compare(PROGRESS, look.own.progress), Compare(ERAS, look.era_written)]
-        await self._raw.transact([Compare(STOPPED, 0), *unchanged], [Put(STOPPED, text.encode())])
+        await self._put([Compare(STOPPED, 0), *unchanged], Put(STOPPED, text.encode()))
 
     async def keep(self) -> None:
         """Put what is remembered on the disk, where that has changed."""
