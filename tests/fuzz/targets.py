@@ -63,6 +63,7 @@ def all_targets() -> Iterator[Target]:
     from tests.fuzz import (
         agent_files,
         learnt,
+        mesh_files,
         observing,
         operator_files,
         outside,
@@ -72,7 +73,10 @@ def all_targets() -> Iterator[Target]:
         trace_files,
     )
 
-    for module in (operator_files, trace_files, agent_files, records, store_files, learnt, outside, observing, specs):
+    for module in (
+        *(operator_files, trace_files, agent_files, records, store_files, learnt, outside, observing, specs),
+        mesh_files,
+    ):
         yield from module.targets()
 
 
