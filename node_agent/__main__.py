@@ -35,7 +35,12 @@ from cotenant.tlsfiles import TlsFiles
 
 PREDECESSOR_SECONDS_MAX = 10.0  # which the agent of a parent that was killed may take to end
 RETRY_SECONDS = 0.1
+REASON_CHARACTERS_MAX = 200
 REFUSED = 1  # exit code of an agent that cannot run
+
+
+class BadSettings(ValueError):
+    """The line of settings cannot be read by this release."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,13 +64,24 @@ class ChildSettings:
 
     @classmethod
     def from_line(cls, line: bytes) -> ChildSettings:
-        """Read what `to_line` wrote."""
-        told = json.loads(line)
+        """Read what `to_line` wrote, which may be that of another release: `cotenant up` runs on through an upgrade.
+
+        Raises:
+            BadSettings: this release cannot read the line.
+        """
         paths = {"ca", "cert", "key"}
-        tls = told["tls"] and {
-            name: Path(value) if name in paths and value else value for name, value in told["tls"].items()
-        }
-        return cls(AgentConfig.from_json(told["config"]), TlsFiles(**tls) if tls else None, told["descriptors_max"])
+        try:
+            told = json.loads(line)
+            tls = told["tls"] and {
+                name: Path(value) if name in paths and value else value for name, value in told["tls"].items()
+            }
+            return cls(AgentConfig.from_json(told["config"]), TlsFiles(**tls) if tls else None, told["descriptors_max"])
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            why = f"{type(error).__name__}: {error}"[:REASON_CHARACTERS_MAX]
+            raise BadSettings(
+                f"the agent's settings cannot be read ({why}); hint: restart `cotenant up` if Cotenant was upgraded "
+                "while it ran"
+            ) from error
 
 
 async def serve(config: AgentConfig, on_start: Callable[[], None] = lambda: None) -> None:
@@ -91,7 +107,11 @@ def main() -> int:
     line = sys.stdin.buffer.readline()
     if not line.endswith(b"\n"):
         return 0  # the parent has ended
-    settings = ChildSettings.from_line(line)
+    try:
+        settings = ChildSettings.from_line(line)
+    except BadSettings as error:
+        _answer(error=str(error), bad_settings=True)
+        return REFUSED
     config = settings.config
     sys.stderr = Unfailing(sys.stderr)
     descriptors.raise_limit(settings.descriptors_max)

@@ -8,6 +8,7 @@ machine (see `cotenant.services.placement.claims`). A lock ends with its process
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import json
@@ -28,6 +29,10 @@ from cotenant.v1 import resources_pb2
 log = structlog.get_logger()
 
 LOCK = "lock"
+CLAIM_BYTES_MAX = 1 << 20
+REASON_CHARACTERS_MAX = 200
+NUMBERS = range(1 << 63)  # that a claim may hold
+NOT_FILES = frozenset({errno.ELOOP, errno.ENXIO})  # a symbolic link, a socket
 ANYWAY = (
     "end that agent, give each a part of the machine (serve agent --cpus --memory, up --nodes N), or accept that with "
     "--share-machine"
@@ -49,6 +54,16 @@ class Claim:
     cpus: tuple[int, ...]
     memory_bytes: int
     machine_memory_bytes: int
+
+    def check(self) -> None:
+        """Check the types and ranges of all fields. Raises `ValueError`."""
+        for text in (self.node_id, self.state_dir):
+            if not isinstance(text, str):
+                raise ValueError(f"{text!r} is not text")
+            text.encode()
+        for number in (self.pid, self.memory_bytes, self.machine_memory_bytes, *self.cpus):
+            if type(number) is not int or number not in NUMBERS:
+                raise ValueError(f"{number!r} is not a number that a claim may hold")
 
     def conflict(self, others: list[Claim]) -> str:
         """Return what this claim has in common with others that are held, in words; "" where they fit together.
@@ -131,9 +146,14 @@ def take(directory: Path, wanted: Claim) -> int:
         if why := wanted.conflict(list(_held(directory))):
             raise MachineTaken(f"the agent of node {wanted.node_id!r} cannot start: {why}; {ANYWAY}")
         path = directory / f"{hashlib.sha256(wanted.node_id.encode()).hexdigest()[:24]}.json"
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        os.write(descriptor, json.dumps(asdict(wanted)).encode())
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.ftruncate(descriptor, 0)  # not before it is locked: another agent may hold it
+            os.write(descriptor, json.dumps(asdict(wanted)).encode())
+        except OSError:
+            os.close(descriptor)
+            raise
         return descriptor
 
 
@@ -148,22 +168,37 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 def _held(directory: Path) -> Iterator[Claim]:
-    """The claims of agents that live; what the others have left is removed."""
+    """The claims of agents that live; what the others have left is removed. What is not a file is skipped."""
     for path in sorted(directory.glob("*.json")):
-        with contextlib.suppress(FileNotFoundError), open(path, "rb") as file:
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            if error.errno not in NOT_FILES:
+                raise
+            log.warning("claim_unreadable", path=str(path), error=str(error))
+            continue
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):  # a job of the same user may have made a FIFO here
+            os.close(descriptor)
+            log.warning("claim_unreadable", path=str(path), error="it is not a file")
+            continue
+        with open(descriptor, "rb") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                if (claim := _read(file.read())) is not None:
+                if (claim := _read(file.read(CLAIM_BYTES_MAX))) is not None:
                     yield claim
             else:
-                path.unlink()
+                path.unlink(missing_ok=True)
 
 
 def _read(text: bytes) -> Claim | None:
     try:
         fields = json.loads(text)
-        return Claim(**{**fields, "cpus": tuple(fields["cpus"])})
-    except (ValueError, TypeError, KeyError):
-        log.warning("claim_unreadable")
+        claim = Claim(**{**fields, "cpus": tuple(fields["cpus"])})
+        claim.check()
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        log.warning("claim_unreadable", error=str(error)[:REASON_CHARACTERS_MAX])
         return None
+    return claim

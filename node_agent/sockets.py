@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import re
 import shutil
 import stat
 import tempfile
@@ -16,6 +17,7 @@ APART = ".only"  # behind the name of an attempt's socket: a directory that hold
 SOCKET_PATH_BYTES_MAX = 107
 NOTIFY = "notify"
 PLACE = "sockets.path"  # in the state directory: where the sockets are, if not there
+MADE = re.compile(r"cotenant-[a-z0-9_]{8}")  # the names that `tempfile.mkdtemp` gives with our prefix
 DIGEST_CHARACTERS = 24
 
 
@@ -46,8 +48,8 @@ def _place(state_dir: Path) -> Path | None:
     directory = state_dir / "sockets"
     if len(os.fsencode(directory)) + 1 + DIGEST_CHARACTERS <= SOCKET_PATH_BYTES_MAX:
         return directory
-    with contextlib.suppress(OSError):
-        if _is_our_own(noted := Path((state_dir / PLACE).read_text())):
+    with contextlib.suppress(OSError, ValueError):
+        if _was_made(noted := Path((state_dir / PLACE).read_text())):
             return noted
     return before if _is_our_own(before := _place_before(state_dir)) else None
 
@@ -57,6 +59,13 @@ def _place_before(state_dir: Path) -> Path:
     digest = hashlib.sha256(os.fsencode(state_dir)).hexdigest()[:16]
     temporary = tempfile.gettempdir()  # only looked at: nothing is made there
     return Path(temporary) / f"cotenant-{os.getuid()}-{digest}"
+
+
+def _was_made(directory: Path) -> bool:
+    """Whether it is a directory of ours as `socket_directory` makes them: a damaged note may name any other one."""
+    if not directory.is_absolute() or not MADE.fullmatch(directory.name):
+        return False
+    return _is_our_own(directory) and not directory.lstat().st_mode & 0o077
 
 
 def _is_our_own(directory: Path) -> bool:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -37,3 +39,27 @@ async def test_processes_that_wait_for_their_settings_end_with_the_others(tmp_pa
     waiting = list(agents._waiting.values())
     await agents.close()
     assert [await process.wait() for process in waiting] == [0, 0]
+
+
+def printing(script: str) -> subprocess.Popen[bytes]:
+    return subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+
+
+async def test_what_a_library_prints_before_the_answer_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
+    script = "print('found 2 GPUs'); print('x' * 70_000); print('[]'); print('{\"ready\": true}')"
+    process = AgentProcess("a")
+    await process.end()
+    monkeypatch.setattr(process, "_process", printing(script))
+    async with asyncio.timeout(SECONDS):
+        assert await process.answer() == {"ready": True}
+        await process.end()
+
+
+async def test_settings_of_another_release_are_refused_with_what_helps() -> None:
+    process = AgentProcess("a")
+    process.tell(b'{"config": "{\\"node_id\\": \\"a\\"}", "tls": null, "descriptors_max": 1024}\n')
+    async with asyncio.timeout(SECONDS):
+        answer = await process.answer()
+        assert "hint: restart `cotenant up` if Cotenant was upgraded" in answer["error"]
+        assert answer["bad_settings"]
+        assert await process.wait() == 1

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import math
 import os
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,6 +23,7 @@ from cotenant.node_agent.health_file import HealthFile
 from cotenant.node_agent.hot_plug import HotPlug
 from cotenant.node_agent.kernel_files import number_in, parse_cpu_list
 from cotenant.node_agent.lease import Lease, Leash, boot_seconds, read_lease
+from cotenant.node_agent.machine_claims import Claim, MachineTaken, take
 from cotenant.node_agent.output_reader import OutputReader, ranks_in
 from cotenant.node_agent.output_tail import TAIL_BYTES_MAX, tail_of
 from cotenant.node_agent.pattern_process import search
@@ -28,6 +31,7 @@ from cotenant.node_agent.pressure import parse_pressure
 from cotenant.node_agent.probe import ProbeWishes
 from cotenant.node_agent.progress import Track, newest_lines, parse_line
 from cotenant.node_agent.records import AttemptKey, Exit, Status, parse_status, report
+from cotenant.node_agent.sockets import PLACE, _place
 from cotenant.node_agent.state_directory import AnotherNode, open_state_directory
 from cotenant.store.witness import REVISION_MAX
 from cotenant.v1 import node_service_pb2, resources_pb2
@@ -82,6 +86,8 @@ def targets() -> Iterator[Target]:
     yield Target("cores.json", of_file("cores.json", _cores, (b'{"0": 0, "1": 0, "2": 1, "3": 1}',)))
     yield Target("node's name", of_file("node", _claimed, (b"node-1\n",)), (AnotherNode,))
     yield Target("lease", of_file("lease", _lease, (b"12.500 12.500".ljust(48),)))
+    yield Target("sockets.path", _sockets)
+    yield Target("machine claim", _claims, (MachineTaken,))
     yield Target("output", _output)
     yield Target("files of the kernel", lambda directory: Prepared(_kernel, KERNEL))
 
@@ -135,6 +141,38 @@ def _lease(path: Path) -> None:
     lease = Lease(str(path))
     lease.renew(5.0)
     lease.close()
+
+
+def _sockets(directory: Path) -> Prepared:
+    """The note of where sockets are; whatever else it says, its directory is not ours to change the mode of."""
+    made, deep = directory / "cotenant-abcd_123", directory / ("d" * 100)
+    made.mkdir(mode=0o700)
+    deep.mkdir()
+
+    def read(path: Path) -> None:
+        if (found := _place(path.parent)) not in (None, made):
+            raise AssertionError(f"sockets would lie in {found}")
+
+    return of_file(PLACE, read, (str(made).encode(),))(deep)
+
+
+def _claims(directory: Path) -> Prepared:
+    """The claim of an agent that lives, as another one finds it when it starts."""
+    wanted = Claim("a", "/a", 7, (0, 1), 1 << 30, 1 << 34)
+    kept = directory / "held.json"
+    kept.touch()
+    held = os.open(kept, os.O_RDONLY)  # for as long as this process lives
+    fcntl.flock(held, fcntl.LOCK_EX)
+
+    def read(path: Path) -> None:
+        try:
+            os.close(take(directory, wanted))
+        except MachineTaken as error:
+            str(error).encode()
+            raise
+
+    seeds = [json.dumps(asdict(Claim("b", "/b", 8, cpus, 1 << 30, 1 << 34))).encode() for cpus in ((2, 3), (1, 2))]
+    return of_file("held.json", read, seeds)(directory)
 
 
 def _output(directory: Path) -> Prepared:

@@ -75,10 +75,19 @@ BY_SERVERS = {  # what only a whole server passes through, by the run that has o
     "node_agent/task_process.py": "sockets of an agent",
 }
 OF_OUR_CHILD = "a process of ours writes it, and nobody else can"
+OF_DEV_NULL = "it opens /dev/null alone"
 EXCUSED = {
     "src/cotenant/cli/demo_programs/gang.py:exchange": "the demo's own replicas talk to each other",
     "src/cotenant/fail_points.py:_Directory.on_reach": "tests alone arm fail points",
     "src/cotenant/cli/readiness.py:tell_ready": "it sends, and hears nothing",
+    "src/cotenant/descriptors.py:Spare.refill": OF_DEV_NULL,
+    "src/cotenant/rpc/connections.py:Connections.run": OF_DEV_NULL,
+    "src/cotenant/rpc/connections.py:Connections._close": "it shuts a socket down, and hears nothing",
+    "src/cotenant/rpc/connections.py:accepted_peer": "it asks the kernel for the addresses of a socket",
+    "node_agent/__main__.py:_hear": "it notices the end of its input, whatever came before",
+    "node_agent/isolation.py:_close_control_groups": KERNEL,
+    "node_agent/isolation.py:open_namespaces": OF_OUR_CHILD,
+    "node_agent/isolation.py:try_out": OF_OUR_CHILD,
     "node_agent/users.py:people_from_uid": "root alone writes it",
     "src/cotenant/progress.py:_Teller.flush": "it sends, and hears nothing",
     "src/cotenant/reproduction/keeping.py:_digest_of_code": OURS,

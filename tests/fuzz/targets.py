@@ -63,6 +63,7 @@ def all_targets() -> Iterator[Target]:
     from tests.fuzz import (
         agent_files,
         learnt,
+        mesh_files,
         observing,
         operator_files,
         outside,
@@ -76,6 +77,7 @@ def all_targets() -> Iterator[Target]:
     for module in (
         *(operator_files, trace_files, agent_files, records, store_files, learnt, outside, observing, specs),
         witness_files,
+        mesh_files,
     ):
         yield from module.targets()
 

@@ -70,6 +70,12 @@ def node(memory_bytes: int) -> bytes:
     return record.SerializeToString()
 
 
+def claim(**changes: object) -> bytes:
+    """The claim of another agent, with other values."""
+    whole = {"node_id": "b", "state_dir": "/b", "pid": 8, "cpus": [2], "memory_bytes": 5, "machine_memory_bytes": 9}
+    return json.dumps({**whole, **changes}).encode()
+
+
 FOUND = [
     ("settings", b"nodes = " + ENDLESS),
     ("settings", b"a = " + b"[" * 3000),
@@ -138,6 +144,18 @@ FOUND = [
         b'"files": {"trace": "ab", "cluster": "cd"}, "ons": {}}\n',
     ),
     ("spec", b"\xdb\x05commandl\xff\xff\xff\x7f"),
+    *(("sockets.path", data) for data in (b"", b"/", b"\x00", b"\x85")),
+    *(("machine claim", claim(cpus=value)) for value in ([{}], None, [10**400])),
+    *(("machine claim", claim(memory_bytes=value)) for value in ("", None, 10**400)),
+    ("machine claim", claim(state_dir="\ud800", node_id="a")),
+    ("machine claim", DEEP),
+    *(("settings of an agent", data) for data in (b"", b"1", DEEP, b'{"config": 1, "tls": null}', b'{"tls": [1]}')),
+    *(("answer of an agent", data + b"\n") for data in (b"", b"[]", b"\x85", b'{"a": 1}', DEEP)),
+    *(("identity.json", data) for data in (b'{"only_user": null}', b'{"only_user": true}', DEEP)),
+    *(("spec parts", data) for data in (b"", b"x")),
+    ("divided record", b"x" * 9000),
+    *((f"{kind} of an older store", data) for kind in ("job", "attempt") for data in (b"\xff\xff", b"")),
+    ("name of a kept attempt", "x-\u00b2".encode()),
 ]
 
 

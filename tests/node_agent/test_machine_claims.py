@@ -144,3 +144,31 @@ async def test_nodes_of_a_divided_machine_fit_together(
     assert len({hello.inventory.memory_bytes for hello in placement.hellos}) == 1
     stop.set()
     await asyncio.gather(*tasks)
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("kind", ["fifo", "link", "directory"])
+def test_what_is_no_file_among_the_claims_holds_nothing_up(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "planted.json"
+    if kind == "fifo":
+        os.mkfifo(path)
+    elif kind == "link":
+        path.symlink_to("/dev/zero")
+    else:
+        path.mkdir()
+    held = take(tmp_path, HERE)
+    with pytest.raises(MachineTaken):
+        take(tmp_path, replace(HERE, node_id="b"))
+    os.close(held)
+
+
+def test_a_held_claim_that_cannot_be_read_is_not_emptied_by_another_agent(tmp_path: Path) -> None:
+    held = take(tmp_path, HERE)
+    (path,) = tmp_path.glob("*.json")
+    path.write_text('{"node_id": 7}')
+    descriptors = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(BlockingIOError):
+        take(tmp_path, HERE)
+    assert path.read_text() == '{"node_id": 7}'
+    assert len(os.listdir("/proc/self/fd")) == descriptors
+    os.close(held)

@@ -320,6 +320,26 @@ def test_sockets_are_never_put_where_somebody_else_has_put_something(
     assert socket_directory(deep) not in (guessed, own)
 
 
+@pytest.mark.parametrize("note", ["", ".", "{own}", "{own}/", "cotenant-abcdefgh", "\0", "\udc80"])
+def test_a_damaged_note_never_makes_another_directory_that_of_the_sockets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, note: str
+) -> None:
+    """An empty note named the working directory, and a shortened one `/` where the agent is root."""
+    own, deep = tmp_path / "own", tmp_path / ("d" * 100)
+    for directory in (own, deep, own / "cotenant-abcdefgh"):
+        directory.mkdir()
+        directory.chmod(0o755)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.chdir(own)
+    (deep / "sockets.path").write_bytes(os.fsencode(note.format(own=own)))
+    found = socket_directory(deep)
+    assert found.parent == tmp_path
+    assert found != own
+    assert own.stat().st_mode & 0o777 == 0o755
+    remove_socket_directory(deep)
+    assert own.is_dir()
+
+
 def test_sockets_of_jobs_that_an_earlier_release_started_are_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

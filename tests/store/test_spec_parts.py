@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -120,6 +120,30 @@ async def test_parts_that_are_lost_are_told_with_the_key_of_the_record() -> None
     await inner.transact([], [Delete(data)])
     with pytest.raises(BadRecord, match="queue/jobs/a names parts of its spec that are not there"):
         await SpecStore(inner).get("queue/jobs/a")
+
+
+@pytest.mark.parametrize("damage", [lambda value: value[:-1], lambda value: value.replace(b"python", b"pythom")])
+async def test_damaged_parts_are_reported_and_no_job_gets_another_command(damage: Callable[[bytes], bytes]) -> None:
+    inner = MemoryStore()
+    revision = await put(SpecStore(inner), "queue/jobs/a", job("a"))
+    (parts,) = (await inner.list(DATA)).entries
+    await inner.transact([], [Put(parts.key, damage(parts.value))])
+    store = SpecStore(inner)
+    with pytest.raises(BadRecord, match=f"queue/jobs/a names parts of its spec that are damaged .{parts.key}"):
+        await store.get("queue/jobs/a")
+    with pytest.raises(BadRecord, match="queue/jobs/a"):
+        await store.list("queue/jobs/")
+    with pytest.raises(BadRecord, match="queue/jobs/a"):
+        await take(store.watch("queue/jobs/", after_revision=revision - 1), 1)
+
+
+async def test_a_record_that_cannot_be_read_is_kept_as_it_is() -> None:
+    inner = MemoryStore()
+    damaged = b"\xff" * 20_000
+    await put(SpecStore(inner), "queue/jobs/a", damaged)
+    entry = await inner.get("queue/jobs/a")
+    assert entry
+    assert entry.value == damaged
 
 
 async def test_a_backup_has_the_parts_and_a_restored_store_reads_whole_records(tmp_path: Path) -> None:

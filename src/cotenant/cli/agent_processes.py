@@ -33,6 +33,8 @@ RESTART_SECONDS_FIRST, RESTART_SECONDS_MAX = 0.5, 30.0
 STEADY_SECONDS = 60.0  # after which an end is not taken as one in a row
 STARTS_MAX = 3  # in a row, without ever having been ready: then something is wrong that another start does not mend
 END_SECONDS_MAX = 10.0  # then it is killed, which does no harm to jobs
+ANSWERS = frozenset({"ready", "error"})  # one of these is in each answer of an agent
+SHOWN_BYTES_MAX = 200
 NOT_INHERITED = ("NOTIFY_SOCKET",)  # systemd waits for `up`
 
 
@@ -71,18 +73,27 @@ class AgentProcess:
             self._process.stdin.flush()
 
     async def answer(self) -> dict[str, Any]:
-        """Return what it says once: that it is ready, or why it cannot be; nothing where it ended without a word."""
+        """Return what it says once: that it is ready, or why it cannot be; nothing where it ended without a word.
+
+        Other lines are skipped: a library that the agent loads may print to the same pipe.
+        """
         reader = asyncio.StreamReader()
         transport, _ = await asyncio.get_running_loop().connect_read_pipe(
             lambda: asyncio.StreamReaderProtocol(reader), self._process.stdout
         )
         try:
-            line = await reader.readline()
+            while True:
+                try:
+                    line = await reader.readline()
+                except ValueError:  # longer than the reader's limit, and dropped
+                    continue
+                if not line.endswith(b"\n"):
+                    return {}
+                if answer := _answer_in(line):
+                    return answer
+                log.warning("agent_output_skipped", node=self.node_id, text=line[:SHOWN_BYTES_MAX])
         finally:
             transport.close()
-        told = json.loads(line) if line.endswith(b"\n") else {}
-        assert isinstance(told, dict)
-        return told
 
     async def wait(self) -> int:
         """Wait for its end, and return the exit code; of one that was killed the negative number of the signal."""
@@ -114,6 +125,15 @@ class AgentProcess:
             log.warning("agent_process_killed", node=self.node_id, pid=self.pid, after_seconds=END_SECONDS_MAX)
             self._process.kill()
             await self.wait()
+
+
+def _answer_in(line: bytes) -> dict[str, Any]:
+    """Return the answer in a line of an agent's output; nothing where it is not one."""
+    try:
+        answer = json.loads(line)
+    except (ValueError, RecursionError):
+        return {}
+    return answer if isinstance(answer, dict) and answer.keys() & ANSWERS else {}
 
 
 class AgentProcesses:

@@ -87,8 +87,10 @@ def check_token_for(name: str, state_dir: Path, *, insist: bool) -> str:
     if os.geteuid() == 0 or insist:
         return ""
     try:
-        own = str(json.loads((state_dir / MARK_FILE).read_text())["only_user"])
-    except (OSError, ValueError, KeyError, TypeError):
+        own = json.loads((state_dir / MARK_FILE).read_text())["only_user"]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        own = None
+    if not isinstance(own, str) or not own:
         return "an agent that does not run as root runs jobs of other people only with --shared-identity"
     if name == own:
         return ""

@@ -24,6 +24,7 @@ from cotenant.rpc.access import NoAccess
 from cotenant.store.accepting import accept
 from cotenant.store.open import open_raw
 from cotenant.store.port import Store, StoreInUse, StoreUnavailable
+from cotenant.store.schema import NewerSchema
 from cotenant.store.witness import judge
 from cotenant.v1 import job_pb2
 from cotenant.v1.job_service_pb2 import GetJobRequest
@@ -127,3 +128,5 @@ async def _raw(url: str) -> AsyncIterator[Store]:
         raise CommandError(str(error), hint="stop `cotenant up` first; jobs keep running") from None
     except StoreUnavailable as error:
         raise CommandError(str(error), code=ExitCode.UNREACHABLE) from None
+    except NewerSchema as error:
+        raise CommandError(str(error)) from None

@@ -15,17 +15,24 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 from google.protobuf.message import DecodeError
 
 from cotenant.core.lifecycle import ENDED
+from cotenant.core.validate import check_amounts
+from cotenant.node_agent.attempt_directory import key_of
 from cotenant.rpc import translate
+from cotenant.services.placement.records import check_amounts as check_held
 from cotenant.store.port import Delete, Entry, Operation, Put
+from cotenant.store.schema import PARTED_VERSION, NewerSchema
 from cotenant.v1 import job_pb2, node_service_pb2, records_pb2
 
 JOBS, ATTEMPTS = "queue/jobs/", "placement/attempts/"
 SCHEMA_VERSION = 1
 IDS_AT_ONCE = 500
+UNREADABLE = (ValueError, LookupError, TypeError, ArithmeticError, AssertionError)
+M = TypeVar("M", records_pb2.StoredJob, records_pb2.StoredAttempt)
 
 Key = tuple[str, int]  # a job's id and the number of its attempt
 
@@ -60,7 +67,7 @@ class Plan:
 
 
 def found_on_nodes(state_dir: Path) -> Found:
-    """Read what the agents of a state directory hold; what is damaged is passed over."""
+    """Return what the agents of a state directory hold; what is damaged is skipped."""
     found = Found()
     for directory in sorted((state_dir / "nodes").glob("*/attempts/*-*")):
         assignment = node_service_pb2.Assignment()
@@ -68,13 +75,25 @@ def found_on_nodes(state_dir: Path) -> Found:
             assignment.ParseFromString((directory / "assignment").read_bytes())
         except (OSError, DecodeError):
             continue
+        if not _is_whole(assignment, directory):
+            continue
         key = (assignment.job_id, assignment.number)
         found.parts.setdefault(key, {})[assignment.node_rank] = assignment
     for directory in (state_dir / "nodes").glob("*/kept/*-*"):
-        job_id, _, number = directory.name.rpartition("-")
-        if job_id and number.isdigit():
-            found.over.add((job_id, int(number)))
+        if ended := key_of(directory):
+            found.over.add((ended.job_id, ended.number))
     return found
+
+
+def _is_whole(assignment: node_service_pb2.Assignment, directory: Path) -> bool:
+    """Return whether services can load the records of an assignment that lies in a directory."""
+    try:
+        check_held((translate.allocation_from_wire(assignment.allocation),))
+        spec = translate.spec_from_wire(assignment.spec)
+    except UNREADABLE:
+        return False
+    named = directory.name == f"{assignment.job_id}-{assignment.number}" and assignment.number > 0
+    return named and not check_amounts(spec)
 
 
 def archived(path: Path, ids: Sequence[str]) -> dict[str, str]:
@@ -88,9 +107,9 @@ def archived(path: Path, ids: Sequence[str]) -> dict[str, str]:
                 some = ids[begin : begin + IDS_AT_ONCE]
                 marks = ", ".join("?" * len(some))
                 phases |= dict(connection.execute(f"SELECT id, phase FROM jobs WHERE id IN ({marks})", some))
-    except sqlite3.Error:
+    except (sqlite3.Error, UnicodeDecodeError):
         return {}
-    return phases
+    return {job_id: phase for job_id, phase in phases.items() if isinstance(phase, str)}
 
 
 def plan(
@@ -101,7 +120,11 @@ def plan(
 ) -> Plan:
     """Compare a store with what the running mesh, nodes and the archive know, and say what becomes of the difference.
 
-    `mesh` holds the jobs that the running mesh has in memory, `archive` the phases of archived jobs.
+    `mesh` holds the jobs that the running mesh has in memory, `archive` the phases of archived jobs. Records that are
+    damaged count as missing: they are written again where somebody knows better.
+
+    Raises:
+        NewerSchema: a newer version wrote one of the records.
     """
     known = _Known(dict(_jobs(entries)), dict(_attempts(entries)))
     for job in (mesh or {}).values():
@@ -212,6 +235,8 @@ def _stored_again(job: job_pb2.Job, kept: records_pb2.StoredJob | None) -> recor
     if kept:
         stored.CopyFrom(kept)
     stored.job.CopyFrom(job)
+    stored.schema_version = SCHEMA_VERSION
+    stored.ClearField("spec_parts")  # the mesh has the whole spec in memory
     if translate.PHASES.from_wire(job.phase).holds_resources:
         stored.job.phase = job_pb2.JOB_PHASE_QUEUED
         before = kept.job.attempt if kept else job_pb2.Attempt()
@@ -227,14 +252,32 @@ def _note(stored: records_pb2.StoredJob, detail: str) -> None:
 
 def _jobs(entries: Sequence[Entry]) -> Iterator[tuple[str, records_pb2.StoredJob]]:
     for entry in entries:
-        if entry.key.startswith(JOBS):
-            yield entry.key.removeprefix(JOBS), records_pb2.StoredJob.FromString(entry.value)
+        stored = _record(records_pb2.StoredJob, entry) if entry.key.startswith(JOBS) else None
+        if stored and stored.job.id == entry.key.removeprefix(JOBS) and stored.job.phase in translate.PHASES:
+            yield stored.job.id, stored
 
 
 def _attempts(entries: Sequence[Entry]) -> Iterator[tuple[str, records_pb2.StoredAttempt]]:
     for entry in entries:
-        if entry.key.startswith(ATTEMPTS):
-            yield entry.key.removeprefix(ATTEMPTS), records_pb2.StoredAttempt.FromString(entry.value)
+        if entry.key.startswith(ATTEMPTS) and (stored := _record(records_pb2.StoredAttempt, entry)):
+            attempt = stored.attempt
+            if attempt.job_id == entry.key.removeprefix(ATTEMPTS) and attempt.state in translate.ATTEMPT_STATES:
+                yield attempt.job_id, stored
+
+
+def _record(kind: type[M], entry: Entry) -> M | None:
+    """Return a record as the store keeps it; None where it is damaged."""
+    record = kind()
+    try:
+        record.ParseFromString(entry.value)
+    except DecodeError:
+        return None
+    if record.schema_version > PARTED_VERSION:
+        raise NewerSchema(
+            f"{entry.key} has schema {record.schema_version}, and this version reads up to {PARTED_VERSION}: a newer "
+            "version wrote it; hint: run that one"
+        )
+    return record
 
 
 def _is_ended(job: records_pb2.StoredJob | None) -> bool:

@@ -53,6 +53,10 @@ class EnumMap(Generic[Word]):
         """The wire's number for a word."""
         return self._to[word]
 
+    def __contains__(self, number: object) -> bool:
+        """Whether the wire's number is that of a word."""
+        return number in self._from
+
     def from_wire(self, number: int) -> Word:
         """The word for the wire's number.
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
+from google.protobuf.message import DecodeError
+
 from cotenant.store.copying import AHEAD, LEADERS, OPERATIONS_MAX, identity_of
 from cotenant.store.eras import ERAS, begun
 from cotenant.store.port import Committed, Compare, Delete, Operation, Put, Store
@@ -74,7 +76,10 @@ async def _accepted(raw: Store, known: Sequence[Memory], changes: Sequence[Opera
 
 def _renewed(key: str, value: bytes) -> list[Operation]:
     """Have an attempt that carries an epoch of its own get that of its record again, which is newer."""
-    stored = records_pb2.StoredAttempt.FromString(value)
+    try:
+        stored = records_pb2.StoredAttempt.FromString(value)
+    except DecodeError:  # placement reports it when it loads
+        return []
     if not stored.attempt.epoch:
         return []
     stored.attempt.epoch = 0

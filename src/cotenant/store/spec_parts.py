@@ -51,6 +51,7 @@ DATA, USED = f"{PREFIX}data/", f"{PREFIX}used/"
 VALUE_BYTES_MIN = 8 * 1024  # of a record: what is smaller is kept whole
 PARTS_BYTES_MIN = 4 * 1024
 DIGEST_BYTES = 16
+DAMAGED = b""  # in the place of parts whose digest is not the one in their key
 MARK = b"\xe2\x03\x10"  # the tag and the length of the field `spec_parts`, which ends a record that has it
 CACHED_MAX, CACHED_BYTES_MAX = 1_024, 32 * 1024**2
 READ_ALONE_MAX = 16  # digests: for more of them all parts are listed
@@ -76,7 +77,10 @@ def divide(key: str, value: bytes) -> tuple[bytes, str, bytes] | None:
     kind = kind_of(key) if len(value) >= VALUE_BYTES_MIN else None
     if kind is None:
         return None
-    record = kind.FromString(value)
+    try:
+        record = kind.FromString(value)
+    except DecodeError:  # its reader reports it
+        return None
     spec = spec_of(record)
     parts = records_pb2.StoredSpecParts(schema_version=VERSION, command=spec.command, environment=spec.environment)
     if any(role.command for role in spec.roles):
@@ -88,9 +92,13 @@ def divide(key: str, value: bytes) -> tuple[bytes, str, bytes] | None:
         spec.ClearField(name)
     for role in spec.roles:
         role.ClearField("command")
-    digest = hashlib.blake2b(written, digest_size=DIGEST_BYTES).digest()
+    digest = _digest_of(written)
     record.schema_version, record.spec_parts = PARTED_VERSION, digest
     return record.SerializeToString(), digest.hex(), written
+
+
+def _digest_of(written: bytes) -> bytes:
+    return hashlib.blake2b(written, digest_size=DIGEST_BYTES).digest()
 
 
 def digest_in(key: str, value: bytes) -> str:
@@ -186,11 +194,16 @@ class SpecStore(ShiftedStore):
         """Return an entry or a change with its parts."""
         assert isinstance(one, Entry | Change)
         assert one.value is not None
+        if written == DAMAGED:
+            raise BadRecord(
+                f"{one.key} names parts of its spec that are damaged ({DATA}{digest}); restore a backup, or delete "
+                "the key"
+            )
         self._named[one.key] = digest, one.mod_revision
         return replace(one, value=join(one.key, one.value, written))
 
     async def _read(self, digests: Iterable[str]) -> dict[str, bytes]:
-        """Return parts by their digest; those that are not there are left out."""
+        """Return parts by their digest, `DAMAGED` where they do not match it; those that are not there are left out."""
         found = {digest: self._cache[digest][0] for digest in digests if digest in self._cache}
         wanted = [digest for digest in digests if digest not in found]
         if len(wanted) > READ_ALONE_MAX:
@@ -199,6 +212,9 @@ class SpecStore(ShiftedStore):
             entries = [entry for digest in wanted if (entry := await ShiftedStore.get(self, DATA + digest))]
         for entry in entries:
             digest = entry.key.removeprefix(DATA)
+            if _digest_of(entry.value).hex() != digest:
+                found[digest] = DAMAGED
+                continue
             self._remember(digest, entry.value, entry.mod_revision)
             found[digest] = entry.value
         return found
