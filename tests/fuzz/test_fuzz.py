@@ -76,6 +76,7 @@ def claim(**changes: object) -> bytes:
     return json.dumps({**whole, **changes}).encode()
 
 
+CPUS_OF_NOBODY: tuple[object, ...] = ([{}], None, [10**400])
 FOUND = [
     ("settings", b"nodes = " + ENDLESS),
     ("settings", b"a = " + b"[" * 3000),
@@ -145,7 +146,7 @@ FOUND = [
     ),
     ("spec", b"\xdb\x05commandl\xff\xff\xff\x7f"),
     *(("sockets.path", data) for data in (b"", b"/", b"\x00", b"\x85")),
-    *(("machine claim", claim(cpus=value)) for value in ([{}], None, [10**400])),
+    *(("machine claim", claim(cpus=value)) for value in CPUS_OF_NOBODY),
     *(("machine claim", claim(memory_bytes=value)) for value in ("", None, 10**400)),
     ("machine claim", claim(state_dir="\ud800", node_id="a")),
     ("machine claim", DEEP),
