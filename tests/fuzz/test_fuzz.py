@@ -145,7 +145,7 @@ FOUND = [
     ),
     ("spec", b"\xdb\x05commandl\xff\xff\xff\x7f"),
     *(("sockets.path", data) for data in (b"", b"/", b"\x00", b"\x85")),
-    *(("machine claim", claim(cpus=value)) for value in ([{}], None, [10**400])),
+    *(("machine claim", claim(cpus=value)) for value in ([{"a": 1}], None, [10**400])),
     *(("machine claim", claim(memory_bytes=value)) for value in ("", None, 10**400)),
     ("machine claim", claim(state_dir="\ud800", node_id="a")),
     ("machine claim", DEEP),
