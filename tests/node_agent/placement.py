@@ -145,7 +145,8 @@ class Placement(node_service_pb2_grpc.AgentServiceServicer, contention_service_p
 
     async def _read(self, requests: Any, stream: asyncio.Queue[node_service_pb2.ConnectResponse | None]) -> None:
         async for request in requests:
-            self.beats += request == node_service_pb2.ConnectRequest(beat=request.beat)
+            condition = request.condition if request.HasField("condition") else None
+            self.beats += request == node_service_pb2.ConnectRequest(beat=request.beat, condition=condition)
             if request.beat and not self.deaf:
                 stream.put_nowait(node_service_pb2.ConnectResponse(heard=request.beat))
             self.reports.extend(request.reports)
