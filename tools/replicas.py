@@ -78,8 +78,8 @@ queue      10.0.0.6:7070  follows    12   921  0.1.0    10.0.0.5:7070
 of etcd as the services find them, nodes, jobs, releases and certificates. Below that stands everything that is wrong,
 with what helps: a process or a member that is away, a majority that is missing, a service that nobody leads, a node
 whose agent is away or that is not well, a certificate that [is due](security.md#when-they-run-out), a process or an
-agent of another release than most run; and [what is slow but alive](#slow-but-alive). It ends with 0 if nothing is wrong, with 1 if something is and with 3 if nobody
-answers, so that a timer can call it; `--json` has all of it.
+agent of another release than most run; and [what is slow but alive](#slow-but-alive). It ends with 0 if nothing is
+wrong, with 1 if something is and with 3 if nobody answers, so that a timer can call it; `--json` has all of it.
 
 ```console
 $ cotenant status
@@ -103,10 +103,10 @@ Processes and agents measure themselves over the last 30 s, and `status` names w
 
 | what is named | when | what helps |
 |---|---|---|
-| `queue a:7070: its event loop was behind by 1.2 s within the last 30 s, 40 % of the time` | by 1 s or more in two of three windows of 10 s | `loop_stalled` in its log names the call that takes long; a CPU of its own |
-| `store: it takes 420 ms to answer (median of the last 30 s), as placement b:7071 sees it` | the median is 100 ms or more | the disks and the network of etcd's members |
-| `gpu-1: its agent is late: last heard 6s ago, expected every 2s` | two heartbeats are missed; after three the node is away | the load of the node, and its network |
-| `queue a:7070: its clock is 86,400 s ahead` | by more than 2 s from the median of all clocks | chrony or systemd-timesyncd |
+| `queue a:7070: its event loop was behind by 1.2 s …` | 1 s or more in two of three 10 s windows | a CPU of its own |
+| `store: it takes 420 ms to answer …` | the median is 100 ms or more | etcd's disks |
+| `gpu-1: its agent is late: last heard 6s ago …` | two heartbeats are missed | the node's load, network |
+| `queue a:7070: its clock is 86,400 s ahead` | by more than 2 s from the median | chrony |
 | `gpu-1: it cannot resolve queue.mesh: …` | for 12 s | the machine's name servers |
 
 `--json` has the figures of each process under `processes`; a process of an older release has null in their place:
@@ -116,7 +116,7 @@ Processes and agents measure themselves over the last 30 s, and `status` names w
 | `loop_lag.longest_seconds`, `.median_seconds` | delays of the event loop |
 | `loop_lag.behind_share` | the sum of the delays as a share of the time |
 | `loop_lag.windows_behind` | in how many of three windows of 10 s a delay was 1 s or longer |
-| `store_latency.median_seconds`, `.longest_seconds`, `.calls` | how long the store took to answer this process; null for one without a store |
+| `store_latency.median_seconds`, `.longest_seconds`, `.calls` | how long the store took to answer, or null |
 | `clock_offset_seconds` | how far its wall clock is ahead of the machine that asks |
 | `clock_error_seconds` | by how much that may be wrong: half of the round trip |
 
