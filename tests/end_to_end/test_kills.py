@@ -31,7 +31,7 @@ def test_an_agent_that_leaves_orphans_is_caught(tmp_path: Path) -> None:
     mesh = KillMesh(tmp_path / "mesh", {"n1": "0"}, broken="leaves orphans")
     for part in mesh.parts:
         mesh.start(part)
-    job_id = mesh.submit(1, 1, seconds=1.5, daemon=True)
+    job_id = mesh.submit(1, 1, seconds=6.0, daemon=True)  # long enough to be found on a busy machine
     until(lambda: "sleep 600" in str(remains.processes_of(mesh.directory)), "a job that left a daemon")
     until(mesh.kill_supervisors, "a supervisor that could be killed")
     wait_until_done(mesh, {job_id: 1}, 20)
