@@ -60,7 +60,7 @@ for what in [*cores, *gpus, "job-" + job + "-" + rank]:
         say("twice:" + what)
 say("start")
 if daemon:
-    subprocess.Popen(["sleep", "600"], start_new_session=True, close_fds=False)
+    subprocess.Popen(["sleep", "600"], start_new_session=True, close_fds=False, env={**os.environ, "MESH": directory})
 time.sleep(seconds)
 say("end")
 """
