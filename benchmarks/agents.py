@@ -229,7 +229,7 @@ class SimulatedAgent:
         reason: str,
         cause: job_pb2.LaunchCause.ValueType = job_pb2.LAUNCH_CAUSE_UNSPECIFIED,
     ) -> None:
-        """Say that an attempt could not be launched."""
+        """Report that an attempt could not be launched."""
         self.report(key, job_pb2.ATTEMPT_STATE_NOT_LAUNCHED, message=reason, launch_cause=cause or self.launch_cause)
 
     def fail(self, key: tuple[str, int], tail: str, code: int = 1, signs: Sequence[str] = ()) -> None:

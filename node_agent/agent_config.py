@@ -1,4 +1,4 @@
-"""The settings of an agent, apart from the agent: whoever starts one as a process of its own need not import it."""
+"""The settings of an agent, in a module of their own: starting an agent process does not import the agent."""
 
 from __future__ import annotations
 

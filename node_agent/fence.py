@@ -106,7 +106,7 @@ class Fence:
         return judge(self.store.memory, Seen(identity, told.revision), f"node {self._node_id}")
 
     def remember_store(self, shown: Mark) -> None:
-        """Take a newer mark of the store, or that of another one that was accepted."""
+        """Record a newer mark of the store, or the mark of another store that was accepted."""
         known = self.store
         if known == shown or (
             known

@@ -136,7 +136,7 @@ def _is_our_own(path: Path, uid: int) -> bool:
 
 
 def take(directory: Path, wanted: Claim) -> int:
-    """Take a claim and return the descriptor that holds it. Blocks for a moment.
+    """Acquire a claim and return the descriptor that holds it. Blocks for a moment.
 
     Raises:
         MachineTaken: it does not fit together with those that are held.

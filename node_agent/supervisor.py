@@ -40,7 +40,7 @@ def main(directory: str, lock_descriptor: int) -> None:
 
 
 def restore_descriptor_limit(soft: object) -> None:
-    """Give the job the soft limit that the agent began with; the agent has raised its own."""
+    """Restore the soft limit that the agent started with: the agent raised its own, and jobs inherit it."""
     now, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if isinstance(soft, int) and soft < now:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

@@ -17,7 +17,7 @@ from cotenant.v1 import node_service_pb2 as node_pb2
 from cotenant.v1.condition_pb2 import LoopLag
 
 BEATS_COMPARED = 3  # the one that was the least on its way says best what the clock shows
-CLOCK_SECONDS_MAX = 1e9  # what is told of a clock that is off by more is cut to this
+CLOCK_SECONDS_MAX = 1e9  # larger clock offsets are cut to this
 ERRORS_MAX, ERROR_LENGTH_MAX = 10, 300
 
 
@@ -30,7 +30,7 @@ class ToldCondition:
     name_errors: tuple[str, ...] = ()
 
     def take(self, condition: node_pb2.AgentCondition, now: Callable[[], float] | None = None) -> None:
-        """Take in what came with a beat."""
+        """Record the condition that came with a heartbeat."""
         if condition.HasField("wall_time"):
             self.clocks.append(
                 condition.wall_time.seconds + condition.wall_time.nanos / 1e9 - (now or time.monotonic)()

@@ -69,7 +69,7 @@ class Claims:
         )
 
     def connected(self, node: Node) -> None:
-        """Note that a node's agent is there, or tells anew what the node is made of."""
+        """Record that a node's agent has connected, or has reported its inventory again."""
         machine = node.inventory.machine
         if self._machine_of.get(node.id, machine) != machine:
             self.gone(node)

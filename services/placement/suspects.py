@@ -75,7 +75,7 @@ class Suspects:
             self.look(time.monotonic())
 
     def look(self, now: float) -> None:
-        """Take in that time has passed."""
+        """Apply what follows from the passage of time."""
         while self._young and now - self._young[0][0] >= self.rules.quick_seconds:
             _, key, node_id = self._young.popleft()
             if (key, node_id) in self._started and (live := self._live(key)):
@@ -116,7 +116,7 @@ class Suspects:
             report.signs.insert(0, f"{SUSPECTED}{hold.reason}")
 
     def follow(self, live: Live, node: Node, before: AttemptState | None) -> None:
-        """Take in what a report has made of an attempt's part on a node."""
+        """Record the outcome that a report gave an attempt's part on a node."""
         part, now = live.parts.get(node.id), time.monotonic()
         if part is None or part is before:
             return
@@ -222,7 +222,7 @@ class Suspects:
         return True
 
     def restore(self) -> None:
-        """Know the holds that the records tell of, after they have been read anew."""
+        """Restore the holds from the records, after they were read again."""
         now, before = time.monotonic(), self._known
         self._known = {}
         for node_id, node in self._cluster.nodes.items():
@@ -271,7 +271,7 @@ class Suspects:
         self._background.start(self._keep(node.id, kept if hold else None))
 
     async def _keep(self, node_id: str, kept: records_pb2.StoredLaunchHold | None) -> None:
-        """Write a hold into the node's record; where that fails all is read anew, and learnt anew."""
+        """Write a hold into the node's record; where that fails, all state is read and learned again."""
         async with self._lock(node_id):
             node = self._cluster.nodes.get(node_id)
             if node is None or node.hold != (_problem(kept) if kept else None):

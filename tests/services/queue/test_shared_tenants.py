@@ -26,6 +26,7 @@ from cotenant.v1 import job_service_pb2 as pb
 from cotenant.v1 import tenant_service_pb2 as tenant_pb2
 
 PIECE_SECONDS_MAX = 0.15  # in one piece it takes 0.3; the bar of 0.05 is the benchmark's, on a quiet machine
+COUNT_SECONDS_MAX = 0.025
 ATTEMPTS = 3  # whoever shares the caches slows a piece down, but hardly each time
 
 
@@ -191,7 +192,7 @@ async def test_arrays_are_taken_in_piece_by_piece_however_many_there_are() -> No
 async def test_what_waits_is_counted_piece_by_piece() -> None:
     state = State()
     await Arrays(Keeper(MemoryStore(), state)).create(largest(), "eve", "", Request("CreateJob", "", b""))
-    assert min([await longest_piece(Waits(state)._count()) for _ in range(ATTEMPTS)]) < PIECE_SECONDS_MAX / 2
+    assert min([await longest_piece(Waits(state)._count()) for _ in range(ATTEMPTS)]) < COUNT_SECONDS_MAX
 
 
 async def test_a_repeated_call_and_its_own_answer_take_an_array_in_once() -> None:
