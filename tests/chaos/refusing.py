@@ -81,16 +81,19 @@ def _without_forks(mesh: Mesh, part: str, pid: int) -> Undo | None:
 
 
 def _without_descriptors(pid: int) -> Undo | None:
-    """Set a process's limit to what it has open, so that it can open nothing more."""
+    """Set a process's soft limit to what it has open, so that it can open nothing more.
+
+    The hard limit stays: without CAP_SYS_RESOURCE not even root can raise it again.
+    """
     try:
         soft, hard = resource.prlimit(pid, resource.RLIMIT_NOFILE)
         held = len(os.listdir(f"/proc/{pid}/fd"))
-        resource.prlimit(pid, resource.RLIMIT_NOFILE, (held, held))
-    except (OSError, ProcessLookupError):
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (held, hard))
+    except OSError:
         return None
 
     def undo() -> None:
-        with contextlib.suppress(OSError, ProcessLookupError):  # it has ended: another one has limits of its own
+        with contextlib.suppress(ProcessLookupError):  # it has ended: another one has limits of its own
             resource.prlimit(pid, resource.RLIMIT_NOFILE, (soft, hard))
 
     return undo
