@@ -33,7 +33,7 @@ from tests.end_to_end.commands import COTENANT, Serving, environment_of  # noqa:
 from tests.node_agent import conditions, fake_driver, jobs  # noqa: E402 - likewise
 from tests.node_agent.placement import Placement  # noqa: E402 - likewise
 
-from cotenant.node_agent.cgroup_mounts import find_mounts  # noqa: E402 - likewise
+from cotenant.node_agent.enforcement.cgroup_mounts import find_mounts  # noqa: E402 - likewise
 
 BASH = shutil.which("bash") or "/bin/bash"
 STARTS, STARTS_QUICK = 300, 60

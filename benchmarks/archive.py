@@ -21,7 +21,7 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks.harness import Row, main  # noqa: E402 - the root of the checkout has to be on the path first
 
-from cotenant.services.queue.archive import Archive  # noqa: E402 - likewise
+from cotenant.services.queue.jobs.archive import Archive  # noqa: E402 - likewise
 from cotenant.v1 import job_pb2  # noqa: E402 - likewise
 
 SIZES, SIZES_QUICK = (1_000, 10_000, 100_000), (1_000, 10_000)

@@ -21,18 +21,18 @@ sys.path.insert(0, str(ROOT))
 from benchmarks import harness  # noqa: E402 - the root of the checkout has to be on the path first
 
 from cotenant import plugins  # noqa: E402 - likewise
-from cotenant.core.arrays import read_array  # noqa: E402 - likewise
-from cotenant.core.dependencies import Dependency  # noqa: E402 - likewise
-from cotenant.core.jobs import JobKind, JobSpec, Request, Role  # noqa: E402 - likewise
-from cotenant.core.lifecycle import Phase  # noqa: E402 - likewise
-from cotenant.core.queueing.choosing import RULES, choose  # noqa: E402 - likewise
-from cotenant.core.table import Capacity  # noqa: E402 - likewise
-from cotenant.rpc import translate  # noqa: E402 - likewise
-from cotenant.services.queue.arrays import Arrays  # noqa: E402 - likewise
-from cotenant.services.queue.keeper import Keeper  # noqa: E402 - likewise
-from cotenant.services.queue.keeper import Request as Call  # noqa: E402 - likewise
-from cotenant.services.queue.records import Record  # noqa: E402 - likewise
-from cotenant.services.queue.state import State  # noqa: E402 - likewise
+from cotenant.codec import specs  # noqa: E402 - likewise
+from cotenant.core.model.dependencies import Dependency  # noqa: E402 - likewise
+from cotenant.core.model.job import JobKind, JobSpec, Request, Role  # noqa: E402 - likewise
+from cotenant.core.model.job_array import read_array  # noqa: E402 - likewise
+from cotenant.core.model.job_table import Capacity  # noqa: E402 - likewise
+from cotenant.core.model.lifecycle import Phase  # noqa: E402 - likewise
+from cotenant.core.scheduling.admission import RULES, choose  # noqa: E402 - likewise
+from cotenant.services.queue.jobs.job_arrays import Arrays  # noqa: E402 - likewise
+from cotenant.services.queue.jobs.job_store import Keeper  # noqa: E402 - likewise
+from cotenant.services.queue.jobs.job_store import Request as Call  # noqa: E402 - likewise
+from cotenant.services.queue.jobs.queue_state import State  # noqa: E402 - likewise
+from cotenant.services.queue.jobs.transitions import Record  # noqa: E402 - likewise
 from cotenant.store.sqlite import SqliteStore  # noqa: E402 - likewise
 
 SIZES = (100, 1_000, 10_000)
@@ -86,7 +86,7 @@ def _cycles_per_second(state: State) -> float:
 
 def _end(state: State, record: Record) -> float:
     """Seconds until the queue has taken in that a job ended and whose turn it is."""
-    record.job.phase = translate.PHASES.to_wire(Phase.SUCCEEDED)
+    record.job.phase = specs.PHASES.to_wire(Phase.SUCCEEDED)
     began = time.process_time()
     state.sync(record)
     return time.process_time() - began

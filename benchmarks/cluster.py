@@ -25,7 +25,7 @@ from benchmarks.mesh import empty_calls, raw_commits  # noqa: E402 - likewise
 from benchmarks.processes import CORES, GPUS, Cluster, cluster, until  # noqa: E402 - likewise
 from tests.etcd_server import etcd_binary  # noqa: E402 - likewise
 
-from cotenant.rpc.stalls import TOLD_SECONDS  # noqa: E402 - likewise
+from cotenant.rpc.loop_lag import TOLD_SECONDS  # noqa: E402 - likewise
 from cotenant.store.open import open_store  # noqa: E402 - likewise
 from cotenant.v1 import job_pb2  # noqa: E402 - likewise
 from cotenant.v1 import job_service_pb2 as pb  # noqa: E402 - likewise

@@ -18,9 +18,9 @@ from typing import NamedTuple
 from benchmarks import harness
 from benchmarks.contention_node import CpuJob, ModelNode, Trainer, glutton, hog
 
-from cotenant.core.contending.limits import Limits
-from cotenant.core.policy import AttemptWindow, ContentionPolicy, NodeWindow
-from cotenant.policies.coda_eliminator import CodaEliminator
+from cotenant.core.policy.protocols import AttemptWindow, ContentionPolicy, NodeWindow
+from cotenant.policies.coda_eliminator.policy import CodaEliminator
+from cotenant.policies.coda_eliminator.thresholds import Limits
 from cotenant.policies.no_contention import NoContention
 
 DAY_WINDOWS, HOUR_WINDOWS = 17_280, 720

@@ -13,7 +13,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from cotenant.core.policy import FREE, AttemptWindow, ContentionPolicy, Directive, NodeWindow, Throttle
+from cotenant.core.policy.protocols import FREE, AttemptWindow, ContentionPolicy, Directive, NodeWindow, Throttle
 from cotenant.simulator.physics import bandwidth
 
 PEAK = 100e9

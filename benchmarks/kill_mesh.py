@@ -30,8 +30,8 @@ from tests.end_to_end.waiting import lines_of
 from tests.etcd_server import free_ports
 from tests.services.histories import ATTEMPTS, History
 
-from cotenant.core.jobs import JobKind, JobSpec, Request, Role
-from cotenant.core.lifecycle import Phase
+from cotenant.core.model.job import JobKind, JobSpec, Request, Role
+from cotenant.core.model.lifecycle import Phase
 from cotenant.store.port import Change, Changes
 
 SERVICES = ("predictor", "placement", "queue")

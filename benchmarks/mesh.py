@@ -66,7 +66,7 @@ class Run:
 def serve(state_dir: str, store: str) -> None:
     """Be the mesh: every service in this process, no agents of its own."""
     from cotenant import telemetry
-    from cotenant.cli.embedded import EmbeddedMesh, MeshConfig
+    from cotenant.cli.mesh.embedded import EmbeddedMesh, MeshConfig
 
     async def run() -> None:
         telemetry.setup("cli")

@@ -16,18 +16,18 @@ from benchmarks import harness
 from benchmarks.agents import inventory
 
 from cotenant import plugins
-from cotenant.core.allocations import NodeAllocation
-from cotenant.core.estimates import Estimate
-from cotenant.core.jobs import JobSpec
-from cotenant.core.queueing import cycle
-from cotenant.core.scenes import NOBODY, Scene
+from cotenant.codec import specs
+from cotenant.core.model.allocation import NodeAllocation
+from cotenant.core.model.estimate import Estimate
+from cotenant.core.model.job import JobSpec
+from cotenant.core.policy.cluster_view import NOBODY, Scene
+from cotenant.core.scheduling import cycle
 from cotenant.policies.locality import WaitsForLocality
-from cotenant.rpc import translate
-from cotenant.services.placement import planner
-from cotenant.services.placement.cluster import Cluster
-from cotenant.services.placement.records import Live, NodeState
-from cotenant.services.placement.scene import STOP_COSTS, Moment
-from cotenant.services.placement.server import ALLOCATORS
+from cotenant.services.placement.api.server import ALLOCATORS
+from cotenant.services.placement.cluster.cluster_state import Cluster
+from cotenant.services.placement.cluster.live_records import Live, NodeState
+from cotenant.services.placement.planning import planner
+from cotenant.services.placement.planning.cluster_view import STOP_COSTS, Moment
 from cotenant.v1 import job_pb2, records_pb2, resources_pb2
 from cotenant.v1 import placement_service_pb2 as pb
 
@@ -52,7 +52,7 @@ def taken(attempts: int) -> Cluster:
     for number in range(attempts // TAKEN):
         record = records_pb2.StoredNode()
         record.node.id, record.node.state = f"n{number:05}", NodeState.NODE_STATE_READY
-        made_of = translate.inventory_from_wire(inventory(GPUS, CORES, node_id=record.node.id))
+        made_of = specs.inventory_from_wire(inventory(GPUS, CORES, node_id=record.node.id))
         cluster.put_node(record.node.id, made_of, record).connected = True
     for number in range(attempts):
         cluster.add(running(cluster, f"job-{number}", f"n{number // TAKEN:05}", number % TAKEN))
@@ -68,7 +68,7 @@ def running(cluster: Cluster, job_id: str, node_id: str, place: int) -> Live:
     record.attempt.state = job_pb2.ATTEMPT_STATE_RUNNING
     record.attempt.start_time.GetCurrentTime()
     record.attempt.allocations.add(node_id=node_id, tasks=[task])
-    allocation: tuple[NodeAllocation, ...] = tuple(map(translate.allocation_from_wire, record.attempt.allocations))
+    allocation: tuple[NodeAllocation, ...] = tuple(map(specs.allocation_from_wire, record.attempt.allocations))
     return Live(record, allocation, epoch=1)
 
 

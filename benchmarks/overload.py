@@ -34,9 +34,9 @@ from benchmarks.cluster import AGENTS, WARM_SECONDS, spec, steadily  # noqa: E40
 from benchmarks.processes import Cluster, cluster, until  # noqa: E402 - likewise
 from tests.etcd_server import etcd_binary, leader_of  # noqa: E402 - likewise
 
-from cotenant.replicas.tenure import leader_of as leader_in  # noqa: E402 - likewise
+from cotenant.leadership.leadership_term import leader_of as leader_in  # noqa: E402 - likewise
 from cotenant.rpc.channel import connect  # noqa: E402 - likewise
-from cotenant.rpc.stalls import Stalls  # noqa: E402 - likewise
+from cotenant.rpc.loop_lag import Stalls  # noqa: E402 - likewise
 from cotenant.store.open import open_store  # noqa: E402 - likewise
 from cotenant.store.port import Store, StoreUnavailable  # noqa: E402 - likewise
 from cotenant.v1 import job_service_pb2 as pb  # noqa: E402 - likewise

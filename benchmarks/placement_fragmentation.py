@@ -22,12 +22,12 @@ sys.path.insert(0, str(ROOT))
 from benchmarks import harness  # noqa: E402 - the root of the checkout has to be on the path first
 
 from cotenant import plugins, simulator  # noqa: E402 - likewise
-from cotenant.core.estimates import UNKNOWN  # noqa: E402 - likewise
-from cotenant.core.gangs import Gang  # noqa: E402 - likewise
-from cotenant.core.jobs import JobSpec  # noqa: E402 - likewise
-from cotenant.core.ledger import Ledger  # noqa: E402 - likewise
-from cotenant.core.queueing import cycle  # noqa: E402 - likewise
-from cotenant.core.refusals import Refusal  # noqa: E402 - likewise
+from cotenant.core.capacity.ledger import Ledger  # noqa: E402 - likewise
+from cotenant.core.model.estimate import UNKNOWN  # noqa: E402 - likewise
+from cotenant.core.model.gang import Gang  # noqa: E402 - likewise
+from cotenant.core.model.job import JobSpec  # noqa: E402 - likewise
+from cotenant.core.model.refusal import Refusal  # noqa: E402 - likewise
+from cotenant.core.scheduling import cycle  # noqa: E402 - likewise
 
 DATA = ROOT.parent / "shared" / "data" / "openb"
 OURS, BASELINES = ("consolidate", "fgd"), ("random", "first-fit", "spread")

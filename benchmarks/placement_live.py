@@ -29,11 +29,11 @@ sys.path.insert(0, str(ROOT))
 from benchmarks import harness, placement_speed  # noqa: E402 - the root of the checkout has to be on the path first
 from benchmarks.agents import SimulatedAgent  # noqa: E402 - likewise
 
-from cotenant.cli.embedded import EmbeddedMesh, MeshConfig  # noqa: E402 - likewise
+from cotenant.cli.mesh.embedded import EmbeddedMesh, MeshConfig  # noqa: E402 - likewise
 from cotenant.rpc.access import find  # noqa: E402 - likewise
 from cotenant.rpc.channel import connect  # noqa: E402 - likewise
-from cotenant.services.placement import planner  # noqa: E402 - likewise
-from cotenant.services.queue.scheduler import Scheduler  # noqa: E402 - likewise
+from cotenant.services.placement.planning import planner  # noqa: E402 - likewise
+from cotenant.services.queue.scheduling.scheduler import Scheduler  # noqa: E402 - likewise
 from cotenant.simulator.traces import TraceJob  # noqa: E402 - likewise
 from cotenant.v1 import job_pb2, job_service_pb2_grpc  # noqa: E402 - likewise
 from cotenant.v1 import job_service_pb2 as pb  # noqa: E402 - likewise

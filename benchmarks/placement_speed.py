@@ -27,15 +27,15 @@ sys.path.insert(0, str(ROOT))
 from benchmarks import harness  # noqa: E402 - the root of the checkout has to be on the path first
 
 from cotenant import plugins, simulator  # noqa: E402 - likewise
-from cotenant.core.gangs import Demand, Gang, Part  # noqa: E402 - likewise
-from cotenant.core.jobs import Request, Role  # noqa: E402 - likewise
-from cotenant.core.ledger import Holding, Ledger  # noqa: E402 - likewise
-from cotenant.core.nodes import NodeShape  # noqa: E402 - likewise
-from cotenant.core.queueing import cycle  # noqa: E402 - likewise
-from cotenant.core.scenes import Resident, Scene  # noqa: E402 - likewise
+from cotenant.core.capacity.ledger import Holding, Ledger  # noqa: E402 - likewise
+from cotenant.core.model.gang import Demand, Gang, Part  # noqa: E402 - likewise
+from cotenant.core.model.job import Request, Role  # noqa: E402 - likewise
+from cotenant.core.model.node import NodeShape  # noqa: E402 - likewise
+from cotenant.core.policy.cluster_view import Resident, Scene  # noqa: E402 - likewise
+from cotenant.core.scheduling import cycle  # noqa: E402 - likewise
 from cotenant.simulator.scheduler import Scheduler  # noqa: E402 - likewise
 from cotenant.simulator.traces import TraceJob  # noqa: E402 - likewise
-from cotenant.simulator.traces.jobs import replicas  # noqa: E402 - likewise
+from cotenant.simulator.traces.trace_job import replicas  # noqa: E402 - likewise
 
 GROUP = "cotenant.placement_policies"
 GPUS, CORES, MEMORY_BYTES = 8, 24, 2**39  # of a node

@@ -24,24 +24,24 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks import harness  # noqa: E402 - the root of the checkout has to be on the path first
 
-from cotenant.core.predicting.chain import Chain  # noqa: E402 - likewise
+from cotenant.core.prediction.chain import Chain  # noqa: E402 - likewise
 from cotenant.policies.history import History  # noqa: E402 - likewise
-from cotenant.policies.lightgbm_duration import LightgbmDuration  # noqa: E402 - likewise
+from cotenant.policies.lightgbm_duration.policy import LightgbmDuration  # noqa: E402 - likewise
 from cotenant.policies.loss_curve import LossCurve  # noqa: E402 - likewise
 from cotenant.policies.xiao_piecewise import XiaoPiecewise  # noqa: E402 - likewise
 from cotenant.rpc.channel import connect  # noqa: E402 - likewise
 from cotenant.rpc.server import Server  # noqa: E402 - likewise
-from cotenant.services.predictor.failures import Failures  # noqa: E402 - likewise
-from cotenant.services.predictor.keeper import Keeper  # noqa: E402 - likewise
-from cotenant.services.predictor.profiling import Measured  # noqa: E402 - likewise
-from cotenant.services.predictor.server import SERVICE, PredictorServicer  # noqa: E402 - likewise
-from cotenant.services.predictor.training import learnt  # noqa: E402 - likewise
+from cotenant.services.predictor.api.server import SERVICE, PredictorServicer  # noqa: E402 - likewise
+from cotenant.services.predictor.models.failure_log import Failures  # noqa: E402 - likewise
+from cotenant.services.predictor.models.model_store import Keeper  # noqa: E402 - likewise
+from cotenant.services.predictor.models.training import learnt  # noqa: E402 - likewise
+from cotenant.services.predictor.profiling.profile_store import Measured  # noqa: E402 - likewise
 from cotenant.store.memory import MemoryStore  # noqa: E402 - likewise
 from cotenant.v1 import job_pb2, predictor_service_pb2_grpc, resources_pb2  # noqa: E402 - likewise
 from cotenant.v1 import predictor_service_pb2 as pb  # noqa: E402 - likewise
 
 if TYPE_CHECKING:
-    from cotenant.core.policy import Predictor
+    from cotenant.core.policy.protocols import Predictor
     from cotenant.v1.predictor_service_pb2_grpc import PredictorServiceAsyncStub
 
 JOBS = 1000

@@ -29,11 +29,11 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks import harness  # noqa: E402 - the root of the checkout has to be on the path first
 
-from cotenant.core.estimates import Candidate, Observation, Query, Submission  # noqa: E402 - likewise
-from cotenant.core.jobs import Request, Role  # noqa: E402 - likewise
-from cotenant.core.table import Floats  # noqa: E402 - likewise
+from cotenant.core.model.estimate import Candidate, Observation, Query, Submission  # noqa: E402 - likewise
+from cotenant.core.model.job import Request, Role  # noqa: E402 - likewise
+from cotenant.core.model.job_table import Floats  # noqa: E402 - likewise
 from cotenant.policies.history import History  # noqa: E402 - likewise
-from cotenant.policies.lightgbm_duration import LightgbmDuration  # noqa: E402 - likewise
+from cotenant.policies.lightgbm_duration.policy import LightgbmDuration  # noqa: E402 - likewise
 
 DATA = Path(os.environ.get("COTENANT_DATA", ROOT.parent / "shared" / "data"))
 SHARES = np.array([0.1, 0.5, 0.9])

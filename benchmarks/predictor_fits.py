@@ -27,9 +27,9 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks import harness  # noqa: E402 - the root of the checkout has to be on the path first
 
-from cotenant.core.estimates import Candidate, Observation, Query  # noqa: E402 - likewise
-from cotenant.core.predicting import design  # noqa: E402 - likewise
-from cotenant.core.predicting.curves import Point, fit  # noqa: E402 - likewise
+from cotenant.core.model.estimate import Candidate, Observation, Query  # noqa: E402 - likewise
+from cotenant.core.prediction import experiment_design  # noqa: E402 - likewise
+from cotenant.core.prediction.core_curve import Point, fit  # noqa: E402 - likewise
 from cotenant.policies.parameter_server import ParameterServer  # noqa: E402 - likewise
 from cotenant.policies.scaling import Scaling  # noqa: E402 - likewise
 from cotenant.policies.xiao_piecewise import XiaoPiecewise  # noqa: E402 - likewise
@@ -78,7 +78,7 @@ def steps_between(profile: Profile, one: int, other: int) -> int:
 def designed(profile: Profile, noisy: Profile) -> Outcome:
     """Measure as `design` says, and ask the predictor."""
     predictor, points, grid = XiaoPiecewise(), list[Point](), sorted(profile)
-    while len(points) < POINTS and (left := design.plan(points, grid[-1], grid).cores):
+    while len(points) < POINTS and (left := experiment_design.plan(points, grid[-1], grid).cores):
         points.append(Point(left[0], noisy[left[0]]))
         seen = Candidate(left[0], 1000)
         predictor.observe(Observation("ann", "m", "", 1000, 1, seen, rate_per_second=noisy[left[0]]))

@@ -26,10 +26,10 @@ from benchmarks import harness  # noqa: E402 - the root of the checkout has to b
 from tests.loss_curves import BROKEN, SEEN, STEPS, Told, broken, following  # noqa: E402 - likewise
 from tests.queue_simulation import simulate  # noqa: E402 - likewise
 
-from cotenant.core.loss_goal import LossGoal  # noqa: E402 - likewise
-from cotenant.core.predicting.latency import BatchTime, latencies, mean_seconds_max  # noqa: E402 - likewise
-from cotenant.core.predicting.loss_curve import Forecast, forecast  # noqa: E402 - likewise
-from cotenant.core.predicting.loss_points import LossPoints  # noqa: E402 - likewise
+from cotenant.core.model.loss_goal import LossGoal  # noqa: E402 - likewise
+from cotenant.core.prediction.batch_queueing import BatchTime, latencies, mean_seconds_max  # noqa: E402 - likewise
+from cotenant.core.prediction.loss_fit import Forecast, forecast  # noqa: E402 - likewise
+from cotenant.core.prediction.loss_points import LossPoints  # noqa: E402 - likewise
 
 SURE = 0.5
 SCALES = (0.02, 0.05, 0.1, 0.2, 0.4)

@@ -22,10 +22,10 @@ from benchmarks import harness  # noqa: E402 - likewise
 from benchmarks.predictor import JOBS, questions  # noqa: E402 - likewise
 from grpc_health.v1 import health_pb2, health_pb2_grpc  # noqa: E402 - likewise
 
-from cotenant.core.estimates import Candidate, Observation, Submission  # noqa: E402 - likewise
-from cotenant.policies.lightgbm_duration import HISTORY, LightgbmDuration  # noqa: E402 - likewise
+from cotenant.core.model.estimate import Candidate, Observation, Submission  # noqa: E402 - likewise
+from cotenant.policies.lightgbm_duration.policy import HISTORY, LightgbmDuration  # noqa: E402 - likewise
 from cotenant.rpc.channel import connect  # noqa: E402 - likewise
-from cotenant.services.predictor.server import SERVICE  # noqa: E402 - likewise
+from cotenant.services.predictor.api.server import SERVICE  # noqa: E402 - likewise
 from cotenant.store.port import Put, Store  # noqa: E402 - likewise
 from cotenant.store.sqlite import SqliteStore  # noqa: E402 - likewise
 from cotenant.v1 import predictor_service_pb2 as pb  # noqa: E402 - likewise

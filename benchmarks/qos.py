@@ -28,13 +28,13 @@ sys.path.insert(0, str(ROOT))
 from benchmarks import harness  # noqa: E402 - the root of the checkout has to be on the path first
 
 from cotenant import simulator  # noqa: E402 - likewise
-from cotenant.core.estimates import Candidate, CandidateEstimate, Estimate  # noqa: E402 - likewise
-from cotenant.core.gangs import Demand, Gang, Part  # noqa: E402 - likewise
-from cotenant.core.jobs import JobSpec, Request, Role  # noqa: E402 - likewise
-from cotenant.core.ledger import Ledger  # noqa: E402 - likewise
-from cotenant.core.nodes import NodeShape  # noqa: E402 - likewise
-from cotenant.core.queueing import cycle  # noqa: E402 - likewise
-from cotenant.policies.qos import KeepsPromises  # noqa: E402 - likewise
+from cotenant.core.capacity.ledger import Ledger  # noqa: E402 - likewise
+from cotenant.core.model.estimate import Candidate, CandidateEstimate, Estimate  # noqa: E402 - likewise
+from cotenant.core.model.gang import Demand, Gang, Part  # noqa: E402 - likewise
+from cotenant.core.model.job import JobSpec, Request, Role  # noqa: E402 - likewise
+from cotenant.core.model.node import NodeShape  # noqa: E402 - likewise
+from cotenant.core.scheduling import cycle  # noqa: E402 - likewise
+from cotenant.policies.qos.policy import KeepsPromises  # noqa: E402 - likewise
 from cotenant.simulator.traces import TraceJob, workers  # noqa: E402 - likewise
 
 NODES, GPUS = 8, 8

@@ -80,10 +80,10 @@ class LoopLag:
 def serve(state_dir: str, fair_share: str, *, culprits: bool) -> None:
     """Be the mesh until SIGTERM; leaves `lag.json` in the state directory."""
     from cotenant import telemetry
-    from cotenant.cli import up
-    from cotenant.cli.embedded import EmbeddedMesh
-    from cotenant.cli.settings import Settings
-    from cotenant.rpc import garbage
+    from cotenant.cli.mesh import up
+    from cotenant.cli.mesh.embedded import EmbeddedMesh
+    from cotenant.cli.mesh.settings import Settings
+    from cotenant.rpc import gc_tuning
 
     given = {"fair_share": fair_share} if fair_share and "fair_share" in Settings.__dataclass_fields__ else {}
     config = up.mesh_config(Settings(gpus=f"fake:{GPUS}", **given), Path(state_dir), {})  # type: ignore[arg-type]  # texts
@@ -92,7 +92,7 @@ def serve(state_dir: str, fair_share: str, *, culprits: bool) -> None:
         telemetry.setup("cli")
         mesh = EmbeddedMesh(config)
         await mesh.start()
-        garbage.settle()
+        gc_tuning.settle()
         lag = LoopLag(culprits=culprits)
         sampling = asyncio.create_task(lag.run())
         stop = asyncio.Event()

@@ -28,7 +28,7 @@ sys.path.insert(0, str(ROOT))
 from benchmarks import harness  # noqa: E402 - the root of the checkout has to be on the path first
 
 from cotenant import simulator  # noqa: E402 - likewise
-from cotenant.core.jobs import Request, Role  # noqa: E402 - likewise
+from cotenant.core.model.job import Request, Role  # noqa: E402 - likewise
 
 TRACE = ROOT.parent / "shared" / "data" / "synergy" / "static_100job_6_3_1100.0"
 CLUSTER = "4x8x24"

@@ -21,17 +21,18 @@ sys.path.insert(0, str(ROOT))
 from benchmarks import harness  # noqa: E402 - the root of the checkout has to be on the path first
 from benchmarks.agents import inventory  # noqa: E402 - likewise
 
-from cotenant.core.lifecycle import AttemptEvent  # noqa: E402 - likewise
-from cotenant.core.nodes import NodeShape  # noqa: E402 - likewise
+from cotenant.codec import specs  # noqa: E402 - likewise
+from cotenant.core.model.lifecycle import AttemptEvent  # noqa: E402 - likewise
+from cotenant.core.model.node import NodeShape  # noqa: E402 - likewise
 from cotenant.policies.coda_adaptive import CodaAdaptive  # noqa: E402 - likewise
 from cotenant.policies.consolidate import Consolidate  # noqa: E402 - likewise
-from cotenant.rpc import translate  # noqa: E402 - likewise
-from cotenant.services.placement import agents, planner  # noqa: E402 - likewise
-from cotenant.services.placement.records import Live  # noqa: E402 - likewise
-from cotenant.services.placement.server import Placement, PlacementConfig  # noqa: E402 - likewise
-from cotenant.services.queue.records import Record  # noqa: E402 - likewise
-from cotenant.services.queue.renewals import Renewals  # noqa: E402 - likewise
-from cotenant.services.queue.state import State  # noqa: E402 - likewise
+from cotenant.services.placement.agents import agent_sessions  # noqa: E402 - likewise
+from cotenant.services.placement.api.server import Placement, PlacementConfig  # noqa: E402 - likewise
+from cotenant.services.placement.cluster.live_records import Live  # noqa: E402 - likewise
+from cotenant.services.placement.planning import planner  # noqa: E402 - likewise
+from cotenant.services.queue.estimates.estimate_refresh import Renewals  # noqa: E402 - likewise
+from cotenant.services.queue.jobs.queue_state import State  # noqa: E402 - likewise
+from cotenant.services.queue.jobs.transitions import Record  # noqa: E402 - likewise
 from cotenant.store.memory import MemoryStore  # noqa: E402 - likewise
 from cotenant.v1 import job_pb2, node_service_pb2, records_pb2, resources_pb2  # noqa: E402 - likewise
 from cotenant.v1 import placement_service_pb2 as placement_pb2  # noqa: E402 - likewise
@@ -55,9 +56,9 @@ async def crowd(jobs: int) -> tuple[Placement, list[Live]]:
         made_of = inventory(GPUS, CORES, node_id=node_id)
         record = records_pb2.StoredNode()
         record.node.id, record.node.state = node_id, node_service_pb2.NODE_STATE_READY
-        node = cluster.put_node(node_id, translate.inventory_from_wire(made_of), record)
+        node = cluster.put_node(node_id, specs.inventory_from_wire(made_of), record)
         node.connected = True
-        placement.sessions.open(agents.Session(node_id, "benchmark"))
+        placement.sessions.open(agent_sessions.Session(node_id, "benchmark"))
     request = placement_pb2.PlanPlacementRequest()
     role = job_pb2.Role(name="worker", replicas=1, resources=resources_pb2.ResourceRequest(gpu_milli=1000))
     for number in range(jobs):
@@ -150,7 +151,7 @@ async def renewal(lives: Sequence[Live]) -> float:
     work = asyncio.create_task(renewals.run())
     for live in lives:
         job = job_pb2.Job(id=live.key[0], spec=live.record.spec, phase=job_pb2.JOB_PHASE_RUNNING, attempt=live.attempt)
-        state.add(Record(records_pb2.StoredJob(job=job), translate.spec_from_wire(live.record.spec)))
+        state.add(Record(records_pb2.StoredJob(job=job), specs.spec_from_wire(live.record.spec)))
     begin = time.process_time()
     for record in state.records.values():
         renewals.seen(record, time.time())

@@ -24,14 +24,14 @@ from typing import Any, TextIO
 
 import structlog
 
-from cotenant import descriptors, fail_points, telemetry
-from cotenant.node_agent.agent import Agent
-from cotenant.node_agent.agent_config import AgentConfig
-from cotenant.node_agent.sockets import UnsafeDirectory
-from cotenant.node_agent.state_directory import AnotherAgent, AnotherNode
+from cotenant import fail_points, file_descriptors, telemetry
+from cotenant.node_agent.control.agent import Agent
+from cotenant.node_agent.control.agent_config import AgentConfig
+from cotenant.node_agent.control.state_directory import AnotherAgent, AnotherNode
+from cotenant.node_agent.runtime.socket_paths import UnsafeDirectory
 from cotenant.rpc import channel
-from cotenant.rpc.tls import BadTls
-from cotenant.tlsfiles import TlsFiles
+from cotenant.security.grpc_tls import BadTls
+from cotenant.security.tls_files import TlsFiles
 
 PREDECESSOR_SECONDS_MAX = 10.0  # which the agent of a parent that was killed may take to end
 RETRY_SECONDS = 0.1
@@ -114,7 +114,7 @@ def main() -> int:
         return REFUSED
     config = settings.config
     sys.stderr = Unfailing(sys.stderr)
-    descriptors.raise_limit(settings.descriptors_max)
+    file_descriptors.raise_limit(settings.descriptors_max)
     telemetry.setup("agent", prefix=config.node_id)
     structlog.contextvars.bind_contextvars(node=config.node_id)
     try:

@@ -25,11 +25,11 @@ from typing import Literal
 
 import numpy as np
 
-from cotenant.core.options import written
-from cotenant.core.policy import Order
-from cotenant.core.queueing.service import CROSSING_SECONDS, attained_at, soonest
-from cotenant.core.table import Flags, Floats, Ints, Jobs
-from cotenant.core.validate import Violation
+from cotenant.core.model.job_table import Flags, Floats, Ints, Jobs
+from cotenant.core.model.validation import Violation
+from cotenant.core.policy.options import written
+from cotenant.core.policy.protocols import Order
+from cotenant.core.scheduling.attained_service import CROSSING_SECONDS, attained_at, soonest
 
 SERVICE_MAX = 1e13  # levels end here, at 20,000 years of a GPU
 LEVELS_MAX = 300  # the finest scale gets that far
@@ -45,7 +45,7 @@ class BordaMlfq:
     are rigid [R]; three levels by score. `expected`, the default, is our own improvement of it [R]: see the module,
     and docs/borda-mlfq.md for what each brings. Service is 10 per GPU and 5 per replica for each second [D].
 
-    >>> from cotenant.core.table import JobRow, JobTable
+    >>> from cotenant.core.model.job_table import JobRow, JobTable
     >>> table = JobTable()
     >>> for number, job_id in enumerate(["unknown", "long", "short"]):
     ...     table.add(JobRow(job_id, arrival_seconds=0, sequence=number, gpu_milli=1000))

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from cotenant.core.estimates import Estimate
-from cotenant.core.jobs import WHOLE_GPU_MILLI, JobSpec, Role
-from cotenant.core.models import model_of
-from cotenant.core.nodes import NodeShape
-from cotenant.core.policy import Sizing
-from cotenant.core.refusals import plural
-from cotenant.core.sizing.climbing import Climb, climb
-from cotenant.core.sizing.resizing import Running, leading_role, resizable
-from cotenant.core.sizing.shares import shares_of
-from cotenant.core.validate import Violation
+from cotenant.core.model.estimate import Estimate
+from cotenant.core.model.job import WHOLE_GPU_MILLI, JobSpec, Role
+from cotenant.core.model.model_name import model_of
+from cotenant.core.model.node import NodeShape
+from cotenant.core.model.refusal import plural
+from cotenant.core.model.validation import Violation
+from cotenant.core.policy.protocols import Sizing
+from cotenant.core.sizing.core_search import Climb, climb
+from cotenant.core.sizing.core_shares import shares_of
+from cotenant.core.sizing.resize import Running, leading_role, resizable
 
 
 class CodaAdaptive:
@@ -27,9 +27,9 @@ class CodaAdaptive:
     gap is halved. It starts with no more than its GPUs' share, so that no GPU is left without cores; what it could use
     beyond that is lent to it while nobody else holds it. Jobs whose cores the user gave keep them.
 
-    >>> from cotenant.core.predicting.curves import Point
-    >>> from cotenant.core.estimates import UNKNOWN
-    >>> from cotenant.core.jobs import Request
+    >>> from cotenant.core.prediction.core_curve import Point
+    >>> from cotenant.core.model.estimate import UNKNOWN
+    >>> from cotenant.core.model.job import Request
     >>> spec = JobSpec(roles=(Role("worker", request=Request(gpu_milli=1000)),), model="bert")
     >>> CodaAdaptive().size(spec, UNKNOWN, [NodeShape(gpus=8, cores=24)]).cores
     (2,)

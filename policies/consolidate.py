@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from cotenant.core.gangs import Gang
-from cotenant.core.jobs import Locality
-from cotenant.core.ledger import Ledger, Offer
-from cotenant.core.placing.obstacles import no_place, plain_shortage
-from cotenant.core.placing.packing import able_to_hold, best_place, could_hold_all, on_fewest
-from cotenant.core.refusals import Refusal
+from cotenant.core.capacity.ledger import Ledger, Offer
+from cotenant.core.model.gang import Gang
+from cotenant.core.model.job import Locality
+from cotenant.core.model.refusal import Refusal
+from cotenant.core.placement.packing import able_to_hold, best_place, could_hold_all, on_fewest
+from cotenant.core.placement.unschedulable import no_place, plain_shortage
 
 
 class Consolidate:
@@ -23,8 +23,8 @@ class Consolidate:
     Gangs without GPUs stay away from GPUs that could still be used: they go to nodes without any, then to nodes whose
     GPUs are taken; they do not wait to be together unless they ask for `server`.
 
-    >>> from cotenant.core.gangs import Demand, Part
-    >>> from cotenant.core.nodes import NodeShape
+    >>> from cotenant.core.model.gang import Demand, Part
+    >>> from cotenant.core.model.node import NodeShape
     >>> ledger = Ledger([NodeShape(gpus=8, cores=24), NodeShape(gpus=4, cores=24), NodeShape(gpus=0, cores=24)])
     >>> gang = Gang("a", (Part("worker", 4, Demand(gpu_milli=1000)),))
     >>> [(share.node, share.replicas) for share in Consolidate().place(gang, ledger, np.random.default_rng(0))]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from cotenant.core.gangs import Gang
-from cotenant.core.ledger import Ledger, Offer
-from cotenant.core.placing.obstacles import no_place
-from cotenant.core.placing.packing import in_node_order, on_any
-from cotenant.core.refusals import Refusal
+from cotenant.core.capacity.ledger import Ledger, Offer
+from cotenant.core.model.gang import Gang
+from cotenant.core.model.refusal import Refusal
+from cotenant.core.placement.packing import in_node_order, on_any
+from cotenant.core.placement.unschedulable import no_place
 
 
 class Count:
@@ -17,8 +17,8 @@ class Count:
     No paper: a baseline, and the bound that no policy with an eye for locality can beat. Nodes are filled in their
     order, a gang's wish for locality is passed over.
 
-    >>> from cotenant.core.gangs import Demand, Part
-    >>> from cotenant.core.nodes import NodeShape
+    >>> from cotenant.core.model.gang import Demand, Part
+    >>> from cotenant.core.model.node import NodeShape
     >>> ledger = Ledger([NodeShape(gpus=1, cores=8), NodeShape(gpus=2, cores=8)])
     >>> gang = Gang("a", (Part("worker", 2, Demand(gpu_milli=1000)),))
     >>> [(share.node, share.replicas) for share in Count().place(gang, ledger, np.random.default_rng(0))]

@@ -7,10 +7,10 @@ from typing import Literal
 
 import numpy as np
 
-from cotenant.core.policy import Order
-from cotenant.core.queueing.ranking import SMALL_MAX
-from cotenant.core.queueing.service import demands_of, dominant_share
-from cotenant.core.table import Flags, Floats, Ints, Jobs
+from cotenant.core.model.job_table import Flags, Floats, Ints, Jobs
+from cotenant.core.policy.protocols import Order
+from cotenant.core.scheduling.attained_service import demands_of, dominant_share
+from cotenant.core.scheduling.ordering import SMALL_MAX
 
 WEIGHT_MIN = 1e-9
 ROUNDING = 1e-9  # a share this near to the fair one is fair
@@ -27,7 +27,7 @@ class Drf:
 
     Running jobs stay unless it is `preemptive`; then the last jobs of tenants with much make room for those with less.
 
-    >>> from cotenant.core.table import Capacity, JobRow, JobTable
+    >>> from cotenant.core.model.job_table import Capacity, JobRow, JobTable
     >>> table = JobTable()
     >>> table.capacity = Capacity(gpu_milli=10_000, cores=100)
     >>> for number, (tenant, gpus, cores) in enumerate([(0, 3, 3), (0, 3, 3), (1, 0, 40), (1, 0, 40)]):

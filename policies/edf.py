@@ -7,8 +7,8 @@ from typing import Literal
 
 import numpy as np
 
-from cotenant.core.policy import Order
-from cotenant.core.table import Jobs
+from cotenant.core.model.job_table import Jobs
+from cotenant.core.policy.protocols import Order
 
 
 class Edf:
@@ -20,7 +20,7 @@ class Edf:
     hold up those that could be saved, for which the order is known.
 
     >>> import numpy as np
-    >>> from cotenant.core.table import JobRow, JobTable
+    >>> from cotenant.core.model.job_table import JobRow, JobTable
     >>> table = JobTable()
     >>> for number, (job_id, deadline) in enumerate([("none", np.inf), ("b", 70.0), ("a", 60.0)]):
     ...     table.add(JobRow(job_id, arrival_seconds=number, sequence=number, deadline_seconds=deadline))

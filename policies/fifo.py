@@ -7,8 +7,8 @@ from typing import Literal
 
 import numpy as np
 
-from cotenant.core.policy import Order
-from cotenant.core.table import Jobs
+from cotenant.core.model.job_table import Jobs
+from cotenant.core.policy.protocols import Order
 
 
 class Fifo:
@@ -18,7 +18,7 @@ class Fifo:
     measure; a cluster of mixed job sizes is better served by `backfill`, where a gang that finds no room holds
     nobody back. Neither kind ever stops a running job.
 
-    >>> from cotenant.core.table import JobRow, JobTable
+    >>> from cotenant.core.model.job_table import JobRow, JobTable
     >>> table = JobTable()
     >>> table.add(JobRow("late", arrival_seconds=7, sequence=1))
     >>> table.add(JobRow("early", arrival_seconds=3, sequence=0))

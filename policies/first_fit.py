@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from cotenant.core.gangs import Gang
-from cotenant.core.jobs import Locality
-from cotenant.core.ledger import Ledger, Offer
-from cotenant.core.placing.obstacles import no_place
-from cotenant.core.placing.packing import in_node_order, on_any, on_one, room_for_all
-from cotenant.core.refusals import Refusal
+from cotenant.core.capacity.ledger import Ledger, Offer
+from cotenant.core.model.gang import Gang
+from cotenant.core.model.job import Locality
+from cotenant.core.model.refusal import Refusal
+from cotenant.core.placement.packing import in_node_order, on_any, on_one, room_for_all
+from cotenant.core.placement.unschedulable import no_place
 
 
 class FirstFit:
@@ -18,8 +18,8 @@ class FirstFit:
     No paper: a baseline, the quickest rule that keeps small gangs together. A gang never waits for a better
     place, but for one that insists on one server.
 
-    >>> from cotenant.core.gangs import Demand, Part
-    >>> from cotenant.core.nodes import NodeShape
+    >>> from cotenant.core.model.gang import Demand, Part
+    >>> from cotenant.core.model.node import NodeShape
     >>> ledger = Ledger([NodeShape(gpus=1, cores=8), NodeShape(gpus=2, cores=8)])
     >>> gang = Gang("a", (Part("worker", 2, Demand(gpu_milli=1000)),))
     >>> [(share.node, share.replicas) for share in FirstFit().place(gang, ledger, np.random.default_rng(0))]

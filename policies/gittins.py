@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cotenant.core.policy import Ended, Order
-from cotenant.core.queueing.service import CROSSING_SECONDS, gpus_charged, soonest
-from cotenant.core.table import Floats, Ints, Jobs
-from cotenant.core.validate import Violation
+from cotenant.core.model.job_table import Floats, Ints, Jobs
+from cotenant.core.model.validation import Violation
+from cotenant.core.policy.protocols import Ended, Order
+from cotenant.core.scheduling.attained_service import CROSSING_SECONDS, gpus_charged, soonest
 
 EDGES = 40  # doublings of the quantum: no job gets that far
 TAKEN_MIN = 1e-6  # GPU-seconds: jobs that took nothing are worth much, but not without end
@@ -32,7 +32,7 @@ class Gittins:
     those of which history knows nothing, come in the order of service; before `history_min` jobs have ended that is
     all, and the order is least attained service.
 
-    >>> from cotenant.core.table import JobRow, JobTable
+    >>> from cotenant.core.model.job_table import JobRow, JobTable
     >>> table = JobTable()
     >>> for number, job_id in enumerate(["new", "old"]):
     ...     table.add(JobRow(job_id, arrival_seconds=0, sequence=number, gpu_milli=1000))

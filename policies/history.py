@@ -9,11 +9,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
-from cotenant.core.estimates import TRAINING, Candidate, CandidateEstimate, Estimate, Observation, Query
-from cotenant.core.predicting import kept_figures as kept
-from cotenant.core.predicting.remembered import Key, Remembered, kind_of
-from cotenant.core.refusals import plural
-from cotenant.core.validate import Violation
+from cotenant.core.model.estimate import TRAINING, Candidate, CandidateEstimate, Estimate, Observation, Query
+from cotenant.core.model.refusal import plural
+from cotenant.core.model.validation import Violation
+from cotenant.core.prediction import record_validation as kept
+from cotenant.core.prediction.job_class_memory import Key, Remembered, kind_of
 
 UNJUDGED = CandidateEstimate()
 

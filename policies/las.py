@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cotenant.core.options import written
-from cotenant.core.policy import Order
-from cotenant.core.queueing.service import CROSSING_SECONDS, gpus_charged, soonest
-from cotenant.core.table import Flags, Floats, Ints, Jobs
-from cotenant.core.validate import Violation
+from cotenant.core.model.job_table import Flags, Floats, Ints, Jobs
+from cotenant.core.model.validation import Violation
+from cotenant.core.policy.options import written
+from cotenant.core.policy.protocols import Order
+from cotenant.core.scheduling.attained_service import CROSSING_SECONDS, gpus_charged, soonest
 
 
 class Las:
@@ -28,7 +28,7 @@ class Las:
 
     A job without GPUs is charged its cores, `cores_per_gpu` of them like one GPU [R].
 
-    >>> from cotenant.core.table import JobRow, JobTable
+    >>> from cotenant.core.model.job_table import JobRow, JobTable
     >>> table = JobTable()
     >>> for number, job_id in enumerate(["new", "old"]):
     ...     table.add(JobRow(job_id, arrival_seconds=0, sequence=number, gpu_milli=2000))

@@ -8,14 +8,14 @@ from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from cotenant.core.estimates import Candidate, CandidateEstimate, Estimate, Latency, Observation, Query, rate_of
-from cotenant.core.jobs import Qos
-from cotenant.core.predicting import kept_figures as kept
-from cotenant.core.predicting.batch_fit import BatchFit, fit
-from cotenant.core.predicting.latency import answer, replicas_needed
-from cotenant.core.predicting.remembered import Key, Remembered
-from cotenant.core.refusals import plural
-from cotenant.core.validate import Violation
+from cotenant.core.model.estimate import Candidate, CandidateEstimate, Estimate, Latency, Observation, Query, rate_of
+from cotenant.core.model.job import Qos
+from cotenant.core.model.refusal import plural
+from cotenant.core.model.validation import Violation
+from cotenant.core.prediction import record_validation as kept
+from cotenant.core.prediction.batch_fit import BatchFit, fit
+from cotenant.core.prediction.batch_queueing import answer, replicas_needed
+from cotenant.core.prediction.job_class_memory import Key, Remembered
 
 PERCENTS = (95.0, 99.0)
 SIZE_MAX = 1_000_000
@@ -42,7 +42,7 @@ class LatencyModel:
     user and their model (else their name); a candidate is judged by batches that were seen under an allocation like it,
     with its own number of replicas where it names one, as `workers`.
 
-    >>> from cotenant.core.jobs import Qos
+    >>> from cotenant.core.model.job import Qos
     >>> latency, held = LatencyModel(), Candidate(cores=4, gpu_milli=1000)
     >>> for size in (1, 2, 4, 8, 16, 4, 8, 2, 1, 16):
     ...     seen = Observation("ann", "bert", "", 1000, 1, held, batch_size=size, batch_seconds=0.01 + 0.001 * size)

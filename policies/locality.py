@@ -11,22 +11,15 @@ from itertools import combinations, pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from cotenant.core.gangs import Gang
-from cotenant.core.jobs import WHOLE_GPU_MILLI, JobKind, Locality
-from cotenant.core.ledger import Ledger, Offer
-from cotenant.core.placing.obstacles import fits, no_place, plain_shortage
-from cotenant.core.placing.packing import (
-    able_to_hold,
-    best_place,
-    could_hold_all,
-    on_fewest,
-    on_one,
-    room_for_all,
-)
-from cotenant.core.placing.taking import take
-from cotenant.core.refusals import Code, Refusal
-from cotenant.core.scenes import NOBODY, Rearrangement, Resident, Scene
-from cotenant.core.validate import Violation
+from cotenant.core.capacity.ledger import Ledger, Offer
+from cotenant.core.model.gang import Gang
+from cotenant.core.model.job import WHOLE_GPU_MILLI, JobKind, Locality
+from cotenant.core.model.refusal import Code, Refusal
+from cotenant.core.model.validation import Violation
+from cotenant.core.placement.gang_allocation import take
+from cotenant.core.placement.packing import able_to_hold, best_place, could_hold_all, on_fewest, on_one, room_for_all
+from cotenant.core.placement.unschedulable import fits, no_place, plain_shortage
+from cotenant.core.policy.cluster_view import NOBODY, Rearrangement, Resident, Scene
 
 MOVES_MAX = 4  # of one gang
 MOVABLE_MAX, DOMAINS_MAX = 12, 8  # so many residents of so many servers or racks are tried
@@ -64,8 +57,8 @@ class WaitsForLocality:
     will not be done before the gang would relax. The cheapest set is taken, by what a stop costs times GPUs, and only
     if `gain_min` times that is less than the wait that the gang is spared times its GPUs.
 
-    >>> from cotenant.core.gangs import Demand, Part
-    >>> from cotenant.core.nodes import NodeShape
+    >>> from cotenant.core.model.gang import Demand, Part
+    >>> from cotenant.core.model.node import NodeShape
     >>> ledger = Ledger([NodeShape(8, 24)] * 4, ["a", "a", "b", "b"])
     >>> for node, taken in enumerate((4, 4, 2, 3)):
     ...     _ = ledger.take(node, Demand(1000), taken)

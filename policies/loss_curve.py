@@ -8,14 +8,14 @@ from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from cotenant.core.estimates import TRAINING, Candidate, CandidateEstimate, Estimate, Observation, Query, rate_of
-from cotenant.core.loss_goal import LossGoal
-from cotenant.core.predicting import kept_figures as kept
-from cotenant.core.predicting.loss_curve import Forecast, forecast
-from cotenant.core.predicting.loss_points import CELLS_MAX, LossPoints
-from cotenant.core.predicting.remembered import Key, Remembered, kind_of
-from cotenant.core.refusals import plural
-from cotenant.core.validate import Violation
+from cotenant.core.model.estimate import TRAINING, Candidate, CandidateEstimate, Estimate, Observation, Query, rate_of
+from cotenant.core.model.loss_goal import LossGoal
+from cotenant.core.model.refusal import plural
+from cotenant.core.model.validation import Violation
+from cotenant.core.prediction import record_validation as kept
+from cotenant.core.prediction.job_class_memory import Key, Remembered, kind_of
+from cotenant.core.prediction.loss_fit import Forecast, forecast
+from cotenant.core.prediction.loss_points import CELLS_MAX, LossPoints
 from cotenant.policies.history import Summary, summarise
 
 P90_SIGMAS = 1.2816  # the 90th percentile of the normal distribution
@@ -49,7 +49,7 @@ class LossCurve:
     the confidence is found is our own [R]: see `core/predicting/loss_curve.py`. A job that says how many steps it takes
     needs no curve: the steps that are left decide. Otherwise it says at which loss it is done, or at which fall of it.
 
-    >>> from cotenant.core.loss_goal import LossGoal
+    >>> from cotenant.core.model.loss_goal import LossGoal
     >>> curve, goal = LossCurve(), LossGoal(target=1.0)  # reached at step 3,000 by the curve below
     >>> for step in range(20, 1220, 20):
     ...     loss = 2 / (1 + step / 1000) + 0.5

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from cotenant.core.policy import Directive, NodeWindow
+from cotenant.core.policy.protocols import Directive, NodeWindow
 
 
 class NoContention:

@@ -8,8 +8,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from cotenant.core.policy import Order
-from cotenant.core.queueing.service import (
+from cotenant.core.model.job_table import Floats, Jobs
+from cotenant.core.model.validation import Violation
+from cotenant.core.policy.protocols import Order
+from cotenant.core.scheduling.attained_service import (
     CROSSING_SECONDS,
     attained_at,
     demands_of,
@@ -17,9 +19,7 @@ from cotenant.core.queueing.service import (
     soonest,
     unpredictable,
 )
-from cotenant.core.queueing.shortest import Unknown, bad_quantum, shortest_first
-from cotenant.core.table import Floats, Jobs
-from cotenant.core.validate import Violation
+from cotenant.core.scheduling.shortest_first import Unknown, bad_quantum, shortest_first
 
 
 class Optimus:
@@ -38,7 +38,7 @@ class Optimus:
     A job of which nothing is known, and one that has outlived its prediction, is treated as `unknown` says; Optimus
     itself takes all jobs for predictable.
 
-    >>> from cotenant.core.table import Capacity, JobRow, JobTable
+    >>> from cotenant.core.model.job_table import Capacity, JobRow, JobTable
     >>> table = JobTable()
     >>> table.capacity = Capacity(gpu_milli=8000, cores=16)
     >>> for number, (job_id, gpus, cores, seconds) in enumerate([("a", 4, 4, 100.0), ("b", 1, 16, 60.0)]):

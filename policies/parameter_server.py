@@ -8,14 +8,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 
-from cotenant.core.estimates import Candidate, CandidateEstimate, Estimate, Observation, Query, rate_of
-from cotenant.core.jobs import WHOLE_GPU_MILLI
-from cotenant.core.predicting import kept_figures as kept
-from cotenant.core.predicting.curves import Windows, confidence_of
-from cotenant.core.predicting.remembered import Key, Remembered
-from cotenant.core.predicting.steptimes import Terms, fit_terms
-from cotenant.core.refusals import plural
-from cotenant.core.validate import Violation
+from cotenant.core.model.estimate import Candidate, CandidateEstimate, Estimate, Observation, Query, rate_of
+from cotenant.core.model.job import WHOLE_GPU_MILLI
+from cotenant.core.model.refusal import plural
+from cotenant.core.model.validation import Violation
+from cotenant.core.prediction import record_validation as kept
+from cotenant.core.prediction.core_curve import Windows, confidence_of
+from cotenant.core.prediction.job_class_memory import Key, Remembered
+from cotenant.core.prediction.step_time import Terms, fit_terms
 
 POINTS_MIN = 5  # allocations without which a job is unpredictable [D]
 TEAMS_MAX = 64  # remembered of one kind of job and GPU type; the oldest makes room
@@ -114,7 +114,7 @@ class ParameterServer:
     relative to the step time; a and b by trying a grid, for those roles whose cores varied [R]. Below five different
     teams a job is unpredictable [D]. The batch of a kind of job is taken to be one and the same.
 
-    >>> from cotenant.core.estimates import Candidate, Observation, Query
+    >>> from cotenant.core.model.estimate import Candidate, Observation, Query
     >>> predictor = ParameterServer()
     >>> for workers, servers in ((1, 1), (2, 1), (2, 2), (4, 1), (4, 2), (8, 4)):
     ...     seconds = 4.0 / workers + 0.5 + 0.2 * workers / servers

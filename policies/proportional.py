@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from cotenant.core.estimates import Estimate
-from cotenant.core.jobs import JobSpec
-from cotenant.core.nodes import NodeShape
-from cotenant.core.policy import Sizing
-from cotenant.core.sizing.shares import share_of, shares_of
+from cotenant.core.model.estimate import Estimate
+from cotenant.core.model.job import JobSpec
+from cotenant.core.model.node import NodeShape
+from cotenant.core.policy.protocols import Sizing
+from cotenant.core.sizing.core_shares import share_of, shares_of
 
 
 class Proportional:
@@ -18,8 +18,8 @@ class Proportional:
     Where several shapes could hold a replica the least generous share counts, so that it fits on any of them [R].
     Where a job would so ask for more cores than the whole cluster has, its GPU replicas give way [R].
 
-    >>> from cotenant.core.estimates import UNKNOWN
-    >>> from cotenant.core.jobs import Request, Role
+    >>> from cotenant.core.model.estimate import UNKNOWN
+    >>> from cotenant.core.model.job import Request, Role
     >>> spec = JobSpec(roles=(Role("worker", request=Request(gpu_milli=2000)), Role("ps")))
     >>> Proportional().size(spec, UNKNOWN, [NodeShape(gpus=8, cores=24)]).cores
     (6, 1)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from cotenant.core.gangs import Gang, Part
-from cotenant.core.jobs import Locality
-from cotenant.core.ledger import Counts, Ledger, Offer
-from cotenant.core.placing.obstacles import no_place
-from cotenant.core.placing.packing import on_any, on_one, room_for_all
-from cotenant.core.refusals import Refusal
+from cotenant.core.capacity.ledger import Counts, Ledger, Offer
+from cotenant.core.model.gang import Gang, Part
+from cotenant.core.model.job import Locality
+from cotenant.core.model.refusal import Refusal
+from cotenant.core.placement.packing import on_any, on_one, room_for_all
+from cotenant.core.placement.unschedulable import no_place
 
 
 class RandomFit:
@@ -18,8 +18,8 @@ class RandomFit:
     No paper: a baseline, for a rule that does no better than chance has learnt nothing. A gang that insists on one
     server gets one drawn from those with room for all of it; any other never waits for a better place.
 
-    >>> from cotenant.core.gangs import Demand
-    >>> from cotenant.core.nodes import NodeShape
+    >>> from cotenant.core.model.gang import Demand
+    >>> from cotenant.core.model.node import NodeShape
     >>> ledger = Ledger([NodeShape(gpus=0, cores=8), NodeShape(gpus=2, cores=8)])
     >>> gang = Gang("a", (Part("worker", 2, Demand(gpu_milli=1000)),))
     >>> [(share.node, share.replicas) for share in RandomFit().place(gang, ledger, np.random.default_rng(0))]

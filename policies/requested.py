@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from cotenant.core.estimates import Estimate
-from cotenant.core.jobs import JobSpec
-from cotenant.core.nodes import NodeShape
-from cotenant.core.policy import Sizing
+from cotenant.core.model.estimate import Estimate
+from cotenant.core.model.job import JobSpec
+from cotenant.core.model.node import NodeShape
+from cotenant.core.policy.protocols import Sizing
 
 
 class Requested:
@@ -15,8 +15,8 @@ class Requested:
 
     No paper: a baseline, what most schedulers do, and how GPU jobs come to starve on one core.
 
-    >>> from cotenant.core.estimates import UNKNOWN
-    >>> from cotenant.core.jobs import Request, Role
+    >>> from cotenant.core.model.estimate import UNKNOWN
+    >>> from cotenant.core.model.job import Request, Role
     >>> spec = JobSpec(roles=(Role("worker", request=Request(gpu_milli=1000)), Role("ps", request=Request(cores=3))))
     >>> Requested().size(spec, UNKNOWN, []).cores
     (1, 3)

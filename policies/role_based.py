@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from cotenant.core.estimates import Estimate
-from cotenant.core.jobs import WHOLE_GPU_MILLI, JobSpec, Role
-from cotenant.core.nodes import NodeShape
-from cotenant.core.policy import Sizing
-from cotenant.core.sizing.shares import most_on_a_node, trimmed
-from cotenant.core.validate import Violation
+from cotenant.core.model.estimate import Estimate
+from cotenant.core.model.job import WHOLE_GPU_MILLI, JobSpec, Role
+from cotenant.core.model.node import NodeShape
+from cotenant.core.model.validation import Violation
+from cotenant.core.policy.protocols import Sizing
+from cotenant.core.sizing.core_shares import most_on_a_node, trimmed
 
 
 class RoleBased:
@@ -20,8 +20,8 @@ class RoleBased:
     GPUs counts as a parameter server beside others that have some; in a job without any, it gets 1 core [R]. Numbers
     that users gave are honoured. Where a node, or the cluster, has not that many cores, it is what there is [R].
 
-    >>> from cotenant.core.estimates import UNKNOWN
-    >>> from cotenant.core.jobs import Request
+    >>> from cotenant.core.model.estimate import UNKNOWN
+    >>> from cotenant.core.model.job import Request
     >>> spec = JobSpec(roles=(Role("worker", request=Request(gpu_milli=1000)), Role("ps")))
     >>> RoleBased().size(spec, UNKNOWN, [NodeShape(gpus=8, cores=24)]).cores
     (4, 3)

@@ -8,14 +8,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from cotenant.core.estimates import Candidate, CandidateEstimate, Estimate, Observation, Query, rate_of
-from cotenant.core.jobs import WHOLE_GPU_MILLI
-from cotenant.core.predicting import kept_figures as kept
-from cotenant.core.predicting.curves import Point, Windows, confidence_of
-from cotenant.core.predicting.remembered import Key, Remembered
-from cotenant.core.predicting.steptimes import Terms, fit_terms
-from cotenant.core.refusals import plural
-from cotenant.core.validate import Violation
+from cotenant.core.model.estimate import Candidate, CandidateEstimate, Estimate, Observation, Query, rate_of
+from cotenant.core.model.job import WHOLE_GPU_MILLI
+from cotenant.core.model.refusal import plural
+from cotenant.core.model.validation import Violation
+from cotenant.core.prediction import record_validation as kept
+from cotenant.core.prediction.core_curve import Point, Windows, confidence_of
+from cotenant.core.prediction.job_class_memory import Key, Remembered
+from cotenant.core.prediction.step_time import Terms, fit_terms
 
 PLACEMENTS_MAX = 32  # of one kind of job and GPU type; the oldest makes room
 GPU_TYPES_MAX = 8
@@ -100,7 +100,7 @@ class Scaling:
     σ is learnt from windows on shares of a GPU; until then it is 1.5, the median of Gavel's pairs of jobs (OSDI 2020:
     1.47 on V100, 1.70 on P100, 1.87 on K80) [C]. Of each placement the core count with the best mean rate speaks.
 
-    >>> from cotenant.core.estimates import Candidate, Observation, Query
+    >>> from cotenant.core.model.estimate import Candidate, Observation, Query
     >>> predictor = Scaling()
     >>> for gpus, nodes, seconds in ((1, 1, 1.0), (2, 1, 1.1), (2, 2, 1.3)):
     ...     seen = Candidate(4, gpu_milli=1000, nodes=nodes)

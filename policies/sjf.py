@@ -9,11 +9,11 @@ from typing import Literal
 
 import numpy as np
 
-from cotenant.core.policy import Order
-from cotenant.core.queueing.service import as_much_again, unpredictable
-from cotenant.core.queueing.shortest import Unknown, bad_quantum, scored
-from cotenant.core.table import Jobs
-from cotenant.core.validate import Violation
+from cotenant.core.model.job_table import Jobs
+from cotenant.core.model.validation import Violation
+from cotenant.core.policy.protocols import Order
+from cotenant.core.scheduling.attained_service import as_much_again, unpredictable
+from cotenant.core.scheduling.shortest_first import Unknown, bad_quantum, scored
 
 
 class Sjf:
@@ -25,7 +25,7 @@ class Sjf:
     A job of which nothing is known is treated as `unknown` says. `last` is the default, unlike in the preemptive
     orders: a job that turns out to be long cannot be stopped here [R].
 
-    >>> from cotenant.core.table import JobRow, JobTable
+    >>> from cotenant.core.model.job_table import JobRow, JobTable
     >>> table = JobTable()
     >>> for number, (job_id, seconds) in enumerate([("long", 90.0), ("short", 5.0)]):
     ...     table.add(JobRow(job_id, arrival_seconds=0, sequence=number))

@@ -6,12 +6,12 @@ import heapq
 
 import numpy as np
 
-from cotenant.core.gangs import Gang, Part
-from cotenant.core.jobs import Locality
-from cotenant.core.ledger import Counts, Ledger, Offer
-from cotenant.core.placing.obstacles import no_place
-from cotenant.core.placing.packing import on_any, on_one, room_for_all
-from cotenant.core.refusals import Refusal
+from cotenant.core.capacity.ledger import Counts, Ledger, Offer
+from cotenant.core.model.gang import Gang, Part
+from cotenant.core.model.job import Locality
+from cotenant.core.model.refusal import Refusal
+from cotenant.core.placement.packing import on_any, on_one, room_for_all
+from cotenant.core.placement.unschedulable import no_place
 
 
 class Spread:
@@ -21,8 +21,8 @@ class Spread:
     counts in shares of what a node has: GPUs for those who want some; cores for the others, who go to nodes without
     GPUs first, for as long as there is room. A gang that insists on one server gets the emptiest one.
 
-    >>> from cotenant.core.gangs import Demand
-    >>> from cotenant.core.nodes import NodeShape
+    >>> from cotenant.core.model.gang import Demand
+    >>> from cotenant.core.model.node import NodeShape
     >>> ledger = Ledger([NodeShape(gpus=4, cores=8), NodeShape(gpus=4, cores=8)])
     >>> gang = Gang("a", (Part("worker", 3, Demand(gpu_milli=1000)),))
     >>> [(share.node, share.replicas) for share in Spread().place(gang, ledger, np.random.default_rng(0))]

@@ -6,11 +6,11 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from cotenant.core.policy import Order
-from cotenant.core.queueing.service import gpus_charged
-from cotenant.core.queueing.shortest import Unknown, bad_quantum, shortest_first
-from cotenant.core.table import Jobs
-from cotenant.core.validate import Violation
+from cotenant.core.model.job_table import Jobs
+from cotenant.core.model.validation import Violation
+from cotenant.core.policy.protocols import Order
+from cotenant.core.scheduling.attained_service import gpus_charged
+from cotenant.core.scheduling.shortest_first import Unknown, bad_quantum, shortest_first
 
 
 class Srsf:
@@ -23,7 +23,7 @@ class Srsf:
 
     A job of which nothing is known, and one that has outlived its prediction, is treated as `unknown` says.
 
-    >>> from cotenant.core.table import JobRow, JobTable
+    >>> from cotenant.core.model.job_table import JobRow, JobTable
     >>> table = JobTable()
     >>> for number, (job_id, gpus, seconds) in enumerate([("large", 8, 10.0), ("long", 1, 70.0)]):
     ...     table.add(JobRow(job_id, arrival_seconds=0, sequence=number, gpu_milli=1000 * gpus))

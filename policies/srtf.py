@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from cotenant.core.policy import Order
-from cotenant.core.queueing.shortest import Unknown, bad_quantum, shortest_first
-from cotenant.core.table import Jobs
-from cotenant.core.validate import Violation
+from cotenant.core.model.job_table import Jobs
+from cotenant.core.model.validation import Violation
+from cotenant.core.policy.protocols import Order
+from cotenant.core.scheduling.shortest_first import Unknown, bad_quantum, shortest_first
 
 
 class Srtf:
@@ -20,7 +20,7 @@ class Srtf:
 
     A job of which nothing is known, and one that has outlived its prediction, is treated as `unknown` says.
 
-    >>> from cotenant.core.table import JobRow, JobTable
+    >>> from cotenant.core.model.job_table import JobRow, JobTable
     >>> table = JobTable()
     >>> for number, (job_id, seconds) in enumerate([("long", 90.0), ("short", 5.0)]):
     ...     table.add(JobRow(job_id, arrival_seconds=0, sequence=number))

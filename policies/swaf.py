@@ -7,9 +7,9 @@ from typing import Literal
 
 import numpy as np
 
-from cotenant.core.policy import Order
-from cotenant.core.queueing.service import soonest, unpredictable
-from cotenant.core.table import Jobs
+from cotenant.core.model.job_table import Jobs
+from cotenant.core.policy.protocols import Order
+from cotenant.core.scheduling.attained_service import soonest, unpredictable
 
 LATE_SECONDS = 0.001  # an allowance is used up when it is overdrawn by this, so that no wake-up comes after 0 s
 ROUNDING_SECONDS = 5e-7  # seconds since 1970 are no finer
@@ -26,7 +26,7 @@ class Swaf:
     Of a job that nothing is known of, or that outlived its prediction, T is what it has had already: about as much
     again, and nothing for a new one. It is so given up no sooner than at its deadline [R].
 
-    >>> from cotenant.core.table import JobRow, JobTable
+    >>> from cotenant.core.model.job_table import JobRow, JobTable
     >>> table = JobTable()
     >>> for number, (job_id, deadline) in enumerate([("none", np.inf), ("b", 70.0), ("a", 60.0), ("late", 20.0)]):
     ...     table.add(JobRow(job_id, arrival_seconds=number, sequence=number, deadline_seconds=deadline))

@@ -6,16 +6,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from cotenant.core.estimates import Estimate
-from cotenant.core.jobs import JobSpec
-from cotenant.core.nodes import NodeShape
-from cotenant.core.policy import Sizing
-from cotenant.core.predicting.curves import Curve, Point, fit, ladder
-from cotenant.core.predicting.design import plan
-from cotenant.core.refusals import plural
-from cotenant.core.sizing.resizing import Running, leading_role, resizable
-from cotenant.core.sizing.shares import shares_of
-from cotenant.core.validate import Violation
+from cotenant.core.model.estimate import Estimate
+from cotenant.core.model.job import JobSpec
+from cotenant.core.model.node import NodeShape
+from cotenant.core.model.refusal import plural
+from cotenant.core.model.validation import Violation
+from cotenant.core.policy.protocols import Sizing
+from cotenant.core.prediction.core_curve import Curve, Point, fit, ladder
+from cotenant.core.prediction.experiment_design import plan
+from cotenant.core.sizing.core_shares import shares_of
+from cotenant.core.sizing.resize import Running, leading_role, resizable
 
 
 class Xiao:
@@ -27,8 +27,8 @@ class Xiao:
     them are completed by trying the counts that an optimal design asks for, at most five [R]. It starts with no more
     than the share of its GPUs, so that no GPU is left without cores; what θ asks for beyond that is lent [R].
 
-    >>> from cotenant.core.estimates import UNKNOWN
-    >>> from cotenant.core.jobs import Request, Role
+    >>> from cotenant.core.model.estimate import UNKNOWN
+    >>> from cotenant.core.model.job import Request, Role
     >>> spec = JobSpec(roles=(Role("worker", request=Request(gpu_milli=1000)),))
     >>> Xiao().size(spec, Estimate(cores_useful=1, cores_useful_confidence=0.9), [NodeShape(gpus=8, cores=24)]).cores
     (1,)

@@ -6,12 +6,12 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from cotenant.core.estimates import Candidate, CandidateEstimate, Estimate, Observation, Query, rate_of
-from cotenant.core.predicting import kept_figures as kept
-from cotenant.core.predicting.curves import DEFAULTS, Beliefs, Curve, Windows, fit
-from cotenant.core.predicting.remembered import Key, Remembered, kind_of
-from cotenant.core.refusals import plural
-from cotenant.core.validate import Violation
+from cotenant.core.model.estimate import Candidate, CandidateEstimate, Estimate, Observation, Query, rate_of
+from cotenant.core.model.refusal import plural
+from cotenant.core.model.validation import Violation
+from cotenant.core.prediction import record_validation as kept
+from cotenant.core.prediction.core_curve import DEFAULTS, Beliefs, Curve, Windows, fit
+from cotenant.core.prediction.job_class_memory import Key, Remembered, kind_of
 
 SETTINGS_MAX = 16  # phases, GPU types and spreads of one kind; the oldest makes room
 RATES_MAX, COUNTS_MAX = 8, 32  # latest rates of one core count, and core counts of one setting
@@ -87,9 +87,9 @@ class XiaoPiecewise:
     """Expect S(C) = P₀·log C + P₁·C steps per second on C cores below θ, and P₂ from θ on.
 
     The form is from Xiao et al., "Scheduling CPU for GPU-based Deep Learning Jobs" (SoCC 2018) [P]; θ is the sweet
-    point: with more cores nothing is gained. How the curve is found from a few noisy windows, and how sure it is,
-    stands in `cotenant.core.predicting.curves` [R]. The confidence in a rate is the chance that it is within 15 % of
-    the truth, the deviation from which on a job would be measured again [R].
+    point: more cores do not help. How the curve is found from a few noisy windows, and how sure it is, stands in
+    `cotenant.core.prediction.core_curve` [R]. The confidence in a rate is the chance that it is within 15 % of the
+    truth: with a larger deviation the job would be measured again [R].
 
     Each phase (training, validation) has a curve of its own [P], and so has each GPU type and number of nodes. Jobs
     are alike that share user, model (else name), GPUs and replicas; where such a one was never seen, the same model of
@@ -97,7 +97,7 @@ class XiaoPiecewise:
     with θ alone where the GPUs per replica are. Memory is taken to be enough: AlexNet's gain beyond 9 cores needs
     125 GB per GPU in the profiles of Synergy (OSDI 2022) [D], and what is seen under too little bends the curve early.
 
-    >>> from cotenant.core.estimates import Candidate, Observation, Query
+    >>> from cotenant.core.model.estimate import Candidate, Observation, Query
     >>> predictor = XiaoPiecewise()
     >>> for cores, rate in ((1, 10.0), (2, 20.0), (5, 49.0), (16, 50.0)):
     ...     seen = Candidate(cores, gpu_milli=1000)

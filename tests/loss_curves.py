@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from cotenant.core.predicting.loss_points import LossPoints
+from cotenant.core.prediction.loss_points import LossPoints
 
 Floats = npt.NDArray[np.float64]
 Rng = np.random.Generator

@@ -16,8 +16,8 @@ import yaml
 
 from cotenant.cli import main as cli
 from cotenant.cli.lazy import load
-from cotenant.cli.settings import read_settings
-from cotenant.rpc.certificates import read
+from cotenant.cli.mesh.settings import read_settings
+from cotenant.security.certificates import read
 
 DEPLOY = Path(__file__).resolve().parent.parent / "deploy"
 BASE = DEPLOY / "kubernetes" / "base"

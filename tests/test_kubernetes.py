@@ -13,9 +13,9 @@ import pytest
 import yaml
 from tests.test_deploy import BASE, OBJECTS, SERVICES, WORKLOADS, containers, named
 
-from cotenant.cli.settings import read_settings
+from cotenant.cli.mesh.settings import read_settings
 from cotenant.rpc.endpoints import Endpoints, addresses_of, host_and_port
-from cotenant.rpc.permissions import ROLES, Role
+from cotenant.security.permissions import ROLES, Role
 
 SERVICES_FOLDER = Path(__file__).resolve().parent.parent / "services"
 HOSTS = {  # the processes that answer each of the contract's services

@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from cotenant.name_checks import ERRORS_MAX, LOOK_SECONDS, SLOW_SECONDS, SUSTAINED_SECONDS, NameChecks
+from cotenant.name_resolution import ERRORS_MAX, LOOK_SECONDS, SLOW_SECONDS, SUSTAINED_SECONDS, NameChecks
 
 
 class User:

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 from tools.reasons import PAGE, page
 
-from cotenant.core.meanings import MEANINGS
-from cotenant.core.refusals import Code
+from cotenant.core.model.reason_docs import MEANINGS
+from cotenant.core.model.refusal import Code
 
 
 def test_the_page_of_reasons_is_what_the_tables_say() -> None:

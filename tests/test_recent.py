@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cotenant.recent import FLOOR_SECONDS, GROWTH, WINDOW_SECONDS, Recent
+from cotenant.telemetry.recent_durations import FLOOR_SECONDS, GROWTH, WINDOW_SECONDS, Recent
 
 
 def at(now: list[float]) -> Recent:

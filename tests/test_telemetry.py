@@ -18,7 +18,7 @@ import pytest
 import structlog
 
 from cotenant import telemetry
-from cotenant.rpc import errors
+from cotenant.codec import errors
 from cotenant.rpc.channel import connect
 from cotenant.rpc.server import Server
 from cotenant.telemetry import logs

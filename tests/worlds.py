@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 from hypothesis import strategies as st
 
-from cotenant.core.gangs import Demand, Gang, Part
-from cotenant.core.jobs import JobKind, JobSpec, Locality, Request, Role
-from cotenant.core.ledger import Holding, Ledger, Offer, Overcommitted
-from cotenant.core.nodes import NodeShape
-from cotenant.core.table import Capacity, JobRow, JobTable
+from cotenant.core.capacity.ledger import Holding, Ledger, Offer, Overcommitted
+from cotenant.core.model.gang import Demand, Gang, Part
+from cotenant.core.model.job import JobKind, JobSpec, Locality, Request, Role
+from cotenant.core.model.job_table import Capacity, JobRow, JobTable
+from cotenant.core.model.node import NodeShape
 
 TYPES = ("", "NVIDIA A100", "Tesla T4")
 WANTED_TYPES = ("", "", "", "", "", "a100", "T4", "t4 | A100")

@@ -14,9 +14,9 @@ import matplotlib as mpl  # noqa: E402 - the line above finds the benchmarks
 from benchmarks.contention_node import PEAK, ModelNode, Trainer, hog  # noqa: E402 - as above
 from matplotlib import pyplot as plt  # noqa: E402 - as above
 
-from cotenant.core.contending.ladder import told  # noqa: E402 - as above
-from cotenant.core.policy import Directive, NodeWindow  # noqa: E402 - as above
-from cotenant.policies.coda_eliminator import CodaEliminator  # noqa: E402 - as above
+from cotenant.core.policy.protocols import Directive, NodeWindow  # noqa: E402 - as above
+from cotenant.policies.coda_eliminator.ladder import told  # noqa: E402 - as above
+from cotenant.policies.coda_eliminator.policy import CodaEliminator  # noqa: E402 - as above
 from cotenant.simulator.report.style import ARMS, FAINT, MUTED, PAPER, look  # noqa: E402 - as above
 
 PICTURE = ROOT / "docs" / "eliminator.svg"

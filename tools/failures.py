@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from cotenant.core.failing.retrying import RetryRules
-from cotenant.core.failing.rules import Rule
-from cotenant.services.queue.failing import SUSPECT_JOBS, read_rules
+from cotenant.core.failures.retry import RetryRules
+from cotenant.core.failures.rules import Rule
+from cotenant.services.queue.jobs.failure_classifier import SUSPECT_JOBS, read_rules
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "failures.md"
 

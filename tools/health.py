@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from cotenant.core.health_rules import GPU_RULES, NODE_RULES, RULES, TABLE_VERSION, Rule
-from cotenant.core.launch_health import RULES as HOLD_RULES
-from cotenant.core.nodes import HealthAction
+from cotenant.core.failures.launch_health import RULES as HOLD_RULES
+from cotenant.core.model.health_rules import GPU_RULES, NODE_RULES, RULES, TABLE_VERSION, Rule
+from cotenant.core.model.node import HealthAction
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "health.md"
 

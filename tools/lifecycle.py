@@ -1,4 +1,4 @@
-"""Draws docs/lifecycle.md from the tables in cotenant.core.lifecycle: `make docs`."""
+"""Draws docs/lifecycle.md from the tables in cotenant.core.model.lifecycle: `make docs`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TypeVar
 
-from cotenant.core.lifecycle import ATTEMPT_ENDED, ATTEMPT_NEXT, ENDED, JOB_NEXT, AttemptState, Phase
+from cotenant.core.model.lifecycle import ATTEMPT_ENDED, ATTEMPT_NEXT, ENDED, JOB_NEXT, AttemptState, Phase
 
 State = TypeVar("State", bound=StrEnum)
 Event = TypeVar("Event", bound=StrEnum)
@@ -18,8 +18,8 @@ PAGE = Path(__file__).resolve().parent.parent / "docs" / "lifecycle.md"
 TEXT = """\
 # The lives of jobs and attempts
 
-Drawn by `make docs` from the tables in `cotenant.core.lifecycle`, which decide; a test fails where this page is not
-what they say. An event that has no arrow from where a job stands is refused, with the job's whole story.
+Drawn by `make docs` from the tables in `cotenant.core.model.lifecycle`, which decide; a test fails where this page
+differs. An event that has no arrow from where a job stands is refused, with the job's whole story.
 
 ## A job
 

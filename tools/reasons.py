@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from cotenant.core.meanings import MEANINGS
-from cotenant.core.refusals import WAIT_OF, Code
+from cotenant.core.model.reason_docs import MEANINGS
+from cotenant.core.model.refusal import WAIT_OF, Code
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "reasons.md"
 

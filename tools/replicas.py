@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from cotenant.replicas.routes import ROUTES
+from cotenant.leadership.routing_table import ROUTES
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "replicas.md"
 

@@ -1,10 +1,10 @@
-"""Draws the table of roles in docs/security.md from the one in cotenant.rpc.permissions: `make docs`."""
+"""Draws the table of roles in docs/security.md from the one in cotenant.security.permissions: `make docs`."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from cotenant.rpc.permissions import ROLES, SCOPES_IN_WORDS, Role
+from cotenant.security.permissions import ROLES, SCOPES_IN_WORDS, Role
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "security.md"
 BEGIN, END = "<!-- roles: drawn by tools/roles.py -->\n", "<!-- roles end -->\n"

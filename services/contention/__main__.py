@@ -8,12 +8,12 @@ from collections.abc import Callable
 import structlog
 
 from cotenant import telemetry
-from cotenant.replicas.describing import serve_description
+from cotenant.leadership.replica_service import serve_description
 from cotenant.rpc.channel import connect
-from cotenant.rpc.policies import serve_policies
-from cotenant.rpc.security import PLAIN, Security
+from cotenant.rpc.policy_service import serve_policies
 from cotenant.rpc.server import Server
-from cotenant.services.contention.server import DEFAULTS, Config, start
+from cotenant.security.server_security import PLAIN, Security
+from cotenant.services.contention.api.server import DEFAULTS, Config, start
 
 log = structlog.get_logger()
 

@@ -6,14 +6,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 from cotenant import telemetry
-from cotenant.replicas.election import Election
-from cotenant.replicas.replica import Replica, reached_at, serve_replica
-from cotenant.replicas.tenure import Held
-from cotenant.rpc.policies import serve_policies
-from cotenant.rpc.security import PLAIN, Security
+from cotenant.leadership.election import Election
+from cotenant.leadership.leadership_term import Held
+from cotenant.leadership.replica import Replica, reached_at, serve_replica
+from cotenant.rpc.policy_service import serve_policies
 from cotenant.rpc.server import Host, Server
-from cotenant.services.placement.leadership import LEADER
-from cotenant.services.placement.server import SERVICES, Placement, PlacementConfig, use_policies
+from cotenant.security.server_security import PLAIN, Security
+from cotenant.services.placement.api.server import SERVICES, Placement, PlacementConfig, use_policies
+from cotenant.services.placement.placement_leadership import LEADER
 from cotenant.store.open import open_store
 from cotenant.store.port import Store
 

@@ -9,14 +9,14 @@ from pathlib import Path
 import structlog
 
 from cotenant import telemetry
-from cotenant.replicas.describing import serve_description
-from cotenant.replicas.election import Election
-from cotenant.replicas.replica import Replica, reached_at, serve_replica
-from cotenant.rpc.policies import serve_policies
-from cotenant.rpc.security import PLAIN, Security
+from cotenant.leadership.election import Election
+from cotenant.leadership.replica import Replica, reached_at, serve_replica
+from cotenant.leadership.replica_service import serve_description
+from cotenant.rpc.policy_service import serve_policies
 from cotenant.rpc.server import Server
-from cotenant.services.predictor.replicated import LEADER, Replicated
-from cotenant.services.predictor.server import GROUP, SERVICE, Config, start
+from cotenant.security.server_security import PLAIN, Security
+from cotenant.services.predictor.api.server import GROUP, SERVICE, Config, start
+from cotenant.services.predictor.predictor_replica import LEADER, Replicated
 from cotenant.store.open import open_store
 from cotenant.store.port import Store
 

@@ -6,18 +6,18 @@ from collections.abc import Callable
 from pathlib import Path
 
 from cotenant import telemetry
-from cotenant.replicas.election import Election
-from cotenant.replicas.replica import Replica, reached_at, serve_replica
-from cotenant.rpc.background import Background
+from cotenant.leadership.election import Election
+from cotenant.leadership.replica import Replica, reached_at, serve_replica
 from cotenant.rpc.channel import connect
 from cotenant.rpc.endpoints import Endpoints
-from cotenant.rpc.policies import serve_policies
-from cotenant.rpc.security import PLAIN, Security
+from cotenant.rpc.policy_service import serve_policies
 from cotenant.rpc.server import Server
-from cotenant.services.queue.replicated import LEADER, PREFIX, Replicated
-from cotenant.services.queue.server import QUEUES, SERVICES, QueueConfig
+from cotenant.rpc.task_group import Background
+from cotenant.security.server_security import PLAIN, Security
+from cotenant.services.queue.api.server import QUEUES, SERVICES, QueueConfig
+from cotenant.services.queue.queue_replica import LEADER, PREFIX, Replicated
+from cotenant.store.compaction import Upkeep
 from cotenant.store.open import open_store
-from cotenant.store.upkeep import Upkeep
 
 
 async def serve(

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from cotenant.core.failing.retrying import RetryRules
-from cotenant.core.queueing.choosing import SHARING, Rules
-from cotenant.services.queue.observations import WINDOW_SECONDS
-from cotenant.services.queue.records import RETRYING
+from cotenant.core.failures.retry import RetryRules
+from cotenant.core.scheduling.admission import SHARING, Rules
+from cotenant.services.queue.estimates.observation_sink import WINDOW_SECONDS
+from cotenant.services.queue.jobs.transitions import RETRYING
 from cotenant.store.capacity import NO_LIMITS, StoreLimits
-from cotenant.store.upkeep import KEPT_SECONDS
+from cotenant.store.compaction import KEPT_SECONDS
 
 ENDED_KEPT_MAX = 20_000
 ENDED_KEPT_SECONDS = 30 * 86_400.0

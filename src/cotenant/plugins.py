@@ -1,8 +1,8 @@
 """Finds policies through entry points. A broken one is reported by name and skipped, never fatal.
 
-A policy is a class with a `name`, `api_version = 1` and the methods of its group (see `cotenant.core.policy`). One
-that has options declares them as a frozen dataclass `Options` inside it and takes an instance of that when it is
-made; one without `Options` is made with no argument.
+A policy is a class with a `name`, `api_version = 1` and the methods of its group (`cotenant.core.policy.protocols`).
+A policy that has options declares them as a frozen dataclass `Options` inside it and takes an instance of that when it
+is made; a policy without `Options` is made with no argument.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from cotenant.core import options as declared_options
-from cotenant.core.api import API_VERSION
-from cotenant.core.options import BadOption, NotOptions, did_you_mean, nearest
-from cotenant.core.validate import Violation
+from cotenant.core.model.validation import Violation
+from cotenant.core.policy import options as declared_options
+from cotenant.core.policy.api_version import API_VERSION
+from cotenant.core.policy.options import BadOption, NotOptions
+from cotenant.core.spelling import did_you_mean, nearest
 
 __all__ = ["GROUPS", "BadOption", "Plugin", "UnknownPolicy", "discover", "load"]
 

@@ -15,8 +15,8 @@ import grpc
 import grpc.aio
 from tests.chaos.certificates import of_process
 
-from cotenant.rpc.tls import Watched, server_credentials
-from cotenant.tlsfiles import BadTls
+from cotenant.security.grpc_tls import Watched, server_credentials
+from cotenant.security.tls_files import BadTls
 
 MET = "met a caller"
 SILENT, MUTE = "silent", "mute"

@@ -12,21 +12,22 @@ from unittest import mock
 
 from tests.control_plane.mutants import MUTANTS, Patch
 
-from cotenant.cli import wrongs
 from cotenant.cli.main import main
+from cotenant.cli.mesh import problems
+from cotenant.cli.mesh.problems import Wrong
 from cotenant.cli.views import View
-from cotenant.cli.wrongs import Wrong
-from cotenant.core import health
-from cotenant.core.health import Era, Finding, Sign
+from cotenant.core.model import health
+from cotenant.core.model.health import Era, Finding, Sign
 from cotenant.history.events import Told, Welcomed, Wrote
 from cotenant.history.recording import record
-from cotenant.node_agent import attempt_directory, orders, records, remains
-from cotenant.node_agent.attempt_directory import AttemptDirectory
-from cotenant.node_agent.cgroups import Group
-from cotenant.node_agent.fence import Fence
-from cotenant.node_agent.records import Status
-from cotenant.replicas.stores import FencedStore
-from cotenant.services.queue import views
+from cotenant.leadership.fenced_store import FencedStore
+from cotenant.node_agent.control import attempt_manager
+from cotenant.node_agent.control.epoch_fence import Fence
+from cotenant.node_agent.runtime import attempt_directory, attempt_status, orphan_processes
+from cotenant.node_agent.runtime.attempt_directory import AttemptDirectory
+from cotenant.node_agent.runtime.attempt_status import Status
+from cotenant.node_agent.supervisor.cgroups import Group
+from cotenant.services.queue.jobs import visibility
 from cotenant.store.port import Committed, Compare, Conflict, Operation
 from cotenant.v1 import job_pb2, node_service_pb2
 
@@ -58,7 +59,7 @@ def done(*_: object, **__: object) -> bool:
     return True
 
 
-def seen(self: views.View, tenant: str) -> bool:
+def seen(self: visibility.View, tenant: str) -> bool:
     """A queue that shows everybody all jobs."""
     return True
 
@@ -81,7 +82,7 @@ def never_over(finding: Finding, sign: Sign | None, elapsed_seconds: float, era:
     return _after(finding, sign, elapsed_seconds, era, blind=blind) or finding
 
 
-_report = records.report
+_report = attempt_status.report
 
 
 def failed(status: Status, node_id: str) -> node_service_pb2.AttemptReport:
@@ -96,10 +97,10 @@ BROKEN: dict[str, tuple[Patch, ...]] = {
     "no idempotency": MUTANTS["the queue knows no request again"].patches,
     "no epochs": ((Fence, "raise_term", any_term), (Fence, "raise_epoch", any_epoch)),
     "no fences": ((FencedStore, "transact", unfenced),),
-    "leaves orphans": ((remains, "end_remains", done), (Group, "remove", done)),
-    "no tenants": ((views.View, "sees_tenant", seen),),
-    "fails refused launches": ((orders, "report", failed),),
-    "names no nodes": ((wrongs, "_of_nodes", unnamed),),
+    "leaves orphans": ((orphan_processes, "end_remains", done), (Group, "remove", done)),
+    "no tenants": ((visibility.View, "sees_tenant", seen),),
+    "fails refused launches": ((attempt_manager, "report", failed),),
+    "names no nodes": ((problems, "_of_nodes", unnamed),),
     "lets no node back": ((health, "_after", never_over),),
     "forgets attempts": ((attempt_directory, "find_directories", nothing_found),),
 }

@@ -17,10 +17,10 @@ from pathlib import Path
 
 from tests.chaos.names import DOMAIN
 
-from cotenant.rpc.bearers import Bearer
-from cotenant.rpc.certificates import CA_CERT, LEAF_DAYS, Authority
 from cotenant.rpc.endpoints import MESH_NAME
-from cotenant.tlsfiles import TlsFiles
+from cotenant.security.certificates import CA_CERT, LEAF_DAYS, Authority
+from cotenant.security.subjects import Bearer
+from cotenant.security.tls_files import TlsFiles
 
 DAY_SECONDS = 86_400
 AGO_SECONDS = 180 * DAY_SECONDS

@@ -26,7 +26,7 @@ from tests.end_to_end import remains
 from tests.end_to_end.commands import TRACEBACK
 from tests.end_to_end.waiting import lines_of
 
-from cotenant.cli.settings import ARCHIVE_FILE
+from cotenant.cli.mesh.settings import ARCHIVE_FILE
 from cotenant.store.open import tls_of
 
 START_SECONDS_MAX, CALM_SECONDS_MAX, LEFT_SECONDS_MAX = 180.0, 180.0, 60.0

@@ -15,8 +15,8 @@ from typing import Any, cast
 import grpc.aio
 from tests.chaos.certificates import of_process
 
-from cotenant.rpc.tls import Watched, server_credentials
-from cotenant.tlsfiles import BadTls
+from cotenant.security.grpc_tls import Watched, server_credentials
+from cotenant.security.tls_files import BadTls
 from cotenant.v1 import node_service_pb2 as pb
 from cotenant.v1 import node_service_pb2_grpc
 

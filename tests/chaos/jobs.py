@@ -10,9 +10,9 @@ from random import Random
 
 from benchmarks.kill_mesh import JOB
 
-from cotenant.core.arrays import ArraySpec, IndexRange
-from cotenant.core.dependencies import Condition, Dependency
-from cotenant.core.jobs import JobKind, JobSpec, OpenReplicas, Qos, Request, Role
+from cotenant.core.model.dependencies import Condition, Dependency
+from cotenant.core.model.job import JobKind, JobSpec, OpenReplicas, Qos, Request, Role
+from cotenant.core.model.job_array import ArraySpec, IndexRange
 
 LONG, ALONE, ARRAY, DAEMON, ELASTIC, SERVICE, AFTER = 0.1, 0.05, 0.18, 0.3, 0.25, 0.05, 0.12
 OPEN = 0.5  # of services

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from tests.chaos.promises import Promises
 
-from cotenant.core.lifecycle import AttemptState, Phase
+from cotenant.core.model.lifecycle import AttemptState, Phase
 from cotenant.history import recording
 from cotenant.history.checker import Checker
 from cotenant.history.events import Acknowledged, AttemptPut, Came, Commit, Event, GivenUp, JobGone, Left, Resized

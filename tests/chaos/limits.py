@@ -6,7 +6,7 @@ import contextlib
 from dataclasses import dataclass
 from pathlib import Path
 
-from cotenant.node_agent.cgroup_mounts import find_mounts
+from cotenant.node_agent.enforcement.cgroup_mounts import find_mounts
 
 OURS = "cotenant"  # under which a run's groups are looked for when it is over
 TRIES = 20

@@ -29,9 +29,10 @@ from tests.chaos.operating import Operator
 from tests.chaos.prying import Prying
 from tests.chaos.watching import Watching
 
-from cotenant.core.lifecycle import ENDED, Phase
+from cotenant.codec import specs
+from cotenant.core.model.lifecycle import ENDED, Phase
 from cotenant.history.recording import clock
-from cotenant.rpc import channel, translate
+from cotenant.rpc import channel
 from cotenant.v1 import job_pb2
 from cotenant.v1 import job_service_pb2 as pb
 from cotenant.v1.job_service_pb2_grpc import JobServiceStub
@@ -133,7 +134,7 @@ class Load:
         answered = None
         while answered is None:
             drawn, jobs = a_job(self.asking.directory, rng, list(earlier)), self.jobs[tenant]
-            spec = translate.spec_to_wire(replace(drawn.spec, tenant=tenant))
+            spec = specs.spec_to_wire(replace(drawn.spec, tenant=tenant))
             request = pb.CreateJobRequest(spec=spec, request_id=request_id)
             answered = await self.asking.unless(OVER, jobs.CreateJob, request)
             if answered is None:  # how one before it ended is in the archive of another queue
@@ -237,7 +238,7 @@ class Load:
             found = (await self.asking.call(jobs.ListJobs, request)).jobs
             self._note_missing([job_id], found)
             for job in found:
-                now = translate.PHASES.from_wire(job.phase)
+                now = specs.PHASES.from_wire(job.phase)
                 if now is phase or now.ended:
                     return job if now is phase else None
             await asyncio.sleep(PAUSE_SECONDS * 2)
@@ -273,7 +274,7 @@ class Load:
         request = pb.ListJobsRequest(page_size=PAGE, filter=pb.JobFilter(ids=asked))
         found = (await self.asking.call(self.jobs[TENANT].ListJobs, request)).jobs
         self._note_missing(asked, found)
-        ended = {job.id for job in found if translate.PHASES.from_wire(job.phase) in ENDED}
+        ended = {job.id for job in found if specs.PHASES.from_wire(job.phase) in ENDED}
         self.open -= ended
         self.watching.expect(ended)
         self.watching.look({job.id for job in found}, hushed=self.asking.hushed.is_set())

@@ -16,7 +16,7 @@ from tests.chaos.parts import Mesh
 from tests.chaos.plan import ETCD, LASTING_SECONDS, NODES, OPERATOR, PYTHON, SERVICES, Fault, Hook, Step
 from tests.end_to_end.waiting import lines_of
 
-from cotenant.cli.slowness import THIS_MACHINE
+from cotenant.cli.mesh.slowness import THIS_MACHINE
 
 NAMED_SECONDS, WELL_SECONDS = 30.0, 60.0
 ASK_SECONDS, ANSWER_SECONDS_MAX = 3.0, 40.0  # on a machine that has other things to do as well

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from cotenant.core.dependencies import Condition
-from cotenant.core.lifecycle import AttemptState, Phase
+from cotenant.core.model.dependencies import Condition
+from cotenant.core.model.lifecycle import AttemptState, Phase
 from cotenant.history.events import AttemptPut, Began, Commit, Event, JobGone, JobPut, NodePut
 
 NOT_TO_ITS_END = (

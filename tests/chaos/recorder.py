@@ -11,13 +11,13 @@ from typing import Any, TypeVar
 
 from google.protobuf.message import DecodeError
 
+from cotenant.codec.specs import STOP_REASONS
 from cotenant.history.events import Commit, JobGone, JobPut, LeaderPut
 from cotenant.history.recording import clock
 from cotenant.history.stored import ATTEMPTS, LEADER, commit_of
-from cotenant.rpc.translate import STOP_REASONS
+from cotenant.security.tls_files import Watched
 from cotenant.store.etcd import EtcdStore
 from cotenant.store.port import Changes
-from cotenant.tlsfiles import Watched
 from cotenant.v1 import job_pb2, records_pb2
 
 T = TypeVar("T")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from cotenant.core.estimates import Estimate
-from cotenant.core.jobs import JobSpec
-from cotenant.core.nodes import NodeShape
-from cotenant.core.policy import Sizing
-from cotenant.core.sizing.resizing import Running
+from cotenant.core.model.estimate import Estimate
+from cotenant.core.model.job import JobSpec
+from cotenant.core.model.node import NodeShape
+from cotenant.core.policy.protocols import Sizing
+from cotenant.core.sizing.resize import Running
 
 
 class Restless:

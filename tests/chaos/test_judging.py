@@ -16,10 +16,10 @@ from tests.chaos.judging import (
     with_absences,
 )
 
-from cotenant.core.lifecycle import AttemptState, Phase
+from cotenant.core.model.lifecycle import AttemptState, Phase
 from cotenant.history.events import AttemptPut, Began, Came, Commit, JobPut, Left, Over
 from cotenant.history.recording import written
-from cotenant.services.queue.archive import Archive
+from cotenant.services.queue.jobs.archive import Archive
 from cotenant.v1 import job_pb2
 
 NODE, LOST_AFTER_SECONDS = "node-of-m", 5.0

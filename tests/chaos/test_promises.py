@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from tests.chaos.promises import Promises
 
-from cotenant.core.lifecycle import AttemptState, Phase
+from cotenant.core.model.lifecycle import AttemptState, Phase
 from cotenant.history.events import AttemptPut, Began, Change, Commit, JobGone, JobPut, NodePut
 
 

@@ -10,9 +10,9 @@ from typing import Any
 import grpc.aio
 from tests.chaos.asking import RETRY_SECONDS, Asking
 
-from cotenant.core.lifecycle import ENDED
+from cotenant.codec import specs
+from cotenant.core.model.lifecycle import ENDED
 from cotenant.history.recording import clock
-from cotenant.rpc import translate
 from cotenant.v1 import job_pb2
 from cotenant.v1 import job_service_pb2 as pb
 
@@ -50,7 +50,7 @@ class Watching:
 
     def hear(self, job: job_pb2.Job) -> None:
         """Take in what was told of a job."""
-        if translate.PHASES.from_wire(job.phase) in ENDED:
+        if specs.PHASES.from_wire(job.phase) in ENDED:
             self._ended.add(job.id)
             self.awaited.pop(job.id, None)
 

@@ -11,7 +11,7 @@ import pytest
 from tests.cli.standin import TOKEN, Standin
 
 from cotenant.cli import main
-from cotenant.core.jobs import JobSpec, Request, Role
+from cotenant.core.model.job import JobSpec, Request, Role
 
 COTENANT = [sys.executable, "-c", "from cotenant.cli.main import main; main()"]
 
@@ -81,6 +81,6 @@ def quick_pauses(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """Let cut streams be taken up at once."""
 
     def quicken() -> None:
-        monkeypatch.setattr("cotenant.cli.patience.PAUSES_SECONDS", (0.0,) * 10)
+        monkeypatch.setattr("cotenant.cli.stream_retry.PAUSES_SECONDS", (0.0,) * 10)
 
     return quicken

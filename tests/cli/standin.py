@@ -12,11 +12,11 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
-from cotenant.core.jobs import JobSpec
-from cotenant.core.lifecycle import ENDED, HOLDING, Phase
-from cotenant.rpc import errors
+from cotenant.codec import errors
+from cotenant.codec.specs import PHASES, accept_spec, spec_to_wire, timestamp
+from cotenant.core.model.job import JobSpec
+from cotenant.core.model.lifecycle import ENDED, HOLDING, Phase
 from cotenant.rpc.server import Server
-from cotenant.rpc.translate import PHASES, accept_spec, spec_to_wire, timestamp
 from cotenant.v1 import contention_service_pb2 as contention_pb
 from cotenant.v1 import contention_service_pb2_grpc as contention_grpc
 from cotenant.v1 import job_pb2

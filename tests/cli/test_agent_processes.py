@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from cotenant.cli.agent_processes import AgentFailed, AgentProcess, AgentProcesses
-from cotenant.node_agent.agent_config import AgentConfig
+from cotenant.cli.mesh.agent_processes import AgentFailed, AgentProcess, AgentProcesses
+from cotenant.node_agent.control.agent_config import AgentConfig
 
 SECONDS = 60.0
 

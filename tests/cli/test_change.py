@@ -5,8 +5,8 @@ from tests.cli.conftest import Shell
 from tests.cli.standin import Standin
 
 from cotenant.cli.outcome import ExitCode
-from cotenant.core.jobs import JobSpec
-from cotenant.rpc.translate import seconds
+from cotenant.codec.specs import seconds
+from cotenant.core.model.job import JobSpec
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from tests.cli.conftest import Shell
 from tests.cli.standin import Standin
 
 from cotenant.cli.outcome import ExitCode
-from cotenant.rpc.translate import duration
+from cotenant.codec.specs import duration
 from cotenant.v1 import job_pb2
 from cotenant.v1 import job_service_pb2 as pb
 

@@ -6,9 +6,9 @@ from tests.cli.standin import Standin, node
 from tests.etcd_server import free_ports
 
 from cotenant.cli.outcome import ExitCode
-from cotenant.core.jobs import JobSpec
-from cotenant.core.lifecycle import Phase
-from cotenant.rpc.translate import timestamp
+from cotenant.codec.specs import timestamp
+from cotenant.core.model.job import JobSpec
+from cotenant.core.model.lifecycle import Phase
 from cotenant.v1.contention_service_pb2 import Incident
 from cotenant.v1.job_pb2 import Progress
 
@@ -101,7 +101,7 @@ def test_watching_prints_a_line_for_each_change(
         if looks == 3:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr("cotenant.cli.incidents.asyncio.sleep", once_more)
+    monkeypatch.setattr("cotenant.cli.nodes.incidents.asyncio.sleep", once_more)
     lines = shell("incidents", "--watch").out.splitlines()
     assert [("bert" in line, "50%" in line) for line in lines] == [(True, False), (False, False), (False, True)]
 

@@ -9,15 +9,15 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cotenant.cli.jobfields import JOB_FIELDS
-from cotenant.cli.jobfile import BadJobs, load_jobs, read_jobs
-from cotenant.cli.jobwriter import write_jobs
+from cotenant.cli.jobs.job_fields import JOB_FIELDS
+from cotenant.cli.jobs.job_file import BadJobs, load_jobs, read_jobs
+from cotenant.cli.jobs.job_writer import write_jobs
+from cotenant.cli.jobs.submit import example_text
 from cotenant.cli.outcome import CommandError, ExitCode
-from cotenant.cli.submit import example_text
-from cotenant.core.jobs import JobKind, JobSpec, Locality, OpenReplicas, Qos, Request, Role
-from cotenant.core.loss_goal import NO_GOAL, LossGoal
-from cotenant.core.validate import check_spec
-from cotenant.rpc.translate import spec_to_wire
+from cotenant.codec.specs import spec_to_wire
+from cotenant.core.model.job import JobKind, JobSpec, Locality, OpenReplicas, Qos, Request, Role
+from cotenant.core.model.loss_goal import NO_GOAL, LossGoal
+from cotenant.core.model.validation import check_spec
 
 NOW = 1_800_000_000.0
 

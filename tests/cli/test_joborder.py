@@ -8,13 +8,13 @@ import pytest
 from tests.cli.conftest import Shell
 from tests.cli.standin import Standin
 
-from cotenant.cli.jobfile import BadJobs, read_jobs
-from cotenant.cli.joborder import arrange
-from cotenant.cli.jobwriter import write_jobs
+from cotenant.cli.jobs.job_file import BadJobs, read_jobs
+from cotenant.cli.jobs.job_writer import write_jobs
+from cotenant.cli.jobs.submit_order import arrange
 from cotenant.cli.outcome import ExitCode
-from cotenant.core.arrays import read_array
-from cotenant.core.dependencies import Condition, Dependency
-from cotenant.rpc.translate import spec_from_wire
+from cotenant.codec.specs import spec_from_wire
+from cotenant.core.model.dependencies import Condition, Dependency
+from cotenant.core.model.job_array import read_array
 
 NOW = 1_700_000_000.0
 

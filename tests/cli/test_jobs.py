@@ -9,10 +9,10 @@ from google.protobuf.duration_pb2 import Duration
 from tests.cli.conftest import COTENANT, Shell
 from tests.cli.standin import CREATED, Standin, node
 
-from cotenant.cli.jobfile import read_jobs
+from cotenant.cli.jobs.job_file import read_jobs
 from cotenant.cli.outcome import ExitCode
-from cotenant.core.jobs import JobKind, JobSpec, Role
-from cotenant.core.lifecycle import Phase
+from cotenant.core.model.job import JobKind, JobSpec, Role
+from cotenant.core.model.lifecycle import Phase
 from cotenant.v1.job_pb2 import ATTEMPT_STATE_LOST, Attempt, Job, Progress
 from cotenant.v1.job_pb2 import JobSpec as WireSpec
 from cotenant.v1.predictor_service_pb2 import CandidateEstimate, Estimate, LatencyEstimate
@@ -91,7 +91,7 @@ def test_more_jobs_than_a_page_are_counted(shell: Shell, standin: Standin, spec:
 
 
 def test_all_reads_every_page(shell: Shell, standin: Standin, spec: JobSpec, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cotenant.cli.jobs.PAGE_SIZE_MAX", 2)
+    monkeypatch.setattr("cotenant.cli.jobs.list_jobs.PAGE_SIZE_MAX", 2)
     for _ in range(7):
         standin.call(standin.jobs.add, spec)
     assert len(shell("jobs", "--all", "--json").json) == 7
@@ -178,7 +178,7 @@ def test_a_job_is_found_by_the_beginning_or_the_end_of_its_id(shell: Shell, jobs
 
 
 def test_all_pages_are_looked_at_for_a_job(shell: Shell, jobs: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cotenant.cli.names.PAGE_SIZE", 1)
+    monkeypatch.setattr("cotenant.cli.name_lookup.PAGE_SIZE", 1)
     assert shell("show", "--json", jobs[0][-4:]).json["id"] == jobs[0]
 
 

@@ -10,9 +10,9 @@ import pytest
 from tests.cli.conftest import COTENANT, Shell
 from tests.cli.standin import Standin
 
-from cotenant.cli.follow import Output
+from cotenant.cli.jobs.follow import Output
 from cotenant.cli.outcome import ExitCode
-from cotenant.core.jobs import JobSpec, Request, Role
+from cotenant.core.model.job import JobSpec, Request, Role
 
 
 @pytest.fixture

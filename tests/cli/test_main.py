@@ -12,13 +12,13 @@ from tests.cli.conftest import COTENANT, Shell
 from tests.cli.standin import Standin
 
 from cotenant.cli import main
+from cotenant.cli.connection import exit_code, told
 from cotenant.cli.flags import hoist
 from cotenant.cli.lazy import CALLED_ELSEWHERE, Entry, load
 from cotenant.cli.main import ENTRIES
-from cotenant.cli.mesh import exit_code, told
 from cotenant.cli.outcome import ExitCode
-from cotenant.core.jobs import JobSpec
-from cotenant.rpc.errors import Problem, Violation
+from cotenant.codec.errors import Problem, Violation
+from cotenant.core.model.job import JobSpec
 
 OWN = [entry for entry in ENTRIES if entry.panel in (main.JOBS, main.NODES) or entry.name == "policies"]
 
@@ -125,8 +125,8 @@ def test_a_surprise_is_one_line_without_a_traceback(shell: Shell, monkeypatch: p
     def broken(context: object) -> None:
         raise RuntimeError("a bug")
 
-    monkeypatch.setattr("cotenant.cli.jobs.reach", broken)
-    monkeypatch.setattr("cotenant.cli.jobs.Flags.of", broken)
+    monkeypatch.setattr("cotenant.cli.jobs.list_jobs.reach", broken)
+    monkeypatch.setattr("cotenant.cli.jobs.list_jobs.Flags.of", broken)
     ended = shell("jobs")
     assert ended.code == ExitCode.FAILED
     assert ended.err.startswith("error: something went wrong inside: RuntimeError: a bug")
@@ -139,7 +139,7 @@ def test_a_traceback_is_shown_to_who_asks_for_it(
         raise RuntimeError("a bug")
 
     monkeypatch.setenv("COTENANT_DEBUG", "1")
-    monkeypatch.setattr("cotenant.cli.jobs.Flags.of", broken)
+    monkeypatch.setattr("cotenant.cli.jobs.list_jobs.Flags.of", broken)
     assert main.run(["jobs"]) == ExitCode.FAILED
     assert "Traceback" in capsys.readouterr().err
 

@@ -7,13 +7,13 @@ from tests.cli.conftest import Shell
 from tests.cli.standin import Standin, node
 
 from cotenant.cli.outcome import ExitCode
-from cotenant.core.jobs import JobSpec
-from cotenant.rpc.translate import timestamp
+from cotenant.codec.specs import timestamp
+from cotenant.core.model.job import JobSpec
+from cotenant.security.validity import Validity
 from cotenant.v1 import contention_service_pb2 as contention_pb
 from cotenant.v1 import node_service_pb2 as nodes_pb
 from cotenant.v1.policy_service_pb2 import Policy
 from cotenant.v1.resources_pb2 import HEALTH_ACTION_QUARANTINE, Gpu, Inventory
-from cotenant.validity import Validity
 
 
 @pytest.fixture

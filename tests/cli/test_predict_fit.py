@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from tests.cli.conftest import Shell
 
 from cotenant.cli.outcome import ExitCode
-from cotenant.cli.predicting.chart import Chart, draw
-from cotenant.cli.predicting.measurements import KINDS, BadMeasurements, read_measurements
-from cotenant.core.predicting import curves
+from cotenant.cli.research.predicting.chart import Chart, draw
+from cotenant.cli.research.predicting.measurements import KINDS, BadMeasurements, read_measurements
+from cotenant.core.prediction import core_curve
 
 RATES = "cores,rate\n1,10\n2,20\n4,39\n16,60\n"
 SCALING = "gpus,nodes,rate\n1,1,1.0\n2,1,0.909\n2,2,0.769\n"
@@ -50,11 +50,13 @@ def test_the_header_tells_the_kind(shell: Shell, tmp_path: Path) -> None:
 
 def test_theta_and_rates_are_those_of_the_predictors_own_curve(shell: Shell, tmp_path: Path) -> None:
     [told] = fit(shell, tmp_path / "rates.csv", RATES)["fits"]
-    curve = curves.fit([curves.Point(1, 10.0), curves.Point(2, 20.0), curves.Point(4, 39.0), curves.Point(16, 60.0)])
+    curve = core_curve.fit(
+        [core_curve.Point(1, 10.0), core_curve.Point(2, 20.0), core_curve.Point(4, 39.0), core_curve.Point(16, 60.0)]
+    )
     assert (told["theta"]["cores"], told["theta"]["low"], told["theta"]["high"]) == (6, *curve.interval)
     assert told["theta"]["known"]
     assert {one["cores"]: one["rate_per_second"] for one in told["rates"]} == {
-        cores: curve.rate(cores) for cores in curves.ladder(16)
+        cores: curve.rate(cores) for cores in core_curve.ladder(16)
     }
     assert all(one["p10"] < one["rate_per_second"] < one["p90"] for one in told["rates"])
 

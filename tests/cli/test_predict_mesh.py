@@ -14,13 +14,13 @@ from tests.cli.conftest import Shell
 from tests.cli.standin import TOKEN, Standin
 
 from cotenant.cli.outcome import ExitCode
-from cotenant.rpc import identity
 from cotenant.rpc.channel import connect
-from cotenant.rpc.identity import Identity
-from cotenant.rpc.permissions import Role
-from cotenant.rpc.policies import serve_policies
+from cotenant.rpc.policy_service import serve_policies
 from cotenant.rpc.server import Server
-from cotenant.services.predictor.server import Config, Predicting, start
+from cotenant.security import identity
+from cotenant.security.identity import Identity
+from cotenant.security.permissions import Role
+from cotenant.services.predictor.api.server import Config, Predicting, start
 from cotenant.store.memory import MemoryStore
 from cotenant.v1 import job_pb2, resources_pb2
 from cotenant.v1 import predictor_service_pb2 as pb

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cotenant.cli.readiness import VARIABLE, tell_ready
+from cotenant.cli.mesh.readiness import VARIABLE, tell_ready
 
 
 @pytest.mark.parametrize("abstract", [False, True])

@@ -15,17 +15,22 @@ from hypothesis import strategies as st
 from tests.cli.conftest import COTENANT
 from tests.cli.standin import Standin, node
 
-from cotenant.cli import jobs, nodes, policies, top
+from cotenant.cli.jobs import list_jobs
+from cotenant.cli.mesh import policies
+from cotenant.cli.nodes import nodes, top
 from cotenant.cli.outcome import CommandError, ExitCode, harmless, show_error
 from cotenant.cli.render import Column, plain_lines, styled
-from cotenant.core.jobs import JobSpec
-from cotenant.core.lifecycle import Phase
+from cotenant.core.model.job import JobSpec
+from cotenant.core.model.lifecycle import Phase
 
 ID = "01a2b3c4d5e6"
 
 
 FULL = {
-    "jobs": (jobs.COLUMNS, f"{ID}|a-rather-long-name-of-a-job|suspended|0.125|auto|23h59m|99d23h|n1,n2,n3,n4,n5,n6"),
+    "jobs": (
+        list_jobs.COLUMNS,
+        f"{ID}|a-rather-long-name-of-a-job|suspended|0.125|auto|23h59m|99d23h|n1,n2,n3,n4,n5,n6",
+    ),
     "nodes": (nodes.COLUMNS, "gpu-node-17|cordoned|0.5/8|96/128|1.5TiB/2TiB|A100-SXM4-80GB (declared)|12|new fan"),
     "policies": (policies.COLUMNS, f"contention_policies|coda-eliminator|my-extras|0.1.0.dev1|yes|*|{'x' * 99}"),
     "top, nodes": (top.NODE_COLUMNS, "gpu-node-17|cordoned|0.5/8|96/128|127.9|100|100|1.5TiB/2TiB|12"),

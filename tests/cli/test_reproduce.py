@@ -15,8 +15,8 @@ import pytest
 
 from cotenant.cli.main import run
 from cotenant.reproduction import papers
+from cotenant.reproduction.model import Asked, Case, Claim, Done, Figures, Findings, Stopped, Table
 from cotenant.reproduction.papers import NAMES, xiao
-from cotenant.reproduction.words import Asked, Case, Claim, Done, Figures, Findings, Stopped, Table
 
 
 def test_a_paper_that_nobody_knows_is_told_with_those_that_there_are(capsys: pytest.CaptureFixture[str]) -> None:

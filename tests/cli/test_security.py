@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 from tests.cli.conftest import Shell
 
-from cotenant.cli import serve
 from cotenant.cli.flags import Flags
+from cotenant.cli.mesh import serve
+from cotenant.cli.mesh.security_options import check_listen, guarding_of
+from cotenant.cli.mesh.settings import read_settings
 from cotenant.cli.outcome import CommandError
-from cotenant.cli.security import check_listen, guarding_of
-from cotenant.cli.settings import read_settings
-from cotenant.rpc import certificates
-from cotenant.rpc.bearers import Bearer
-from cotenant.rpc.certificates import Authority
+from cotenant.security import certificates
+from cotenant.security.certificates import Authority
+from cotenant.security.subjects import Bearer
 
 
 def test_tokens_are_made_listed_and_revoked(shell: Shell) -> None:

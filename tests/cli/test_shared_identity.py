@@ -10,17 +10,17 @@ from typing import Any
 import pytest
 from tests.cli.conftest import Shell
 
-from cotenant.cli import security
 from cotenant.cli.flags import Flags
+from cotenant.cli.mesh import security_options
+from cotenant.cli.mesh.security_options import Guarding, guarding_of
+from cotenant.cli.mesh.settings import Settings
+from cotenant.cli.mesh.shared_identity import guarded, secret_paths
 from cotenant.cli.outcome import CommandError
-from cotenant.cli.security import Guarding, guarding_of
-from cotenant.cli.settings import Settings
-from cotenant.cli.shared_identity import guarded, secret_paths
-from cotenant.node_agent import users
-from cotenant.rpc.bearers import Bearer
-from cotenant.rpc.errors import Problem
-from cotenant.rpc.identity import OPERATOR, Authenticator
-from cotenant.rpc.tokens import TOKENS_FILE, TokenFile
+from cotenant.codec.errors import Problem
+from cotenant.node_agent.runtime import run_as
+from cotenant.security.identity import OPERATOR, Authenticator
+from cotenant.security.subjects import Bearer
+from cotenant.security.tokens import TOKENS_FILE, TokenFile
 
 METHOD = "/cotenant.v1.JobService/CreateJob"
 EVE = ("tokens", "create", "--name", "eve", "--tenant", "vision")
@@ -31,7 +31,7 @@ OIDC = {"oidc": {"issuer": "https://login.example.org", "audience": "cotenant"}}
 def bob(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever runs this is the user bob, and not root."""
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    monkeypatch.setattr(users, "user_name", lambda uid: "bob")
+    monkeypatch.setattr(run_as, "user_name", lambda uid: "bob")
 
 
 def guarding(**sections: dict[str, Any]) -> Guarding:
@@ -40,7 +40,7 @@ def guarding(**sections: dict[str, Any]) -> Guarding:
 
 def authenticator(state_dir: Path, **sections: dict[str, Any]) -> Authenticator:
     guards = guarded(guarding(**sections), Settings(), state_dir)
-    found = security.security_of(guards, state_dir, "cotenant", "mesh").authenticator
+    found = security_options.security_of(guards, state_dir, "cotenant", "mesh").authenticator
     assert found
     return found
 

@@ -9,9 +9,9 @@ import pytest
 from tests.cli.conftest import Shell
 from tests.cli.standin import Standin, node
 
+from cotenant.cli.mesh.slowness import slow_parts
 from cotenant.cli.outcome import ExitCode
-from cotenant.cli.slowness import slow_parts
-from cotenant.rpc.translate import timestamp
+from cotenant.codec.specs import timestamp
 from cotenant.v1.condition_pb2 import LoopLag
 from cotenant.v1.node_service_pb2 import Node
 from cotenant.v1.replica_service_pb2 import ListReplicasResponse, Process

@@ -11,11 +11,11 @@ from tests.cli.conftest import Shell
 from tests.cli.standin import Standin, node
 
 from cotenant.cli.outcome import ExitCode
-from cotenant.core.jobs import JobSpec
-from cotenant.rpc.translate import timestamp
+from cotenant.codec.specs import timestamp
+from cotenant.core.model.job import JobSpec
+from cotenant.security.validity import Validity
 from cotenant.v1 import node_service_pb2 as nodes_pb
 from cotenant.v1.replica_service_pb2 import ListReplicasResponse, Process, Replica, StoreMember
-from cotenant.validity import Validity
 
 NOW = datetime.now(UTC)
 E1, E2, E3 = "etcd-1:2379", "etcd-2:2379", "etcd-3:2379"

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from tests.fuzz.records import good
 
-from cotenant.cli.store_losses import found_on_nodes, plan
-from cotenant.store.accepting import accept
+from cotenant.cli.mesh.store_losses import found_on_nodes, plan
 from cotenant.store.memory import MemoryStore
 from cotenant.store.port import Put
+from cotenant.store.regression_acceptance import accept
 from cotenant.store.schema import NewerSchema
 from cotenant.store.spec_parts import SpecStore
 from cotenant.v1 import job_pb2, node_service_pb2, records_pb2

@@ -12,10 +12,10 @@ from tests.cli.conftest import COTENANT, Shell
 from tests.cli.standin import TOKEN, Standin
 
 from cotenant.cli.outcome import ExitCode
-from cotenant.core.jobs import OpenReplicas, Qos
+from cotenant.codec.specs import spec_from_wire
+from cotenant.core.model.job import OpenReplicas, Qos
 from cotenant.rpc.access import publish
 from cotenant.rpc.endpoints import Endpoints
-from cotenant.rpc.translate import spec_from_wire
 from cotenant.v1.job_pb2 import JOB_PHASE_QUEUED
 
 HELLO = (sys.executable, "-c", "print('hello'); print('world')")
@@ -149,7 +149,7 @@ def test_what_only_the_queue_finds_wrong_points_at_the_file(
     shell: Shell, standin: Standin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "job.yaml"
-    monkeypatch.setattr("cotenant.cli.jobfile.check_spec", lambda spec, now: ())  # as an older client would
+    monkeypatch.setattr("cotenant.cli.jobs.job_file.check_spec", lambda spec, now: ())  # as an older client would
     path.write_text("retries: 5000\nroles: [{name: x, replicas: 0}]\ncommand: [a]\n")
     ended = shell("submit", str(path))
     assert ended.code == ExitCode.USAGE

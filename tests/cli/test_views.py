@@ -6,9 +6,9 @@ from tests.cli.conftest import Shell
 from tests.cli.standin import CREATED, TOKEN, Standin, allocation
 
 from cotenant.cli.views import job_view
-from cotenant.core.jobs import JobSpec, Request, Role
-from cotenant.core.lifecycle import AttemptState, Phase
-from cotenant.rpc.translate import ATTEMPT_STATES, PHASES, duration, spec_to_wire, timestamp
+from cotenant.codec.specs import ATTEMPT_STATES, PHASES, duration, spec_to_wire, timestamp
+from cotenant.core.model.job import JobSpec, Request, Role
+from cotenant.core.model.lifecycle import AttemptState, Phase
 from cotenant.v1.job_pb2 import Attempt, Job
 from cotenant.v1.policy_service_pb2 import Policy
 

@@ -26,7 +26,7 @@ from cotenant.store.port import (
     Relisted,
     Store,
 )
-from cotenant.store.shifted import BASE, ShiftedStore
+from cotenant.store.revision_offset import BASE, ShiftedStore
 from cotenant.store.sqlite import SqliteStore
 
 WAIT_SECONDS_MAX = 20.0  # for what must come; a test that gets there fails

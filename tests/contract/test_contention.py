@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cotenant import plugins
-from cotenant.core.policy import AttemptWindow, ContentionPolicy, NodeWindow, Throttle
+from cotenant.core.policy.protocols import AttemptWindow, ContentionPolicy, NodeWindow, Throttle
 
 FOUND = plugins.discover("cotenant.contention_policies")
 every = pytest.mark.parametrize("plugin", FOUND, ids=[plugin.name for plugin in FOUND])

@@ -14,16 +14,16 @@ from tests.core.queueing.test_reservations import RULE, Busy, busy
 from tests.worlds import World, emptied, gangs, rng, tables, worlds
 
 from cotenant import plugins
-from cotenant.core.gangs import Gang
-from cotenant.core.ledger import Ledger
-from cotenant.core.nodes import Illness
-from cotenant.core.placing.avoiding import yielding
-from cotenant.core.policy import Ended
-from cotenant.core.queueing.choosing import Choice, Rules, choose
-from cotenant.core.queueing.cycle import place
-from cotenant.core.refusals import Code, Refusal
-from cotenant.core.scenes import Resident
-from cotenant.core.table import JobTable
+from cotenant.core.capacity.ledger import Ledger
+from cotenant.core.model.gang import Gang
+from cotenant.core.model.job_table import JobTable
+from cotenant.core.model.node import Illness
+from cotenant.core.model.refusal import Code, Refusal
+from cotenant.core.placement.node_avoidance import yielding
+from cotenant.core.policy.cluster_view import Resident
+from cotenant.core.policy.protocols import Ended
+from cotenant.core.scheduling.admission import Choice, Rules, choose
+from cotenant.core.scheduling.cycle import place
 
 RESOURCES = ("gpu_milli", "cores", "memory_bytes")
 

@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 from tests.worlds import World, emptied, gangs, rng, worlds
 
 from cotenant import plugins
-from cotenant.core.gangs import Gang
-from cotenant.core.jobs import Locality
-from cotenant.core.ledger import Holding, Ledger
-from cotenant.core.placing.racks import place_in_one
-from cotenant.core.policy import PlacementPolicy
-from cotenant.core.queueing.cycle import Plan, place
-from cotenant.core.refusals import Code, Refusal
-from cotenant.core.scenes import Sees, Still
+from cotenant.core.capacity.ledger import Holding, Ledger
+from cotenant.core.model.gang import Gang
+from cotenant.core.model.job import Locality
+from cotenant.core.model.refusal import Code, Refusal
+from cotenant.core.placement.topology import place_in_one
+from cotenant.core.policy.cluster_view import Sees, Still
+from cotenant.core.policy.protocols import PlacementPolicy
+from cotenant.core.scheduling.cycle import Plan, place
 
 FOUND = plugins.discover("cotenant.placement_policies")
 every_policy = pytest.mark.parametrize("plugin", FOUND, ids=[plugin.name for plugin in FOUND])

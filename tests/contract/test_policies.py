@@ -17,28 +17,20 @@ from hypothesis import strategies as st
 from tests.worlds import World, emptied, gangs, picture, replicas_of, rng, shapes, specs, tables, worlds
 
 from cotenant import plugins
-from cotenant.core import options as declared_options
-from cotenant.core.estimates import UNKNOWN, Candidate, Estimate, Observation, Query
-from cotenant.core.gangs import Gang
-from cotenant.core.jobs import JobSpec, Qos, Request, Role
-from cotenant.core.loss_goal import LossGoal
-from cotenant.core.nodes import NodeShape
-from cotenant.core.placing.obstacles import never_fits, room_on
-from cotenant.core.policy import (
-    CpuAllocator,
-    Ended,
-    Learns,
-    Order,
-    PlacementPolicy,
-    Predictor,
-    QueuePolicy,
-)
-from cotenant.core.predicting.curves import Point
-from cotenant.core.queueing.cycle import take
-from cotenant.core.queueing.ranking import rank
-from cotenant.core.refusals import Code, Refusal
-from cotenant.core.sizing.resizing import Resizes, Running, leading_role, resizable
-from cotenant.core.table import Jobs, JobTable
+from cotenant.core.model.estimate import UNKNOWN, Candidate, Estimate, Observation, Query
+from cotenant.core.model.gang import Gang
+from cotenant.core.model.job import JobSpec, Qos, Request, Role
+from cotenant.core.model.job_table import Jobs, JobTable
+from cotenant.core.model.loss_goal import LossGoal
+from cotenant.core.model.node import NodeShape
+from cotenant.core.model.refusal import Code, Refusal
+from cotenant.core.placement.unschedulable import never_fits, room_on
+from cotenant.core.policy import options as declared_options
+from cotenant.core.policy.protocols import CpuAllocator, Ended, Learns, Order, PlacementPolicy, Predictor, QueuePolicy
+from cotenant.core.prediction.core_curve import Point
+from cotenant.core.scheduling.cycle import take
+from cotenant.core.scheduling.ordering import rank
+from cotenant.core.sizing.resize import Resizes, Running, leading_role, resizable
 
 DECIDING = tuple(group for group in plugins.GROUPS if group != "cotenant.runtimes")
 FORBIDDEN = {

@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 
 from cotenant import plugins
-from cotenant.core.estimates import Candidate, Observation, Query
-from cotenant.core.loss_goal import LossGoal
-from cotenant.core.policy import Predictor, Prepares
+from cotenant.core.model.estimate import Candidate, Observation, Query
+from cotenant.core.model.loss_goal import LossGoal
+from cotenant.core.policy.protocols import Predictor, Prepares
 
 GOAL = LossGoal(target=1.0)
 PREDICTORS = plugins.discover("cotenant.predictors")

@@ -14,18 +14,18 @@ from tests.services.mesh import BACKFILL, LAS, Mesh, eventually, running
 from tests.worlds import World, emptied, gangs, rng, worlds
 
 from cotenant import plugins
-from cotenant.core.gangs import Demand, Gang, Part
-from cotenant.core.jobs import Locality
-from cotenant.core.ledger import Ledger
-from cotenant.core.meanings import MEANINGS
-from cotenant.core.nodes import HeldNode, NodeShape
-from cotenant.core.placing.obstacles import fits
-from cotenant.core.queueing.cycle import Plan, place
-from cotenant.core.refusals import Code, Refusal
-from cotenant.core.tenancy import Headroom, Tenant
+from cotenant.codec.specs import duration
+from cotenant.core.capacity.ledger import Ledger
+from cotenant.core.model.gang import Demand, Gang, Part
+from cotenant.core.model.job import Locality
+from cotenant.core.model.node import HeldNode, NodeShape
+from cotenant.core.model.reason_docs import MEANINGS
+from cotenant.core.model.refusal import Code, Refusal
+from cotenant.core.model.tenancy import Headroom, Tenant
+from cotenant.core.placement.unschedulable import fits
+from cotenant.core.scheduling.cycle import Plan, place
 from cotenant.policies.locality import WaitsForLocality
-from cotenant.rpc.translate import duration
-from cotenant.services.queue.server import QueueConfig
+from cotenant.services.queue.api.server import QueueConfig
 from cotenant.v1 import job_service_pb2 as pb
 
 streams = st.lists(gangs(roles_max=1), min_size=1, max_size=5).map(

@@ -15,18 +15,18 @@ from tests.control_plane.virtual import Process
 from tests.control_plane.wire import Network
 from tests.services.mesh import spec
 
-from cotenant.core.lifecycle import ENDED, Phase
+from cotenant.codec import specs
+from cotenant.core.model.lifecycle import ENDED, Phase
 from cotenant.history.events import Acknowledged, Cancelled, Event, Listed, Prioritized, Watched
 from cotenant.history.stored import phase_of
-from cotenant.replicas.replica import REVISION
-from cotenant.rpc import translate
+from cotenant.leadership.replica import REVISION
 from cotenant.v1 import job_pb2, job_service_pb2_grpc
 from cotenant.v1 import job_service_pb2 as pb
 
 QUEUES = ("queue-0", "queue-1")
 CALL_SECONDS, AGAIN_SECONDS, LOOK_SECONDS = 3.0, 0.2, 1.5
 PAGE = 1000
-OVER = [translate.PHASES.to_wire(phase) for phase in sorted(ENDED)]
+OVER = [specs.PHASES.to_wire(phase) for phase in sorted(ENDED)]
 TRANSIENT = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
 SENSELESS = (grpc.StatusCode.FAILED_PRECONDITION,)
 AFTER, AFTER_OK = job_pb2.DEPENDENCY_CONDITION_AFTER, job_pb2.DEPENDENCY_CONDITION_AFTER_OK

@@ -20,21 +20,22 @@ from tests.control_plane.faults import (
 )
 
 from cotenant.history.checker import Rule
-from cotenant.node_agent.fence import Fence
-from cotenant.replicas.stores import FencedStore
-from cotenant.services.placement import planning
-from cotenant.services.placement import server as placement
-from cotenant.services.placement.committer import Committer
-from cotenant.services.placement.forgetting import Forgetting
-from cotenant.services.placement.planning import Planning
-from cotenant.services.placement.records import Node
-from cotenant.services.queue import arrays, follower, keeper, launch_failures
-from cotenant.services.queue import server as queue
-from cotenant.services.queue.gates import Gates
-from cotenant.services.queue.keeper import Request, request_of
-from cotenant.services.queue.reader import QueueReader
-from cotenant.services.queue.records import Record
-from cotenant.services.queue.state import State
+from cotenant.leadership.fenced_store import FencedStore
+from cotenant.node_agent.control.epoch_fence import Fence
+from cotenant.services.placement.api import server as placement
+from cotenant.services.placement.cluster.committer import Committer
+from cotenant.services.placement.cluster.live_records import Node
+from cotenant.services.placement.planning import plan_runner
+from cotenant.services.placement.planning.plan_runner import Planning
+from cotenant.services.placement.registry.node_removal import Forgetting
+from cotenant.services.queue.api import server as queue
+from cotenant.services.queue.api.follower_reads import QueueReader
+from cotenant.services.queue.attempts import attempt_watcher
+from cotenant.services.queue.jobs import job_arrays, job_store, launch_failures
+from cotenant.services.queue.jobs.dependency_gate import Gates
+from cotenant.services.queue.jobs.job_store import Request, request_of
+from cotenant.services.queue.jobs.queue_state import State
+from cotenant.services.queue.jobs.transitions import Record
 from cotenant.store.port import Committed, Compare, Conflict, Entry, Operation
 from cotenant.v1 import job_pb2, records_pb2
 from cotenant.v1 import placement_service_pb2 as placement_pb2
@@ -157,15 +158,19 @@ MUTANTS: dict[str, Mutant] = {
     "the queue compares no term": Mutant(((FencedStore, "transact", unfenced),), Rule.TERM, PAUSES, 3),
     "placement compares no term": Mutant(((Committer, "start", start_unfenced),), Rule.TERM, PAUSES, 26),
     "placement obeys any queue, and remembers nothing that is over": Mutant(
-        ((planning, "led_by", led_by_anybody), (placement, "led_by", led_by_anybody), (Planning, "_late", none_late)),
+        (
+            (plan_runner, "led_by", led_by_anybody),
+            (placement, "led_by", led_by_anybody),
+            (Planning, "_late", none_late),
+        ),
         Rule.LIFE,
         OF_REPLACED_QUEUES,
     ),
     "placement starts a job whatever has become of it": Mutant(
-        ((planning, "as_known", whatever_it_is),), Rule.LIFE, OF_LATE_PLANS
+        ((plan_runner, "as_known", whatever_it_is),), Rule.LIFE, OF_LATE_PLANS
     ),
     "the queue ends a job without a look at what runs": Mutant(
-        ((keeper, "idle_by", idle_anyway), (arrays, "idle_by", idle_anyway)), Rule.LIFE, OF_NEW_QUEUES, 36
+        ((job_store, "idle_by", idle_anyway), (job_arrays, "idle_by", idle_anyway)), Rule.LIFE, OF_NEW_QUEUES, 36
     ),
     "the queue says that jobs are cancelled, and keeps nothing of it": Mutant(
         ((queue, "hold_back", heedless), (queue, "want", heedless)), Rule.LOST
@@ -179,7 +184,7 @@ MUTANTS: dict[str, Mutant] = {
     "a queue that follows does not see what has ended since": Mutant(((QueueReader, "_read", read_once),), Rule.READ),
     "whoever watches is not told of ends": Mutant(((State, "_tell", tell_of_the_living),), Rule.READ),
     "the queue plans for jobs whose attempt is ending, and placement starts them": Mutant(
-        ((follower, "Counter", Nothing), (planning, "as_known", whatever_it_is)), Rule.ONCE
+        ((attempt_watcher, "Counter", Nothing), (plan_runner, "as_known", whatever_it_is)), Rule.ONCE
     ),
     "placement gives up whoever has come by the name of a node that was given up": Mutant(
         ((Forgetting, "requests_left", none_left),), Rule.RESTART, OF_LOST_NODES, 60

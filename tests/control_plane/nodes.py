@@ -14,7 +14,7 @@ from tests.control_plane.virtual import Process
 
 from cotenant.history.events import Began, Came, Event, Left, Over, Rebooted, Resized, Told, Welcomed
 from cotenant.history.stored import holds_of
-from cotenant.node_agent.fence import Fence
+from cotenant.node_agent.control.epoch_fence import Fence
 from cotenant.v1 import job_pb2
 from cotenant.v1 import node_service_pb2 as node_pb2
 

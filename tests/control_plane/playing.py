@@ -24,15 +24,15 @@ from tests.control_plane.virtual import current_process, virtual_time
 from tests.control_plane.world import LAST_SECONDS, REPLICAS, World, size_of
 
 from cotenant import fail_points, plugins
-from cotenant.core.policy import Sizing
-from cotenant.core.sizing import resizing
+from cotenant.core.policy.protocols import Sizing
+from cotenant.core.sizing import resize as resize_module
 from cotenant.history.checker import Broken
 from cotenant.history.events import Event
+from cotenant.leadership import forwarding, replica
 from cotenant.policies.proportional import Proportional
-from cotenant.replicas import forwarding, replica
-from cotenant.services.placement import server as placement
-from cotenant.services.placement.committer import Fenced, Halted, Outdated
-from cotenant.services.queue import arrays
+from cotenant.services.placement.api import server as placement
+from cotenant.services.placement.cluster.committer import Fenced, Halted, Outdated
+from cotenant.services.queue.jobs import job_arrays
 from cotenant.store.port import StoreUnavailable
 
 CHUNK_MAX = 2  # jobs of an array in one transaction, so that each takes several
@@ -109,8 +109,8 @@ async def _play(seed: int, befall: Befall, failed: list[str]) -> Outcome:
         mock.patch.object(plugins, "_places", tuple),  # nothing is installed meanwhile
         mock.patch.object(plugins, "_examined", _examined),
         mock.patch.object(plugins, "load", partial(_loaded, Restless(Random(f"cores {seed}")))),
-        mock.patch.object(resizing, "PATIENCE_SECONDS", Restless.interval_seconds),
-        mock.patch.object(arrays, "CHUNK_MAX", CHUNK_MAX),
+        mock.patch.object(resize_module, "PATIENCE_SECONDS", Restless.interval_seconds),
+        mock.patch.object(job_arrays, "CHUNK_MAX", CHUNK_MAX),
     ):
         for names in REPLICAS.values():
             for name in names:
@@ -145,14 +145,14 @@ class Restless(Proportional):
     def __init__(self, rng: Random) -> None:
         self._rng = rng
 
-    def resize(self, running: resizing.Running, now: float) -> Sizing | None:
+    def resize(self, running: resize_module.Running, now: float) -> Sizing | None:
         """Wish for other cores, now and then."""
         if self._rng.random() < 0.5:
             return None
         cores = self._rng.randint(1, 4)
         return Sizing((cores,), f"{cores} cores were wished for")
 
-    def weight(self, running: resizing.Running) -> float:
+    def weight(self, running: resize_module.Running) -> float:
         """A gain is a gain."""
         return 1.0
 

@@ -9,7 +9,7 @@ from random import Random
 from tests.control_plane.virtual import Dead, Process
 
 from cotenant.history.events import Wrote
-from cotenant.replicas.stores import Through
+from cotenant.leadership.fenced_store import Through
 from cotenant.store.keyspace import Draft, HistoryLimit
 from cotenant.store.memory import MemoryStore
 from cotenant.store.port import (

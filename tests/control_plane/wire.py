@@ -15,9 +15,9 @@ import grpc
 import grpc.aio
 from tests.control_plane.virtual import Dead, Process
 
+from cotenant.rpc.auth_interceptor import Guard
 from cotenant.rpc.channel import Channel
-from cotenant.rpc.guard import Guard
-from cotenant.rpc.identity import Anyone
+from cotenant.security.identity import Anyone
 
 HOP_SECONDS = 0.0005
 HEARD_MAX, REPEAT_SECONDS = 200, 10.0

@@ -17,18 +17,18 @@ from tests.control_plane.stores import ProcessStore, RecordedStore
 from tests.control_plane.virtual import BEGIN_UNIX_SECONDS, Process, current_process
 from tests.control_plane.wire import SLOW_SECONDS_MAX, SLOW_SHARE, MuteServer, Network, SimulatedServer
 
-from cotenant.core.failing.retrying import RetryRules
-from cotenant.core.lifecycle import Phase
+from cotenant.core.failures.retry import RetryRules
+from cotenant.core.model.lifecycle import Phase
 from cotenant.history.checker import Checker
 from cotenant.history.events import Event
 from cotenant.history.stored import commit_of
-from cotenant.replicas.election import Election
-from cotenant.replicas.replica import Replica
-from cotenant.replicas.tenure import Held, leader_of
+from cotenant.leadership.election import Election
+from cotenant.leadership.leadership_term import Held, leader_of
+from cotenant.leadership.replica import Replica
 from cotenant.rpc.server import Host
-from cotenant.services.placement import server as placement
-from cotenant.services.queue import server as queue
-from cotenant.services.queue.replicated import Replicated
+from cotenant.services.placement.api import server as placement
+from cotenant.services.queue.api import server as queue
+from cotenant.services.queue.queue_replica import Replicated
 from cotenant.store.port import Changes, Entry, Store, StoreUnavailable
 from cotenant.v1 import job_service_pb2 as pb
 from cotenant.v1 import node_service_pb2 as node_pb2

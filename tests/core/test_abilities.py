@@ -5,10 +5,10 @@ from typing import Protocol, runtime_checkable
 import pytest
 
 from cotenant import plugins
-from cotenant.core.abilities import able
-from cotenant.core.policy import Discerns, Learns
-from cotenant.core.scenes import Heeds, Rearranges, Reclaims, Sees
-from cotenant.core.sizing.resizing import Resizes
+from cotenant.core.policy.capabilities import able
+from cotenant.core.policy.cluster_view import Heeds, Rearranges, Reclaims, Sees
+from cotenant.core.policy.protocols import Discerns, Learns
+from cotenant.core.sizing.resize import Resizes
 
 GROUPS = ("cotenant.queue_policies", "cotenant.placement_policies", "cotenant.cpu_allocators")
 

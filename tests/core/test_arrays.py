@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cotenant.core.arrays import COUNT_MAX, Slots, of_indices, read_array, wrong_with
+from cotenant.core.model.job_array import COUNT_MAX, Slots, of_indices, read_array, wrong_with
 
 
 @pytest.mark.parametrize(

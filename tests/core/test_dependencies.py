@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cotenant.core.dependencies import Circle, Condition, Verdict, in_order, verdict
+from cotenant.core.model.dependencies import Circle, Condition, Verdict, in_order, verdict
 
 GRAPHS = st.integers(1, 8).flatmap(
     lambda count: st.fixed_dictionaries(

@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tools.health import PAGE, page
 
-from cotenant.core import health
-from cotenant.core.health import MIB, Era, Finding, GpuProcess, GpuReading, NodeReading, Sign, judge
-from cotenant.core.health_rules import RULES, Recovery, xid_rule
-from cotenant.core.nodes import Gpu, HealthAction, Inventory
+from cotenant.core.model import health
+from cotenant.core.model.health import MIB, Era, Finding, GpuProcess, GpuReading, NodeReading, Sign, judge
+from cotenant.core.model.health_rules import RULES, Recovery, xid_rule
+from cotenant.core.model.node import Gpu, HealthAction, Inventory
 
 BOOT = Era("boot-1", "driver-1")
 REBOOTED, RELOADED = Era("boot-2", "driver-2"), Era("boot-1", "driver-2")

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cotenant.core.launch_health import (
+from cotenant.core.failures.launch_health import (
     Hold,
     HoldRules,
     LaunchFailure,
@@ -26,7 +26,7 @@ from cotenant.core.launch_health import (
     restored,
     subject_of,
 )
-from cotenant.core.lifecycle import LaunchCause
+from cotenant.core.model.lifecycle import LaunchCause
 
 RULES, UNKNOWN = HoldRules(), NodeLaunches()
 CAUSES = [cause for cause in LaunchCause if cause is not LaunchCause.WORKING_DIRECTORY]

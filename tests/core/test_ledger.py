@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.worlds import World, demands, picture, shapes, take_one, worlds
 
-from cotenant.core.gangs import Demand
-from cotenant.core.ledger import Holding, Ledger, Overcommitted
-from cotenant.core.nodes import NodeShape
+from cotenant.core.capacity.ledger import Holding, Ledger, Overcommitted
+from cotenant.core.model.gang import Demand
+from cotenant.core.model.node import NodeShape
 
 
 @dataclass
@@ -244,7 +244,7 @@ def by_node(ledger: Ledger) -> list[tuple[object, ...]]:
 
 
 def test_changes_of_long_ago_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cotenant.core.ledger.CHANGES_MAX", 4)
+    monkeypatch.setattr("cotenant.core.capacity.ledger.CHANGES_MAX", 4)
     ledger = Ledger([NodeShape(8, 8)] * 2)
     mark = ledger.mark
     for _ in range(5):

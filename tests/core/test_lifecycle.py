@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import pytest
 
-from cotenant.core.lifecycle import (
+from cotenant.core.model.lifecycle import (
     ATTEMPT_ENDED,
     ATTEMPT_NEXT,
     ENDED,

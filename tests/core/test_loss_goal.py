@@ -4,9 +4,9 @@ import math
 
 import pytest
 
-from cotenant.core.jobs import JobSpec, Request, Role
-from cotenant.core.loss_goal import NO_GOAL, LossGoal
-from cotenant.core.validate import check_spec
+from cotenant.core.model.job import JobSpec, Request, Role
+from cotenant.core.model.loss_goal import NO_GOAL, LossGoal
+from cotenant.core.model.validation import check_spec
 
 
 def wrong_fields(goal: LossGoal) -> list[str]:

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cotenant.core import options
-from cotenant.core.options import BadOption, NotOptions
-from cotenant.core.validate import Violation
+from cotenant.core.model.validation import Violation
+from cotenant.core.policy import options
+from cotenant.core.policy.options import BadOption, NotOptions
 
 
 class Mode(StrEnum):

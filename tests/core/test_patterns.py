@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cotenant.core import patterns
-from cotenant.core.jobs import JobSpec, Request, Role
-from cotenant.core.patterns import LENGTH_MAX, BadPattern, compile_pattern, find_error
-from cotenant.core.validate import check_spec
+from cotenant.core.model import patterns
+from cotenant.core.model.job import JobSpec, Request, Role
+from cotenant.core.model.patterns import LENGTH_MAX, BadPattern, compile_pattern, find_error
+from cotenant.core.model.validation import check_spec
 
 COMPILE_SECONDS_MAX = 0.05
 

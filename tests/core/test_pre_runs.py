@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cotenant.core.jobs import JobSpec, Locality, Request, Role
-from cotenant.core.pre_runs import pre_run_of
+from cotenant.core.model.job import JobSpec, Locality, Request, Role
+from cotenant.core.model.pre_run import pre_run_of
 
 requests = st.builds(
     Request,

@@ -12,17 +12,17 @@ from hypothesis import strategies as st
 from tests.core.queueing.test_cycle import NOW, Ranked, capacities, orders, policies
 from tests.worlds import rng, tables, take_one
 
-from cotenant.core.gangs import Demand, Gang, Part
-from cotenant.core.ledger import Ledger
-from cotenant.core.nodes import NodeShape
-from cotenant.core.policy import Order
-from cotenant.core.queueing.choosing import Preemption, Rules, beyond_share, choose
-from cotenant.core.queueing.cycle import Plan, Victim, place
-from cotenant.core.queueing.outrankers import Outrankers
-from cotenant.core.queueing.ranking import rank
-from cotenant.core.refusals import Code, Refusal, Wait
-from cotenant.core.table import JobRow, Jobs, JobTable
-from cotenant.core.tenancy import Headroom, Tenancy, Tenant, check_family, check_tenant
+from cotenant.core.capacity.ledger import Ledger
+from cotenant.core.model.gang import Demand, Gang, Part
+from cotenant.core.model.job_table import JobRow, Jobs, JobTable
+from cotenant.core.model.node import NodeShape
+from cotenant.core.model.refusal import Code, Refusal, Wait
+from cotenant.core.model.tenancy import Headroom, Tenancy, Tenant, check_family, check_tenant
+from cotenant.core.policy.protocols import Order
+from cotenant.core.scheduling.admission import Preemption, Rules, beyond_share, choose
+from cotenant.core.scheduling.cycle import Plan, Victim, place
+from cotenant.core.scheduling.order_explanation import Outrankers
+from cotenant.core.scheduling.ordering import rank
 from cotenant.policies.count import Count
 
 amounts = st.none() | st.sampled_from([0, 1000, 2500, 9000])

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from cotenant.core.jobs import JobSpec, Request, Role
-from cotenant.core.validate import check_spec
+from cotenant.core.model.job import JobSpec, Request, Role
+from cotenant.core.model.validation import check_spec
 
 
 @pytest.mark.parametrize(

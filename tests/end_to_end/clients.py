@@ -11,9 +11,9 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tests.end_to_end.waiting import until
 
-from cotenant.core.jobs import JobSpec
-from cotenant.core.lifecycle import ENDED, Phase
-from cotenant.rpc import translate
+from cotenant.codec import specs
+from cotenant.core.model.job import JobSpec
+from cotenant.core.model.lifecycle import ENDED, Phase
 from cotenant.v1.job_pb2 import Job
 from cotenant.v1.job_service_pb2 import (
     CancelJobRequest,
@@ -60,7 +60,7 @@ class Client:
     def _submitted(self, spec: JobSpec, request_id: str) -> str:
         try:
             with self._channel() as channel:
-                request = CreateJobRequest(spec=translate.spec_to_wire(spec), request_id=request_id)
+                request = CreateJobRequest(spec=specs.spec_to_wire(spec), request_id=request_id)
                 return str(self._stub(channel).CreateJob(request, **self._calling()).job.id)
         except grpc.RpcError as error:
             if error.code() not in AWAY:
@@ -74,7 +74,7 @@ class Client:
 
     def phase(self, job_id: str) -> Phase:
         """How a job stands."""
-        return translate.PHASES.from_wire(self.job(job_id).phase)
+        return specs.PHASES.from_wire(self.job(job_id).phase)
 
     def serving(self, service: str = "") -> bool:
         """What the health protocol says; it asks for no token."""
@@ -93,7 +93,7 @@ class Client:
                 if error.code() not in AWAY:
                     raise
                 return None  # it is being restarted
-            phase = translate.PHASES.from_wire(job.phase)
+            phase = specs.PHASES.from_wire(job.phase)
             assert phase in phases or phase not in ENDED, f"{job_id} {phase}: {job.phase_reason}"
             return job if phase in phases else None
 

@@ -11,8 +11,8 @@ from tests.end_to_end.commands import TRACEBACK, Cli, Serving, environment_of
 from tests.end_to_end.waiting import until
 from tests.etcd_server import free_ports
 
-from cotenant.core.lifecycle import ENDED
-from cotenant.rpc import translate
+from cotenant.codec import specs
+from cotenant.core.model.lifecycle import ENDED
 
 GPUS = 4
 ATTEMPTS = "state/nodes/*/attempts/*-*"
@@ -165,7 +165,7 @@ def end_all(client: Client) -> list[str]:
     """Cancel every job and wait until all have ended; returns their ids."""
     jobs = client.jobs()
     for job in jobs:
-        if translate.PHASES.from_wire(job.phase) not in ENDED:
+        if specs.PHASES.from_wire(job.phase) not in ENDED:
             client.cancel(job.id)
     for job in jobs:
         client.wait_for(job.id, *ENDED)

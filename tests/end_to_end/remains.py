@@ -8,7 +8,7 @@ import signal
 from collections.abc import Iterable
 from pathlib import Path
 
-from cotenant.node_agent.cgroup_mounts import find_mounts
+from cotenant.node_agent.enforcement.cgroup_mounts import find_mounts
 
 
 def processes_of(directory: Path) -> dict[int, str]:

@@ -7,8 +7,8 @@ from pathlib import Path
 from tests.end_to_end.clients import Client
 from tests.end_to_end.waiting import lines_of, until
 
-from cotenant.core.jobs import JobKind, JobSpec, Request, Role
-from cotenant.core.lifecycle import Phase
+from cotenant.core.model.job import JobKind, JobSpec, Request, Role
+from cotenant.core.model.lifecycle import Phase
 
 
 def shell(script: str) -> list[str]:

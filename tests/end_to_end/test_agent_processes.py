@@ -14,7 +14,7 @@ from tests.end_to_end.meshes import Mesh
 from tests.end_to_end.scripts import Counter
 from tests.end_to_end.waiting import until
 
-from cotenant.core.lifecycle import Phase
+from cotenant.core.model.lifecycle import Phase
 
 NOFILE = resource.RLIMIT_NOFILE
 

@@ -12,8 +12,8 @@ from tests.end_to_end.commands import Cli
 from tests.end_to_end.meshes import Mesh
 from tests.end_to_end.waiting import until
 
-from cotenant.core.lifecycle import Phase
-from cotenant.rpc.translate import PHASES
+from cotenant.codec.specs import PHASES
+from cotenant.core.model.lifecycle import Phase
 
 ONE_CORE = ("--cpus", "1")
 # Says when it began and when it ended, and lets the one whose index is named fail.

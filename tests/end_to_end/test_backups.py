@@ -11,8 +11,8 @@ from tests.end_to_end.meshes import Mesh
 from tests.end_to_end.scripts import Counter
 from tests.etcd_server import EtcdServer
 
-from cotenant.core.lifecycle import Phase
-from cotenant.store.copying import Contents, read_file, write_file
+from cotenant.core.model.lifecycle import Phase
+from cotenant.store.backup_file import Contents, read_file, write_file
 
 ONE = ("--gpus", "1", "--cpus", "1")
 

@@ -10,8 +10,8 @@ import pytest
 from tests.end_to_end.commands import TRACEBACK, Cli, Outcome
 from tests.end_to_end.meshes import Mesh
 
-from cotenant.core.lifecycle import Phase
-from cotenant.rpc.errors import from_error
+from cotenant.codec.errors import from_error
+from cotenant.core.model.lifecycle import Phase
 from cotenant.v1.job_pb2 import JobSpec
 from cotenant.v1.job_service_pb2 import CreateJobRequest
 from cotenant.v1.job_service_pb2_grpc import JobServiceStub

@@ -13,9 +13,9 @@ from tests.end_to_end.flooding import Flood, many_descriptors
 from tests.end_to_end.meshes import Mesh
 from tests.end_to_end.waiting import until
 
-from cotenant.core.jobs import JobKind, JobSpec, Request, Role
-from cotenant.core.lifecycle import ENDED, Phase
-from cotenant.rpc import translate
+from cotenant.codec import specs
+from cotenant.core.model.job import JobKind, JobSpec, Request, Role
+from cotenant.core.model.lifecycle import ENDED, Phase
 
 JOBS = 150
 LIMIT = 256
@@ -37,7 +37,7 @@ def all_succeed(mesh: Mesh, job_ids: list[str]) -> None:
             if error.code() not in AWAY:
                 raise
             return {}
-        phases = {job.id: translate.PHASES.from_wire(job.phase) for job in jobs if job.id in job_ids}
+        phases = {job.id: specs.PHASES.from_wire(job.phase) for job in jobs if job.id in job_ids}
         return phases if set(phases) == set(job_ids) and set(phases.values()) <= ENDED else {}
 
     phases = until(ended, "end of all jobs", seconds=120.0)

@@ -11,7 +11,7 @@ import pytest
 from tests.end_to_end.meshes import Mesh
 from tests.end_to_end.waiting import until
 
-from cotenant.core.lifecycle import Phase
+from cotenant.core.model.lifecycle import Phase
 
 pytestmark = pytest.mark.calm
 

@@ -21,11 +21,11 @@ from tests.end_to_end.commands import TRACEBACK, Cli, Serving, environment_of
 from tests.end_to_end.waiting import until
 from tests.etcd_server import free_ports
 
-from cotenant.rpc.bearers import Bearer
-from cotenant.rpc.certificates import Authority
 from cotenant.rpc.channel import connect
-from cotenant.rpc.shards import ranked
-from cotenant.tlsfiles import TlsFiles
+from cotenant.rpc.rendezvous_hash import ranked
+from cotenant.security.certificates import Authority
+from cotenant.security.subjects import Bearer
+from cotenant.security.tls_files import TlsFiles
 from cotenant.v1.contention_service_pb2 import ListSamplesRequest
 from cotenant.v1.contention_service_pb2_grpc import ContentionServiceStub
 

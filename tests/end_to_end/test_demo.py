@@ -11,7 +11,7 @@ import pytest
 from tests.end_to_end import remains
 from tests.end_to_end.commands import Cli, environment_of
 
-from cotenant.cli import demo
+from cotenant.cli.mesh import demo
 
 DEMO_SECONDS_MAX = 60.0
 REFERENCES = {"src", "href", "data", "action", "poster", "srcset", "background"}

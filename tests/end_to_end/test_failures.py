@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 from tests.end_to_end.meshes import Mesh
 
-from cotenant.core.lifecycle import Phase
+from cotenant.core.model.lifecycle import Phase
 from cotenant.v1 import job_pb2
 
 NCCL = "[Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=7, OpType=ALLREDUCE) ran for 1800123 ms"

@@ -19,7 +19,7 @@ from tests.end_to_end.meshes import GPUS, Mesh
 from tests.end_to_end.scripts import Counter, shell
 from tests.end_to_end.waiting import lines_of, until
 
-from cotenant.core.lifecycle import Phase
+from cotenant.core.model.lifecycle import Phase
 from cotenant.v1.job_service_pb2 import ListJobsRequest
 from cotenant.v1.job_service_pb2_grpc import JobServiceStub
 

@@ -11,7 +11,7 @@ import pytest
 from tests.end_to_end.meshes import Mesh
 from tests.end_to_end.waiting import until
 
-from cotenant.core.lifecycle import Phase
+from cotenant.core.model.lifecycle import Phase
 
 SIZE_MIB = 700  # more than the 512 MiB below which a node that was short of space takes nothing new
 

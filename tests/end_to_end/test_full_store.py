@@ -18,9 +18,9 @@ from tests.end_to_end.meshes import Mesh
 from tests.end_to_end.waiting import until
 from tests.etcd_server import EtcdServer, etcd_binary
 
-from cotenant.core.jobs import JobKind, JobSpec, Request, Role
-from cotenant.core.lifecycle import Phase
-from cotenant.rpc.errors import from_error
+from cotenant.codec.errors import from_error
+from cotenant.core.model.job import JobKind, JobSpec, Request, Role
+from cotenant.core.model.lifecycle import Phase
 
 QUOTA_BYTES = 4 * 1024**2
 SPECS, SPEC_BYTES = 65, 60_000

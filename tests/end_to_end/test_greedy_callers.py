@@ -12,7 +12,7 @@ import pytest
 from tests.end_to_end.meshes import Mesh
 from tests.end_to_end.waiting import until
 
-from cotenant.core.jobs import JobKind, JobSpec, Request, Role
+from cotenant.core.model.job import JobKind, JobSpec, Request, Role
 from cotenant.v1 import job_pb2
 from cotenant.v1 import job_service_pb2 as pb
 from cotenant.v1.job_service_pb2_grpc import JobServiceStub

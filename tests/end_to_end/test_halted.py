@@ -11,7 +11,7 @@ from tests.end_to_end.meshes import SERVICES, Separate
 from tests.end_to_end.scripts import Counter
 from tests.end_to_end.waiting import until
 
-from cotenant.core.lifecycle import Phase
+from cotenant.core.model.lifecycle import Phase
 
 LOST_AFTER_SECONDS = 2.0
 

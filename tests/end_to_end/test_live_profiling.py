@@ -10,7 +10,7 @@ import pytest
 from tests.end_to_end.meshes import Mesh
 from tests.end_to_end.waiting import until
 
-from cotenant.core.lifecycle import Phase
+from cotenant.core.model.lifecycle import Phase
 from cotenant.v1.job_service_pb2 import ExplainJobResponse
 
 pytestmark = pytest.mark.calm

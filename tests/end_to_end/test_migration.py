@@ -12,8 +12,8 @@ import pytest
 from tests.end_to_end.meshes import Mesh, end_all
 from tests.end_to_end.waiting import lines_of, until
 
-from cotenant.core.lifecycle import Phase
-from cotenant.rpc import translate
+from cotenant.codec import specs
+from cotenant.core.model.lifecycle import Phase
 from cotenant.v1.job_pb2 import Job
 
 CONFIG = """
@@ -113,4 +113,4 @@ def test_a_job_goes_on_elsewhere_from_its_checkpoint_so_that_a_gang_starts(mesh:
 def moved(mesh: Mesh, job_ids: Iterable[str]) -> Job | None:
     """The job among these that runs at its second place."""
     jobs = [mesh.client.job(job_id) for job_id in job_ids]
-    return next((job for job in jobs if job.migrations and job.phase == translate.PHASES.to_wire(Phase.RUNNING)), None)
+    return next((job for job in jobs if job.migrations and job.phase == specs.PHASES.to_wire(Phase.RUNNING)), None)

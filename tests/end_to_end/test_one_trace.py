@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 from tests.end_to_end.meshes import SERVICES, Separate
 
-from cotenant.core.lifecycle import Phase
+from cotenant.core.model.lifecycle import Phase
 
 if TYPE_CHECKING:  # it is loaded as a plug-in
     from tests.otlp_receiver import OtlpReceiver, ReceivedSpan

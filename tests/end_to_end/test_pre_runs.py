@@ -9,7 +9,7 @@ import pytest
 from tests.end_to_end.meshes import Mesh
 from tests.end_to_end.waiting import lines_of, until
 
-from cotenant.core.lifecycle import Phase
+from cotenant.core.model.lifecycle import Phase
 from cotenant.v1 import job_pb2
 
 TELL = "import os, sys\nprint(os.environ.get('COTENANT_PRE_RUN'), os.environ['WORLD_SIZE'], \

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tests.end_to_end.meshes import Mesh, end_all
 
-from cotenant.core.lifecycle import Phase
+from cotenant.core.model.lifecycle import Phase
 from cotenant.v1.job_pb2 import Job
 
 CONFIG = """

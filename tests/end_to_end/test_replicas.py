@@ -17,9 +17,9 @@ from tests.end_to_end.waiting import until
 from tests.etcd_server import EtcdServer
 from tests.services.histories import ATTEMPTS, History
 
-from cotenant.core.lifecycle import Phase
+from cotenant.core.model.lifecycle import Phase
 from cotenant.store.etcd import EtcdStore
-from cotenant.store.local import changes_under
+from cotenant.store.local_store import changes_under
 from cotenant.store.port import Changes
 from cotenant.v1 import records_pb2
 from cotenant.v1.placement_service_pb2 import GetCapacityRequest

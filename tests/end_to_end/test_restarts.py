@@ -12,7 +12,7 @@ from tests.end_to_end.scripts import Counter, Load
 from tests.end_to_end.waiting import until
 from tests.etcd_server import EtcdServer
 
-from cotenant.core.lifecycle import Phase
+from cotenant.core.model.lifecycle import Phase
 
 ONE_CORE = ("--cpus", "1")
 ALL_GPUS = ("--gpus", "4", *ONE_CORE)

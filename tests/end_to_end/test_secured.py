@@ -14,8 +14,8 @@ from tests.end_to_end.commands import COTENANT, Cli, Outcome, environment_of
 from tests.end_to_end.waiting import until
 from tests.etcd_server import free_ports
 
-from cotenant.rpc.bearers import Bearer
-from cotenant.rpc.certificates import Authority
+from cotenant.security.certificates import Authority
+from cotenant.security.subjects import Bearer
 
 SERVICES = ("placement", "predictor", "contention", "queue")
 SUBMITTER = "nobody"  # a user that each machine has, and no system account

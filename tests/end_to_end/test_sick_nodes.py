@@ -14,7 +14,7 @@ from tests.end_to_end.commands import COTENANT, Serving
 from tests.end_to_end.meshes import Mesh
 from tests.end_to_end.waiting import until
 
-from cotenant.core.lifecycle import Phase
+from cotenant.core.model.lifecycle import Phase
 from cotenant.v1 import job_pb2
 
 MEMORY_GROUPS = "/sys/fs/cgroup/memory"

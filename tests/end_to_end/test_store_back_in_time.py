@@ -12,7 +12,7 @@ from tests.end_to_end.scripts import Counter
 from tests.end_to_end.waiting import until
 from tests.etcd_server import EtcdServer, etcd_tool
 
-from cotenant.core.lifecycle import Phase
+from cotenant.core.model.lifecycle import Phase
 
 ONE = ("--cpus", "1")
 NAMED_SECONDS_MAX = 30.0

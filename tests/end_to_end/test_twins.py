@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tests.end_to_end import remains
 
-from cotenant.reproduction.live import LiveStopped
+from cotenant.reproduction.live_mesh import LiveStopped
 from cotenant.reproduction.papers.twins import CPUS, compared, run_live, twins
 
 pytestmark = pytest.mark.calm

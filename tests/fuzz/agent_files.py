@@ -15,24 +15,24 @@ from types import SimpleNamespace
 
 from tests.fuzz.targets import Prepared, Target, of_file, within
 
-from cotenant.node_agent import attempt_directory
-from cotenant.node_agent.agent import Agent
-from cotenant.node_agent.attempt_directory import AttemptDirectory, key_of
-from cotenant.node_agent.fence import Fence, remembered
-from cotenant.node_agent.health_file import HealthFile
-from cotenant.node_agent.hot_plug import HotPlug
-from cotenant.node_agent.kernel_files import number_in, parse_cpu_list
-from cotenant.node_agent.lease import Lease, Leash, boot_seconds, read_lease
-from cotenant.node_agent.machine_claims import Claim, MachineTaken, take
-from cotenant.node_agent.output_reader import OutputReader, ranks_in
-from cotenant.node_agent.output_tail import TAIL_BYTES_MAX, tail_of
-from cotenant.node_agent.pattern_process import search
-from cotenant.node_agent.pressure import parse_pressure
-from cotenant.node_agent.probe import ProbeWishes
-from cotenant.node_agent.progress import Track, newest_lines, parse_line
-from cotenant.node_agent.records import AttemptKey, Exit, Status, parse_status, report
-from cotenant.node_agent.sockets import PLACE, _place
-from cotenant.node_agent.state_directory import AnotherNode, open_state_directory
+from cotenant.node_agent.control.agent import Agent
+from cotenant.node_agent.control.epoch_fence import Fence, remembered
+from cotenant.node_agent.control.health_file import HealthFile
+from cotenant.node_agent.control.machine_claims import Claim, MachineTaken, take
+from cotenant.node_agent.control.pattern_process import search
+from cotenant.node_agent.control.progress import Track, newest_lines, parse_line
+from cotenant.node_agent.control.state_directory import AnotherNode, open_state_directory
+from cotenant.node_agent.probes.hot_plug import HotPlug
+from cotenant.node_agent.probes.inventory import ProbeWishes
+from cotenant.node_agent.probes.pressure import parse_pressure
+from cotenant.node_agent.runtime import attempt_directory
+from cotenant.node_agent.runtime.attempt_directory import AttemptDirectory, key_of
+from cotenant.node_agent.runtime.attempt_status import AttemptKey, Exit, Status, parse_status, report
+from cotenant.node_agent.runtime.output_reader import OutputReader, ranks_in
+from cotenant.node_agent.runtime.output_tail import TAIL_BYTES_MAX, tail_of
+from cotenant.node_agent.runtime.socket_paths import PLACE, _place
+from cotenant.node_agent.supervisor.kernel_files import number_in, parse_cpu_list
+from cotenant.node_agent.supervisor.lease import Lease, Leash, boot_seconds, read_lease
 from cotenant.store.witness import REVISION_MAX
 from cotenant.v1 import node_service_pb2, resources_pb2
 

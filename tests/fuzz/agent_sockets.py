@@ -26,8 +26,8 @@ from tests.node_agent.conftest import end_jobs
 from tests.node_agent.jobs import NODE, assignment
 from tests.node_agent.placement import Placement
 
-from cotenant.node_agent.records import AttemptKey
-from cotenant.node_agent.sockets import NOTIFY, progress_socket, socket_directory
+from cotenant.node_agent.runtime.attempt_status import AttemptKey
+from cotenant.node_agent.runtime.socket_paths import NOTIFY, progress_socket, socket_directory
 from cotenant.v1 import node_service_pb2
 
 NAME = "sockets of an agent"

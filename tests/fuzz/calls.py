@@ -30,10 +30,10 @@ from tests.fuzz.running import FINDINGS_MAX, SETTLED_SHARE, Finding, Outcome, me
 from tests.fuzz.well_meant import WellMeant
 from tests.services.mesh import Mesh, again, running, spec, until
 
-from cotenant.replicas.describing import serve_description
-from cotenant.rpc.policies import serve_policies
+from cotenant.leadership.replica_service import serve_description
+from cotenant.rpc.policy_service import serve_policies
 from cotenant.rpc.server import Server
-from cotenant.services.contention import server as contention
+from cotenant.services.contention.api import server as contention
 from cotenant.v1 import job_pb2, replica_service_pb2
 from cotenant.v1 import job_service_pb2 as jobs_pb
 from cotenant.v1 import tenant_service_pb2 as tenants_pb

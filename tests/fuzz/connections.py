@@ -21,14 +21,14 @@ from tests.fuzz.mutating import Mutator
 from tests.fuzz.running import FINDINGS_MAX, SETTLED_SHARE, Finding, Outcome, memory_bytes
 from tests.services.mesh import again
 
-from cotenant.rpc.bearers import Bearer
-from cotenant.rpc.certificates import Authority, Issued
 from cotenant.rpc.channel import connect
-from cotenant.rpc.credentials import Credentials
-from cotenant.rpc.policies import serve_policies
-from cotenant.rpc.security import Security
+from cotenant.rpc.policy_service import serve_policies
 from cotenant.rpc.server import Server
-from cotenant.rpc.tls import TlsFiles, Watched
+from cotenant.security.certificates import Authority, Issued
+from cotenant.security.credentials import Credentials
+from cotenant.security.grpc_tls import TlsFiles, Watched
+from cotenant.security.server_security import Security
+from cotenant.security.subjects import Bearer
 from cotenant.v1 import policy_service_pb2, policy_service_pb2_grpc
 
 NAME = "bytes of TLS"

@@ -20,22 +20,22 @@ import numpy as np
 from tests.fuzz.targets import Prepared, Target
 
 from cotenant import plugins
-from cotenant.core.estimates import Candidate, Estimate, Observation, Query, Submission
-from cotenant.core.jobs import JobKind, JobSpec, Qos, Request, Role
-from cotenant.core.loss_goal import LossGoal
-from cotenant.core.policy import Follows, Predictor, Trains
-from cotenant.core.predicting import runtimes
-from cotenant.core.predicting.blending import Blend
-from cotenant.core.predicting.chain import Chain
-from cotenant.core.sizing.tracks import Tracks
-from cotenant.core.sizing.tracks import kind_of as tracked
-from cotenant.policies.lightgbm_duration import LightgbmDuration
-from cotenant.services.predictor.keeper import ASIDE, PREFIX, Follower, Keeper, Kept
-from cotenant.services.predictor.kinds import Kinds
-from cotenant.services.predictor.profiles import profile_of
-from cotenant.services.predictor.profiling import Measured
-from cotenant.services.predictor.server import GROUP
-from cotenant.services.predictor.words import Kind
+from cotenant.core.model.estimate import Candidate, Estimate, Observation, Query, Submission
+from cotenant.core.model.job import JobKind, JobSpec, Qos, Request, Role
+from cotenant.core.model.loss_goal import LossGoal
+from cotenant.core.policy.protocols import Follows, Predictor, Trains
+from cotenant.core.prediction.chain import Chain
+from cotenant.core.sizing.rate_history import Tracks
+from cotenant.core.sizing.rate_history import kind_of as tracked
+from cotenant.policies.lightgbm_duration import runtime_model
+from cotenant.policies.lightgbm_duration.blending import Blend
+from cotenant.policies.lightgbm_duration.policy import LightgbmDuration
+from cotenant.services.predictor.api.profile_view import profile_of
+from cotenant.services.predictor.api.server import GROUP
+from cotenant.services.predictor.codec import Kind
+from cotenant.services.predictor.models.job_classes import Kinds
+from cotenant.services.predictor.models.model_store import ASIDE, PREFIX, Follower, Keeper, Kept
+from cotenant.services.predictor.profiling.profile_store import Measured
 from cotenant.store.memory import MemoryStore
 from cotenant.store.port import Put
 
@@ -91,7 +91,7 @@ def _records(name: str) -> Mapping[str, bytes]:
     for observation in _observations():
         predictor.observe(observation)
     if isinstance(predictor, Trains) and (lesson := predictor.lesson()):
-        with patch.object(runtimes, "ROUNDS", 2):  # trees so few that what is written fits into an input
+        with patch.object(runtime_model, "ROUNDS", 2):  # trees so few that what is written fits into an input
             predictor.adopt(lesson.train())
     return dict(predictor.dump())
 

@@ -4,7 +4,7 @@ Every callback that asyncio runs is measured by the CPU time of its thread, not 
 gives no false alarms. A slow machine gives none either: a fixed piece of work is timed in the same process, and the
 bound grows by as much as that takes longer than on the machine for which the bound was chosen. What the garbage
 collector took is left out: its pauses belong to whatever else the process holds, here a fuzzer, and are bounded in
-services by `cotenant.rpc.garbage`. Targets without a loop, which services run within theirs, are measured by the same
+services by `cotenant.rpc.gc_tuning`. Targets without a loop, which services run within theirs, are measured by the same
 bound as a whole.
 """
 

@@ -16,22 +16,22 @@ from tests.fuzz.records import _reader, good
 from tests.fuzz.store_files import _damaged, _good_archive, _write
 from tests.fuzz.targets import Made, Prepared, Target, of_file
 
-from cotenant.cli.agent_processes import AgentProcess
+from cotenant.cli.mesh.agent_processes import AgentProcess
+from cotenant.cli.mesh.shared_identity import MARK_FILE, check_token_for
+from cotenant.cli.mesh.store_losses import archived, found_on_nodes, plan
 from cotenant.cli.outcome import CommandError
-from cotenant.cli.shared_identity import MARK_FILE, check_token_for
-from cotenant.cli.store_losses import archived, found_on_nodes, plan
 from cotenant.node_agent.__main__ import BadSettings, ChildSettings
-from cotenant.node_agent.agent_config import AgentConfig
-from cotenant.services.placement.records import ATTEMPTS, NODES
-from cotenant.services.queue.keeper import JOBS, Keeper
-from cotenant.services.queue.state import State
+from cotenant.node_agent.control.agent_config import AgentConfig
+from cotenant.security.tls_files import TlsFiles
+from cotenant.services.placement.cluster.live_records import ATTEMPTS, NODES
+from cotenant.services.queue.jobs.job_store import JOBS, Keeper
+from cotenant.services.queue.jobs.queue_state import State
 from cotenant.store import schema
-from cotenant.store.accepting import accept
 from cotenant.store.memory import MemoryStore
 from cotenant.store.port import Put, Relisted
+from cotenant.store.regression_acceptance import accept
 from cotenant.store.schema import BadRecord, NewerSchema
 from cotenant.store.spec_parts import DATA, SpecStore, kind_of
-from cotenant.tlsfiles import TlsFiles
 from cotenant.v1 import job_pb2, node_service_pb2, records_pb2
 
 ANSWERS = (b'{"ready": true}\n', b'{"error": "another agent is running", "bad_settings": false}\n', b"")

@@ -17,14 +17,14 @@ from tests.fuzz.targets import Prepared, Target
 from tests.services.mesh import spec
 
 from cotenant import plugins
-from cotenant.core.policy import Predictor
-from cotenant.core.predicting.chain import Chain
-from cotenant.rpc.errors import Problem
-from cotenant.services.predictor.failures import Failures
-from cotenant.services.predictor.keeper import Keeper
-from cotenant.services.predictor.kinds import Kinds
-from cotenant.services.predictor.profiling import Measured
-from cotenant.services.predictor.server import GROUP, PredictorServicer
+from cotenant.codec.errors import Problem
+from cotenant.core.policy.protocols import Predictor
+from cotenant.core.prediction.chain import Chain
+from cotenant.services.predictor.api.server import GROUP, PredictorServicer
+from cotenant.services.predictor.models.failure_log import Failures
+from cotenant.services.predictor.models.job_classes import Kinds
+from cotenant.services.predictor.models.model_store import Keeper
+from cotenant.services.predictor.profiling.profile_store import Measured
 from cotenant.store.memory import MemoryStore
 from cotenant.v1 import job_pb2
 from cotenant.v1 import predictor_service_pb2 as pb

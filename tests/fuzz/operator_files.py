@@ -11,27 +11,27 @@ from pathlib import Path
 
 from tests.fuzz.targets import Prepared, Target, of_file
 
-import cotenant.core.failing.rules as failure_rules
-from cotenant.cli.audit import _lines as audit_lines
+import cotenant.core.failures.rules as failure_rules
 from cotenant.cli.flags import Flags
-from cotenant.cli.jobfields import JOB_FIELDS, OTHER_NAMES, ROLE_FIELDS
-from cotenant.cli.jobfile import load_jobs
+from cotenant.cli.jobs.job_fields import JOB_FIELDS, OTHER_NAMES, ROLE_FIELDS
+from cotenant.cli.jobs.job_file import load_jobs
+from cotenant.cli.jobs.submit import example_text
+from cotenant.cli.mesh.audit import _lines as audit_lines
+from cotenant.cli.mesh.security_options import guarding_of
+from cotenant.cli.mesh.settings import Settings, merged, read_settings, rules_of
+from cotenant.cli.mesh.tenant_file import load_tenants
 from cotenant.cli.outcome import CommandError
-from cotenant.cli.predicting.measurements import load_measurements
-from cotenant.cli.security import guarding_of
-from cotenant.cli.settings import Settings, merged, read_settings, rules_of
-from cotenant.cli.submit import example_text
-from cotenant.cli.tenantfile import load_tenants
-from cotenant.core.failing.rules import BadRules
+from cotenant.cli.research.predicting.measurements import load_measurements
+from cotenant.codec.specs import spec_to_wire
+from cotenant.core.failures.rules import BadRules
 from cotenant.rpc.access import NoAccess, find
-from cotenant.rpc.certificates import Authority, BadCertificate
-from cotenant.rpc.certificates import read as read_certificate
-from cotenant.rpc.tls import BadTls, TlsFiles, load
-from cotenant.rpc.tokens import BadTokens, TokenFile
-from cotenant.rpc.translate import spec_to_wire
-from cotenant.services.queue.failing import read_rules
-from cotenant.simulator.clusters import BadCluster, parse_cluster
-from cotenant.store.copying import BadBackup, Contents, read_file, write_file
+from cotenant.security.certificates import Authority, BadCertificate
+from cotenant.security.certificates import read as read_certificate
+from cotenant.security.grpc_tls import BadTls, TlsFiles, load
+from cotenant.security.tokens import BadTokens, TokenFile
+from cotenant.services.queue.jobs.failure_classifier import read_rules
+from cotenant.simulator.clusters.cluster import BadCluster, parse_cluster
+from cotenant.store.backup_file import BadBackup, Contents, read_file, write_file
 
 NOW = 1_800_000_000.0
 JOBS = (

@@ -23,23 +23,27 @@ from tests.fuzz.messages import Drawer
 from tests.fuzz.records import _document as keys_document
 from tests.fuzz.targets import Prepared, Target, of_file
 
-from cotenant.cli import estimates, explain, failures, incidents, jobs, nodes, policies, replicas, show, tenants, views
+from cotenant.cli import views
+from cotenant.cli.connection import access_of
 from cotenant.cli.flags import Flags
-from cotenant.cli.mesh import access_of
+from cotenant.cli.jobs import estimate_view as estimate_view_module
+from cotenant.cli.jobs import explain, failures, list_jobs, show
+from cotenant.cli.mesh import policies, replicas, tenants
+from cotenant.cli.nodes import incidents, nodes
+from cotenant.codec import errors
+from cotenant.codec.errors import Problem, Violation
 from cotenant.history import recording
 from cotenant.history.events import Began
 from cotenant.history.stored import commit_of
-from cotenant.reproduction.keeping import _read as read_kept
-from cotenant.rpc import errors
+from cotenant.reproduction.cache import _read as read_kept
 from cotenant.rpc.access import NoAccess
-from cotenant.rpc.bearers import Bearer
-from cotenant.rpc.certificates import Authority, BadCertificate
-from cotenant.rpc.errors import Problem, Violation
-from cotenant.rpc.identity import CALLER, OPERATOR, Identity, bearer, speaking_for, spoken_for
-from cotenant.rpc.oidc import Oidc, OidcRules
-from cotenant.rpc.pages import page_of
-from cotenant.rpc.permissions import Role
-from cotenant.rpc.tls import TlsFiles, Watched
+from cotenant.rpc.paging import page_of
+from cotenant.security.certificates import Authority, BadCertificate
+from cotenant.security.grpc_tls import TlsFiles, Watched
+from cotenant.security.identity import CALLER, OPERATOR, Identity, bearer, speaking_for, spoken_for
+from cotenant.security.oidc import Oidc, OidcRules
+from cotenant.security.permissions import Role
+from cotenant.security.subjects import Bearer
 from cotenant.store.open import open_raw, tls_of
 from cotenant.store.port import Change, Changes, StoreUnavailable
 from cotenant.v1 import records_pb2
@@ -95,7 +99,7 @@ def _shown(answer: Message) -> None:
             match one.DESCRIPTOR.name:
                 case "Job":
                     shown += [views.job_view(one, 5.0), show._card(one, 5.0)]
-                    jobs.cells(jobs._view(one, 5.0))
+                    list_jobs.cells(list_jobs._view(one, 5.0))
                 case "Node":
                     nodes.row(view := views.node_view(one, 5.0))
                     shown.append(view)
@@ -106,7 +110,7 @@ def _shown(answer: Message) -> None:
                     incidents._row(view := incidents.incident_view(one, 5.0))
                     shown.append(view)
                 case "Estimate":
-                    estimates.estimate_card(view := estimates.estimate_view(one))
+                    estimate_view_module.estimate_card(view := estimate_view_module.estimate_view(one))
                     shown.append(view)
                 case "FailureCount":
                     shown.append(failures.view(one))

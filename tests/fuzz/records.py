@@ -23,16 +23,16 @@ from tests.fuzz.messages import Drawer
 from tests.fuzz.targets import Prepared, Target
 from tests.services.mesh import spec
 
-from cotenant.core.jobs import WHOLE_GPU_MILLI
-from cotenant.replicas.tenure import leader_of
-from cotenant.rpc.errors import Problem
-from cotenant.rpc.oidc import BadOidc, Oidc, OidcRules
-from cotenant.services.placement.leadership import LEADER, Leadership
-from cotenant.services.placement.records import ATTEMPTS, NODES
-from cotenant.services.placement.server import Placement, PlacementConfig
-from cotenant.services.queue.keeper import ARRAYS, JOBS, TENANTS, Keeper
-from cotenant.services.queue.past import ARCHIVES, Past
-from cotenant.services.queue.state import State, kept_message
+from cotenant.codec.errors import Problem
+from cotenant.core.model.job import WHOLE_GPU_MILLI
+from cotenant.leadership.leadership_term import leader_of
+from cotenant.security.oidc import BadOidc, Oidc, OidcRules
+from cotenant.services.placement.api.server import Placement, PlacementConfig
+from cotenant.services.placement.cluster.live_records import ATTEMPTS, NODES
+from cotenant.services.placement.placement_leadership import LEADER, Leadership
+from cotenant.services.queue.jobs.archived_jobs import ARCHIVES, Past
+from cotenant.services.queue.jobs.job_store import ARRAYS, JOBS, TENANTS, Keeper
+from cotenant.services.queue.jobs.queue_state import State, kept_message
 from cotenant.store import schema
 from cotenant.store.memory import MemoryStore
 from cotenant.store.port import Entry, Put

@@ -26,7 +26,7 @@ from tests.fuzz import loop_lag
 from tests.fuzz.mutating import BYTES_MAX, Mutator
 from tests.fuzz.targets import Target
 
-from cotenant.rpc.spec_cache import SpecCache
+from cotenant.codec.spec_cache import SpecCache
 
 FINDINGS_MAX = 20  # of one target
 SHRINKS_MAX = 400

@@ -30,9 +30,9 @@ from tests.fuzz.messages import Drawer
 from tests.fuzz.running import SETTLED_SHARE, Finding, Outcome, live_bytes
 from tests.services.mesh import Mesh, again, running, spec, until
 
-from cotenant.core.lifecycle import ENDED
-from cotenant.rpc import errors, translate
-from cotenant.services.predictor import server as predictor
+from cotenant.codec import errors, specs
+from cotenant.core.model.lifecycle import ENDED
+from cotenant.services.predictor.api import server as predictor
 from cotenant.v1 import job_pb2, tenant_service_pb2
 from cotenant.v1 import job_service_pb2 as jobs_pb
 from cotenant.v1 import node_service_pb2 as nodes_pb
@@ -301,7 +301,7 @@ class Sequence_(RuleBasedStateMachine):  # noqa: N801  # `Sequence` is the colle
         answer = self._call(self.mesh.jobs.GetJob, jobs_pb.GetJobRequest(id=job), None)
         if answer is None:
             raise AssertionError(f"{job} was acknowledged, and is lost")
-        phase = translate.PHASES.from_wire(answer.job.phase)
+        phase = specs.PHASES.from_wire(answer.job.phase)
         if self.ended.setdefault(job, phase) != phase and self.ended[job] in ENDED:
             raise AssertionError(f"{job} had ended as {self.ended[job]}, and is {phase}")
         self.ended[job] = phase

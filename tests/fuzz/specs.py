@@ -14,12 +14,12 @@ from tests.fuzz.messages import Drawer
 from tests.fuzz.targets import Prepared, Target
 from tests.services.mesh import spec
 
-from cotenant.core.jobs import JobSpec, Request, Role
-from cotenant.core.patterns import BadPattern, compile_pattern
-from cotenant.core.validate import check_spec
-from cotenant.rpc import request_limits, translate
+from cotenant.codec import request_limits, specs
+from cotenant.codec.errors import Problem
+from cotenant.core.model.job import JobSpec, Request, Role
+from cotenant.core.model.patterns import BadPattern, compile_pattern
+from cotenant.core.model.validation import check_spec
 from cotenant.rpc.decoding import decode
-from cotenant.rpc.errors import Problem
 from cotenant.v1 import job_pb2
 from cotenant.v1 import job_service_pb2 as pb
 
@@ -84,7 +84,7 @@ def _decoded(kind: Any, data: bytes) -> Any:
 
 
 def _accept(message: job_pb2.JobSpec) -> None:
-    accepted = translate.accept_spec(message, now=time.time())
+    accepted = specs.accept_spec(message, now=time.time())
     if check_spec(accepted):
         raise AssertionError("accepted, and not sound")
 

@@ -20,20 +20,20 @@ from tests.fuzz.targets import Prepared, Target
 from tests.services.mesh import spec
 
 from cotenant.cli import views
-from cotenant.cli.backup import _fill, _is_of_others, _read, _run
-from cotenant.cli.history import _found, _row
+from cotenant.cli.jobs.history import _found, _row
+from cotenant.cli.mesh.backup import _fill, _is_of_others, _read, _run
 from cotenant.cli.outcome import CommandError
-from cotenant.services.queue.archive import Archive
-from cotenant.services.queue.past import Past
-from cotenant.services.queue.state import State
-from cotenant.services.queue.views import View
-from cotenant.store.copying import BadBackup, Contents, fill, read_file, read_store, write_file
+from cotenant.services.queue.jobs.archive import Archive
+from cotenant.services.queue.jobs.archived_jobs import Past
+from cotenant.services.queue.jobs.queue_state import State
+from cotenant.services.queue.jobs.visibility import View
+from cotenant.store.backup_file import BadBackup, Contents, fill, read_file, read_store, write_file
 from cotenant.store.eras import ERAS
+from cotenant.store.identity_check import IDENTITY, PROGRESS
 from cotenant.store.memory import MemoryStore
 from cotenant.store.port import Put, Relisted, StoreUnavailable
-from cotenant.store.shifted import BASE, FILLING, OWN, ShiftedStore
+from cotenant.store.revision_offset import BASE, FILLING, OWN, ShiftedStore
 from cotenant.store.sqlite import SqliteStore
-from cotenant.store.trust import IDENTITY, PROGRESS
 from cotenant.v1 import job_pb2
 
 OWN_AFTER_FILLING = {BASE, ERAS, IDENTITY, PROGRESS}

@@ -9,7 +9,7 @@ from tests.fuzz import agent_sockets, calls, connections, sequences, table
 from tests.fuzz.running import run
 from tests.fuzz.targets import all_targets
 
-from cotenant.rpc.permissions import ROLES
+from cotenant.security.permissions import ROLES
 
 SERVERS = {*calls.NAMES, connections.NAME, agent_sockets.NAME, sequences.NAME}
 

@@ -14,17 +14,17 @@ from typing import Any
 
 from tests.fuzz.targets import Prepared, Target, of_file
 
-from cotenant.cli.replay import _about, _show
-from cotenant.core.options import BadOption
-from cotenant.reproduction.words import BadData
-from cotenant.reproduction.words import table as published
+from cotenant.cli.research.replay import _about, _show
+from cotenant.core.policy.options import BadOption
+from cotenant.reproduction.model import BadData
+from cotenant.reproduction.model import table as published
 from cotenant.simulator import snapshots
-from cotenant.simulator.eventfile import BadRecording, Recording, writing
 from cotenant.simulator.overlays import parse_overlays
+from cotenant.simulator.recording.event_file import BadRecording, Recording, writing
 from cotenant.simulator.scenario import Scenario
 from cotenant.simulator.traces import load
-from cotenant.simulator.traces.jobs import BadTrace
-from cotenant.simulator.traces.own import OPTIONAL, REQUIRED
+from cotenant.simulator.traces.cotenant_format import OPTIONAL, REQUIRED
+from cotenant.simulator.traces.trace_job import BadTrace
 
 TRACES = {
     "philly": (b"timestamp,num_gpus,duration\n2017-09-26 22:24:39,4,99\n2017-10-03T06:14:54+02:00,1,7.5\n",),
@@ -146,7 +146,7 @@ def _recording_in_parquet(directory: Path) -> Prepared:
     import pyarrow
     from pyarrow import parquet
 
-    from cotenant.simulator.eventparquet import END, HEADER, SCHEMA
+    from cotenant.simulator.recording.event_parquet import END, HEADER, SCHEMA
 
     head, *events, end = _recorded().splitlines()
 

@@ -11,10 +11,10 @@ from tests.fuzz.targets import Prepared, Target, of_file
 
 from cotenant.store import witness_file
 from cotenant.store.eras import ERAS, KEPT_MAX, begun, eras_of, name_of
+from cotenant.store.identity_check import IDENTITY, PROGRESS, STOPPED, look_of
 from cotenant.store.keyspace import Keyspace
 from cotenant.store.port import Entry, Listing
-from cotenant.store.sidecar import Note, Sidecar, packed
-from cotenant.store.trust import IDENTITY, PROGRESS, STOPPED, look_of
+from cotenant.store.sqlite_sidecar import Note, Sidecar, packed
 from cotenant.store.witness import REVISION_MAX, Identity, Memory, judge, learn
 
 MEMORY = Memory("a" * 32, 1_700_000_000, 40, 39, "era", 38)

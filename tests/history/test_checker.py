@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cotenant.core.lifecycle import AttemptState, LaunchCause, Phase
+from cotenant.core.model.lifecycle import AttemptState, LaunchCause, Phase
 from cotenant.history.checker import Rule, check
 from cotenant.history.events import (
     Acknowledged,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cotenant.core.lifecycle import Phase
+from cotenant.core.model.lifecycle import Phase
 from cotenant.history.events import JobPut, NodePut
 from cotenant.history.stored import commit_of
 from cotenant.store.port import Change, Changes

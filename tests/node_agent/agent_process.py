@@ -18,8 +18,8 @@ import asyncio, json, os, pathlib, signal, sys
 from cotenant import descriptors
 from cotenant.node_agent import attempt_cores, cgroup_mounts, orders
 from cotenant.node_agent.__main__ import serve
-from cotenant.node_agent.agent import AgentConfig
-from cotenant.node_agent.attempt_directory import AttemptDirectory
+from cotenant.node_agent.control.agent import AgentConfig
+from cotenant.node_agent.runtime.attempt_directory import AttemptDirectory
 def die(*_): os.kill(os.getpid(), signal.SIGKILL)
 moments = {
     "change": (attempt_cores, "change"),

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import pytest
 
-from cotenant.node_agent.cgroup_mounts import open_node_group
+from cotenant.node_agent.enforcement.cgroup_mounts import open_node_group
 
 T = TypeVar("T")
 PATIENCE = float(os.environ.get("COTENANT_PATIENCE", "1"))  # on an emulated processor everything takes longer

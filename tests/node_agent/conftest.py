@@ -16,8 +16,8 @@ from tests.node_agent.fake_driver import FakeDriver, compiled
 from tests.node_agent.jobs import NODE
 from tests.node_agent.placement import Placement
 
-from cotenant.node_agent.agent import Agent, AgentConfig
-from cotenant.node_agent.attempt_directory import find_directories
+from cotenant.node_agent.control.agent import Agent, AgentConfig
+from cotenant.node_agent.runtime.attempt_directory import find_directories
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import errno
 import shutil
 from pathlib import Path
 
-from cotenant.node_agent.resctrl import Files
+from cotenant.node_agent.enforcement.resctrl import Files
 
 
 def oserror(code: int) -> OSError:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.node_agent.jobs import CPUS
 
-from cotenant.node_agent.affinity import masks, settle, wanted_mask
+from cotenant.node_agent.enforcement.affinity import masks, settle, wanted_mask
 
 CPU_SETS = st.frozensets(st.integers(0, 5), min_size=1)
 

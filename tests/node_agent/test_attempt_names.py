@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from cotenant.node_agent.attempt_directory import key_of
-from cotenant.node_agent.records import AttemptKey
+from cotenant.node_agent.runtime.attempt_directory import key_of
+from cotenant.node_agent.runtime.attempt_status import AttemptKey
 
 
 @pytest.mark.parametrize("name", ["work", "-1", "job-", "job-one", "job--", "job-²", "job-" + "9" * 5000])

@@ -14,8 +14,8 @@ from tests.node_agent.conftest import RunningAgent
 from tests.node_agent.jobs import CPUS, NODE, shell, stop_order, task
 from tests.node_agent.placement import Placement
 
-from cotenant.node_agent import cgroup_mounts
-from cotenant.node_agent.cgroups import Group, GroupError
+from cotenant.node_agent.enforcement import cgroup_mounts
+from cotenant.node_agent.supervisor.cgroups import Group, GroupError
 from cotenant.v1 import job_pb2
 
 NOT_LAUNCHED = job_pb2.ATTEMPT_STATE_NOT_LAUNCHED

@@ -18,11 +18,11 @@ from tests.node_agent.conftest import RunningAgent
 from tests.node_agent.jobs import PYTHON, assignment, stop_order
 from tests.node_agent.placement import Placement
 
-from cotenant.node_agent import progress_reader
-from cotenant.node_agent.meter import Meter, Patience
-from cotenant.node_agent.progress import LINES_MAX, Told, Track, newest_lines, parse_line
-from cotenant.node_agent.records import AttemptKey
-from cotenant.node_agent.sockets import progress_socket, socket_directory
+from cotenant.node_agent.control import progress_reader
+from cotenant.node_agent.control.progress import LINES_MAX, Told, Track, newest_lines, parse_line
+from cotenant.node_agent.control.rate_meter import Meter, Patience
+from cotenant.node_agent.runtime.attempt_status import AttemptKey
+from cotenant.node_agent.runtime.socket_paths import progress_socket, socket_directory
 from cotenant.v1 import job_pb2
 
 MEBIBYTE = 1 << 20

@@ -13,8 +13,8 @@ from tests.node_agent.conditions import PATIENCE_SECONDS, need_groups
 from tests.node_agent.jobs import CPUS
 from tests.node_agent.machines import write
 
-from cotenant.node_agent.cgroup_mounts import Mount, find_mounts, open_node_group
-from cotenant.node_agent.cgroups import Group, GroupError, format_cpu_list, parse_cpu_list
+from cotenant.node_agent.enforcement.cgroup_mounts import Mount, find_mounts, open_node_group
+from cotenant.node_agent.supervisor.cgroups import Group, GroupError, format_cpu_list, parse_cpu_list
 
 MEBIBYTE = 1 << 20
 
@@ -124,7 +124,7 @@ def test_a_unified_hierarchy_without_controllers_is_passed_over_for_version_1(tm
 
 
 def test_version_2_writes_limits_in_its_own_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cotenant.node_agent.cgroups.online_cpus", lambda: [0, 1, 2, 3])
+    monkeypatch.setattr("cotenant.node_agent.supervisor.cgroups.online_cpus", lambda: [0, 1, 2, 3])
     for name, text in (
         ("memory.max", "max"),
         ("memory.swap.max", "max"),
@@ -153,7 +153,7 @@ def test_version_2_reads_its_account(tmp_path: Path) -> None:
 
 
 def test_cpus_that_the_kernel_does_not_give_are_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cotenant.node_agent.cgroups.online_cpus", lambda: [0, 1])
+    monkeypatch.setattr("cotenant.node_agent.supervisor.cgroups.online_cpus", lambda: [0, 1])
     write(tmp_path / "cpuset.cpus", "")
     write(tmp_path / "cpuset.cpus.effective", "0")
     with pytest.raises(GroupError, match="the kernel gives '0'"):

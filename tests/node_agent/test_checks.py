@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.node_agent.jobs import NODE, assignment, task
 
-from cotenant.node_agent.checks import cannot_become, first_fault, job_id_is_safe, offline, overlap
+from cotenant.node_agent.runtime.assignment_checks import cannot_become, first_fault, job_id_is_safe, offline, overlap
 from cotenant.v1 import node_service_pb2, resources_pb2
 
 INVENTORY = resources_pb2.Inventory(

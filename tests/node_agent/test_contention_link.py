@@ -11,9 +11,9 @@ import grpc
 import grpc.aio
 import pytest
 
-from cotenant.node_agent import contention_link
-from cotenant.node_agent.contention_link import LASTED_SECONDS, ContentionLink, Replica
-from cotenant.rpc.shards import ranked
+from cotenant.node_agent.control import contention_link
+from cotenant.node_agent.control.contention_link import LASTED_SECONDS, ContentionLink, Replica
+from cotenant.rpc.rendezvous_hash import ranked
 
 ADDRESSES = [f"127.0.0.1:{port}" for port in (1, 2, 3)]
 
@@ -35,7 +35,7 @@ class Link(ContentionLink):
         )
         self.tried: list[str] = []
         self._lasted, self._now = lasted, 0.0
-        monkeypatch.setattr("cotenant.node_agent.contention_link.time.monotonic", lambda: self._now)
+        monkeypatch.setattr("cotenant.node_agent.control.contention_link.time.monotonic", lambda: self._now)
         self._backoff.next_seconds = lambda: 0.0  # type: ignore[method-assign]  # no time passes
 
     async def _hold_stream(self, replica: Replica) -> None:
@@ -167,7 +167,7 @@ async def test_an_agent_that_is_refused_backs_off_for_longer_and_longer(monkeypa
 
     monkeypatch.setattr(ContentionLink, "_hold_stream", refuse)
     monkeypatch.setattr(ContentionLink, "_nearer", lambda self, replica: asyncio.Event().wait())
-    monkeypatch.setattr("cotenant.node_agent.contention_link.asyncio.sleep", sleep)
+    monkeypatch.setattr("cotenant.node_agent.control.contention_link.asyncio.sleep", sleep)
     link = ContentionLink(
         ADDRESSES[0], "", "n1",
         sample=lambda: None, obey=lambda directive: None,  # type: ignore[arg-type, return-value]  # none is taken

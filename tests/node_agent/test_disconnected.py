@@ -14,9 +14,9 @@ from tests.node_agent.conftest import RunningAgent
 from tests.node_agent.jobs import shell
 from tests.node_agent.placement import Placement
 
-from cotenant.node_agent import lease
-from cotenant.node_agent.lease import Lease, Leash, boot_seconds, read_lease
-from cotenant.rpc.translate import duration
+from cotenant.codec.specs import duration
+from cotenant.node_agent.supervisor import lease
+from cotenant.node_agent.supervisor.lease import Lease, Leash, boot_seconds, read_lease
 from cotenant.v1 import job_pb2, node_service_pb2
 
 ALLOWED_SECONDS = 1.2

@@ -13,8 +13,8 @@ from tests.node_agent.conftest import RunningAgent
 from tests.node_agent.jobs import CPUS, shell, task
 from tests.node_agent.placement import Placement
 
-from cotenant.node_agent.disk_watch import DiskWatch, EnforcedEnds, Space, used_bytes
-from cotenant.node_agent.records import AttemptKey, Status
+from cotenant.node_agent.control.disk_watch import DiskWatch, EnforcedEnds, Space, used_bytes
+from cotenant.node_agent.runtime.attempt_status import AttemptKey, Status
 from cotenant.store.port import Put
 from cotenant.store.sqlite import SqliteStore
 from cotenant.v1 import job_pb2

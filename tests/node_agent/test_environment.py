@@ -9,8 +9,13 @@ from tests.node_agent.conftest import RunningAgent
 from tests.node_agent.jobs import assignment, shell, task
 from tests.node_agent.placement import Placement
 
-from cotenant.node_agent.environment import PATH_OF_ROOT, clean_environment, environment_of_user, task_environment
-from cotenant.node_agent.users import User
+from cotenant.node_agent.runtime.run_as import User
+from cotenant.node_agent.runtime.task_environment import (
+    PATH_OF_ROOT,
+    clean_environment,
+    environment_of_user,
+    task_environment,
+)
 from cotenant.v1 import job_pb2, node_service_pb2
 
 BASE = {"PATH": "/bin"}

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cotenant.node_agent import fence as fence_module
-from cotenant.node_agent.fence import Fence
+from cotenant.node_agent.control import epoch_fence as fence_module
+from cotenant.node_agent.control.epoch_fence import Fence
 
 
 def test_only_what_is_not_older_is_taken(tmp_path: Path) -> None:

@@ -20,12 +20,12 @@ from tests.node_agent.jobs import PYTHON, assignment, task
 from tests.node_agent.machines import write
 from tests.node_agent.placement import Placement
 
-from cotenant.node_agent.bpf import attach_device_program
-from cotenant.node_agent.cgroup_mounts import find_mounts, open_node_group
-from cotenant.node_agent.cgroups import Group, GroupError
-from cotenant.node_agent.device_program import Device, Instruction, deny
-from cotenant.node_agent.gpu_devices import denied_to, deny_devices, gpu_devices, why_advisory
-from cotenant.node_agent.launching import Surroundings, make_groups
+from cotenant.node_agent.enforcement.bpf import attach_device_program
+from cotenant.node_agent.enforcement.cgroup_mounts import find_mounts, open_node_group
+from cotenant.node_agent.enforcement.device_program import Device, Instruction, deny
+from cotenant.node_agent.enforcement.gpu_devices import denied_to, deny_devices, gpu_devices, why_advisory
+from cotenant.node_agent.runtime.launch import Surroundings, make_groups
+from cotenant.node_agent.supervisor.cgroups import Group, GroupError
 from cotenant.v1 import resources_pb2
 
 ZERO, FULL = Device(1, 5), Device(1, 7)  # /dev/zero and /dev/full: harmless, and nobody in a test needs them

@@ -11,8 +11,8 @@ from tests.node_agent.conditions import until
 from tests.node_agent.fake_driver import FakeDriver, uuid
 from tests.node_agent.machines import two_sockets, write
 
-from cotenant.node_agent.gpus import BadGpus, declared_gpus, nvml_gpus
-from cotenant.node_agent.nvml_link import Event, NvmlAbsent, NvmlLink, NvmlSilent
+from cotenant.node_agent.probes.gpus import BadGpus, declared_gpus, nvml_gpus
+from cotenant.node_agent.probes.nvml_link import Event, NvmlAbsent, NvmlLink, NvmlSilent
 
 
 async def shown(sysfs: Path, monkeypatch: pytest.MonkeyPatch, trouble: str = "") -> tuple[list[Any], list[str]]:

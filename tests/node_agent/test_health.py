@@ -16,8 +16,9 @@ from tests.node_agent.fake_driver import FakeDriver, uuid
 from tests.node_agent.jobs import NODE, assignment, stop_order, task
 from tests.node_agent.placement import Placement
 
-from cotenant.node_agent import agent, health, node_reading, nvml_link
-from cotenant.node_agent.agent import AgentConfig
+from cotenant.node_agent.control import agent, node_health
+from cotenant.node_agent.control.agent import AgentConfig
+from cotenant.node_agent.probes import node_reading, nvml_link
 from cotenant.v1 import resources_pb2
 
 HOLD, QUARANTINE = resources_pb2.HEALTH_ACTION_HOLD, resources_pb2.HEALTH_ACTION_QUARANTINE
@@ -28,7 +29,9 @@ async def node(
     placement: Placement, driver: FakeDriver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[RunningAgent]:
     """An agent with eight GPUs that looks often and has little patience; not started yet."""
-    patient = partial(health.Health, patience_seconds=0.5, knows_pids=True)  # NVML's pids are those that a test says
+    patient = partial(
+        node_health.Health, patience_seconds=0.5, knows_pids=True
+    )  # NVML's pids are those that a test says
     monkeypatch.setattr(agent, "Health", patient)
     running = RunningAgent(
         AgentConfig(
@@ -104,7 +107,7 @@ async def test_quarantine_is_remembered_by_the_next_agent_and_ended_by_a_reboot(
     assert [gpu.uuid for gpu in hello.inventory.gpus if gpu.unhealthy_reason] == [uuid(2)]
     await node.stop()
     era = node_reading.read_era
-    monkeypatch.setattr(health, "read_era", lambda sysfs: type(era(sysfs))("another boot", ""))
+    monkeypatch.setattr(node_health, "read_era", lambda sysfs: type(era(sysfs))("another boot", ""))
     await node.start()
     hello = await placement.connected(3)
     assert not [gpu.uuid for gpu in hello.inventory.gpus if gpu.unhealthy_reason]
@@ -151,7 +154,7 @@ async def test_an_agent_that_starts_while_nvml_hangs_holds_the_gpus_that_it_knew
     await node.start()
     await placement.connected()
     await node.stop()
-    monkeypatch.setattr(health, "FIRST_LOOK_SECONDS_MAX", 0.3)
+    monkeypatch.setattr(node_health, "FIRST_LOOK_SECONDS_MAX", 0.3)
     monkeypatch.setattr(agent, "NvmlLink", partial(nvml_link.NvmlLink, start_seconds_max=2.0, retry_seconds_first=0.05))
     driver.say("hang_init")
     await node.start()
@@ -238,7 +241,7 @@ class Told:
 async def test_a_lost_gpu_that_is_released_before_the_first_look_is_forgotten(tmp_path: Path) -> None:
     async def looked_after(*uuids: str, released: str = "") -> dict[str, bool]:
         inventory = resources_pb2.Inventory()
-        watched = health.Health(
+        watched = node_health.Health(
             inventory, tmp_path, link=Told(*uuids), attempts=dict, changed=lambda: None,  # type: ignore[arg-type]  # all it asks
             interval_seconds=1.0, sysfs=tmp_path,
         )  # fmt: skip

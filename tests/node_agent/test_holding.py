@@ -12,9 +12,9 @@ from tests.node_agent.conditions import need_groups
 from tests.node_agent.jobs import CPUS, task
 from tests.node_agent.machines import write
 
-from cotenant.node_agent.cgroup_mounts import open_node_group
-from cotenant.node_agent.cgroups import Group, GroupError
-from cotenant.node_agent.holding import FREE, Hold, HoldRefused, found_hold, hold_back, weight_of
+from cotenant.node_agent.enforcement.cgroup_mounts import open_node_group
+from cotenant.node_agent.enforcement.throttle_policy import FREE, Hold, HoldRefused, found_hold, hold_back, weight_of
+from cotenant.node_agent.supervisor.cgroups import Group, GroupError
 from cotenant.v1 import resources_pb2
 
 ALLOCATION = resources_pb2.NodeAllocation(tasks=[task(0, cpus=[0, 1]), task(1)])

@@ -18,12 +18,12 @@ from tests.node_agent.conftest import RunningAgent
 from tests.node_agent.jobs import CPUS, assignment, profile_order, resize_order, shell, stop_order, task
 from tests.node_agent.placement import Placement
 
-from cotenant.node_agent import cgroup_mounts
-from cotenant.node_agent.records import AttemptKey, Status
-from cotenant.node_agent.runtime import RuntimeContext
-from cotenant.node_agent.sockets import socket_directory
-from cotenant.node_agent.supervise import ProcessRuntime
-from cotenant.rpc.translate import duration
+from cotenant.codec.specs import duration
+from cotenant.node_agent.enforcement import cgroup_mounts
+from cotenant.node_agent.runtime.attempt_status import AttemptKey, Status
+from cotenant.node_agent.runtime.process_runtime import ProcessRuntime
+from cotenant.node_agent.runtime.runtime_port import RuntimeContext
+from cotenant.node_agent.runtime.socket_paths import socket_directory
 from cotenant.v1 import job_pb2, node_service_pb2, resources_pb2
 
 FAILED = job_pb2.ATTEMPT_STATE_FAILED

@@ -12,12 +12,12 @@ from tests.node_agent.jobs import CPUS, resize_order, shell, task
 from tests.node_agent.machines import sysfs, two_sockets, write
 from tests.node_agent.placement import Placement
 
-from cotenant.node_agent.attempt_directory import find_directories
-from cotenant.node_agent.cgroup_mounts import open_node_group
-from cotenant.node_agent.cgroups import format_cpu_list
-from cotenant.node_agent.core_changes import Cores, TaskCores, covers, on_line
-from cotenant.node_agent.hot_plug import NAMES, HotPlug
-from cotenant.node_agent.probe import ProbeWishes
+from cotenant.node_agent.enforcement.cgroup_mounts import open_node_group
+from cotenant.node_agent.enforcement.core_changes import Cores, TaskCores, covers, on_line
+from cotenant.node_agent.probes.hot_plug import NAMES, HotPlug
+from cotenant.node_agent.probes.inventory import ProbeWishes
+from cotenant.node_agent.runtime.attempt_directory import find_directories
+from cotenant.node_agent.supervisor.cgroups import format_cpu_list
 from cotenant.v1 import resources_pb2
 
 
@@ -99,7 +99,7 @@ async def test_placement_is_told_of_a_core_that_goes_and_comes_back(
         numa={0: format_cpu_list(CPUS)},
     )
     await agent.stop()
-    monkeypatch.setattr("cotenant.node_agent.agent.SYSFS", root)
+    monkeypatch.setattr("cotenant.node_agent.control.agent.SYSFS", root)
     await agent.start(health_interval_seconds=0.05)
     hello = await placement.connected(2)
     assert [core.id for core in hello.inventory.cores] == list(CPUS)
@@ -122,7 +122,7 @@ async def test_a_running_job_has_back_what_the_kernel_took(
         pytest.skip("needs two CPUs")
     root = sysfs(tmp_path / "sys", cores=[(0, cpu, (cpu,)) for cpu in CPUS], online=format_cpu_list(CPUS), numa={})
     await agent.stop()
-    monkeypatch.setattr("cotenant.node_agent.agent.SYSFS", root)
+    monkeypatch.setattr("cotenant.node_agent.control.agent.SYSFS", root)
     await agent.start(health_interval_seconds=0.05)
     await placement.connected(2)
     placement.assign(shell("job", "exec sleep 600", tasks=[task(cpus=CPUS[:2])]))
@@ -150,7 +150,7 @@ def test_a_cpu_that_is_off_line_is_never_written(tmp_path: Path, monkeypatch: py
     group = node.child("attempt")
     group.create()
     try:
-        monkeypatch.setattr("cotenant.node_agent.cgroups.online_cpus", lambda: list(CPUS[:1]))
+        monkeypatch.setattr("cotenant.node_agent.supervisor.cgroups.online_cpus", lambda: list(CPUS[:1]))
         group.set_cpus(CPUS[:2])
         assert group.cpus(asked_for=True) == list(CPUS[:1])
     finally:

@@ -17,9 +17,9 @@ from tests.node_agent.jobs import PYTHON, assignment, shell, stop_order, task
 from tests.node_agent.placement import Placement
 from tests.unprivileged import AS_USER, USER, WITHOUT_NAMESPACES, need_another_user
 
-from cotenant.node_agent import identity
-from cotenant.node_agent.attempt_directory import AttemptDirectory
-from cotenant.node_agent.records import AttemptKey
+from cotenant.node_agent.runtime import node_identity
+from cotenant.node_agent.runtime.attempt_directory import AttemptDirectory
+from cotenant.node_agent.runtime.attempt_status import AttemptKey
 from cotenant.v1 import job_pb2
 
 pytestmark = pytest.mark.root
@@ -219,17 +219,17 @@ async def test_where_no_namespaces_can_be_had_jobs_run_and_the_node_says_so(bare
 def test_root_says_what_the_token_s_own_jobs_share(tmp_path: Path) -> None:
     if os.geteuid() != 0:
         pytest.skip("needs root")
-    found = identity.find_identity({}, [tmp_path])
+    found = node_identity.find_identity({}, [tmp_path])
     assert (found.user, found.hidden) == ("", ())
     assert "run as root and can read that token" in found.not_enforced[0]
-    assert identity.find_identity({"operator": "daemon"}, [tmp_path]).not_enforced == ()
-    assert "all run as 'nobody'" in identity.find_identity({"*": "nobody"}, [tmp_path]).not_enforced[1]
+    assert node_identity.find_identity({"operator": "daemon"}, [tmp_path]).not_enforced == ()
+    assert "all run as 'nobody'" in node_identity.find_identity({"*": "nobody"}, [tmp_path]).not_enforced[1]
 
 
 def test_what_lies_in_a_hidden_directory_is_hidden_with_it(tmp_path: Path) -> None:
     (tmp_path / "state" / "nodes").mkdir(parents=True)
     paths = [tmp_path / "state" / "nodes", tmp_path / "state", tmp_path / "absent"]
-    assert identity.paths_to_hide(paths) == [(tmp_path / "state").resolve()]
+    assert node_identity.paths_to_hide(paths) == [(tmp_path / "state").resolve()]
 
 
 def users_processes(name: str) -> list[int]:

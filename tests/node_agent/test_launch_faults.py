@@ -16,13 +16,13 @@ from tests.node_agent.conftest import RunningAgent
 from tests.node_agent.jobs import CPUS, shell, task
 from tests.node_agent.placement import Placement
 
-from cotenant.node_agent import launching
-from cotenant.node_agent.attempt_directory import AttemptDirectory
-from cotenant.node_agent.launch_faults import EXECUTING, cause_of_execution
-from cotenant.node_agent.launching import CannotLaunch, Surroundings, launch
-from cotenant.node_agent.records import AttemptKey
-from cotenant.node_agent.supervised import open_pidfd
-from cotenant.node_agent.users import NoUser, Users
+from cotenant.node_agent.runtime import launch as launch_module
+from cotenant.node_agent.runtime.attempt_directory import AttemptDirectory
+from cotenant.node_agent.runtime.attempt_status import AttemptKey
+from cotenant.node_agent.runtime.launch import CannotLaunch, Surroundings, launch
+from cotenant.node_agent.runtime.run_as import NoUser, Users
+from cotenant.node_agent.runtime.running_attempt import open_pidfd
+from cotenant.node_agent.supervisor.launch_faults import EXECUTING, cause_of_execution
 from cotenant.v1 import job_pb2, node_service_pb2
 
 FAILED, NOT_LAUNCHED = job_pb2.ATTEMPT_STATE_FAILED, job_pb2.ATTEMPT_STATE_NOT_LAUNCHED
@@ -119,7 +119,7 @@ async def test_a_supervisor_that_dies_before_it_starts_anything_has_not_launched
     placement: Placement, agent: RunningAgent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(launching, "SUPERVISOR", Path("/no/such/supervisor.py"))
+        patch.setattr(launch_module, "SUPERVISOR", Path("/no/such/supervisor.py"))
         placement.assign(shell("stillborn", "true"))
         end = await placement.ended("stillborn")
     assert (end.state, end.launch_cause) == (NOT_LAUNCHED, job_pb2.LAUNCH_CAUSE_OTHER)
@@ -135,7 +135,7 @@ async def test_an_error_of_the_agent_itself_is_not_the_jobs(
         raise RuntimeError("can't start new thread")
 
     with monkeypatch.context() as patch:
-        patch.setattr(launching, "launch", broken)
+        patch.setattr(launch_module, "launch", broken)
         placement.assign(shell("unlucky", "true"))
         end = await placement.ended("unlucky")
     assert (end.state, end.launch_cause) == (NOT_LAUNCHED, job_pb2.LAUNCH_CAUSE_OTHER)
@@ -163,5 +163,5 @@ async def test_an_agent_out_of_descriptors_goes_on_to_watch_what_it_started(monk
         return got
 
     monkeypatch.setattr(os, "pidfd_open", once)
-    monkeypatch.setattr("cotenant.node_agent.supervised.PIDFD_RETRY_SECONDS", 0.0)
+    monkeypatch.setattr("cotenant.node_agent.runtime.running_attempt.PIDFD_RETRY_SECONDS", 0.0)
     assert await open_pidfd(1) == 7

@@ -11,8 +11,8 @@ from tests.node_agent.conftest import RunningAgent
 from tests.node_agent.jobs import NODE, shell
 from tests.node_agent.placement import Placement
 
-from cotenant.node_agent.cgroup_mounts import open_node_group
-from cotenant.node_agent.sockets import socket_directory
+from cotenant.node_agent.enforcement.cgroup_mounts import open_node_group
+from cotenant.node_agent.runtime.socket_paths import socket_directory
 
 JOBS = 30  # a thousand in benchmarks/agent.py
 

@@ -7,18 +7,19 @@ import sys
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cotenant.node_agent.launching import SUPERVISOR
-from cotenant.node_agent.plain_json import dumps
+from cotenant.node_agent.runtime.launch import SUPERVISOR
+from cotenant.node_agent.supervisor.plain_json import dumps
 
 
 def test_an_agent_does_not_load_what_only_deciding_needs() -> None:
-    script = "import sys, cotenant.node_agent.agent, cotenant.node_agent.supervise; print(*sys.modules)"
+    modules = "cotenant.node_agent.control.agent, cotenant.node_agent.runtime.process_runtime"
+    script = f"import sys, {modules}; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.split()
-    assert not {"numpy", "scipy", "lightgbm", "sqlite3", "cotenant.core.policy"} & set(loaded)
+    assert not {"numpy", "scipy", "lightgbm", "sqlite3", "cotenant.core.policy.protocols"} & set(loaded)
 
 
 def test_a_supervisor_loads_none_of_the_modules_that_take_longest() -> None:
-    script = f"import sys; sys.path.append({str(SUPERVISOR.parent)!r}); import supervision; print(*sys.modules)"
+    script = f"import sys; sys.path.append({str(SUPERVISOR.parent)!r}); import loop; print(*sys.modules)"
     command = [sys.executable, "-I", "-S", "-c", script]
     loaded = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
     assert not {"enum", "re", "json", "signal", "socket", "functools"} & set(loaded)

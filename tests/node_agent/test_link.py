@@ -23,12 +23,12 @@ from tests.node_agent.jobs import NODE, assignment, shell
 from tests.node_agent.placement import Placement
 
 from cotenant import telemetry
-from cotenant.node_agent import placement_link
-from cotenant.node_agent.agent import AgentConfig
 from cotenant.node_agent.backoff import Backoff
+from cotenant.node_agent.control import placement_link
+from cotenant.node_agent.control.agent import AgentConfig
 from cotenant.rpc import channel
+from cotenant.security.validity import Validity
 from cotenant.v1 import job_pb2, node_service_pb2, node_service_pb2_grpc
-from cotenant.validity import Validity
 
 BEGAN = datetime(2026, 1, 1, tzinfo=UTC)
 

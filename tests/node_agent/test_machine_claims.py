@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from tests.node_agent.jobs import CPUS
 from tests.node_agent.placement import Placement
 
-from cotenant.node_agent import machine_claims
-from cotenant.node_agent.agent import Agent, AgentConfig
-from cotenant.node_agent.lease import boot_id
-from cotenant.node_agent.machine_claims import Claim, MachineTaken, claims_directory, take
-from cotenant.node_agent.state_directory import AnotherAgent
+from cotenant.node_agent.control import machine_claims
+from cotenant.node_agent.control.agent import Agent, AgentConfig
+from cotenant.node_agent.control.machine_claims import Claim, MachineTaken, claims_directory, take
+from cotenant.node_agent.control.state_directory import AnotherAgent
+from cotenant.node_agent.supervisor.lease import boot_id
 
 HERE = Claim("a", "/state/a", 100, (0, 1), 4 << 30, 8 << 30)
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cotenant.node_agent.meter import Measured, Meter, Patience
+from cotenant.node_agent.control.rate_meter import Measured, Meter, Patience
 
 QUICK = Patience(settle_seconds=0.0, window_seconds=0.0)
 

@@ -13,8 +13,8 @@ from tests.node_agent.conftest import RunningAgent
 from tests.node_agent.jobs import shell, task
 from tests.node_agent.placement import Placement
 
-from cotenant.node_agent.output_file import OutputFile
-from cotenant.node_agent.output_reader import OutputReader
+from cotenant.node_agent.runtime.output_reader import OutputReader
+from cotenant.node_agent.supervisor.output_file import OutputFile
 from cotenant.v1 import node_service_pb2
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cotenant.node_agent.output_tail import TAIL_BYTES_MAX, tail_of
+from cotenant.node_agent.runtime.output_tail import TAIL_BYTES_MAX, tail_of
 
 
 def test_the_last_whole_lines_are_read(tmp_path: Path) -> None:

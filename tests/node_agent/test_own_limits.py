@@ -13,11 +13,11 @@ from tests.node_agent.agent_process import AgentProcess
 from tests.node_agent.jobs import CPUS, shell, stop_order, task
 from tests.node_agent.placement import Placement
 
-from cotenant import descriptors
-from cotenant.core.health import node_signs
-from cotenant.node_agent import node_reading, own_limits
-from cotenant.node_agent.node_reading import read_node
-from cotenant.node_agent.own_limits import OwnLimits
+from cotenant import file_descriptors
+from cotenant.core.model.health import node_signs
+from cotenant.node_agent.probes import node_reading, own_limits
+from cotenant.node_agent.probes.node_reading import read_node
+from cotenant.node_agent.probes.own_limits import OwnLimits
 from cotenant.v1 import job_pb2
 
 NOFILE = resource.RLIMIT_NOFILE
@@ -89,7 +89,7 @@ def test_a_node_without_process_ids_is_held_for_these(tmp_path: Path, monkeypatc
 
 def test_a_shortage_ends_at_a_limit_of_its_own(tmp_path: Path) -> None:
     def rules(free: int, *standing: str) -> list[str]:
-        reading = read_node(tmp_path, descriptors.Usage(1024 - free, 1024))
+        reading = read_node(tmp_path, file_descriptors.Usage(1024 - free, 1024))
         return [sign.rule for sign in node_signs(reading, standing) if sign.rule == "descriptors_low"]
 
     assert [rules(31), rules(40), rules(40, "descriptors_low"), rules(64, "descriptors_low")] == [

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.node_agent.machines import sysfs, two_sockets, write
 
-from cotenant.node_agent.cgroup_mounts import Mount
-from cotenant.node_agent.probe import (
+from cotenant.node_agent.enforcement.cgroup_mounts import Mount
+from cotenant.node_agent.probes.inventory import (
     ProbeWishes,
     probe,
     read_cpus,

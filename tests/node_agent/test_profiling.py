@@ -15,13 +15,14 @@ from tests.node_agent.conftest import RunningAgent
 from tests.node_agent.jobs import CPUS, PYTHON, assignment, profile_order, resize_order, shell, stop_order, task
 from tests.node_agent.placement import Placement
 
-from cotenant.node_agent import cgroup_mounts, profiles
-from cotenant.node_agent.affinity import masks
-from cotenant.node_agent.attempt_directory import AttemptDirectory
-from cotenant.node_agent.core_changes import CoresRefused, narrowed
-from cotenant.node_agent.meter import Patience
-from cotenant.node_agent.records import AttemptKey
-from cotenant.node_agent.supervise import ProcessRuntime
+from cotenant.node_agent.control import live_profiling
+from cotenant.node_agent.control.rate_meter import Patience
+from cotenant.node_agent.enforcement import cgroup_mounts
+from cotenant.node_agent.enforcement.affinity import masks
+from cotenant.node_agent.enforcement.core_changes import CoresRefused, narrowed
+from cotenant.node_agent.runtime.attempt_directory import AttemptDirectory
+from cotenant.node_agent.runtime.attempt_status import AttemptKey
+from cotenant.node_agent.runtime.process_runtime import ProcessRuntime
 from cotenant.v1 import job_pb2, node_service_pb2, resources_pb2
 
 pytestmark = [pytest.mark.calm, pytest.mark.skipif(len(CPUS) < 2, reason="needs two CPUs")]
@@ -48,13 +49,15 @@ while True: time.sleep(0.005); progress.step(int(sum(used) / 0.02))
 
 @pytest.fixture(autouse=True)
 def impatience(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(profiles, "PATIENCE", Patience(settle_seconds=0.1, window_seconds=0.3, silence_seconds=2.0))
+    monkeypatch.setattr(
+        live_profiling, "PATIENCE", Patience(settle_seconds=0.1, window_seconds=0.3, silence_seconds=2.0)
+    )
 
 
 async def impatient(
     placement: Placement, agent: RunningAgent, monkeypatch: pytest.MonkeyPatch, patience: Patience
 ) -> None:
-    monkeypatch.setattr(profiles, "PATIENCE", patience)
+    monkeypatch.setattr(live_profiling, "PATIENCE", patience)
     await agent.stop()
     await agent.start()
     await placement.connected(2)

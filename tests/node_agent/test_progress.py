@@ -19,13 +19,13 @@ from tests.node_agent.conftest import RunningAgent
 from tests.node_agent.jobs import assignment, shell, stop_order
 from tests.node_agent.placement import Placement
 
-from cotenant.node_agent import output_patterns
-from cotenant.node_agent.output_patterns import PatternMatcher, TooSlow
-from cotenant.node_agent.pattern_process import search
-from cotenant.node_agent.progress import Told, Track, parse_line
-from cotenant.node_agent.progress_reader import _Listener
-from cotenant.node_agent.records import AttemptKey
-from cotenant.node_agent.sockets import (
+from cotenant.node_agent.control import output_patterns
+from cotenant.node_agent.control.output_patterns import PatternMatcher, TooSlow
+from cotenant.node_agent.control.pattern_process import search
+from cotenant.node_agent.control.progress import Told, Track, parse_line
+from cotenant.node_agent.control.progress_reader import _Listener
+from cotenant.node_agent.runtime.attempt_status import AttemptKey
+from cotenant.node_agent.runtime.socket_paths import (
     SOCKET_PATH_BYTES_MAX,
     progress_socket,
     remove_socket_directory,

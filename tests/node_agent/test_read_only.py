@@ -17,7 +17,7 @@ from tests.node_agent.conftest import end_jobs
 from tests.node_agent.jobs import CPUS, shell, stop_order, task
 from tests.node_agent.placement import Placement
 
-from cotenant.node_agent.cgroup_mounts import find_mounts
+from cotenant.node_agent.enforcement.cgroup_mounts import find_mounts
 
 pytestmark = pytest.mark.root
 

@@ -15,7 +15,7 @@ from tests.node_agent.jobs import CPUS, NODE, shell, stop_order, task
 from tests.node_agent.placement import Placement
 from tests.node_agent.test_restarts import supervisor_pid
 
-from cotenant.node_agent.state_directory import AnotherNode
+from cotenant.node_agent.control.state_directory import AnotherNode
 from cotenant.v1 import job_pb2
 
 FAILED, RUNNING = job_pb2.ATTEMPT_STATE_FAILED, job_pb2.ATTEMPT_STATE_RUNNING

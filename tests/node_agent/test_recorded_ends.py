@@ -11,7 +11,7 @@ from tests.node_agent.conftest import RunningAgent
 from tests.node_agent.jobs import shell
 from tests.node_agent.placement import ENDS, Placement
 
-from cotenant.node_agent import launching
+from cotenant.node_agent.runtime import launch
 from cotenant.v1 import job_pb2
 
 STEPS = ("open", "write", "ftruncate", "fsync", "close", "rename", "open", "fsync", "close")
@@ -50,10 +50,10 @@ supervisor.main(sys.argv[1], int(sys.argv[2]))
 async def test_an_end_is_told_as_it_was_recorded_or_as_unknown(
     placement: Placement, agent: RunningAgent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int
 ) -> None:
-    folder = str(launching.SUPERVISOR.parent)
+    folder = str(launch.SUPERVISOR.parent)
     script = tmp_path / "dying.py"
     script.write_text(DYING.format(folder=folder, steps=sorted(set(STEPS)), after=step))
-    monkeypatch.setattr(launching, "SUPERVISOR", script)
+    monkeypatch.setattr(launch, "SUPERVISOR", script)
     placement.assign(shell("cut", f"while [ ! -e {tmp_path}/go ]; do sleep 0.01; done; exit 7"))
     await placement.running("cut")
     await agent.stop()

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from tests.node_agent.fake_resctrl import FakeKernel
 
-from cotenant.node_agent.bandwidth import NodeBandwidth
-from cotenant.node_agent.resctrl import CannotHold, Resctrl
+from cotenant.node_agent.enforcement.resctrl import CannotHold, Resctrl
+from cotenant.node_agent.probes.memory_bandwidth import NodeBandwidth
 
 
 def both(tmp_path: Path, **hardware: int) -> tuple[FakeKernel, Resctrl]:

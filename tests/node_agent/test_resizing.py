@@ -17,11 +17,12 @@ from tests.node_agent.placement import Placement
 
 from cotenant.history import recording
 from cotenant.history.events import Resized
-from cotenant.node_agent import attempt_cores, cgroup_mounts, core_changes
-from cotenant.node_agent.affinity import masks
-from cotenant.node_agent.attempt_directory import AttemptDirectory
-from cotenant.node_agent.cgroups import Group, GroupError
-from cotenant.node_agent.records import AttemptKey
+from cotenant.node_agent.enforcement import cgroup_mounts, core_changes
+from cotenant.node_agent.enforcement.affinity import masks
+from cotenant.node_agent.runtime import attempt_cores
+from cotenant.node_agent.runtime.attempt_directory import AttemptDirectory
+from cotenant.node_agent.runtime.attempt_status import AttemptKey
+from cotenant.node_agent.supervisor.cgroups import Group, GroupError
 from cotenant.v1 import node_service_pb2
 
 pytestmark = pytest.mark.skipif(len(CPUS) < 2, reason="needs two CPUs")

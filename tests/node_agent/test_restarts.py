@@ -15,8 +15,8 @@ from tests.node_agent.conftest import RunningAgent
 from tests.node_agent.jobs import CPUS, NODE, shell, stop_order, task
 from tests.node_agent.placement import Placement
 
-from cotenant.node_agent import cgroup_mounts
-from cotenant.node_agent.cgroups import Group
+from cotenant.node_agent.enforcement import cgroup_mounts
+from cotenant.node_agent.supervisor.cgroups import Group
 from cotenant.v1 import job_pb2, node_service_pb2
 
 
@@ -223,6 +223,6 @@ async def test_a_second_agent_on_the_same_state_is_refused(placement: Placement,
 
 
 def test_a_config_has_plain_fields() -> None:
-    from cotenant.node_agent.agent import AgentConfig
+    from cotenant.node_agent.control.agent import AgentConfig
 
     assert "token" in asdict(AgentConfig(NODE, Path("/x"), "h:1"))

@@ -12,11 +12,11 @@ from tests.node_agent.conditions import alive, until
 from tests.node_agent.jobs import CPUS, NODE, shell
 
 from cotenant import plugins
-from cotenant.node_agent.attempt_directory import AttemptDirectory
-from cotenant.node_agent.process_table import open_process
-from cotenant.node_agent.records import AttemptKey, Status
-from cotenant.node_agent.runtime import RuntimeContext
-from cotenant.node_agent.supervise import ProcessRuntime
+from cotenant.node_agent.runtime.attempt_directory import AttemptDirectory
+from cotenant.node_agent.runtime.attempt_status import AttemptKey, Status
+from cotenant.node_agent.runtime.process_runtime import ProcessRuntime
+from cotenant.node_agent.runtime.runtime_port import RuntimeContext
+from cotenant.node_agent.supervisor.process_table import open_process
 from cotenant.v1 import resources_pb2
 
 

@@ -12,9 +12,9 @@ from tests.node_agent.conftest import RunningAgent
 from tests.node_agent.jobs import CPUS, NODE, PYTHON, assignment, resize_order, shell, stop_order, task
 from tests.node_agent.placement import Placement
 
-from cotenant.node_agent import cgroup_mounts
-from cotenant.node_agent.cgroups import Group
-from cotenant.node_agent.pressure import parse_pressure, pressure_within, read_pressure
+from cotenant.node_agent.enforcement import cgroup_mounts
+from cotenant.node_agent.probes.pressure import parse_pressure, pressure_within, read_pressure
+from cotenant.node_agent.supervisor.cgroups import Group
 from cotenant.v1 import contention_service_pb2, job_pb2
 
 pytestmark = pytest.mark.calm

@@ -16,11 +16,11 @@ import pytest
 from tests.node_agent.conditions import alive, need_groups, private_kib, until, written_number
 from tests.node_agent.jobs import CPUS, PYTHON, assignment, shell, task
 
-from cotenant.node_agent.attempt_directory import AttemptDirectory
-from cotenant.node_agent.cgroup_mounts import find_mounts, open_node_group
-from cotenant.node_agent.cgroups import Group
-from cotenant.node_agent.launching import Surroundings, launch
-from cotenant.node_agent.records import AttemptKey
+from cotenant.node_agent.enforcement.cgroup_mounts import find_mounts, open_node_group
+from cotenant.node_agent.runtime.attempt_directory import AttemptDirectory
+from cotenant.node_agent.runtime.attempt_status import AttemptKey
+from cotenant.node_agent.runtime.launch import Surroundings, launch
+from cotenant.node_agent.supervisor.cgroups import Group
 from cotenant.v1 import job_pb2, node_service_pb2
 
 MEBIBYTE = 1 << 20

@@ -12,14 +12,14 @@ import pytest
 from tests.node_agent.conditions import alive, until
 from tests.node_agent.jobs import CPUS, shell
 
-from cotenant.node_agent import cgroup_mounts
-from cotenant.node_agent.attempt_directory import AttemptDirectory
-from cotenant.node_agent.cgroup_mounts import Mount, find_mounts
-from cotenant.node_agent.cgroups import Group
-from cotenant.node_agent.launching import Surroundings, launch
-from cotenant.node_agent.node_place import open_place
-from cotenant.node_agent.records import AttemptKey
-from cotenant.node_agent.systemd_scope import Bus, ScopeRefused, open_scope, reach_systemd, scope_name
+from cotenant.node_agent.enforcement import cgroup_mounts
+from cotenant.node_agent.enforcement.cgroup_mounts import Mount, find_mounts
+from cotenant.node_agent.runtime.attempt_directory import AttemptDirectory
+from cotenant.node_agent.runtime.attempt_status import AttemptKey
+from cotenant.node_agent.runtime.launch import Surroundings, launch
+from cotenant.node_agent.runtime.node_cgroup import open_place
+from cotenant.node_agent.runtime.systemd_scope import Bus, ScopeRefused, open_scope, reach_systemd, scope_name
+from cotenant.node_agent.supervisor.cgroups import Group
 
 STAND_IN = """#!/bin/sh
 echo "$*" >> {log}

@@ -18,9 +18,10 @@ from tests.node_agent.placement import Placement
 from tests.node_agent.test_profiling import BOTH, OTHER, PACED, cpus_of, directory, pid_of
 
 from cotenant import telemetry
-from cotenant.core.policy import Throttle
-from cotenant.node_agent import cgroup_mounts, throttling
-from cotenant.node_agent.throttling import throttle_for, words
+from cotenant.core.policy.protocols import Throttle
+from cotenant.node_agent.control import throttle_directives
+from cotenant.node_agent.control.throttle_directives import throttle_for, words
+from cotenant.node_agent.enforcement import cgroup_mounts
 from cotenant.v1 import contention_service_pb2 as contention
 from cotenant.v1 import job_pb2
 
@@ -189,7 +190,7 @@ async def test_nothing_is_profiled_while_it_is_held_back(placement: Placement, w
 async def test_silence_frees_it(placement: Placement, watched: RunningAgent, monkeypatch: pytest.MonkeyPatch) -> None:
     need_groups("cpuset")
     lasts_seconds = min(PATIENCE, 5.0)
-    monkeypatch.setattr(throttling, "SILENT_SECONDS_MAX", lasts_seconds)
+    monkeypatch.setattr(throttle_directives, "SILENT_SECONDS_MAX", lasts_seconds)
     await watched.stop()
     await watched.start()
     await placement.connected(3)
@@ -211,7 +212,7 @@ async def test_the_loss_of_contention_frees_it(
     placement: Placement, watched: RunningAgent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     need_groups("cpuset")
-    monkeypatch.setattr(throttling, "AWAY_SECONDS_MAX", 0.2)
+    monkeypatch.setattr(throttle_directives, "AWAY_SECONDS_MAX", 0.2)
     pid = await begun(placement, watched, cpu_job())
     placement.directives.append(directive(cores=1))
     await held(placement, cores=1)

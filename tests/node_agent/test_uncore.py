@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tests.node_agent.machines import write
 
-from cotenant.node_agent.uncore import Counter, Uncore, find_counters, open_counter, parse_event
+from cotenant.node_agent.probes.uncore import Counter, Uncore, find_counters, open_counter, parse_event
 
 
 def controller(root: Path, name: str, *, cpumask: str = "0,16", kind: int = 14) -> Path:

@@ -11,10 +11,11 @@ from tests.node_agent.conditions import until
 from tests.node_agent.jobs import NODE, assignment, shell
 from tests.node_agent.test_runtime import Opened
 
-from cotenant.node_agent import task_process, users
-from cotenant.node_agent.records import AttemptKey
-from cotenant.node_agent.runtime import RuntimeContext
-from cotenant.node_agent.users import NoUser, Users, people_from_uid
+from cotenant.node_agent.runtime import run_as
+from cotenant.node_agent.runtime.attempt_status import AttemptKey
+from cotenant.node_agent.runtime.run_as import NoUser, Users, people_from_uid
+from cotenant.node_agent.runtime.runtime_port import RuntimeContext
+from cotenant.node_agent.supervisor import task_process
 from cotenant.v1 import job_pb2, node_service_pb2
 
 DAEMON, NOBODY = "daemon", "nobody"  # users that each machine has
@@ -87,7 +88,7 @@ def test_the_mesh_s_own_token_runs_as_whoever_runs_the_agent_unless_told_otherwi
 
 
 def test_an_agent_that_is_not_root_runs_jobs_of_its_own_user_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(users, "user_name", lambda uid: "bob")
+    monkeypatch.setattr(run_as, "user_name", lambda uid: "bob")
     for mine in ("", "operator", "anyone", "bob"):
         assert Users({}, 1000, 1000, people).of(mine) is None
     with pytest.raises(NoUser, match="runs as the user 'bob', so jobs of 'eve' could read and change"):
@@ -95,7 +96,7 @@ def test_an_agent_that_is_not_root_runs_jobs_of_its_own_user_alone(monkeypatch: 
 
 
 def test_an_operator_may_let_others_share_the_agents_identity(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(users, "user_name", lambda uid: "bob")
+    monkeypatch.setattr(run_as, "user_name", lambda uid: "bob")
     assert Users({}, 1000, 1000, people, shared=True).of("eve") is None
     assert Users({"eve": "bob"}, 1000, 1000, people).of("eve") is None
     assert Users({"*": "bob"}, 1000, 1000, people).of("eve") is None

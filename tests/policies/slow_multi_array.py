@@ -10,13 +10,13 @@ from collections.abc import Collection, Iterable
 
 import numpy as np
 
-from cotenant.core.gangs import Gang
-from cotenant.core.ledger import Counts, Ledger, Offer, Overcommitted
-from cotenant.core.placing.borrowing import Residence
-from cotenant.core.placing.splitting import Array, array_of
-from cotenant.core.placing.taking import hold_all, release_all, take
-from cotenant.core.scenes import Reclaim, Resident, Scene
-from cotenant.policies.multi_array import MultiArray
+from cotenant.core.capacity.ledger import Counts, Ledger, Offer, Overcommitted
+from cotenant.core.model.gang import Gang
+from cotenant.core.placement.gang_allocation import hold_all, release_all, take
+from cotenant.core.policy.cluster_view import Reclaim, Resident, Scene
+from cotenant.policies.multi_array.borrowing import Residence
+from cotenant.policies.multi_array.policy import MultiArray
+from cotenant.policies.multi_array.split import Array, array_of
 
 
 class SlowWaits:

@@ -4,12 +4,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.worlds import shapes, specs
 
-from cotenant.core.estimates import UNKNOWN, Estimate
-from cotenant.core.jobs import JobSpec, Request, Role
-from cotenant.core.nodes import NodeShape
-from cotenant.core.predicting.curves import Point
-from cotenant.core.sizing.resizing import Resizes, Running
-from cotenant.policies.aiturbo import AITurbo
+from cotenant.core.model.estimate import UNKNOWN, Estimate
+from cotenant.core.model.job import JobSpec, Request, Role
+from cotenant.core.model.node import NodeShape
+from cotenant.core.prediction.core_curve import Point
+from cotenant.core.sizing.resize import Resizes, Running
+from cotenant.policies.aiturbo.policy import AITurbo
 from cotenant.policies.coda_adaptive import CodaAdaptive
 from cotenant.policies.proportional import Proportional
 from cotenant.policies.requested import Requested

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.worlds import tables
 
-from cotenant.core.options import BadOption, parse
-from cotenant.core.queueing.ranking import rank
-from cotenant.core.table import JobRow, Jobs, JobTable
+from cotenant.core.model.job_table import JobRow, Jobs, JobTable
+from cotenant.core.policy.options import BadOption, parse
+from cotenant.core.scheduling.ordering import rank
 from cotenant.policies.borda_mlfq import BordaMlfq
 
 NOW = 10_000.0

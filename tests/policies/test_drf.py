@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cotenant.core.queueing.ranking import rank
-from cotenant.core.table import Capacity, JobRow, JobTable
+from cotenant.core.model.job_table import Capacity, JobRow, JobTable
+from cotenant.core.scheduling.ordering import rank
 from cotenant.policies.drf import Drf
 
 CAPACITY = Capacity(gpu_milli=8000, cores=32, memory_bytes=64)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 
-from cotenant.core.options import parse
-from cotenant.core.queueing.ranking import rank
-from cotenant.core.table import JobRow, JobTable
+from cotenant.core.model.job_table import JobRow, JobTable
+from cotenant.core.policy.options import parse
+from cotenant.core.scheduling.ordering import rank
 from cotenant.policies.edf import Edf
 
 

@@ -6,14 +6,14 @@ from hypothesis import strategies as st
 from tests.worlds import World, emptied, gangs, rng, worlds
 
 from cotenant import plugins
-from cotenant.core.gangs import Demand, Gang, Part
-from cotenant.core.jobs import Locality
-from cotenant.core.ledger import Ledger, Share
-from cotenant.core.nodes import NodeShape
-from cotenant.core.queueing.cycle import take
-from cotenant.core.refusals import Code, Refusal
-from cotenant.policies import fgd
-from cotenant.policies.fgd import FragmentationGradientDescent as Fgd
+from cotenant.core.capacity.ledger import Ledger, Share
+from cotenant.core.model.gang import Demand, Gang, Part
+from cotenant.core.model.job import Locality
+from cotenant.core.model.node import NodeShape
+from cotenant.core.model.refusal import Code, Refusal
+from cotenant.core.scheduling.cycle import take
+from cotenant.policies.fgd import policy as policy_module
+from cotenant.policies.fgd.policy import FragmentationGradientDescent as Fgd
 
 
 def one(name: str, demand: Demand, replicas: int = 1, locality: Locality | None = None) -> Gang:
@@ -70,9 +70,9 @@ def test_one_that_insists_on_a_server_waits_for_it() -> None:
 
 
 def test_what_it_learns_is_counted_once_a_job_and_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fgd, "JOBS_MAX", 16)
-    monkeypatch.setattr(fgd, "KINDS_MAX", 8)
-    workload = fgd._Workload({}, alike=False)
+    monkeypatch.setattr(policy_module, "JOBS_MAX", 16)
+    monkeypatch.setattr(policy_module, "KINDS_MAX", 8)
+    workload = policy_module._Workload({}, alike=False)
     for _ in range(5):
         workload.see(one("same", Demand(1000, 1), 3))
     assert workload.tasks() == {Demand(1000, 1): 3}

@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from cotenant.core.options import BadOption, parse
-from cotenant.core.queueing.ranking import rank
-from cotenant.core.table import JobRow, JobTable
+from cotenant.core.model.job_table import JobRow, JobTable
+from cotenant.core.policy.options import BadOption, parse
+from cotenant.core.scheduling.ordering import rank
 from cotenant.policies.fifo import Fifo
 
 

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cotenant.core.options import BadOption, parse
-from cotenant.core.policy import Ended
-from cotenant.core.table import JobRow, JobTable
+from cotenant.core.model.job_table import JobRow, JobTable
+from cotenant.core.policy.options import BadOption, parse
+from cotenant.core.policy.protocols import Ended
 from cotenant.policies.gittins import EDGES, Gittins
 
 QUANTUM = 100.0

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from cotenant.core.estimates import Candidate, Estimate, Observation, Query
-from cotenant.core.options import BadOption, parse
+from cotenant.core.model.estimate import Candidate, Estimate, Observation, Query
+from cotenant.core.policy.options import BadOption, parse
 from cotenant.policies.history import History
 
 

@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.worlds import tables
 
-from cotenant.core.options import BadOption, parse
-from cotenant.core.policy import Order
-from cotenant.core.queueing.ranking import rank
-from cotenant.core.table import JobRow, JobTable
+from cotenant.core.model.job_table import JobRow, JobTable
+from cotenant.core.policy.options import BadOption, parse
+from cotenant.core.policy.protocols import Order
+from cotenant.core.scheduling.ordering import rank
 from cotenant.policies.las import Las
 
 UNIX_NOW = 1.79e9

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from cotenant.core.estimates import Candidate, Estimate, Latency, Observation, Query
-from cotenant.core.jobs import Qos
-from cotenant.core.options import BadOption, parse
+from cotenant.core.model.estimate import Candidate, Estimate, Latency, Observation, Query
+from cotenant.core.model.job import Qos
+from cotenant.core.policy.options import BadOption, parse
 from cotenant.policies.latency import LatencyModel
 
 HELD = Candidate(cores=4, gpu_milli=1000)

@@ -8,10 +8,10 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from cotenant.core.estimates import Candidate, Estimate, Observation, Query, Submission
-from cotenant.core.options import parse
-from cotenant.core.predicting.runtimes import read_model
-from cotenant.policies.lightgbm_duration import LightgbmDuration
+from cotenant.core.model.estimate import Candidate, Estimate, Observation, Query, Submission
+from cotenant.core.policy.options import parse
+from cotenant.policies.lightgbm_duration.policy import LightgbmDuration
+from cotenant.policies.lightgbm_duration.runtime_model import read_model
 
 OPTIONS = LightgbmDuration.Options(train_min=150, train_every=150)
 KINDS = ("bert", "resnet", "gnmt")

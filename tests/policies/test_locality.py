@@ -11,13 +11,13 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from tests.worlds import World, emptied, gangs, rng, worlds
 
-from cotenant.core.gangs import Demand, Gang, Part
-from cotenant.core.jobs import Locality
-from cotenant.core.ledger import Ledger, Offer
-from cotenant.core.nodes import NodeShape
-from cotenant.core.options import BadOption, parse
-from cotenant.core.queueing import cycle
-from cotenant.core.refusals import Code, Refusal
+from cotenant.core.capacity.ledger import Ledger, Offer
+from cotenant.core.model.gang import Demand, Gang, Part
+from cotenant.core.model.job import Locality
+from cotenant.core.model.node import NodeShape
+from cotenant.core.model.refusal import Code, Refusal
+from cotenant.core.policy.options import BadOption, parse
+from cotenant.core.scheduling import cycle
 from cotenant.policies.locality import WaitsForLocality
 
 SERVER, RACK, ANYWHERE = Locality

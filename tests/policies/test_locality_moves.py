@@ -12,17 +12,17 @@ from hypothesis import strategies as st
 from tests.simulation.histories import Tape
 from tests.worlds import picture, rng
 
-from cotenant.core.estimates import Estimate
-from cotenant.core.gangs import Demand, Gang, Part
-from cotenant.core.jobs import JobKind, Locality
-from cotenant.core.ledger import Ledger
-from cotenant.core.nodes import NodeShape
-from cotenant.core.queueing import cycle
-from cotenant.core.refusals import Code, Refusal
-from cotenant.core.scenes import NOBODY, Resident, Scene
+from cotenant.core.capacity.ledger import Ledger
+from cotenant.core.model.estimate import Estimate
+from cotenant.core.model.gang import Demand, Gang, Part
+from cotenant.core.model.job import JobKind, Locality
+from cotenant.core.model.node import NodeShape
+from cotenant.core.model.refusal import Code, Refusal
+from cotenant.core.policy.cluster_view import NOBODY, Resident, Scene
+from cotenant.core.scheduling import cycle
 from cotenant.policies.locality import WaitsForLocality
 from cotenant.simulator import Trace, TraceJob, parse_cluster, simulate
-from cotenant.simulator.traces.jobs import workers as roles_of
+from cotenant.simulator.traces.trace_job import workers as roles_of
 
 NOW = 10_000.0
 OPTIONS = WaitsForLocality.Options(moves_max=2, settled_seconds=600.0, gain_min=2.0)

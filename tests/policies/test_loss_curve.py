@@ -5,9 +5,9 @@ import math
 
 import pytest
 
-from cotenant.core.estimates import Candidate, Estimate, Observation, Query
-from cotenant.core.loss_goal import LossGoal
-from cotenant.core.options import BadOption, parse
+from cotenant.core.model.estimate import Candidate, Estimate, Observation, Query
+from cotenant.core.model.loss_goal import LossGoal
+from cotenant.core.policy.options import BadOption, parse
 from cotenant.policies.loss_curve import LossCurve
 
 GOAL = LossGoal(target=1.0)

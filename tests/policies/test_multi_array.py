@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 from tests.policies.slow_multi_array import SlowMultiArray
 from tests.worlds import picture, rng
 
-from cotenant.core.gangs import Demand, Gang, Part
-from cotenant.core.jobs import JobKind, JobSpec
-from cotenant.core.ledger import Ledger
-from cotenant.core.nodes import NodeShape
-from cotenant.core.placing.taking import Victim
-from cotenant.core.queueing import cycle
-from cotenant.core.scenes import Resident, Scene
-from cotenant.policies.multi_array import MultiArray
+from cotenant.core.capacity.ledger import Ledger
+from cotenant.core.model.gang import Demand, Gang, Part
+from cotenant.core.model.job import JobKind, JobSpec
+from cotenant.core.model.node import NodeShape
+from cotenant.core.placement.gang_allocation import Victim
+from cotenant.core.policy.cluster_view import Resident, Scene
+from cotenant.core.scheduling import cycle
+from cotenant.policies.multi_array.policy import MultiArray
 
 OPTIONS = MultiArray.Options(warm_up_seconds=10.0, trial_cores=0)
 

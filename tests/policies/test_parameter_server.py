@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from cotenant.core.estimates import Candidate, Estimate, Observation, Query
-from cotenant.core.options import BadOption, parse
+from cotenant.core.model.estimate import Candidate, Estimate, Observation, Query
+from cotenant.core.policy.options import BadOption, parse
 from cotenant.policies.parameter_server import EVEN, TEAMS_MAX, ParameterServer, Team, slowness
 
 TEAMS = ((1, 1), (2, 1), (2, 2), (4, 1), (4, 2), (8, 2), (8, 4))

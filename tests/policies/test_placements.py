@@ -6,17 +6,17 @@ import pytest
 from hypothesis import given
 from tests.worlds import World, gangs, rng, worlds
 
-from cotenant.core.gangs import Demand, Gang, Part
-from cotenant.core.jobs import Locality
-from cotenant.core.ledger import Ledger, Offer
-from cotenant.core.nodes import NodeShape
-from cotenant.core.placing.packing import could_hold_all
-from cotenant.core.placing.racks import place_in_one
-from cotenant.core.policy import PlacementPolicy
-from cotenant.core.refusals import Code, Refusal
+from cotenant.core.capacity.ledger import Ledger, Offer
+from cotenant.core.model.gang import Demand, Gang, Part
+from cotenant.core.model.job import Locality
+from cotenant.core.model.node import NodeShape
+from cotenant.core.model.refusal import Code, Refusal
+from cotenant.core.placement.packing import could_hold_all
+from cotenant.core.placement.topology import place_in_one
+from cotenant.core.policy.protocols import PlacementPolicy
 from cotenant.policies.consolidate import Consolidate
 from cotenant.policies.count import Count
-from cotenant.policies.fgd import FragmentationGradientDescent
+from cotenant.policies.fgd.policy import FragmentationGradientDescent
 from cotenant.policies.first_fit import FirstFit
 from cotenant.policies.random_fit import RandomFit
 from cotenant.policies.spread import Spread

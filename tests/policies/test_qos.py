@@ -9,17 +9,18 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from tests.worlds import rng
 
-from cotenant.core.estimates import Candidate, CandidateEstimate, Estimate, Latency
-from cotenant.core.gangs import Demand, Gang, Part
-from cotenant.core.jobs import JobKind, JobSpec, Locality, OpenReplicas, Qos, Request, Role
-from cotenant.core.ledger import Ledger, Offer
-from cotenant.core.nodes import NodeShape
-from cotenant.core.placing import interference, serving
-from cotenant.core.queueing import cycle
-from cotenant.core.refusals import Code, Refusal, Wait
-from cotenant.core.scenes import Resident, Scene
+from cotenant.core.capacity.ledger import Ledger, Offer
+from cotenant.core.model.estimate import Candidate, CandidateEstimate, Estimate, Latency
+from cotenant.core.model.gang import Demand, Gang, Part
+from cotenant.core.model.job import JobKind, JobSpec, Locality, OpenReplicas, Qos, Request, Role
+from cotenant.core.model.node import NodeShape
+from cotenant.core.model.refusal import Code, Refusal, Wait
+from cotenant.core.placement import interference
+from cotenant.core.policy.cluster_view import Resident, Scene
+from cotenant.core.scheduling import cycle
+from cotenant.core.sizing import replica_sizing
 from cotenant.policies.consolidate import Consolidate
-from cotenant.policies.qos import KeepsPromises
+from cotenant.policies.qos.policy import KeepsPromises
 from cotenant.policies.requested import Requested
 
 NOW = 1000.0
@@ -451,7 +452,7 @@ def test_a_service_gets_the_fewest_replicas_that_keep_its_promise_in_the_places_
             made.enter(job(f"other-{node}", count), {node: count})
     asked = service(rate, target, OpenReplicas(1, most))
     plan = cycle.place([asked], made.ledger, KeepsPromises(), rng(), scene=made)
-    undisturbed = serving.needed(asked.spec, asked.estimate) if asked.spec else None
+    undisturbed = replica_sizing.needed(asked.spec, asked.estimate) if asked.spec else None
     assert undisturbed is not None
     chosen = next((len_of(start) for start in plan.starts), None)
     if undisturbed > most:

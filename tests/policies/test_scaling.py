@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from cotenant.core.estimates import Candidate, Estimate, Observation, Query
-from cotenant.core.options import BadOption, parse
+from cotenant.core.model.estimate import Candidate, Estimate, Observation, Query
+from cotenant.core.policy.options import BadOption, parse
 from cotenant.policies.scaling import PLACEMENTS_MAX, Scaling, features
 
 # Step seconds of YOLOv3, batch 8 per GPU, by GPUs of each node (Pollux, OSDI 2021, profiles bundled with ElasticFlow,

@@ -6,9 +6,9 @@ import math
 
 import pytest
 
-from cotenant.core.options import BadOption, parse
-from cotenant.core.queueing.ranking import rank
-from cotenant.core.table import JobRow, JobTable
+from cotenant.core.model.job_table import JobRow, JobTable
+from cotenant.core.policy.options import BadOption, parse
+from cotenant.core.scheduling.ordering import rank
 from cotenant.policies.sjf import Sjf
 from cotenant.policies.srsf import Srsf
 from cotenant.policies.srtf import Srtf

@@ -6,8 +6,8 @@ import math
 
 import pytest
 
-from cotenant.core.queueing.ranking import rank
-from cotenant.core.table import JobRow, JobTable
+from cotenant.core.model.job_table import JobRow, JobTable
+from cotenant.core.scheduling.ordering import rank
 from cotenant.policies.swaf import Swaf
 
 NOW = 1000.0

@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from cotenant.core.estimates import Candidate, Estimate, Observation, Query
-from cotenant.core.options import BadOption, parse
+from cotenant.core.model.estimate import Candidate, Estimate, Observation, Query
+from cotenant.core.policy.options import BadOption, parse
 from cotenant.policies.xiao_piecewise import RATES_MAX, SETTINGS_MAX, XiaoPiecewise
 
 # Rates relative to 3 cores per GPU, of ResNet18 on one GPU (Synergy, OSDI 2022, MIT licence, msr-fiddle/synergy).

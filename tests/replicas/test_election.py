@@ -10,9 +10,9 @@ from contextlib import asynccontextmanager
 import pytest
 from tests.etcd_server import EtcdServer
 
-from cotenant.replicas.election import Election
-from cotenant.replicas.stores import FencedStore
-from cotenant.replicas.tenure import Held
+from cotenant.leadership.election import Election
+from cotenant.leadership.fenced_store import FencedStore
+from cotenant.leadership.leadership_term import Held
 from cotenant.store.etcd import EtcdStore
 from cotenant.store.memory import MemoryStore
 from cotenant.store.port import Committed, Compare, Conflict, NotLeader, Put, Store, StoreUnavailable

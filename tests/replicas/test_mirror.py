@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cotenant.replicas.mirror import Mirror
-from cotenant.replicas.stores import WarmStore
+from cotenant.leadership.fenced_store import WarmStore
+from cotenant.leadership.store_cache import Mirror
 from cotenant.store.memory import MemoryStore
 from cotenant.store.port import Delete, Listing, Operation, Put
 

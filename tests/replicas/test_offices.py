@@ -17,15 +17,16 @@ import pytest
 from tests.etcd_server import EtcdServer
 from tests.services.mesh import WAIT_SECONDS, again, spec, until
 
-from cotenant.cli import up
-from cotenant.cli.embedded import EmbeddedMesh, MeshConfig
-from cotenant.replicas import offices
-from cotenant.replicas.election import Election
-from cotenant.replicas.offices import AnotherLeads
-from cotenant.replicas.tenure import Held
-from cotenant.rpc import access, errors
+from cotenant.cli.mesh import up
+from cotenant.cli.mesh.embedded import EmbeddedMesh, MeshConfig
+from cotenant.codec import errors
+from cotenant.leadership import leadership_set
+from cotenant.leadership.election import Election
+from cotenant.leadership.leadership_set import AnotherLeads
+from cotenant.leadership.leadership_term import Held
+from cotenant.rpc import access
 from cotenant.rpc.channel import Channel, connect
-from cotenant.services.placement.leadership import LEADER
+from cotenant.services.placement.placement_leadership import LEADER
 from cotenant.store import open as open_module
 from cotenant.store.etcd import EtcdStore
 from cotenant.store.open import open_store
@@ -36,7 +37,7 @@ from cotenant.v1.job_service_pb2_grpc import JobServiceStub
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(offices, "PATIENCE_SECONDS", 1.5)
+    monkeypatch.setattr(leadership_set, "PATIENCE_SECONDS", 1.5)
     monkeypatch.setattr(up, "RETRY_SECONDS", 0.1)
 
 
@@ -76,7 +77,7 @@ async def test_what_up_runs_outlasts_its_stores_absence(
         assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
         assert errors.from_error(refused.value).retry_after_seconds
         assert (await stub.GetJob(jobs_pb.GetJobRequest(id=job.id))).job.id == job.id  # reads go on
-        await until(lambda: time.monotonic() > began + offices.TTL_SECONDS + 1.0)  # its leases have run out then
+        await until(lambda: time.monotonic() > began + leadership_set.TTL_SECONDS + 1.0)  # its leases have run out then
         etcd.thaw()
         assert (await again(lambda: create(channel))).job.id
         assert (await again(lambda: stub.GetJob(jobs_pb.GetJobRequest(id=job.id)))).job.id == job.id

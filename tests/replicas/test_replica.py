@@ -15,17 +15,17 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tests.replicas.test_election import TTL_SECONDS, until
 
-from cotenant.replicas.election import Election
-from cotenant.replicas.forwarding import LEFT_SECONDS, PATIENCE_SECONDS
-from cotenant.replicas.replica import Replica
-from cotenant.replicas.stores import FencedStore, WarmStore
-from cotenant.replicas.tenure import Held
-from cotenant.rpc import errors
-from cotenant.rpc.audit import CALL, FORWARDED, Audit
+from cotenant.codec import errors
+from cotenant.leadership.election import Election
+from cotenant.leadership.fenced_store import FencedStore, WarmStore
+from cotenant.leadership.forwarding import LEFT_SECONDS, PATIENCE_SECONDS
+from cotenant.leadership.leadership_term import Held
+from cotenant.leadership.replica import Replica
 from cotenant.rpc.channel import Channel, connect, passage
-from cotenant.rpc.identity import caller
-from cotenant.rpc.security import Security
 from cotenant.rpc.server import Host, Server
+from cotenant.security.audit import CALL, FORWARDED, Audit
+from cotenant.security.identity import caller
+from cotenant.security.server_security import Security
 from cotenant.store.memory import MemoryStore
 from cotenant.store.port import Put, Store, StoreUnavailable
 from cotenant.v1 import job_pb2, job_service_pb2_grpc, node_service_pb2_grpc

@@ -5,8 +5,8 @@ from __future__ import annotations
 from tests.rpc.test_channel import contract
 from tools.replicas import PAGE, page
 
-from cotenant.replicas.routes import ROUTES, Route
-from cotenant.services.queue.reader import QueueReader
+from cotenant.leadership.routing_table import ROUTES, Route
+from cotenant.services.queue.api.follower_reads import QueueReader
 
 
 def test_the_table_names_every_method_of_the_contract_and_no_other() -> None:

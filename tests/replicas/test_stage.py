@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from cotenant.replicas.stage import Replaced, Stage
+from cotenant.leadership.leader_handlers import Replaced, Stage
 from cotenant.v1 import node_service_pb2 as pb
 from cotenant.v1.node_service_pb2_grpc import AgentServiceServicer, add_AgentServiceServicer_to_server
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from cotenant.reproduction.model import Asked, Data, Done, Figures, Verdict
 from cotenant.reproduction.papers.aiturbo import PAPER
 from cotenant.reproduction.papers.aiturbo_arms import (
     BACKFILL,
@@ -20,7 +21,6 @@ from cotenant.reproduction.papers.aiturbo_arms import (
     SRTF,
     Replayed,
 )
-from cotenant.reproduction.words import Asked, Data, Done, Figures, Verdict
 
 ARMS = (FIFO, LAS, SRTF.knowing(LEARNED), OPTIMUS.knowing(LEARNED), BORDA.knowing(LEARNED), BORDA.knowing(PERFECT))
 BASELINES = (FIFO, BACKFILL, LAS)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from cotenant.reproduction.model import Asked, Data, Done, Figures, Verdict
 from cotenant.reproduction.papers.coda import DRF, FIFO, PAPER, QUICK, SLIM, Mixed
-from cotenant.reproduction.words import Asked, Data, Done, Figures, Verdict
 
 
 @pytest.fixture(scope="module")

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from cotenant.core.estimates import Query
-from cotenant.core.placing.candidates import standard
-from cotenant.core.placing.obstacles import shapes_of
+from cotenant.core.model.estimate import Query
+from cotenant.core.placement.candidate_allocations import standard
+from cotenant.core.placement.unschedulable import shapes_of
+from cotenant.reproduction.model import Asked, BadData, Data, Done, Figures, Verdict
 from cotenant.reproduction.papers.genie import (
     EDF,
     FIFO,
@@ -22,8 +23,7 @@ from cotenant.reproduction.papers.genie import (
     cluster,
     drawn,
 )
-from cotenant.reproduction.profiled import Profiled
-from cotenant.reproduction.words import Asked, BadData, Data, Done, Figures, Verdict
+from cotenant.reproduction.profiled_predictor import Profiled
 from cotenant.simulator.physics.settings import Settings
 from cotenant.simulator.physics.world import World
 

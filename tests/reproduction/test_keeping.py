@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from cotenant.reproduction import keeping
-from cotenant.reproduction.keeping import BadDirectory, Kept
-from cotenant.reproduction.running import Reproduced, reproduce
-from cotenant.reproduction.words import BUNDLED, Asked, Case, Claim, Data, Done, Figures, Findings, Stopped
+from cotenant.reproduction import cache
+from cotenant.reproduction.cache import BadDirectory, Kept
+from cotenant.reproduction.model import BUNDLED, Asked, Case, Claim, Data, Done, Figures, Findings, Stopped
+from cotenant.reproduction.runner import Reproduced, reproduce
 
 DONE: list[str] = []  # what was run here
 
@@ -85,14 +85,14 @@ def test_other_code_takes_nothing_and_what_it_leaves_is_there_for_the_old(
 ) -> None:
     run(Small(), tmp_path)
     with monkeypatch.context() as other:
-        other.setattr(keeping, "_digest_of_code", lambda: "other")
+        other.setattr(cache, "_digest_of_code", lambda: "other")
         assert run(Small(), tmp_path)[1] == ["1", "2", "3"]
     assert run(Small(), tmp_path)[1] == []
 
 
 def test_the_code_is_that_which_simulates_and_what_is_bundled(tmp_path: Path) -> None:
-    rooms = [Path(keeping.__file__).parent.parent / room for room in keeping.ROOMS]
-    seen = {path.name for room in rooms for path in keeping._files(room)}
+    rooms = [Path(cache.__file__).parent.parent / room for room in cache.ROOMS]
+    seen = {path.name for room in rooms for path in cache._files(room)}
     assert {"cycle.py", "borda_mlfq.py", "engine.py", "coda.py", "philly_two.csv"} <= seen
 
 

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
+from cotenant.reproduction.model import Asked, Data, Done, Figures
 from cotenant.reproduction.papers import philly
 from cotenant.reproduction.papers.philly import APART, BASE, OURS, PAPER, TIGHT, VIRTUAL_CLUSTERS, Replayed, jobs_of
-from cotenant.reproduction.words import Asked, Data, Done, Figures
 
 JOBS = 450  # of 1,857: the first three and a half weeks
 

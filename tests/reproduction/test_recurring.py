@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from cotenant import simulator
+from cotenant.reproduction.model import Data
 from cotenant.reproduction.papers.philly import VIRTUAL_CLUSTERS, jobs_of
-from cotenant.reproduction.recurring import named
-from cotenant.reproduction.words import Data
+from cotenant.reproduction.recurring_names import named
 
 
 @pytest.fixture(scope="module")

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from cotenant.reproduction.running import CaseFailed, reproduce
-from cotenant.reproduction.words import Asked, Case, Claim, Done, Figures, Findings, Stopped
+from cotenant.reproduction.model import Asked, Case, Claim, Done, Figures, Findings, Stopped
+from cotenant.reproduction.runner import CaseFailed, reproduce
 
 
 @dataclass(frozen=True, slots=True)

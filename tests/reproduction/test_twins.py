@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from cotenant.reproduction.model import Asked, Done, Figures, Verdict
 from cotenant.reproduction.papers.twins import BUSY_PERCENT, FIGURES, PAPER
-from cotenant.reproduction.words import Asked, Done, Figures, Verdict
 
 ASKED = Asked(quick=False, seeds=(0, 1, 2))
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cotenant.reproduction.words import (
+from cotenant.reproduction.model import (
     BadData,
     Better,
     Claim,
@@ -21,7 +21,7 @@ from cotenant.reproduction.words import (
     gain_percent,
     verdict_of,
 )
-from cotenant.simulator.comparison.compared import Spread
+from cotenant.simulator.comparison.summary import Spread
 
 UP = Claim("up", "more of it", 20.0, "%", Better.HIGHER, "[P]")
 WAY = Claim("way", "less of it, without a figure", 0.0, "%", Better.LOWER, "[P]", figure=False)

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from cotenant.reproduction.model import Asked, Data, Done, Figures, Verdict
 from cotenant.reproduction.papers.xiao import EIGHT, PAPER, Learning, best_cores
 from cotenant.reproduction.papers.xiao_jobs import (
     BEFOREHAND,
@@ -18,7 +19,6 @@ from cotenant.reproduction.papers.xiao_jobs import (
     UNCROWDED,
     Replay,
 )
-from cotenant.reproduction.words import Asked, Data, Done, Figures, Verdict
 
 SMALL = replace(DENSE, servers=2, jobs=120)
 

@@ -8,9 +8,9 @@ import grpc.aio
 import pytest
 import pytest_asyncio
 
-from cotenant.rpc import errors
+from cotenant.codec import errors
+from cotenant.codec.errors import Problem
 from cotenant.rpc.channel import Channel, connect
-from cotenant.rpc.errors import Problem
 from cotenant.rpc.server import Server
 from cotenant.v1 import job_service_pb2 as jobs_pb
 from cotenant.v1 import job_service_pb2_grpc as jobs_grpc

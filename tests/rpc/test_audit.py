@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from cotenant.rpc.audit import Audit
+from cotenant.security.audit import Audit
 
 
 async def test_whether_the_log_was_moved_is_looked_at_once_a_second(

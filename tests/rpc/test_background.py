@@ -8,8 +8,9 @@ from contextlib import suppress
 import pytest
 from structlog.testing import capture_logs
 
-from cotenant.rpc import ending, errors
-from cotenant.rpc.background import Background
+from cotenant.codec import errors
+from cotenant.rpc import task_cancellation
+from cotenant.rpc.task_group import Background
 from cotenant.store.port import StoreUnavailable
 
 
@@ -49,7 +50,7 @@ async def test_of_work_whose_caller_has_gone_only_faults_are_told(error: Excepti
 async def test_a_task_that_loses_its_cancel_is_told_of_and_cancelled_again(
     deaf: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ending, "AGAIN_SECONDS", 0.01)
+    monkeypatch.setattr(task_cancellation, "AGAIN_SECONDS", 0.01)
     background, heard = Background(), 0
 
     async def work() -> None:
@@ -71,7 +72,7 @@ async def test_a_task_that_loses_its_cancel_is_told_of_and_cancelled_again(
 
 
 async def test_a_task_that_never_ends_is_left_behind_and_its_place_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ending, "AGAIN_SECONDS", 0.01)
+    monkeypatch.setattr(task_cancellation, "AGAIN_SECONDS", 0.01)
     over = False
 
     async def never() -> None:

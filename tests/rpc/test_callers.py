@@ -20,16 +20,16 @@ from tests.rpc.conftest import Mesh, consume, problem_of
 from tests.rpc.test_tokens import by, reason_of
 
 from cotenant import telemetry
-from cotenant.rpc.audit import Audit, turned
-from cotenant.rpc.bearers import Bearer
-from cotenant.rpc.credentials import Credentials
-from cotenant.rpc.errors import Problem
-from cotenant.rpc.identity import OPERATOR, Identity
-from cotenant.rpc.limits import LimitRules, Limits
-from cotenant.rpc.oidc import BadOidc, Oidc, OidcRules
-from cotenant.rpc.permissions import ROLES, Role
-from cotenant.rpc.security import Security
-from cotenant.rpc.tokens import TokenFile
+from cotenant.codec.errors import Problem
+from cotenant.security.audit import Audit, turned
+from cotenant.security.credentials import Credentials
+from cotenant.security.identity import OPERATOR, Identity
+from cotenant.security.limits import LimitRules, Limits
+from cotenant.security.oidc import BadOidc, Oidc, OidcRules
+from cotenant.security.permissions import ROLES, Role
+from cotenant.security.server_security import Security
+from cotenant.security.subjects import Bearer
+from cotenant.security.tokens import TokenFile
 from cotenant.v1 import job_pb2
 from cotenant.v1 import job_service_pb2 as jobs_pb
 from cotenant.v1 import predictor_service_pb2 as predictor_pb

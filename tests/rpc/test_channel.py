@@ -16,10 +16,11 @@ from google.protobuf.descriptor import MethodDescriptor
 from tests.rpc.conftest import JOBS, TOKEN, Mesh, problem_of
 
 import cotenant.v1
-from cotenant.rpc import channel, errors, server
+from cotenant.codec import errors
+from cotenant.codec.methods import DEADLINE_SECONDS_DEFAULT, METHODS
+from cotenant.rpc import channel, server
 from cotenant.rpc.channel import ATTEMPTS_MAX, connect, replicas_of
 from cotenant.rpc.endpoints import SERVICES, Endpoints
-from cotenant.rpc.methods import DEADLINE_SECONDS_DEFAULT, METHODS
 from cotenant.v1 import job_service_pb2 as jobs_pb
 from cotenant.v1 import job_service_pb2_grpc as jobs_grpc
 from cotenant.v1 import predictor_service_pb2 as predictor_pb

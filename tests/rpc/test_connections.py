@@ -21,15 +21,15 @@ from hypothesis import strategies as st
 from tests.rpc.conftest import Mesh
 from tests.rpc.test_server import _framed
 
-from cotenant import descriptors
+from cotenant import file_descriptors
 from cotenant.rpc import connections
-from cotenant.rpc.bearers import Bearer
-from cotenant.rpc.certificates import Authority
 from cotenant.rpc.channel import connect
 from cotenant.rpc.connections import RULES, Connection, ConnectionRules, Connections, address_of, peer_name, surplus
-from cotenant.rpc.security import Security
 from cotenant.rpc.server import Server
-from cotenant.rpc.tls import TlsFiles, Watched
+from cotenant.security.certificates import Authority
+from cotenant.security.grpc_tls import TlsFiles, Watched
+from cotenant.security.server_security import Security
+from cotenant.security.subjects import Bearer
 from cotenant.v1 import job_service_pb2 as jobs_pb
 from cotenant.v1 import job_service_pb2_grpc as jobs_grpc
 
@@ -299,7 +299,7 @@ async def test_peers_are_named_as_grpc_names_them(mesh: Mesh) -> None:
         found: set[str] = set()
         async with connect(f"{host}:{mesh.port}", "a-token-for-tests") as channel:
             await jobs_grpc.JobServiceStub(channel).GetJob(jobs_pb.GetJobRequest())
-            used = descriptors.usage().used
+            used = file_descriptors.usage().used
             found = {
                 peer
                 for descriptor, _ in connections.open_sockets(used)
@@ -317,7 +317,7 @@ def test_addresses_of_version_6_count_by_network() -> None:
 
 def test_a_look_that_finds_nothing_new_reads_no_descriptor(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [100.0]
-    warden = Connections(clock=lambda: clock[0], usage=lambda: descriptors.Usage(50, 1000))
+    warden = Connections(clock=lambda: clock[0], usage=lambda: file_descriptors.Usage(50, 1000))
     scans: list[int] = []
 
     def scanned(used: int) -> Iterator[tuple[int, int]]:

@@ -12,8 +12,8 @@ from google.protobuf.message import DecodeError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cotenant.codec.errors import Problem
 from cotenant.rpc import decoding
-from cotenant.rpc.errors import Problem
 from cotenant.v1 import job_service_pb2 as jobs_pb
 from cotenant.v1 import placement_service_pb2 as placement_pb
 

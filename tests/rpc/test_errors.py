@@ -8,8 +8,8 @@ from google.rpc import error_details_pb2
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cotenant.rpc import errors
-from cotenant.rpc.errors import Problem, Violation
+from cotenant.codec import errors
+from cotenant.codec.errors import Problem, Violation
 
 TRAILERS_BYTES_MAX = 8192  # what a gRPC client takes by default, all keys together
 

@@ -9,12 +9,11 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from cotenant import tlsfiles
-from cotenant.rpc import expiry
-from cotenant.rpc.bearers import Bearer
-from cotenant.rpc.certificates import Authority
-from cotenant.rpc.expiry import TELL_SECONDS, Expiry
-from cotenant.rpc.tls import TlsFiles, Watched
+from cotenant.security import certificate_expiry, tls_files
+from cotenant.security.certificate_expiry import TELL_SECONDS, Expiry
+from cotenant.security.certificates import Authority
+from cotenant.security.grpc_tls import TlsFiles, Watched
+from cotenant.security.subjects import Bearer
 
 BEARER = Bearer.parse("agent/gpu1")
 
@@ -47,8 +46,8 @@ def test_the_end_is_told_once_in_six_hours_until_there_is_a_new_certificate(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gauge, clock = Gauge(), Clock()
-    monkeypatch.setattr(expiry, "LEFT", gauge)
-    monkeypatch.setattr(tlsfiles, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(certificate_expiry, "LEFT", gauge)
+    monkeypatch.setattr(tls_files, "LOOK_SECONDS", 0.0)
     lab = Authority(tmp_path)
     lab.create()
     made = lab.issue(BEARER, days=90)
@@ -81,7 +80,7 @@ def test_the_end_is_told_once_in_six_hours_until_there_is_a_new_certificate(
 
 def test_where_a_token_is_shown_nothing_runs_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     gauge = Gauge()
-    monkeypatch.setattr(expiry, "LEFT", gauge)
+    monkeypatch.setattr(certificate_expiry, "LEFT", gauge)
     lab = Authority(tmp_path)
     lab.create()
     Expiry(Watched(TlsFiles(lab.cert_path))).look()

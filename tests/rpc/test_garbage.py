@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from cotenant.rpc import garbage
+from cotenant.rpc import gc_tuning
 
 
 class Known:
@@ -25,27 +25,27 @@ def as_before() -> Iterator[None]:
 
 
 def test_what_was_set_apart_and_stays_no_longer_goes() -> None:
-    garbage.settle()
+    gc_tuning.settle()
     for _ in range(2):
         known = Known()
-        garbage.settle_again()
+        gc_tuning.settle_again()
         left = weakref.ref(known)
         del known
-        garbage.settle_again()
+        gc_tuning.settle_again()
         assert left() is None
 
 
 def test_what_stays_is_not_looked_through() -> None:
-    garbage.settle()
+    gc_tuning.settle()
     known = Known()
     assert gc.is_tracked(known)
     assert any(one is known for one in gc.get_objects())
-    garbage.settle_again()
+    gc_tuning.settle_again()
     assert not any(one is known for one in gc.get_objects())
-    assert gc.get_threshold() == garbage.THRESHOLDS
+    assert gc.get_threshold() == gc_tuning.THRESHOLDS
 
 
 def test_a_process_that_has_not_settled_looks_through_all_as_before() -> None:
     before = gc.get_threshold()
-    garbage.settle_again()
+    gc_tuning.settle_again()
     assert (gc.get_freeze_count(), gc.get_threshold()) == (0, before)

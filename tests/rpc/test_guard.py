@@ -12,16 +12,18 @@ import pytest
 import structlog
 from tests.rpc.conftest import JOBS, TOKEN, Mesh, consume, problem_of
 
-from cotenant.rpc import errors, guard, identity
-from cotenant.rpc.audit import Audit, Strangers
-from cotenant.rpc.bearers import Bearer
-from cotenant.rpc.credentials import Credentials
-from cotenant.rpc.errors import Problem, Violation
-from cotenant.rpc.limits import LimitRules, Limits
-from cotenant.rpc.permissions import Role
-from cotenant.rpc.security import Security
+from cotenant.codec import errors
+from cotenant.codec.errors import Problem, Violation
+from cotenant.rpc import auth_interceptor
 from cotenant.rpc.server import Server
-from cotenant.rpc.tokens import TokenFile
+from cotenant.security import identity
+from cotenant.security.audit import Audit, Strangers
+from cotenant.security.credentials import Credentials
+from cotenant.security.limits import LimitRules, Limits
+from cotenant.security.permissions import Role
+from cotenant.security.server_security import Security
+from cotenant.security.subjects import Bearer
+from cotenant.security.tokens import TokenFile
 from cotenant.store.port import StoreUnavailable, Unanswered
 from cotenant.v1 import job_service_pb2 as jobs_pb
 from cotenant.v1 import job_service_pb2_grpc as jobs_grpc
@@ -274,7 +276,7 @@ async def test_a_method_that_a_servicer_leaves_to_its_base_is_not_implemented(me
 async def test_a_token_that_is_revoked_ends_what_was_begun_with_it(
     mesh: Mesh, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asks: str
 ) -> None:
-    monkeypatch.setattr(guard, "LOOK_AGAIN_SECONDS", 0.0)
+    monkeypatch.setattr(auth_interceptor, "LOOK_AGAIN_SECONDS", 0.0)
     clock = iter(range(1000))  # the file is looked at each time
     file = TokenFile(tmp_path / "tokens.json", clock=lambda: float(next(clock)))
     kept, token = file.create(Bearer.parse("user/eve?tenants=lab" if asks == "WatchJobs" else "agent/n1"))

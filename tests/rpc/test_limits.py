@@ -14,18 +14,19 @@ from structlog.testing import capture_logs
 from tests.fuzz.calls import methods
 from tests.rpc.conftest import Mesh, consume, problem_of
 
-from cotenant.core import limits as table
-from cotenant.rpc import metering, request_limits
-from cotenant.rpc.bearers import Bearer
-from cotenant.rpc.credentials import Credentials
-from cotenant.rpc.errors import Problem
-from cotenant.rpc.identity import OPERATOR, Identity
-from cotenant.rpc.limits import CallsAtOnce, LimitRules, Limits
-from cotenant.rpc.metering import LONGEST, Meter, charge
-from cotenant.rpc.permissions import Role
-from cotenant.rpc.security import Security
-from cotenant.rpc.stalls import TOLD_SECONDS, Stalls
-from cotenant.rpc.tokens import TokenFile
+from cotenant.codec import request_limits
+from cotenant.codec.errors import Problem
+from cotenant.core.model import limits as table
+from cotenant.rpc.loop_lag import TOLD_SECONDS, Stalls
+from cotenant.security import metering
+from cotenant.security.credentials import Credentials
+from cotenant.security.identity import OPERATOR, Identity
+from cotenant.security.limits import CallsAtOnce, LimitRules, Limits
+from cotenant.security.metering import LONGEST, Meter, charge
+from cotenant.security.permissions import Role
+from cotenant.security.server_security import Security
+from cotenant.security.subjects import Bearer
+from cotenant.security.tokens import TokenFile
 from cotenant.v1 import job_pb2
 from cotenant.v1 import job_service_pb2 as jobs_pb
 

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from cotenant import name_checks
-from cotenant.name_checks import NAMES
+from cotenant import name_resolution
+from cotenant.name_resolution import NAMES
 from cotenant.rpc.channel import connect
 from cotenant.rpc.server import Server
 
@@ -15,8 +15,8 @@ PATIENCE_SECONDS = 30.0
 
 
 async def test_a_server_names_what_its_process_cannot_resolve(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(name_checks, "LOOK_SECONDS", 0.1)
-    monkeypatch.setattr(name_checks, "SUSTAINED_SECONDS", 0.3)
+    monkeypatch.setattr(name_resolution, "LOOK_SECONDS", 0.1)
+    monkeypatch.setattr(name_resolution, "SUSTAINED_SECONDS", 0.3)
     server = Server()
     await server.start()
     channel = connect("nowhere.invalid:7070")

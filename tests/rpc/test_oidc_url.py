@@ -15,10 +15,10 @@ import jwt
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from cotenant.rpc.bearers import Bearer
-from cotenant.rpc.certificates import Authority
-from cotenant.rpc.errors import Problem
-from cotenant.rpc.oidc import AGAIN_SECONDS, OLD_SECONDS, WELL_KNOWN, BadOidc, Oidc, OidcRules
+from cotenant.codec.errors import Problem
+from cotenant.security.certificates import Authority
+from cotenant.security.oidc import AGAIN_SECONDS, OLD_SECONDS, WELL_KNOWN, BadOidc, Oidc, OidcRules
+from cotenant.security.subjects import Bearer
 
 WAIT_SECONDS_MAX = 20.0
 

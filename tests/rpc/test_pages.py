@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cotenant.rpc.errors import Problem
-from cotenant.rpc.pages import PAGE_SIZE_DEFAULT, PAGE_SIZE_MAX, page_of
+from cotenant.codec.errors import Problem
+from cotenant.rpc.paging import PAGE_SIZE_DEFAULT, PAGE_SIZE_MAX, page_of
 
 ids = st.lists(st.text(max_size=4), unique=True).map(sorted)
 

@@ -9,10 +9,10 @@ import grpc
 import grpc.aio
 import pytest
 
+from cotenant.codec.errors import from_error
 from cotenant.plugins import Plugin
 from cotenant.rpc.channel import connect
-from cotenant.rpc.errors import from_error
-from cotenant.rpc.policies import SERVICE, PolicyServicer, serve_policies
+from cotenant.rpc.policy_service import SERVICE, PolicyServicer, serve_policies
 from cotenant.rpc.server import Server
 from cotenant.v1 import policy_service_pb2 as pb
 from cotenant.v1 import policy_service_pb2_grpc as pb_grpc

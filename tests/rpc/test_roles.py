@@ -18,18 +18,18 @@ from tests.rpc.conftest import problem_of
 from tests.rpc.test_channel import contract
 from tools import roles
 
-from cotenant.rpc import identity
-from cotenant.rpc.bearers import Bearer
-from cotenant.rpc.certificates import Authority
+from cotenant.codec.errors import Problem
+from cotenant.rpc.auth_interceptor import scope_of
 from cotenant.rpc.channel import Channel, connect
-from cotenant.rpc.credentials import Credentials
-from cotenant.rpc.errors import Problem
-from cotenant.rpc.guard import scope_of
-from cotenant.rpc.identity import Identity
-from cotenant.rpc.permissions import ROLES, Role, Scope
-from cotenant.rpc.security import Security
 from cotenant.rpc.server import Server
-from cotenant.rpc.tls import TlsFiles, Watched
+from cotenant.security import identity
+from cotenant.security.certificates import Authority
+from cotenant.security.credentials import Credentials
+from cotenant.security.grpc_tls import TlsFiles, Watched
+from cotenant.security.identity import Identity
+from cotenant.security.permissions import ROLES, Role, Scope
+from cotenant.security.server_security import Security
+from cotenant.security.subjects import Bearer
 
 METHODS = dict(contract())
 OF_ONE = "?tenants=lab"

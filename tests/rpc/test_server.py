@@ -16,9 +16,10 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from structlog.testing import capture_logs
 from tests.rpc.conftest import JOBS, TOKEN, Mesh, consume, nothing, problem_of
 
-from cotenant.rpc import enduring, errors
+from cotenant.codec import errors
+from cotenant.codec.errors import Problem
+from cotenant.rpc import restartable_server
 from cotenant.rpc.channel import connect
-from cotenant.rpc.errors import Problem
 from cotenant.rpc.server import CannotListen, Server
 from cotenant.v1 import job_service_pb2 as jobs_pb
 from cotenant.v1 import job_service_pb2_grpc as jobs_grpc
@@ -232,15 +233,15 @@ def _call_of(path: bytes) -> bytes:
 
 def test_what_is_used_of_grpcio_in_private_was_tried_with_this_version() -> None:
     version = ".".join(grpc.__version__.split(".")[:2])
-    assert version in enduring.TRIED, (
+    assert version in restartable_server.TRIED, (
         f"grpcio {version} is new here: see whether its aio server still ends at a path that is no text, run the tests "
-        f"of bad paths, and add it to TRIED of cotenant.rpc.enduring, or take that module away"
+        f"of bad paths, and add it to TRIED of cotenant.rpc.restartable_server, or take that module away"
     )
-    assert not [name for name in enduring.USED if not hasattr(enduring._PLAIN, name)]
+    assert not [name for name in restartable_server.USED if not hasattr(restartable_server._PLAIN, name)]
 
 
 async def test_a_grpcio_without_it_serves_as_it_does(mesh: Mesh, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(enduring, "USED", ("_something_else",))
+    monkeypatch.setattr(restartable_server, "USED", ("_something_else",))
     with capture_logs() as logs:
         await mesh.serve()
     assert [(line["event"], line["missing"]) for line in logs if line["log_level"] == "warning"] == [

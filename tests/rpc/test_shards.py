@@ -7,7 +7,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cotenant.rpc.shards import ranked
+from cotenant.rpc.rendezvous_hash import ranked
 
 ADDRESSES = st.lists(st.text("abc:1", min_size=1), min_size=2, max_size=8, unique=True)
 

@@ -11,10 +11,10 @@ from itertools import count, islice
 import pytest
 from tests.services.mesh import spec
 
-from cotenant.rpc import translate
-from cotenant.rpc.spec_cache import BYTES_MAX, SPEC_BYTES_MAX, SpecCache, estimated_bytes
-from cotenant.services.placement import asking
-from cotenant.services.predictor import words
+from cotenant.codec import specs as specs_module
+from cotenant.codec.spec_cache import BYTES_MAX, SPEC_BYTES_MAX, SpecCache, estimated_bytes
+from cotenant.services.placement.cluster import request_decoding as codec_module
+from cotenant.services.predictor import codec
 from cotenant.v1 import job_pb2
 
 MIB = 1 << 20
@@ -90,7 +90,7 @@ def traced() -> Iterator[Callable[[], int]]:
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_estimate_is_near_what_a_decoded_spec_takes(kind: Callable[[int], job_pb2.JobSpec]) -> None:
     specs = [kind(index) for index in range(200)]
-    cache = SpecCache(translate._spec_from_wire, spec_bytes_max=1 << 20)
+    cache = SpecCache(specs_module._spec_from_wire, spec_bytes_max=1 << 20)
     with traced() as held:
         for one in specs:
             cache(one)
@@ -103,17 +103,17 @@ def test_the_estimate_is_near_what_a_decoded_spec_takes(kind: Callable[[int], jo
 @pytest.mark.parametrize(
     ("decode", "bytes_max"),
     [
-        (translate.spec_from_wire, BYTES_MAX),
-        (asking._read, BYTES_MAX),
-        (words.wanted_of, words.SPECS_BYTES_MAX),
+        (specs_module.spec_from_wire, BYTES_MAX),
+        (codec_module._read, BYTES_MAX),
+        (codec.wanted_of, codec.SPECS_BYTES_MAX),
     ],
 )
 def test_what_services_remember_of_small_specs_stays_within_a_bound(
     decode: Callable[[job_pb2.JobSpec], object], bytes_max: int
 ) -> None:
-    kind = labels if decode is words.wanted_of else variables
+    kind = labels if decode is codec.wanted_of else variables
     assert kind(0).ByteSize() <= SPEC_BYTES_MAX
-    most = 2 * BYTES_MAX if decode is asking._read else bytes_max  # it decodes by way of the first
+    most = 2 * BYTES_MAX if decode is codec_module._read else bytes_max  # it decodes by way of the first
     with traced() as held:
         for index in islice(FRESH, SPECS):
             decode(kind(index))

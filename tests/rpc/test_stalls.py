@@ -3,8 +3,8 @@ from __future__ import annotations
 import asyncio
 import time
 
-from cotenant.recent import WINDOW_SECONDS
-from cotenant.rpc.stalls import BEHIND_SECONDS, LOOK_SECONDS, TOLD_SECONDS, Stalls
+from cotenant.rpc.loop_lag import BEHIND_SECONDS, LOOK_SECONDS, TOLD_SECONDS, Stalls
+from cotenant.telemetry.recent_durations import WINDOW_SECONDS
 
 
 async def test_a_loop_that_is_held_up_is_told() -> None:

@@ -21,15 +21,14 @@ from cryptography.x509.oid import NameOID
 from structlog.testing import capture_logs
 from tests.rpc.conftest import Mesh, problem_of
 
-from cotenant import tlsfiles
-from cotenant.rpc import certificates, tls
-from cotenant.rpc.bearers import Bearer
-from cotenant.rpc.certificates import Authority, BadCertificate, Issued
 from cotenant.rpc.channel import Channel, connect
-from cotenant.rpc.credentials import Credentials
-from cotenant.rpc.identity import Identity, caller
-from cotenant.rpc.security import Security
-from cotenant.rpc.tls import BadTls, TlsFiles, Watched
+from cotenant.security import certificates, grpc_tls, tls_files
+from cotenant.security.certificates import Authority, BadCertificate, Issued
+from cotenant.security.credentials import Credentials
+from cotenant.security.grpc_tls import BadTls, TlsFiles, Watched
+from cotenant.security.identity import Identity, caller
+from cotenant.security.server_security import Security
+from cotenant.security.subjects import Bearer
 from cotenant.v1 import job_service_pb2 as jobs_pb
 from cotenant.v1 import job_service_pb2_grpc as jobs_grpc
 from cotenant.v1 import node_service_pb2_grpc as nodes_grpc
@@ -90,7 +89,7 @@ def get(over: Channel) -> Any:
 
 @pytest.fixture(autouse=True)
 def looks_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tlsfiles, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(tls_files, "LOOK_SECONDS", 0.0)
 
 
 async def test_who_bears_a_certificate_is_known_by_it(mesh: Mesh, lab: Authority) -> None:
@@ -135,7 +134,7 @@ async def test_what_is_wrong_with_the_server_is_one_word(
 
     assert await word(TlsFiles(stranger.cert_path)) == "CERTIFICATE_OF_ANOTHER_CA"
     with monkeypatch.context() as patch:  # a server does not take such files itself: its clock must have gone on
-        patch.setattr(tlsfiles, "_check_times", lambda *given: None)
+        patch.setattr(tls_files, "_check_times", lambda *given: None)
         with clock_is_off(-timedelta(days=3), monkeypatch):
             lab.issue(QUEUE, HERE, days=1)
         assert await word() == "CERTIFICATE_EXPIRED"
@@ -285,7 +284,7 @@ def test_ones_own_files_are_looked_at_before_they_are_used(
         case "half":
             given = TlsFiles(lab.cert_path, eve.path)
     with pytest.raises(BadTls) as bad:
-        tls.load(given)
+        grpc_tls.load(given)
     assert bad.value.reason == words[kind]
     assert str(lab.directory.parent) in str(bad.value) or kind == "half"
 

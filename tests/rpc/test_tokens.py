@@ -9,12 +9,12 @@ import grpc
 import pytest
 from structlog.testing import capture_logs
 
-from cotenant.rpc.bearers import Bearer
-from cotenant.rpc.credentials import Credentials
-from cotenant.rpc.errors import Problem
-from cotenant.rpc.identity import OPERATOR, Identity
-from cotenant.rpc.permissions import Role
-from cotenant.rpc.tokens import BadTokens, TokenFile
+from cotenant.codec.errors import Problem
+from cotenant.security.credentials import Credentials
+from cotenant.security.identity import OPERATOR, Identity
+from cotenant.security.permissions import Role
+from cotenant.security.subjects import Bearer
+from cotenant.security.tokens import BadTokens, TokenFile
 
 EVE = Bearer.parse("user/eve?tenants=lab")
 

@@ -12,17 +12,17 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cotenant.core import validate
-from cotenant.core.allocations import GpuShare, NodeAllocation, TaskAllocation
-from cotenant.core.estimates import Candidate, CandidateEstimate, Estimate, Latency
-from cotenant.core.jobs import JobKind, JobSpec, Locality, Qos, Request, Role
-from cotenant.core.loss_goal import LossGoal
-from cotenant.core.nodes import Core, Gpu, HealthAction, HealthProblem, Inventory, NodeShape
-from cotenant.core.refusals import Code, Refusal
-from cotenant.rpc import estimates as estimates_on_the_wire
-from cotenant.rpc import refusals as refusals_on_the_wire
-from cotenant.rpc import translate
-from cotenant.rpc.errors import Problem, to_status
+from cotenant.codec import estimates as estimates_on_the_wire
+from cotenant.codec import refusals as refusals_on_the_wire
+from cotenant.codec import specs as specs_module
+from cotenant.codec.errors import Problem, to_status
+from cotenant.core.model import validation
+from cotenant.core.model.allocation import GpuShare, NodeAllocation, TaskAllocation
+from cotenant.core.model.estimate import Candidate, CandidateEstimate, Estimate, Latency
+from cotenant.core.model.job import JobKind, JobSpec, Locality, Qos, Request, Role
+from cotenant.core.model.loss_goal import LossGoal
+from cotenant.core.model.node import Core, Gpu, HealthAction, HealthProblem, Inventory, NodeShape
+from cotenant.core.model.refusal import Code, Refusal
 from cotenant.v1 import job_pb2, placement_service_pb2, predictor_service_pb2, resources_pb2
 
 NOW = 1_800_000_000.0
@@ -133,22 +133,22 @@ def over_the_wire(message: Any) -> Any:
 
 @given(specs)
 def test_a_spec_comes_back_as_it_went(spec: JobSpec) -> None:
-    assert translate.spec_from_wire(over_the_wire(translate.spec_to_wire(spec))) == spec
+    assert specs_module.spec_from_wire(over_the_wire(specs_module.spec_to_wire(spec))) == spec
 
 
 @given(inventories)
 def test_an_inventory_comes_back_as_it_went(inventory: Inventory) -> None:
-    assert translate.inventory_from_wire(over_the_wire(translate.inventory_to_wire(inventory))) == inventory
+    assert specs_module.inventory_from_wire(over_the_wire(specs_module.inventory_to_wire(inventory))) == inventory
 
 
 @given(allocations)
 def test_an_allocation_comes_back_as_it_went(allocation: NodeAllocation) -> None:
-    assert translate.allocation_from_wire(over_the_wire(translate.allocation_to_wire(allocation))) == allocation
+    assert specs_module.allocation_from_wire(over_the_wire(specs_module.allocation_to_wire(allocation))) == allocation
 
 
 @given(shapes)
 def test_a_shape_comes_back_as_it_went(shape: NodeShape) -> None:
-    assert translate.shape_from_wire(over_the_wire(translate.shape_to_wire(shape))) == shape
+    assert specs_module.shape_from_wire(over_the_wire(specs_module.shape_to_wire(shape))) == shape
 
 
 @given(estimates)
@@ -165,7 +165,7 @@ def test_a_refusal_comes_back_as_it_went(refusal: Refusal) -> None:
 
 @given(times | st.floats(-1e9, 1e11))
 def test_a_time_comes_back_to_the_nanosecond(time: float) -> None:
-    back = translate.seconds(translate.timestamp(time))
+    back = specs_module.seconds(specs_module.timestamp(time))
     assert math.isclose(back, time, rel_tol=0, abs_tol=1e-9) or back == time
     if abs(time) > 1e8:  # there a float is coarser than a nanosecond
         assert back == time
@@ -173,21 +173,21 @@ def test_a_time_comes_back_to_the_nanosecond(time: float) -> None:
 
 @given(intervals)
 def test_a_duration_comes_back_to_the_microsecond(interval: float) -> None:
-    assert translate.seconds(translate.duration(interval)) == interval
+    assert specs_module.seconds(specs_module.duration(interval)) == interval
 
 
 @pytest.mark.parametrize(
     ("map", "wire"),
     [
-        (translate.PHASES, job_pb2.JobPhase),
-        (translate.ATTEMPT_STATES, job_pb2.AttemptState),
-        (translate.STOP_REASONS, job_pb2.StopReason),
-        (translate.KINDS, job_pb2.JobKind),
-        (translate.LOCALITIES, job_pb2.Locality),
-        (translate.HEALTH_ACTIONS, resources_pb2.HealthAction),
+        (specs_module.PHASES, job_pb2.JobPhase),
+        (specs_module.ATTEMPT_STATES, job_pb2.AttemptState),
+        (specs_module.STOP_REASONS, job_pb2.StopReason),
+        (specs_module.KINDS, job_pb2.JobKind),
+        (specs_module.LOCALITIES, job_pb2.Locality),
+        (specs_module.HEALTH_ACTIONS, resources_pb2.HealthAction),
     ],
 )
-def test_every_number_of_a_wire_enum_is_a_word_of_the_core(map: translate.EnumMap[Any], wire: Any) -> None:
+def test_every_number_of_a_wire_enum_is_a_word_of_the_core(map: specs_module.EnumMap[Any], wire: Any) -> None:
     numbers = set(wire.values()) - {0}
     assert set(map.names) == numbers
     assert {map.to_wire(map.from_wire(number)) for number in numbers} == numbers
@@ -197,10 +197,10 @@ def test_every_number_of_a_wire_enum_is_a_word_of_the_core(map: translate.EnumMa
 
 # Every field of these messages is read: a field that is added to the contract and forgotten here fails.
 TRANSLATED: dict[Any, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
-    job_pb2.JobSpec: (translate.spec_from_wire, translate.spec_to_wire),
-    resources_pb2.Inventory: (translate.inventory_from_wire, translate.inventory_to_wire),
-    resources_pb2.NodeAllocation: (translate.allocation_from_wire, translate.allocation_to_wire),
-    placement_service_pb2.NodeShape: (translate.shape_from_wire, translate.shape_to_wire),
+    job_pb2.JobSpec: (specs_module.spec_from_wire, specs_module.spec_to_wire),
+    resources_pb2.Inventory: (specs_module.inventory_from_wire, specs_module.inventory_to_wire),
+    resources_pb2.NodeAllocation: (specs_module.allocation_from_wire, specs_module.allocation_to_wire),
+    placement_service_pb2.NodeShape: (specs_module.shape_from_wire, specs_module.shape_to_wire),
     predictor_service_pb2.Estimate: (
         estimates_on_the_wire.estimate_from_wire,
         lambda estimate: estimates_on_the_wire.estimate_to_wire("text", estimate),
@@ -249,7 +249,7 @@ def a_spec(**fields: Any) -> job_pb2.JobSpec:
 
 def refused(message: job_pb2.JobSpec) -> dict[str, str]:
     with pytest.raises(Problem) as problem:
-        translate.accept_spec(message, now=NOW)
+        specs_module.accept_spec(message, now=NOW)
     assert problem.value.code is grpc.StatusCode.INVALID_ARGUMENT
     assert all(violation.field in problem.value.message for violation in problem.value.violations)
     return {violation.field: violation.description for violation in problem.value.violations}
@@ -257,14 +257,14 @@ def refused(message: job_pb2.JobSpec) -> dict[str, str]:
 
 def test_what_a_spec_leaves_out_is_filled_in() -> None:
     message = job_pb2.JobSpec(command=["true"], roles=[job_pb2.Role(replicas=2)])
-    spec = translate.accept_spec(message, now=NOW)
+    spec = specs_module.accept_spec(message, now=NOW)
     assert spec == JobSpec(kind=JobKind.CPU, command=("true",), roles=(Role("worker", 2),))
     assert (spec.tenant, spec.queue, spec.grace_seconds, spec.warning_signal) == ("default", "default", 30.0, "SIGTERM")
-    assert translate.accept_spec(a_spec(), now=NOW).kind is JobKind.TRAINING
+    assert specs_module.accept_spec(a_spec(), now=NOW).kind is JobKind.TRAINING
 
 
 def test_no_cores_is_auto_and_zero_cores_is_a_mistake() -> None:
-    assert translate.accept_spec(a_spec(), now=NOW).roles[0].request.cores is None
+    assert specs_module.accept_spec(a_spec(), now=NOW).roles[0].request.cores is None
     message = a_spec()
     message.roles[0].resources.cores = 0
     assert "absent for auto" in refused(message)["spec.roles[0].resources.cores"]
@@ -273,7 +273,7 @@ def test_no_cores_is_auto_and_zero_cores_is_a_mistake() -> None:
 def test_a_grace_of_nothing_is_not_the_default() -> None:
     message = a_spec()
     message.grace.SetInParent()
-    assert translate.accept_spec(message, now=NOW).grace_seconds == 0
+    assert specs_module.accept_spec(message, now=NOW).grace_seconds == 0
 
 
 def test_every_bad_field_is_named_at_once_by_its_path_on_the_wire() -> None:
@@ -313,11 +313,11 @@ def test_whatever_comes_is_taken_or_refused_and_what_is_taken_can_be_sent_on(noi
     message = job_pb2.JobSpec()
     try:
         message.ParseFromString(a_spec().SerializeToString() + noise)  # which adds to its fields, or replaces them
-        spec = translate.accept_spec(message, now=NOW)
+        spec = specs_module.accept_spec(message, now=NOW)
     except (DecodeError, Problem):
         return
-    assert validate.check_spec(spec) == ()
-    assert translate.spec_from_wire(over_the_wire(translate.spec_to_wire(spec))) == spec
+    assert validation.check_spec(spec) == ()
+    assert specs_module.spec_from_wire(over_the_wire(specs_module.spec_to_wire(spec))) == spec
 
 
 messages = st.builds(
@@ -339,6 +339,6 @@ messages = st.builds(
 @given(messages)
 def test_whatever_the_fields_hold_the_answer_is_a_spec_or_a_problem(message: job_pb2.JobSpec) -> None:
     try:
-        translate.spec_to_wire(translate.accept_spec(message, now=NOW))
+        specs_module.spec_to_wire(specs_module.accept_spec(message, now=NOW))
     except Problem as problem:
         to_status(problem)

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from cotenant import plugins
-from cotenant.core.policy import Sizing
-from cotenant.core.sizing import resizing
-from cotenant.core.sizing.resizing import Running
+from cotenant.core.policy.protocols import Sizing
+from cotenant.core.sizing import resize as resize_module
+from cotenant.core.sizing.resize import Running
 from cotenant.policies.proportional import Proportional
-from cotenant.services.placement.server import ALLOCATORS
+from cotenant.services.placement.api.server import ALLOCATORS
 
 Wish = tuple[int, ...] | Callable[[Running], tuple[int, ...] | None]
 
@@ -48,4 +48,4 @@ class Obedient(Proportional):
             return self if group == ALLOCATORS else load(group, name, options)
 
         patch.setattr(plugins, "load", loaded)
-        patch.setattr(resizing, "PATIENCE_SECONDS", self.interval_seconds)  # and be asked again and again
+        patch.setattr(resize_module, "PATIENCE_SECONDS", self.interval_seconds)  # and be asked again and again

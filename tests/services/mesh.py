@@ -12,15 +12,15 @@ from typing import Any, cast
 import grpc
 from benchmarks.agents import SimulatedAgent
 
+from cotenant.codec.errors import from_error
+from cotenant.codec.specs import duration
 from cotenant.rpc.channel import Channel, connect
-from cotenant.rpc.errors import from_error
-from cotenant.rpc.identity import Authenticator
-from cotenant.rpc.policies import serve_policies
+from cotenant.rpc.policy_service import serve_policies
 from cotenant.rpc.server import CannotListen, Server
-from cotenant.rpc.translate import duration
-from cotenant.services.placement import server as placement
-from cotenant.services.predictor import server as predictor
-from cotenant.services.queue import server as queue
+from cotenant.security.identity import Authenticator
+from cotenant.services.placement.api import server as placement
+from cotenant.services.predictor.api import server as predictor
+from cotenant.services.queue.api import server as queue
 from cotenant.store.capacity import Capacity, capacity_of
 from cotenant.store.memory import MemoryStore
 from cotenant.store.port import (

@@ -19,13 +19,14 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from tests.rpc.test_channel import contract
 from tests.services.mesh import BACKFILL, Mesh, eventually, running, spec
 
-from cotenant.core.queueing.choosing import RULES
-from cotenant.rpc import errors, identity
+from cotenant.codec import errors
+from cotenant.codec.specs import duration
+from cotenant.core.scheduling.admission import RULES
 from cotenant.rpc.channel import connect
-from cotenant.rpc.identity import Identity
-from cotenant.rpc.permissions import ROLES, Role
-from cotenant.rpc.translate import duration
-from cotenant.services.predictor import server as predictor
+from cotenant.security import identity
+from cotenant.security.identity import Identity
+from cotenant.security.permissions import ROLES, Role
+from cotenant.services.predictor.api import server as predictor
 from cotenant.store.port import Committed, Delete, Operation, Put
 from cotenant.v1 import (
     job_pb2,

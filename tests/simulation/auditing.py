@@ -11,11 +11,11 @@ from tests.simulation.combinations import Case
 from tests.simulation.histories import History
 from tests.simulation.naming import Names
 
-from cotenant.core.nodes import is_of_type
-from cotenant.core.queueing.choosing import Preemption
+from cotenant.core.model.node import is_of_type
+from cotenant.core.scheduling.admission import Preemption
 from cotenant.simulator.engine import Simulation
-from cotenant.simulator.lives import Life
-from cotenant.simulator.recording import Event, Kind
+from cotenant.simulator.job import Life
+from cotenant.simulator.recording.events import Event, Kind
 from cotenant.simulator.traces import TraceJob
 
 STOPS = (Kind.PREEMPTED, Kind.RECLAIMED, Kind.MIGRATED)

@@ -12,18 +12,18 @@ from unittest import mock
 from hypothesis import strategies as st
 
 from cotenant import plugins
-from cotenant.core.jobs import JobKind, Locality, Request, Role
-from cotenant.core.nodes import NodeShape
-from cotenant.core.options import BadOption, parse, written
-from cotenant.core.tenancy import Tenant
+from cotenant.core.model.job import JobKind, Locality, Request, Role
+from cotenant.core.model.node import NodeShape
+from cotenant.core.model.tenancy import Tenant
+from cotenant.core.policy.options import BadOption, parse, written
 from cotenant.simulator import Cluster, Result, Trace, TraceJob, run
-from cotenant.simulator.arms import NoisyOracle, Nothing, Oracle
 from cotenant.simulator.engine import Simulation
 from cotenant.simulator.physics.settings import Settings
-from cotenant.simulator.policies import GROUPS
-from cotenant.simulator.recording import Event
+from cotenant.simulator.policy_set import GROUPS
+from cotenant.simulator.prediction_arms import NoisyOracle, Nothing, Oracle
+from cotenant.simulator.recording.events import Event
 from cotenant.simulator.run import simulate
-from cotenant.simulator.traces.jobs import Ended
+from cotenant.simulator.traces.trace_job import Ended
 
 FOUND = {kind: [plugin for plugin in plugins.discover(group) if plugin.healthy] for kind, group in GROUPS.items()}
 OWN_ARMS = (Oracle.name, NoisyOracle.name, Nothing.name)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field, replace
 
-from cotenant.core.refusals import Code
+from cotenant.core.model.refusal import Code
 from cotenant.simulator import Cluster, Result
-from cotenant.simulator.recording import Event
-from cotenant.simulator.waits import WAITS
+from cotenant.simulator.recording.events import Event
+from cotenant.simulator.wait_times import WAITS
 
 
 @dataclass

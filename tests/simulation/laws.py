@@ -10,7 +10,7 @@ from tests.simulation.auditing import Auditor
 from tests.simulation.combinations import Case, Lines
 
 from cotenant.simulator.engine import Simulation
-from cotenant.simulator.lives import Life
+from cotenant.simulator.job import Life
 from cotenant.simulator.physics.outages import Outages
 
 STEPS_BEFORE_MAX = 60

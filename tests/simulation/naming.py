@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from cotenant.core.allocations import NodeAllocation
-from cotenant.core.gangs import Demand
-from cotenant.core.ledger import Holding
-from cotenant.core.nodes import Core, Gpu, Inventory, NodeShape
-from cotenant.core.placing.books import Book, Task
+from cotenant.core.capacity.ledger import Holding
+from cotenant.core.model.allocation import NodeAllocation
+from cotenant.core.model.gang import Demand
+from cotenant.core.model.node import Core, Gpu, Inventory, NodeShape
+from cotenant.core.placement.device_assignment import Book, Task
 from cotenant.simulator import Cluster
-from cotenant.simulator.lives import Life
-from cotenant.simulator.recording import Event, Place
+from cotenant.simulator.job import Life
+from cotenant.simulator.recording.events import Event, Place
 
 Run = tuple[str, int]  # a job, and which run of it
 SIBLINGS_FROM = 1000

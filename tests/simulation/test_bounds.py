@@ -11,9 +11,9 @@ from tests.simulation.histories import Tape
 from tests.simulation.test_recording import world
 
 from cotenant.simulator import Trace, TraceJob, simulate
-from cotenant.simulator.clusters import parse_cluster
+from cotenant.simulator.clusters.cluster import parse_cluster
 from cotenant.simulator.comparison.bounds import Work, avg_jct_seconds_min, gpus_only, pooled
-from cotenant.simulator.comparison.series import POINTS_MAX, Sampler
+from cotenant.simulator.comparison.time_series import POINTS_MAX, Sampler
 from cotenant.simulator.traces import workers
 
 JOBS = st.lists(

@@ -18,8 +18,8 @@ import pytest
 
 from cotenant import plugins
 from cotenant.cli.main import run
-from cotenant.core.policy import Order
-from cotenant.core.table import Jobs
+from cotenant.core.model.job_table import Jobs
+from cotenant.core.policy.protocols import Order
 
 
 @dataclass(frozen=True)
@@ -159,7 +159,6 @@ def test_an_interrupt_ends_it_cleanly_and_says_how_far_it_was(monkeypatch: pytes
 
 
 def test_the_command_line_loads_nothing_heavy_before_it_simulates() -> None:
-    code = (
-        "import sys, cotenant.cli.simulate; print({'numpy', 'cotenant.simulator', 'rich.progress'} & set(sys.modules))"
-    )
+    heavy = "{'numpy', 'cotenant.simulator', 'rich.progress'}"
+    code = f"import sys, cotenant.cli.research.simulate; print({heavy} & set(sys.modules))"
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "set()"

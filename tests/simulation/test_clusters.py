@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cotenant.core.nodes import NodeShape
+from cotenant.core.model.node import NodeShape
 from cotenant.simulator import BadCluster, parse_cluster
 
 

@@ -9,8 +9,8 @@ from tests.simulation import laws
 from tests.simulation.auditing import Auditor
 from tests.simulation.combinations import FOUND, Case, cases
 
-from cotenant.core.jobs import Request, Role
-from cotenant.core.nodes import NodeShape
+from cotenant.core.model.job import Request, Role
+from cotenant.core.model.node import NodeShape
 from cotenant.simulator import Cluster, TraceJob
 
 every_queue = pytest.mark.parametrize("queue", [plugin.name for plugin in FOUND["queue"]])

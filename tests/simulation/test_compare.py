@@ -12,8 +12,8 @@ from tests.simulation.commands import cotenant
 
 from cotenant import plugins
 from cotenant.simulator.comparison.arms import BadArm, arms_of
-from cotenant.simulator.comparison.compared import Spread, compare
-from cotenant.simulator.comparison.running import ArmFailed
+from cotenant.simulator.comparison.runner import ArmFailed
+from cotenant.simulator.comparison.summary import Spread, compare
 from cotenant.simulator.scenario import Scenario
 
 SAMPLE = ("compare", "--trace", "sample", "--cluster", "2x8")

@@ -8,15 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cotenant.core.jobs import JobKind, Request, Role
-from cotenant.core.nodes import NodeShape
-from cotenant.core.policy import Directive, NodeWindow, Throttle
-from cotenant.simulator.clusters import Cluster
+from cotenant.core.model.job import JobKind, Request, Role
+from cotenant.core.model.node import NodeShape
+from cotenant.core.policy.protocols import Directive, NodeWindow, Throttle
+from cotenant.simulator.clusters.cluster import Cluster
 from cotenant.simulator.physics.throttling import Noise, held_by
 from cotenant.simulator.results import Outcome, Result
 from cotenant.simulator.run import simulate
 from cotenant.simulator.traces import Trace, TraceJob
-from cotenant.simulator.traces.jobs import workers
+from cotenant.simulator.traces.trace_job import workers
 
 NODE = Cluster("one", (NodeShape(1, 16),), ("",), (100e9,))
 OPTIONS = {"speed": "bandwidth", "bandwidth_sensitivity": "0.5"}

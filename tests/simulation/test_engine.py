@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from cotenant import plugins
-from cotenant.core.gangs import Gang
-from cotenant.core.jobs import Request, Role
-from cotenant.core.ledger import Ledger, Offer, Share
-from cotenant.core.options import BadOption
-from cotenant.core.policy import Order
-from cotenant.core.refusals import Code, Refusal
-from cotenant.core.table import Jobs
+from cotenant.core.capacity.ledger import Ledger, Offer, Share
+from cotenant.core.model.gang import Gang
+from cotenant.core.model.job import Request, Role
+from cotenant.core.model.job_table import Jobs
+from cotenant.core.model.refusal import Code, Refusal
+from cotenant.core.policy.options import BadOption
+from cotenant.core.policy.protocols import Order
 from cotenant.policies.history import History
 from cotenant.simulator import PolicyFailed, Result, Trace, TraceJob, simulate
 from cotenant.simulator.engine import Simulation

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from cotenant import plugins
-from cotenant.core.jobs import Request, Role
-from cotenant.core.tenancy import Tenant
+from cotenant.core.model.job import Request, Role
+from cotenant.core.model.tenancy import Tenant
 from cotenant.simulator import simulate
 from cotenant.simulator.traces import Trace, TraceJob
 

@@ -12,9 +12,9 @@ from tests.simulation.naive_orders import ARMS, CORES, GPUS
 from tests.simulation.oracle import Job, replay
 
 from cotenant import plugins
-from cotenant.core.jobs import Request, Role
+from cotenant.core.model.job import Request, Role
 from cotenant.simulator import Trace, TraceJob, simulate
-from cotenant.simulator.policies import GROUPS
+from cotenant.simulator.policy_set import GROUPS
 
 WORLDS = 30
 PREDICTABLE = {"predictable": "0.6", "spread": "0"}  # the others are not predictable at all

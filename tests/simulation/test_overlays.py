@@ -15,14 +15,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cotenant.core.jobs import JobKind, Request
-from cotenant.core.options import BadOption
+from cotenant.core.model.job import JobKind, Request
+from cotenant.core.policy.options import BadOption
 from cotenant.simulator import Trace, TraceJob, load, parse_cluster, simulate
 from cotenant.simulator.overlays import KINDS, parse_overlays
 from cotenant.simulator.overlays.cpu_jobs import sample
 from cotenant.simulator.overlays.models import MURI, SYNERGY
 from cotenant.simulator.traces import workers
-from cotenant.simulator.traces.jobs import Ended, replicas
+from cotenant.simulator.traces.trace_job import Ended, replicas
 
 CLUSTER = parse_cluster("2x8x96")
 SAMPLE = load("sample")

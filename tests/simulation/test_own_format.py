@@ -12,11 +12,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cotenant.core.jobs import JobKind, Locality, OpenReplicas, Qos, Request, Role
-from cotenant.core.predicting.latency import BatchTime
+from cotenant.core.model.job import JobKind, Locality, OpenReplicas, Qos, Request, Role
+from cotenant.core.prediction.batch_queueing import BatchTime
 from cotenant.simulator import BadRow, BadTrace, TraceJob, load
 from cotenant.simulator.traces import FORMATS, write
-from cotenant.simulator.traces.jobs import Ended, open_replicas, replicas
+from cotenant.simulator.traces.trace_job import Ended, open_replicas, replicas
 
 NEEDED = "job_id,submitted_seconds,work_seconds"
 EACH_EXAMPLE_OWN_CONTENT = settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

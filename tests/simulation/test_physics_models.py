@@ -13,12 +13,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cotenant.core.models import FAMILIES, Model, model_of
-from cotenant.core.nodes import NodeShape
-from cotenant.core.placing import interference
+from cotenant.core.model.model_name import FAMILIES, Model, model_of
+from cotenant.core.model.node import NodeShape
+from cotenant.core.placement import interference
 from cotenant.simulator.physics import bandwidth, cores, costs, failures, gpus, locality, utilisation
 from cotenant.simulator.traces import TraceJob, workers
-from cotenant.simulator.traces.jobs import Ended
+from cotenant.simulator.traces.trace_job import Ended
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "data"
 GB = 1e9

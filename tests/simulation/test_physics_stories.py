@@ -14,27 +14,27 @@ import numpy as np
 import pytest
 
 from cotenant import plugins
-from cotenant.core.gangs import Gang
-from cotenant.core.jobs import JobKind, Request, Role
-from cotenant.core.ledger import Ledger, Offer
-from cotenant.core.nodes import NodeShape
-from cotenant.core.options import BadOption, parse
-from cotenant.core.policy import Directive, NodeWindow
-from cotenant.core.refusals import Code, Refusal
+from cotenant.core.capacity.ledger import Ledger, Offer
+from cotenant.core.model.gang import Gang
+from cotenant.core.model.job import JobKind, Request, Role
+from cotenant.core.model.node import NodeShape
+from cotenant.core.model.refusal import Code, Refusal
+from cotenant.core.policy.options import BadOption, parse
+from cotenant.core.policy.protocols import Directive, NodeWindow
 from cotenant.policies.fifo import Fifo
 from cotenant.policies.first_fit import FirstFit
 from cotenant.policies.requested import Requested
 from cotenant.simulator import Cluster, Outcome, Result, Trace, TraceJob, simulate
-from cotenant.simulator.arms import Nothing
 from cotenant.simulator.engine import Simulation
 from cotenant.simulator.physics import failures
 from cotenant.simulator.physics.failures import Fate
 from cotenant.simulator.physics.outages import Outages
 from cotenant.simulator.physics.settings import Settings
 from cotenant.simulator.physics.world import World
-from cotenant.simulator.policies import Policies
+from cotenant.simulator.policy_set import Policies
+from cotenant.simulator.prediction_arms import Nothing
 from cotenant.simulator.traces import workers
-from cotenant.simulator.traces.jobs import Ended
+from cotenant.simulator.traces.trace_job import Ended
 
 LM = "LM (batch size 5)"
 POLICIES = Policies(Fifo(), FirstFit(), Requested())
@@ -302,7 +302,7 @@ def test_qos_counts_what_was_done_in_time_and_leaves_out_what_users_killed() -> 
 
 
 def test_a_biased_oracle_takes_jobs_for_longer_by_that_factor() -> None:
-    from cotenant.simulator.arms import NoisyOracle
+    from cotenant.simulator.prediction_arms import NoisyOracle
 
     options = parse(NoisyOracle.Options, {"predictable": "1", "spread": "0.5", "bias": "2"})
     arm = NoisyOracle(options, 1001, seed=4)

@@ -9,26 +9,26 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cotenant.core.jobs import WHOLE_GPU_MILLI, JobKind, Request, Role
-from cotenant.core.ledger import Holding
-from cotenant.core.models import model_of
-from cotenant.core.nodes import NodeShape
-from cotenant.core.options import parse
-from cotenant.core.placing import interference
+from cotenant.core.capacity.ledger import Holding
+from cotenant.core.model.job import WHOLE_GPU_MILLI, JobKind, Request, Role
+from cotenant.core.model.model_name import model_of
+from cotenant.core.model.node import NodeShape
+from cotenant.core.placement import interference
+from cotenant.core.policy.options import parse
 from cotenant.policies.consolidate import Consolidate
 from cotenant.policies.fifo import Fifo
 from cotenant.policies.first_fit import FirstFit
 from cotenant.policies.las import Las
 from cotenant.policies.requested import Requested
 from cotenant.simulator import Cluster, Outcome, Result, Trace, TraceJob, simulate
-from cotenant.simulator.arms import Oracle
 from cotenant.simulator.engine import Simulation
-from cotenant.simulator.lives import Life
+from cotenant.simulator.job import Life
 from cotenant.simulator.physics import bandwidth, cores, gpus
 from cotenant.simulator.physics.locality import Distances
 from cotenant.simulator.physics.settings import Settings
 from cotenant.simulator.physics.world import World
-from cotenant.simulator.policies import Policies
+from cotenant.simulator.policy_set import Policies
+from cotenant.simulator.prediction_arms import Oracle
 
 PEAK = 100e9
 CLUSTER = Cluster(

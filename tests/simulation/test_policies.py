@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from tests.simulation.histories import Tape
 
-from cotenant.core.policy import Ended, Order
-from cotenant.core.table import Jobs
+from cotenant.core.model.job_table import Jobs
+from cotenant.core.policy.protocols import Ended, Order
 from cotenant.simulator import PolicyFailed, Trace, TraceJob, simulate
-from cotenant.simulator.recording import Kind
+from cotenant.simulator.recording.events import Kind
 from cotenant.simulator.traces import workers
 
 DROP = {"queue": {"lost": "drop"}}

@@ -11,12 +11,12 @@ import pytest
 from tests.simulation.histories import History, Tape
 
 from cotenant import plugins
-from cotenant.core.jobs import Request, Role
-from cotenant.core.nodes import NodeShape
-from cotenant.core.tenancy import Tenant
+from cotenant.core.model.job import Request, Role
+from cotenant.core.model.node import NodeShape
+from cotenant.core.model.tenancy import Tenant
 from cotenant.simulator import Cluster, Trace, TraceJob, parse_cluster, simulate
-from cotenant.simulator.policies import GROUPS
-from cotenant.simulator.recording import Event, Kind
+from cotenant.simulator.policy_set import GROUPS
+from cotenant.simulator.recording.events import Event, Kind
 
 QUEUES = [plugin.name for plugin in plugins.discover(GROUPS["queue"]) if plugin.package == "cotenant"]
 PLACEMENTS = [plugin.name for plugin in plugins.discover(GROUPS["placement"]) if plugin.package == "cotenant"]

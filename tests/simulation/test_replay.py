@@ -13,8 +13,8 @@ import pytest
 from tests.simulation.commands import cotenant
 
 from cotenant.simulator.engine import Simulation
-from cotenant.simulator.eventfile import BadRecording, Recording, writing
-from cotenant.simulator.policies import PolicyFailed
+from cotenant.simulator.policy_set import PolicyFailed
+from cotenant.simulator.recording.event_file import BadRecording, Recording, writing
 from cotenant.simulator.scenario import Scenario
 from cotenant.simulator.traces import load
 

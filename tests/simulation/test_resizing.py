@@ -12,18 +12,18 @@ import pytest
 from tests.simulation.histories import History, Tape
 
 from cotenant import plugins
-from cotenant.core.estimates import Query
-from cotenant.core.jobs import JobKind, Request, Role
-from cotenant.core.nodes import NodeShape
-from cotenant.core.policy import Predictor, Sizing
-from cotenant.core.sizing.resizing import Running
-from cotenant.core.tenancy import Tenant
+from cotenant.core.model.estimate import Query
+from cotenant.core.model.job import JobKind, Request, Role
+from cotenant.core.model.node import NodeShape
+from cotenant.core.model.tenancy import Tenant
+from cotenant.core.policy.protocols import Predictor, Sizing
+from cotenant.core.sizing.resize import Running
 from cotenant.simulator import Result, Trace, TraceJob, parse_cluster, simulate
-from cotenant.simulator.arms import Learner
-from cotenant.simulator.eventfile import Recording, writing
-from cotenant.simulator.policies import PolicyFailed
-from cotenant.simulator.recording import Event, Kind
-from cotenant.simulator.replay import check
+from cotenant.simulator.policy_set import PolicyFailed
+from cotenant.simulator.prediction_arms import Learner
+from cotenant.simulator.recording.event_file import Recording, writing
+from cotenant.simulator.recording.events import Event, Kind
+from cotenant.simulator.recording.replay import check
 from cotenant.simulator.scenario import Scenario
 
 RESIZING = ("coda-adaptive", "xiao", "aiturbo")

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from cotenant.core.jobs import JobKind, OpenReplicas, Qos, Request
-from cotenant.core.predicting.latency import BatchTime
-from cotenant.core.refusals import Code
+from cotenant.core.model.job import JobKind, OpenReplicas, Qos, Request
+from cotenant.core.model.refusal import Code
+from cotenant.core.prediction.batch_queueing import BatchTime
 from cotenant.simulator import Result, Trace, TraceJob, simulate
 from cotenant.simulator.traces import workers
-from cotenant.simulator.traces.jobs import open_replicas
+from cotenant.simulator.traces.trace_job import open_replicas
 
 BATCH = BatchTime(0.001, 0.01)  # 5 replicas answer 99 % of 900 requests a second within 0.03 s
 

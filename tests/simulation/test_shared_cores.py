@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cotenant.core.jobs import JobKind, Request, Role
-from cotenant.core.models import model_of
-from cotenant.core.nodes import NodeShape
-from cotenant.core.options import BadOption
+from cotenant.core.model.job import JobKind, Request, Role
+from cotenant.core.model.model_name import model_of
+from cotenant.core.model.node import NodeShape
+from cotenant.core.policy.options import BadOption
 from cotenant.simulator import Cluster, Result, Trace, TraceJob, simulate
 from cotenant.simulator.physics import cores
 from cotenant.simulator.physics.sharing import efficiency, shares

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from cotenant import plugins
-from cotenant.core.gangs import Gang
-from cotenant.core.jobs import Request, Role
-from cotenant.core.table import Ints
+from cotenant.core.model.gang import Gang
+from cotenant.core.model.job import Request, Role
+from cotenant.core.model.job_table import Ints
 from cotenant.simulator import Trace, TraceJob, parse_cluster
-from cotenant.simulator.arms import Nothing
 from cotenant.simulator.engine import Simulation
-from cotenant.simulator.policies import GROUPS, Policies
+from cotenant.simulator.policy_set import GROUPS, Policies
+from cotenant.simulator.prediction_arms import Nothing
 from cotenant.simulator.scheduler import Scheduler
 
 

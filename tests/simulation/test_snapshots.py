@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.simulation.commands import cotenant
 
-from cotenant.cli.anonymous import without_names
-from cotenant.core.tenancy import Tenant
+from cotenant.cli.research.anonymous import without_names
+from cotenant.core.model.tenancy import Tenant
 from cotenant.simulator import Result, simulate
 from cotenant.simulator.scenario import Scenario
 from cotenant.simulator.snapshots import BadSnapshot, Held, InUse, Job, Known, Node, Part, Snapshot, read

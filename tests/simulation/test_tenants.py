@@ -14,16 +14,16 @@ import pytest
 from tests.simulation.test_shortcuts import Thorough, workload
 
 from cotenant import plugins
-from cotenant.core.jobs import Request, Role
-from cotenant.core.queueing.choosing import Preemption, Rules
-from cotenant.core.refusals import Refusal
-from cotenant.core.tenancy import Tenancy, Tenant
+from cotenant.core.model.job import Request, Role
+from cotenant.core.model.refusal import Refusal
+from cotenant.core.model.tenancy import Tenancy, Tenant
+from cotenant.core.scheduling.admission import Preemption, Rules
 from cotenant.policies.count import Count
 from cotenant.simulator import Trace, TraceJob, parse_cluster, simulate
-from cotenant.simulator.arms import Nothing
 from cotenant.simulator.engine import Simulation
-from cotenant.simulator.lives import Life
-from cotenant.simulator.policies import GROUPS, Policies
+from cotenant.simulator.job import Life
+from cotenant.simulator.policy_set import GROUPS, Policies
+from cotenant.simulator.prediction_arms import Nothing
 
 TENANTS = Tenancy(
     [

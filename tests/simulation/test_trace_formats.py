@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from cotenant.core.jobs import JobKind, Request, Role
+from cotenant.core.model.job import JobKind, Request, Role
 from cotenant.simulator import BadRow, BadTrace, Trace, TraceJob, load, simulate
 from cotenant.simulator.traces import workers
-from cotenant.simulator.traces.jobs import Ended, replicas
+from cotenant.simulator.traces.trace_job import Ended, replicas
 
 DATA = Path(__file__).parents[3] / "shared" / "data"
 PUBLISHED = pytest.mark.skipif(not DATA.is_dir(), reason=f"needs the public data in {DATA}")

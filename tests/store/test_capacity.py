@@ -16,16 +16,16 @@ from tests.etcd_server import EtcdServer
 from cotenant.store import capacity as module
 from cotenant.store.ballast import Ballast
 from cotenant.store.capacity import MIB, disk_capacity, etcd_capacity
+from cotenant.store.compaction import Upkeep
 from cotenant.store.etcd import EtcdStore
 from cotenant.store.etcd_quota import read_quota
-from cotenant.store.guarded import GuardedStore
+from cotenant.store.guarded_store import GuardedStore
 from cotenant.store.memory import MemoryStore
 from cotenant.store.open import open_store
 from cotenant.store.port import Put, Store, StoreFull
+from cotenant.store.recovery_commands import way_back
 from cotenant.store.spec_parts import SpecStore
 from cotenant.store.sqlite import SqliteStore
-from cotenant.store.upkeep import Upkeep
-from cotenant.store.way_back import way_back
 
 
 @pytest.fixture

@@ -14,11 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.contract.stores import put
 
-from cotenant.store import copying
-from cotenant.store.copying import BadBackup, Contents, InUse, NotEmpty, fill, read_file, read_store, write_file
+from cotenant.store import backup_file
+from cotenant.store.backup_file import BadBackup, Contents, InUse, NotEmpty, fill, read_file, read_store, write_file
 from cotenant.store.memory import MemoryStore
 from cotenant.store.port import Changes, Committed, Compare, Conflict, Operation, Put, Relisted, StoreUnavailable
-from cotenant.store.shifted import BASE, FILLING, HalfFilled, ShiftedStore
+from cotenant.store.revision_offset import BASE, FILLING, HalfFilled, ShiftedStore
 
 FEW = Contents(7, (("a/1", b"one"), ("a/2", b"\x00\xff"), ("b", b"")))
 keys = st.text(st.characters(codec="utf-8"), min_size=1, max_size=8).filter(lambda key: not key.startswith("store/"))
@@ -245,7 +245,12 @@ async def test_nobody_sees_what_the_store_keeps_about_itself() -> None:
 
 def test_batches_are_what_every_store_takes() -> None:
     operations: list[Operation] = [Put(f"{number}", bytes(100_000)) for number in range(30)]
-    batches = list(copying._batches(operations))
+    batches = list(backup_file._batches(operations))
     assert [one for batch in batches for one in batch] == operations
-    assert max(sum(len(one.value) for one in batch if isinstance(one, Put)) for batch in batches) <= copying.BYTES_MAX
-    assert max(map(len, copying._batches([Put(str(number), b"") for number in range(999)]))) == copying.OPERATIONS_MAX
+    assert (
+        max(sum(len(one.value) for one in batch if isinstance(one, Put)) for batch in batches) <= backup_file.BYTES_MAX
+    )
+    assert (
+        max(map(len, backup_file._batches([Put(str(number), b"") for number in range(999)])))
+        == backup_file.OPERATIONS_MAX
+    )

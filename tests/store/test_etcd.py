@@ -23,6 +23,7 @@ from tests.store.lossy_wire import LossyWire
 from cotenant.store.etcd import EtcdStore
 from cotenant.store.etcd_members import Refused, meaning
 from cotenant.store.etcd_watch import Assembly
+from cotenant.store.member_status import HasMembers
 from cotenant.store.memory import MemoryStore
 from cotenant.store.port import (
     VALUE_BYTES_MAX,
@@ -37,8 +38,7 @@ from cotenant.store.port import (
     StoreUnavailable,
     Unanswered,
 )
-from cotenant.store.shifted import ShiftedStore
-from cotenant.store.standing import HasMembers
+from cotenant.store.revision_offset import ShiftedStore
 
 SHORT_SECONDS = 0.5  # the deadline of calls that are meant to miss it
 

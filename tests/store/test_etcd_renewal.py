@@ -17,15 +17,15 @@ from tests.contract.stores import drain, put
 from tests.etcd_server import EtcdServer
 from tests.replicas.test_election import candidate, until, won
 
-from cotenant import tlsfiles
-from cotenant.replicas.stores import FencedStore
-from cotenant.rpc.bearers import Bearer
-from cotenant.rpc.certificates import Authority
-from cotenant.store import etcd_links
+from cotenant.leadership.fenced_store import FencedStore
+from cotenant.security import tls_files
+from cotenant.security.certificates import Authority
+from cotenant.security.subjects import Bearer
+from cotenant.security.tls_files import Watched
+from cotenant.store import etcd_connections
 from cotenant.store.etcd import EtcdStore
 from cotenant.store.open import tls_of
 from cotenant.store.port import Changes, Committed, Put, Store, StoreUnavailable
-from cotenant.tlsfiles import Watched
 
 WAIT_SECONDS = 30.0
 KINDS = ("CA", "CERT", "KEY")
@@ -33,8 +33,8 @@ KINDS = ("CA", "CERT", "KEY")
 
 @pytest.fixture(autouse=True)
 def looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tlsfiles, "LOOK_SECONDS", 0.0)
-    monkeypatch.setattr(etcd_links, "LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(tls_files, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(etcd_connections, "LOOK_SECONDS", 0.05)
 
 
 @dataclass
@@ -238,7 +238,7 @@ async def test_files_that_are_damaged_or_not_believed_yet_cost_nobody_what_stand
             await until(lambda: [one for one in told if one["event"] == event])
             for _ in range(4):
                 await store.keep_alive(lease)  # over the thread's own connection
-                await asyncio.sleep(2 * etcd_links.LOOK_SECONDS)
+                await asyncio.sleep(2 * etcd_connections.LOOK_SECONDS)
             assert await store.get("/kept")
             assert [one["event"] for one in told] == [event]
             assert before <= cluster.connections()

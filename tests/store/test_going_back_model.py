@@ -13,11 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.store.simulated_etcd import Etcd
 
-from cotenant.store import trust
-from cotenant.store.accepting import accept
-from cotenant.store.guarded import GuardedStore
+from cotenant.store import identity_check
+from cotenant.store.guarded_store import GuardedStore
 from cotenant.store.port import Committed, Compare, Delete, Operation, Put, StoreDistrusted, StoreUnavailable
-from cotenant.store.shifted import ShiftedStore
+from cotenant.store.regression_acceptance import accept
+from cotenant.store.revision_offset import ShiftedStore
 from cotenant.store.witness import Memory
 
 EXAMPLES = 200
@@ -135,7 +135,7 @@ class World:
 
     async def roll_back(self, count: int, bump: int) -> None:
         self.etcd.roll_back(count, bump)
-        self.rolled_back_to = self.etcd.now.keys.get(trust.PROGRESS.encode(), (b"", 0, 0))[2]
+        self.rolled_back_to = self.etcd.now.keys.get(identity_check.PROGRESS.encode(), (b"", 0, 0))[2]
         await settled()
         for index, member in enumerate(self.members):
             if member.knows <= self.rolled_back_to:  # see "What is not noticed": it went on as if nothing had been
@@ -156,7 +156,7 @@ async def settled() -> None:
 
 @pytest.fixture(autouse=True)
 def looks_when_asked(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(trust, "LOOK_SECONDS", 1e6)
+    monkeypatch.setattr(identity_check, "LOOK_SECONDS", 1e6)
     with structlog.testing.capture_logs():  # of thousands of openings
         yield
 

@@ -12,10 +12,9 @@ import pytest
 from tests.contract.stores import put
 from tests.etcd_server import EtcdServer
 
-from cotenant.store import trust
-from cotenant.store.accepting import accept
+from cotenant.store import identity_check
 from cotenant.store.etcd import EtcdStore
-from cotenant.store.guarded import GuardedStore
+from cotenant.store.guarded_store import GuardedStore
 from cotenant.store.open import open_store
 from cotenant.store.port import (
     Compare,
@@ -27,13 +26,14 @@ from cotenant.store.port import (
     StoreReplaced,
     StoreUnavailable,
 )
+from cotenant.store.regression_acceptance import accept
 
 PATIENCE_SECONDS = 30.0
 
 
 @pytest.fixture(autouse=True)
 def quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trust, "LOOK_SECONDS", 0.1)
+    monkeypatch.setattr(identity_check, "LOOK_SECONDS", 0.1)
 
 
 @asynccontextmanager

@@ -11,8 +11,8 @@ from tests.conftest import require_etcd
 from tests.contract.stores import put
 from tests.etcd_server import EtcdServer
 
-from cotenant.rpc.bearers import Bearer
-from cotenant.rpc.certificates import Authority
+from cotenant.security.certificates import Authority
+from cotenant.security.subjects import Bearer
 from cotenant.store.etcd import EtcdStore
 from cotenant.store.memory import MemoryStore
 from cotenant.store.open import open_raw, open_store, tls_of

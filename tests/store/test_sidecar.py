@@ -14,8 +14,8 @@ from tests.contract.stores import put
 
 from cotenant.store.open import open_store
 from cotenant.store.port import StoreRegressed
-from cotenant.store.sidecar import SLOT_BYTES, Note, newest_note, packed
 from cotenant.store.sqlite import SqliteStore
+from cotenant.store.sqlite_sidecar import SLOT_BYTES, Note, newest_note, packed
 
 CRASH_WRITER = Path(__file__).with_name("crash_writer.py")
 KILLS = 12

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from tests.contract.stores import put, take
 
 from cotenant.store import spec_parts
-from cotenant.store.copying import fill, read_file, read_store, write_file
+from cotenant.store.backup_file import fill, read_file, read_store, write_file
 from cotenant.store.memory import MemoryStore
 from cotenant.store.port import Changes, Committed, Compare, Conflict, Delete, Put
+from cotenant.store.revision_offset import BASE, ShiftedStore
 from cotenant.store.schema import BadRecord, NewerSchema, read
-from cotenant.store.shifted import BASE, ShiftedStore
 from cotenant.store.spec_parts import DATA, SpecStore
 from cotenant.v1 import job_pb2, records_pb2
 

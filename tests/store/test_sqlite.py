@@ -20,7 +20,6 @@ from hypothesis import strategies as st
 from tests.contract.stores import Model, changed_next, drain, put, take
 from tests.store.clocks import ManualClock
 
-from cotenant.store.journal import Journal
 from cotenant.store.keyspace import Draft, HistoryLimit
 from cotenant.store.port import (
     Changes,
@@ -38,6 +37,7 @@ from cotenant.store.port import (
     StoreUnavailable,
 )
 from cotenant.store.sqlite import SqliteStore
+from cotenant.store.sqlite_journal import Journal
 
 CRASH_WRITER = Path(__file__).with_name("crash_writer.py")
 

@@ -10,8 +10,8 @@ from typing import cast
 import pytest
 from tests.contract.stores import put
 
-from cotenant.replicas.stores import Through
-from cotenant.store.guarded import GuardedStore, trust_of
+from cotenant.leadership.fenced_store import Through
+from cotenant.store.guarded_store import GuardedStore, trust_of
 from cotenant.store.open import open_store
 from cotenant.store.port import StoreRegressed, StoreReplaced
 from cotenant.store.witness import Mark, Memory, Wrong, sign

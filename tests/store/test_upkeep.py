@@ -10,11 +10,11 @@ from tests.contract.stores import put, take
 from tests.etcd_server import EtcdServer
 
 from cotenant.store import etcd as adapter
+from cotenant.store.compaction import Upkeep
 from cotenant.store.etcd import EtcdStore
 from cotenant.store.memory import MemoryStore
 from cotenant.store.port import Relisted
-from cotenant.store.shifted import BASE, ShiftedStore
-from cotenant.store.upkeep import Upkeep
+from cotenant.store.revision_offset import BASE, ShiftedStore
 
 
 class Clock:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cotenant.store import witness_file
-from cotenant.store.trust import Witnesses
+from cotenant.store.identity_check import Witnesses
 from cotenant.store.witness import Identity, Mark, Memory, Seen, Wrong, is_signed, judge, learn, newest, sign
 
 

@@ -20,15 +20,15 @@ from typing import Any
 import numpy as np
 
 from cotenant import plugins
-from cotenant.core.estimates import UNKNOWN
-from cotenant.core.gangs import Gang
-from cotenant.core.jobs import JobSpec, Locality, Request, Role
-from cotenant.core.ledger import Holding, Ledger
-from cotenant.core.nodes import NodeShape
-from cotenant.core.placing.obstacles import shapes_of
-from cotenant.core.queueing import cycle
-from cotenant.core.refusals import outranked
-from cotenant.core.table import Capacity, JobRow, JobTable
+from cotenant.core.capacity.ledger import Holding, Ledger
+from cotenant.core.model.estimate import UNKNOWN
+from cotenant.core.model.gang import Gang
+from cotenant.core.model.job import JobSpec, Locality, Request, Role
+from cotenant.core.model.job_table import Capacity, JobRow, JobTable
+from cotenant.core.model.node import NodeShape
+from cotenant.core.model.refusal import outranked
+from cotenant.core.placement.unschedulable import shapes_of
+from cotenant.core.scheduling import cycle
 
 RULE = "----"
 

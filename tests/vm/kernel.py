@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from cotenant.node_agent.cgroup_mounts import open_node_group
-from cotenant.node_agent.cgroups import Group, parse_cpu_list
+from cotenant.node_agent.enforcement.cgroup_mounts import open_node_group
+from cotenant.node_agent.supervisor.cgroups import Group, parse_cpu_list
 
 CPUS = Path("/sys/devices/system/cpu")
 NODES = Path("/sys/devices/system/node")

@@ -22,9 +22,9 @@ from tests.node_agent.jobs import CPUS, PYTHON, assignment, resize_order, shell,
 from tests.node_agent.placement import Placement
 from tests.vm.kernel import GROUPS, MEBIBYTE, group_of, number, read
 
-from cotenant.node_agent.attempt_directory import AttemptDirectory
-from cotenant.node_agent.cgroups import Group, format_cpu_list
-from cotenant.node_agent.records import AttemptKey
+from cotenant.node_agent.runtime.attempt_directory import AttemptDirectory
+from cotenant.node_agent.runtime.attempt_status import AttemptKey
+from cotenant.node_agent.supervisor.cgroups import Group, format_cpu_list
 from cotenant.v1 import job_pb2
 
 pytestmark = pytest.mark.root

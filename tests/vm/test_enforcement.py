@@ -15,7 +15,7 @@ from tests.node_agent.jobs import CPUS, PYTHON, assignment, shell, stop_order, t
 from tests.node_agent.placement import Placement
 from tests.vm.kernel import MEBIBYTE, group_of, new_group, number, read, stalled_microseconds
 
-from cotenant.node_agent.cgroups import Group
+from cotenant.node_agent.supervisor.cgroups import Group
 from cotenant.v1 import job_pb2
 
 pytestmark = pytest.mark.root

@@ -11,7 +11,7 @@ from tests.node_agent.jobs import NODE, PYTHON, assignment, resize_order, task
 from tests.node_agent.placement import Placement
 from tests.vm.kernel import MEBIBYTE, PAGE_BYTES, anonymous_pages, cpus_of_nodes, group_of, need_nodes, read
 
-from cotenant.node_agent.cgroups import parse_cpu_list
+from cotenant.node_agent.supervisor.cgroups import parse_cpu_list
 from cotenant.v1 import resources_pb2
 
 pytestmark = pytest.mark.root

@@ -13,7 +13,7 @@ from tests.node_agent.jobs import resize_order, shell, task
 from tests.node_agent.placement import Placement
 from tests.vm.kernel import CPUS, group_of, read
 
-from cotenant.node_agent.cgroups import parse_cpu_list
+from cotenant.node_agent.supervisor.cgroups import parse_cpu_list
 from cotenant.v1 import job_pb2, resources_pb2
 
 pytestmark = pytest.mark.root

@@ -13,7 +13,7 @@ from tests.node_agent.jobs import assignment, profile_order, task
 from tests.node_agent.placement import Placement
 from tests.vm.kernel import need_siblings, siblings_of
 
-from cotenant.node_agent.probe import ProbeWishes, probe
+from cotenant.node_agent.probes.inventory import ProbeWishes, probe
 from cotenant.v1 import resources_pb2
 
 pytestmark = pytest.mark.root

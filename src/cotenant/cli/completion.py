@@ -7,9 +7,9 @@ from collections.abc import Awaitable, Callable
 
 import grpc.aio
 
+from cotenant.cli.connection import Mesh, opened
 from cotenant.cli.flags import Flags
-from cotenant.cli.mesh import Mesh, opened
-from cotenant.cli.names import phase_of
+from cotenant.cli.name_lookup import phase_of
 from cotenant.cli.outcome import harmless
 from cotenant.cli.views import node_state
 from cotenant.rpc.access import NoAccess

@@ -6,7 +6,7 @@ from typing import Any
 
 from google.protobuf.duration_pb2 import Duration
 
-from cotenant.rpc.translate import seconds
+from cotenant.codec.specs import seconds
 from cotenant.v1.condition_pb2 import LoopLag
 from cotenant.v1.node_service_pb2 import Node
 from cotenant.v1.replica_service_pb2 import Process

@@ -13,7 +13,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from cotenant.cli.flags import hoist
 from cotenant.cli.outcome import usage
-from cotenant.core.options import nearest
+from cotenant.core.spelling import nearest
 
 CALLED_ELSEWHERE: Mapping[str, Sequence[str]] = MappingProxyType(  # by kubectl, Slurm and others
     {

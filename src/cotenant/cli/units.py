@@ -9,8 +9,8 @@ import re
 from datetime import datetime
 from decimal import Decimal
 
-from cotenant.core.jobs import WHOLE_GPU_MILLI
-from cotenant.core.validate import shown
+from cotenant.core.model.job import WHOLE_GPU_MILLI
+from cotenant.core.model.validation import shown
 
 AUTO = "auto"
 DURATION_SECONDS_MAX = 100 * 365 * 86_400.0

@@ -13,15 +13,16 @@ from datetime import UTC, datetime
 from typing import Any
 
 from cotenant.cli.condition_views import agent_view
-from cotenant.cli.launch_failures import launch_failure_view
-from cotenant.cli.names import phase_of
-from cotenant.core.jobs import WHOLE_GPU_MILLI
-from cotenant.core.lifecycle import AttemptState, Phase
-from cotenant.core.priorities import class_of
-from cotenant.core.refusals import Refusal as Reason
-from cotenant.core.refusals import Wait
-from cotenant.rpc import refusals
-from cotenant.rpc.translate import ATTEMPT_STATES, HEALTH_ACTIONS, KINDS, LOCALITIES, seconds
+from cotenant.cli.jobs.launch_failures import launch_failure_view
+from cotenant.cli.name_lookup import phase_of
+from cotenant.codec import refusals
+from cotenant.codec.specs import ATTEMPT_STATES, HEALTH_ACTIONS, KINDS, LOCALITIES, seconds
+from cotenant.core.model.job import WHOLE_GPU_MILLI
+from cotenant.core.model.lifecycle import AttemptState, Phase
+from cotenant.core.model.priority import class_of
+from cotenant.core.model.refusal import Refusal as Reason
+from cotenant.core.model.refusal import Wait
+from cotenant.security.validity import Validity
 from cotenant.v1.certificate_pb2 import Certificate
 from cotenant.v1.job_pb2 import (
     Attempt,
@@ -38,7 +39,6 @@ from cotenant.v1.job_pb2 import (
 from cotenant.v1.job_service_pb2 import JobAhead
 from cotenant.v1.node_service_pb2 import Node, NodeState
 from cotenant.v1.resources_pb2 import HealthProblem, NodeAllocation
-from cotenant.validity import Validity
 
 DATES_BEGIN, DATES_END = (datetime(year, 1, 1, tzinfo=UTC).timestamp() for year in (1, 9999))
 View = dict[str, Any]

@@ -8,10 +8,10 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 
 import grpc.aio
 
-from cotenant.cli.mesh import Mesh
+from cotenant.cli.connection import Mesh
 from cotenant.cli.outcome import harmless
-from cotenant.cli.patience import Patience
 from cotenant.cli.render import Column, console, plain_lines, styled
+from cotenant.cli.stream_retry import Patience
 from cotenant.v1.job_pb2 import Job
 from cotenant.v1.job_service_pb2 import JobFilter, WatchJobsRequest
 

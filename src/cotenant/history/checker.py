@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
 
-from cotenant.core.lifecycle import ENDED, AttemptState, Phase
+from cotenant.core.model.lifecycle import ENDED, AttemptState, Phase
 from cotenant.history.events import (
     Acknowledged,
     AttemptGone,

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from cotenant.core.lifecycle import AttemptState, LaunchCause, Phase
+from cotenant.core.model.lifecycle import AttemptState, LaunchCause, Phase
 
 Thing = tuple[str, str]  # a node's id, and a core ("core 3") or GPU (its UUID) of it
 Holds = Mapping[Thing, int]  # in thousandths

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 
-from cotenant.core.lifecycle import AttemptState, LaunchCause, Phase
+from cotenant.core.model.lifecycle import AttemptState, LaunchCause, Phase
 from cotenant.history.events import AttemptPut, JobPut
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from cotenant.core.lifecycle import HOLDING, JOB_NEXT, Phase
+from cotenant.core.model.lifecycle import HOLDING, JOB_NEXT, Phase
 
 
 def reachable() -> Mapping[Phase, frozenset[Phase]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from cotenant.core.lifecycle import ENDED, Phase
+from cotenant.core.model.lifecycle import ENDED, Phase
 from cotenant.history.events import Listed, Watched
 
 

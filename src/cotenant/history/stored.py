@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from functools import cache
 
-from cotenant.core.lifecycle import AttemptState, LaunchCause, Phase
+from cotenant.core.model.lifecycle import AttemptState, LaunchCause, Phase
 from cotenant.history.events import (
     AttemptGone,
     AttemptPut,

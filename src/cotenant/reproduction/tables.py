@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol, TypeVar
 
-from cotenant.reproduction.words import Case, Cell, Done, Table, Work
+from cotenant.reproduction.model import Case, Cell, Done, Table, Work
 
 MEANS = "Means over the seeds."
 Columns = Mapping[str, tuple[str, str]]  # by figure: the column's title, and how its numbers are written

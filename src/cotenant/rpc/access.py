@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from cotenant.rpc.endpoints import SERVICES, Endpoints, addresses_of, host_and_port
-from cotenant.tlsfiles import TlsFiles
+from cotenant.security.tls_files import TlsFiles
 
 TOKEN_FILE = "token"  # noqa: S105 a file's name
 ENDPOINT_FILE = "endpoint.json"

@@ -21,11 +21,11 @@ import grpc
 import grpc.aio
 
 from cotenant import telemetry
-from cotenant.name_checks import NAMES
+from cotenant.codec.methods import METHODS, Method
+from cotenant.name_resolution import NAMES
+from cotenant.rpc.decode_guard import LegibleAnswer, LegibleStream, reading
 from cotenant.rpc.endpoints import MESH_NAME, Endpoints, addresses_of, host_and_port
-from cotenant.rpc.legible import LegibleAnswer, LegibleStream, reading
-from cotenant.rpc.methods import METHODS, Method
-from cotenant.rpc.tls import TlsFiles, Watched, channel_credentials
+from cotenant.security.grpc_tls import TlsFiles, Watched, channel_credentials
 
 __all__ = ["Channel", "Endpoints", "connect", "service_config"]
 

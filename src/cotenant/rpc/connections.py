@@ -39,7 +39,7 @@ from urllib.parse import quote, unquote
 
 import structlog
 
-from cotenant import descriptors, telemetry
+from cotenant import file_descriptors, telemetry
 
 log = structlog.get_logger()
 
@@ -62,8 +62,10 @@ CLOSED = telemetry.counter(
     "{connection}",
     "Connections that were closed because they did not authenticate, by reason.",
 )
-USED = telemetry.gauge("cotenant.descriptors.used", "{descriptor}", "Open file descriptors of the process.")
-LIMIT = telemetry.gauge("cotenant.descriptors.limit", "{descriptor}", "File descriptors that the process may open.")
+USED = telemetry.gauge("cotenant.file_descriptors.used", "{descriptor}", "Open file descriptors of the process.")
+LIMIT = telemetry.gauge(
+    "cotenant.file_descriptors.limit", "{descriptor}", "File descriptors that the process may open."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +125,7 @@ class Connections:
         *,
         mutual_tls: bool = False,
         clock: Callable[[], float] = time.monotonic,
-        usage: Callable[[], descriptors.Usage] = descriptors.usage,
+        usage: Callable[[], file_descriptors.Usage] = file_descriptors.usage,
     ) -> None:
         self.rules = rules
         self._mutual_tls, self._clock, self._usage = mutual_tls, clock, usage
@@ -199,7 +201,7 @@ class Connections:
                 self._unreported[why, address] += 1
         self._report(now)
 
-    def _judge(self, usage: descriptors.Usage) -> None:
+    def _judge(self, usage: file_descriptors.Usage) -> None:
         if usage.scarce and not self._scarce:
             log.warning("descriptors_scarce", used=usage.used, limit=usage.limit)
             self._scarce = True
@@ -324,7 +326,7 @@ def surplus(
     return [(one, closing[one.descriptor]) for one in order if one.descriptor in closing]
 
 
-def connections_max(usage: descriptors.Usage) -> int:
+def connections_max(usage: file_descriptors.Usage) -> int:
     """Return how many connections a server may accept at once: what its process does not need itself.
 
     >>> connections_max(descriptors.Usage(40, 1000)), connections_max(descriptors.Usage(40, 60))
@@ -338,7 +340,7 @@ def open_sockets(used: int) -> Iterator[tuple[int, int]]:
 
     The kernel gives out the lowest free number, so that `used` open ones are found after little more than `used` tries.
     """
-    found, descriptor, most = 0, 0, descriptors.usage().limit
+    found, descriptor, most = 0, 0, file_descriptors.usage().limit
     while found < used and descriptor < most:
         try:
             status = os.fstat(descriptor)

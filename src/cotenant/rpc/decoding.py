@@ -14,8 +14,8 @@ from typing import Any
 
 from google.protobuf.message import DecodeError
 
-from cotenant.core.validate import Violation
-from cotenant.rpc import errors
+from cotenant.codec import errors
+from cotenant.core.model.validation import Violation
 
 PIECE_BYTES = 128 * 1024  # decoded between two turns of others: 12 ms at the worst
 FIELD_BYTES_MAX = 2**20  # of one field: 90 ms at the worst

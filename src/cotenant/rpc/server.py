@@ -11,22 +11,22 @@ import structlog
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from cotenant import descriptors, name_checks, telemetry
-from cotenant.name_checks import NAMES
-from cotenant.rpc import enduring
+from cotenant import file_descriptors, name_resolution, telemetry
+from cotenant.codec.methods import METHODS
+from cotenant.name_resolution import NAMES
+from cotenant.rpc import restartable_server
+from cotenant.rpc.auth_interceptor import CALLS_MAX, Guard
 from cotenant.rpc.connections import RULES, ConnectionRules, Connections, Problem, connections_max
-from cotenant.rpc.ending import end
 from cotenant.rpc.endpoints import host_and_port
-from cotenant.rpc.expiry import Expiry
-from cotenant.rpc.guard import CALLS_MAX, Guard
-from cotenant.rpc.health import Health
-from cotenant.rpc.identity import Anyone, Authenticator, BearerToken
-from cotenant.rpc.methods import METHODS
-from cotenant.rpc.security import PLAIN, Security
-from cotenant.rpc.stalls import Stalls
-from cotenant.rpc.tls import server_credentials
+from cotenant.rpc.health_service import Health
+from cotenant.rpc.loop_lag import Stalls
+from cotenant.rpc.task_cancellation import end
+from cotenant.security.certificate_expiry import Expiry
+from cotenant.security.grpc_tls import server_credentials
+from cotenant.security.identity import Anyone, Authenticator, BearerToken
+from cotenant.security.server_security import PLAIN, Security
+from cotenant.security.validity import Validity
 from cotenant.v1.condition_pb2 import LoopLag
-from cotenant.validity import Validity
 
 log = structlog.get_logger()
 
@@ -120,7 +120,7 @@ class Server:
 
     def problems(self) -> list[Problem]:
         """Return what is wrong with the connections and descriptors of this process, and with names that it uses."""
-        return [*self._connections.problems(), *(Problem(error, name_checks.REMEDY) for error in NAMES.errors())]
+        return [*self._connections.problems(), *(Problem(error, name_resolution.REMEDY) for error in NAMES.errors())]
 
     def loop_lag(self) -> LoopLag:
         """Return by how much the event loop is behind."""
@@ -137,7 +137,7 @@ class Server:
         return self._port
 
     def _bound(self, address: str) -> tuple[Any, int]:
-        server = enduring.server(
+        server = restartable_server.server(
             interceptors=[*telemetry.server_interceptors(METHODS.__contains__), self._guard],
             options=_options(self._message_bytes_max, self._connections.rules.handshake_seconds),
         )
@@ -229,7 +229,7 @@ def _options(message_bytes_max: int, handshake_seconds: float) -> list[tuple[str
         ("grpc.keepalive_time_ms", 30_000),
         ("grpc.keepalive_timeout_ms", 10_000),
         ("grpc.server_handshake_timeout_ms", round(handshake_seconds * 1000)),  # of TLS and HTTP/2
-        ("grpc.max_allowed_incoming_connections", connections_max(descriptors.usage())),
+        ("grpc.max_allowed_incoming_connections", connections_max(file_descriptors.usage())),
         ("grpc.max_connection_idle_ms", round(IDLE_SECONDS_MAX * 1000)),
         ("grpc.http2.ping_timeout_ms", 10_000),  # which is the one that counts, in gRPC of today
     ]

@@ -6,8 +6,8 @@
 (260, 260)
 """
 
-from cotenant.simulator.clusters import BadCluster, Cluster, parse_cluster
-from cotenant.simulator.policies import PolicyFailed
+from cotenant.simulator.clusters.cluster import BadCluster, Cluster, parse_cluster
+from cotenant.simulator.policy_set import PolicyFailed
 from cotenant.simulator.results import Outcome, Result
 from cotenant.simulator.run import simulate
 from cotenant.simulator.traces import BadRow, BadTrace, Trace, TraceJob, load

@@ -11,22 +11,22 @@ import heapq
 import math
 from collections.abc import Iterator
 
-from cotenant.core.jobs import JobKind
-from cotenant.core.queueing.choosing import RULES, Rules
-from cotenant.core.refusals import Refusal
-from cotenant.core.tenancy import NO_TENANTS, Tenancy
-from cotenant.simulator.admission import Admission
-from cotenant.simulator.arms import Arm
-from cotenant.simulator.clusters import Cluster
-from cotenant.simulator.lives import Life, Shape
+from cotenant.core.model.job import JobKind
+from cotenant.core.model.refusal import Refusal
+from cotenant.core.model.tenancy import NO_TENANTS, Tenancy
+from cotenant.core.scheduling.admission import RULES, Rules
+from cotenant.simulator.clusters.cluster import Cluster
+from cotenant.simulator.eligibility import Admission
+from cotenant.simulator.job import Life, Shape
 from cotenant.simulator.physics.world import World
-from cotenant.simulator.policies import Policies
-from cotenant.simulator.recording import Kind, Recorder, Story
+from cotenant.simulator.policy_set import Policies
+from cotenant.simulator.prediction_arms import Arm
+from cotenant.simulator.recording.events import Kind, Recorder, Story
 from cotenant.simulator.resizing import Figures
 from cotenant.simulator.scheduler import Scheduler
 from cotenant.simulator.snapshots import Present
 from cotenant.simulator.traces import Trace, TraceJob
-from cotenant.simulator.traces.jobs import Ended
+from cotenant.simulator.traces.trace_job import Ended
 
 
 class Simulation:

@@ -13,13 +13,16 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
-from cotenant.core.estimates import UNKNOWN, Candidate, Estimate
-from cotenant.core.jobs import JobSpec
-from cotenant.core.ledger import Ledger, Offer
-from cotenant.core.predicting.remembered import Key
-from cotenant.core.queueing.cycle import Start
-from cotenant.core.sizing.dealing import NO_LIMITS, Hand, Party, deal, room
-from cotenant.core.sizing.resizing import (
+from cotenant.core.capacity.ledger import Ledger, Offer
+from cotenant.core.model.estimate import UNKNOWN, Candidate, Estimate
+from cotenant.core.model.job import JobSpec
+from cotenant.core.model.job_table import JobTable
+from cotenant.core.model.tenancy import Headroom, Tenancy
+from cotenant.core.prediction.job_class_memory import Key
+from cotenant.core.scheduling.cycle import Start
+from cotenant.core.sizing.core_rebalance import NO_LIMITS, Hand, Party, deal, room
+from cotenant.core.sizing.rate_history import Track, Tracks, kind_of
+from cotenant.core.sizing.resize import (
     Resizes,
     Running,
     agreed,
@@ -29,14 +32,11 @@ from cotenant.core.sizing.resizing import (
     resizable,
     resized,
 )
-from cotenant.core.sizing.tracks import Track, Tracks, kind_of
-from cotenant.core.table import JobTable
-from cotenant.core.tenancy import Headroom, Tenancy
-from cotenant.simulator.arms import Arm
-from cotenant.simulator.lives import Life
+from cotenant.simulator.job import Life
 from cotenant.simulator.physics.world import World
-from cotenant.simulator.policies import PolicyFailed
-from cotenant.simulator.recording import Place, Story, places_of
+from cotenant.simulator.policy_set import PolicyFailed
+from cotenant.simulator.prediction_arms import Arm
+from cotenant.simulator.recording.events import Place, Story, places_of
 from cotenant.simulator.traces import TraceJob
 
 ROUNDING_SECONDS = 1e-6  # a window that lacks no more than that is complete

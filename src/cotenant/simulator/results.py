@@ -11,15 +11,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from cotenant.core.jobs import TENANT_DEFAULT, WHOLE_GPU_MILLI, JobKind
-from cotenant.core.refusals import Code, Refusal
-from cotenant.core.tenancy import Tenancy
+from cotenant.core.model.job import TENANT_DEFAULT, WHOLE_GPU_MILLI, JobKind
+from cotenant.core.model.refusal import Code, Refusal
+from cotenant.core.model.tenancy import Tenancy
 from cotenant.simulator.engine import Simulation
-from cotenant.simulator.lives import Life
+from cotenant.simulator.job import Life
 from cotenant.simulator.resizing import Figures
 from cotenant.simulator.starvation import GANG_SIZES, starvation_of
-from cotenant.simulator.traces.jobs import Ended
-from cotenant.simulator.waits import LEVELS, WAITS, by_level, by_wait, dominant
+from cotenant.simulator.traces.trace_job import Ended
+from cotenant.simulator.wait_times import LEVELS, WAITS, by_level, by_wait, dominant
 
 ABOUT: Mapping[str, str] = MappingProxyType(
     {

@@ -11,21 +11,22 @@ from types import MappingProxyType
 from typing import Any
 
 from cotenant import plugins
-from cotenant.core.nodes import NodeShape
-from cotenant.core.options import BadOption, by_owner, did_you_mean, names_of, nearest, parse
-from cotenant.core.policy import ContentionPolicy, CpuAllocator, PlacementPolicy, Predictor, QueuePolicy
-from cotenant.core.scenes import Sees
-from cotenant.core.tenancy import Tenancy, Tenant
-from cotenant.core.validate import Violation
-from cotenant.simulator.arms import Arm, Judge, Learner, NoisyOracle, Nothing, Oracle, Recorded, unjudged
-from cotenant.simulator.clusters import Cluster, parse_cluster
+from cotenant.core.model.node import NodeShape
+from cotenant.core.model.tenancy import Tenancy, Tenant
+from cotenant.core.model.validation import Violation
+from cotenant.core.policy.cluster_view import Sees
+from cotenant.core.policy.options import BadOption, by_owner, names_of, parse
+from cotenant.core.policy.protocols import ContentionPolicy, CpuAllocator, PlacementPolicy, Predictor, QueuePolicy
+from cotenant.core.spelling import did_you_mean, nearest
+from cotenant.simulator.clusters.cluster import Cluster, parse_cluster
 from cotenant.simulator.engine import Simulation
 from cotenant.simulator.overlays import Overlays, parse_overlays
 from cotenant.simulator.physics.settings import Settings
 from cotenant.simulator.physics.speeds import NEIGHBOURLY
 from cotenant.simulator.physics.world import World
-from cotenant.simulator.policies import GROUPS, Policies
-from cotenant.simulator.recording import Recorder
+from cotenant.simulator.policy_set import GROUPS, Policies
+from cotenant.simulator.prediction_arms import Arm, Judge, Learner, NoisyOracle, Nothing, Oracle, Recorded, unjudged
+from cotenant.simulator.recording.events import Recorder
 from cotenant.simulator.results import Result, result_of
 from cotenant.simulator.snapshots import Present
 from cotenant.simulator.traces import Trace, load

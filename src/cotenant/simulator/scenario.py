@@ -7,10 +7,10 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Self
 
-from cotenant.core.tenancy import Tenant
+from cotenant.core.model.tenancy import Tenant
 from cotenant.simulator import snapshots
-from cotenant.simulator.arms import Recorded
-from cotenant.simulator.recording import Recorder
+from cotenant.simulator.prediction_arms import Recorded
+from cotenant.simulator.recording.events import Recorder
 from cotenant.simulator.results import Result
 from cotenant.simulator.run import Watch, simulate
 from cotenant.simulator.traces import SNAPSHOT, Trace, load

@@ -18,32 +18,32 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from cotenant.core.gangs import Gang
-from cotenant.core.ledger import Holding, Overcommitted
-from cotenant.core.nodes import NodeShape
-from cotenant.core.policy import Order
-from cotenant.core.queueing import cycle
-from cotenant.core.queueing.choosing import RULES, Rules
-from cotenant.core.refusals import Refusal, Wait, given_up
-from cotenant.core.sizing.resizing import Resizes
-from cotenant.core.table import Capacity, Ints, Jobs, JobTable
-from cotenant.core.tenancy import NO_TENANTS, Headroom, Tenancy
-from cotenant.simulator import services
-from cotenant.simulator.arms import Arm
-from cotenant.simulator.candidates import Candidates, victims_of
-from cotenant.simulator.clusters import Cluster
-from cotenant.simulator.free import Free, with_node
-from cotenant.simulator.labels import Labels
-from cotenant.simulator.lives import Life, Shape, row_of
+from cotenant.core.capacity.ledger import Holding, Overcommitted
+from cotenant.core.model.gang import Gang
+from cotenant.core.model.job_table import Capacity, Ints, Jobs, JobTable
+from cotenant.core.model.node import NodeShape
+from cotenant.core.model.refusal import Refusal, Wait, given_up
+from cotenant.core.model.tenancy import NO_TENANTS, Headroom, Tenancy
+from cotenant.core.policy.protocols import Order
+from cotenant.core.scheduling import cycle
+from cotenant.core.scheduling.admission import RULES, Rules
+from cotenant.core.sizing.resize import Resizes
+from cotenant.simulator import service_scaling
+from cotenant.simulator.cluster_view import Moment, Occupants
+from cotenant.simulator.clusters.cluster import Cluster
+from cotenant.simulator.cycle_candidates import Candidates, victims_of
+from cotenant.simulator.free_resources import Free, with_node
+from cotenant.simulator.job import Life, Shape, row_of
 from cotenant.simulator.physics.rates import FULL
 from cotenant.simulator.physics.world import World
-from cotenant.simulator.policies import AskedPlacement, Policies, PolicyFailed, ordered, teach
-from cotenant.simulator.reasons import Chosen, Listening
-from cotenant.simulator.recording import Kind, Story
+from cotenant.simulator.policy_set import AskedPlacement, Policies, PolicyFailed, ordered, teach
+from cotenant.simulator.prediction_arms import Arm
+from cotenant.simulator.recording.events import Kind, Story
 from cotenant.simulator.resizing import Resizing
-from cotenant.simulator.scene import Moment, Occupants
-from cotenant.simulator.waiting import Waiting
-from cotenant.simulator.waits import CAUSE_OF, Cause, cause_of
+from cotenant.simulator.wait_labels import Labels
+from cotenant.simulator.wait_reasons import Chosen, Listening
+from cotenant.simulator.wait_times import CAUSE_OF, Cause, cause_of
+from cotenant.simulator.waiting_jobs import Waiting
 
 VALID_SECONDS_MIN = 0.001  # an order is asked for anew no sooner than this, so that rounding cannot stop the clock
 
@@ -303,7 +303,7 @@ class Scheduler:
         life = self._by_id[start.gang.job_id]
         self._waiting.remove(life)
         life.reclaimable = start.reclaimable
-        services.scale(life, start.gang, self._table)
+        service_scaling.scale(life, start.gang, self._table)
         finish = self._run(life, start.holdings, now)
         if self.resizing:
             self.resizing.started(life, start, now)
@@ -360,7 +360,7 @@ class Scheduler:
     def _wait(self, life: Life, now: float) -> None:
         if again := life.shape.first:
             self._waiting.join(life, again)
-            services.count(life, self._table)
+            service_scaling.count(life, self._table)
         life.waiting_since, life.fragmented_mark = now, life.shape.fragmented.read(now)
         self._labels.begin(life, now)
         self._waiting.add(life)
@@ -370,7 +370,7 @@ class Scheduler:
     def size_anew(self, size: Callable[[Life], Shape | None], now: float) -> None:
         """Let those be of another shape that wait and would be sized otherwise now; None: as they are."""
         for life in self._waiting.size_anew(self._lives.values(), size, now):
-            services.count(life, self._table)
+            service_scaling.count(life, self._table)
             self._turned(life, now)
 
     def _turned(self, life: Life, now: float) -> None:

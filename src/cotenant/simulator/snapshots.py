@@ -11,13 +11,13 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
-from cotenant.core.jobs import TENANT_DEFAULT, JobKind, Locality, Request, Role
-from cotenant.core.ledger import Holding, Ledger, Overcommitted
-from cotenant.core.nodes import NodeShape
-from cotenant.core.tenancy import Tenant
-from cotenant.simulator import plain
-from cotenant.simulator.clusters import PER_NODE_MAX
-from cotenant.simulator.traces.jobs import BadTrace, TraceJob
+from cotenant.core.capacity.ledger import Holding, Ledger, Overcommitted
+from cotenant.core.model.job import TENANT_DEFAULT, JobKind, Locality, Request, Role
+from cotenant.core.model.node import NodeShape
+from cotenant.core.model.tenancy import Tenant
+from cotenant.simulator import decode
+from cotenant.simulator.clusters.cluster import PER_NODE_MAX
+from cotenant.simulator.traces.trace_job import BadTrace, TraceJob
 
 VERSION = 1
 KEY = "cotenant_snapshot"
@@ -279,7 +279,7 @@ def read(path: Path | str) -> Snapshot:
         what = f"is a snapshot of version {version}" if version else "is no snapshot"
         raise BadSnapshot(f"{path} {what}; one of version {VERSION} was expected, as `cotenant snapshot` writes it")
     wrong: list[str] = []
-    snapshot = plain.read(Snapshot, plain_value, "", wrong)
+    snapshot = decode.read(Snapshot, plain_value, "", wrong)
     if snapshot:
         wrong += _contradictions(snapshot)
     if wrong:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import lru_cache
 
-from cotenant.core.jobs import WHOLE_GPU_MILLI, Role
-from cotenant.simulator.clusters import Cluster
+from cotenant.core.model.job import WHOLE_GPU_MILLI, Role
+from cotenant.simulator.clusters.cluster import Cluster
 from cotenant.simulator.overlays import Overlays
 from cotenant.simulator.traces import Trace
 

@@ -6,7 +6,7 @@ import json
 import secrets
 
 from cotenant.store.port import Entry
-from cotenant.store.shifted import OWN
+from cotenant.store.revision_offset import OWN
 
 ERAS = f"{OWN}eras"
 KEPT_MAX = 128

@@ -16,6 +16,8 @@ from typing import Any
 import structlog
 from aetcd import rpc  # type: ignore[import-untyped]  # ships no types; only its stubs and messages are used
 
+from cotenant.security.tls_files import Watched
+from cotenant.store.argument_checks import check_key, check_transaction, check_ttl
 from cotenant.store.capacity import (
     FRAGMENTED_SHARE,
     PRESSED_SHARE,
@@ -23,13 +25,12 @@ from cotenant.store.capacity import (
     Capacity,
     etcd_capacity,
 )
-from cotenant.store.checks import check_key, check_transaction, check_ttl
-from cotenant.store.etcd_beats import Beats
-from cotenant.store.etcd_doubt import unless_lost
-from cotenant.store.etcd_links import Member
+from cotenant.store.etcd_connections import Member
+from cotenant.store.etcd_keep_alive import Beats
 from cotenant.store.etcd_members import NO_SPACE, PAUSE_SECONDS_FIRST, PAUSE_SECONDS_MAX, Members, Refused, meaning
 from cotenant.store.etcd_quota import read_quota
 from cotenant.store.etcd_watch import HistoryCompacted, LinkLeft, StreamBroken, follow
+from cotenant.store.member_status import Standing
 from cotenant.store.port import (
     Changes,
     Committed,
@@ -45,9 +46,8 @@ from cotenant.store.port import (
     StoreRegressed,
     StoreUnavailable,
 )
-from cotenant.store.standing import Standing
+from cotenant.store.unknown_outcome import unless_lost
 from cotenant.store.watermark import COMPARES_MAX, OPERATIONS_MAX, Sent, Watermark
-from cotenant.tlsfiles import Watched
 
 log = structlog.get_logger()
 

@@ -13,11 +13,11 @@ from typing import Any, TypeVar
 
 from aetcd import rpc  # type: ignore[import-untyped]  # ships no types; only its stubs and messages are used
 
-from cotenant.name_checks import NAMES
-from cotenant.store.etcd_links import Member, Renewal
+from cotenant.name_resolution import NAMES
+from cotenant.security.tls_files import Watched
+from cotenant.store.etcd_connections import Member, Renewal
+from cotenant.store.member_status import Standing
 from cotenant.store.port import StoreFull, StoreUnavailable, Unanswered
-from cotenant.store.standing import Standing
-from cotenant.tlsfiles import Watched
 
 Reply = TypeVar("Reply")
 

@@ -7,7 +7,7 @@ import re
 import ssl
 import urllib.request
 
-from cotenant.tlsfiles import Watched
+from cotenant.security.tls_files import Watched
 
 SECONDS_MAX = 1.0
 BYTES_MAX = 4 * 1024**2  # of a page of metrics

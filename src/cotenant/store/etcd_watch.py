@@ -18,7 +18,7 @@ from typing import Any
 
 from aetcd import rpc  # type: ignore[import-untyped]  # ships no types; only its stubs and messages are used
 
-from cotenant.store.etcd_links import Link
+from cotenant.store.etcd_connections import Link
 from cotenant.store.port import Change, Changes
 
 NEEDS_LEADER = (("hasleader", "true"),)  # a member cut off from the others ends the stream, instead of falling silent

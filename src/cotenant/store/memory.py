@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 
 from cotenant.store.keyspace import Draft, HistoryLimit, Keyspace
-from cotenant.store.local import LocalStore, Result
+from cotenant.store.local_store import LocalStore, Result
 
 DEFAULT_LIMIT = HistoryLimit()
 

@@ -8,14 +8,14 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
+from cotenant.security.tls_files import BadTls, TlsFiles, Watched
 from cotenant.store.capacity import NO_LIMITS, StoreLimits
 from cotenant.store.etcd import EtcdStore
-from cotenant.store.guarded import GuardedStore
+from cotenant.store.guarded_store import GuardedStore
 from cotenant.store.memory import MemoryStore
 from cotenant.store.port import Store
 from cotenant.store.spec_parts import SpecStore
 from cotenant.store.sqlite import SqliteStore
-from cotenant.tlsfiles import BadTls, TlsFiles, Watched
 
 FORMS = {
     "memory": "memory:",

@@ -40,8 +40,8 @@ from cotenant.store.port import (
     Put,
     Relisted,
 )
+from cotenant.store.revision_offset import ShiftedStore
 from cotenant.store.schema import PARTED_VERSION, VERSION, BadRecord
-from cotenant.store.shifted import ShiftedStore
 from cotenant.v1 import job_pb2, records_pb2
 
 log = structlog.get_logger()

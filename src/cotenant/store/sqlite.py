@@ -20,12 +20,12 @@ from pathlib import Path
 from typing import Any
 
 from cotenant.store.capacity import RESERVE_BYTES_DEFAULT, Capacity, disk_capacity, effective_reserve
-from cotenant.store.journal import Journal
 from cotenant.store.keyspace import Draft, HistoryLimit
-from cotenant.store.local import LocalStore, Result
+from cotenant.store.local_store import LocalStore, Result
 from cotenant.store.memory import DEFAULT_LIMIT
 from cotenant.store.port import StoreUnavailable
-from cotenant.store.sidecar import SYNC_SECONDS
+from cotenant.store.sqlite_journal import Journal
+from cotenant.store.sqlite_sidecar import SYNC_SECONDS
 
 GROUP_MAX = 1_000  # transactions in one commit: about 10 ms of drafting
 

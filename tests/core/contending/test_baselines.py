@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cotenant.core.contending.baselines import Baseline, threshold
+from cotenant.policies.coda_eliminator.baselines import Baseline, threshold
 
 BETWEEN = 552_960.0  # windows of 8 jobs in 4 days
 

@@ -6,8 +6,8 @@ from benchmarks.contention_node import PEAK, CpuJob, ModelNode, Trainer
 from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 
-from cotenant.core.policy import FREE
-from cotenant.policies.coda_eliminator import CodaEliminator
+from cotenant.core.policy.protocols import FREE
+from cotenant.policies.coda_eliminator.policy import CodaEliminator
 
 UNSEEN = 0.12  # a smaller slowdown may hide in 5 % of noise for minutes
 RELIEVED = 0.25  # of what a job would lose unhelped, so much it may

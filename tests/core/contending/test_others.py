@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from cotenant.core.policy import AttemptWindow, Directive, NodeWindow
-from cotenant.policies.coda_eliminator import CodaEliminator
+from cotenant.core.policy.protocols import AttemptWindow, Directive, NodeWindow
+from cotenant.policies.coda_eliminator.policy import CodaEliminator
 
 HOUR_WINDOWS, NOISE = 720, 0.05
 

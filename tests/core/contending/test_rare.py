@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 from benchmarks.contention_node import CpuJob, ModelNode, Trainer, hog
 
-from cotenant.core.contending.relieving import Relief
-from cotenant.core.policy import FREE, AttemptWindow, Directive, NodeWindow, Throttle
+from cotenant.core.policy.protocols import FREE, AttemptWindow, Directive, NodeWindow, Throttle
+from cotenant.policies.coda_eliminator.relief import Relief
 
 ONSET = 60
 

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 from benchmarks.contention_node import PEAK, CpuJob, ModelNode, Trainer, hog
 
-from cotenant.core.contending.ladder import SUSPENDED
-from cotenant.core.policy import FREE, AttemptWindow, Directive, NodeWindow, Throttle
-from cotenant.policies.coda_eliminator import CodaEliminator
+from cotenant.core.policy.protocols import FREE, AttemptWindow, Directive, NodeWindow, Throttle
+from cotenant.policies.coda_eliminator.ladder import SUSPENDED
+from cotenant.policies.coda_eliminator.policy import CodaEliminator
 
 ONSET = 60  # windows until the CPU job comes: five minutes
 HARDWARE = pytest.mark.parametrize(("told", "enforced"), [(True, True), (True, False), (False, False)])

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from cotenant.core.contending.ladder import SUSPENDED, cores_each, first_rung, rung_of, rungs, told
-from cotenant.core.contending.suspects import Attempt, Usage, ranked, uses
-from cotenant.core.policy import AttemptWindow, NodeWindow, Throttle
+from cotenant.core.policy.protocols import AttemptWindow, NodeWindow, Throttle
+from cotenant.policies.coda_eliminator.ladder import SUSPENDED, cores_each, first_rung, rung_of, rungs, told
+from cotenant.policies.coda_eliminator.suspects import Attempt, Usage, ranked, uses
 
 CPU = AttemptWindow("a", 1, cpu_job=True, cores_used=0.0, cores=8)
 

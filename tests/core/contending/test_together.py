@@ -11,10 +11,10 @@ from benchmarks.contention_node import PEAK, CpuJob, ModelNode, Trainer
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from cotenant.core.contending.limits import Limits
-from cotenant.core.contending.relieving import Relief
-from cotenant.core.policy import FREE, AttemptWindow, Directive, NodeWindow, Throttle
-from cotenant.policies.coda_eliminator import CodaEliminator
+from cotenant.core.policy.protocols import FREE, AttemptWindow, Directive, NodeWindow, Throttle
+from cotenant.policies.coda_eliminator.policy import CodaEliminator
+from cotenant.policies.coda_eliminator.relief import Relief
+from cotenant.policies.coda_eliminator.thresholds import Limits
 
 ONSET, SATURATION = 60, 1.5
 BOUND = 30  # windows in which every suspect and every set of them has been tried

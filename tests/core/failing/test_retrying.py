@@ -5,9 +5,9 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cotenant.core.failing.classifying import Failure
-from cotenant.core.failing.retrying import RetryRules, Tries, decide
-from cotenant.core.failing.rules import Blame
+from cotenant.core.failures.classifier import Failure
+from cotenant.core.failures.retry import RetryRules, Tries, decide
+from cotenant.core.failures.rules import Blame
 
 RULES = RetryRules()
 failures = st.builds(

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import cotenant.core.failing
-from cotenant.core.failing.classifying import EVIDENCE_LENGTH_MAX, LINE_LENGTH_MAX, End, classify
-from cotenant.core.failing.rules import BadRules, Blame, Rule, merged, parse_rules, safe_pattern
+import cotenant.core.failures
+from cotenant.core.failures.classifier import EVIDENCE_LENGTH_MAX, LINE_LENGTH_MAX, End, classify
+from cotenant.core.failures.rules import BadRules, Blame, Rule, merged, parse_rules, safe_pattern
 
-FILE = Path(cotenant.core.failing.__file__).with_name("rules.toml")
+FILE = Path(cotenant.core.failures.__file__).with_name("rules.toml")
 RULES = parse_rules(FILE.read_text(), "rules.toml")
 OF_PHILLY = {  # Jeon et al., ATC 2019, table 7; "no signature" is what no rule speaks of
     *("cpu_out_of_memory", "incorrect_inputs", "semantic_error", "core_dump", "invalid_memory_access"),

@@ -12,13 +12,13 @@ from tests.contract.test_placement_streams import every_policy, ready
 from tests.worlds import World, gangs, picture, rng, worlds
 
 from cotenant import plugins
-from cotenant.core.gangs import Demand, Gang, Part
-from cotenant.core.jobs import Locality
-from cotenant.core.ledger import Ledger
-from cotenant.core.nodes import NodeShape
-from cotenant.core.placing.avoiding import yielding
-from cotenant.core.queueing.cycle import place
-from cotenant.core.refusals import Code
+from cotenant.core.capacity.ledger import Ledger
+from cotenant.core.model.gang import Demand, Gang, Part
+from cotenant.core.model.job import Locality
+from cotenant.core.model.node import NodeShape
+from cotenant.core.model.refusal import Code
+from cotenant.core.placement.node_avoidance import yielding
+from cotenant.core.scheduling.cycle import place
 from cotenant.policies.consolidate import Consolidate
 
 AVOIDED = st.lists(st.sampled_from(["n0", "n1", "n2", "n3", "gone"]), unique=True).map(tuple)

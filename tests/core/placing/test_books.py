@@ -8,12 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.worlds import demands
 
-from cotenant.core.allocations import GpuShare, NodeAllocation, TaskAllocation
-from cotenant.core.gangs import Demand
-from cotenant.core.ledger import Holding, Ledger, Overcommitted
-from cotenant.core.nodes import Core, Gpu, Inventory, shape_of
-from cotenant.core.placing.books import Book, Task
-from cotenant.core.placing.cores import choose_cores, seats
+from cotenant.core.capacity.ledger import Holding, Ledger, Overcommitted
+from cotenant.core.model.allocation import GpuShare, NodeAllocation, TaskAllocation
+from cotenant.core.model.gang import Demand
+from cotenant.core.model.node import Core, Gpu, Inventory, shape_of
+from cotenant.core.placement.core_selection import choose_cores, seats
+from cotenant.core.placement.device_assignment import Book, Task
 
 
 @st.composite

@@ -6,13 +6,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.worlds import picture
 
-from cotenant.core.gangs import Demand, Gang, Part
-from cotenant.core.ledger import Holding, Ledger
-from cotenant.core.nodes import NodeShape
-from cotenant.core.placing.borrowing import Borrowers, Residence
-from cotenant.core.placing.splitting import Held
-from cotenant.core.placing.taking import hold_all, release_all
-from cotenant.core.scenes import Resident, Stay
+from cotenant.core.capacity.ledger import Holding, Ledger
+from cotenant.core.model.gang import Demand, Gang, Part
+from cotenant.core.model.node import NodeShape
+from cotenant.core.placement.gang_allocation import hold_all, release_all
+from cotenant.core.policy.cluster_view import Resident, Stay
+from cotenant.policies.multi_array.borrowing import Borrowers, Residence
+from cotenant.policies.multi_array.split import Held
 
 SHAPES = [NodeShape(24, 64, 100), NodeShape(24, 64, 100), NodeShape(24, 64, 100, shareable=True)]
 NAMES = [f"job{number}" for number in range(6)]

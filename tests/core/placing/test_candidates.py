@@ -5,10 +5,10 @@ import gc
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cotenant.core.estimates import Candidate
-from cotenant.core.jobs import JobKind, JobSpec, Qos, Request, Role
-from cotenant.core.nodes import NodeShape
-from cotenant.core.placing.candidates import CANDIDATES_MAX, chief, standard
+from cotenant.core.model.estimate import Candidate
+from cotenant.core.model.job import JobKind, JobSpec, Qos, Request, Role
+from cotenant.core.model.node import NodeShape
+from cotenant.core.placement.candidate_allocations import CANDIDATES_MAX, chief, standard
 
 SHAPES = [NodeShape(gpus=8, cores=64, count=4), NodeShape(gpus=4, cores=16, count=2)]
 REQUESTS = st.builds(Request, st.sampled_from((0, 500, 1000, 2000, 8000)), st.none() | st.integers(1, 40))

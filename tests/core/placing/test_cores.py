@@ -9,11 +9,11 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cotenant.core.allocations import GpuShare, NodeAllocation, TaskAllocation, both
-from cotenant.core.gangs import Demand
-from cotenant.core.nodes import Core, Gpu, Inventory
-from cotenant.core.placing.books import Book, Task
-from cotenant.core.placing.cores import choose_cores, contiguous, grow_cores, seats
+from cotenant.core.model.allocation import GpuShare, NodeAllocation, TaskAllocation, both
+from cotenant.core.model.gang import Demand
+from cotenant.core.model.node import Core, Gpu, Inventory
+from cotenant.core.placement.core_selection import choose_cores, contiguous, grow_cores, seats
+from cotenant.core.placement.device_assignment import Book, Task
 
 
 @st.composite

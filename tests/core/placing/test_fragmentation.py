@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.worlds import World, demands, worlds
 
-from cotenant.core.gangs import Demand
-from cotenant.core.ledger import Ledger
-from cotenant.core.nodes import NodeShape, is_of_type
-from cotenant.core.placing.fragmentation import IMPOSSIBLE, NO_GPU, Measure
+from cotenant.core.capacity.ledger import Ledger
+from cotenant.core.model.gang import Demand
+from cotenant.core.model.node import NodeShape, is_of_type
+from cotenant.policies.fgd.fragmentation import IMPOSSIBLE, NO_GPU, Measure
 
 workloads = st.dictionaries(demands(), st.integers(1, 9), max_size=4)
 

@@ -9,15 +9,15 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from tests.worlds import World, emptied, gangs, requests, rng, shapes, specs, worlds
 
-from cotenant.core.estimates import UNKNOWN
-from cotenant.core.gangs import Demand, Gang, Part
-from cotenant.core.jobs import JobSpec, Locality, Request, Role
-from cotenant.core.ledger import Ledger
-from cotenant.core.nodes import NodeShape
-from cotenant.core.placing.obstacles import fits, in_words, never_fits, no_place, room_on, shapes_of
-from cotenant.core.placing.packing import in_node_order, on_many, on_one, room_for_all
-from cotenant.core.queueing.cycle import gang_of
-from cotenant.core.refusals import Code
+from cotenant.core.capacity.ledger import Ledger
+from cotenant.core.model.estimate import UNKNOWN
+from cotenant.core.model.gang import Demand, Gang, Part
+from cotenant.core.model.job import JobSpec, Locality, Request, Role
+from cotenant.core.model.node import NodeShape
+from cotenant.core.model.refusal import Code
+from cotenant.core.placement.packing import in_node_order, on_many, on_one, room_for_all
+from cotenant.core.placement.unschedulable import fits, in_words, never_fits, no_place, room_on, shapes_of
+from cotenant.core.scheduling.cycle import gang_of
 from cotenant.policies.consolidate import Consolidate
 from cotenant.policies.count import Count
 from cotenant.policies.requested import Requested

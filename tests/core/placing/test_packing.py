@@ -7,13 +7,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.worlds import World, demands, emptied, gangs, picture, replicas_of, worlds
 
-from cotenant.core import ledger as ledger_module
-from cotenant.core.gangs import Demand, Gang, Part
-from cotenant.core.ledger import Counts, Ledger, Overcommitted
-from cotenant.core.nodes import NodeShape
-from cotenant.core.placing import packing
-from cotenant.core.placing.keeping import fewest_nodes
-from cotenant.core.placing.packing import (
+from cotenant.core.capacity import ledger as ledger_module
+from cotenant.core.capacity.ledger import Counts, Ledger, Overcommitted
+from cotenant.core.model.gang import Demand, Gang, Part
+from cotenant.core.model.node import NodeShape
+from cotenant.core.placement import packing
+from cotenant.core.placement.packing import (
     best_fit,
     best_of,
     could_hold_all,
@@ -27,7 +26,8 @@ from cotenant.core.placing.packing import (
     on_one,
     room_for_all,
 )
-from cotenant.core.queueing.cycle import take
+from cotenant.core.scheduling.cycle import take
+from cotenant.policies.qos.search import fewest_nodes
 
 
 def slow_fill(room: list[int], nodes: list[int], replicas: int) -> list[tuple[int, int]] | None:

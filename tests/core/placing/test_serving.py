@@ -7,10 +7,10 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from cotenant.core.estimates import UNKNOWN, Candidate, CandidateEstimate, Estimate, Latency
-from cotenant.core.jobs import JobKind, JobSpec, OpenReplicas, Qos, Request, Role
-from cotenant.core.placing import serving
-from cotenant.core.predicting.latency import BatchTime, answer
+from cotenant.core.model.estimate import UNKNOWN, Candidate, CandidateEstimate, Estimate, Latency
+from cotenant.core.model.job import JobKind, JobSpec, OpenReplicas, Qos, Request, Role
+from cotenant.core.prediction.batch_queueing import BatchTime, answer
+from cotenant.core.sizing import replica_sizing
 
 TARGET = 0.03
 BATCHES = st.builds(BatchTime, st.sampled_from([0.0005, 0.001, 0.004]), st.sampled_from([0.002, 0.01, 0.02]))
@@ -38,14 +38,14 @@ def keeps(spec: JobSpec, batch: BatchTime, replicas: int, share: float = 1.0) ->
 def test_as_many_are_decided_as_keep_the_promise_and_not_one_more(batch: BatchTime, rate: float, target: float) -> None:
     spec, estimate = service(rate, target, most=24), told(batch)
     first = next((count for count in range(1, 25) if keeps(spec, batch, count)), None)
-    assert serving.decided(spec, estimate).replicas == (first or 24)
-    assert (serving.too_few(spec, estimate) is None) == (first is not None)
+    assert replica_sizing.decided(spec, estimate).replicas == (first or 24)
+    assert (replica_sizing.too_few(spec, estimate) is None) == (first is not None)
 
 
 @settings(deadline=None, max_examples=40)
 @given(BATCHES, RATES, st.floats(1.0, 4.0))
 def test_more_arrivals_never_give_fewer_replicas(batch: BatchTime, rate: float, times: float) -> None:
-    few, many = (serving.decided(service(one), told(batch)).replicas for one in (rate, rate * times))
+    few, many = (replica_sizing.decided(service(one), told(batch)).replicas for one in (rate, rate * times))
     assert few <= many
 
 
@@ -53,7 +53,7 @@ def test_more_arrivals_never_give_fewer_replicas(batch: BatchTime, rate: float, 
 @given(BATCHES, RATES, st.sampled_from([0.004, 0.012, 0.03]), st.integers(1, 8))
 def test_what_a_refusal_says_would_change_it_does(batch: BatchTime, rate: float, target: float, most: int) -> None:
     spec, estimate = service(rate, target, most=most), told(batch)
-    refusal = serving.too_few(spec, estimate)
+    refusal = replica_sizing.too_few(spec, estimate)
     assume(refusal is not None)
     assert refusal
     numbers = refusal.numbers
@@ -63,55 +63,55 @@ def test_what_a_refusal_says_would_change_it_does(batch: BatchTime, rate: float,
         "arrivals_max": service(numbers.get("arrivals_max", rate), target, most=most),
     }
     for name in changed.keys() & numbers.keys():
-        assert serving.too_few(changed[name], estimate) is None, (name, refusal)
+        assert replica_sizing.too_few(changed[name], estimate) is None, (name, refusal)
         assert f"{numbers[name]:g}" in refusal.remedy
     if "replicas_needed" in numbers:
-        assert serving.too_few(service(rate, target, most=int(numbers["replicas_needed"]) - 1), estimate)
+        assert replica_sizing.too_few(service(rate, target, most=int(numbers["replicas_needed"]) - 1), estimate)
 
 
 @settings(deadline=None, max_examples=40)
 @given(BATCHES, RATES, st.integers(1, 24))
 def test_the_share_that_is_needed_suffices_and_little_less_does_not(batch: BatchTime, rate: float, count: int) -> None:
     spec = service(rate)
-    share = serving.share_needed(spec, told(batch), count)
+    share = replica_sizing.share_needed(spec, told(batch), count)
     assert share is not None
     if math.isinf(share):
         assert not keeps(spec, batch, count)
         return
     assert keeps(spec, batch, count, share)
-    assert share == serving.SHARE_MIN or not keeps(spec, batch, count, share - 0.002)
-    more = serving.share_needed(spec, told(batch), count + 1)
+    assert share == replica_sizing.SHARE_MIN or not keeps(spec, batch, count, share - 0.002)
+    more = replica_sizing.share_needed(spec, told(batch), count + 1)
     assert more is not None
     assert more <= share
 
 
 def test_of_whom_nothing_is_known_the_fewest_run() -> None:
-    spec = serving.decided(service(least=2), UNKNOWN)
+    spec = replica_sizing.decided(service(least=2), UNKNOWN)
     assert spec.replicas == 2
-    assert "nothing is known" in serving.in_words(spec, UNKNOWN)
-    assert serving.too_few(spec, UNKNOWN) is None
-    assert serving.share_needed(spec, UNKNOWN, 2) is None
+    assert "nothing is known" in replica_sizing.in_words(spec, UNKNOWN)
+    assert replica_sizing.too_few(spec, UNKNOWN) is None
+    assert replica_sizing.share_needed(spec, UNKNOWN, 2) is None
 
 
 def test_who_says_how_many_keeps_as_many() -> None:
     spec = JobSpec(roles=(Role(replicas=3),), qos=service().qos)
     estimate = told(BatchTime(0.001, 0.01))
-    assert serving.decided(spec, estimate) is spec
-    assert serving.too_few(spec, estimate) is None
-    assert serving.in_words(spec, estimate) == ""
+    assert replica_sizing.decided(spec, estimate) is spec
+    assert replica_sizing.too_few(spec, estimate) is None
+    assert replica_sizing.in_words(spec, estimate) == ""
 
 
 @pytest.mark.parametrize(("needed", "share"), [(2, 1.0), (3, 1.0), (4, math.inf), (None, math.inf)])
 def test_a_predictor_that_tells_no_batch_times_is_taken_at_its_word(needed: int | None, share: float) -> None:
     latency = Latency(3, replicas_needed=needed)
     estimate = Estimate(candidates=(CandidateEstimate(latency=latency, allocation=Candidate(4)),))
-    assert serving.share_needed(service(), estimate, 3) == share
-    assert serving.share_needed(service(), estimate, 5) is None
-    assert serving.decided(service(most=8), estimate).replicas == (needed or 8)
+    assert replica_sizing.share_needed(service(), estimate, 3) == share
+    assert replica_sizing.share_needed(service(), estimate, 5) is None
+    assert replica_sizing.decided(service(most=8), estimate).replicas == (needed or 8)
 
 
 def test_a_limit_below_what_is_needed_is_told_in_full() -> None:
-    refusal = serving.too_few(service(most=4), told(BatchTime(0.001, 0.01)))
+    refusal = replica_sizing.too_few(service(most=4), told(BatchTime(0.001, 0.01)))
     assert refusal is not None
     assert refusal.detail == (
         "it takes 5 replicas to answer 99 % of 900 requests a second within 0.03 s, and it may have 4; with 4 they "
@@ -123,7 +123,7 @@ def test_a_limit_below_what_is_needed_is_told_in_full() -> None:
 
 
 def test_a_target_below_the_time_of_one_request_is_kept_by_no_number() -> None:
-    refusal = serving.too_few(service(target=0.005), told(BatchTime(0.001, 0.01)))
+    refusal = replica_sizing.too_few(service(target=0.005), told(BatchTime(0.001, 0.01)))
     assert refusal is not None
     assert "one request alone takes 0.011 s" in refusal.detail
     assert "replicas_max" not in refusal.remedy
@@ -131,8 +131,11 @@ def test_a_target_below_the_time_of_one_request_is_kept_by_no_number() -> None:
 
 def test_why_there_are_as_many_is_told() -> None:
     estimate = told(BatchTime(0.001, 0.01))
-    assert "the fewest that answer 99 %" in serving.in_words(service().with_replicas(5), estimate)
-    assert "alone 5 would" in serving.in_words(service().with_replicas(7), estimate)
-    assert serving.in_words(service(least=8).with_replicas(8), estimate) == "8 replicas, the fewest that it may have"
+    assert "the fewest that answer 99 %" in replica_sizing.in_words(service().with_replicas(5), estimate)
+    assert "alone 5 would" in replica_sizing.in_words(service().with_replicas(7), estimate)
+    assert (
+        replica_sizing.in_words(service(least=8).with_replicas(8), estimate)
+        == "8 replicas, the fewest that it may have"
+    )
     crowded = replace(service(most=3), roles=service(most=3).with_replicas(3).roles)
-    assert serving.in_words(crowded, estimate) == "3 replicas, the most that it may have"
+    assert replica_sizing.in_words(crowded, estimate) == "3 replicas, the most that it may have"

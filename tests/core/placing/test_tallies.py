@@ -10,18 +10,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.worlds import World, gangs, rng, take_one, worlds
 
-from cotenant.core.gangs import Demand, Gang
-from cotenant.core.jobs import Locality
-from cotenant.core.ledger import Ledger
-from cotenant.core.placing.borrowing import counting
-from cotenant.core.placing.obstacles import fits, no_place, plain_shortage
-from cotenant.core.placing.shortness import RESOURCES, shortage
-from cotenant.core.policy import PlacementPolicy
-from cotenant.core.tallies import tally_of
+from cotenant.core.capacity.free_totals import tally_of
+from cotenant.core.capacity.ledger import Ledger
+from cotenant.core.model.gang import Demand, Gang
+from cotenant.core.model.job import Locality
+from cotenant.core.placement.capacity_shortage import RESOURCES, shortage
+from cotenant.core.placement.unschedulable import fits, no_place, plain_shortage
+from cotenant.core.policy.protocols import PlacementPolicy
 from cotenant.policies.consolidate import Consolidate
 from cotenant.policies.locality import WaitsForLocality
-from cotenant.policies.multi_array import MultiArray
-from cotenant.policies.qos import KeepsPromises
+from cotenant.policies.multi_array.borrowing import counting
+from cotenant.policies.multi_array.policy import MultiArray
+from cotenant.policies.qos.policy import KeepsPromises
 
 
 def short_by_nodes(gang: Gang, ledger: Ledger) -> bool:

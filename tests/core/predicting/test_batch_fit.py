@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cotenant.core.predicting.batch_fit import fit
+from cotenant.core.prediction.batch_fit import fit
 
 points = st.lists(st.tuples(st.integers(1, 1000), st.floats(1e-6, 1e3)), min_size=1, max_size=40)
 

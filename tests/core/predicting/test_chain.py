@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cotenant.core.estimates import Candidate, CandidateEstimate, Estimate, Latency, Observation, Query
-from cotenant.core.policy import Predictor
-from cotenant.core.predicting.chain import CONFIDENCE_MIN, NOBODY, Chain, combined, named
-from cotenant.core.predicting.sound import unsound
+from cotenant.core.model.estimate import Candidate, CandidateEstimate, Estimate, Latency, Observation, Query
+from cotenant.core.policy.protocols import Predictor
+from cotenant.core.prediction.chain import CONFIDENCE_MIN, NOBODY, Chain, combined, named
+from cotenant.core.prediction.estimate_validation import unsound
 
 QUERY = Query("ann", "bert", "", gpu_milli=1000, replicas=1, candidates=(Candidate(1), Candidate(2)))
 SEEN = Observation("ann", "bert", "", 1000, 1, Candidate(1), rate_per_second=1.0)

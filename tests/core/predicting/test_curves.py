@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from cotenant.core.predicting.curves import Beliefs, Curve, Point, Windows, confidence_of, errors_of, fit, ladder
+from cotenant.core.prediction.core_curve import Beliefs, Curve, Point, Windows, confidence_of, errors_of, fit, ladder
 
 EXACT = Beliefs(noise=1e-7, form=1e-7)
 

@@ -10,9 +10,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cotenant.core.predicting.curves import Curve, Point, fit, ladder
-from cotenant.core.predicting.design import POINTS_MAX, POINTS_MIN, RATE_MIN, WEIGHT_MIN, plan, uncertainty_after
-from cotenant.core.predicting.hypotheses import shapes_of
+from cotenant.core.prediction.core_curve import Curve, Point, fit, ladder
+from cotenant.core.prediction.curve_priors import shapes_of
+from cotenant.core.prediction.experiment_design import (
+    POINTS_MAX,
+    POINTS_MIN,
+    RATE_MIN,
+    WEIGHT_MIN,
+    plan,
+    uncertainty_after,
+)
 
 COUNTS = st.integers(1, 64)
 POINTS = st.lists(st.builds(Point, COUNTS, st.floats(0.1, 100.0)), max_size=6, unique_by=lambda point: point.cores)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import gc
 import tracemalloc
 
-from cotenant.core.estimates import Query, Submission
-from cotenant.core.predicting.finished import facts_of
+from cotenant.core.model.estimate import Query, Submission
+from cotenant.policies.lightgbm_duration.finished_jobs import facts_of
 
 
 def labelled(number: int) -> Query:

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.queue_simulation import simulate, simulate_full_batches
 
-from cotenant.core.predicting.latency import (
+from cotenant.core.prediction.batch_queueing import (
     LOAD_MAX,
     BatchTime,
     answer,

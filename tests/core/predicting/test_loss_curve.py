@@ -9,9 +9,9 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from tests.loss_curves import BROKEN, STEPS, Told, broken, following, hyperbola
 
-from cotenant.core.loss_goal import LossGoal
-from cotenant.core.predicting.loss_curve import POINTS_MIN, Curve, Forecast, fit, forecast
-from cotenant.core.predicting.loss_points import LossPoints
+from cotenant.core.model.loss_goal import LossGoal
+from cotenant.core.prediction.loss_fit import POINTS_MIN, Curve, Forecast, fit, forecast
+from cotenant.core.prediction.loss_points import LossPoints
 
 curves = st.builds(
     Curve,

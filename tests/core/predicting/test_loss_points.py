@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.loss_curves import following, hyperbola
 
-from cotenant.core.predicting.loss_points import CELLS_MAX, LossPoints
+from cotenant.core.prediction.loss_points import CELLS_MAX, LossPoints
 
 histories = st.lists(st.tuples(st.integers(0, 10**15), st.floats(width=64)), max_size=400)
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cotenant.core.predicting.monitoring import RATES_MAX, REFERENCE_WINDOWS, Bounds, Profile
+from cotenant.core.prediction.drift import RATES_MAX, REFERENCE_WINDOWS, Bounds, Profile
 
 
 def measured(rates: dict[int, float]) -> Profile[int]:

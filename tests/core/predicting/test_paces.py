@@ -3,8 +3,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cotenant.core.estimates import Candidate, CandidateEstimate, Estimate, Latency
-from cotenant.core.predicting.paces import Paces
+from cotenant.core.model.estimate import Candidate, CandidateEstimate, Estimate, Latency
+from cotenant.core.prediction.speed_table import Paces
 
 PLACES = st.dictionaries(st.tuples(st.integers(1, 8), st.integers(0, 32)), st.none() | st.floats(0.1, 100), max_size=8)
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cotenant.core.predicting.steptimes import ERROR, fit_terms
+from cotenant.core.prediction.step_time import ERROR, fit_terms
 
 ROWS = st.lists(st.tuples(st.just(1.0), st.floats(0, 8), st.floats(0, 8)), min_size=1, max_size=6)
 SECONDS = st.floats(0.01, 100.0)

@@ -7,7 +7,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cotenant.core.predicting.windows import RateWindows, Window
+from cotenant.core.prediction.rate_windows import RateWindows, Window
 
 HELD, RESIZED = (1, 7, ""), (1, 9, "")
 

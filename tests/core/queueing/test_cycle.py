@@ -9,16 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.worlds import picture, replicas_of, rng, tables, take_one
 
-from cotenant.core.estimates import UNKNOWN, Estimate
-from cotenant.core.gangs import Demand, Gang, Part
-from cotenant.core.jobs import JobSpec, Request, Role
-from cotenant.core.ledger import Holding, Ledger, Offer, Overcommitted, Share
-from cotenant.core.nodes import NodeShape
-from cotenant.core.policy import Order, PlacementPolicy, Sizing
-from cotenant.core.queueing.cycle import BrokenGang, Choice, Plan, Rules, Victim, choose, gang_of, place, take
-from cotenant.core.queueing.ranking import rank
-from cotenant.core.refusals import Code, Refusal
-from cotenant.core.table import Capacity, JobRow, Jobs, JobTable
+from cotenant.core.capacity.ledger import Holding, Ledger, Offer, Overcommitted, Share
+from cotenant.core.model.estimate import UNKNOWN, Estimate
+from cotenant.core.model.gang import Demand, Gang, Part
+from cotenant.core.model.job import JobSpec, Request, Role
+from cotenant.core.model.job_table import Capacity, JobRow, Jobs, JobTable
+from cotenant.core.model.node import NodeShape
+from cotenant.core.model.refusal import Code, Refusal
+from cotenant.core.policy.protocols import Order, PlacementPolicy, Sizing
+from cotenant.core.scheduling.cycle import BrokenGang, Choice, Plan, Rules, Victim, choose, gang_of, place, take
+from cotenant.core.scheduling.ordering import rank
 from cotenant.policies.consolidate import Consolidate
 from cotenant.policies.count import Count
 from cotenant.policies.first_fit import FirstFit

@@ -15,13 +15,13 @@ from tests.core.test_tenancy import family_of, pictures, rules_of_stopping, tena
 from tests.worlds import tables
 
 from cotenant import plugins
-from cotenant.core.policy import Order
-from cotenant.core.queueing.choosing import FairShare, Preemption, Rules, beyond_share, choose
-from cotenant.core.queueing.fair_share import Sharing
-from cotenant.core.queueing.outrankers import Outrankers
-from cotenant.core.queueing.ranking import rank
-from cotenant.core.table import Capacity, JobRow, Jobs, JobTable
-from cotenant.core.tenancy import NO_TENANTS, Tenancy, Tenant
+from cotenant.core.model.job_table import Capacity, JobRow, Jobs, JobTable
+from cotenant.core.model.tenancy import NO_TENANTS, Tenancy, Tenant
+from cotenant.core.policy.protocols import Order
+from cotenant.core.scheduling.admission import FairShare, Preemption, Rules, beyond_share, choose
+from cotenant.core.scheduling.fair_share import Sharing
+from cotenant.core.scheduling.order_explanation import Outrankers
+from cotenant.core.scheduling.ordering import rank
 
 FAIR = Rules(fair_share=FairShare.TENANTS)
 BACKFILL = Ranked(preemptive=False)

@@ -15,27 +15,20 @@ from hypothesis import strategies as st
 from tests.worlds import rng
 
 from cotenant import plugins
-from cotenant.core.estimates import UNKNOWN, Estimate
-from cotenant.core.gangs import Demand, Gang
-from cotenant.core.gangs import Part as GangPart
-from cotenant.core.jobs import JobSpec, Request, Role
-from cotenant.core.ledger import Holding, Ledger
-from cotenant.core.nodes import NodeShape
-from cotenant.core.policy import PlacementPolicy
-from cotenant.core.predicting.rests import Rest, exactly, rest_of
-from cotenant.core.queueing.cycle import gang_with
-from cotenant.core.queueing.forecast import (
-    Expected,
-    Forecast,
-    Holder,
-    Picture,
-    Waiter,
-    forecast,
-)
-from cotenant.core.queueing.reservations import NO_RESERVING, Reserving
-from cotenant.core.scenes import Resident
-from cotenant.core.tenancy import Headroom, Tenant
-from cotenant.core.validate import check_amounts
+from cotenant.core.capacity.ledger import Holding, Ledger
+from cotenant.core.forecast.start_forecast import Expected, Forecast, Holder, Picture, Waiter, forecast
+from cotenant.core.model.estimate import UNKNOWN, Estimate
+from cotenant.core.model.gang import Demand, Gang
+from cotenant.core.model.gang import Part as GangPart
+from cotenant.core.model.job import JobSpec, Request, Role
+from cotenant.core.model.node import NodeShape
+from cotenant.core.model.tenancy import Headroom, Tenant
+from cotenant.core.model.validation import check_amounts
+from cotenant.core.policy.cluster_view import Resident
+from cotenant.core.policy.protocols import PlacementPolicy
+from cotenant.core.prediction.remaining_time import Rest, exactly, rest_of
+from cotenant.core.scheduling.cycle import gang_with
+from cotenant.core.scheduling.reservations import NO_RESERVING, Reserving
 from cotenant.policies.consolidate import Consolidate
 from cotenant.policies.first_fit import FirstFit
 from cotenant.policies.locality import WaitsForLocality

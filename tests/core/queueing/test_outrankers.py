@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from cotenant.core.queueing.choosing import choose
-from cotenant.core.table import Capacity, JobRow, JobTable
+from cotenant.core.model.job_table import Capacity, JobRow, JobTable
+from cotenant.core.scheduling.admission import choose
 from cotenant.policies.las import Las
 
 

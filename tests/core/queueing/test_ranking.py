@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from cotenant.core.policy import Order
-from cotenant.core.queueing import cycle, ranking
-from cotenant.core.table import Capacity, JobRow, Jobs, JobTable
+from cotenant.core.model.job_table import Capacity, JobRow, Jobs, JobTable
+from cotenant.core.policy.protocols import Order
+from cotenant.core.scheduling import cycle, ordering
 
 
 class Ranked:
@@ -40,7 +40,7 @@ def selected_slowly(jobs: Jobs, capacity: Capacity, *, strict: bool) -> set[int]
 def test_the_first_of_the_order_that_fit_together_are_chosen_however_many_wait(seed: int, strict: bool) -> None:
     rng = np.random.default_rng(seed)
     table = JobTable()
-    count = int(rng.integers(1, 3 * ranking.STRIDE))
+    count = int(rng.integers(1, 3 * ordering.STRIDE))
     for number in range(count):
         gpu_milli = int(rng.choice([0, 1000, 2000, 8000]))
         row = JobRow(f"{number}", float(rng.integers(50)), number, gpu_milli=gpu_milli, cores=int(rng.integers(1, 9)))
@@ -74,6 +74,6 @@ def test_ranking_is_sorting_by_all_six_keys(seed: int, running_first: bool) -> N
     if not running_first:
         del keys[3]
     slow = np.lexsort(keys)
-    assert ranking.rank(jobs, order, running_first=running_first).tolist() == slow.tolist(), f"seed {seed}"
-    waiting = ranking.rank(jobs, order, running_first=running_first, among=~jobs.running)
+    assert ordering.rank(jobs, order, running_first=running_first).tolist() == slow.tolist(), f"seed {seed}"
+    waiting = ordering.rank(jobs, order, running_first=running_first, among=~jobs.running)
     assert waiting.tolist() == [row for row in slow.tolist() if not jobs.running[row]], f"seed {seed}"

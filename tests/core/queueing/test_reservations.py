@@ -9,16 +9,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.worlds import picture, rng
 
-from cotenant.core.estimates import UNKNOWN, Estimate
-from cotenant.core.gangs import Demand, Gang, Part
-from cotenant.core.ledger import Holding, Ledger, Offer
-from cotenant.core.nodes import NodeShape
-from cotenant.core.policy import PlacementPolicy
-from cotenant.core.queueing.cycle import Plan, Victim, place
-from cotenant.core.queueing.earliest import Departure, departure_of, departures_of, earliest, ends_within_seconds
-from cotenant.core.queueing.reservations import NO_RESERVING, Reservation, Reserving, has_reservation
-from cotenant.core.refusals import Code, Refusal
-from cotenant.core.scenes import Resident, Scene
+from cotenant.core.capacity.ledger import Holding, Ledger, Offer
+from cotenant.core.model.estimate import UNKNOWN, Estimate
+from cotenant.core.model.gang import Demand, Gang, Part
+from cotenant.core.model.node import NodeShape
+from cotenant.core.model.refusal import Code, Refusal
+from cotenant.core.policy.cluster_view import Resident, Scene
+from cotenant.core.policy.protocols import PlacementPolicy
+from cotenant.core.scheduling.cycle import Plan, Victim, place
+from cotenant.core.scheduling.earliest_start import (
+    Departure,
+    departure_of,
+    departures_of,
+    earliest,
+    ends_within_seconds,
+)
+from cotenant.core.scheduling.reservations import NO_RESERVING, Reservation, Reserving, has_reservation
 from cotenant.policies.consolidate import Consolidate
 from cotenant.policies.count import Count
 from cotenant.policies.first_fit import FirstFit

@@ -8,13 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.worlds import rng
 
-from cotenant.core.gangs import Demand, Gang, Part
-from cotenant.core.ledger import Ledger
-from cotenant.core.nodes import NodeShape
-from cotenant.core.policy import PlacementPolicy
-from cotenant.core.queueing.cycle import Plan, Victim, place
-from cotenant.core.queueing.victims import EXACT_MAX, cheapest, cost_of
-from cotenant.core.refusals import Refusal
+from cotenant.core.capacity.ledger import Ledger
+from cotenant.core.model.gang import Demand, Gang, Part
+from cotenant.core.model.node import NodeShape
+from cotenant.core.model.refusal import Refusal
+from cotenant.core.policy.protocols import PlacementPolicy
+from cotenant.core.scheduling.cycle import Plan, Victim, place
+from cotenant.core.scheduling.preemption import EXACT_MAX, cheapest, cost_of
 from cotenant.policies.consolidate import Consolidate
 from cotenant.policies.count import Count
 from cotenant.policies.first_fit import FirstFit

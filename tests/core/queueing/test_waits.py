@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.policies.slow_multi_array import SlowWaits
 
-from cotenant.core.queueing.waits import Waits
+from cotenant.policies.multi_array.mean_waits import Waits
 
 EVENTS = st.tuples(st.sampled_from("abc"), st.booleans(), st.floats(0, 60), st.floats(0, 1e6))
 

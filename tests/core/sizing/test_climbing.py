@@ -8,8 +8,8 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cotenant.core.predicting.curves import Point, Windows
-from cotenant.core.sizing.climbing import Climb, Trial, climb, expected, rising
+from cotenant.core.prediction.core_curve import Point, Windows
+from cotenant.core.sizing.core_search import Climb, Trial, climb, expected, rising
 
 Curve = list[float]
 

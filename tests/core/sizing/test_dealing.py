@@ -5,12 +5,12 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cotenant.core.estimates import UNKNOWN
-from cotenant.core.jobs import JobSpec, Request, Role
-from cotenant.core.predicting.curves import Point
-from cotenant.core.sizing.dealing import Hand, Party, deal, room
-from cotenant.core.sizing.resizing import Running
-from cotenant.core.tenancy import Headroom, Tenant
+from cotenant.core.model.estimate import UNKNOWN
+from cotenant.core.model.job import JobSpec, Request, Role
+from cotenant.core.model.tenancy import Headroom, Tenant
+from cotenant.core.prediction.core_curve import Point
+from cotenant.core.sizing.core_rebalance import Hand, Party, deal, room
+from cotenant.core.sizing.resize import Running
 
 GPU, SERVER = Role("worker", request=Request(gpu_milli=1000)), Role("ps", request=Request(cores=2))
 NODES = st.dictionaries(st.integers(0, 2), st.integers(1, 3), min_size=1, max_size=3)

@@ -7,7 +7,7 @@ from itertools import product
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cotenant.core.sizing.lending import Borrower, lend
+from cotenant.core.sizing.spare_cores import Borrower, lend
 
 
 @st.composite

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from cotenant.core.estimates import UNKNOWN
-from cotenant.core.jobs import JobSpec, Request, Role
-from cotenant.core.ledger import Holding, Share
-from cotenant.core.policy import Sizing
-from cotenant.core.sizing.resizing import BadSizing, Running, agreed, resized
+from cotenant.core.capacity.ledger import Holding, Share
+from cotenant.core.model.estimate import UNKNOWN
+from cotenant.core.model.job import JobSpec, Request, Role
+from cotenant.core.policy.protocols import Sizing
+from cotenant.core.sizing.resize import BadSizing, Running, agreed, resized
 
 
 def running(cores: tuple[int, ...] = (4, 1), spare: tuple[int, ...] = (2, 0)) -> Running:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from cotenant.core.estimates import UNKNOWN, Estimate
-from cotenant.core.jobs import JobSpec, Request, Role
-from cotenant.core.sizing.tracks import Track, Tracks, kind_of
+from cotenant.core.model.estimate import UNKNOWN, Estimate
+from cotenant.core.model.job import JobSpec, Request, Role
+from cotenant.core.sizing.rate_history import Track, Tracks, kind_of
 
 
 def spec(model: str, gpu_milli: int = 1000, tenant: str = "ann") -> JobSpec:

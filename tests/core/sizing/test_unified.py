@@ -7,8 +7,8 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cotenant.core.estimates import Candidate
-from cotenant.core.sizing.unified import RIGID, Elastic, best_step, neighbours, service
+from cotenant.core.model.estimate import Candidate
+from cotenant.policies.aiturbo.step import RIGID, Elastic, best_step, neighbours, service
 
 TEAM = Candidate(3, 1000, workers=2, servers=1, server_cores=2)
 

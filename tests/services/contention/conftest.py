@@ -10,11 +10,11 @@ from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from cotenant import plugins
-from cotenant.core.policy import Directive, NodeWindow
+from cotenant.core.policy.protocols import Directive, NodeWindow
 from cotenant.rpc.channel import Channel, connect
-from cotenant.rpc.policies import serve_policies
+from cotenant.rpc.policy_service import serve_policies
 from cotenant.rpc.server import Server
-from cotenant.services.contention.server import DEFAULTS, Config, ContentionServicer, start
+from cotenant.services.contention.api.server import DEFAULTS, Config, ContentionServicer, start
 from cotenant.v1 import contention_service_pb2 as pb
 from cotenant.v1 import contention_service_pb2_grpc as pb_grpc
 

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from cotenant.core.policy import AttemptWindow, Directive, NodeWindow, Throttle
-from cotenant.services.contention.incidents import ACTIONS_MAX, SILENT_SECONDS_MAX, Incidents
+from cotenant.core.policy.protocols import AttemptWindow, Directive, NodeWindow, Throttle
+from cotenant.services.contention.incidents.incident_log import ACTIONS_MAX, SILENT_SECONDS_MAX, Incidents
 from cotenant.v1 import contention_service_pb2 as pb
 
 

@@ -11,9 +11,9 @@ import grpc.aio
 import pytest
 from tests.services.contention.conftest import NOW, Policy, attempt, sample, sending, serving
 
-from cotenant.core.policy import Directive, Throttle
+from cotenant.core.policy.protocols import Directive, Throttle
 from cotenant.rpc.channel import connect
-from cotenant.services.contention.judge import INHERITED_SECONDS_MAX
+from cotenant.services.contention.incidents.policy_runner import INHERITED_SECONDS_MAX
 from cotenant.v1 import contention_service_pb2 as pb
 from cotenant.v1 import job_service_pb2, job_service_pb2_grpc
 

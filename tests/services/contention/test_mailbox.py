@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from cotenant.services.contention.mailbox import Mailbox
+from cotenant.services.contention.api.directive_queue import Mailbox
 from cotenant.v1 import contention_service_pb2 as pb
 
 

@@ -10,8 +10,8 @@ import pytest
 from tests.services.contention.conftest import sample, sending
 
 from cotenant import telemetry
+from cotenant.codec.errors import from_error
 from cotenant.rpc.channel import connect
-from cotenant.rpc.errors import from_error
 from cotenant.services.contention.__main__ import serve
 from cotenant.v1 import contention_service_pb2 as pb
 from cotenant.v1 import contention_service_pb2_grpc as pb_grpc

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from cotenant.core.policy import NodeWindow
-from cotenant.services.contention.rings import Rings, TooManyNodes
+from cotenant.core.policy.protocols import NodeWindow
+from cotenant.services.contention.sampling.sample_buffer import Rings, TooManyNodes
 from cotenant.v1 import contention_service_pb2 as pb
 
 

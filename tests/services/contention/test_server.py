@@ -12,12 +12,12 @@ from google.protobuf.duration_pb2 import Duration
 from structlog.testing import capture_logs
 from tests.services.contention.conftest import NOW, Policy, attempt, sample, sending, serving
 
-from cotenant.core.policy import AttemptWindow, Directive, NodeWindow
+from cotenant.codec.errors import Problem, from_error
+from cotenant.core.policy.protocols import AttemptWindow, Directive, NodeWindow
 from cotenant.plugins import UnknownPolicy
-from cotenant.rpc.errors import Problem, from_error
-from cotenant.rpc.policies import serve_policies
+from cotenant.rpc.policy_service import serve_policies
 from cotenant.rpc.server import Server
-from cotenant.services.contention.server import SILENT_SECONDS, Config, start
+from cotenant.services.contention.api.server import SILENT_SECONDS, Config, start
 from cotenant.v1 import contention_service_pb2 as pb
 from cotenant.v1 import policy_service_pb2, policy_service_pb2_grpc
 

@@ -7,9 +7,9 @@ import time
 import pytest
 from tests.services.mesh import eventually, running
 
-from cotenant.core.nodes import HealthAction
-from cotenant.rpc.translate import HEALTH_ACTIONS, timestamp
-from cotenant.services.placement.agent_conditions import (
+from cotenant.codec.specs import HEALTH_ACTIONS, timestamp
+from cotenant.core.model.node import HealthAction
+from cotenant.services.placement.cluster.agent_conditions import (
     BEATS_COMPARED,
     CLOCK_SECONDS_MAX,
     ERROR_LENGTH_MAX,

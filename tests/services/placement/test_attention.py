@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cotenant.services.placement import attention
-from cotenant.services.placement.attention import LOOKS_COUNTED_MAX, Attention
+from cotenant.services.placement.registry import liveness
+from cotenant.services.placement.registry.liveness import LOOKS_COUNTED_MAX, Attention
 
 
 @dataclass
@@ -28,7 +28,7 @@ class Clock:
 def clock() -> Iterator[Clock]:
     """The clock of the module under test."""
     made = Clock()
-    with mock.patch.object(attention, "time", made):
+    with mock.patch.object(liveness, "time", made):
         yield made
 
 
@@ -57,7 +57,7 @@ def test_nothing_counts_while_everybody_is_turned_away(clock: Clock) -> None:
 @given(st.lists(st.tuples(st.floats(0, 100), st.sampled_from(["look", "turn_away", "turn_back"])), max_size=30))
 def test_it_never_runs_ahead_of_the_time_and_never_goes_back(steps: list[tuple[float, str]]) -> None:
     clock = Clock()
-    with mock.patch.object(attention, "time", clock):
+    with mock.patch.object(liveness, "time", clock):
         judge = Attention(beat_seconds=4.0)
         began, before, ends = clock.now, 0.0, 0.0
         for gap, then in steps:

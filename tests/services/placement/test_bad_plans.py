@@ -12,12 +12,12 @@ import pytest
 from tests.services.mesh import Mesh, running, spec, until
 
 from cotenant import plugins
-from cotenant.core.gangs import Gang
-from cotenant.core.ledger import Ledger, Offer, Share
-from cotenant.core.refusals import Refusal
+from cotenant.codec import errors
+from cotenant.core.capacity.ledger import Ledger, Offer, Share
+from cotenant.core.model.gang import Gang
+from cotenant.core.model.refusal import Refusal
 from cotenant.policies.consolidate import Consolidate
-from cotenant.rpc import errors
-from cotenant.services.placement.server import PLACEMENTS
+from cotenant.services.placement.api.server import PLACEMENTS
 from cotenant.v1 import job_pb2
 from cotenant.v1 import node_service_pb2 as node_pb2
 from cotenant.v1 import placement_service_pb2 as placement_pb2

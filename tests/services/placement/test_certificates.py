@@ -7,8 +7,8 @@ from datetime import UTC, datetime
 
 from tests.services.mesh import Mesh, eventually, running
 
+from cotenant.security.validity import Validity
 from cotenant.v1 import node_service_pb2 as node_pb2
-from cotenant.validity import Validity
 
 READY, AWAY = node_pb2.NODE_STATE_READY, node_pb2.NODE_STATE_AWAY
 

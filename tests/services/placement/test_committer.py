@@ -12,12 +12,12 @@ import pytest
 from tests.services.mesh import until
 from tests.sleeps import heard_sleeps
 
-from cotenant.replicas.stores import Through
-from cotenant.replicas.tenure import Held
-from cotenant.services.placement import committer as committer_module
-from cotenant.services.placement.committer import Committer, Fenced, Write
+from cotenant.leadership.fenced_store import Through
+from cotenant.leadership.leadership_term import Held
+from cotenant.services.placement.cluster import committer as committer_module
+from cotenant.services.placement.cluster.committer import Committer, Fenced, Write
+from cotenant.store.group_commit_pacing import PACE_SECONDS
 from cotenant.store.memory import MemoryStore
-from cotenant.store.pace import PACE_SECONDS
 from cotenant.store.port import (
     Committed,
     Compare,

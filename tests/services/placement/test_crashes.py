@@ -14,8 +14,8 @@ from tests.services.allocators import Obedient
 from tests.services.histories import History
 from tests.services.mesh import BACKFILL, QUICK, Mesh, eventually, running, spec, without
 
-from cotenant.core.sizing.resizing import changeable
-from cotenant.services.placement import resizes
+from cotenant.core.sizing.resize import changeable
+from cotenant.services.placement.attempts import resizes
 from cotenant.store.keyspace import HistoryLimit
 from cotenant.store.memory import MemoryStore
 from cotenant.store.sqlite import SqliteStore

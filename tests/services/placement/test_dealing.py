@@ -9,9 +9,9 @@ from benchmarks.agents import SimulatedAgent
 from tests.services.allocators import Obedient
 from tests.services.mesh import Mesh, eventually, running, until
 
-from cotenant.core.sizing.resizing import Running
-from cotenant.services.placement import kinds
-from cotenant.services.placement.server import PlacementConfig
+from cotenant.core.sizing.resize import Running
+from cotenant.services.placement.api.server import PlacementConfig
+from cotenant.services.placement.attempts import job_classes
 from cotenant.v1 import job_pb2
 from cotenant.v1 import node_service_pb2 as node_pb2
 from cotenant.v1 import tenant_service_pb2 as tenant_pb2
@@ -126,7 +126,7 @@ async def test_a_window_counts_after_warm_up_and_measurement_under_one_allocatio
 async def test_the_next_job_of_a_kind_goes_on_from_what_was_measured_also_after_a_restart(
     mesh: Mesh, allocator: Obedient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kinds, "SAVE_SECONDS", 0.05)
+    monkeypatch.setattr(job_classes, "SAVE_SECONDS", 0.05)
     await mesh.restart("placement")
     agent = await mesh.agent("n1", gpus=8, cores=24)
     first = await mesh.submit(model="never-seen")

@@ -7,10 +7,10 @@ import time
 import pytest
 from tests.services.mesh import QUICK, Mesh, running, until, without
 
-from cotenant.core import validate
-from cotenant.rpc.translate import duration
-from cotenant.services.placement import records
-from cotenant.services.placement.records import Live, may_run_on_seconds
+from cotenant.codec.specs import duration
+from cotenant.core.model import validation
+from cotenant.services.placement.cluster import live_records
+from cotenant.services.placement.cluster.live_records import Live, may_run_on_seconds
 from cotenant.v1 import job_pb2, records_pb2
 
 STOPPED, FAILED = job_pb2.ATTEMPT_STATE_STOPPED, job_pb2.ATTEMPT_STATE_FAILED
@@ -63,8 +63,8 @@ async def test_the_others_of_a_gang_are_told_to_stop() -> None:
 
 
 async def test_a_lost_node_keeps_such_a_job_until_it_must_have_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(validate, "DISCONNECTED_SECONDS_MIN", 0.1)
-    monkeypatch.setattr(records, "KILL_SECONDS_MAX", 0.2)
+    monkeypatch.setattr(validation, "DISCONNECTED_SECONDS_MIN", 0.1)
+    monkeypatch.setattr(live_records, "KILL_SECONDS_MAX", 0.2)
     config = without(QUICK, heartbeat_seconds=0.1, lost_after_seconds=0.4)
     async with running(placement_config=config) as mesh:
         agent = await mesh.agent("n1")
@@ -87,7 +87,7 @@ def test_grace_and_the_kill_are_waited_for() -> None:
         stored = records_pb2.StoredAttempt(spec=job_pb2.JobSpec(**spec))  # type: ignore[arg-type]  # passed on
         return Live(stored, ())
 
-    kill = records.KILL_SECONDS_MAX + 3 * 5.0
+    kill = live_records.KILL_SECONDS_MAX + 3 * 5.0
     assert may_run_on_seconds(live(), 300, 5.0) == 300
     assert may_run_on_seconds(live(stop_after_disconnected=duration(60)), 300, 5.0) == 300
     assert may_run_on_seconds(live(stop_after_disconnected=duration(600)), 300, 5.0) == 630 + kill

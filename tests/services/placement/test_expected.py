@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from cotenant.services.placement.expected import expected_rate_per_second
+from cotenant.services.placement.agents.expected_rate import expected_rate_per_second
 from cotenant.v1.predictor_service_pb2 import CandidateAllocation, CandidateEstimate, Estimate
 from cotenant.v1.resources_pb2 import NodeAllocation, TaskAllocation
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import aclosing
 from typing import cast
 
-from cotenant.services.placement.feed import TOGETHER_MAX, Event, Feed
+from cotenant.services.placement.attempts.attempt_events import TOGETHER_MAX, Event, Feed
 from cotenant.v1 import job_pb2
 
 

@@ -9,8 +9,8 @@ import grpc
 import pytest
 from tests.services.mesh import Mesh, eventually, reason, running, until
 
-from cotenant.rpc.translate import duration
-from cotenant.services.placement import forgetting
+from cotenant.codec.specs import duration
+from cotenant.services.placement.registry import node_removal
 from cotenant.v1 import job_pb2
 from cotenant.v1 import node_service_pb2 as node_pb2
 
@@ -155,7 +155,7 @@ async def test_a_repeat_that_comes_late_takes_nothing_from_who_has_come_by_the_n
 async def test_of_nodes_that_are_no_more_the_last_ones_requests_are_kept(
     mesh: Mesh, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(forgetting, "FORGOTTEN_MAX", 2)
+    monkeypatch.setattr(node_removal, "FORGOTTEN_MAX", 2)
     for node_id in ("n1", "n2", "n3"):
         await (await mesh.agent(node_id)).stop()
         await away(mesh, node_id)

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from tests.services.mesh import running
 
-from cotenant.services.placement import gauges as placement_gauges
-from cotenant.services.placement.gauges import Gauges
-from cotenant.services.queue import waits as queue_waits
-from cotenant.services.queue.waits import Waits
+from cotenant.services.placement.cluster import gauges as placement_gauges
+from cotenant.services.placement.cluster.gauges import Gauges
+from cotenant.services.queue.scheduling import wait_metrics as queue_waits
+from cotenant.services.queue.scheduling.wait_metrics import Waits
 from cotenant.telemetry import Gauge
 from cotenant.v1 import node_service_pb2 as node_pb2
 

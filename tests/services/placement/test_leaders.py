@@ -15,12 +15,12 @@ from tests.services.histories import History
 from tests.services.mesh import Mesh, Part, StoreOfOneProcess, eventually, reason, running, spec, until
 
 from cotenant.rpc.channel import connect
-from cotenant.rpc.policies import serve_policies
+from cotenant.rpc.policy_service import serve_policies
 from cotenant.rpc.server import Server
-from cotenant.services.placement import registry
-from cotenant.services.placement import server as placement
-from cotenant.services.placement.committer import Fenced, Halted
-from cotenant.services.placement.leadership import Leadership
+from cotenant.services.placement.api import server as placement
+from cotenant.services.placement.cluster.committer import Fenced, Halted
+from cotenant.services.placement.placement_leadership import Leadership
+from cotenant.services.placement.registry import agent_registry
 from cotenant.store.port import NotLeader
 from cotenant.v1 import node_service_pb2 as node_pb2
 from cotenant.v1 import placement_service_pb2 as placement_pb2
@@ -169,7 +169,7 @@ async def test_that_a_change_of_a_node_cannot_be_kept_is_no_fault_of_its_agent(w
         agent = await mesh.agent("n1")
         with (
             patch.object(mesh.parts["placement"].service.registry.committer, "commit", AsyncMock(side_effect=why)),
-            patch.object(registry, "log") as log,
+            patch.object(agent_registry, "log") as log,
         ):
             agent.inventory.memory_bytes += 1
             agent.tell(inventory=agent.inventory)

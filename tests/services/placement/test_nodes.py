@@ -10,7 +10,7 @@ import pytest
 from benchmarks.agents import SimulatedAgent
 from tests.services.mesh import QUICK, Mesh, eventually, reason, running, spec, until, without
 
-from cotenant.core.failing.retrying import RetryRules
+from cotenant.core.failures.retry import RetryRules
 from cotenant.v1 import job_pb2, resources_pb2
 from cotenant.v1 import node_service_pb2 as node_pb2
 from cotenant.v1 import node_service_pb2_grpc as node_grpc

@@ -13,19 +13,19 @@ from hypothesis import strategies as st
 from tests.services.mesh import spec
 
 from cotenant import plugins
-from cotenant.core.estimates import Estimate
-from cotenant.core.jobs import JobSpec
-from cotenant.core.lifecycle import AttemptState, StopReason
-from cotenant.core.policy import CpuAllocator, PlacementPolicy
-from cotenant.core.queueing import cycle
+from cotenant.codec import specs as specs_module
+from cotenant.core.model.estimate import Estimate
+from cotenant.core.model.job import JobSpec
+from cotenant.core.model.lifecycle import AttemptState, StopReason
+from cotenant.core.policy.protocols import CpuAllocator, PlacementPolicy
+from cotenant.core.scheduling import cycle
 from cotenant.policies.locality import WaitsForLocality
-from cotenant.rpc import translate
-from cotenant.services.placement import planner
-from cotenant.services.placement.cluster import Cluster
-from cotenant.services.placement.promises import Promises
-from cotenant.services.placement.records import Live, NodeState
-from cotenant.services.placement.scene import Moment, StopCosts
-from cotenant.services.placement.server import ALLOCATORS, PLACEMENTS
+from cotenant.services.placement.api.server import ALLOCATORS, PLACEMENTS
+from cotenant.services.placement.cluster.cluster_state import Cluster
+from cotenant.services.placement.cluster.live_records import Live, NodeState
+from cotenant.services.placement.planning import planner
+from cotenant.services.placement.planning.cluster_view import Moment, StopCosts
+from cotenant.services.placement.planning.tentative_reservations import Promises
 from cotenant.v1 import job_pb2, records_pb2
 from cotenant.v1 import placement_service_pb2 as pb
 
@@ -45,7 +45,7 @@ def cluster_of(nodes: int, gpus: int = 2) -> Cluster:
 def join(cluster: Cluster, node_id: str, gpus: int = 2) -> None:
     record = records_pb2.StoredNode()
     record.node.id, record.node.state = node_id, NodeState.NODE_STATE_READY
-    made_of = translate.inventory_from_wire(inventory(gpus, 4 * gpus, node_id=node_id))
+    made_of = specs_module.inventory_from_wire(inventory(gpus, 4 * gpus, node_id=node_id))
     node = cluster.put_node(node_id, made_of, record)
     node.connected = True
     cluster.reopen(node)
@@ -72,7 +72,7 @@ def plan(
     decision = planner.decide(cluster, request, outcome, promises, now)
     for live in decision.starts:
         live.epoch = 1
-        live.attempt.state = translate.ATTEMPT_STATES.to_wire(AttemptState.RUNNING)
+        live.attempt.state = specs_module.ATTEMPT_STATES.to_wire(AttemptState.RUNNING)
         live.attempt.start_time.GetCurrentTime()
     for live in decision.stops:
         assert cluster.stop(live, StopReason.PREEMPTED)
@@ -82,7 +82,7 @@ def plan(
 
 
 def stopped(cluster: Cluster, live: Live) -> None:
-    live.attempt.state = translate.ATTEMPT_STATES.to_wire(AttemptState.STOPPED)
+    live.attempt.state = specs_module.ATTEMPT_STATES.to_wire(AttemptState.STOPPED)
     cluster.release(live)
 
 
@@ -155,7 +155,7 @@ def test_a_promise_ends(lost: str) -> None:
         asking = {job_id: 3}
     else:
         state = AttemptState.FAILED if lost == "it failed" else AttemptState.RUNNING
-        mover.attempt.state = translate.ATTEMPT_STATES.to_wire(state)
+        mover.attempt.state = specs_module.ATTEMPT_STATES.to_wire(state)
     assert job_id not in promises.standing(cluster, asking, now)
 
 
@@ -181,7 +181,7 @@ def test_what_policies_are_shown_of_attempts() -> None:
     live = cluster.attempts["job0"]
     live.record.estimate.predictable = True
     live.record.estimate.remaining.FromSeconds(100)
-    began = translate.seconds(live.attempt.start_time)
+    began = specs_module.seconds(live.attempt.start_time)
     moment = Moment(cluster, StopCosts(checkpoint_seconds=20, restart_seconds=5), began + 40)
     (shown,) = moment.on(cluster.nodes["n1"].number)
     assert shown == moment.residents()["job0"]

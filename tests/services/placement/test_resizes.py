@@ -10,8 +10,8 @@ from tests.services.allocators import Obedient
 from tests.services.histories import History
 from tests.services.mesh import Mesh, eventually, running, until
 
-from cotenant.core.sizing.resizing import Running
-from cotenant.services.placement import resizes
+from cotenant.core.sizing.resize import Running
+from cotenant.services.placement.attempts import resizes
 from cotenant.store.keyspace import HistoryLimit
 from cotenant.store.memory import MemoryStore
 from cotenant.v1 import job_pb2, predictor_service_pb2, records_pb2

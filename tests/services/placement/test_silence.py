@@ -8,9 +8,9 @@ import grpc
 import pytest
 from tests.services.mesh import QUICK, Mesh, Part, again, reason, running, until, without
 
-from cotenant.replicas.tenure import Held
-from cotenant.rpc.errors import Problem
-from cotenant.services.placement.leadership import LEADER
+from cotenant.codec.errors import Problem
+from cotenant.leadership.leadership_term import Held
+from cotenant.services.placement.placement_leadership import LEADER
 from cotenant.v1 import job_pb2
 from cotenant.v1 import node_service_pb2 as node_pb2
 

@@ -10,8 +10,8 @@ import pytest
 from benchmarks.agents import SimulatedAgent
 from tests.services.mesh import Mesh, eventually, running, until
 
-from cotenant.core.launch_health import HoldRules
-from cotenant.services.placement.server import PlacementConfig
+from cotenant.core.failures.launch_health import HoldRules
+from cotenant.services.placement.api.server import PlacementConfig
 from cotenant.v1 import job_pb2, resources_pb2
 from cotenant.v1 import node_service_pb2 as node_pb2
 from cotenant.v1 import placement_service_pb2 as placement_pb2

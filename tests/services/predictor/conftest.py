@@ -12,9 +12,9 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from cotenant.rpc.channel import Channel, connect
-from cotenant.rpc.policies import serve_policies
+from cotenant.rpc.policy_service import serve_policies
 from cotenant.rpc.server import Server
-from cotenant.services.predictor.server import SERVICE, Config, start
+from cotenant.services.predictor.api.server import SERVICE, Config, start
 from cotenant.store.memory import MemoryStore
 from cotenant.store.port import (
     Committed,

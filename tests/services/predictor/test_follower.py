@@ -16,11 +16,11 @@ from tests.end_to_end.commands import COTENANT
 from tests.etcd_server import EtcdServer
 from tests.services.predictor.conftest import QUICK, FickleStore, Served, query, run, serving, window
 
-from cotenant.core.estimates import Candidate, Observation, Query
+from cotenant.core.model.estimate import Candidate, Observation, Query
 from cotenant.policies.history import History
-from cotenant.policies.lightgbm_duration import LightgbmDuration
+from cotenant.policies.lightgbm_duration.policy import LightgbmDuration
 from cotenant.rpc.channel import connect
-from cotenant.services.predictor.keeper import Follower, Keeper, Kept
+from cotenant.services.predictor.models.model_store import Follower, Keeper, Kept
 from cotenant.store.memory import MemoryStore
 from cotenant.store.port import Store
 

@@ -8,8 +8,8 @@ import pytest
 from structlog.testing import capture_logs
 from tests.services.predictor.conftest import FickleStore, Restarts
 
-from cotenant.rpc import garbage
-from cotenant.services.predictor.keeper import Keeper
+from cotenant.rpc import gc_tuning
+from cotenant.services.predictor.models.model_store import Keeper
 from cotenant.store.port import VALUE_BYTES_MAX, Put, Store, StoreUnavailable
 
 
@@ -57,7 +57,7 @@ async def test_a_corrupt_record_is_named_and_set_aside_and_the_others_are_read(r
 
 async def test_what_an_earlier_term_knew_goes_once_the_next_has_read_all_anew() -> None:
     store, thresholds = FickleStore(), gc.get_threshold()
-    garbage.settle()
+    gc_tuning.settle()
     try:
         for _ in range(2):
             notes = Notes()

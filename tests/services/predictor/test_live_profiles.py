@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from cotenant.services.predictor.server import Config
+from cotenant.services.predictor.api.server import Config
 from cotenant.store.memory import MemoryStore
 from cotenant.store.port import Put
 from cotenant.v1 import predictor_service_pb2 as pb

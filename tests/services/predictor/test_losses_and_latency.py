@@ -11,12 +11,12 @@ import pytest
 from google.protobuf.duration_pb2 import Duration
 from tests.services.predictor.conftest import query, run, serving, spec, window
 
-from cotenant.core.estimates import Candidate, CandidateEstimate, Estimate, Latency, Observation, Query
-from cotenant.core.jobs import Qos
-from cotenant.core.predicting.chain import Chain
-from cotenant.core.predicting.sound import unsound
-from cotenant.services.predictor import words
-from cotenant.services.predictor.server import Config
+from cotenant.core.model.estimate import Candidate, CandidateEstimate, Estimate, Latency, Observation, Query
+from cotenant.core.model.job import Qos
+from cotenant.core.prediction.chain import Chain
+from cotenant.core.prediction.estimate_validation import unsound
+from cotenant.services.predictor import codec
+from cotenant.services.predictor.api.server import Config
 from cotenant.store.memory import MemoryStore
 from cotenant.v1 import job_pb2
 from cotenant.v1 import predictor_service_pb2 as pb
@@ -135,7 +135,7 @@ async def test_a_query_that_cannot_be_is_answered_with_why(given: job_pb2.JobSpe
 
 
 def test_a_loss_that_is_no_number_is_taken_as_a_fact() -> None:
-    assert math.isnan(words.observation_of(window(step=5, loss=math.nan)).loss or 0.0)
+    assert math.isnan(codec.observation_of(window(step=5, loss=math.nan)).loss or 0.0)
 
 
 class Says:

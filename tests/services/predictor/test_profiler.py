@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from google.protobuf.duration_pb2 import Duration
 
-from cotenant.services.predictor.profiler import Profiler, ProfileRules
-from cotenant.services.predictor.profiling import Measured
-from cotenant.services.predictor.words import kind_of, observation_of
+from cotenant.services.predictor.codec import kind_of, observation_of
+from cotenant.services.predictor.profiling.profile_planner import Profiler, ProfileRules
+from cotenant.services.predictor.profiling.profile_store import Measured
 from cotenant.v1 import job_pb2, resources_pb2
 from cotenant.v1 import predictor_service_pb2 as pb
 

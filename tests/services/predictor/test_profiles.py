@@ -6,7 +6,7 @@ import grpc
 import pytest
 from tests.services.predictor.conftest import Restarts, run, serving, spec, window
 
-from cotenant.services.predictor.kinds import Kinds
+from cotenant.services.predictor.models.job_classes import Kinds
 from cotenant.store.memory import MemoryStore
 from cotenant.v1 import predictor_service_pb2 as pb
 

@@ -1,9 +1,9 @@
 from __future__ import annotations
 
-from cotenant.core.estimates import Candidate, Observation
-from cotenant.core.predicting.curves import Point
-from cotenant.core.predicting.monitoring import RATES_MAX
-from cotenant.services.predictor.profiling import SETTINGS_MAX, Measured
+from cotenant.core.model.estimate import Candidate, Observation
+from cotenant.core.prediction.core_curve import Point
+from cotenant.core.prediction.drift import RATES_MAX
+from cotenant.services.predictor.profiling.profile_store import SETTINGS_MAX, Measured
 
 Kind = tuple[str, str, str, int, int]
 KIND: Kind = ("ann", "bert", "", 1000, 1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cotenant.services.predictor.server import Config
+from cotenant.services.predictor.api.server import Config
 from cotenant.store.memory import MemoryStore
 from cotenant.store.port import Put
 

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from tests.services.predictor.conftest import QUICK, Served, query, run
 from tests.services.predictor.test_follower import RUNS, SECONDS_MAX, knows, until
 
-from cotenant.replicas.election import Election
-from cotenant.replicas.replica import Replica
+from cotenant.leadership.election import Election
+from cotenant.leadership.replica import Replica
 from cotenant.rpc.channel import connect
 from cotenant.rpc.server import Server
-from cotenant.services.predictor.replicated import LEADER, Replicated
-from cotenant.services.predictor.server import SERVICE
+from cotenant.services.predictor.api.server import SERVICE
+from cotenant.services.predictor.predictor_replica import LEADER, Replicated
 from cotenant.store.memory import MemoryStore
 from cotenant.store.port import Store
 

@@ -23,13 +23,13 @@ from tests.services.predictor.conftest import (
 )
 
 from cotenant import plugins
-from cotenant.core.estimates import Candidate, Estimate, Observation, Query
+from cotenant.codec.errors import from_error
+from cotenant.core.model.estimate import Candidate, Estimate, Observation, Query
 from cotenant.policies.history import History
-from cotenant.rpc.errors import from_error
-from cotenant.rpc.policies import serve_policies
+from cotenant.rpc.policy_service import serve_policies
 from cotenant.rpc.server import Server
-from cotenant.services.predictor.server import Config, start
-from cotenant.services.predictor.words import query_of
+from cotenant.services.predictor.api.server import Config, start
+from cotenant.services.predictor.codec import query_of
 from cotenant.store.memory import MemoryStore
 from cotenant.v1 import policy_service_pb2, policy_service_pb2_grpc
 from cotenant.v1 import predictor_service_pb2 as pb

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from cotenant.core.estimates import Candidate
-from cotenant.services.predictor.words import observation_of, query_of
+from cotenant.core.model.estimate import Candidate
+from cotenant.services.predictor.codec import observation_of, query_of
 from cotenant.v1 import job_pb2, resources_pb2
 from cotenant.v1 import predictor_service_pb2 as pb
 

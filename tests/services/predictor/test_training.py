@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from cotenant.core.estimates import Candidate, Observation, Query, Submission
+from cotenant.core.model.estimate import Candidate, Observation, Query, Submission
 from cotenant.policies.history import History
-from cotenant.policies.lightgbm_duration import LightgbmDuration
-from cotenant.services.predictor.training import Trainer, learnt
+from cotenant.policies.lightgbm_duration.policy import LightgbmDuration
+from cotenant.services.predictor.models.training import Trainer, learnt
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cotenant.core.estimates import CandidateEstimate, Estimate, Latency
-from cotenant.rpc import estimates as on_the_wire
-from cotenant.services.predictor.writing import DURATION_SECONDS_MAX, Writer
+from cotenant.codec import estimates as on_the_wire
+from cotenant.core.model.estimate import CandidateEstimate, Estimate, Latency
+from cotenant.services.predictor.api.estimate_encoding import DURATION_SECONDS_MAX, Writer
 from cotenant.v1 import predictor_service_pb2 as pb
 
 FIGURES = st.floats(0, 3e11)

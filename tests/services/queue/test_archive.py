@@ -14,8 +14,8 @@ import pytest
 from tests.services.mesh import running, spec
 
 from cotenant.cli import main
-from cotenant.services.queue.archive import Archive
-from cotenant.services.queue.server import QueueConfig
+from cotenant.services.queue.api.server import QueueConfig
+from cotenant.services.queue.jobs.archive import Archive
 from cotenant.store.open import open_store
 from cotenant.store.port import Put
 from cotenant.v1 import job_pb2

@@ -12,12 +12,12 @@ import pytest
 from benchmarks.agents import SimulatedAgent
 from tests.services.mesh import Mesh, again, eventually, running, spec, until
 
-from cotenant.core.arrays import read_array
-from cotenant.core.jobs import JobSpec, Role
-from cotenant.rpc.errors import Problem, from_error
-from cotenant.services.queue.arrays import Arrays
-from cotenant.services.queue.keeper import ARRAYS, Keeper, Request
-from cotenant.services.queue.state import State
+from cotenant.codec.errors import Problem, from_error
+from cotenant.core.model.job import JobSpec, Role
+from cotenant.core.model.job_array import read_array
+from cotenant.services.queue.jobs.job_arrays import Arrays
+from cotenant.services.queue.jobs.job_store import ARRAYS, Keeper, Request
+from cotenant.services.queue.jobs.queue_state import State
 from cotenant.store.memory import MemoryStore
 from cotenant.store.port import Committed, Compare, Conflict, Operation, Put
 from cotenant.v1 import job_pb2

@@ -10,8 +10,8 @@ import pytest
 from google.protobuf.field_mask_pb2 import FieldMask
 from tests.services.mesh import LAS, Mesh, eventually, running, spec, until
 
-from cotenant.core.failing.retrying import RetryRules
-from cotenant.services.queue import records, wishes
+from cotenant.core.failures.retry import RetryRules
+from cotenant.services.queue.jobs import desired_state, transitions
 from cotenant.v1 import job_pb2, records_pb2
 from cotenant.v1 import job_service_pb2 as pb
 from cotenant.v1 import node_service_pb2 as node_pb2
@@ -141,7 +141,7 @@ def test_the_record_of_a_large_gang_that_was_tried_often_stays_small() -> None:
         part = attempt.allocations.add(node_id="n1")
         for rank in range(1000):
             part.tasks.add(role="worker", rank=rank, core_ids=range(8), cpu_ids=range(16))
-        assert records.take_attempt(stored, attempt)
+        assert transitions.take_attempt(stored, attempt)
     assert stored.ByteSize() < 512 * 1024
     assert stored.job.past_attempts[-1].number == 28
 
@@ -276,10 +276,10 @@ def test_news_of_an_attempt_that_another_queue_placed_change_nothing() -> None:
     """A queue that was replaced, and cannot know, hears of the next attempt although it has not kept how one ended."""
     stored = records_pb2.StoredJob()
     stored.job.phase = job_pb2.JOB_PHASE_QUEUED
-    assert records.take_attempt(stored, job_pb2.Attempt(job_id="a", number=1, state=job_pb2.ATTEMPT_STATE_RUNNING))
+    assert transitions.take_attempt(stored, job_pb2.Attempt(job_id="a", number=1, state=job_pb2.ATTEMPT_STATE_RUNNING))
     before = stored.SerializeToString()
     for state in (job_pb2.ATTEMPT_STATE_ASSIGNED, job_pb2.ATTEMPT_STATE_RUNNING, job_pb2.ATTEMPT_STATE_STOPPING):
-        assert not records.take_attempt(stored, job_pb2.Attempt(job_id="a", number=2, state=state))
+        assert not transitions.take_attempt(stored, job_pb2.Attempt(job_id="a", number=2, state=state))
     assert stored.SerializeToString() == before
 
 
@@ -331,7 +331,7 @@ async def test_a_resize_is_taken_over_and_stale_news_of_it_are_not(mesh: Mesh) -
     for epoch, cores in ((resized.epoch + 5, 2), (resized.epoch + 1, 2)):
         resized.epoch = epoch
         mesh.parts["queue"].service.follower.take_attempt(resized)
-        held = records.held_by(record).cores
+        held = transitions.held_by(record).cores
         assert (held, state.table.jobs(0.0).cores[0], record.job.attempt.epoch) == (cores, cores, job.attempt.epoch + 5)
         resized.allocations[0].tasks[0].core_ids.append(7)
     assert [event.detail for event in record.stored.events if event.what == "resized"] == [
@@ -355,7 +355,7 @@ async def test_what_is_wished_of_a_job_is_so_once_placement_knows_nothing_of_it(
     """As where another queue has taken in how its attempt ended while this one was to hear of it."""
     queue, job_id = mesh.parts["queue"].service, await mesh.submit()
     record, wish = queue.state.records[job_id], job_pb2.JobPhase.Value(f"JOB_PHASE_{over}")
-    await queue.keeper.change(record, lambda stored: wishes.want(stored, wish))
+    await queue.keeper.change(record, lambda stored: desired_state.want(stored, wish))
     await queue.follower._take(placement_pb2.WatchAttemptsResponse(snapshot=True, revision=1))
     await mesh.reach(job_id, over)
 

@@ -12,8 +12,8 @@ import pytest
 from structlog.testing import capture_logs
 from tests.services.mesh import until
 
-from cotenant.services.queue import follower as module
-from cotenant.services.queue.follower import Follower
+from cotenant.services.queue.attempts import attempt_watcher as module
+from cotenant.services.queue.attempts.attempt_watcher import Follower
 from cotenant.v1 import placement_service_pb2 as pb
 
 

@@ -6,10 +6,10 @@ import time
 
 import pytest
 
-from cotenant.core.jobs import JobSpec
-from cotenant.services.queue import records
-from cotenant.services.queue.backing_off import BackOffs
-from cotenant.services.queue.record import Record
+from cotenant.core.model.job import JobSpec
+from cotenant.services.queue.jobs import transitions
+from cotenant.services.queue.jobs.job_record import Record
+from cotenant.services.queue.jobs.retry_backoff import BackOffs
 from cotenant.v1 import records_pb2
 
 WAIT_SECONDS, HOUR = 10.0, 3600.0
@@ -39,7 +39,7 @@ def failed(clocks: Clocks) -> Record:
     stored = records_pb2.StoredJob()
     stored.job.id = "a"
     stored.not_before_time.FromNanoseconds(int((clocks.wall() + WAIT_SECONDS) * 1e9))
-    records.note(stored, "requeued")
+    transitions.note(stored, "requeued")
     return Record(stored, JobSpec())
 
 
@@ -73,7 +73,7 @@ def test_a_second_failure_is_a_wait_of_its_own(clocks: Clocks, failed: Record) -
     waits.left_seconds(failed)
     clocks.passed = 100.0
     failed.stored.not_before_time.FromNanoseconds(int((clocks.wall() + 2 * WAIT_SECONDS) * 1e9))
-    records.note(failed.stored, "requeued")
+    transitions.note(failed.stored, "requeued")
     assert waits.left_seconds(failed) == pytest.approx(2 * WAIT_SECONDS)
 
 

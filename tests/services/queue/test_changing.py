@@ -12,10 +12,10 @@ from google.protobuf.field_mask_pb2 import FieldMask
 from google.protobuf.timestamp_pb2 import Timestamp
 from tests.services.mesh import Mesh, again, eventually, reason, running, until
 
-from cotenant.core.lifecycle import StopReason
-from cotenant.rpc.errors import from_error
-from cotenant.services.queue import wishes
-from cotenant.services.queue.records import take_attempt
+from cotenant.codec.errors import from_error
+from cotenant.core.model.lifecycle import StopReason
+from cotenant.services.queue.jobs import desired_state
+from cotenant.services.queue.jobs.transitions import take_attempt
 from cotenant.v1 import job_pb2, records_pb2
 from cotenant.v1 import job_service_pb2 as pb
 
@@ -292,7 +292,7 @@ async def test_validating_an_update_changes_nothing(mesh: Mesh) -> None:
 def test_a_cancellation_stands_whatever_is_wanted_after_it() -> None:
     stored = records_pb2.StoredJob(wish=job_pb2.JOB_PHASE_CANCELLED)
     stored.job.phase = job_pb2.JOB_PHASE_QUEUED  # its attempt is over, and this queue has just begun
-    assert wishes.hold_back(stored, job_pb2.JOB_PHASE_SUSPENDED)
+    assert desired_state.hold_back(stored, job_pb2.JOB_PHASE_SUSPENDED)
     assert stored.job.phase == job_pb2.JOB_PHASE_CANCELLED
 
 
@@ -301,10 +301,10 @@ def test_what_was_wanted_before_a_queue_began_holds_no_job_back_once_it_is_so(ke
     """A new leader takes a job for one that holds nothing, until it hears of its attempt, and suspends it at once."""
     stored = records_pb2.StoredJob(wish=kept)
     stored.job.phase = job_pb2.JOB_PHASE_QUEUED
-    assert wishes.hold_back(stored, job_pb2.JOB_PHASE_SUSPENDED)
+    assert desired_state.hold_back(stored, job_pb2.JOB_PHASE_SUSPENDED)
     stored.wish = stored.wish or kept  # as versions before left it
     assert stored.job.phase == job_pb2.JOB_PHASE_SUSPENDED
-    assert wishes.resume(stored)
+    assert desired_state.resume(stored)
     assert (stored.job.phase, stored.wish) == (job_pb2.JOB_PHASE_QUEUED, job_pb2.JOB_PHASE_UNSPECIFIED)
 
 
@@ -315,9 +315,9 @@ def test_a_job_that_was_to_be_cancelled_is_never_suspended_or_resumed_instead(
     """Its owner was told that it will be, and a new leader takes it for one that holds nothing."""
     stored = records_pb2.StoredJob(wish=job_pb2.JOB_PHASE_CANCELLED)
     stored.job.phase = phase
-    assert not wishes.resume(stored)
+    assert not desired_state.resume(stored)
     assert (stored.job.phase, stored.wish) == (phase, job_pb2.JOB_PHASE_CANCELLED)
-    assert wishes.hold_back(stored, job_pb2.JOB_PHASE_SUSPENDED)
+    assert desired_state.hold_back(stored, job_pb2.JOB_PHASE_SUSPENDED)
     assert stored.job.phase == job_pb2.JOB_PHASE_CANCELLED
 
 

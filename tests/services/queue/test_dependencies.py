@@ -13,13 +13,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.services.mesh import Mesh, eventually, running
 
-from cotenant.core.dependencies import Dependency
-from cotenant.core.jobs import JobSpec, Role
-from cotenant.core.refusals import Wait
-from cotenant.rpc.errors import from_error
-from cotenant.services.queue import waits
-from cotenant.services.queue.records import new_record
-from cotenant.services.queue.state import State
+from cotenant.codec.errors import from_error
+from cotenant.core.model.dependencies import Dependency
+from cotenant.core.model.job import JobSpec, Role
+from cotenant.core.model.refusal import Wait
+from cotenant.services.queue.jobs.queue_state import State
+from cotenant.services.queue.jobs.transitions import new_record
+from cotenant.services.queue.scheduling import wait_metrics
 from cotenant.v1 import job_pb2
 from cotenant.v1 import job_service_pb2 as pb
 
@@ -57,7 +57,7 @@ async def test_a_job_waits_for_the_success_of_others_and_says_so(mesh: Mesh) -> 
     assert explained.summary.startswith("waits for other jobs: DEPENDENCY")
     state = mesh.parts["queue"].service.state
     assert last not in state.table
-    assert waits.wait_of(state, state.records[last]) is Wait.DEPENDENCY
+    assert wait_metrics.wait_of(state, state.records[last]) is Wait.DEPENDENCY
     agent.finish((first, 1))
     await mesh.reach(first, "SUCCEEDED")
     assert (await mesh.job(last)).refusal.detail.startswith("waits for 1 job to succeed: ")

@@ -9,7 +9,7 @@ import pytest
 from structlog.testing import capture_logs
 from tests.services.mesh import BACKFILL, Mesh, running
 
-from cotenant.core.failing.retrying import RetryRules
+from cotenant.core.failures.retry import RetryRules
 from cotenant.v1 import job_pb2
 from cotenant.v1 import job_service_pb2 as pb
 

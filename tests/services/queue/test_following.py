@@ -13,15 +13,15 @@ import pytest
 from google.protobuf.message import Message
 from tests.services.mesh import Mesh, running, until
 
-from cotenant.replicas.mirror import Mirror
-from cotenant.replicas.replica import REVISION
-from cotenant.rpc.identity import Identity, enter
-from cotenant.rpc.permissions import Role
-from cotenant.services.queue.keeper import Keeper
-from cotenant.services.queue.reader import QueueReader
-from cotenant.services.queue.replicated import Replicated
-from cotenant.services.queue.server import JobQueue
-from cotenant.services.queue.state import State
+from cotenant.leadership.replica import REVISION
+from cotenant.leadership.store_cache import Mirror
+from cotenant.security.identity import Identity, enter
+from cotenant.security.permissions import Role
+from cotenant.services.queue.api.follower_reads import QueueReader
+from cotenant.services.queue.api.server import JobQueue
+from cotenant.services.queue.jobs.job_store import Keeper
+from cotenant.services.queue.jobs.queue_state import State
+from cotenant.services.queue.queue_replica import Replicated
 from cotenant.store.port import NotLeader
 from cotenant.v1 import job_pb2
 from cotenant.v1 import job_service_pb2 as pb

@@ -4,15 +4,15 @@ import gc
 from collections.abc import Sequence
 from weakref import ref
 
-from cotenant.core.dependencies import Dependency
-from cotenant.core.jobs import JobSpec, Role
-from cotenant.core.lifecycle import Phase
-from cotenant.services.queue.arrays import Arrays
-from cotenant.services.queue.forgetting import AT_ONCE_MAX, Forgetting
-from cotenant.services.queue.keeper import JOBS, Keeper
-from cotenant.services.queue.past import Past
-from cotenant.services.queue.records import PHASES, new_record
-from cotenant.services.queue.state import State
+from cotenant.core.model.dependencies import Dependency
+from cotenant.core.model.job import JobSpec, Role
+from cotenant.core.model.lifecycle import Phase
+from cotenant.services.queue.jobs.archived_jobs import Past
+from cotenant.services.queue.jobs.job_arrays import Arrays
+from cotenant.services.queue.jobs.job_store import JOBS, Keeper
+from cotenant.services.queue.jobs.queue_state import State
+from cotenant.services.queue.jobs.retention import AT_ONCE_MAX, Forgetting
+from cotenant.services.queue.jobs.transitions import PHASES, new_record
 from cotenant.store.memory import MemoryStore
 from cotenant.store.port import Committed, Compare, Conflict, Operation, Put
 

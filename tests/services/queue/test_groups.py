@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.sleeps import heard_sleeps
 
-from cotenant.replicas.stores import Through
-from cotenant.services.queue.groups import OPERATIONS_MAX, GroupedStore
+from cotenant.leadership.fenced_store import Through
+from cotenant.services.queue.jobs.group_commit import OPERATIONS_MAX, GroupedStore
+from cotenant.store.group_commit_pacing import PACE_SECONDS
 from cotenant.store.memory import MemoryStore
-from cotenant.store.pace import PACE_SECONDS
 from cotenant.store.port import (
     Committed,
     Compare,

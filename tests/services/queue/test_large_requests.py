@@ -11,8 +11,8 @@ from tests.fuzz.inflating import PATTERNS
 from tests.fuzz.loop_lag import LoopLag
 from tests.services.mesh import Mesh, running, spec
 
-from cotenant.rpc import errors
-from cotenant.services.queue.job_pages import PAGE_BYTES_MAX
+from cotenant.codec import errors
+from cotenant.services.queue.api.job_pages import PAGE_BYTES_MAX
 from cotenant.v1 import job_pb2
 from cotenant.v1 import job_service_pb2 as pb
 from cotenant.v1 import placement_service_pb2 as placement_pb

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 from tests.services.mesh import Mesh, running, until
 
-from cotenant.services.queue import launch_failures
+from cotenant.services.queue.jobs import launch_failures
 from cotenant.v1 import job_pb2
 from cotenant.v1 import job_service_pb2 as pb
 from cotenant.v1 import node_service_pb2 as node_pb2

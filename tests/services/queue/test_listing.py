@@ -11,14 +11,14 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cotenant.core.jobs import JobSpec, Role
-from cotenant.core.lifecycle import Phase
-from cotenant.rpc import identity
-from cotenant.rpc.identity import ANYONE, Identity
-from cotenant.services.queue.filters import Filter
-from cotenant.services.queue.records import PHASES, new_record
-from cotenant.services.queue.state import State
-from cotenant.services.queue.views import View
+from cotenant.core.model.job import JobSpec, Role
+from cotenant.core.model.lifecycle import Phase
+from cotenant.security import identity
+from cotenant.security.identity import ANYONE, Identity
+from cotenant.services.queue.api.job_filter import Filter
+from cotenant.services.queue.jobs.queue_state import State
+from cotenant.services.queue.jobs.transitions import PHASES, new_record
+from cotenant.services.queue.jobs.visibility import View
 from cotenant.v1 import job_service_pb2 as pb
 
 SPEC = JobSpec(name="a", roles=(Role(),))

@@ -5,17 +5,17 @@ from collections.abc import Callable
 
 import pytest
 
-from cotenant.core.arrays import COUNT_MAX, ArrayTask, read_array
-from cotenant.core.dependencies import Dependency
-from cotenant.core.jobs import JobSpec, Role
-from cotenant.core.lifecycle import Phase
+from cotenant.core.model.dependencies import Dependency
+from cotenant.core.model.job import JobSpec, Role
+from cotenant.core.model.job_array import COUNT_MAX, ArrayTask, read_array
+from cotenant.core.model.lifecycle import Phase
 from cotenant.rpc.channel import connect
-from cotenant.services.queue.arrays import Arrays
-from cotenant.services.queue.follower import TAKEN_AT_ONCE
-from cotenant.services.queue.keeper import JOBS, Keeper, Request
-from cotenant.services.queue.records import Record, loaded, new_record
-from cotenant.services.queue.server import JobQueue, QueueConfig
-from cotenant.services.queue.state import ADDED_AT_ONCE, LOADED_AT_ONCE, State
+from cotenant.services.queue.api.server import JobQueue, QueueConfig
+from cotenant.services.queue.attempts.attempt_watcher import TAKEN_AT_ONCE
+from cotenant.services.queue.jobs.job_arrays import Arrays
+from cotenant.services.queue.jobs.job_store import JOBS, Keeper, Request
+from cotenant.services.queue.jobs.queue_state import ADDED_AT_ONCE, LOADED_AT_ONCE, State
+from cotenant.services.queue.jobs.transitions import Record, loaded, new_record
 from cotenant.store import schema
 from cotenant.store.memory import MemoryStore
 from cotenant.store.port import Entry, Put

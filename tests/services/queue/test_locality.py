@@ -9,7 +9,7 @@ from dataclasses import replace
 from tests.services.mesh import QUICK, Mesh, running
 
 from cotenant.cli import views
-from cotenant.rpc import translate
+from cotenant.codec import specs
 from cotenant.v1 import job_pb2
 from cotenant.v1 import job_service_pb2 as pb
 
@@ -32,13 +32,13 @@ async def test_a_gang_takes_two_nodes_once_its_time_at_one_server_is_over() -> N
         gang = await mesh.submit(gpus=1, replicas=2)
         waiting = await mesh.refused(gang, "FRAGMENTED")
         assert waiting.refusal.detail.endswith("relaxes to anywhere in 2 s")
-        assert 0 < translate.seconds(waiting.refusal.holds) <= 1.5
+        assert 0 < specs.seconds(waiting.refusal.holds) <= 1.5
         told = await mesh.jobs.ExplainJob(pb.ExplainJobRequest(id=gang))
         assert "relaxes to anywhere in" in told.summary
         assert views.reason_view(told.job.refusal)["locality"] == "server"
         job = await mesh.reach(gang, "RUNNING")
         assert {part.node_id for part in job.attempt.allocations} == set(HALF_TAKEN)
-        waited = translate.seconds(job.attempt.assign_time) - translate.seconds(job.create_time)
+        waited = specs.seconds(job.attempt.assign_time) - specs.seconds(job.create_time)
         assert 1.5 <= waited < 4
 
 
@@ -49,8 +49,8 @@ async def test_a_job_of_the_same_shape_that_came_later_waits_for_its_own_time() 
         waiting = await mesh.refused(first, "FRAGMENTED")
         second = await mesh.submit(gpus=1, replicas=2)
         later = await mesh.refused(second, "FRAGMENTED")
-        assert translate.seconds(waiting.refusal.holds) <= 1.5
-        assert translate.seconds(later.refusal.holds) <= 1.5
+        assert specs.seconds(waiting.refusal.holds) <= 1.5
+        assert specs.seconds(later.refusal.holds) <= 1.5
         await mesh.reach(first, "RUNNING")
         still = await mesh.refused(second, "CAPACITY")
         assert still.phase == job_pb2.JOB_PHASE_QUEUED

@@ -12,8 +12,8 @@ from benchmarks.agents import SimulatedAgent
 from tests.services.histories import History
 from tests.services.mesh import BACKFILL, QUICK, Mesh, eventually, running, until
 
-from cotenant.services.placement import promises
-from cotenant.services.queue import scheduler
+from cotenant.services.placement.planning import tentative_reservations
+from cotenant.services.queue.scheduling import scheduler
 from cotenant.store.keyspace import HistoryLimit
 from cotenant.store.memory import MemoryStore
 from cotenant.v1 import job_pb2
@@ -184,8 +184,8 @@ async def _is_away(mesh: Mesh, node_id: str) -> bool:
 
 
 async def test_a_place_is_not_kept_for_ever_for_a_job_that_was_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(promises, "KEPT_SECONDS", -4.0)
-    monkeypatch.setattr("cotenant.services.placement.planner.KEPT_SECONDS", -4.0)
+    monkeypatch.setattr(tentative_reservations, "KEPT_SECONDS", -4.0)
+    monkeypatch.setattr("cotenant.services.placement.planning.planner.KEPT_SECONDS", -4.0)
     async with fragmented() as (mesh, _, jobs):
         stubborn(mesh)
         gang = await mesh.submit(gpus=1, replicas=2, locality=SERVER)

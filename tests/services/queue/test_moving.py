@@ -9,9 +9,9 @@ import grpc
 import pytest
 from tests.services.mesh import Mesh, again, reason, running
 
-from cotenant.rpc.errors import from_error
-from cotenant.rpc.translate import duration, seconds
-from cotenant.services.queue.avoiding import AVOIDED_MAX, avoid, expires_seconds, live
+from cotenant.codec.errors import from_error
+from cotenant.codec.specs import duration, seconds
+from cotenant.services.queue.jobs.node_avoidance import AVOIDED_MAX, avoid, expires_seconds, live
 from cotenant.v1 import job_pb2
 from cotenant.v1 import job_service_pb2 as pb
 

@@ -12,12 +12,12 @@ from google.protobuf.duration_pb2 import Duration
 from structlog.testing import capture_logs
 from tests.services.mesh import until
 
-from cotenant.core.jobs import JobSpec, Request, Role
-from cotenant.rpc import translate
-from cotenant.rpc.translate import timestamp
-from cotenant.services.queue import observations as module
-from cotenant.services.queue.observations import Observations
-from cotenant.services.queue.records import Record
+from cotenant.codec import specs
+from cotenant.codec.specs import timestamp
+from cotenant.core.model.job import JobSpec, Request, Role
+from cotenant.services.queue.estimates import observation_sink as module
+from cotenant.services.queue.estimates.observation_sink import Observations
+from cotenant.services.queue.jobs.transitions import Record
 from cotenant.v1 import job_pb2, records_pb2, resources_pb2
 from cotenant.v1 import predictor_service_pb2 as pb
 
@@ -42,7 +42,7 @@ class Predictor:
 def progressed(*told: dict[str, Any]) -> list[pb.Observation]:
     """Tell of one job's progress again and again, and look at what waits to be sent."""
     observations = Observations(Predictor(), window_seconds=10.0)  # type: ignore[arg-type]  # as much of it as is called
-    record = Record(records_pb2.StoredJob(job=job_pb2.Job(id="j1", spec=translate.spec_to_wire(SPEC))), SPEC)
+    record = Record(records_pb2.StoredJob(job=job_pb2.Job(id="j1", spec=specs.spec_to_wire(SPEC))), SPEC)
     record.job.attempt.CopyFrom(attempt())
     for progress in told:
         record.job.progress.CopyFrom(job_pb2.Progress(**progress))

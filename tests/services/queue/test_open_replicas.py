@@ -12,9 +12,9 @@ from google.protobuf.field_mask_pb2 import FieldMask
 from google.protobuf.timestamp_pb2 import Timestamp
 from tests.services.mesh import Mesh, running, spec
 
-from cotenant.core.lifecycle import Phase
-from cotenant.rpc.errors import from_error
-from cotenant.services.predictor import server as predictor
+from cotenant.codec.errors import from_error
+from cotenant.core.model.lifecycle import Phase
+from cotenant.services.predictor.api import server as predictor
 from cotenant.v1 import job_pb2, predictor_service_pb2, predictor_service_pb2_grpc
 from cotenant.v1 import job_service_pb2 as pb
 

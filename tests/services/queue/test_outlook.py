@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from tests.services.mesh import BACKFILL, Mesh, running, spec, until
 
-from cotenant.rpc.translate import duration, seconds
-from cotenant.services.queue.server import QueueConfig
+from cotenant.codec.specs import duration, seconds
+from cotenant.services.queue.api.server import QueueConfig
 from cotenant.v1 import job_service_pb2 as pb
 from cotenant.v1 import tenant_service_pb2 as tenant_pb2
 

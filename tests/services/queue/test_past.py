@@ -16,12 +16,12 @@ import pytest
 from tests.services.mesh import Mesh, running, spec
 from tests.services.test_tenancy import ByName, created
 
-from cotenant.core.lifecycle import Phase
+from cotenant.codec.errors import Problem, from_error
+from cotenant.core.model.lifecycle import Phase
 from cotenant.rpc.channel import connect
-from cotenant.rpc.errors import Problem, from_error
-from cotenant.services.queue import archive as archives
-from cotenant.services.queue.archive import Archive, Ended
-from cotenant.services.queue.server import QueueConfig
+from cotenant.services.queue.api.server import QueueConfig
+from cotenant.services.queue.jobs import archive as archives
+from cotenant.services.queue.jobs.archive import Archive, Ended
 from cotenant.v1 import job_pb2, job_service_pb2_grpc
 from cotenant.v1 import job_service_pb2 as pb
 
@@ -163,7 +163,7 @@ async def test_what_was_made_by_a_queue_whose_clock_went_ahead_may_be_elsewhere_
 ) -> None:
     ahead = time.time_ns() + 2 * 86_400 * 10**9
     with monkeypatch.context() as clock:
-        clock.setattr("cotenant.services.queue.ids.time.time_ns", lambda: ahead)
+        clock.setattr("cotenant.services.queue.jobs.job_ids.time.time_ns", lambda: ahead)
         async with archived(tmp_path / "archive.sqlite") as world:
             clock.undo()
             await world.elsewhere()

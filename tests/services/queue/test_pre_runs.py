@@ -13,9 +13,9 @@ import pytest
 from benchmarks.agents import SimulatedAgent
 from tests.services.mesh import BACKFILL, Mesh, eventually, running, until
 
-from cotenant.core.failing.retrying import RetryRules
-from cotenant.rpc.translate import duration, timestamp
-from cotenant.services.queue import pre_runs
+from cotenant.codec.specs import duration, timestamp
+from cotenant.core.failures.retry import RetryRules
+from cotenant.services.queue.attempts import pre_runs
 from cotenant.v1 import job_pb2, tenant_service_pb2
 from cotenant.v1 import job_service_pb2 as pb
 from cotenant.v1 import node_service_pb2 as node_pb2

@@ -11,15 +11,15 @@ import grpc
 import pytest
 from tests.services.mesh import until
 
-from cotenant.core.jobs import JobSpec, Request, Role
-from cotenant.core.lifecycle import Phase
-from cotenant.rpc import translate
-from cotenant.rpc.translate import duration, timestamp
-from cotenant.services.queue.observations import Observations
-from cotenant.services.queue.profiles import Profiles
-from cotenant.services.queue.records import Record
-from cotenant.services.queue.renewals import Renewals
-from cotenant.services.queue.state import State
+from cotenant.codec import specs
+from cotenant.codec.specs import duration, timestamp
+from cotenant.core.model.job import JobSpec, Request, Role
+from cotenant.core.model.lifecycle import Phase
+from cotenant.services.queue.estimates.estimate_refresh import Renewals
+from cotenant.services.queue.estimates.observation_sink import Observations
+from cotenant.services.queue.estimates.profiling import Profiles
+from cotenant.services.queue.jobs.queue_state import State
+from cotenant.services.queue.jobs.transitions import Record
 from cotenant.v1 import job_pb2, records_pb2, resources_pb2
 from cotenant.v1 import node_service_pb2 as node_pb2
 from cotenant.v1 import placement_service_pb2 as placement_pb2
@@ -85,8 +85,8 @@ class Desk:
         self.profiles = Profiles(self.state, self.others, self.others, self.observations, self.renewals)
 
     def run(self, job_id: str, spec: JobSpec = SPEC) -> Record:
-        job = job_pb2.Job(id=job_id, spec=translate.spec_to_wire(spec), create_time=timestamp(100.0))
-        job.phase = translate.PHASES.to_wire(Phase.RUNNING)
+        job = job_pb2.Job(id=job_id, spec=specs.spec_to_wire(spec), create_time=timestamp(100.0))
+        job.phase = specs.PHASES.to_wire(Phase.RUNNING)
         share = resources_pb2.GpuShare(uuid=job_id, milli=1000)
         task = resources_pb2.TaskAllocation(role="worker", core_ids=range(16), gpus=[share])
         held = resources_pb2.NodeAllocation(node_id="n1", tasks=[task], gpu_type="A100")
@@ -213,7 +213,7 @@ async def test_a_report_without_a_sound_rate_tells_nothing_but_the_end(desk: Des
 async def test_an_order_that_placement_goes_on_to_refuse_is_told_as_a_profile_without_points(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cotenant.services.queue.profiles.RETRY_SECONDS", 0.01)
+    monkeypatch.setattr("cotenant.services.queue.estimates.profiling.RETRY_SECONDS", 0.01)
     record = desk.run("j1")
     desk.others.refused, desk.others.plans = ["its cores are being changed"], [[1, 4]] * 9
     desk.profiles.want(["j1"])
@@ -226,7 +226,7 @@ async def test_an_order_that_placement_goes_on_to_refuse_is_told_as_a_profile_wi
 
 
 async def test_an_order_that_cannot_be_told_now_is_told_later(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cotenant.services.queue.profiles.RETRY_SECONDS", 0.01)
+    monkeypatch.setattr("cotenant.services.queue.estimates.profiling.RETRY_SECONDS", 0.01)
     desk.run("j1")
     desk.others.away, desk.others.plans = 2, [[1, 4]] * 3
     desk.profiles.want(["j1"])
@@ -237,7 +237,7 @@ async def test_an_order_that_cannot_be_told_now_is_told_later(desk: Desk, monkey
 async def test_a_profile_whose_end_is_never_told_ends_with_its_budget(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cotenant.services.queue.profiles.OVERDUE_SECONDS", -299.99)
+    monkeypatch.setattr("cotenant.services.queue.estimates.profiling.OVERDUE_SECONDS", -299.99)
     desk.run("j1")
     desk.profiles.want(["j1"])
     await until(lambda: desk.others.observed)
@@ -281,7 +281,7 @@ async def test_an_estimate_is_renewed_when_a_rate_is_seen_and_then_as_the_job_ha
 
 
 async def test_what_placement_could_not_be_told_is_told_later(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cotenant.services.queue.renewals.BATCH_SECONDS", 0.01)
+    monkeypatch.setattr("cotenant.services.queue.estimates.estimate_refresh.BATCH_SECONDS", 0.01)
     record = desk.run("j1")
     desk.others.away = 2
     desk.renewals.seen(record, 1_000.0)
@@ -291,8 +291,8 @@ async def test_what_placement_could_not_be_told_is_told_later(desk: Desk, monkey
 
 
 async def test_a_crowd_is_asked_about_in_batches(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cotenant.services.queue.renewals.BATCH_MAX", 3)
-    monkeypatch.setattr("cotenant.services.queue.renewals.BATCH_SECONDS", 0.01)
+    monkeypatch.setattr("cotenant.services.queue.estimates.estimate_refresh.BATCH_MAX", 3)
+    monkeypatch.setattr("cotenant.services.queue.estimates.estimate_refresh.BATCH_SECONDS", 0.01)
     for number in range(7):
         desk.renewals.seen(desk.run(f"j{number}"), 1_000.0)
     desk.state.records["j6"].job.phase = job_pb2.JOB_PHASE_SUCCEEDED

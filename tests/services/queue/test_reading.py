@@ -12,8 +12,8 @@ import pytest
 from google.protobuf.duration_pb2 import Duration
 from tests.services.mesh import Mesh, eventually, reason, running, spec, until
 
-from cotenant.rpc.translate import seconds
-from cotenant.services.queue.server import QueueConfig
+from cotenant.codec.specs import seconds
+from cotenant.services.queue.api.server import QueueConfig
 from cotenant.v1 import job_pb2
 from cotenant.v1 import job_service_pb2 as pb
 

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cotenant.core.jobs import JobSpec, Locality
-from cotenant.core.refusals import Code, Refusal
-from cotenant.rpc import refusals
-from cotenant.services.queue.reasons import Reasons
-from cotenant.services.queue.records import Record, new_record
+from cotenant.codec import refusals
+from cotenant.core.model.job import JobSpec, Locality
+from cotenant.core.model.refusal import Code, Refusal
+from cotenant.services.queue.jobs.transitions import Record, new_record
+from cotenant.services.queue.jobs.wait_reasons import Reasons
 
 NOW = 1_000_000.0
 AT_SERVER = Refusal(Code.FRAGMENTED, "best server has 6", "", {"wanted_replicas": 8.0}, Locality.SERVER)

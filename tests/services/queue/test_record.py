@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from cotenant.core.jobs import JobSpec, Role
-from cotenant.core.lifecycle import Phase
-from cotenant.services.queue.keeper import JOBS
-from cotenant.services.queue.record import Record
-from cotenant.services.queue.records import PHASES, loaded, new_record
-from cotenant.services.queue.resting import Resting
-from cotenant.services.queue.state import State, clone
+from cotenant.core.model.job import JobSpec, Role
+from cotenant.core.model.lifecycle import Phase
+from cotenant.services.queue.jobs.compaction import Resting
+from cotenant.services.queue.jobs.job_record import Record
+from cotenant.services.queue.jobs.job_store import JOBS
+from cotenant.services.queue.jobs.queue_state import State, clone
+from cotenant.services.queue.jobs.transitions import PHASES, loaded, new_record
 from cotenant.store.port import Entry
 from cotenant.v1 import job_pb2
 

@@ -7,9 +7,9 @@ import asyncio
 import pytest
 from tests.services.mesh import WAIT_SECONDS, Mesh, running
 
-from cotenant.core.queueing.choosing import Rules
-from cotenant.rpc.translate import duration
-from cotenant.services.queue.server import QueueConfig
+from cotenant.codec.specs import duration
+from cotenant.core.scheduling.admission import Rules
+from cotenant.services.queue.api.server import QueueConfig
 from cotenant.v1 import job_pb2
 from cotenant.v1 import job_service_pb2 as pb
 

@@ -14,13 +14,13 @@ from tests.services.mesh import BACKFILL, Mesh, running, spec, until
 from tests.services.queue.test_loading import largest
 
 from cotenant.cli import views
-from cotenant.core.queueing.choosing import RULES
-from cotenant.rpc import garbage
-from cotenant.rpc.translate import duration, seconds
-from cotenant.services.queue.arrays import Arrays
-from cotenant.services.queue.keeper import Keeper, Request
-from cotenant.services.queue.state import State
-from cotenant.services.queue.waits import Waits
+from cotenant.codec.specs import duration, seconds
+from cotenant.core.scheduling.admission import RULES
+from cotenant.rpc import gc_tuning
+from cotenant.services.queue.jobs.job_arrays import Arrays
+from cotenant.services.queue.jobs.job_store import Keeper, Request
+from cotenant.services.queue.jobs.queue_state import State
+from cotenant.services.queue.scheduling.wait_metrics import Waits
 from cotenant.store.memory import MemoryStore
 from cotenant.v1 import job_service_pb2 as pb
 from cotenant.v1 import tenant_service_pb2 as tenant_pb2
@@ -168,7 +168,7 @@ async def longest_piece(work: Coroutine[Any, Any, object]) -> float:
 def settled() -> Iterator[None]:
     """A process that keeps what stays from the garbage collector, as those do that serve."""
     thresholds = gc.get_threshold()
-    garbage.settle()
+    gc_tuning.settle()
     yield
     gc.unfreeze()
     gc.set_threshold(*thresholds)

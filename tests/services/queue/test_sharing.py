@@ -15,11 +15,11 @@ from tests.services.queue.test_tenants import made
 
 from cotenant import plugins
 from cotenant.cli import views
-from cotenant.core.policy import Ended, Order
-from cotenant.core.queueing.choosing import Preemption, Rules
-from cotenant.core.table import Jobs
+from cotenant.core.model.job_table import Jobs
+from cotenant.core.policy.protocols import Ended, Order
+from cotenant.core.scheduling.admission import Preemption, Rules
 from cotenant.policies.fifo import Fifo
-from cotenant.services.queue import server
+from cotenant.services.queue.api import server
 from cotenant.v1 import job_service_pb2 as pb
 from cotenant.v1 import tenant_service_pb2
 

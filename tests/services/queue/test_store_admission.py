@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.services.mesh import BACKFILL, Mesh, reason, running, spec
 
-from cotenant.core.jobs import JobSpec
-from cotenant.services.queue import forgetting
-from cotenant.services.queue.footprint import Footprint, kept_bytes
-from cotenant.services.queue.records import Record, new_record
+from cotenant.core.model.job import JobSpec
+from cotenant.services.queue.jobs import retention
+from cotenant.services.queue.jobs.store_footprint import Footprint, kept_bytes
+from cotenant.services.queue.jobs.transitions import Record, new_record
 from cotenant.store.capacity import MIB, Capacity, etcd_capacity
 from cotenant.store.memory import MemoryStore
 from cotenant.v1 import job_pb2, job_service_pb2
@@ -94,7 +94,7 @@ async def test_ended_jobs_make_room_but_not_those_that_ended_a_moment_ago(monkey
         await mesh.submit(environment=LARGE)
         await mesh.jobs.CancelJob(job_service_pb2.CancelJobRequest(id=first))
         await refused(mesh, environment=LARGE)
-        monkeypatch.setattr(forgetting, "RECENT_SECONDS", 0.0)
+        monkeypatch.setattr(retention, "RECENT_SECONDS", 0.0)
         mesh.parts["queue"].service.admission._made_room_at.clear()
         await mesh.submit(environment=LARGE)
         with pytest.raises(grpc.aio.AioRpcError):

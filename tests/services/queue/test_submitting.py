@@ -9,7 +9,7 @@ import grpc
 import pytest
 from tests.services.mesh import Mesh, again, reason, running, spec
 
-from cotenant.rpc.errors import Problem, from_error
+from cotenant.codec.errors import Problem, from_error
 from cotenant.v1 import job_pb2
 from cotenant.v1 import job_service_pb2 as pb
 

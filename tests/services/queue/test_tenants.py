@@ -12,8 +12,8 @@ import pytest
 from google.protobuf.field_mask_pb2 import FieldMask
 from tests.services.mesh import BACKFILL, Mesh, again, eventually, reason, running, spec, until
 
-from cotenant.rpc.errors import from_error
-from cotenant.services.placement.server import PlacementConfig
+from cotenant.codec.errors import from_error
+from cotenant.services.placement.api.server import PlacementConfig
 from cotenant.v1 import job_pb2, job_service_pb2
 from cotenant.v1 import tenant_service_pb2 as pb
 

@@ -11,11 +11,11 @@ import pytest
 from google.protobuf.field_mask_pb2 import FieldMask
 from tests.services.mesh import BACKFILL, Mesh, eventually, reason, running, spec
 
-from cotenant.core.queueing.choosing import RULES
-from cotenant.rpc import identity
+from cotenant.core.scheduling.admission import RULES
 from cotenant.rpc.channel import connect
-from cotenant.rpc.identity import Identity
-from cotenant.rpc.permissions import Role
+from cotenant.security import identity
+from cotenant.security.identity import Identity
+from cotenant.security.permissions import Role
 from cotenant.v1 import job_pb2, job_service_pb2_grpc, node_service_pb2_grpc, tenant_service_pb2_grpc
 from cotenant.v1 import job_service_pb2 as pb
 from cotenant.v1 import node_service_pb2 as node_pb2

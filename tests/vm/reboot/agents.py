@@ -9,7 +9,7 @@ from tests.node_agent.conftest import RunningAgent
 from tests.node_agent.jobs import NODE
 from tests.node_agent.placement import Placement
 
-from cotenant.node_agent.agent import AgentConfig
+from cotenant.node_agent.control.agent import AgentConfig
 
 DISK = Path(os.environ.get("COTENANT_PERSISTENT", "/nonexistent"))
 STARTS = DISK / "starts"  # a line for each start of a job, in a file of its name

@@ -31,7 +31,7 @@ from tests.vm.systemd.operator import (
     until,
 )
 
-from cotenant.node_agent.cgroups import parse_cpu_list
+from cotenant.node_agent.supervisor.cgroups import parse_cpu_list
 
 pytestmark = pytest.mark.root
 

@@ -1,1 +1,1 @@
-"""How many cores a running job holds: resizes, the spare cores lent out, and the search for the right count. Pure."""
+"""How many cores and replicas a job holds: resizes, spare cores, core search, autoscaling. Pure."""

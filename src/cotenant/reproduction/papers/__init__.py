@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib import import_module
 
-from cotenant.reproduction.words import Paper
+from cotenant.reproduction.model import Paper
 
 NAMES: tuple[str, ...] = ("aiturbo", "coda", "genie", "philly", "xiao", "twins")
 

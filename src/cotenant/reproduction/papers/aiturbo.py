@@ -7,6 +7,21 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 
+from cotenant.reproduction.model import (
+    Asked,
+    Better,
+    Case,
+    Cell,
+    Chart,
+    Claim,
+    Done,
+    Findings,
+    Line,
+    Measured,
+    Shape,
+    Table,
+    line_of,
+)
 from cotenant.reproduction.papers.aiturbo_arms import (
     BACKFILL,
     BASES,
@@ -37,21 +52,6 @@ from cotenant.reproduction.papers.aiturbo_arms import (
     Workload,
 )
 from cotenant.reproduction.tables import MEANS, means, slug
-from cotenant.reproduction.words import (
-    Asked,
-    Better,
-    Case,
-    Cell,
-    Chart,
-    Claim,
-    Done,
-    Findings,
-    Line,
-    Measured,
-    Shape,
-    Table,
-    line_of,
-)
 
 BANDS = {"FIFO": 4.2, "LAS": 2.8, "SRTF": 1.9, "Optimus": 1.8}  # normalised average JCT; AITurbo's is 1.24 [D]
 OURS_BAND = 1.24

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from cotenant import simulator
+from cotenant.reproduction.model import Data, Figures, Stopped
 from cotenant.reproduction.papers import philly
-from cotenant.reproduction.recurring import named
-from cotenant.reproduction.words import Data, Figures, Stopped
+from cotenant.reproduction.recurring_names import named
 
 COST_SECONDS = 30.0  # of work repeated after each preemption
 

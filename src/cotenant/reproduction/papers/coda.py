@@ -9,11 +9,10 @@ from functools import cached_property
 import numpy as np
 
 from cotenant import simulator
-from cotenant.core.jobs import JobKind
-from cotenant.core.nodes import NodeShape
-from cotenant.reproduction import openb
-from cotenant.reproduction.tables import by_arm, each
-from cotenant.reproduction.words import (
+from cotenant.core.model.job import JobKind
+from cotenant.core.model.node import NodeShape
+from cotenant.reproduction import openb_mix
+from cotenant.reproduction.model import (
     Asked,
     Better,
     Case,
@@ -30,6 +29,7 @@ from cotenant.reproduction.words import (
     gain_percent,
     line_of,
 )
+from cotenant.reproduction.tables import by_arm, each
 
 GIBIBYTE = 1 << 30
 QUANTILES = tuple(range(101))
@@ -70,7 +70,7 @@ class Workload:
     def cluster(self, data: Data) -> simulator.Cluster:
         """Make its cluster."""
         if not self.servers:
-            return openb.cluster(data)
+            return openb_mix.cluster(data)
         shape = NodeShape(8, 64, 256 * GIBIBYTE, "V100M16", shareable=True)
         return simulator.Cluster(self.name, (shape,) * self.servers, ("",) * self.servers)
 
@@ -94,7 +94,7 @@ class Mixed:
         """Simulate it."""
         place, until_seconds = self.workload.cluster(self.data), 3600.0 * self.workload.hours
         result = simulator.simulate(
-            openb.mix(
+            openb_mix.mix(
                 self.data,
                 place,
                 load=self.workload.load,

@@ -12,10 +12,8 @@ from pathlib import Path
 import numpy as np
 
 from cotenant import simulator
-from cotenant.core.nodes import NodeShape
-from cotenant.reproduction.profiled import Profiled
-from cotenant.reproduction.tables import MEANS, each
-from cotenant.reproduction.words import (
+from cotenant.core.model.node import NodeShape
+from cotenant.reproduction.model import (
     Asked,
     BadData,
     Better,
@@ -35,6 +33,8 @@ from cotenant.reproduction.words import (
     reading,
     table,
 )
+from cotenant.reproduction.profiled_predictor import Profiled
+from cotenant.reproduction.tables import MEANS, each
 from cotenant.simulator.overlays import parse_overlays
 from cotenant.simulator.traces import workers
 from cotenant.simulator.workload import workload

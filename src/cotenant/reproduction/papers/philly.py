@@ -11,11 +11,10 @@ from pathlib import Path
 from types import MappingProxyType
 
 from cotenant import simulator
-from cotenant.core.jobs import WHOLE_GPU_MILLI
-from cotenant.core.nodes import NodeShape
-from cotenant.core.tenancy import Tenant
-from cotenant.reproduction.tables import by_arm, each
-from cotenant.reproduction.words import (
+from cotenant.core.model.job import WHOLE_GPU_MILLI
+from cotenant.core.model.node import NodeShape
+from cotenant.core.model.tenancy import Tenant
+from cotenant.reproduction.model import (
     Asked,
     Better,
     Case,
@@ -34,6 +33,7 @@ from cotenant.reproduction.words import (
     reading,
     table,
 )
+from cotenant.reproduction.tables import by_arm, each
 from cotenant.simulator.traces import workers
 
 SAMPLE = Path(simulator.__file__).parent / "samples" / "philly_two.csv"

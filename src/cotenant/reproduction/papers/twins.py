@@ -24,12 +24,11 @@ from pathlib import Path
 import psutil
 
 from cotenant import simulator
-from cotenant.core.jobs import JobKind, JobSpec, Request, Role
-from cotenant.core.models import model_of
-from cotenant.core.nodes import NodeShape
-from cotenant.reproduction import live, twin_job
-from cotenant.reproduction.tables import means
-from cotenant.reproduction.words import (
+from cotenant.core.model.job import JobKind, JobSpec, Request, Role
+from cotenant.core.model.model_name import model_of
+from cotenant.core.model.node import NodeShape
+from cotenant.reproduction import live_mesh, twin_job
+from cotenant.reproduction.model import (
     Asked,
     Better,
     Case,
@@ -45,6 +44,7 @@ from cotenant.reproduction.words import (
     Table,
     line_of,
 )
+from cotenant.reproduction.tables import means
 from cotenant.simulator.physics.cores import speed
 
 CPUS, GPUS = 2, 2
@@ -127,7 +127,7 @@ class LiveTwin:
             with tempfile.TemporaryDirectory(prefix="cotenant-twin-") as directory:
                 try:
                     ran, told = run_live(self.twin, Path(directory), stopped)
-                except live.LiveStopped:
+                except live_mesh.LiveStopped:
                     return None
             others = max(others, others_percent())
         return compared(self.twin, ran, told, self.seed, others=others)
@@ -148,7 +148,7 @@ def others_percent() -> float:
     return statistics.fmean(taken[cpu] for cpu in sorted(os.sched_getaffinity(0))[:CPUS])
 
 
-def run_live(twin: Twin, directory: Path, stopped: Stopped = lambda: False) -> tuple[list[live.Ran], list[Told]]:
+def run_live(twin: Twin, directory: Path, stopped: Stopped = lambda: False) -> tuple[list[live_mesh.Ran], list[Told]]:
     """Run a twin's jobs on a mesh of its own.
 
     Raises:
@@ -157,11 +157,11 @@ def run_live(twin: Twin, directory: Path, stopped: Stopped = lambda: False) -> t
     """
     cpus = sorted(os.sched_getaffinity(0))[:CPUS]
     if len(cpus) < CPUS:
-        raise live.LiveFailed(f"a twin needs {CPUS} CPUs, and this process may use {len(cpus)}")
+        raise live_mesh.LiveFailed(f"a twin needs {CPUS} CPUs, and this process may use {len(cpus)}")
     blocks = max(2, round(STEP_SECONDS / _block_seconds()))
     specs = [(job.after_seconds, _spec(job, blocks, directory / f"{n}.json")) for n, job in enumerate(twin.jobs)]
     alone_seconds = STEP_SECONDS * sum(job.steps for job in twin.jobs)
-    with live.mesh(directory, cpus, twin.flags()) as mesh:
+    with live_mesh.mesh(directory, cpus, twin.flags()) as mesh:
         ran = mesh.run(specs, seconds_max=PATIENCE * alone_seconds, stopped=stopped)
     return ran, [_told(directory / f"{number}.json") for number in range(len(specs))]
 
@@ -201,14 +201,16 @@ def _alone(stopped: Stopped) -> Iterator[bool]:
             try:
                 fcntl.flock(mark, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                time.sleep(live.POLL_SECONDS)
+                time.sleep(live_mesh.POLL_SECONDS)
             else:
                 yield True
                 return
         yield False
 
 
-def compared(twin: Twin, ran: Sequence[live.Ran], told: Sequence[Told], seed: int, *, others: float = 0.0) -> Figures:
+def compared(
+    twin: Twin, ran: Sequence[live_mesh.Ran], told: Sequence[Told], seed: int, *, others: float = 0.0
+) -> Figures:
     """Simulate the jobs with the rates that they had, and set the average completion times beside each other.
 
     `others`: how much of the CPUs other work took around them, in percent.
@@ -241,7 +243,7 @@ def compared(twin: Twin, ran: Sequence[live.Ran], told: Sequence[Told], seed: in
     )
 
 
-def replayed(twin: Twin, ran: Sequence[live.Ran], told: Sequence[Told]) -> Iterator[simulator.TraceJob]:
+def replayed(twin: Twin, ran: Sequence[live_mesh.Ran], told: Sequence[Told]) -> Iterator[simulator.TraceJob]:
     """Give the jobs as the simulator takes them: in seconds of work, at reference speed if with GPUs."""
     by_kind: dict[str, list[Told]] = {}
     for job, own in zip(twin.jobs, told, strict=True):
@@ -257,7 +259,7 @@ def replayed(twin: Twin, ran: Sequence[live.Ran], told: Sequence[Told]) -> Itera
         yield simulator.TraceJob(str(number), submitted, work, (job.role(),), kind, model=MODELS[job.kind])
 
 
-def _outside_seconds(one: live.Ran, own: Told) -> float:
+def _outside_seconds(one: live_mesh.Ran, own: Told) -> float:
     """From the assignment to the first step, and from the last step to the end."""
     return max(0.0, own.begin_seconds - one.assigned_seconds + one.ended_seconds - own.end_seconds)
 

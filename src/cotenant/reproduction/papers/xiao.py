@@ -10,9 +10,27 @@ from types import MappingProxyType
 
 import numpy as np
 
-from cotenant.core.models import Model, model_of
-from cotenant.core.predicting import design
-from cotenant.core.predicting.curves import Point, fit
+from cotenant.core.model.model_name import Model, model_of
+from cotenant.core.prediction import experiment_design
+from cotenant.core.prediction.core_curve import Point, fit
+from cotenant.reproduction.model import (
+    Asked,
+    Better,
+    Case,
+    Cell,
+    Chart,
+    Claim,
+    Done,
+    Figures,
+    Findings,
+    Line,
+    Measured,
+    Shape,
+    Stopped,
+    Table,
+    gain_percent,
+    line_of,
+)
 from cotenant.reproduction.papers.xiao_jobs import (
     ARMS,
     BEFOREHAND,
@@ -31,25 +49,7 @@ from cotenant.reproduction.papers.xiao_jobs import (
     workloads,
 )
 from cotenant.reproduction.tables import MEANS, by_arm, each, slug
-from cotenant.reproduction.words import (
-    Asked,
-    Better,
-    Case,
-    Cell,
-    Chart,
-    Claim,
-    Done,
-    Figures,
-    Findings,
-    Line,
-    Measured,
-    Shape,
-    Stopped,
-    Table,
-    gain_percent,
-    line_of,
-)
-from cotenant.simulator.comparison.compared import Spread
+from cotenant.simulator.comparison.summary import Spread
 from cotenant.simulator.physics.cores import speed
 
 CORES_MAX = 24  # of the poster's virtual machine
@@ -102,7 +102,7 @@ class Learning:
         """Measure until the design wants no more."""
         truth, rng = true_rates(self.model), np.random.default_rng([self.seed, *self.model.encode()])
         points: list[Point] = []
-        while planned := design.plan(points, CORES_MAX).cores:
+        while planned := experiment_design.plan(points, CORES_MAX).cores:
             if stopped():
                 return None
             cores = planned[0]

@@ -9,15 +9,15 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from cotenant import simulator
-from cotenant.core.estimates import Estimate
-from cotenant.core.jobs import JobSpec, Request, Role
-from cotenant.core.models import Model, model_of
-from cotenant.core.nodes import NodeShape
-from cotenant.core.policy import CpuAllocator, Sizing
-from cotenant.core.sizing.resizing import Running
+from cotenant.core.model.estimate import Estimate
+from cotenant.core.model.job import JobSpec, Request, Role
+from cotenant.core.model.model_name import Model, model_of
+from cotenant.core.model.node import NodeShape
+from cotenant.core.policy.protocols import CpuAllocator, Sizing
+from cotenant.core.sizing.resize import Running
 from cotenant.policies.xiao import Xiao
-from cotenant.reproduction import openb
-from cotenant.reproduction.words import Asked, Data, Figures, Stopped
+from cotenant.reproduction import openb_mix
+from cotenant.reproduction.model import Asked, Data, Figures, Stopped
 from cotenant.simulator.physics.cores import speed
 
 POSTERS = ("lenet", "alexnet", "overfeat", "googlenet", "lm", "bidaf", "deepspeech", "wavenet")
@@ -104,7 +104,7 @@ class Workload:
             found = data.file(TRACE)
             assert found, "this workload is of the directory of data alone"
             return simulator.load(found, "synergy")
-        rng, lasting = np.random.default_rng([seed, self.jobs]), [seconds for _, seconds in openb.pods(data)]
+        rng, lasting = np.random.default_rng([seed, self.jobs]), [seconds for _, seconds in openb_mix.pods(data)]
         at = np.sort(rng.uniform(0.0, 3600.0 * self.hours, self.jobs)) if self.hours else np.arange(self.jobs) / 1000
         jobs = [
             simulator.TraceJob(
@@ -149,7 +149,7 @@ class Sweep:
         return {load: self._at(load) for load in (self.loads_quick if asked.quick else self.loads)}
 
     def _at(self, load: float) -> Workload:
-        each_seconds = statistics.fmean(seconds for _, seconds in openb.pods(Data()))
+        each_seconds = statistics.fmean(seconds for _, seconds in openb_mix.pods(Data()))
         gpu_seconds = self.like.servers * self.like.gpus * 3600 * SWEPT_HOURS
         jobs = round(load * gpu_seconds / each_seconds)
         return replace(self.like, name=f"{self.name}, load {load:g}", jobs=jobs, hours=SWEPT_HOURS)

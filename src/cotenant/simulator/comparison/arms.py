@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from cotenant.core.options import did_you_mean
-from cotenant.core.validate import shown
-from cotenant.simulator.policies import GROUPS
+from cotenant.core.model.validation import shown
+from cotenant.core.spelling import did_you_mean
+from cotenant.simulator.policy_set import GROUPS
 from cotenant.simulator.scenario import Scenario
 
 ARMS_MAX = 50

@@ -25,9 +25,9 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from cotenant.core.jobs import Request, Role
-from cotenant.core.nodes import NodeShape
-from cotenant.simulator.clusters import Cluster
+from cotenant.core.model.job import Request, Role
+from cotenant.core.model.node import NodeShape
+from cotenant.simulator.clusters.cluster import Cluster
 from cotenant.simulator.traces import Trace, TraceJob
 
 

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from cotenant.core.options import BadOption, did_you_mean
-from cotenant.core.validate import Violation, shown
+from cotenant.core.model.validation import Violation, shown
+from cotenant.core.policy.options import BadOption
+from cotenant.core.spelling import did_you_mean
 from cotenant.simulator.overlays.cores import Cores
 from cotenant.simulator.overlays.cpu_jobs import CpuJobs
 from cotenant.simulator.overlays.deadlines import Deadlines
@@ -31,7 +32,7 @@ from cotenant.simulator.overlays.tenants import Tenants
 from cotenant.simulator.traces import Trace, TraceJob
 
 if TYPE_CHECKING:
-    from cotenant.simulator.clusters import Cluster
+    from cotenant.simulator.clusters.cluster import Cluster
 
 __all__ = ["KINDS", "NOTHING", "Overlay", "Overlays", "parse_overlays"]
 

@@ -9,9 +9,9 @@ from typing import ClassVar
 
 import numpy as np
 
-from cotenant.core.jobs import WHOLE_GPU_MILLI, JobKind, Role
-from cotenant.core.options import BadOption
-from cotenant.core.validate import Violation
+from cotenant.core.model.job import WHOLE_GPU_MILLI, JobKind, Role
+from cotenant.core.model.validation import Violation
+from cotenant.core.policy.options import BadOption
 from cotenant.simulator.overlays.port import Setting, whole
 from cotenant.simulator.traces import TraceJob
 

@@ -12,13 +12,13 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 
-from cotenant.core.jobs import WHOLE_GPU_MILLI, JobKind, Request
-from cotenant.core.options import BadOption
-from cotenant.core.validate import Violation
+from cotenant.core.model.job import WHOLE_GPU_MILLI, JobKind, Request
+from cotenant.core.model.validation import Violation
+from cotenant.core.policy.options import BadOption
 from cotenant.simulator.overlays.port import Setting, number, one_of, picks, rounded
 from cotenant.simulator.traces import TraceJob
-from cotenant.simulator.traces.jobs import replicas
 from cotenant.simulator.traces.openb import MEBIBYTE, NOT_PREEMPTED, PRIORITIES, whole_cores
+from cotenant.simulator.traces.trace_job import replicas
 
 SAMPLE = Path(__file__).parent.parent / "samples" / "openb_cpu_pods.csv"
 SHARE_DEFAULT = 0.2

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from cotenant.core.jobs import JobKind
+from cotenant.core.model.job import JobKind
 from cotenant.simulator.overlays.port import Setting, number, rounded
 from cotenant.simulator.traces import TraceJob
 

@@ -8,10 +8,10 @@ from typing import ClassVar
 
 import numpy as np
 
-from cotenant.core.jobs import WHOLE_GPU_MILLI, Role
+from cotenant.core.model.job import WHOLE_GPU_MILLI, Role
 from cotenant.simulator.overlays.port import Setting, one_of, picks
 from cotenant.simulator.traces import TraceJob
-from cotenant.simulator.traces.jobs import replicas
+from cotenant.simulator.traces.trace_job import replicas
 
 # How many of openb's 6,989 one-GPU pods ask for so many thousandths; those that fewer than 20 ask for are left out
 # (openb_pod_list_default, ATC'23 [D]).

@@ -8,8 +8,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from cotenant.core.jobs import JobKind
-from cotenant.core.validate import bad_name
+from cotenant.core.model.job import JobKind
+from cotenant.core.model.validation import bad_name
 from cotenant.simulator.overlays.port import Setting
 from cotenant.simulator.traces import TraceJob
 

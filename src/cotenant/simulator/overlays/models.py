@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from cotenant.core.jobs import WHOLE_GPU_MILLI, JobKind
+from cotenant.core.model.job import WHOLE_GPU_MILLI, JobKind
 from cotenant.simulator.overlays.port import Setting, one_of, picks
 from cotenant.simulator.traces import TraceJob
 from cotenant.simulator.traces.gavel import steps_per_second

@@ -9,10 +9,10 @@ from typing import ClassVar
 
 import numpy as np
 
-from cotenant.core.jobs import JobKind
+from cotenant.core.model.job import JobKind
 from cotenant.simulator.overlays.port import Setting, one_of
 from cotenant.simulator.traces import TraceJob
-from cotenant.simulator.traces.jobs import Ended
+from cotenant.simulator.traces.trace_job import Ended
 
 # Shares of Philly's jobs, and of their GPU time, by outcome (ATC'19, table 6 [P]).
 OF_JOBS = {Ended.KILLED: 0.135, Ended.FAILED: 0.172}

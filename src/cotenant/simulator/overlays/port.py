@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, ClassVar, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from cotenant.core.validate import shown
+from cotenant.core.model.validation import shown
 from cotenant.simulator.traces import Trace, TraceJob
 
 if TYPE_CHECKING:
-    from cotenant.simulator.clusters import Cluster
+    from cotenant.simulator.clusters.cluster import Cluster
 
 DIGITS = 9  # drawn factors are rounded to so many, so that no machine's last bit shows
 

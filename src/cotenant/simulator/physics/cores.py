@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from functools import lru_cache
 
-from cotenant.core.models import Model
+from cotenant.core.model.model_name import Model
 from cotenant.simulator.physics.models import bundled
 from cotenant.simulator.physics.rounding import between, steady
 
@@ -40,7 +40,7 @@ def speed(model: Model, *, gpus: float, cores_per_gpu: float, memory_bytes_per_g
 
     0 bytes of memory is unknown, and taken as the reference.
 
-    >>> from cotenant.core.models import model_of
+    >>> from cotenant.core.model.model_name import model_of
     >>> speed(model_of("res50"), gpus=1, cores_per_gpu=1), speed(model_of("res50"), gpus=1, cores_per_gpu=12)
     (0.4, 1.15)
     """
@@ -52,7 +52,7 @@ def speed(model: Model, *, gpus: float, cores_per_gpu: float, memory_bytes_per_g
 def useful(model: Model, *, gpus: float, most: int) -> int | None:
     """Tell how many cores a GPU's share of a job can use, of so many; None where nothing is known of its model.
 
-    >>> from cotenant.core.models import model_of
+    >>> from cotenant.core.model.model_name import model_of
     >>> useful(model_of("res50"), gpus=1, most=24), useful(model_of("lenet"), gpus=1, most=12)
     (4, 12)
     """

@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass
 from functools import lru_cache
 
-from cotenant.core.models import Model
+from cotenant.core.model.model_name import Model
 from cotenant.simulator.physics.rounding import steady
 
 SAVE_SECONDS = (0.2, 5.4)
@@ -60,7 +60,7 @@ class Cost:
 def cost(model: Model | None) -> Cost:
     """Tell what stopping and starting a job costs.
 
-    >>> from cotenant.core.models import model_of
+    >>> from cotenant.core.model.model_name import model_of
     >>> cost(model_of("bert")), cost(model_of("lenet"))
     (Cost(save_seconds=5.4, restart_seconds=94.0), Cost(save_seconds=0.2, restart_seconds=4.0))
     """

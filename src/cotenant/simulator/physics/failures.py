@@ -19,9 +19,9 @@ from itertools import accumulate
 
 import numpy as np
 
-from cotenant.core.jobs import JobKind
+from cotenant.core.model.job import JobKind
 from cotenant.simulator.physics.rounding import steady
-from cotenant.simulator.traces.jobs import Ended, TraceJob
+from cotenant.simulator.traces.trace_job import Ended, TraceJob
 
 FAILED_PERCENT, KILLED_PERCENT = 17.2, 13.5
 TRIALS_MEAN = 2.3

@@ -10,7 +10,7 @@ import math
 from functools import lru_cache
 from statistics import median
 
-from cotenant.core.models import Model, model_of
+from cotenant.core.model.model_name import Model, model_of
 from cotenant.simulator.physics.models import bundled
 from cotenant.simulator.physics.rounding import steady
 
@@ -32,7 +32,7 @@ def known_type(gpu_type: str) -> str | None:
 def relative_speed(model: Model, gpus: float, gpu_type: str, reference_type: str) -> float | None:
     """Tell a job's speed on one type of GPU relative to that on another; None where it was not measured.
 
-    >>> from cotenant.core.models import model_of
+    >>> from cotenant.core.model.model_name import model_of
     >>> relative_speed(model_of("CycleGAN"), 1, "K80", "V100")
     0.114053321
     """

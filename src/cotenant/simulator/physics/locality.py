@@ -11,9 +11,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
-from cotenant.core.models import Model
-from cotenant.core.nodes import NodeShape
-from cotenant.core.placing.interference import TWO_SERVERS
+from cotenant.core.model.model_name import Model
+from cotenant.core.model.node import NodeShape
+from cotenant.core.placement.interference import TWO_SERVERS
 from cotenant.simulator.physics import gpus
 from cotenant.simulator.physics.rounding import between, steady
 

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from cotenant.core.models import FAMILIES, Model, model_of
-from cotenant.core.queueing.choosing import FairShare, Preemption, Rules
-from cotenant.core.validate import Violation
+from cotenant.core.model.model_name import FAMILIES, Model, model_of
+from cotenant.core.model.validation import Violation
+from cotenant.core.scheduling.admission import FairShare, Preemption, Rules
 from cotenant.simulator.physics import bandwidth
 from cotenant.simulator.physics.failures import FAILED_PERCENT, KILLED_PERCENT
 

@@ -15,16 +15,16 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from cotenant.core.estimates import Candidate
-from cotenant.core.jobs import WHOLE_GPU_MILLI
-from cotenant.core.ledger import Holding
-from cotenant.core.models import Model, model_of
-from cotenant.core.placing import interference
-from cotenant.core.placing.candidates import chief
-from cotenant.core.placing.interference import GANG_MILLI_MIN
-from cotenant.core.policy import AttemptWindow, Directive, NodeWindow
-from cotenant.simulator.clusters import Cluster
-from cotenant.simulator.lives import Life
+from cotenant.core.capacity.ledger import Holding
+from cotenant.core.model.estimate import Candidate
+from cotenant.core.model.job import WHOLE_GPU_MILLI
+from cotenant.core.model.model_name import Model, model_of
+from cotenant.core.placement import interference
+from cotenant.core.placement.candidate_allocations import chief
+from cotenant.core.placement.interference import GANG_MILLI_MIN
+from cotenant.core.policy.protocols import AttemptWindow, Directive, NodeWindow
+from cotenant.simulator.clusters.cluster import Cluster
+from cotenant.simulator.job import Life
 from cotenant.simulator.physics import bandwidth, cores, gpus, sharing
 from cotenant.simulator.physics.locality import Distances
 from cotenant.simulator.physics.rates import Rate

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from cotenant.core.policy import FREE, Directive, Throttle
+from cotenant.core.policy.protocols import FREE, Directive, Throttle
 from cotenant.simulator.physics.rounding import steady
 
 NOISE_STREAM = 6  # of its own

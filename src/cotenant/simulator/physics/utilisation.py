@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 
 from cotenant.simulator.physics.rounding import between, steady
-from cotenant.simulator.traces.jobs import Ended
+from cotenant.simulator.traces.trace_job import Ended
 
 _GPUS = (1, 4, 8, 16)
 _PERCENT = {

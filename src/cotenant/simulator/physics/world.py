@@ -8,19 +8,19 @@ from dataclasses import replace
 
 import numpy as np
 
-from cotenant.core.estimates import Candidate, CandidateEstimate
-from cotenant.core.failing.classifying import Failure
-from cotenant.core.failing.retrying import Retry, RetryRules, Tries, decide
-from cotenant.core.jobs import WHOLE_GPU_MILLI
-from cotenant.core.ledger import Holding
-from cotenant.core.placing.candidates import standard
-from cotenant.core.placing.obstacles import shapes_of
-from cotenant.core.policy import ContentionPolicy, NodeWindow
-from cotenant.simulator.clusters import Cluster
-from cotenant.simulator.lives import Life
+from cotenant.core.capacity.ledger import Holding
+from cotenant.core.failures.classifier import Failure
+from cotenant.core.failures.retry import Retry, RetryRules, Tries, decide
+from cotenant.core.model.estimate import Candidate, CandidateEstimate
+from cotenant.core.model.job import WHOLE_GPU_MILLI
+from cotenant.core.placement.candidate_allocations import standard
+from cotenant.core.placement.unschedulable import shapes_of
+from cotenant.core.policy.protocols import ContentionPolicy, NodeWindow
+from cotenant.simulator.clusters.cluster import Cluster
+from cotenant.simulator.job import Life
 from cotenant.simulator.physics import utilisation
+from cotenant.simulator.physics.contention_control import Eliminating
 from cotenant.simulator.physics.costs import cost
-from cotenant.simulator.physics.eliminating import Eliminating
 from cotenant.simulator.physics.failures import Fate, Fates, told
 from cotenant.simulator.physics.outages import Outages
 from cotenant.simulator.physics.rates import FULL, Rate

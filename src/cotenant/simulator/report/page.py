@@ -11,9 +11,9 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from cotenant.simulator.comparison.compared import Comparison, Spread
-from cotenant.simulator.eventfile import digest_of, versions
-from cotenant.simulator.policies import GROUPS
+from cotenant.simulator.comparison.summary import Comparison, Spread
+from cotenant.simulator.policy_set import GROUPS
+from cotenant.simulator.recording.event_file import digest_of, versions
 from cotenant.simulator.report.plots import Plot
 from cotenant.simulator.report.style import ARMS
 

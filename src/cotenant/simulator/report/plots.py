@@ -14,10 +14,10 @@ from matplotlib.patheffects import withStroke
 from matplotlib.ticker import FuncFormatter
 from matplotlib.transforms import Affine2D
 
-from cotenant.core.table import Floats
-from cotenant.simulator.comparison.compared import Comparison
-from cotenant.simulator.comparison.running import JobColumns
-from cotenant.simulator.comparison.series import Course
+from cotenant.core.model.job_table import Floats
+from cotenant.simulator.comparison.runner import JobColumns
+from cotenant.simulator.comparison.summary import Comparison
+from cotenant.simulator.comparison.time_series import Course
 from cotenant.simulator.report.style import FAINT, INK, MUTED, PAPER, WAITS, colour, dashes, log_times, span_of
 
 WIDTH = 10.5  # inches

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
-    from cotenant.simulator.comparison.compared import Comparison
+    from cotenant.simulator.comparison.summary import Comparison
     from cotenant.simulator.report.plots import Plot
 
 LANES_MAX = 64  # GPUs of a cluster whose runs are drawn GPU by GPU
@@ -99,7 +99,7 @@ def _write(path: Path, content: bytes) -> None:
 
 def plots_of(comparison: Comparison) -> list[Plot]:
     """Draw all plots that there is something to show in."""
-    from cotenant.simulator.clusters import parse_cluster
+    from cotenant.simulator.clusters.cluster import parse_cluster
     from cotenant.simulator.report import plots
     from cotenant.simulator.report.style import look
 

@@ -16,9 +16,9 @@ from pathlib import Path
 from cotenant.simulator.snapshots import Present, is_snapshot, present_of
 from cotenant.simulator.snapshots import read as read_snapshot
 from cotenant.simulator.traces.formats import FORMATS, Format, format_named, format_of, headerless
-from cotenant.simulator.traces.jobs import BadRow, BadTrace, TraceJob, workers
 from cotenant.simulator.traces.parquet import ParquetTable, is_parquet
 from cotenant.simulator.traces.rows import Row, Table, open_text
+from cotenant.simulator.traces.trace_job import BadRow, BadTrace, TraceJob, workers
 from cotenant.simulator.traces.writing import write
 
 __all__ = [

@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from cotenant.simulator.traces import gavel, muri, openb, own, simple, synergy
-from cotenant.simulator.traces.jobs import BadTrace, TraceJob
+from cotenant.simulator.traces import cotenant_format, gavel, muri, openb, simple, synergy
 from cotenant.simulator.traces.rows import Row
+from cotenant.simulator.traces.trace_job import BadTrace, TraceJob
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ FORMATS: Mapping[str, Format] = MappingProxyType(
     {
         known.name: known
         for known in (
-            Format("cotenant", own.REQUIRED, own.read, optional=own.OPTIONAL),
+            Format("cotenant", cotenant_format.REQUIRED, cotenant_format.read, optional=cotenant_format.OPTIONAL),
             Format("gavel", gavel.COLUMNS, gavel.read, numbers=gavel.NUMBERS, delimiter="\t"),
             Format("itp", ("job_id", "submission_time", "duration", "num_gpu"), simple.itp),
             Format("muri", muri.COLUMNS, muri.read),

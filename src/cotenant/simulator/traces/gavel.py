@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 
-from cotenant.simulator.traces.jobs import TraceJob, workers
 from cotenant.simulator.traces.rows import SECONDS_MAX, Row
+from cotenant.simulator.traces.trace_job import TraceJob, workers
 
 COLUMNS = (
     "job_type",

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from cotenant.simulator.traces.jobs import TraceJob, workers
 from cotenant.simulator.traces.rows import MILLISECONDS, SECONDS_MAX, Row
+from cotenant.simulator.traces.trace_job import TraceJob, workers
 
 COLUMNS = ("job_id", "num_gpu", "submit_time", "duration", "model_name", "iteration_time", "resource_time_0")
 

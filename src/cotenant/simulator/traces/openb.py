@@ -12,9 +12,9 @@ A pod is one process: with 8 GPUs it asks for 8 GPUs of one node. What the files
 
 from __future__ import annotations
 
-from cotenant.core.jobs import WHOLE_GPU_MILLI, JobKind, Request
-from cotenant.simulator.traces.jobs import Ended, TraceJob, replicas
+from cotenant.core.model.job import WHOLE_GPU_MILLI, JobKind, Request
 from cotenant.simulator.traces.rows import GPUS_MAX, Row
+from cotenant.simulator.traces.trace_job import Ended, TraceJob, replicas
 
 COLUMNS = ("name", "cpu_milli", "memory_mib", "num_gpu", "gpu_milli", "qos", "creation_time", "deletion_time")
 MEBIBYTE = 2**20

@@ -8,8 +8,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from cotenant.simulator.traces.jobs import BadRow, BadTrace
 from cotenant.simulator.traces.rows import Row
+from cotenant.simulator.traces.trace_job import BadRow, BadTrace
 
 MAGIC = b"PAR1"
 BATCH_ROWS = 8192

@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, cast
 
-from cotenant.simulator.traces.jobs import BadRow, BadTrace
+from cotenant.simulator.traces.trace_job import BadRow, BadTrace
 
 GZIP_MAGIC = b"\x1f\x8b"
 SECONDS_MAX = 1e10  # some 300 years: beyond it, a sum of seconds no longer tells milliseconds apart

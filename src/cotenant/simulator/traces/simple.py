@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from cotenant.simulator.traces.jobs import TraceJob, workers
 from cotenant.simulator.traces.rows import Row
+from cotenant.simulator.traces.trace_job import TraceJob, workers
 
 
 def tiresias(row: Row) -> TraceJob:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from cotenant.core.jobs import WHOLE_GPU_MILLI
+from cotenant.core.model.job import WHOLE_GPU_MILLI
 from cotenant.simulator.traces import Trace, TraceJob
 
 SECONDS_PER_HOUR = 3600.0

@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, cast
 
-from cotenant.simulator.traces import own, parquet
-from cotenant.simulator.traces.jobs import BadTrace, TraceJob
+from cotenant.simulator.traces import cotenant_format, parquet
+from cotenant.simulator.traces.trace_job import BadTrace, TraceJob
 
 ENDINGS = (".csv", ".csv.gz", ".parquet")
 
@@ -29,9 +29,9 @@ def write(jobs: Iterable[TraceJob], path: Path) -> None:
         raise BadTrace(f"{path}: the ending tells the format, and must be one of {', '.join(ENDINGS)}")
     try:
         with _replacing(path) as draft:
-            rows = (tuple(column.write(job) for column in own.COLUMNS) for job in jobs)
+            rows = (tuple(column.write(job) for column in cotenant_format.COLUMNS) for job in jobs)
             if ending == ".parquet":
-                parquet.write(draft, [(column.name, column.kind) for column in own.COLUMNS], rows)
+                parquet.write(draft, [(column.name, column.kind) for column in cotenant_format.COLUMNS], rows)
             else:
                 _write_csv(draft, rows, packed=ending.endswith(".gz"))
     except OSError as error:
@@ -64,7 +64,7 @@ def _write_csv(path: Path, rows: Iterable[tuple[object, ...]], *, packed: bool) 
         plain = cast(IO[bytes], gzip.GzipFile("", "wb", fileobj=raw, mtime=0)) if packed else raw
         with io.TextIOWrapper(plain, encoding="utf-8", newline="") as text:
             writer = csv.writer(text, lineterminator="\n")
-            writer.writerow(column.name for column in own.COLUMNS)
+            writer.writerow(column.name for column in cotenant_format.COLUMNS)
             writer.writerows(tuple(_written(value) for value in row) for row in rows)
 
 

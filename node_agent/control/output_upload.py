@@ -1,0 +1,93 @@
+"""Sends processes' output to placement when it asks for it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+
+import grpc.aio
+import structlog
+
+from cotenant.node_agent.control.placement_link import Unwelcome
+from cotenant.node_agent.runtime.attempt_status import AttemptKey
+from cotenant.node_agent.runtime.output_reader import OutputReader, ranks_in
+from cotenant.rpc.task_group import Background
+from cotenant.v1 import node_service_pb2
+
+log = structlog.get_logger()
+
+FOLLOW_SECONDS = 0.2
+READS_MAX = 64
+
+Pieces = AsyncIterator[node_service_pb2.UploadOutputRequest]
+
+
+class OutputUploads:
+    """The reads that are under way, each an upload of its own."""
+
+    def __init__(
+        self,
+        upload: Callable[[Pieces], Awaitable[None]],
+        directory: Callable[[AttemptKey], Path | None],
+        running: Callable[[AttemptKey], bool],
+    ) -> None:
+        self._upload, self._directory, self._running = upload, directory, running
+        self._reads: dict[str, asyncio.Task[None]] = {}
+        self._background = Background()
+
+    def order(self, order: node_service_pb2.ReadOutput) -> None:
+        """Begin a read, or end one."""
+        under_way = self._reads.get(order.read_id)
+        if order.cancel:
+            if under_way:
+                under_way.cancel()
+        elif under_way is None:
+            self._reads[order.read_id] = self._background.start(self._send(order))
+
+    async def _send(self, order: node_service_pb2.ReadOutput) -> None:
+        try:
+            await self._upload(self._pieces(order))
+        except (grpc.aio.AioRpcError, Unwelcome, OSError) as error:  # the last where it was pruned meanwhile
+            log.info("upload_broken", read=order.read_id, error=type(error).__name__)
+        finally:
+            del self._reads[order.read_id]
+
+    async def _pieces(self, order: node_service_pb2.ReadOutput) -> Pieces:
+        """The output piece by piece. The first message names the read even where there is nothing to send."""
+        key = AttemptKey(order.job_id, order.number)
+        if len(self._reads) > READS_MAX:
+            yield _trouble(order, f"this node already serves {READS_MAX} reads of output")
+            return
+        directory = self._directory(key)
+        if directory is None:
+            yield _trouble(order, f"there is no output of {key} on this node")
+            return
+        yield node_service_pb2.UploadOutputRequest(read_id=order.read_id, rank=order.rank)
+        readers: dict[int, OutputReader] = {}
+        try:
+            while True:
+                last_round = not (order.follow and self._running(key))
+                directory = self._directory(key) or directory  # it moves once the attempt's end is acknowledged
+                for rank in [order.rank] if order.HasField("rank") else ranks_in(directory):
+                    if rank not in readers:
+                        readers[rank] = OutputReader(directory, rank, tail_bytes=order.tail_bytes)
+                for rank, reader in sorted(readers.items()):
+                    while (piece := reader.read()).data:
+                        yield node_service_pb2.UploadOutputRequest(
+                            read_id=order.read_id, rank=rank, data=piece.data, truncated=piece.truncated
+                        )
+                if last_round:
+                    return
+                await asyncio.sleep(FOLLOW_SECONDS)
+        finally:
+            for reader in readers.values():
+                reader.close()
+
+    async def close(self) -> None:
+        """End all reads."""
+        await self._background.close()
+
+
+def _trouble(order: node_service_pb2.ReadOutput, why: str) -> node_service_pb2.UploadOutputRequest:
+    return node_service_pb2.UploadOutputRequest(read_id=order.read_id, rank=order.rank, error=why)

@@ -1,0 +1,1 @@
+"""What the kernel enforces: cores, devices, bandwidth and throttling."""

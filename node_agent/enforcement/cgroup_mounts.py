@@ -1,0 +1,207 @@
+"""Finds the control group under which all of a node's attempts live, and says what cannot be enforced.
+
+The rule, for version 2 as for each hierarchy of version 1:
+
+1. Where the agent's own group sets a bound (a memory limit, or fewer CPUs than the root has), attempts go below it:
+   they must stay within what the agent was given.
+2. Otherwise they go below the root of the mounted hierarchy, so that they do not depend on how the agent was started.
+3. Where that place cannot be written, the other one is tried.
+
+Below the chosen place stands `cotenant/<node id>`. Version 2 lets a group have either processes or controlled
+children: if the agent stands where the children are to be, all processes there first move to `cotenant-agent`, which
+is the usual arrangement in a container or a delegated unit. Nothing can enter the unit's own group from then on, so
+that the next agent has to be started in `cotenant-agent` while jobs live (systemd: `DelegateSubgroup=cotenant-agent`);
+whoever is there already counts as in the group above. Version 2 is used where it has cpusets or memory, else version 1,
+else nothing.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import structlog
+
+from cotenant.node_agent.supervisor.cgroups import (
+    CONTROLLERS,
+    UNIFIED,
+    UNLIMITED_BYTES,
+    WEIGHT_DEFAULT,
+    Group,
+    GroupError,
+    parse_cpu_list,
+    read_text,
+    write_text,
+)
+
+log = structlog.get_logger()
+
+ASIDE = "cotenant-agent"
+NOT_ENFORCED = {
+    "cpuset": "cores are only suggested to jobs (CPU affinity): no cpuset control group can be written",
+    "memory": "memory limits are not enforced: no memory control group can be written",
+    "cpu": "CPU time on shared cores is not weighted, nor can best-effort jobs be held to what is left: no cpu control "
+    "group can be written",
+    "pids": "the number of a job's processes is not limited: no pids control group can be written",
+}
+NO_FREEZER = "jobs cannot be suspended where they run: no freezer control group can be written"
+NO_GROUPS = "processes that escape from a job are found by ancestry only: no control group can be written"
+
+
+@dataclass(frozen=True, slots=True)
+class Mount:
+    """A mounted hierarchy: its controllers (none told for version 2), its directory, and our own group in it."""
+
+    version: int
+    controllers: tuple[str, ...]
+    root: str
+    own: str
+
+
+def find_mounts(proc: Path = Path("/proc/self")) -> list[Mount]:
+    """All hierarchies of use that are mounted here, version 2 first; our own place is that in which we step aside."""
+    own_paths = _own_paths(read_text(str(proc / "cgroup")))
+    mounts = list(_mounts(read_text(str(proc / "mountinfo")), own_paths))
+    return sorted(mounts, key=lambda mount: (-mount.version, mount.root))
+
+
+def _own_paths(text: str) -> dict[str, str]:
+    """Our group's path by controller; version 2 under the empty name."""
+    paths = {}
+    for line in text.splitlines():
+        fields = line.split(":", 2)
+        if len(fields) == 3:
+            paths.update(dict.fromkeys(fields[1].split(","), fields[2]))
+    return paths
+
+
+def _mounts(text: str, own_paths: dict[str, str]) -> Iterator[Mount]:
+    for line in text.splitlines():
+        before, _, after = line.partition(" - ")
+        fields, kind = before.split(), after.split()
+        if len(fields) < 5 or len(kind) < 3 or kind[0] not in ("cgroup", "cgroup2"):
+            continue
+        version = 2 if kind[0] == "cgroup2" else 1
+        controllers = tuple(name for name in kind[2].split(",") if name in CONTROLLERS) if version == 1 else ()
+        if version == 1 and not controllers:
+            continue  # one that we have no use for, such as systemd's own
+        own_path = own_paths.get(controllers[0] if controllers else "", "/")
+        shown_root = fields[3].rstrip("/")  # a container may be shown only a part of the hierarchy
+        below = own_path.removeprefix(shown_root) if own_path.startswith(shown_root) else "/"
+        root = fields[4].replace("\\040", " ")
+        own = os.path.normpath(root + "/" + below)
+        yield Mount(version, controllers, root, os.path.dirname(own) if own.endswith(f"/{ASIDE}") else own)
+
+
+def open_node_group(node_id: str, mounts: list[Mount] | None = None) -> tuple[Group | None, list[str]]:
+    """Make `cotenant/<node id>` where it may be made; None without any rights. Also tells what is not enforced."""
+    mounts = find_mounts() if mounts is None else mounts
+    group = _open_version_2(node_id, mounts) or _open_version_1(node_id, mounts)
+    if group is None:
+        return None, [*NOT_ENFORCED.values(), NO_FREEZER, NO_GROUPS]
+    missing = [text for controller, text in NOT_ENFORCED.items() if controller not in group.enforces]
+    return group, missing if group.can_freeze() else [*missing, NO_FREEZER]
+
+
+def _places(mount: Mount) -> list[str]:
+    """Where to try, in order: see the rule above."""
+    places = [mount.own, mount.root] if is_bounded(mount) else [mount.root, mount.own]
+    return list(dict.fromkeys(places))
+
+
+def is_bounded(mount: Mount) -> bool:
+    """Whether our own group, or one above it, holds less than the root does."""
+    cpus = "cpuset.cpus.effective" if mount.version == 2 else "cpuset.effective_cpus"
+    everywhere, here = (parse_cpu_list(read_text(os.path.join(path, cpus))) for path in (mount.root, mount.own))
+    if here and here != everywhere:
+        return True
+    name = "memory.max" if mount.version == 2 else "memory.limit_in_bytes"
+    path = mount.own
+    while path.startswith(mount.root) and path != mount.root:
+        limit = read_text(os.path.join(path, name))
+        if limit.isdigit() and int(limit) < UNLIMITED_BYTES:
+            return True
+        path = os.path.dirname(path)
+    return False
+
+
+def _open_version_2(node_id: str, mounts: list[Mount]) -> Group | None:
+    for mount in mounts:
+        if mount.version != 2:
+            continue
+        for place in _places(mount):
+            offered = read_text(os.path.join(place, "cgroup.controllers")).split()
+            wanted = [name for name in CONTROLLERS if name in offered]
+            if "cpuset" not in wanted and "memory" not in wanted:
+                continue
+            try:
+                return _make_version_2(Group(2, {UNIFIED: place}, wanted), node_id)
+            except GroupError as error:
+                log.info("cgroup_place_refused", place=place, error=str(error))
+    return None
+
+
+def _make_version_2(base: Group, node_id: str) -> Group:
+    path = base.directories[UNIFIED]
+    is_root = not os.path.exists(os.path.join(path, "cgroup.type"))  # the root of all may have both
+    if not is_root and read_text(os.path.join(path, "cgroup.procs")):
+        _step_aside(path)
+    base.open_to_children()  # which drops the controllers that are not to be had
+    top = base.child("cotenant")
+    node = top.child(node_id)
+    for group in (top, node):
+        group.create()
+        _weigh(group)
+        group.open_to_children()
+        node.enforces = group.enforces
+    return node
+
+
+def _weigh(group: Group) -> None:
+    """Give all jobs together the weight of all CPUs, so that each counts on its cores as a process outside does."""
+    try:
+        group.set_weight(WEIGHT_DEFAULT * len(os.sched_getaffinity(0)))
+    except GroupError as error:
+        log.info("cgroup_weight_refused", place=group.paths()[0], error=str(error))
+
+
+def _step_aside(path: str) -> None:
+    """Move the processes of a group, ours among them, into a child: it may then have controlled children."""
+    aside = Group(2, {UNIFIED: os.path.join(path, ASIDE)}, ())
+    aside.create()
+    for pid in read_text(os.path.join(path, "cgroup.procs")).split():
+        try:
+            write_text(os.path.join(aside.directories[UNIFIED], "cgroup.procs"), pid)
+        except GroupError as error:
+            log.info("process_not_moved", pid=pid, error=str(error))  # it has ended, or is the kernel's
+
+
+def _open_version_1(node_id: str, mounts: list[Mount]) -> Group | None:
+    directories: dict[str, str] = {}
+    for mount in mounts:
+        if mount.version != 1:
+            continue
+        for controller in mount.controllers:
+            if path := _make_version_1(mount, controller, node_id):
+                directories[controller] = path
+    return Group(1, directories, directories) if directories else None
+
+
+def _make_version_1(mount: Mount, controller: str, node_id: str) -> str:
+    for place in _places(mount):
+        top = Group(1, {controller: place}, (controller,)).child("cotenant")
+        try:
+            top.create()
+            node = top.child(node_id)
+            node.create()
+            if not os.access(path := node.directories[controller], os.W_OK):
+                raise GroupError(f"{path} was left by an agent before us and cannot be written")
+            for group in (top, node):
+                _weigh(group)
+        except GroupError as error:
+            log.info("cgroup_place_refused", place=place, error=str(error))
+        else:
+            return node.directories[controller]
+    return ""

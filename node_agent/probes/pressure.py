@@ -1,0 +1,42 @@
+"""Pressure stall information: how much of the time somebody waits for a CPU, for memory or for storage."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from cotenant.node_agent.supervisor.cgroups import UNIFIED, Group
+from cotenant.node_agent.supervisor.kernel_files import read_text
+from cotenant.v1 import contention_service_pb2
+
+PRESSURE = Path("/proc/pressure")
+
+
+def parse_pressure(text: str) -> contention_service_pb2.Pressure:
+    """Read a file of /proc/pressure; what it does not say is 0.
+
+    >>> parse_pressure("some avg10=1.50 avg60=0 avg300=0 total=9").some_avg10
+    1.5
+    """
+    shares = {"some": 0.0, "full": 0.0}
+    for line in text.splitlines():
+        kind, _, rest = line.partition(" ")
+        for word in rest.split():
+            name, _, value = word.partition("=")
+            if kind in shares and name == "avg10":
+                try:
+                    shares[kind] = float(value)
+                except ValueError:
+                    continue
+    return contention_service_pb2.Pressure(some_avg10=shares["some"], full_avg10=shares["full"])
+
+
+def read_pressure(resource: str, root: Path = PRESSURE) -> contention_service_pb2.Pressure:
+    """The pressure on `cpu`, `memory` or `io`; zeros where the kernel does not tell."""
+    return parse_pressure(read_text(str(root / resource)))
+
+
+def pressure_within(group: Group, resource: str) -> contention_service_pb2.Pressure | None:
+    """The pressure on `cpu` or `memory` within a control group; None where it is not told, as in version 1."""
+    directory = group.directories.get(UNIFIED) if group.version == 2 else None
+    text = read_text(f"{directory}/{resource}.pressure") if directory else ""
+    return parse_pressure(text) if text else None

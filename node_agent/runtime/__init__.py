@@ -1,0 +1,1 @@
+"""Runs attempts as processes: launch, cores, users, output, orphans."""

@@ -1,0 +1,297 @@
+"""Starts a supervisor for an attempt: its directory, its control groups, its spec, its process."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from cotenant import file_descriptors
+from cotenant.core.model.lifecycle import LaunchCause
+from cotenant.history.events import Began
+from cotenant.history.recording import record
+from cotenant.history.stored import holds_of
+from cotenant.node_agent.enforcement.core_changes import task_group
+from cotenant.node_agent.enforcement.gpu_devices import GpuDevices, denied_to, deny_devices
+from cotenant.node_agent.enforcement.throttle_policy import attempt_weight, weight_of
+from cotenant.node_agent.runtime.assignment_checks import command_of, warning_signal_of
+from cotenant.node_agent.runtime.attempt_directory import SUPERVISOR_LOG, AttemptDirectory
+from cotenant.node_agent.runtime.node_cgroup import Place
+from cotenant.node_agent.runtime.run_as import NoUser, User, Users
+from cotenant.node_agent.runtime.runtime_port import RuntimeContext
+from cotenant.node_agent.runtime.socket_paths import stand_apart
+from cotenant.node_agent.runtime.task_environment import clean_environment, environment_of_user, task_environment
+from cotenant.node_agent.supervisor.cgroups import Group, GroupError, read_text
+from cotenant.node_agent.supervisor.launch_faults import cause_of
+from cotenant.node_agent.supervisor.lease import LEASE, boot_seconds, read_lease
+from cotenant.v1 import node_service_pb2, resources_pb2
+
+SUPERVISOR = Path(__file__).parents[1] / "supervisor" / "supervisor.py"
+GRACE_SECONDS_DEFAULT = 30.0
+PROCESSES_MIN = 1024
+
+
+class CannotLaunch(Exception):
+    """An attempt cannot be started, for this reason; the cause is that of `LaunchCause`."""
+
+    def __init__(self, reason: str, cause: LaunchCause) -> None:
+        super().__init__(reason)
+        self.cause = cause
+
+
+@contextmanager
+def hook(cause: LaunchCause) -> Iterator[None]:
+    """Raise `CannotLaunch` for an error within, with this cause unless the error itself names a better one."""
+    try:
+        yield
+    except (OSError, GroupError, NoUser) as error:
+        raise CannotLaunch(str(error), LaunchCause(cause_of(error, cause.value))) from error
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What all attempts of a node share. `pids_max` is for each task of a job that names none; 0 means no limit.
+
+    `gpu_devices` are the device files of each GPU, where the kernel can keep tasks from those that they do not hold.
+    `home` is the group into which supervisors step, None where they stay in the agent's. `hidden` is what jobs do not
+    see, from within namespaces of their own; they have none where it is empty.
+    """
+
+    node_group: Group | None
+    all_cpus: tuple[int, ...]
+    notify_path: str
+    lease_path: str
+    output_bytes_max: int
+    base_environment: Mapping[str, str]
+    pids_max: int = 0
+    gpu_devices: GpuDevices = field(default_factory=dict)
+    home: Group | None = None
+    users: Users = field(default_factory=Users)
+    hidden: tuple[str, ...] = ()
+
+
+def surroundings_of(context: RuntimeContext, place: Place, notify_path: str, hidden: tuple[str, ...]) -> Surroundings:
+    """What a node's attempts share, but for the device files of GPUs, which are found later."""
+    return Surroundings(
+        node_group=place.node_group,
+        all_cpus=tuple(sorted(cpu for core in context.inventory.cores for cpu in core.cpus)),
+        notify_path=notify_path,
+        lease_path=str(context.state_dir / LEASE),
+        output_bytes_max=context.output_bytes_max,
+        base_environment=clean_environment(os.environ),
+        pids_max=context.pids_max,
+        home=place.home,
+        users=Users(context.users, shared=context.shared_identity),
+        hidden=hidden,
+    )
+
+
+def grace_seconds_of(assignment: node_service_pb2.Assignment) -> float:
+    """How long a job may take to end after its warning, unless the order says otherwise."""
+    spec = assignment.spec
+    return spec.grace.ToMicroseconds() / 1e6 if spec.HasField("grace") else GRACE_SECONDS_DEFAULT
+
+
+def leash_of(assignment: node_service_pb2.Assignment, lease_path: str) -> dict[str, object] | None:
+    """How long the attempt may run on without the control plane; None where it always may."""
+    if not assignment.spec.HasField("stop_after_disconnected"):
+        return None
+    allowed_seconds = assignment.spec.stop_after_disconnected.ToMicroseconds() / 1e6
+    half_ago = boot_seconds() - allowed_seconds / 2  # the assignment itself has been heard
+    return {
+        "path": lease_path,
+        "allowed_seconds": allowed_seconds,
+        "heard_seconds": max(read_lease(lease_path), half_ago),
+    }
+
+
+def attempt_group(surroundings: Surroundings, directory: AttemptDirectory) -> Group | None:
+    """The control group of an attempt, which may not be made yet.
+
+    One that was launched keeps the group it has, wherever new ones are made now.
+    """
+    if (recorded := directory.recorded_group()) is not None and recorded.exists():
+        return recorded
+    return surroundings.node_group.child(directory.path.name) if surroundings.node_group else None
+
+
+def launch(
+    surroundings: Surroundings,
+    directory: AttemptDirectory,
+    assignment: node_service_pb2.Assignment,
+    progress_path: str,
+) -> int:
+    """Start the supervisor and return its pid. Blocks for some milliseconds. Raises `CannotLaunch`."""
+    group = attempt_group(surroundings, directory)
+    check_working_directory(assignment.spec.working_directory)
+    with hook(LaunchCause.USER):
+        user = surroundings.users.of(assignment.submitter)
+    try:
+        with hook(LaunchCause.DIRECTORY):
+            directory.create(assignment)
+            if user is not None:
+                directory.open_to(user.uid, user.gid)
+                give_socket(progress_path, user.uid)
+        with hook(LaunchCause.CGROUP):
+            if group is not None:
+                make_groups(group, assignment, surroundings)
+        with hook(LaunchCause.DIRECTORY):
+            directory.write_spec(supervisor_spec(surroundings, directory, assignment, group, progress_path, user))
+        with hook(LaunchCause.PROCESS):
+            record(_begins(assignment))
+            return start_supervisor(directory)
+    except CannotLaunch:
+        if group is not None:
+            with suppress(OSError, GroupError):
+                group.remove(patience_seconds=0)
+        raise
+
+
+def _begins(assignment: node_service_pb2.Assignment) -> Began:
+    held = assignment.allocation
+    return Began(held.node_id, assignment.job_id, assignment.number, assignment.epoch, holds_of([held]))
+
+
+def check_working_directory(path: str) -> None:
+    """Refuse a working directory that is not one. Raises `CannotLaunch`."""
+    if path and not os.path.isdir(path):
+        problem = "is not a directory" if os.path.exists(path) else "does not exist"
+        raise CannotLaunch(f"the working directory {path} {problem}", LaunchCause.WORKING_DIRECTORY)
+
+
+def give_socket(path: str, uid: int) -> None:
+    """Let this user alone tell an attempt's progress."""
+    with suppress(FileNotFoundError):
+        os.chown(path, uid, -1)
+        os.chmod(path, 0o600)
+    Path(path).parent.chmod(0o711)  # what lies there is for its owner alone
+
+
+def make_groups(group: Group, assignment: node_service_pb2.Assignment, surroundings: Surroundings) -> None:
+    """Make the attempt's group, and one per task in it with the task's CPUs and limits, each read back."""
+    tasks = assignment.allocation.tasks
+    if group.pids():
+        raise CannotLaunch(
+            f"the control group {group.paths()[0]} is in use: does a second agent bear our node's id?",
+            LaunchCause.CGROUP,
+        )
+    group.remove(patience_seconds=0)  # one of an earlier try, in which processes may have been made to stand still
+    group.create()
+    if all(task.cpu_ids for task in tasks):
+        group.set_cpus(cpu for task in tasks for cpu in task.cpu_ids)
+    group.set_weight(attempt_weight(assignment.allocation))
+    group.limit_processes(processes_max())
+    group.open_to_children()
+    for task in tasks:
+        child = task_group(group, task.rank)
+        child.create()
+        child.set_cpus(task.cpu_ids, task.memory_nodes)
+        child.set_weight(weight_of(len(task.cpu_ids)))
+        child.limit_memory(task.memory_bytes)
+        child.limit_processes(assignment.spec.pids_max or surroundings.pids_max)
+        with hook(LaunchCause.DEVICE):
+            deny_devices(child, denied_to(task, surroundings.gpu_devices))
+
+
+def processes_max() -> int:
+    """What one attempt may have of the node's process ids: half, so that a fork bomb does not take the node along."""
+    text = read_text("/proc/sys/kernel/pid_max")
+    return max(PROCESSES_MIN, int(text) // 2) if text.isdigit() else PROCESSES_MIN
+
+
+def supervisor_spec(
+    surroundings: Surroundings,
+    directory: AttemptDirectory,
+    assignment: node_service_pb2.Assignment,
+    group: Group | None,
+    progress_path: str,
+    user: User | None = None,
+) -> dict[str, object]:
+    """What the supervisor needs to know, in plain types."""
+    working_directory = assignment.spec.working_directory or str(directory.path / "work")
+    base = {**surroundings.base_environment, **environment_of_user(user)}
+    isolation = isolation_of(surroundings, directory, progress_path)
+    return {
+        "job_id": assignment.job_id,
+        "number": assignment.number,
+        "epoch": assignment.epoch,
+        "notify": surroundings.notify_path,
+        "warning_signal": int(warning_signal_of(assignment)),
+        "grace_seconds": grace_seconds_of(assignment),
+        "output_bytes_max": surroundings.output_bytes_max,
+        "descriptors_max": file_descriptors.original_limit(),
+        "leash": leash_of(assignment, surroundings.lease_path),
+        "group": group.to_json() if group else None,
+        "home": surroundings.home.to_json() if surroundings.home else None,
+        "tasks": [
+            {
+                "rank": task.rank,
+                "command": command_of(assignment, task),
+                "environment": task_environment(assignment, task, base=base, progress_path=progress_path),
+                "directory": working_directory,
+                "directory_is_ours": not assignment.spec.working_directory,
+                "user": user.to_plain() if user else None,
+                "cpus": affinity_at_start(surroundings, task, group),
+                "memory_limit_bytes": task.memory_bytes,
+                "isolation": isolation,
+            }
+            for task in assignment.allocation.tasks
+        ],
+    }
+
+
+def isolation_of(
+    surroundings: Surroundings, directory: AttemptDirectory, progress_path: str
+) -> dict[str, object] | None:
+    """What a job's namespaces hide, and what is shown there all the same; None where it has none."""
+    if not surroundings.hidden:
+        return None
+    work = str((directory.path / "work").resolve())
+    sockets = stand_apart(progress_path)
+    return {
+        "hidden": list(surroundings.hidden),
+        "shown": [(work, work), (str(sockets), str(Path(progress_path).parent.resolve()))],
+    }
+
+
+def affinity_at_start(surroundings: Surroundings, task: resources_pb2.TaskAllocation, group: Group | None) -> list[int]:
+    """The CPUs that a task asks the kernel for: its own, or all that there are where its group bounds it.
+
+    The kernel remembers what is asked for, so that a task that had asked for its first CPUs would not run on those
+    that its group gains later.
+    """
+    if task.cpu_ids and group is not None and "cpuset" in group.enforces:
+        return list(range(max(os.sysconf("SC_NPROCESSORS_CONF"), *(cpu + 1 for cpu in task.cpu_ids))))
+    return list(task.cpu_ids) or list(surroundings.all_cpus)
+
+
+def start_supervisor(directory: AttemptDirectory) -> int:
+    """Start the supervisor in a session of its own, holding the attempt's lock; return its pid.
+
+    SIGTERM is blocked until the supervisor can hear it, so that a stop order that follows at once is not its death.
+    """
+    lock = directory.lock()
+    if lock is None:
+        raise CannotLaunch("another supervisor still runs this attempt", LaunchCause.ORDER)
+    inherited_lock = 3 if lock != 3 else 4
+    log_path = str(directory.path / SUPERVISOR_LOG)
+    try:
+        return os.posix_spawn(
+            sys.executable,
+            [sys.executable, "-I", "-S", str(SUPERVISOR), str(directory.path), str(inherited_lock)],
+            {"PATH": os.defpath, "LANG": "C.UTF-8"},
+            file_actions=[
+                (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+                (os.POSIX_SPAWN_OPEN, 1, log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600),
+                (os.POSIX_SPAWN_DUP2, 1, 2),
+                (os.POSIX_SPAWN_DUP2, lock, inherited_lock),
+            ],
+            setsid=True,
+            setsigmask=[signal.SIGTERM],
+        )
+    finally:
+        os.close(lock)

@@ -1,0 +1,84 @@
+"""Keeps the output of ended attempts for a while, however often the disk or the kernel refuses.
+
+An attempt that is forgotten leaves a control group and a directory. The group goes first, because the directory is how
+an agent knows it after a restart; then the directory is moved to the kept ones. Either may be refused: the disk or the
+hierarchy of control groups may be read-only. It is tried again with growing pauses until it succeeds, and where the
+agent ends before that, the next agent takes the directory up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+from random import Random
+from typing import Protocol
+
+import structlog
+
+from cotenant import fail_points
+from cotenant.node_agent.backoff import Backoff
+from cotenant.node_agent.runtime import attempt_directory
+from cotenant.node_agent.runtime.attempt_directory import AttemptDirectory
+from cotenant.node_agent.runtime.attempt_status import AttemptKey
+
+log = structlog.get_logger()
+
+GROUP_SECONDS_MAX = 10.0  # for one try to remove a control group
+RETRY_SECONDS_FIRST, RETRY_SECONDS_MAX = 0.5, 15.0
+
+
+class Ended(Protocol):
+    """An attempt that has ended."""
+
+    @property
+    def key(self) -> AttemptKey:
+        """Which attempt it is."""
+
+    async def remove_group(self, patience_seconds: float) -> bool:
+        """Remove its control group; returns False where the kernel keeps it."""
+
+
+class Keeper:
+    """Moves directories of ended attempts to `root`, which holds at most `keep_max` of them, each for `seconds_max`."""
+
+    def __init__(self, root: Path, *, keep_max: int, seconds_max: float) -> None:
+        self._root, self._keep_max, self._seconds_max = root, keep_max, seconds_max
+        self._moving = asyncio.Lock()
+
+    async def keep(self, attempt: Ended, directory: AttemptDirectory) -> None:
+        """Remove the attempt's control group and move its directory; returns once both are done."""
+        backoff = Backoff(
+            first_seconds=RETRY_SECONDS_FIRST, longest_seconds=RETRY_SECONDS_MAX, rng=Random(str(attempt.key))
+        )
+        tries = 1
+        while not await self._try(attempt, directory, tries):
+            tries += 1
+            await asyncio.sleep(backoff.next_seconds())
+        if tries > 1:
+            log.info("attempt_kept", attempt=str(attempt.key), tries=tries)
+
+    async def _try(self, attempt: Ended, directory: AttemptDirectory, tries: int) -> bool:
+        if not await attempt.remove_group(patience_seconds=GROUP_SECONDS_MAX):
+            return False
+        if tries == 1:
+            await fail_points.reach("agent.acknowledged")
+        async with self._moving:
+            try:
+                await asyncio.to_thread(directory.keep, self._root)
+            except (OSError, RuntimeError) as error:  # RuntimeError: no thread can be started
+                if isinstance(error, FileNotFoundError) and not directory.path.exists():
+                    return True  # somebody has removed it
+                log.warning("attempt_not_kept", attempt=str(attempt.key), error=str(error), tries=tries)
+                return False
+            await self._prune()
+        return True
+
+    async def _prune(self) -> None:
+        younger_than = time.time() - self._seconds_max
+        try:
+            await asyncio.to_thread(
+                attempt_directory.prune, self._root, keep_max=self._keep_max, younger_than=younger_than
+            )
+        except (OSError, RuntimeError) as error:  # the next attempt that is kept tries again
+            log.warning("kept_attempts_not_pruned", error=str(error))

@@ -1,0 +1,1 @@
+"""The supervisor of one attempt: a process that outlives the agent and imports next to nothing."""

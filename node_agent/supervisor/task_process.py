@@ -1,0 +1,287 @@
+"""One process of an attempt, from fork to reaping.
+
+Loaded by the supervisor without the package around it: it imports next to nothing.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import signal
+
+    from cotenant.node_agent.supervisor.cgroups import Group
+    from cotenant.node_agent.supervisor.isolation import Namespaces
+    from cotenant.node_agent.supervisor.output_file import OutputFile
+else:
+    import _signal as signal  # the module around it makes enumerations: see loop.py
+if TYPE_CHECKING or __package__:
+    from cotenant.node_agent.supervisor.isolation import namespaces_of
+    from cotenant.node_agent.supervisor.launch_faults import cause_of, cause_of_execution
+else:
+    from isolation import namespaces_of
+    from launch_faults import cause_of, cause_of_execution
+
+PR_SET_PDEATHSIG = 1
+PR_SET_CHILD_SUBREAPER = 36
+UNSETTABLE_SIGNALS = (signal.SIGKILL, signal.SIGSTOP)
+MEBIBYTE = 1 << 20
+LIBC = ctypes.CDLL(None, use_errno=True)
+
+
+class TaskProcess:
+    """A replica: what to start, and, once started, how it fares."""
+
+    def __init__(self, spec: dict[str, object], group: Group | None, output: OutputFile) -> None:
+        self.group = group
+        self.output = output
+        self.rank = number(spec["rank"])
+        self.command = [str(word) for word in sequence(spec["command"])]
+        self.cpus = [number(cpu) for cpu in sequence(spec["cpus"])]
+        self.memory_limit_bytes = number(spec["memory_limit_bytes"])
+        self.directory = str(spec["directory"])
+        self.directory_is_ours = bool(spec.get("directory_is_ours"))
+        user = spec.get("user")
+        self.user: dict[str, object] | None = user if isinstance(user, dict) else None
+        variables = spec["environment"]
+        assert isinstance(variables, dict)
+        self.environment: dict[str, str] = variables
+        self.pid = 0
+        self.exec_reader = -1  # becomes readable when the program runs, or says why it does not
+        self.output_reader = -1
+        self.exec_error = ""
+        self.launch_cause = ""  # of an exec_error for which the job is not to blame
+        self.status: int | None = None  # as waitpid gives it
+        self.isolation = spec.get("isolation")
+        self.namespaces: Namespaces | None = None  # that it enters; None: it sees what the supervisor sees
+
+    @property
+    def running(self) -> bool:
+        """Whether the process was forked and not reaped yet."""
+        return self.pid > 0 and self.status is None
+
+    @property
+    def failed(self) -> bool:
+        """Whether it ended, and not with status 0."""
+        return self.status is not None and self.status != 0
+
+    def start(self) -> None:
+        """Fork; the child becomes the program or writes into the exec pipe why it cannot."""
+        self.namespaces = namespaces_of(self.isolation)
+        self.exec_reader, exec_writer = os.pipe()
+        os.set_blocking(self.exec_reader, False)
+        try:
+            self.output_reader, output_writer = os.pipe()
+        except OSError:
+            os.close(exec_writer)
+            raise
+        os.set_blocking(self.output_reader, False)
+        parent = os.getpid()
+        try:
+            self.pid = os.fork()
+            if self.pid == 0:
+                self._become_program(parent, exec_writer, output_writer)
+        finally:
+            os.close(exec_writer)
+            os.close(output_writer)
+
+    def _become_program(self, parent: int, exec_writer: int, output_writer: int) -> None:
+        doing = "starting"
+        try:
+            reset_signals()
+            os.setsid()
+            doing = "control group"
+            if self.group is not None:
+                self.group.attach()
+            doing = "cpus"
+            if self.cpus:
+                os.sched_setaffinity(0, self.cpus)
+            if self.namespaces is not None:
+                doing = "namespaces"
+                self.namespaces.enter()
+            if self.user is None or self.directory_is_ours:  # which may lie where only the agent may go
+                doing = "directory"
+                os.chdir(self.directory)
+            if self.user is not None:
+                doing = "user"
+                become(self.user)
+                doing = "directory"
+                os.chdir("." if self.directory_is_ours else self.directory)
+            doing = "starting"
+            die_with_parent(parent)  # only now: the kernel forgets that wish where a process becomes another user's
+            null = os.open(os.devnull, os.O_RDONLY)
+            for source, target in ((null, 0), (output_writer, 1), (output_writer, 2)):
+                os.dup2(source, target)
+            doing = "command"
+            execute(self.command, self.environment)
+        except BaseException as error:  # whatever it is, it must be told
+            told = f"{self._cause(doing, error)}\n{self._reason(doing, error)}"
+            os.write(exec_writer, told.encode(errors="replace"))
+        finally:
+            os._exit(127)
+
+    def _cause(self, doing: str, error: BaseException) -> str:
+        if doing == "command":
+            return cause_of_execution(error)
+        if doing == "directory" and not self.directory_is_ours:
+            doing = "working_directory"
+        return cause_of(error, {"starting": "process", "control group": "cgroup"}.get(doing, doing))
+
+    def _reason(self, doing: str, error: BaseException) -> str:
+        if not isinstance(error, OSError):
+            return f"could not be started ({doing}): {error}"
+        program = self.command[0]
+        if doing == "directory":
+            return f"the working directory {self.directory} cannot be entered: {error.strerror}"
+        if doing == "cpus":
+            return f"the CPUs {self.cpus} cannot be used: {error.strerror}"
+        if doing != "command":
+            return f"could not be started ({doing}): {error.strerror}"
+        if error.errno in (errno.ENOENT, errno.ENOTDIR):
+            places = [""] if "/" in program else self.environment.get("PATH", os.defpath).split(os.pathsep)
+            found = [path for path in (os.path.join(place, program) for place in places) if os.path.exists(path)]
+            return f"the interpreter of {found[0]} is missing" if found else f"command not found: {program}"
+        if error.errno == errno.EACCES:
+            return f"permission denied: {program} is not executable"
+        return f"cannot run {program}: {error.strerror}"
+
+    def read_exec_result(self) -> bool:
+        """Learn whether the program runs; False while that is still open."""
+        try:
+            told = os.read(self.exec_reader, 4096)
+        except BlockingIOError:
+            return False
+        os.close(self.exec_reader)
+        self.exec_reader = -1
+        self.launch_cause, _, self.exec_error = told.decode(errors="replace").partition("\n")
+        return True
+
+    def pump(self) -> bool:
+        """Move output that is there to its file; False once no one can write any more."""
+        try:
+            data = os.read(self.output_reader, 65536)
+        except BlockingIOError:
+            return True
+        if not data:
+            os.close(self.output_reader)
+            self.output_reader = -1
+            return False
+        self.output.write(data)
+        return True
+
+    def drain(self) -> None:
+        """Move what is left in the pipe, without waiting for whoever may still hold it."""
+        while self.output_reader >= 0:
+            try:
+                data = os.read(self.output_reader, 65536)
+            except BlockingIOError:
+                data = b""
+            if data:
+                self.output.write(data)
+            else:
+                os.close(self.output_reader)
+                self.output_reader = -1
+        self.output.close()
+
+    def group_lives(self) -> bool:
+        """Whether anything is left in the process group that the process led: it had the same signals."""
+        try:
+            os.killpg(self.pid, 0)
+        except ProcessLookupError:
+            return False
+        except PermissionError:
+            return True
+        return self.pid > 0
+
+    def signal_group(self, number: int) -> None:
+        """Send a signal to the process group that the process leads, once the program runs in it."""
+        if self.running and self.exec_reader < 0 and not self.exec_error:
+            try:
+                os.killpg(self.pid, number)
+            except (ProcessLookupError, PermissionError):
+                return  # it has just ended, or runs as somebody else: then it must do without a warning
+
+
+def how_it_ended(task: TaskProcess, out_of_memory: bool) -> str:
+    """Say in one sentence how a task failed."""
+    assert task.status is not None
+    if out_of_memory:
+        limit = task.memory_limit_bytes
+        bound = f"its limit is {limit / MEBIBYTE:.0f} MiB" if limit else "the node had no more"
+        return f"rank {task.rank} ran out of memory: {bound}"
+    if os.WIFSIGNALED(task.status):
+        which = os.WTERMSIG(task.status)
+        return f"rank {task.rank} was ended by signal {which} ({signal.strsignal(which)})"
+    return f"rank {task.rank} ended with status {os.waitstatus_to_exitcode(task.status)}"
+
+
+def number(value: object) -> int:
+    """Narrow a value from JSON."""
+    assert isinstance(value, int)
+    return value
+
+
+def float_of(value: object) -> float:
+    """Narrow a number from JSON."""
+    assert isinstance(value, (int, float))
+    return float(value)
+
+
+def sequence(value: object) -> list[object]:
+    """Narrow a value from JSON."""
+    assert isinstance(value, list)
+    return value
+
+
+def reset_signals() -> None:
+    """Give the program the signals as a shell would: nothing ignored, nothing blocked."""
+    signal.set_wakeup_fd(-1)
+    for which in signal.valid_signals():
+        if which not in UNSETTABLE_SIGNALS and signal.getsignal(which) != signal.SIG_DFL:
+            signal.signal(which, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
+
+
+def execute(command: list[str], environment: dict[str, str]) -> None:
+    """Become the program, looked for along its own PATH.
+
+    As `os.execvpe`, which imports a module first: whoever it runs as may have no right to read our library.
+    """
+    program = command[0]
+    if "/" in program:
+        os.execve(program, command, environment)
+    failed: OSError | None = None
+    for place in environment.get("PATH", os.defpath).split(os.pathsep):
+        path = os.path.join(place, program)
+        try:
+            os.execve(path, command, environment)
+        except OSError as error:
+            if failed is None and os.path.exists(path):
+                failed = error
+    raise failed or FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+
+
+def become(user: dict[str, object]) -> None:
+    """Become a user, with their groups and nothing of what we were."""
+    gid, uid = number(user["gid"]), number(user["uid"])
+    os.setgroups([number(group) for group in sequence(user["groups"])])
+    os.setresgid(gid, gid, gid)
+    os.setresuid(uid, uid, uid)
+    if os.getresuid() != (uid, uid, uid) or os.getresgid() != (gid, gid, gid):
+        raise OSError(errno.EPERM, "the kernel did not let go")
+
+
+def die_with_parent(parent: int) -> None:
+    """Ask the kernel to kill this process when its supervisor dies; without cgroups nothing else would."""
+    LIBC.prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+    if os.getppid() not in (parent, 0):  # 0: in a process namespace, whose init process is killed with the supervisor
+        os._exit(127)
+
+
+def adopt_orphans() -> None:
+    """Become the parent of every descendant that loses its own, so that none escapes."""
+    if LIBC.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")

@@ -1,0 +1,1 @@
+"""AITurbo's unified allocation step (Zhao et al., HPDC 2021)."""

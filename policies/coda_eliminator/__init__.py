@@ -1,0 +1,1 @@
+"""CODA's contention eliminator (Zhao et al., ICDCS 2020)."""

@@ -1,0 +1,1 @@
+"""Run times learned from finished jobs with LightGBM."""

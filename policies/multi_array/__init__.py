@@ -1,0 +1,1 @@
+"""CODA's multi-array scheduler (Zhao et al., ICDCS 2020)."""

@@ -1,0 +1,1 @@
+"""Contention's servicer, and directives on their way to agents."""

@@ -1,0 +1,1 @@
+"""Incidents: what the contention policy decides, and what became of it."""

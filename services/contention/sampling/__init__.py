@@ -1,0 +1,1 @@
+"""Nodes' samples: decoding and buffering."""

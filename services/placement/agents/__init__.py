@@ -1,0 +1,1 @@
+"""Agents' sessions: the messages to and from one agent."""

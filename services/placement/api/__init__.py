@@ -1,0 +1,1 @@
+"""Placement's servicers, and the decoding of requests."""

@@ -1,0 +1,116 @@
+"""Output of processes, from agents to whoever reads: placement only passes it on."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+
+from cotenant.codec import errors
+from cotenant.security.identity import check_node
+from cotenant.services.placement.agents.agent_sessions import Sessions
+from cotenant.v1 import node_service_pb2 as node_pb2
+from cotenant.v1 import placement_service_pb2 as placement_pb2
+
+PIECES_WAITING_MAX = 16  # per read: a slow reader slows the agents' uploads, nothing else
+
+Piece = node_pb2.UploadOutputRequest
+
+
+class _Read:
+    """One reader, fed by the agents of one or more nodes."""
+
+    def __init__(self, read_ids: Sequence[str]) -> None:
+        self.pending = set(read_ids)
+        self.begun: set[str] = set()
+        self.pieces: asyncio.Queue[Piece | None] = asyncio.Queue(PIECES_WAITING_MAX)
+        self.away: list[str] = []  # nodes whose agents went before they had sent all
+
+    async def drain(self) -> None:
+        """Let uploads that wait for room find out that nobody reads any more."""
+        while not self.pieces.empty():
+            self.pieces.get_nowait()
+            await asyncio.sleep(0)
+
+
+class Outputs:
+    """Reads under way, by the id that agents name in their uploads."""
+
+    def __init__(self, sessions: Sessions) -> None:
+        self._sessions = sessions
+        self._reads: dict[str, _Read] = {}
+        self._nodes: dict[str, str] = {}  # of each read
+        self._count = 0
+
+    async def read(
+        self, request: placement_pb2.ReadAttemptLogsRequest, node_ids: Sequence[str]
+    ) -> AsyncIterator[placement_pb2.ReadAttemptLogsResponse]:
+        """Ask the agents of some nodes for output and yield it as it comes, nodes interleaved.
+
+        Raises:
+            Problem: an agent is away, or has no such output.
+        """
+        self._count += 1
+        ids = {f"{self._count}-{node_id}": node_id for node_id in node_ids}
+        read = _Read(list(ids))
+        order = node_pb2.ReadOutput(
+            job_id=request.job_id, number=request.number, follow=request.follow, tail_bytes=request.tail_bytes
+        )
+        if request.HasField("rank"):
+            order.rank = request.rank
+        try:
+            for read_id, node_id in ids.items():
+                self._reads[read_id], self._nodes[read_id] = read, node_id
+                order.read_id = read_id
+                if not self._sessions.send(node_id, node_pb2.ConnectResponse(reads=[order])):
+                    raise _away(node_id)
+            async for piece in self._pieces(read):
+                yield placement_pb2.ReadAttemptLogsResponse(rank=piece.rank, data=piece.data, truncated=piece.truncated)
+        finally:
+            for read_id in ids:
+                self._nodes.pop(read_id, None)
+                if self._reads.pop(read_id, None) and read_id in read.pending:
+                    order.read_id, order.cancel = read_id, True
+                    self._sessions.send(ids[read_id], node_pb2.ConnectResponse(reads=[order]))
+            await read.drain()
+
+    async def _pieces(self, read: _Read) -> AsyncIterator[Piece]:
+        while read.pending or not read.pieces.empty():
+            if read.away and read.pieces.empty():
+                raise _away(read.away[0])
+            piece = await read.pieces.get()
+            if piece is None:
+                continue
+            if piece.error:
+                raise errors.failed_precondition("NO_OUTPUT", piece.error)
+            yield piece
+
+    def give_up(self, node_id: str) -> None:
+        """A node's agent has gone: what it has not begun to send will never come, and nobody should wait for it."""
+        for read_id in [read_id for read_id, of in self._nodes.items() if of == node_id]:
+            read = self._reads[read_id]
+            if read_id in read.pending and read_id not in read.begun:
+                read.away.append(node_id)
+                if not read.pieces.full():
+                    read.pieces.put_nowait(None)  # wakes the reader, if it waits
+
+    async def upload(self, requests: AsyncIterator[Piece]) -> None:
+        """Take an agent's upload in, until it ends or nobody reads any more."""
+        read_id = ""
+        try:
+            async for piece in requests:
+                named = piece.read_id or read_id
+                read = self._reads.get(named)
+                if read is None:
+                    return
+                check_node(self._nodes[named])
+                read_id = named
+                read.begun.add(read_id)
+                await read.pieces.put(piece)
+        finally:
+            if (read := self._reads.get(read_id)) and read_id in read.pending:
+                read.pending.discard(read_id)
+                await read.pieces.put(None)
+
+
+def _away(node_id: str) -> errors.Problem:
+    return errors.unavailable(f"the output is on {node_id}, whose agent is away", reason="NODE_AWAY")

@@ -1,0 +1,1 @@
+"""Running attempts: events, tracking, resizes and CPU rebalancing."""

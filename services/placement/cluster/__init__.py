@@ -1,0 +1,1 @@
+"""Nodes and attempts as placement knows them, and every write of them."""

@@ -1,0 +1,63 @@
+"""What agents tell of themselves with each beat: their wall clocks, loop lag and names that they cannot resolve.
+
+None of it is stored: a new leader knows it from the next beat on.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from cotenant import name_resolution
+from cotenant.codec.specs import HEALTH_ACTIONS
+from cotenant.core.model.node import HealthAction
+from cotenant.v1 import node_service_pb2 as node_pb2
+from cotenant.v1.condition_pb2 import LoopLag
+
+BEATS_COMPARED = 3  # the one that was the least on its way says best what the clock shows
+CLOCK_SECONDS_MAX = 1e9  # larger clock offsets are cut to this
+ERRORS_MAX, ERROR_LENGTH_MAX = 10, 300
+
+
+@dataclass(slots=True)
+class ToldCondition:
+    """How an agent is, by its own word."""
+
+    clocks: deque[float] = field(default_factory=lambda: deque(maxlen=BEATS_COMPARED))  # wall time less our monotonic
+    lag: LoopLag | None = None
+    name_errors: tuple[str, ...] = ()
+
+    def take(self, condition: node_pb2.AgentCondition, now: Callable[[], float] | None = None) -> None:
+        """Record the condition that came with a heartbeat."""
+        if condition.HasField("wall_time"):
+            self.clocks.append(
+                condition.wall_time.seconds + condition.wall_time.nanos / 1e9 - (now or time.monotonic)()
+            )
+        self.lag = condition.loop_lag if condition.HasField("loop_lag") else None
+        self.name_errors = tuple(one[:ERROR_LENGTH_MAX] for one in condition.name_errors[:ERRORS_MAX])
+
+    def clock_offset(self, wall: Callable[[], float] | None = None, now: Callable[[], float] | None = None) -> float:
+        """How far the agent's wall clock is ahead of ours, in seconds; 0 where it has told nothing.
+
+        A beat that was on its way for long makes a clock look late, never early. A jump of our own clock shows at once.
+        """
+        if not self.clocks:
+            return 0.0
+        offset = max(self.clocks) + (now or time.monotonic)() - (wall or time.time)()
+        return max(-CLOCK_SECONDS_MAX, min(CLOCK_SECONDS_MAX, offset))
+
+    def describe(self, message: node_pb2.Node) -> None:
+        """Write what is known into a node as callers see it."""
+        if self.clocks:
+            message.clock_offset.FromMicroseconds(round(self.clock_offset() * 1e6))
+        if self.lag is not None:
+            message.loop_lag.CopyFrom(self.lag)
+        for error in self.name_errors:
+            message.inventory.problems.add(
+                check="names",
+                action=HEALTH_ACTIONS.to_wire(HealthAction.IGNORE),
+                reason=error,
+                remedy=name_resolution.REMEDY,
+            )

@@ -1,0 +1,1 @@
+"""Plans: deciding, reserving, committing, forecasting."""

@@ -1,0 +1,358 @@
+"""From the queue's candidates to attempts with names: what the core decides, written down."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from types import MappingProxyType
+
+import numpy as np
+import structlog
+
+from cotenant.codec import refusals as refusals_on_the_wire
+from cotenant.codec import specs
+from cotenant.codec.tenants import tenant_of
+from cotenant.core.model.allocation import NodeAllocation
+from cotenant.core.model.gang import Gang
+from cotenant.core.model.job import WHOLE_GPU_MILLI
+from cotenant.core.model.lifecycle import AttemptState
+from cotenant.core.model.refusal import Code, Refusal, plural, policy_failed
+from cotenant.core.model.tenancy import Headroom
+from cotenant.core.placement.device_assignment import Task
+from cotenant.core.placement.gang_allocation import hold_all
+from cotenant.core.policy.cluster_view import NOBODY, Scene
+from cotenant.core.policy.protocols import CpuAllocator, PlacementPolicy
+from cotenant.core.scheduling import cycle
+from cotenant.core.scheduling.reservations import NO_RESERVING, Reserving
+from cotenant.services.placement.cluster.cluster_state import Cluster
+from cotenant.services.placement.cluster.live_records import SCHEMA_VERSION, Live
+from cotenant.services.placement.cluster.request_decoding import Informed, gang_of, heeding
+from cotenant.services.placement.planning import spare_cores
+from cotenant.services.placement.planning.cluster_view import STOP_COSTS, since_seconds
+from cotenant.services.placement.planning.tentative_reservations import KEPT_SECONDS, Promises
+from cotenant.v1 import job_pb2, records_pb2
+from cotenant.v1 import placement_service_pb2 as placement_pb2
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What a plan comes to: attempts to commit, attempts to stop, and why others wait."""
+
+    starts: tuple[Live, ...]
+    sizings: dict[str, str]  # by job
+    stops: tuple[Live, ...]
+    moves: tuple[Live, ...]  # those that stop to go on elsewhere
+    reclaimed: tuple[Live, ...]  # those that give back what was lent to them
+    loans: tuple[spare_cores.Loan, ...]  # cores to be asked back
+    refusals: dict[str, Refusal]
+
+
+def plan(
+    cluster: Cluster,
+    request: placement_pb2.PlanPlacementRequest,
+    policy: PlacementPolicy,
+    allocator: CpuAllocator,
+    informed: Informed,
+    scene: Scene = NOBODY,
+    promised: Mapping[str, cycle.Start] = MappingProxyType({}),
+    canaries: Mapping[str, cycle.Start] = MappingProxyType({}),
+) -> cycle.Plan:
+    """Run the core's `place` over the candidates; nothing is held afterwards.
+
+    `informed` adds to an estimate what is remembered of jobs like the candidate. Candidates to whom a place is
+    `promised` get that one, before all others; nobody else gets it. So do `canaries`, on held nodes. No tenant's limit
+    is passed: the queue counts an open number of cores as one a replica, and here is known how many they are.
+    """
+
+    def broken(gang: Gang, error: Exception) -> Refusal:
+        log.error("policy_failed", policy=policy.name, job=gang.job_id, error=f"{type(error).__name__}: {error}")
+        return policy_failed(policy.name, error)
+
+    ledger = cluster.ledger  # first of all: making it anew says which nodes are open
+    promised = {**heeding(promised, request.candidates, cluster), **canaries}
+    shapes = cluster.open_shapes()
+    gangs = [
+        gang_of(candidate, allocator, shapes, informed)
+        for candidate in request.candidates
+        if candidate.job_id not in promised
+    ]
+    asking = len(request.candidates)
+    due_before = [0, *accumulate(candidate.job_id in promised for candidate in request.candidates)]
+    ahead = {
+        victim.job_id: victim.ahead - due_before[max(0, min(victim.ahead, asking))]
+        if victim.HasField("ahead")
+        else None
+        for victim in request.victims
+    }
+    told = {victim.job_id: victim for victim in request.victims}
+    victims = cluster.victims([(victim.job_id, victim.number) for victim in request.victims])
+    with ledger.undone():
+        due = [
+            replace(promised[job_id], needs_room=not hold_all(ledger, promised[job_id].holdings))
+            for job_id in (candidate.job_id for candidate in request.candidates)
+            if job_id in promised
+        ]
+        now = {start.gang.job_id for start in due if not start.needs_room}
+        headroom = cluster.headroom(Headroom(map(tenant_of, request.tenants)))
+        for gang in (start.gang for start in due if not start.needs_room):
+            headroom.take(gang.tenant, gang.gpu_milli, gang.cores)
+        outcome = cycle.place(
+            gangs,
+            ledger,
+            policy,
+            np.random.default_rng(request.seed),
+            victims=[victim_of(cluster, live, told[live.key[0]], ahead[live.key[0]]) for live in victims],
+            leaving=cluster.leaving(),
+            promised=[one for job_id, start in promised.items() if job_id not in now for one in start.holdings],
+            strict=request.strict,
+            headroom=headroom,
+            scene=scene,
+            reserving=reserving_of(request),
+            on_broken=broken,
+        )
+    return replace(outcome, starts=(*due, *outcome.starts))
+
+
+def victim_of(cluster: Cluster, live: Live, told: placement_pb2.Victim, ahead: int | None) -> cycle.Victim:
+    """Say what a running attempt would give back, and what its stop would cost where that matters."""
+    return cycle.Victim(
+        live.key[0],
+        cluster.firm(live),
+        ahead,
+        live.record.spec.tenant,
+        standing=told.standing if told.HasField("standing") else None,
+        stop_cost_seconds=STOP_COSTS.of(time.time() - since_seconds(live)) if told.HasField("standing") else 0.0,
+    )
+
+
+def reserving_of(request: placement_pb2.PlanPlacementRequest | placement_pb2.ForecastStartsRequest) -> Reserving:
+    """Read who is to get a reservation."""
+    if not request.HasField("reserve_after"):
+        return NO_RESERVING
+    return Reserving(specs.seconds(request.reserve_after), max(1, request.reservations))
+
+
+def decide(
+    cluster: Cluster, request: placement_pb2.PlanPlacementRequest, outcome: cycle.Plan, promises: Promises, now: float
+) -> Decision:
+    """Give names to what can start now, and hold them; what needs room waits for the stops.
+
+    Who moves, and those for whose sake that is, are promised their places; `now` is on the monotonic clock.
+    """
+    candidates = {candidate.job_id: candidate for candidate in request.candidates}
+    starts: list[Live] = []
+    refusals = dict(outcome.refusals)
+    ready = [start for start in outcome.starts if not start.needs_room]
+    try:
+        for start in ready:
+            starts.append(assign(cluster, start, candidates[start.gang.job_id]))  # noqa: PERF401  # a failure needs those before it
+    except BaseException:
+        for live in starts:
+            cluster.undo(live)
+        raise
+    stops = tuple(cluster.attempts[job_id] for job_id in outcome.stops)
+    moves = tuple(cluster.attempts[move.gang.job_id] for move in outcome.moves)
+    reclaimed = tuple(cluster.attempts[job_id] for job_id in outcome.reclaimed)
+    for start in ready:
+        promises.drop(start.gang.job_id)
+    told = {start.gang.job_id for start in outcome.starts}
+    older = (kept for promise in promises if (kept := promise.start_in(cluster)))
+    waiting = [*(kept for kept in older if kept.gang.job_id not in told), *_waiting(outcome)]
+    loans, cluster.claimed = spare_cores.ask_back(cluster, waiting, (*stops, *moves, *reclaimed))
+    _promise(cluster, request, outcome, promises, now)
+    for start in outcome.starts:
+        if start.needs_room:
+            refusals[start.gang.job_id] = making_room(len(stops), len(loans), len(start.moves), len(start.reclaims))
+    sizings = {start.gang.job_id: start.gang.sizing for start in ready}
+    return Decision(tuple(starts), sizings, stops, moves, reclaimed, loans, refusals)
+
+
+def _going(outcome: cycle.Plan) -> list[str]:
+    return [*outcome.stops, *outcome.reclaimed, *(move.gang.job_id for move in outcome.moves)]
+
+
+def _waiting(outcome: cycle.Plan) -> list[cycle.Start]:
+    return [start for start in (*outcome.starts, *outcome.moves) if start.needs_room]
+
+
+def _promise(
+    cluster: Cluster,
+    request: placement_pb2.PlanPlacementRequest,
+    outcome: cycle.Plan,
+    promises: Promises,
+    now: float,
+) -> None:
+    """Keep the places of those who move, and of those for whom they do, until all have stopped who are there."""
+    if not (outcome.moves or outcome.reclaimed):
+        return
+    numbers = {candidate.job_id: candidate.number for candidate in request.candidates}
+    numbers |= {move.gang.job_id: cluster.attempts[move.gang.job_id].key[1] + 1 for move in outcome.moves}
+    for_whom = [start for start in outcome.starts if (start.moves or start.reclaims) and start.needs_room]
+    leaving = {live.key for live in cluster.attempts.values() if live.state is AttemptState.STOPPING}
+    leaving |= {cluster.attempts[job_id].key for job_id in _going(outcome)}
+    graces = [specs.seconds(cluster.attempts[job_id].record.spec.grace) for job_id, _ in leaving]
+    for start in (*for_whom, *outcome.moves):
+        promises.make(cluster, start, numbers[start.gang.job_id], now + max(graces) + KEPT_SECONDS)
+        _tell(cluster, start, outcome)
+    for start in for_whom:
+        for job_id in start.reclaims:
+            cluster.attempts[
+                job_id
+            ].attempt.stop_detail = f"ran on what is reserved for others; {start.gang.job_id} came"
+
+
+def _tell(cluster: Cluster, start: cycle.Start, outcome: cycle.Plan) -> None:
+    """Write into the attempt of one who moves where to, and for whose sake."""
+    live = cluster.attempts.get(start.gang.job_id)
+    if start.moves or live is None:
+        return
+    nodes = ", ".join(dict.fromkeys(cluster.node_at(share.node).id for share in start.offer))
+    by = next((one.gang.job_id for one in outcome.starts if start.gang.job_id in one.moves), "another job")
+    live.attempt.stop_detail = f"goes on at {nodes}, so that {by} can start"
+
+
+def rehearse(cluster: Cluster, outcome: cycle.Plan) -> placement_pb2.PlanPlacementResponse:
+    """Write down what would be decided: with names, but nothing is held afterwards, and nobody is told."""
+    response = placement_pb2.PlanPlacementResponse()
+    refusals = dict(outcome.refusals)
+    named: list[tuple[cycle.Start, list[NodeAllocation]]] = []
+    leaving = [cluster.attempts[job_id] for job_id in _going(outcome)]
+    loans, _ = spare_cores.ask_back(cluster, _waiting(outcome), leaving)
+    for start in outcome.starts:
+        if start.needs_room:
+            refusals[start.gang.job_id] = making_room(
+                len(outcome.stops), len(loans), len(start.moves), len(start.reclaims)
+            )
+            continue
+        allocation = name_tasks(cluster, start)
+        named.append((start, allocation))
+        placed = response.placed.add(sizing=start.gang.sizing)
+        placed.attempt.job_id = start.gang.job_id
+        placed.attempt.allocations.extend(specs.allocation_to_wire(part) for part in allocation)
+    for _, allocation in named:
+        for part in allocation:
+            cluster.nodes[part.node_id].book.release(part)
+    for live in (cluster.attempts[job_id] for job_id in (*outcome.stops, *outcome.reclaimed)):
+        response.preempted.add(job_id=live.key[0], number=live.key[1])
+    _refuse(response, refusals)
+    response.capacity.CopyFrom(capacity(cluster))
+    return response
+
+
+def making_room(stops: int, loans: int = 0, moves: int = 0, reclaims: int = 0) -> Refusal:
+    """Its place is known, but whoever is there has to leave first, or give cores back that were lent to it."""
+    if moves:
+        told, remedy = f"{plural(moves, 'job')} to move elsewhere", "they stop there, within their grace"
+    elif reclaims:
+        told = f"{plural(reclaims, 'job')} to give back what is reserved for it"
+        remedy = "they stop, within their grace"
+    elif stops:
+        told, remedy = f"{plural(stops, 'job')} with a lower rank now to stop", "they stop, within their grace"
+    elif loans:
+        told, remedy = f"{plural(loans, 'job')} to give back cores that were lent", "they give them back, at once"
+    else:
+        told, remedy = "jobs that are stopping already, or giving cores back", "they have done so, within their grace"
+    return Refusal(Code.MAKING_ROOM, f"its place is chosen; it waits for {told}", remedy)
+
+
+def assign(cluster: Cluster, start: cycle.Start, candidate: placement_pb2.Candidate) -> Live:
+    """Choose cores and GPUs by name for a start, hold them, and write the attempt down."""
+    allocation = tuple(name_tasks(cluster, start))
+    for holding in start.holdings:
+        cluster.ledger.hold(holding)
+    record = records_pb2.StoredAttempt(
+        schema_version=SCHEMA_VERSION,
+        spec=candidate.spec,
+        trace_parent=candidate.trace_parent,
+        submitter=candidate.submitter,
+        estimate=candidate.estimate,
+    )
+    for role, part in zip(record.spec.roles, start.gang.parts, strict=True):
+        role.replicas = part.replicas  # placement may have decided on more, where they are left open
+    attempt = record.attempt
+    attempt.job_id, attempt.number, attempt.pre_run = candidate.job_id, candidate.number, candidate.pre_run
+    attempt.state = specs.ATTEMPT_STATES.to_wire(AttemptState.ASSIGNED)
+    attempt.allocations.extend(specs.allocation_to_wire(part) for part in allocation)
+    attempt.sizing = start.gang.sizing
+    attempt.assign_time.FromNanoseconds(time.time_ns())
+    head = allocation[0].node_id
+    attempt.master_port = cluster.master_port(head)
+    attempt.master_address = cluster.nodes[head].inventory.address or head
+    live = Live(record, allocation, holdings=start.holdings)
+    cluster.add(live)
+    return live
+
+
+def name_tasks(cluster: Cluster, start: cycle.Start) -> list[NodeAllocation]:
+    """Number the replicas over the gang, part by part, and give each its cores and GPUs on its node."""
+    by_node: dict[int, list[Task]] = {}
+    shares: dict[int, list[tuple[int, int]]] = {}
+    ranks = ranks_of(start.gang)
+    for share, holding in zip(start.offer, start.holdings, strict=True):
+        part = start.gang.parts[share.part]
+        tasks = by_node.setdefault(share.node, [])
+        tasks += [Task(part.role, ranks[share.part].pop(0), part.demand) for _ in range(share.replicas)]
+        shares.setdefault(share.node, []).extend(holding.shares)
+    named = [cluster.node_at(number).book.assign(tasks, shares[number]) for number, tasks in by_node.items()]
+    if start.reclaimable:
+        named = [replace(part, tasks=tuple(replace(task, reclaimable=True) for task in part.tasks)) for part in named]
+    return sorted(named, key=lambda allocation: min(task.rank for task in allocation.tasks))
+
+
+def ranks_of(gang: Gang) -> list[list[int]]:
+    """Ranks of each part's replicas: 0… over the whole gang, in the parts' order."""
+    ranks: list[list[int]] = []
+    first = 0
+    for part in gang.parts:
+        ranks.append(list(range(first, first + part.replicas)))
+        first += part.replicas
+    return ranks
+
+
+def answer(
+    cluster: Cluster, decision: Decision, started: Sequence[job_pb2.Attempt]
+) -> placement_pb2.PlanPlacementResponse:
+    """Write a decision down for the queue, with those starts that were committed."""
+    response = placement_pb2.PlanPlacementResponse()
+    for attempt in started:
+        response.placed.add(attempt=attempt, sizing=decision.sizings[attempt.job_id])
+    for live in (*decision.stops, *decision.reclaimed):
+        response.preempted.add(job_id=live.key[0], number=live.key[1])
+    _refuse(response, decision.refusals)
+    response.capacity.CopyFrom(capacity(cluster))
+    return response
+
+
+def _refuse(response: placement_pb2.PlanPlacementResponse, refusals: Mapping[str, Refusal]) -> None:
+    for job_id, refusal in refusals.items():
+        response.refused.add(job_id=job_id, refusal=refusals_on_the_wire.to_wire(refusal))
+
+
+def capacity(cluster: Cluster) -> placement_pb2.Capacity:
+    """Sum up what is free on nodes that take work, and with it what is held anywhere.
+
+    The total counts nodes that are held for their launches: a queue that saw no capacity would ask for no plan, and no
+    job would ever be tried there.
+    """
+    ledger = cluster.ledger
+    free = may_take = free_anywhere = ledger.sums(ledger.open)
+    if not ledger.open.all():
+        free_anywhere = ledger.sums(np.ones_like(ledger.open))
+        taking = ledger.open.copy()
+        taking[[node.number for node in cluster.nodes.values() if node.hold and node.open_but_held]] = True
+        may_take = ledger.sums(taking)
+    have = (int(ledger.total_gpus.sum()) * WHOLE_GPU_MILLI, ledger.total_cores.sum(), ledger.total_memory.sum())
+    sums = zip(may_take, have, free_anywhere, strict=True)
+    total = [here + int(all_of) - anywhere for here, all_of, anywhere in sums]
+    return placement_pb2.Capacity(
+        total_gpu_milli=total[0],
+        total_cores=total[1],
+        total_memory_bytes=total[2],
+        free_gpu_milli=free[0],
+        free_cores=free[1],
+        free_memory_bytes=free[2],
+    )

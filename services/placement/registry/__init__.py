@@ -1,0 +1,1 @@
+"""Nodes come and go: registration, liveness, drains, removal."""

@@ -1,0 +1,1 @@
+"""The predictor's servicer, and its messages."""

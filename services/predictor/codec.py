@@ -1,0 +1,376 @@
+"""The predictor's messages in the core's words, and back. What cannot be taken is a `ValueError` with a sentence.
+
+A job's user is its tenant: history must be kept by the same name under which it is asked for, also for jobs that were
+not submitted yet, of which nobody can say whose they will be. Who submitted a job stands in its submission.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.timestamp_pb2 import Timestamp
+
+from cotenant.codec import objectives
+from cotenant.codec.request_limits import spec_violations
+from cotenant.codec.spec_cache import SpecCache
+from cotenant.core.model.estimate import NO_QOS, TRAINING, Candidate, Observation, Query, Submission
+from cotenant.core.model.job import TENANT_DEFAULT, WHOLE_GPU_MILLI, JobKind, Qos, Request, Role
+from cotenant.core.model.loss_goal import NO_GOAL, LossGoal
+from cotenant.core.model.validation import CORES_MAX, GPU_MILLI_MAX, MEMORY_BYTES_MAX, REPLICAS_MAX, ROLES_MAX, bad_name
+from cotenant.core.placement.candidate_allocations import SERVER_ROLE
+from cotenant.core.prediction.record_validation import (
+    NODES_MAX,
+    RATE_MAX_PER_SECOND,
+    RATE_MIN_PER_SECOND,
+    SECONDS_MAX,
+    STEPS_MAX,
+    UNIX_SECONDS_MAX,
+)
+from cotenant.v1 import job_pb2, resources_pb2
+from cotenant.v1 import predictor_service_pb2 as pb
+
+CANDIDATES_MAX = 256  # of one query
+BATCH_SIZE_MAX = 1_000_000
+
+SPEC_BYTES_MAX, SPECS_BYTES_MAX = 4_096, 16 << 20  # of one spec on the wire, of all that are cached
+
+Kind = tuple[str, str, str, int, int]  # user, model, name, GPUs in thousandths, replicas
+Team = tuple[int, int, int]  # workers, parameter servers, cores of each of these; all 0 without parameter servers
+NO_TEAM: Team = (0, 0, 0)
+
+KINDS: Mapping[int, str] = {
+    job_pb2.JOB_KIND_TRAINING: JobKind.TRAINING.value,
+    job_pb2.JOB_KIND_INFERENCE: JobKind.INFERENCE.value,
+    job_pb2.JOB_KIND_CPU: JobKind.CPU.value,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a spec tells a predictor; the same for every query and observation of a job, and of its resubmissions."""
+
+    kind: Kind
+    own: Candidate
+    team: Team
+    job_kind: str
+    roles: tuple[Role, ...]
+    steps_total: int
+    labels: tuple[tuple[str, str], ...]
+    expected_seconds: float | None
+    goal: LossGoal
+    qos: Qos
+
+    def submission(self, message: pb.EstimateQuery | pb.Observation) -> Submission:
+        """Tell what was known of the job when it was submitted."""
+        if wrong := bad_name(message.submitter):
+            raise ValueError(f"submitter: {wrong}")
+        submitted = _moment("submit_time", message.submit_time) if message.HasField("submit_time") else None
+        return Submission(message.submitter, submitted, self.job_kind, self.roles, self.steps_total, self.labels)
+
+
+def wanted_of(spec: job_pb2.JobSpec) -> Wanted:
+    """Decode a spec; small specs are cached, since most are asked about again and again.
+
+    Raises:
+        ValueError: it cannot be taken; the text says why.
+    """
+    return _specs(spec)
+
+
+def _read_spec(spec: job_pb2.JobSpec) -> Wanted:
+    for beyond in spec_violations(spec):
+        raise ValueError(f"its {beyond.field} cannot be taken: {beyond.description}")
+    kind = _kind_of(spec)
+    return Wanted(
+        kind,
+        _own(spec),
+        _team(spec),
+        job_kind=KINDS.get(spec.kind, ""),
+        roles=tuple([_role(role.name, role.replicas, *_asked(role.resources)) for role in spec.roles]),
+        steps_total=_within("spec.steps_total", spec.steps_total, STEPS_MAX),
+        labels=tuple(sorted(spec.labels.items())) if spec.labels else (),
+        expected_seconds=_expected(spec),
+        goal=_goal(spec) if spec.HasField("loss_goal") else NO_GOAL,
+        qos=_qos(spec.qos) if spec.HasField("qos") else NO_QOS,
+    )
+
+
+_specs = SpecCache(_read_spec, bytes_max=SPECS_BYTES_MAX, spec_bytes_max=SPEC_BYTES_MAX)
+
+
+class Queries:
+    """Reads queries one after another: those of one call are mostly about the same allocations, read once."""
+
+    def __init__(self) -> None:
+        self._last: tuple[Any, Team, tuple[Candidate, ...]] = ((), NO_TEAM, ())
+
+    def read(self, message: pb.EstimateQuery) -> Query:
+        """Read a query.
+
+        Raises:
+            ValueError: it cannot be taken; the text says why.
+        """
+        wanted, attained = wanted_of(message.spec), message.attained_gpu_seconds
+        if not 0 <= attained <= SECONDS_MAX * GPU_MILLI_MAX:
+            raise ValueError(f"attained_gpu_seconds is {attained:g}; it must be finite and not negative")
+        user, model, name, gpu_milli, replicas = wanted.kind
+        return Query(
+            user,
+            model,
+            name,
+            gpu_milli,
+            replicas,
+            wanted.own.cores or None,
+            _gpu_type(message.gpu_type) or wanted.own.gpu_type,
+            attained,
+            _run_seconds(attained, gpu_milli) if attained else 0.0,
+            _within("progress.step", message.progress.step, STEPS_MAX) if message.HasField("progress") else 0,
+            wanted.steps_total,
+            wanted.expected_seconds,
+            self._candidates(message.candidates, wanted.team) or (wanted.own,),
+            _phase(message.phase) if message.phase else TRAINING,
+            _job_id(message.job_id),
+            wanted.goal,
+            wanted.qos,
+            wanted.submission(message),
+        )
+
+    def _candidates(self, messages: Sequence[pb.CandidateAllocation], team: Team) -> tuple[Candidate, ...]:
+        if len(messages) > CANDIDATES_MAX:
+            raise ValueError(f"{len(messages)} candidates are too many; {CANDIDATES_MAX} are taken at most")
+        before, same_team, read = self._last
+        if same_team == team and messages == before:
+            return read
+        read = tuple([_allocation(one, team) for one in messages])
+        self._last = messages, team, read
+        return read
+
+
+def query_of(message: pb.EstimateQuery) -> Query:
+    """Read one query by itself.
+
+    Raises:
+        ValueError: it cannot be taken; the text says why.
+    """
+    return Queries().read(message)
+
+
+def observation_of(message: pb.Observation) -> Observation:
+    """Read an observation.
+
+    Raises:
+        ValueError: it cannot be taken; the text says why.
+    """
+    rate = message.rate_per_second
+    if rate and not RATE_MIN_PER_SECOND <= rate <= RATE_MAX_PER_SECOND:
+        raise ValueError(
+            f"rate_per_second is {rate:g}; it must be 0, or from {RATE_MIN_PER_SECOND:g} to {RATE_MAX_PER_SECOND:g}"
+        )
+    ended = message.HasField("run_time")
+    window_seconds = _seconds("window", message.window)
+    if rate and not window_seconds:
+        raise ValueError("a rate is told but no window over which it was seen")
+    batch_seconds = _seconds("batch_time", message.batch_time)
+    if bool(message.batch_size) != bool(batch_seconds):
+        raise ValueError("of a batch its size and its time must both be told")
+    if not (rate or ended or batch_seconds or message.HasField("loss") or message.profile_done):
+        raise ValueError("neither a rate, nor a loss, nor a batch, nor the end of a run or a profile is told")
+    if message.HasField("loss") and not message.HasField("step"):
+        raise ValueError("a loss is told but no step at which it was seen")
+    wanted = wanted_of(message.spec)
+    return Observation(
+        *wanted.kind,
+        allocation=_allocation(message.allocation, wanted.team),
+        rate_per_second=rate or None,
+        window_seconds=window_seconds,
+        run_seconds=_seconds("run_time", message.run_time) if ended else None,
+        succeeded=message.succeeded,
+        phase=_phase(message.phase),
+        submission=wanted.submission(message),
+        seen_seconds=_moment("time", message.time) if message.HasField("time") else None,
+        job_id=_job_id(message.job_id),
+        step=_within("step", message.step, STEPS_MAX) if message.HasField("step") else None,
+        loss=message.loss if message.HasField("loss") else None,
+        batch_size=_within("batch_size", message.batch_size, BATCH_SIZE_MAX) or None,
+        batch_seconds=batch_seconds or None,
+        loss_goal=wanted.goal,
+    )
+
+
+def kind_of(spec: job_pb2.JobSpec) -> Kind:
+    """Say what kind of job a spec makes: what is equal in two jobs that are alike.
+
+    Raises:
+        ValueError: a figure or a name in it cannot be; the text, about the spec, says which.
+    """
+    if len(spec.roles) > ROLES_MAX:
+        raise ValueError(f"has {len(spec.roles)} roles, not 1 to {ROLES_MAX}")
+    gpu_milli = replicas = 0
+    for role in spec.roles:
+        gpu_milli += role.replicas * role.resources.gpu_milli
+        replicas += role.replicas
+    for field, figure, at_least, at_most in (
+        ("roles", len(spec.roles), 1, ROLES_MAX),
+        ("replicas", replicas, 1, REPLICAS_MAX),
+        ("gpu_milli", gpu_milli, 0, GPU_MILLI_MAX * REPLICAS_MAX),
+    ):
+        if not at_least <= figure <= at_most:
+            raise ValueError(f"has {figure} {field}, not {at_least} to {at_most}")
+    user, model, name = spec.tenant or TENANT_DEFAULT, spec.model, spec.name
+    if wrong := _bad_names(user, model, name):
+        raise ValueError(wrong)
+    return user, model, name, gpu_milli, replicas
+
+
+def _bad_names(user: str, model: str, name: str) -> str:
+    for field, text in (("tenant", user), ("model", model), ("name", name)):
+        if wrong := bad_name(text):
+            return f"has a bad {field}: {wrong}"
+    return ""
+
+
+def _kind_of(spec: job_pb2.JobSpec) -> Kind:
+    try:
+        return kind_of(spec)
+    except ValueError as error:
+        raise ValueError(f"its spec {error}") from None
+
+
+def gpu_type_of(spec: job_pb2.JobSpec) -> str:
+    """Say which GPU type a job wants where it wants most of them; empty for any. It must have a role."""
+    return _own(spec).gpu_type
+
+
+def _phase(text: str) -> str:
+    if wrong := bad_name(text):
+        raise ValueError(f"phase: {wrong}")
+    return text
+
+
+def _asked(resources: resources_pb2.ResourceRequest) -> tuple[int, int | None, int, str]:
+    cores = resources.cores if resources.HasField("cores") else None
+    return resources.gpu_milli, cores, resources.memory_bytes, resources.gpu_type
+
+
+@lru_cache(maxsize=4096)  # the same few shapes come job after job
+def _role(name: str, replicas: int, gpu_milli: int, cores: int | None, memory_bytes: int, gpu_type: str) -> Role:
+    _within("cores", cores or 0, CORES_MAX)
+    _within("memory_bytes", memory_bytes, MEMORY_BYTES_MAX)
+    return Role(name, replicas, Request(gpu_milli, cores, memory_bytes, gpu_type))
+
+
+def _gpu_type(text: str) -> str:
+    if wrong := bad_name(text):
+        raise ValueError(f"gpu_type: {wrong}")
+    return text
+
+
+def _job_id(text: str) -> str:
+    if wrong := bad_name(text):
+        raise ValueError(f"job_id: {wrong}")
+    return text
+
+
+def _goal(spec: job_pb2.JobSpec) -> LossGoal:
+    goal = objectives.goal_from_wire(spec.loss_goal)
+    if goal.target is not None and not math.isfinite(goal.target):
+        raise ValueError(f"spec.loss_goal.target is {goal.target:g}; it must be finite")
+    if not 0 <= goal.fall_min < math.inf:
+        raise ValueError(f"spec.loss_goal.fall_min is {goal.fall_min:g}; it must be finite and not negative")
+    _within("spec.loss_goal.fall_steps", goal.fall_steps, STEPS_MAX)
+    return goal
+
+
+def _qos(message: job_pb2.Qos) -> Qos:
+    qos = Qos(
+        message.rate_min_per_second, message.latency_seconds, message.latency_percentile, message.arrivals_per_second
+    )
+    for name in ("rate_min_per_second", "latency_seconds", "arrivals_per_second"):
+        if not 0 <= getattr(qos, name) <= RATE_MAX_PER_SECOND:
+            raise ValueError(f"spec.qos.{name} is {getattr(qos, name):g}; it must be from 0 to {RATE_MAX_PER_SECOND:g}")
+    if not 0 <= qos.latency_percentile < 100:
+        raise ValueError(f"spec.qos.latency_percentile is {qos.latency_percentile:g}; it must be from 0 to below 100")
+    return qos
+
+
+def _own(spec: job_pb2.JobSpec) -> Candidate:
+    """Take the job's own request as a candidate; 0 cores stand for `auto`."""
+    wanted = spec.roles[0].resources
+    for role in spec.roles[1:]:
+        wanted = max(wanted, role.resources, key=lambda resources: resources.gpu_milli)
+    return Candidate(wanted.cores, wanted.gpu_milli, 1, wanted.gpu_type, *_team(spec))
+
+
+def _team(spec: job_pb2.JobSpec) -> Team:
+    """Tell the parameter servers of a job, which are the replicas of its role `ps`, from its workers."""
+    if len(spec.roles) < 2:
+        return 0, 0, 0
+    servers = [role for role in spec.roles if role.name == SERVER_ROLE]
+    count = sum(role.replicas for role in servers)
+    if not count:
+        return 0, 0, 0
+    return sum(role.replicas for role in spec.roles) - count, count, servers[0].resources.cores
+
+
+def _allocation(message: pb.CandidateAllocation, team: Team) -> Candidate:
+    workers, servers, server_cores = team
+    return _interned(
+        message.cores,
+        message.gpu_milli,
+        message.nodes,
+        message.gpu_type,
+        message.workers or workers,
+        message.servers or servers,
+        message.server_cores or server_cores,
+    )
+
+
+@lru_cache(maxsize=4096)  # the same few allocations are judged for job after job
+def _interned(
+    cores: int, gpu_milli: int, nodes: int, gpu_type: str, workers: int, servers: int, server_cores: int
+) -> Candidate:
+    _within("workers", workers, REPLICAS_MAX)
+    _within("servers", servers, REPLICAS_MAX)
+    _within("server_cores", server_cores, CORES_MAX)
+    _within("cores", cores, CORES_MAX)
+    _within("gpu_milli", gpu_milli, GPU_MILLI_MAX)
+    _within("nodes", nodes, NODES_MAX)
+    return Candidate(cores, gpu_milli, nodes or 1, _gpu_type(gpu_type), workers, servers, server_cores)
+
+
+def _within(what: str, figure: int, at_most: int) -> int:
+    if not 0 <= figure <= at_most:
+        raise ValueError(f"{what} is {figure}; it must be from 0 to {at_most}")
+    return figure
+
+
+def _run_seconds(attained_gpu_seconds: float, gpu_milli: int) -> float:
+    """Tell for how long the job has run, from the service that it has attained; a CPU job's time is not known."""
+    return attained_gpu_seconds * WHOLE_GPU_MILLI / gpu_milli if gpu_milli else 0.0
+
+
+def _expected(spec: job_pb2.JobSpec) -> float | None:
+    return _seconds("spec.expected_duration", spec.expected_duration) if spec.HasField("expected_duration") else None
+
+
+def _seconds(what: str, duration: Duration) -> float:
+    seconds = duration.seconds + duration.nanos / 1e9
+    if not 0 <= seconds <= SECONDS_MAX:
+        raise ValueError(f"{what} is {seconds:g} s; it must be from 0 to 100 years")
+    return seconds
+
+
+def _moment(what: str, time: Timestamp) -> float:
+    if not 0 <= (seconds := seconds_of(time)) <= UNIX_SECONDS_MAX:
+        raise ValueError(f"{what} is {seconds:g} s after 1970; it must be from 1970 to the year 9999")
+    return seconds
+
+
+def seconds_of(time: Timestamp) -> float:
+    """Read a time in unix seconds."""
+    return time.seconds + time.nanos / 1e9

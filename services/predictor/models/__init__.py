@@ -1,0 +1,1 @@
+"""What predictors learn: observations, training, and the model store."""

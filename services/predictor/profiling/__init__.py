@@ -1,0 +1,1 @@
+"""Which jobs are profiled, and what was measured."""

@@ -1,0 +1,127 @@
+"""Which jobs a caller means."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Callable, Collection, Iterator, Sequence
+from itertools import chain
+
+from cotenant.codec import specs
+from cotenant.core.model.lifecycle import Phase
+from cotenant.services.queue.jobs.queue_state import State
+from cotenant.services.queue.jobs.transitions import Record
+from cotenant.services.queue.jobs.visibility import View
+from cotenant.v1 import job_service_pb2 as pb
+
+SLICE = 2_000  # jobs looked at between two turns of others; some milliseconds
+
+Holds = Callable[[Record], bool]
+
+
+class Filter:
+    """Conditions that must all hold, of jobs that the caller may see."""
+
+    def __init__(self, message: pb.JobFilter, view: View) -> None:
+        self._message, self._view = message, view
+        self._ids = frozenset(message.ids)
+        self._conditions = list(_conditions(message, view))
+        self.everything = not self._conditions
+        raw = message.SerializeToString(deterministic=True) + view.key.encode()
+        self.digest = "" if self.everything else hashlib.blake2b(raw, digest_size=8).hexdigest()
+
+    async def found(self, state: State) -> Sequence[str]:
+        """Return the ids of the jobs that are meant, sorted; other calls have their turn meanwhile."""
+        parts, by = self._narrowest(state)
+        found = parts[0] if len(parts) == 1 and isinstance(parts[0], list) else sorted(chain.from_iterable(parts))
+        records = state.records
+        for of, holds in self._conditions:  # one after the other over all jobs, which may be very many
+            if of == by:
+                continue
+            kept: list[str] = []
+            before, found = list(found), kept
+            for start in range(0, len(before), SLICE):
+                if start:
+                    await asyncio.sleep(0)
+                for job_id in before[start : start + SLICE]:
+                    record = records.get(job_id)  # None where it was forgotten meanwhile
+                    if record is not None and holds(record):
+                        kept.append(job_id)
+        return found
+
+    def _narrowest(self, state: State) -> tuple[Sequence[Collection[str]], str]:
+        """The fewest jobs in which all that are meant are listed, and what then need not be asked of each."""
+        message, listing = self._message, state.listing
+        if self._ids:
+            return [self._ids & state.records.keys()], "ids"
+        if message.array_id:
+            array = state.gates.arrays.get(message.array_id)
+            return [array.ids if array else ()], "array"
+        ways: list[tuple[Sequence[Collection[str]], str]] = []  # the first of those that are alike is taken
+        if message.tenant or not self._view.everything:
+            ways.append((listing.of_tenants(self._meant), "tenant"))
+        if message.phases:
+            ways.append((listing.of_phases(_phases(message)), "phase"))
+        ways.append(([listing.all], ""))
+        return min(ways, key=lambda way: sum(map(len, way[0])))
+
+    def _meant(self, tenant: str) -> bool:
+        return self._message.tenant in ("", tenant) and self._view.sees_tenant(tenant)
+
+    def takes(self, record: Record) -> bool:
+        """Whether a job is meant."""
+        return all(holds(record) for _, holds in self._conditions)
+
+
+def _conditions(wanted: pb.JobFilter, view: View) -> Iterator[tuple[str, Holds]]:
+    """Give the conditions that there are with what each is of, the cheap ones first."""
+    if not view.everything:
+        yield "tenant", view.sees
+    if wanted.tenant:
+        tenant = wanted.tenant
+        yield "tenant", lambda record: record.spec.tenant == tenant
+    if wanted.queue:
+        queue = wanted.queue
+        yield "queue", lambda record: record.spec.queue == queue
+    if wanted.name:
+        name = wanted.name
+        yield "name", lambda record: record.spec.name == name
+    if wanted.ids:
+        ids = frozenset(wanted.ids)
+        yield "ids", lambda record: record.id in ids
+    if wanted.array_id:
+        array_id = wanted.array_id
+        yield (
+            "array",
+            lambda record: record.spec.array_task is not None and record.spec.array_task.array_id == array_id,
+        )
+    if wanted.phases:
+        phases = _phases(wanted)
+        yield "phase", lambda record: record.phase in phases
+    if wanted.labels:
+        labels = frozenset(wanted.labels.items())
+        yield "labels", lambda record: labels.issubset(record.spec.labels)
+    if wanted.node_id:
+        node_id = wanted.node_id
+        yield "node", lambda record: any(part.node_id == node_id for part in record.job.attempt.allocations)
+
+
+def _phases(wanted: pb.JobFilter) -> tuple[Phase, ...]:
+    known = specs.PHASES.names
+    return tuple(specs.PHASES.from_wire(phase) for phase in wanted.phases if phase in known)
+
+
+def folded(ids: Sequence[str], state: State) -> Sequence[str]:
+    """Keep one job of each array, and all that are of none."""
+    seen: set[str] = set()
+    kept = []
+    for job_id in ids:
+        record = state.records.get(job_id)
+        if record is None:
+            continue  # it was forgotten meanwhile
+        task = record.spec.array_task
+        if task is None or task.array_id not in seen:
+            kept.append(job_id)
+        if task:
+            seen.add(task.array_id)
+    return kept

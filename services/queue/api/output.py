@@ -1,0 +1,69 @@
+"""A job's output, passed on from its nodes through placement."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import grpc
+
+from cotenant.codec import errors
+from cotenant.services.queue.jobs.queue_state import State
+from cotenant.services.queue.jobs.transitions import Record
+from cotenant.v1 import job_pb2, placement_service_pb2_grpc
+from cotenant.v1 import job_service_pb2 as pb
+from cotenant.v1 import placement_service_pb2 as placement_pb2
+
+
+class Output:
+    """Reads output, of one attempt or of one after the other."""
+
+    def __init__(self, state: State, placement: placement_service_pb2_grpc.PlacementServiceAsyncStub) -> None:
+        self._state, self._placement = state, placement
+
+    async def read(self, record: Record, request: pb.ReadLogsRequest) -> AsyncIterator[pb.ReadLogsResponse]:
+        """Pass a job's output on; with `follow` through all of its attempts."""
+        first = request.attempt or record.attempt_number
+        while attempt := await self._attempt(record, request, first):
+            async for piece in self._pieces(record, attempt, request):
+                yield pb.ReadLogsResponse(rank=piece.rank, data=piece.data, truncated=piece.truncated)
+            if not request.follow or request.attempt:
+                return
+            first = attempt.number + 1
+
+    async def _attempt(self, record: Record, request: pb.ReadLogsRequest, first: int) -> job_pb2.Attempt | None:
+        """Find the attempt that is meant, or the first from a number on; wait for it to run if the caller follows."""
+        watcher = self._state.watch(record.id)
+        watcher.tell(record.id)
+        try:
+            async for _ in watcher.changes():
+                job = self._state.records[record.id].job if record.id in self._state.records else record.job
+                attempts = [one for one in (*job.past_attempts, job.attempt) if one.number >= max(1, first)]
+                if request.attempt:
+                    attempts = [one for one in attempts if one.number == request.attempt]
+                if attempts and attempts[0].state != job_pb2.ATTEMPT_STATE_ASSIGNED:
+                    return attempts[0]
+                if record.phase.ended or not request.follow:
+                    if request.attempt and not attempts:
+                        raise errors.not_found("attempt", f"{record.id}/{request.attempt}")
+                    return None
+        finally:
+            self._state.unwatch(watcher)
+        return None
+
+    async def _pieces(
+        self, record: Record, attempt: job_pb2.Attempt, request: pb.ReadLogsRequest
+    ) -> AsyncIterator[placement_pb2.ReadAttemptLogsResponse]:
+        call = placement_pb2.ReadAttemptLogsRequest(
+            job_id=record.id,
+            number=attempt.number,
+            follow=request.follow,
+            tail_bytes=request.tail_bytes,
+            node_ids=[allocation.node_id for allocation in attempt.allocations],
+        )
+        if request.HasField("rank"):
+            call.rank = request.rank
+        try:
+            async for piece in self._placement.ReadAttemptLogs(call):
+                yield piece
+        except grpc.aio.AioRpcError as error:
+            raise errors.from_error(error) from None

@@ -1,0 +1,205 @@
+"""What would become of jobs that were not submitted: one cycle with them, and the future; nothing remains of it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from itertools import islice
+
+from cotenant.codec import refusals, specs
+from cotenant.core.forecast.start_forecast import WAITING_MAX
+from cotenant.core.model.lifecycle import Phase
+from cotenant.core.model.pre_run import in_words
+from cotenant.core.model.refusal import Code, Refusal, about, outranked
+from cotenant.core.scheduling.fair_share import FairShare
+from cotenant.services.queue.jobs.queue_state import State
+from cotenant.services.queue.jobs.transitions import Record
+from cotenant.services.queue.scheduling import start_forecast
+from cotenant.services.queue.scheduling.backlog import in_order
+from cotenant.services.queue.scheduling.candidates import candidate_of
+from cotenant.services.queue.scheduling.ranking import Ranking
+from cotenant.services.queue.scheduling.scheduler import Scheduler, new_request
+from cotenant.services.queue.scheduling.tenant_usage import asked_by, headroom_of, limited
+from cotenant.v1 import job_pb2
+from cotenant.v1 import job_service_pb2 as pb
+from cotenant.v1 import placement_service_pb2 as placement_pb2
+
+AHEAD_MAX = 1_000  # jobs before them that placement is asked about too
+
+
+async def simulate(state: State, scheduler: Scheduler, asked: Sequence[Record]) -> pb.SimulateJobResponse:
+    """Order jobs among those that wait, ask placement about them and those before them, and when each would start."""
+    for record in asked:
+        await scheduler.estimating.ask(record)
+    ranking = _rank_with(state, scheduler, asked)
+    answers = {
+        record.id: pb.SimulateJobResponse(position=(ranking.waiting.place(record.id) or 0) + 1) for record in asked
+    }
+    ready: list[Record] = []
+    for record in asked:
+        if unmet := state.gates.unmet(record.spec):
+            answers[record.id].refusal.CopyFrom(_told(unmet))
+        else:
+            ready.append(record)
+    plan = _plan(state, scheduler, ranking, ready, answers)
+    if plan.candidates:
+        _read(answers, await scheduler.placement.PlanPlacement(plan))
+    await _foretell(state, scheduler, ranking, ready, answers)
+    first, *more = (answers[record.id] for record in asked)
+    first.more.extend(more)
+    return first
+
+
+def _rank_with(state: State, scheduler: Scheduler, asked: Sequence[Record]) -> Ranking:
+    """Order the table with a few more rows. Nothing is awaited meanwhile, so nobody sees them."""
+    added: list[Record] = []
+    try:
+        for record in asked:
+            state.table.add(state.row(record))
+            added.append(record)
+            state.estimate(record)
+        return scheduler.rank(time.time())
+    finally:
+        for record in added:
+            state.table.remove(record.id)
+
+
+def _plan(
+    state: State,
+    scheduler: Scheduler,
+    ranking: Ranking,
+    asked: Sequence[Record],
+    answers: dict[str, pb.SimulateJobResponse],
+) -> placement_pb2.PlanPlacementRequest:
+    """Write down what a cycle would ask placement; who would not be asked about is answered here."""
+    now, config = time.time(), scheduler.config
+    plan = new_request(config)
+    plan.validate_only = True
+    plan.tenants.extend(limited(state))
+    before = 0
+    ahead_of: list[int] = []  # by place among the starts, candidates before it
+    for one in _up_to_the_last(state, ranking, asked, answers):
+        ahead_of.append(before)
+        if one is not None:
+            plan.candidates.append(candidate_of(one, now, brief=True))
+            before += 1
+    for job_id, ahead, standing in ranking.victims:
+        first = ahead_of[ahead] if ahead < len(ahead_of) else before
+        number = state.records[job_id].attempt_number
+        plan.victims.add(job_id=job_id, number=number, ahead=first, standing=standing)
+    for record in asked:
+        position = answers[record.id].position - 1
+        if ranking.starts.place(record.id) is None and not answers[record.id].HasField("refusal"):
+            answers[record.id].refusal.CopyFrom(_told(_left_out(state, ranking, record, position)))
+    return plan
+
+
+def _left_out(state: State, ranking: Ranking, record: Record, position: int) -> Refusal:
+    """Say why the order does not let a job start."""
+    asked = asked_by(record)
+    over = headroom_of(state).refuse(record.spec.tenant, asked.gpu_milli, asked.cores)
+    if over:
+        return over
+    before = ranking.outrankers
+    return before.refusal(position, ranking.ids) if before else outranked(position + 1, position)
+
+
+def _up_to_the_last(
+    state: State, ranking: Ranking, asked: Sequence[Record], answers: dict[str, pb.SimulateJobResponse]
+) -> Iterator[Record | None]:
+    """Give the jobs that should start, up to the last that is asked about; None for one that placement is not."""
+    room = headroom_of(state)
+    mine = {record.id: record for record in asked}
+    places = [place for job_id in mine if (place := ranking.starts.place(job_id)) is not None]
+    last = max(places, default=-1)
+    for place, job_id in enumerate(ranking.starts[: last + 1]):
+        if place >= AHEAD_MAX and job_id not in mine:
+            yield None
+            continue
+        one = mine.get(job_id) or state.records.get(job_id)
+        waits = one is not None and one.phase is Phase.QUEUED and (job_id in mine or place < AHEAD_MAX)
+        if one is None or not waits:
+            yield None
+            continue
+        wanted = asked_by(one)
+        over = room.refuse(one.spec.tenant, wanted.gpu_milli, wanted.cores)
+        if over and job_id in mine:
+            answers[job_id].refusal.CopyFrom(_told(over))
+        if not over:
+            room.take(one.spec.tenant, wanted.gpu_milli, wanted.cores)
+        yield None if over else one
+
+
+def _read(answers: dict[str, pb.SimulateJobResponse], response: placement_pb2.PlanPlacementResponse) -> None:
+    for placed in response.placed:
+        if answer := answers.get(placed.attempt.job_id):
+            answer.starts_now = True
+            answer.allocations.extend(placed.attempt.allocations)
+    for refused in response.refused:
+        if answer := answers.get(refused.job_id):
+            answer.refusal.CopyFrom(_told(refusals.from_wire(refused.refusal)))
+    for answer in answers.values():
+        answer.preempted_job_ids.extend(victim.job_id for victim in response.preempted)
+
+
+async def _foretell(
+    state: State,
+    scheduler: Scheduler,
+    ranking: Ranking,
+    asked: Sequence[Record],
+    answers: dict[str, pb.SimulateJobResponse],
+) -> None:
+    """Add when each would start and finish, and who would start later because of all of them together."""
+    mine = {record.id: record for record in asked}
+    fair = scheduler.config.rules.fair_share is FairShare.TENANTS
+    coming = in_order(state, ranking.waiting, WAITING_MAX, fair=fair, more=mine)
+    with_them = list(islice(coming, WAITING_MAX + len(mine)))
+    question = start_forecast.Question(with_them, list(mine), stoppable=ranking.stoppable)
+    told = await start_forecast.foretell(state, scheduler.config, scheduler.placement, question)
+    for job_id, answer in answers.items():
+        if job_id not in told:
+            continue
+        answer.forecast.CopyFrom(told[job_id])
+        answer.ending.extend(start_forecast.ahead(state, one) for one in told[job_id].ending_job_ids)
+        answer.outlook = _outlook(answer, state, mine[job_id])
+    without = [one for one in with_them if one.id not in mine]
+    if not without:
+        return
+    after = await _medians(state, scheduler, with_them, ranking)
+    delayed = start_forecast.delayed(
+        state, await _medians(state, scheduler, without, scheduler.rank(time.time())), after
+    )
+    for answer in answers.values():
+        answer.delayed.extend(delayed[: start_forecast.NAMED_MAX])
+        answer.delayed_count = len(delayed)
+
+
+async def _medians(
+    state: State, scheduler: Scheduler, waiting: Sequence[Record], ranking: Ranking
+) -> start_forecast.Forecasts:
+    """Foretell all starts by the medians of the run times alone."""
+    question = start_forecast.Question(waiting, draws=0, stoppable=ranking.stoppable)
+    return await start_forecast.foretell(state, scheduler.config, scheduler.placement, question)
+
+
+def _outlook(answer: pb.SimulateJobResponse, state: State, record: Record) -> str:
+    """Say when a job starts and ends; a pre-run that passes soon is no part of what is foretold."""
+    pre_run = in_words(record.spec.pre_run_seconds) if record.spec.pre_run_seconds is not None else ""
+    if answer.refusal.code == Code.NEVER_FITS:
+        return "never starts on this cluster"
+    if answer.refusal.code == Code.MAKING_ROOM:
+        starts = "starts as soon as room was made for it"
+    elif answer.starts_now:
+        starts = f"starts now with {pre_run}" if pre_run else "starts now"
+        pre_run = ""
+    else:
+        starts = start_forecast.in_words(answer.forecast, state)
+    if pre_run:
+        starts += f"; before it comes {pre_run}"
+    if not answer.forecast.HasField("finish"):
+        return starts
+    return f"{starts}; has finished in about {about(specs.seconds(answer.forecast.finish))}"
+
+
+def _told(refusal: Refusal) -> job_pb2.Refusal:
+    return refusals.to_people(refusal)

@@ -1,0 +1,1 @@
+"""What becomes of attempts: watching placement, failures, retries, migration and pre-runs."""

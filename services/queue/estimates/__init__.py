@@ -1,0 +1,1 @@
+"""Predictions of jobs: asking for estimates, refreshing them, and sending observations."""

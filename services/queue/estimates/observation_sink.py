@@ -1,0 +1,189 @@
+"""Tells the predictor what was seen: rates as they come, run times at the end."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable, Sequence
+
+import grpc
+import structlog
+
+from cotenant.codec import errors, objectives, specs
+from cotenant.core.model.node import NodeShape
+from cotenant.core.placement import candidate_allocations
+from cotenant.core.prediction.rate_windows import RateWindows, Window
+from cotenant.services.queue.jobs.transitions import Record
+from cotenant.v1 import job_pb2, predictor_service_pb2_grpc, resources_pb2
+from cotenant.v1 import predictor_service_pb2 as predictor_pb2
+
+log = structlog.get_logger()
+
+BATCH_SECONDS = 0.5
+BATCH_MAX = 1_000
+WAITING_MAX = 10_000
+RETRY_SECONDS = 2.0
+WINDOW_SECONDS = 10.0
+
+
+class Observations:
+    """Collects what was seen and sends it in batches.
+
+    What no predictor takes is kept until one does, the oldest of it where there is no room for all. Losing some is no
+    harm: they only make estimates better.
+    """
+
+    def __init__(
+        self,
+        predictor: predictor_service_pb2_grpc.PredictorServiceAsyncStub,
+        window_seconds: float = WINDOW_SECONDS,
+    ) -> None:
+        self._predictor, self._window_seconds = predictor, window_seconds
+        self.windows = RateWindows(window_seconds, settle_seconds=window_seconds / 2)
+        self.on_profile_wanted: Callable[[Iterable[str]], None] = lambda job_ids: None  # set by whoever profiles
+        self.on_seen: Callable[[Record, float], None] = lambda record, now: None  # set by whoever asks again
+        self._waiting: list[predictor_pb2.Observation] = []
+        self._last: dict[str, float] = {}
+        self._wake = asyncio.Event()
+
+    async def run(self) -> None:
+        """Send for ever."""
+        away = False
+        while True:
+            await self._wake.wait()
+            await asyncio.sleep(RETRY_SECONDS if away else BATCH_SECONDS)
+            self._wake.clear()
+            batch = self._waiting[:BATCH_MAX]
+            try:
+                response = await self._predictor.Observe(predictor_pb2.ObserveRequest(observations=batch))
+            except grpc.aio.AioRpcError as error:
+                why = errors.from_error(error).message
+                if error.code() is grpc.StatusCode.UNAVAILABLE:
+                    if not away:
+                        log.warning("observations_wait", count=len(self._waiting), error=why)
+                    away = True
+                    self._wake.set()
+                    continue
+                log.warning("observations_lost", count=len(batch), error=why)
+            else:
+                for why in response.rejected:
+                    log.info("observation_rejected", why=why)
+                self.on_profile_wanted(response.profile_wanted)
+            away = False
+            del self._waiting[: len(batch)]
+            if self._waiting:
+                self._wake.set()
+
+    def progressed(self, record: Record) -> None:
+        """A job told how far it is: a window of its rate may have ended; of its losses and batches some are enough."""
+        now, progress = time.time(), record.job.progress
+        window = self._window(record)
+        told = progress.HasField("loss") or progress.batch_size > 0
+        if window is None and not (told and now - self._last.get(record.id, 0.0) >= self._window_seconds):
+            return
+        self._last[record.id] = now
+        seen = observation_of(record, record.job.attempt)
+        seen.phase = progress.phase
+        if window or progress.HasField("loss"):
+            seen.step = progress.step
+        if window:
+            seen.rate_per_second = window.rate_per_second
+            seen.window.CopyFrom(specs.duration(window.seconds))
+        if progress.HasField("loss"):
+            seen.loss = progress.loss
+        if progress.batch_size > 0:
+            seen.batch_size = progress.batch_size
+            seen.batch_time.CopyFrom(progress.batch_time)
+        seen.time.CopyFrom(progress.update_time)
+        self._add(seen)
+        self.on_seen(record, now)
+
+    def _window(self, record: Record) -> Window | None:
+        progress, attempt = record.job.progress, record.job.attempt
+        if not progress.HasField("step_time"):
+            return None
+        tasks = [task for part in attempt.allocations for task in part.tasks]
+        changing = tuple(task.target_cores for task in tasks if task.target_cores)
+        under = attempt.number, tuple(len(task.core_ids) for task in tasks), changing, progress.phase
+        step = progress.phase_step if progress.phase else progress.step
+        window = self.windows.take(record.id, under, step, specs.seconds(progress.step_time))
+        return None if changing else window
+
+    def ended(self, record: Record, attempt: job_pb2.Attempt) -> None:
+        """A job ended: its run time tells about the next one like it."""
+        self._last.pop(record.id, None)
+        self.windows.drop(record.id)
+        if not record.phase.ended or not attempt.HasField("start_time") or attempt.pre_run:
+            return
+        seen = observation_of(record, attempt)
+        ran = specs.seconds(record.job.run_time) - sum(map(_ran_before, record.job.past_attempts))
+        seen.run_time.CopyFrom(specs.duration(max(0.0, ran)))
+        seen.succeeded = record.job.phase == job_pb2.JOB_PHASE_SUCCEEDED
+        seen.time.CopyFrom(attempt.end_time)
+        self._add(seen)
+
+    def _add(self, seen: predictor_pb2.Observation) -> None:
+        if len(self._waiting) < WAITING_MAX:
+            self._waiting.append(seen)
+            self._wake.set()
+
+
+def observation_of(record: Record, attempt: job_pb2.Attempt) -> predictor_pb2.Observation:
+    """Begin to tell of a job: who it is, and what an attempt of it holds."""
+    seen = predictor_pb2.Observation(
+        job_id=record.id,
+        number=attempt.number,
+        spec=record.job.spec,
+        submitter=record.job.submitter,
+        submit_time=record.job.create_time,
+    )
+    seen.allocation.CopyFrom(allocation_of(attempt))
+    return seen
+
+
+def query_of(record: Record, shapes: Sequence[NodeShape]) -> predictor_pb2.EstimateQuery:
+    """Ask about a job under the allocations that nodes of these shapes make worth asking about.
+
+    The GPUs that it runs on count where it runs.
+    """
+    job = record.job
+    useful = record.estimate.cores_useful or None if record.estimate else None
+    return predictor_pb2.EstimateQuery(
+        job_id=record.id,
+        spec=job.spec,
+        candidates=[
+            objectives.candidate_to_wire(one) for one in candidate_allocations.standard(record.spec, shapes, useful)
+        ],
+        attained_gpu_seconds=job.attained_gpu_seconds,
+        progress=job.progress,
+        submitter=job.submitter,
+        submit_time=job.create_time if job.HasField("create_time") else None,
+        gpu_type=allocation_of(job.attempt).gpu_type if record.phase.holds_resources else "",
+    )
+
+
+def allocation_of(attempt: job_pb2.Attempt) -> predictor_pb2.CandidateAllocation:
+    """What each replica holds: of several roles, those that hold most GPUs.
+
+    GPUs of different types over its nodes are none of which anything is known.
+    """
+    tasks = [task for part in attempt.allocations for task in part.tasks]
+    gpu_milli = max((_gpu_milli(task) for task in tasks), default=0)
+    types = {part.gpu_type for part in attempt.allocations if part.gpu_type}
+    return predictor_pb2.CandidateAllocation(
+        cores=max((len(task.core_ids) for task in tasks if _gpu_milli(task) == gpu_milli), default=0),
+        gpu_milli=gpu_milli,
+        nodes=len(attempt.allocations),
+        gpu_type=types.pop() if len(types) == 1 else "",
+    )
+
+
+def _ran_before(attempt: job_pb2.Attempt) -> float:
+    """How long a pre-run ran, in seconds; 0 for other attempts."""
+    if not attempt.pre_run or not attempt.HasField("start_time"):
+        return 0.0
+    return max(0.0, specs.seconds(attempt.end_time) - specs.seconds(attempt.start_time))
+
+
+def _gpu_milli(task: resources_pb2.TaskAllocation) -> int:
+    return sum(share.milli for share in task.gpus)

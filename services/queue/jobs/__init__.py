@@ -1,0 +1,1 @@
+"""Job records: submission, state, transitions, storage, arrays, archive and retention."""

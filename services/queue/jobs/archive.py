@@ -1,0 +1,169 @@
+"""Ended jobs that the mesh keeps no longer: in an SQLite file, for people, accounting, and jobs that come after."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import sqlite3
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from google.protobuf.message import DecodeError
+
+from cotenant.codec import specs
+from cotenant.core.model.lifecycle import Phase
+from cotenant.v1 import job_pb2
+
+FILE = "archive.sqlite"
+WAIT_SECONDS_MAX = 10.0  # for whoever else writes into the file
+SCHEMA = """
+CREATE TABLE IF NOT EXISTS jobs (
+    id TEXT PRIMARY KEY, name TEXT NOT NULL, tenant TEXT NOT NULL, submitter TEXT NOT NULL, kind TEXT NOT NULL,
+    phase TEXT NOT NULL, reason TEXT NOT NULL, create_time REAL NOT NULL, end_time REAL NOT NULL,
+    run_seconds REAL NOT NULL, gpu_seconds REAL NOT NULL, job BLOB NOT NULL
+) WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS by_end ON jobs (end_time);
+CREATE INDEX IF NOT EXISTS by_tenant ON jobs (tenant, end_time);
+CREATE TABLE IF NOT EXISTS archive (id TEXT PRIMARY KEY) WITHOUT ROWID;
+"""
+NAME = "INSERT INTO archive SELECT ? WHERE NOT EXISTS (SELECT 1 FROM archive)"
+TASKS = """
+SELECT min(id), min(tenant), phase, count(*) FROM jobs WHERE id > ? AND id < ? GROUP BY phase
+"""
+SEPARATOR, BEHIND = "_", "`"  # between the ids of an array and its jobs' indices, and the next letter
+AT_ONCE_MAX = 500  # ids in one question
+BROKEN = (sqlite3.Error, DecodeError, ValueError, TypeError, LookupError)  # what a damaged file leads to
+
+T = TypeVar("T")
+INSERT = """
+INSERT OR REPLACE INTO jobs (
+    id, name, tenant, submitter, kind, phase, reason, create_time, end_time, run_seconds, gpu_seconds, job
+) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A job of the archive, or all jobs of an array: whose they are, and how many ended how."""
+
+    id: str
+    tenant: str
+    phases: Mapping[Phase, int]
+    first: str  # the job itself, or one of the array's
+    job: job_pb2.Job | None = None  # None for an array
+
+    @property
+    def failed(self) -> int:
+        """How many did not succeed."""
+        return sum(self.phases.values()) - self.phases.get(Phase.SUCCEEDED, 0)
+
+
+class Archive:
+    """Writes jobs down before they are forgotten. A job that is written twice is there once.
+
+    The columns are for queries by hand; `job` is the whole job as `cotenant.v1.Job`, without its environment. The file
+    has an id of its own, by which it is known wherever it is.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    async def add(self, jobs: Sequence[job_pb2.Job]) -> None:
+        """Write jobs, all or none.
+
+        Raises:
+            OSError: they cannot be written.
+        """
+        rows = [_row(job) for job in jobs]
+
+        def write(connection: sqlite3.Connection) -> None:
+            connection.executemany(INSERT, rows)
+
+        await self._with("write", write, make=True)
+
+    async def id(self) -> str:
+        """Tell the id of the file, which has one from now on.
+
+        Raises:
+            OSError: there is none, or it cannot be written.
+        """
+        found: Sequence[str] = await self._with(
+            "read", lambda connection: connection.execute("SELECT id FROM archive").fetchone(), make=True
+        )
+        return found[0]
+
+    async def find(self, ids: Sequence[str]) -> Mapping[str, Ended]:
+        """Find jobs and arrays by their ids, each by one look into an index; those that are not there are left out.
+
+        Raises:
+            OSError: the file cannot be read.
+        """
+        if not ids or not self.path.exists():
+            return {}
+        return await self._with("read", lambda connection: {one.id: one for one in _found(connection, ids)})
+
+    async def _with(self, what: str, ask: Callable[[sqlite3.Connection], T], *, make: bool = False) -> T:
+        """Ask the file, in a thread; `make` makes what is not there yet.
+
+        Raises:
+            OSError: it is damaged, or cannot be opened.
+        """
+        try:
+            return await asyncio.to_thread(self._asked, ask, make)
+        except BROKEN as error:  # also where a damaged schema is quoted
+            raise OSError(f"cannot {what} {self.path}: {error}") from error
+
+    def _asked(self, ask: Callable[[sqlite3.Connection], T], make: bool) -> T:
+        if not make:
+            with closing(sqlite3.connect(f"{self.path.absolute().as_uri()}?mode=ro", uri=True)) as connection:
+                return ask(connection)
+        self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with closing(sqlite3.connect(self.path, timeout=WAIT_SECONDS_MAX)) as connection:
+            connection.execute("PRAGMA journal_mode = WAL")
+            connection.executescript(SCHEMA)
+            with connection:
+                connection.execute(NAME, (secrets.token_hex(8),))
+                result = ask(connection)
+        self.path.chmod(0o600)
+        return result
+
+
+def _found(connection: sqlite3.Connection, ids: Sequence[str]) -> Iterable[Ended]:
+    rest = dict.fromkeys(ids)
+    for start in range(0, len(ids), AT_ONCE_MAX):
+        some = ids[start : start + AT_ONCE_MAX]
+        marks = ", ".join("?" * len(some))
+        for (message,) in connection.execute(f"SELECT job FROM jobs WHERE id IN ({marks})", some):  # marks
+            job = job_pb2.Job.FromString(message)
+            rest.pop(job.id, None)
+            yield Ended(job.id, job.spec.tenant, {specs.PHASES.from_wire(job.phase): 1}, job.id, job)
+    for thing_id in rest:
+        rows = connection.execute(TASKS, (thing_id + SEPARATOR, thing_id + BEHIND)).fetchall()
+        if rows:
+            phases = Counter({Phase(phase): count for _, _, phase, count in rows})
+            first, tenant, *_ = min(rows)
+            yield Ended(thing_id, tenant, phases, first)
+
+
+def _row(job: job_pb2.Job) -> tuple[object, ...]:
+    kept = job_pb2.Job()
+    kept.CopyFrom(job)
+    kept.spec.environment.clear()  # may hold what is nobody's business for years
+    return (
+        job.id,
+        job.spec.name,
+        job.spec.tenant,
+        job.submitter,
+        specs.KINDS.from_wire(job.spec.kind).value,
+        specs.PHASES.from_wire(job.phase).value,
+        job.phase_reason,
+        specs.seconds(job.create_time),
+        specs.seconds(job.end_time),
+        specs.seconds(job.run_time),
+        job.attained_gpu_seconds,
+        kept.SerializeToString(),
+    )

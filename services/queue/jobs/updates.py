@@ -1,0 +1,71 @@
+"""What may be changed of a job that has been submitted."""
+
+from __future__ import annotations
+
+import math
+import time
+
+from cotenant.codec import errors, specs
+from cotenant.core.model.job import JobSpec
+from cotenant.core.model.validation import Violation, shown
+from cotenant.core.spelling import did_you_mean
+from cotenant.services.queue.jobs.transitions import Record, note
+from cotenant.v1 import job_pb2, records_pb2
+from cotenant.v1 import job_service_pb2 as pb
+
+QOS = tuple(f"qos.{field.name}" for field in job_pb2.Qos.DESCRIPTOR.fields)
+CHANGEABLE = ("priority", "deadline", "labels", "retries_max", "not_preemptible", "name", *QOS)
+
+
+def check_update(record: Record, request: pb.UpdateJobRequest) -> JobSpec:
+    """Say what the job's spec would become.
+
+    Raises:
+        Problem: INVALID_ARGUMENT naming each field that cannot be changed, or not to that.
+    """
+    wrong = [path for path in request.update_mask.paths if path.removeprefix("spec.") not in CHANGEABLE]
+    if wrong or not request.update_mask.paths:
+        names = [f"spec.{name}" for name in CHANGEABLE]
+        raise errors.invalid(
+            [
+                Violation(
+                    "update_mask",
+                    f"{shown(path)} cannot be changed{did_you_mean(path, names)}; {', '.join(names)} can",
+                )
+                for path in wrong or [""]
+            ]
+        )
+    message = job_pb2.JobSpec()
+    message.CopyFrom(record.job.spec)
+    _copy(message, request)
+    new_deadline = any(path.removeprefix("spec.") == "deadline" for path in request.update_mask.paths)
+    return specs.accept_spec(message, now=time.time() if new_deadline else -math.inf)  # the old one may have passed
+
+
+def apply_update(stored: records_pb2.StoredJob, request: pb.UpdateJobRequest) -> None:
+    """Change a job's record as the mask says."""
+    _copy(stored.job.spec, request)
+    note(stored, "updated", ", ".join(path.removeprefix("spec.") for path in request.update_mask.paths))
+
+
+def changes_promise(request: pb.UpdateJobRequest) -> bool:
+    """Tell whether what is estimated of the job hangs on what changes."""
+    return any(path.removeprefix("spec.") in QOS for path in request.update_mask.paths)
+
+
+def _copy(spec: job_pb2.JobSpec, request: pb.UpdateJobRequest) -> None:
+    for path in request.update_mask.paths:
+        name = path.removeprefix("spec.")
+        if name in QOS:
+            inner = name.removeprefix("qos.")
+            setattr(spec.qos, inner, getattr(request.job.spec.qos, inner))
+            continue
+        spec.ClearField(name)  # type: ignore[arg-type]  # one of CHANGEABLE
+        new = getattr(request.job.spec, name)
+        if name == "labels":
+            spec.labels.update(new)
+        elif name == "deadline":
+            if request.job.spec.HasField("deadline"):
+                spec.deadline.CopyFrom(new)
+        else:
+            setattr(spec, name, new)

@@ -1,0 +1,1 @@
+"""The scheduling cycle, live: ordering, reasons, start forecasts and autoscaling."""

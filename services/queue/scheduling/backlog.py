@@ -1,0 +1,134 @@
+"""The jobs ahead of a waiting one, in order, and how long the cluster takes for them.
+
+Forecasts play the future of the first jobs in the order through. The order has no row for a task that waits for the
+limit of its array, but such tasks come before others all the same: they are put where they will take their turns. For
+a job with very many ahead the future is not played through: its start is estimated by the work ahead of it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import chain
+from types import MappingProxyType
+
+from cotenant.core.model.lifecycle import Phase
+from cotenant.core.prediction.remaining_time import Rest
+from cotenant.rpc.slices import Slices
+from cotenant.services.queue.jobs.dependency_gate import Array
+from cotenant.services.queue.jobs.queue_state import State
+from cotenant.services.queue.jobs.transitions import Record
+
+NOBODY: Mapping[str, Record] = MappingProxyType({})
+
+
+def in_order(
+    state: State, ranked: Iterable[str], held_back_max: int, *, fair: bool, more: Mapping[str, Record] = NOBODY
+) -> Iterator[Record]:
+    """Yield the jobs that wait, in the order of a cycle, with the tasks that wait for the limits of their arrays.
+
+    Of each array at most `held_back_max` of those come. They take their turns before jobs that came later; where
+    tenants share fairly, before those of their own tenant. `more` are jobs of the order that the queue does not know.
+    """
+
+    def known(job_id: str) -> Record | None:
+        record = more.get(job_id) or state.records.get(job_id)
+        return record if record and record.phase is Phase.QUEUED else None
+
+    coming = {array.id: array for array in state.gates.arrays.values() if array.slots and array.slots.held_back(1)}
+    if not coming:
+        yield from (record for job_id in ranked if (record := known(job_id)))
+        return
+    left = {array.id: array.slots.open_count for array in coming.values() if array.slots}
+    for job_id in ranked:
+        if (record := known(job_id)) is None:
+            continue
+        task = record.spec.array_task
+        if task and left.get(task.array_id):
+            left[task.array_id] -= 1
+        elif coming:
+            for array in [
+                one for one in coming.values() if not left[one.id] and _before(state, one, record, fair=fair)
+            ]:
+                yield from _held_back(state, coming.pop(array.id), held_back_max)
+        yield record
+    yield from chain.from_iterable(_held_back(state, array, held_back_max) for array in coming.values())
+
+
+def _before(state: State, array: Array, record: Record, *, fair: bool) -> bool:
+    """Whether the tasks of an array take their turns before a job: it came later, and is not of another tenant."""
+    first = state.records.get(next(iter(array.ids)))
+    if first is None or (fair and first.spec.tenant != record.spec.tenant):
+        return False
+    return not record.sequence or first.sequence < record.sequence  # 0: one that was not submitted
+
+
+def _held_back(state: State, array: Array, most: int) -> Iterator[Record]:
+    for job_id in array.slots.held_back(most) if array.slots else ():
+        if (record := state.records.get(job_id)) and record.phase is Phase.QUEUED:
+            yield record
+
+
+@dataclass(frozen=True, slots=True)
+class Backlog:
+    """The jobs ahead of one, and for how long they occupy the whole cluster: the median, 10th and 90th percentile."""
+
+    jobs: int
+    seconds: float
+    p10_seconds: float
+    p90_seconds: float
+
+
+class _Work:
+    """Sums up by resource how much of it jobs occupy for how long."""
+
+    def __init__(self, state: State) -> None:
+        capacity = state.capacity
+        self._totals = (capacity.gpu_milli, capacity.cores, capacity.memory_bytes)
+        self._sums = [[0.0, 0.0, 0.0] for _ in self._totals]
+
+    def add(self, record: Record, rest: Rest, count: int) -> None:
+        spec = record.asks
+        cores = sum(role.replicas * (role.request.cores or 1) for role in spec.roles)
+        memory_bytes = sum(role.replicas * role.request.memory_bytes for role in spec.roles)
+        for sums, amount in zip(self._sums, (spec.gpu_milli, cores, memory_bytes), strict=True):
+            for place, seconds in enumerate((rest.seconds, rest.p10_seconds, rest.p90_seconds)):
+                sums[place] += count * amount * seconds
+
+    def seconds(self) -> tuple[float, float, float]:
+        """For how long the scarcest resource is occupied."""
+        shares = [[one / total for one in sums] for sums, total in zip(self._sums, self._totals, strict=True) if total]
+        middle, low, high = (max((share[place] for share in shares), default=0.0) for place in range(3))
+        return middle, low, high
+
+
+async def backlog(state: State, record: Record, *, fair: bool, rest_of: Callable[[Record], Rest]) -> Backlog | None:
+    """Return the backlog ahead of a job; None where the job is not in the order, or nothing is known of the cluster.
+
+    Jobs are counted by class: those that ask for the same and of which the same is expected, by `rest_of`.
+    """
+    slices, work, ahead = Slices(), _Work(state), 0
+    classes: Counter[tuple[object, ...]] = Counter()
+    example: dict[tuple[object, ...], Record] = {}
+    for other in in_order(state, state.ranked, len(state.records), fair=fair):
+        if other is record:
+            break
+        kind: tuple[object, ...] = (
+            other.shape,
+            id(other.estimate),
+            other.spec.expected_seconds,
+            other.attempt_number > 0,
+        )
+        classes[kind] += 1
+        example.setdefault(kind, other)
+        ahead += 1
+        await slices.step()
+    else:
+        return None
+    for kind, count in classes.items():
+        work.add(example[kind], rest_of(example[kind]), count)
+    for runs in list(state.held.values()):
+        work.add(runs, rest_of(runs), 1)
+    told = work.seconds()
+    return Backlog(ahead, *told) if told[0] else None

@@ -1,0 +1,72 @@
+"""Waiting jobs as placement is asked about them."""
+
+from __future__ import annotations
+
+from cotenant.codec import specs
+from cotenant.services.queue.jobs import node_avoidance
+from cotenant.services.queue.jobs.transitions import Record
+from cotenant.v1 import job_pb2
+from cotenant.v1 import placement_service_pb2 as placement_pb2
+
+ATTEMPT_FIELDS = ("command", "environment", "working_directory", "labels")  # what nothing but an attempt needs
+SMALL_BYTES = 4096  # a spec that is copied whole quicker than by fields
+
+
+def candidate_of(record: Record, now: float, *, whole: bool = False, brief: bool = False) -> placement_pb2.Candidate:
+    """A waiting job as placement is asked about it: its pre-run, while that comes first, unless the `whole` is meant.
+
+    A `brief` one has no command and no environment, which nothing but an attempt needs.
+
+    Of a pre-run nothing is estimated: what is known of the job is of all its GPUs together.
+    """
+    pre_run = record.pre_runs and not whole
+    asked = record.asks if pre_run or (record.spec.open and not record.pre_runs) else None
+    candidate = placement_pb2.Candidate(
+        job_id=record.id,
+        number=record.attempt_number + 1,
+        spec=specs.spec_to_wire(asked) if asked else _spec(record.job.spec, brief),
+        trace_parent=record.job.trace_parent,
+        pre_run=pre_run,
+        submitter=record.job.submitter,
+        revision=record.revision,
+    )
+    if brief and asked:
+        _abridge(candidate.spec)
+    if record.estimate and not pre_run:
+        candidate.estimate.CopyFrom(record.estimate)
+    candidate.avoided_nodes.extend(one.node_id for one in node_avoidance.live(record.job, now))
+    candidate.fragmented.CopyFrom(specs.duration(record.fragmented_seconds))
+    candidate.waited.CopyFrom(specs.duration(max(0.0, now - record.waiting_since)))
+    return candidate
+
+
+def _spec(spec: job_pb2.JobSpec, brief: bool) -> job_pb2.JobSpec:
+    """Return a spec, or a copy of it without what only an attempt needs."""
+    if not brief:
+        return spec
+    copy = job_pb2.JobSpec()
+    if spec.ByteSize() <= SMALL_BYTES:
+        copy.CopyFrom(spec)
+    else:
+        _copy_but_large(spec, copy)
+    _abridge(copy)
+    return copy
+
+
+def _copy_but_large(spec: job_pb2.JobSpec, copy: job_pb2.JobSpec) -> None:
+    for field, value in spec.ListFields():
+        if field.name in ATTEMPT_FIELDS:
+            continue
+        if field.is_repeated:
+            getattr(copy, field.name).MergeFrom(value)
+        elif field.message_type:
+            getattr(copy, field.name).CopyFrom(value)
+        else:
+            setattr(copy, field.name, value)
+
+
+def _abridge(spec: job_pb2.JobSpec) -> None:
+    for name in ATTEMPT_FIELDS:
+        spec.ClearField(name)  # type: ignore[arg-type]  # names of its fields
+    for role in spec.roles:
+        role.ClearField("command")

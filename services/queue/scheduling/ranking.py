@@ -1,0 +1,130 @@
+"""What one scheduling cycle's order says, in columns: at very many jobs, a list of names costs more than the order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import overload
+
+import numpy as np
+
+from cotenant.core.model.job_table import Flags, Ints
+from cotenant.core.policy.protocols import Order, QueuePolicy
+from cotenant.core.scheduling.admission import Rules, beyond_share, choose, stoppable
+from cotenant.core.scheduling.fair_share import Standing
+from cotenant.core.scheduling.order_explanation import Outrankers
+from cotenant.services.queue.jobs.queue_state import State
+from cotenant.services.queue.scheduling.tenant_usage import tenancy_of
+
+NAMED_AT_ONCE = 1_024
+
+
+class JobIds(Sequence[str]):
+    """Ids of jobs by their rows in a table, named only when they are asked for."""
+
+    def __init__(self, ids: Sequence[str], rows: Ints) -> None:
+        self._ids, self._rows = ids, rows
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __iter__(self) -> Iterator[str]:
+        ids = self._ids
+        for start in range(0, len(self._rows), NAMED_AT_ONCE):
+            for row in self._rows[start : start + NAMED_AT_ONCE].tolist():
+                yield ids[row]
+
+    @overload
+    def __getitem__(self, at: int) -> str: ...
+    @overload
+    def __getitem__(self, at: slice) -> JobIds: ...
+    def __getitem__(self, at: int | slice) -> str | JobIds:
+        if isinstance(at, slice):
+            return JobIds(self._ids, self._rows[at])
+        return self._ids[int(self._rows[at])]
+
+    def place(self, job_id: str) -> int | None:
+        """The place of a job; None where it is not there."""
+        try:
+            row = self._ids.index(job_id)
+        except ValueError:
+            return None
+        found = np.flatnonzero(self._rows == row)
+        return int(found[0]) if len(found) else None
+
+
+@dataclass(frozen=True, slots=True)
+class Sequences:
+    """Jobs by the sequence numbers in which they were taken in."""
+
+    least: int = 0
+    marks: Flags = field(default_factory=lambda: np.zeros(0, dtype=np.bool_))
+
+    @classmethod
+    def of(cls, sequence: Ints) -> Sequences:
+        """Make a set of those that have some sequence numbers."""
+        if not len(sequence):
+            return cls()
+        least = int(sequence.min())
+        marks = np.zeros(int(sequence.max()) - least + 1, dtype=np.bool_)
+        marks[sequence - least] = True
+        return cls(least, marks)
+
+    def __contains__(self, sequence: object) -> bool:
+        assert isinstance(sequence, int)
+        place = sequence - self.least
+        return 0 <= place < len(self.marks) and bool(self.marks[place])
+
+
+@dataclass(frozen=True, slots=True)
+class Ranking:
+    """What the order says."""
+
+    waiting: JobIds
+    starts: JobIds
+    victims: list[tuple[str, int, int | None]]  # each with how many of the starts come before it, and its standing
+    outranked: JobIds
+    over_limit: JobIds
+    beyond: Sequences  # waiting jobs beyond their tenant's share
+    shares: Mapping[str, Standing]  # of tenants that hold their fair share
+    given_up: JobIds
+    ids: list[str]  # by row
+    order: Order
+    valid_seconds: float
+    outrankers: Outrankers | None = None  # of those that the order leaves out, where it is enforced
+    stoppable: tuple[tuple[str, int], ...] = ()  # who may be stopped for others, with how many that wait come before it
+
+
+def rank(state: State, policy: QueuePolicy, rules: Rules, now: float) -> Ranking:
+    """Order the jobs of the table, and say who should run and who may have to make room."""
+    table = state.table
+    jobs, ids = table.jobs(now), list(table.ids)
+    order = policy.order(jobs, now)
+    tenancy, capacity = tenancy_of(state), state.capacity
+    choice = choose(jobs, policy, order, capacity, now=now, rules=rules, tenancy=tenancy)
+    beyond = beyond_share(jobs, policy, order, now=now, rules=rules, tenancy=tenancy, choice=choice)
+    waits = ~jobs.running
+    stops = rules.enforces(policy) or rules.claims(policy, tenancy)
+    victims = [ids[row] for row in choice.victims.tolist()]
+    standings: list[int | None] = [None] * len(victims)
+    if choice.standings is not None:
+        standings = choice.standings.tolist()
+    return Ranking(
+        waiting=JobIds(ids, choice.ranked[waits[choice.ranked]]),
+        starts=JobIds(ids, choice.starts),
+        victims=list(zip(victims, choice.ahead().tolist(), standings, strict=True)),
+        outranked=JobIds(ids, choice.outranked),
+        outrankers=choice.outrankers,
+        over_limit=JobIds(ids, choice.over_limit),
+        beyond=Sequences() if beyond is None else Sequences.of(jobs.sequence[beyond & waits]),
+        shares=choice.sharing.standings(jobs.running, state.tenant_ids) if choice.sharing else {},
+        given_up=JobIds(
+            ids, np.zeros(0, dtype=np.int64) if order.given_up is None else np.flatnonzero(order.given_up & waits)
+        ),
+        ids=ids,
+        order=order,
+        stoppable=tuple((ids[row], before) for row, before in stoppable(jobs, choice, rules, policy, now)),
+        valid_seconds=min(
+            rules.starves_in(jobs, now), rules.valid_seconds(jobs, order, now) if stops else order.valid_seconds
+        ),
+    )

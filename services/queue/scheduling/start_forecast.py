@@ -1,0 +1,257 @@
+"""When waiting jobs will probably start: what placement foretells of the jobs in the queue's order."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+import grpc
+import structlog
+
+from cotenant.codec import errors, estimates, specs
+from cotenant.core.forecast.start_forecast import DRAWS, WAITING_MAX
+from cotenant.core.model.estimate import UNKNOWN
+from cotenant.core.model.lifecycle import Phase
+from cotenant.core.model.refusal import about, plural, range_in_words
+from cotenant.core.placement.unschedulable import request_in_words
+from cotenant.core.prediction.remaining_time import RUN_SECONDS_UNKNOWN, Rest, rest_of
+from cotenant.core.scheduling.fair_share import FairShare
+from cotenant.security import metering
+from cotenant.services.queue.jobs.queue_state import State
+from cotenant.services.queue.jobs.transitions import Record
+from cotenant.services.queue.scheduling.backlog import backlog, in_order
+from cotenant.services.queue.scheduling.candidates import candidate_of
+from cotenant.services.queue.scheduling.explain import estimate_now, ran_seconds
+from cotenant.services.queue.scheduling.scheduler import SchedulerConfig
+from cotenant.v1 import job_pb2, placement_service_pb2_grpc
+from cotenant.v1 import job_service_pb2 as pb
+from cotenant.v1 import placement_service_pb2 as placement_pb2
+
+log = structlog.get_logger()
+
+BUDGET_SECONDS = 1.0  # for playing the future through
+NAMED_MAX = 5
+SLICE = 64  # jobs that are written down at a time
+LATER_SECONDS_MIN = 1.0  # a start that is later by less is not
+
+Forecasts = Mapping[str, job_pb2.StartForecast]
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """Waiting jobs in order, and those of them to be told of (None: all).
+
+    `stoppable` are those that may be stopped for others, each with how many waiting jobs come before it; None: as the
+    last cycle found.
+    """
+
+    waiting: Sequence[Record]
+    wanted: Sequence[str] | None = None
+    draws: int = DRAWS
+    stoppable: Sequence[tuple[str, int]] | None = None
+
+
+async def foretell(
+    state: State,
+    config: SchedulerConfig,
+    placement: placement_service_pb2_grpc.PlacementServiceAsyncStub,
+    question: Question,
+) -> Forecasts:
+    """Ask placement; nothing is told of jobs behind the first `WAITING_MAX`, nor of any while placement is away."""
+    request = await _request(state, config, question)
+    if question.wanted is not None and not request.wanted_job_ids:
+        return {}
+    try:
+        response = await placement.ForecastStarts(request)
+        metering.charge(specs.seconds(response.processing))
+    except grpc.aio.AioRpcError as error:
+        log.info("no_forecast", error=errors.from_error(error).message)
+        return {}
+    return {one.job_id: one for one in response.forecasts}
+
+
+async def _request(state: State, config: SchedulerConfig, question: Question) -> placement_pb2.ForecastStartsRequest:
+    now = time.time()
+    waiting = question.waiting[:WAITING_MAX]
+    names = {record.id for record in waiting}
+    request = placement_pb2.ForecastStartsRequest(
+        strict=config.policy.strict,
+        seed=config.seed,
+        draws=question.draws,
+        budget=specs.duration(BUDGET_SECONDS),
+        tenants=[tenant for tenant, _ in state.tenants.values()],
+        wanted_job_ids=[job_id for job_id in question.wanted or () if job_id in names],
+    )
+    if reserving := config.rules.reserving:
+        request.reserve_after.CopyFrom(specs.duration(reserving.after_seconds))
+        request.reservations = reserving.most
+    for job_id, before in state.stoppable if question.stoppable is None else question.stoppable:
+        if runs := state.held.get(job_id):
+            request.stoppable.add(job_id=job_id, number=runs.attempt_number, ahead=before)
+    usual = _usual_seconds([*state.held.values(), *waiting], now)
+    for number, record in enumerate(waiting):
+        if number % SLICE == SLICE - 1:
+            await asyncio.sleep(0)  # others have their turn
+        request.candidates.append(candidate_of(record, now, whole=True, brief=True))
+        _write(request.runs.add(job_id=record.id), _occupied(state, record, now, usual))
+    for record in list(state.held.values()):
+        _write(request.runs.add(job_id=record.id, number=record.attempt_number), _occupied(state, record, now, usual))
+    return request
+
+
+def _occupied(state: State, record: Record, now: float, usual_seconds: float) -> Rest:
+    """How long a job's places are occupied yet: by its run, and by what starts it and ends it."""
+    rest, beside = _rest(record, now, usual_seconds), state.turnover.seconds
+    return Rest(rest.seconds + beside, rest.p10_seconds + beside, rest.p90_seconds + beside)
+
+
+def _rest(record: Record, now: float, usual_seconds: float) -> Rest:
+    if record.pre_runs and record.phase.holds_resources:
+        since = specs.seconds(record.job.attempt.start_time)
+        left = min(record.spec.pre_run_seconds or 0.0, max(0.0, since + (record.spec.pre_run_seconds or 0.0) - now))
+        return Rest(left, 0.0, left)
+    told = estimate_now(record, now)
+    return rest_of(
+        estimates.estimate_from_wire(told) if told else UNKNOWN,
+        ran_seconds(record, now),
+        expected_seconds=record.spec.expected_seconds,
+        usual_seconds=usual_seconds,
+    )
+
+
+def _usual_seconds(records: Iterable[Record], now: float) -> float:
+    """The median of how long jobs run in all of which that is known."""
+    totals = []
+    for record in records:
+        told = record.estimate
+        if told and told.predictable:
+            totals.append(record.ran_before_estimate_seconds + specs.seconds(told.remaining))
+        elif record.spec.expected_seconds is not None:
+            totals.append(record.spec.expected_seconds)
+    return sorted(totals)[len(totals) // 2] if totals else RUN_SECONDS_UNKNOWN
+
+
+def _write(left: placement_pb2.RunLeft, rest: Rest) -> None:
+    for field, seconds in ((left.median, rest.seconds), (left.p10, rest.p10_seconds), (left.p90, rest.p90_seconds)):
+        field.CopyFrom(specs.duration(min(seconds, specs.DURATION_SECONDS_MAX)))
+
+
+async def explained(
+    state: State,
+    config: SchedulerConfig,
+    placement: placement_service_pb2_grpc.PlacementServiceAsyncStub,
+    record: Record,
+    answer: pb.ExplainJobResponse,
+) -> None:
+    """Add to an explanation when the job will probably start, and whom it waits for."""
+    if not answer.position:
+        if record.phase is Phase.QUEUED and state.gates.open(record) and not state.backing_off(record):
+            answer.outlook = "is not known before the next scheduling cycle has ordered it"
+        return
+    fair = config.rules.fair_share is FairShare.TENANTS
+    waiting = list(islice(in_order(state, state.ranked, WAITING_MAX, fair=fair), WAITING_MAX))
+    place = next((place for place, one in enumerate(waiting) if one is record), None)
+    answer.ahead.extend(
+        ahead(state, one.id) for one in waiting[: NAMED_MAX if place is None else min(place, NAMED_MAX)]
+    )
+    answer.ahead_count = answer.position - 1 if place is None else place
+    if place is None:
+        await _estimate_by_work(state, record, answer, fair=fair)
+        return
+    told = (await foretell(state, config, placement, Question(waiting, [record.id]))).get(record.id)
+    if told:
+        answer.forecast.CopyFrom(told)
+        answer.outlook = in_words(told, state) + (", its pre-run before" if record.pre_runs else "")
+        answer.ending.extend(ahead(state, job_id) for job_id in told.ending_job_ids)
+
+
+async def _estimate_by_work(state: State, record: Record, answer: pb.ExplainJobResponse, *, fair: bool) -> None:
+    """Estimate the start of a job that has so many ahead that their future is not played through."""
+    now = time.time()
+    usual = _usual_seconds(list(state.held.values()), now)
+    found = await backlog(state, record, fair=fair, rest_of=lambda one: _occupied(state, one, now, usual))
+    if found is None:
+        answer.outlook = (
+            f"is not known: it is behind the first {WAITING_MAX} that wait, of which alone starts are foretold"
+        )
+        return
+    answer.ahead_count = found.jobs
+    for field, seconds in (
+        (answer.forecast.start, found.seconds),
+        (answer.forecast.start_p10, found.p10_seconds),
+        (answer.forecast.start_p90, found.p90_seconds),
+    ):
+        field.CopyFrom(specs.duration(min(seconds, specs.DURATION_SECONDS_MAX)))
+    answer.forecast.job_id = record.id
+    shown = range_in_words(found.p10_seconds, found.p90_seconds)
+    told_range = "" if found.p10_seconds == found.p90_seconds else f" ({shown})"
+    answer.outlook = (
+        f"starts in about {about(found.seconds)}{told_range}, by the work of the {found.jobs:,} jobs ahead of it and "
+        "what the cluster holds"
+    )
+
+
+# In words ------------------------------------------------------------------------------------------------------
+
+
+def ahead(state: State, job_id: str, later_seconds: float | None = None) -> pb.JobAhead:
+    """Name a job that others wait for, and what it needs."""
+    message = pb.JobAhead(job_id=job_id)
+    if record := state.records.get(job_id):
+        message.name, message.needs = record.spec.name, needs_in_words(record)
+        message.running = record.phase.holds_resources
+    if later_seconds is not None:
+        message.later.CopyFrom(specs.duration(later_seconds))
+    return message
+
+
+def needs_in_words(record: Record) -> str:
+    """Write what a job needs, as in "2 replicas of 4 GPUs and 16 cores"."""
+    return " with ".join(
+        (f"{plural(role.replicas, 'replica')} of " if role.replicas > 1 else "") + request_in_words(role.request)
+        for role in record.asks.roles
+    )
+
+
+def in_words(told: job_pb2.StartForecast, state: State) -> str:
+    """Say when a job will start and what that waits for, in one sentence."""
+    if not told.HasField("start"):
+        reached = specs.seconds(told.reached)
+        return f"does not start within {about(reached)}, as far as was looked" if reached else "nobody can say when"
+    start = specs.seconds(told.start)
+    if not start:
+        return "starts in the next cycle"
+    low = specs.seconds(told.start_p10)
+    high = specs.seconds(told.start_p90) if told.HasField("start_p90") else None
+    told_range = "" if low == start == high else f" ({range_in_words(low, high)})"
+    when = f"about {about(start)}" if start >= 1 else "less than 1 s"
+    return f"starts in {when}{told_range}" + _why(told, state)
+
+
+def _why(told: job_pb2.StartForecast, state: State) -> str:
+    if not told.ending_count:
+        return ", once its places may be farther apart"
+    first = ahead(state, told.ending_job_ids[0])
+    name = f"{first.job_id} ({first.name})" if first.name else first.job_id
+    close = "," if not first.running else ""
+    begun = ", which waits too" if close else ""
+    if others := told.ending_count - 1:
+        return f", once {name}{begun}{close} and {plural(others, 'other job')} have ended"
+    return f", once {name}{begun}{close} has ended"
+
+
+def delayed(state: State, before: Forecasts, after: Forecasts) -> list[pb.JobAhead]:
+    """Name the jobs that start later than they would have, the most delayed first."""
+    later = [
+        (specs.seconds(after[job_id].start) - specs.seconds(told.start), job_id)
+        for job_id, told in before.items()
+        if told.HasField("start") and job_id in after and after[job_id].HasField("start")
+    ]
+    return [
+        ahead(state, job_id, seconds)
+        for seconds, job_id in sorted(later, key=lambda one: (-one[0], one[1]))
+        if seconds >= LATER_SECONDS_MIN
+    ]

@@ -1,0 +1,274 @@
+"""Commands that change jobs: cancel, suspend, resume, move, update."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Annotated, Any
+
+import grpc.aio
+import typer
+from google.protobuf.field_mask_pb2 import FieldMask
+
+from cotenant.cli import options, units, views
+from cotenant.cli.connection import Mesh, away, reach, told
+from cotenant.cli.flags import Flags
+from cotenant.cli.jobs.array_view import array_standing, is_array, read_array
+from cotenant.cli.jobs.follow import standing
+from cotenant.cli.jobs.job_fields import QOS
+from cotenant.cli.jobs.list_jobs import split_labels
+from cotenant.cli.name_lookup import find_things, phase_of
+from cotenant.cli.outcome import CommandError, usage
+from cotenant.codec.errors import from_error
+from cotenant.codec.specs import duration, timestamp
+from cotenant.core.model.lifecycle import HOLDING, Phase
+from cotenant.core.model.priority import parse_priority
+from cotenant.core.model.validation import PRIORITY_MAX, RETRIES_MAX
+from cotenant.v1.job_pb2 import Job
+from cotenant.v1.job_service_pb2 import (
+    CancelJobRequest,
+    MoveJobRequest,
+    ResumeJobRequest,
+    SuspendJobRequest,
+    UpdateJobRequest,
+)
+
+NO_DEADLINE = "none"
+
+Act = Callable[[Mesh, Job], Awaitable[Any]]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    app.command("cancel")(cancel)
+    app.command("suspend")(suspend)
+    app.command("resume")(resume)
+    app.command("move")(move)
+    app.command("update")(update)
+
+
+def cancel(context: typer.Context, job_ids: options.JobIds, as_json: options.AsJson = False) -> None:
+    """End jobs, or whole arrays. What runs gets its warning signal, and its grace, first.
+
+    \b
+    Example:
+      cotenant cancel ID ARRAY ARRAY_7
+    """
+    _change(
+        context,
+        job_ids,
+        as_json,
+        lambda mesh, job: mesh.jobs.CancelJob(CancelJobRequest(id=job.id)),
+        goal=Phase.CANCELLED,
+    )
+
+
+def suspend(context: typer.Context, job_ids: options.JobIds, as_json: options.AsJson = False) -> None:
+    """Stop jobs or whole arrays, with their grace, and hold them back until they are resumed.
+
+    \b
+    Example:
+      cotenant suspend ID
+    """
+    _change(
+        context,
+        job_ids,
+        as_json,
+        lambda mesh, job: mesh.jobs.SuspendJob(SuspendJobRequest(id=job.id)),
+        goal=Phase.SUSPENDED,
+    )
+
+
+def resume(context: typer.Context, job_ids: options.JobIds, as_json: options.AsJson = False) -> None:
+    """Let suspended jobs, or those of arrays, queue again.
+
+    \b
+    Example:
+      cotenant resume ID
+    """
+    _change(context, job_ids, as_json, lambda mesh, job: mesh.jobs.ResumeJob(ResumeJobRequest(id=job.id)))
+
+
+def move(
+    context: typer.Context,
+    job_id: options.JobId,
+    reason: Annotated[
+        str, typer.Option(metavar="TEXT", help="Why, for those who look at the job.", show_default=False)
+    ] = "",
+    avoid: Annotated[
+        str, typer.Option(metavar="TIME", help="For so long it keeps away from the nodes where it is; 0s: not at all.")
+    ] = "1h",
+    as_json: options.AsJson = False,
+) -> None:
+    """Stop a running job, with its grace, and queue it again at once, to go on elsewhere.
+
+    That counts as a migration, not as a failure. Where no other node could ever hold it, it comes back.
+
+    \b
+    Example:
+      cotenant move ID --reason "node 7 is to be looked at" --avoid 2h
+    """
+    try:
+        seconds = units.parse_seconds(avoid)
+    except ValueError as error:
+        raise usage(f"--avoid {error}") from None
+
+    def moved(job: Job) -> MoveJobRequest:
+        return MoveJobRequest(id=job.id, number=max(1, job.attempt.number), reason=reason, avoid=duration(seconds))
+
+    _change(context, [job_id], as_json, lambda mesh, job: mesh.jobs.MoveJob(moved(job)), sent="will move")
+
+
+def update(
+    context: typer.Context,
+    job_id: options.JobId,
+    name: Annotated[str | None, typer.Option(metavar="NAME", help="Another name.", show_default=False)] = None,
+    priority: Annotated[
+        str | None,
+        typer.Option(metavar="CLASS|N", help="low, normal, high or urgent, or a number: higher runs earlier."),
+    ] = None,
+    deadline: Annotated[
+        str | None, typer.Option(metavar="TIME", help="2h, or 2030-01-31T18:00; none takes it away.")
+    ] = None,
+    retries: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=0, max=RETRIES_MAX, help="How many times a failed attempt is tried again."),
+    ] = None,
+    label: Annotated[
+        list[str] | None, typer.Option(metavar="K=V", help="Set a label; with K= alone, remove it.")
+    ] = None,
+    preemptible: Annotated[
+        bool | None, typer.Option("--preemptible/--not-preemptible", help="Whether it may be stopped to make room.")
+    ] = None,
+    latency: Annotated[
+        str | None, typer.Option(metavar="DURATION", help="How long requests to a service may take.")
+    ] = None,
+    percentile: Annotated[str | None, typer.Option(metavar="P", help="The share for which that holds.")] = None,
+    arrivals: Annotated[str | None, typer.Option(metavar="N", help="Requests that arrive in a second.")] = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """Change a job that has not ended.
+
+    A service that runs goes on as it is; with `replicas: auto` its next start heeds what its requests are by then.
+
+    \b
+    Examples:
+      cotenant update ID --priority high --deadline 2h
+      cotenant update ID --label project=vision --not-preemptible
+      cotenant update ID --arrivals 900 --latency 50ms
+    """
+    said: dict[str, Any] = {
+        "name": name,
+        "priority": None if priority is None else _priority(priority),
+        "retries_max": retries,
+        "not_preemptible": None if preemptible is None else not preemptible,
+        "deadline": deadline,
+        "labels": label,
+        **_promise({"latency": latency, "percentile": percentile, "arrivals": arrivals}),
+    }
+    given = {field: value for field, value in said.items() if value is not None}
+    if not given:
+        raise usage("nothing to change", hint="`cotenant update --help` shows what can be changed")
+    if deadline is not None:
+        given["deadline"] = None if deadline == NO_DEADLINE else _deadline(deadline)
+    _change(context, [job_id], as_json, lambda mesh, job: mesh.jobs.UpdateJob(_updated(job, given)))
+
+
+def _updated(job: Job, given: Mapping[str, Any]) -> UpdateJobRequest:
+    """Ask for the given values and nothing else."""
+    request = UpdateJobRequest(job=Job(id=job.id), update_mask=FieldMask(paths=[f"spec.{field}" for field in given]))
+    spec = request.job.spec
+    for field, value in given.items():
+        if field == "labels":
+            spec.labels.update(_relabelled(job, value))
+            request.job.etag = job.etag  # labels are changed as a whole, so only those that were read
+        elif field.startswith("qos."):
+            setattr(spec.qos, field.removeprefix("qos."), value)
+        elif field != "deadline":
+            setattr(spec, field, value)
+        elif value is not None:
+            spec.deadline.CopyFrom(timestamp(value))
+    return request
+
+
+def _promise(said: Mapping[str, str | None]) -> dict[str, float]:
+    """Read what a service promises, as job files are read; by its place on the wire."""
+    given: dict[str, float] = {}
+    for name, text in said.items():
+        if text is not None:
+            try:
+                given[QOS[name].wire] = QOS[name].read(text)
+            except ValueError as error:
+                raise usage(f"--{name} {error}") from None
+    return given
+
+
+def _priority(text: str) -> int:
+    try:
+        priority = parse_priority(text)
+    except ValueError as error:
+        raise usage(f"--priority {error}") from None
+    if abs(priority) > PRIORITY_MAX:
+        raise usage(f"--priority must be from -{PRIORITY_MAX} to {PRIORITY_MAX}, not {priority}")
+    return priority
+
+
+def _deadline(text: str) -> float:
+    try:
+        return units.parse_deadline(text, time.time())
+    except ValueError as error:
+        raise usage(f"--deadline {error}") from None
+
+
+def _relabelled(job: Job, pairs: Sequence[str]) -> dict[str, str]:
+    labels = {**job.spec.labels, **split_labels(pairs)}
+    return {key: value for key, value in labels.items() if value}
+
+
+def _change(
+    context: typer.Context,
+    texts: Sequence[str],
+    as_json: bool,
+    act: Act,
+    goal: Phase | None = None,
+    sent: str = "",
+) -> None:
+    """Do something to each of the jobs, once it is clear which ones are meant; print how they stand then.
+
+    Raises:
+        CommandError: the mesh refused for some of them; the others are done and printed all the same.
+    """
+    changed: list[Job] = []
+    refusals: list[tuple[str, CommandError]] = []
+
+    async def work(mesh: Mesh) -> None:
+        for job in await find_things(mesh, texts):
+            try:
+                answer = (await act(mesh, job)).job
+                changed.append(await read_array(mesh, job.id) if is_array(job) else answer)
+            except grpc.aio.AioRpcError as error:
+                if away(error.code()):
+                    raise
+                refusals.append((job.id, told(from_error(error))))
+
+    try:
+        reach(Flags.of(context), work)
+    finally:
+        _print(changed, as_json, sent or (f"will be {goal}" if goal else ""))
+    if len(refusals) == 1:
+        raise refusals[0][1]
+    if refusals:
+        lines = [f"{job_id}: {refusal.message}" for job_id, refusal in refusals]
+        worst = max(refusal.code for _, refusal in refusals)
+        raise CommandError(f"{len(refusals)} jobs were left as they are", details=lines, code=worst)
+
+
+def _print(jobs: Sequence[Job], as_json: bool, sent: str) -> None:
+    """Print how jobs stand; one that has to stop first is not yet where it was sent."""
+    if as_json:
+        now = time.time()
+        views.print_json([views.job_view(job, now) for job in jobs])
+        return
+    for job in jobs:
+        first = f"{sent}: " if sent and phase_of(job) in HOLDING else ""
+        print(f"{job.id} {array_standing(job) if is_array(job) else first + standing(job)}")

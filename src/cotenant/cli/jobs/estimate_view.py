@@ -1,0 +1,127 @@
+"""What the predictor says of a job, in words and for programs. What is not known is null, and why is told."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from cotenant.cli import units
+from cotenant.cli.views import View
+from cotenant.codec.objectives import latency_from_wire
+from cotenant.codec.specs import seconds
+from cotenant.core.model.estimate import Latency
+from cotenant.core.model.refusal import plural
+from cotenant.v1.predictor_service_pb2 import CandidateEstimate, Estimate
+
+Pairs = Iterator[tuple[str, str]]
+
+
+def percent(share: float) -> str:
+    """Write a share for a table.
+
+    >>> percent(0.5), percent(0.999), percent(1.0), percent(0.0)
+    ('50 %', '99.9 %', '100 %', '0 %')
+    """
+    return f"{100 * share:.1f} %" if 0.99 < share < 1 else f"{100 * share:.0f} %"
+
+
+def estimate_view(estimate: Estimate) -> View:
+    """Tell all that a predictor says of a job."""
+    return {
+        "predictable": estimate.predictable,
+        "confidence": estimate.confidence,
+        "remaining_seconds": _seconds(estimate, "remaining"),
+        "remaining_p10_seconds": _seconds(estimate, "remaining_p10"),
+        "remaining_p90_seconds": _seconds(estimate, "remaining_p90"),
+        "cores_useful": estimate.cores_useful or None,
+        "cores_useful_confidence": estimate.cores_useful_confidence,
+        "candidates": [candidate_view(one) for one in estimate.candidates],
+        "source": estimate.source,
+    }
+
+
+def candidate_view(judged: CandidateEstimate) -> View:
+    """Tell what is known of a job under one allocation."""
+    return {
+        "rate_per_second": judged.rate_per_second or None,
+        "remaining_seconds": _seconds(judged, "remaining"),
+        "confidence": judged.confidence,
+        "latency": _latency_view(latency_from_wire(judged.latency)) if judged.HasField("latency") else None,
+    }
+
+
+def estimate_card(view: View) -> Pairs:
+    """Tell the same to people."""
+    if view["predictable"]:
+        yield "remaining", f"{remaining(view)}, confidence {percent(view['confidence'])}"
+    else:
+        yield "remaining", "unpredictable"
+    if view["cores_useful"]:
+        sure = percent(view["cores_useful_confidence"]) if view["cores_useful_confidence"] else "not told"
+        yield "useful cores", f"{view['cores_useful']} per replica (θ), confidence {sure}; more gain nothing"
+    latencies = [one["latency"] for one in view["candidates"] if one["latency"]]
+    if latencies:
+        yield "latency", latency_words(latencies[0])
+        yield "replicas needed", _needed(latencies[0])
+    yield "estimated by", view["source"]
+
+
+def remaining(view: View) -> str:
+    """Write a remaining time with its interval.
+
+    >>> remaining({"remaining_seconds": 60.0, "remaining_p10_seconds": 50.0, "remaining_p90_seconds": 90.0})
+    '1m00s (50s to 1m30s)'
+    """
+    if view["remaining_seconds"] is None:
+        return ""
+    low, high = view.get("remaining_p10_seconds"), view.get("remaining_p90_seconds")
+    between = f" ({units.short_seconds(low)} to {units.short_seconds(high)})" if low is not None and high else ""
+    return units.short_seconds(view["remaining_seconds"]) + between
+
+
+def latency_words(view: View) -> str:
+    """Write a service's latency.
+
+    >>> latency_words({"replicas": 2, "keeps_up": False, "confidence": 0.5})
+    'grows without end: 2 replicas do not keep up, confidence 50 %'
+    """
+    what, sure = plural(view["replicas"], "replica"), f"confidence {percent(view['confidence'])}"
+    if not view["keeps_up"]:
+        return f"grows without end: {what} {'does' if view['replicas'] == 1 else 'do'} not keep up, {sure}"
+    names = (("mean at most", "mean_seconds_max"), ("95th percentile", "p95_seconds"), ("99th", "p99_seconds"))
+    told = [f"{name} {_short(view[key])}" for name, key in names if view[key] is not None]
+    if view["promised_seconds"] is not None:
+        told.append(f"at the promised percentile {_short(view['promised_seconds'])}")
+    return f"{', '.join(told)}, for {what}; {sure}"
+
+
+def _needed(view: View) -> str:
+    """Write how many replicas keep the promise; a latency that tells none has no promise, or none that can be kept."""
+    if view["replicas_needed"] is None:
+        return ""
+    return f"{view['replicas_needed']} keep the promise"
+
+
+def _latency_view(latency: Latency) -> View:
+    return {
+        "replicas": latency.replicas,
+        "keeps_up": latency.p99_seconds is not None,
+        "mean_seconds_max": latency.mean_seconds_max,
+        "p95_seconds": latency.p95_seconds,
+        "p99_seconds": latency.p99_seconds,
+        "promised_seconds": latency.promised_seconds,
+        "replicas_needed": latency.replicas_needed,
+        "confidence": latency.confidence,
+    }
+
+
+def _short(told: float) -> str:
+    """Write a latency with three digits.
+
+    >>> _short(0.0234), _short(2.5)
+    ('23.4 ms', '2.5 s')
+    """
+    return f"{1000 * told:.3g} ms" if told < 1 else f"{told:.3g} s"
+
+
+def _seconds(message: Estimate | CandidateEstimate, field: str) -> float | None:
+    return seconds(getattr(message, field)) if message.HasField(field) else None  # type: ignore[arg-type]  # its name

@@ -1,0 +1,225 @@
+"""`cotenant jobs`: which jobs there are, once or as they change."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from typing import Annotated, Any
+
+import typer
+
+from cotenant.cli import options, units, views
+from cotenant.cli.connection import Mesh, reach
+from cotenant.cli.flags import Flags
+from cotenant.cli.jobs.array_view import array_standing, is_array, leading
+from cotenant.cli.name_lookup import find_thing, phase_of
+from cotenant.cli.outcome import note, usage
+from cotenant.cli.render import Column, joined, print_table
+from cotenant.cli.watch import changes, live_table
+from cotenant.codec.specs import seconds
+from cotenant.core.model.lifecycle import ENDED, Phase
+from cotenant.core.model.priority import in_words
+from cotenant.v1.job_pb2 import Job, JobPhase
+from cotenant.v1.job_service_pb2 import JobFilter, ListJobsRequest
+
+LIMIT_DEFAULT = 100
+PAGE_SIZE_MAX = 1000
+NODES_NAMED_MAX = 2
+HELD_BACK = "held back on "
+
+COLUMNS = (
+    Column("ID"),
+    Column("NAME", elastic=True),
+    Column("PHASE", styled=True),
+    Column("GPUS", right=True),
+    Column("CORES", right=True),
+    Column("WAIT", right=True),
+    Column("RUN", right=True),
+    Column("WHERE, OR WHY NOT", elastic=True),
+)
+WIDE = (
+    *COLUMNS[:2],
+    Column("KIND"),
+    Column("TENANT", elastic=True),
+    Column("QUEUE", elastic=True),
+    Column("PRIORITY"),
+    *COLUMNS[2:],
+)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("jobs")(jobs)
+
+
+def jobs(
+    context: typer.Context,
+    phase: Annotated[
+        list[Phase] | None,
+        typer.Option(metavar="PHASE", help=f"Only jobs in this phase: {', '.join(Phase)}; repeatable."),
+    ] = None,
+    tenant: Annotated[str, typer.Option(metavar="TENANT", help="Only jobs of this tenant.")] = "",
+    queue: Annotated[str, typer.Option(metavar="QUEUE", help="Only jobs of this queue.")] = "",
+    name: Annotated[str, typer.Option(metavar="NAME", help="Only jobs of this name.")] = "",
+    node: Annotated[
+        str, typer.Option(metavar="NODE", help="Only jobs on this node.", autocompletion=options.complete_node)
+    ] = "",
+    label: Annotated[list[str] | None, typer.Option(metavar="K=V", help="Only jobs with this label.")] = None,
+    everything: Annotated[bool, typer.Option("--all", "-a", help="Also jobs that have ended, and all pages.")] = False,
+    limit: Annotated[int, typer.Option(metavar="N", min=1, help="How many at most, newest first.")] = LIMIT_DEFAULT,
+    array: Annotated[str, typer.Option(metavar="ID", help="Only jobs of this array, by index.")] = "",
+    expand: Annotated[bool, typer.Option("--expand", help="Each job of an array in a row of its own.")] = False,
+    wide: Annotated[bool, typer.Option("--wide", help="Also kind, tenant, queue and priority.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Go on showing them as they change.")] = False,
+    as_json: options.AsJson = False,
+) -> None:
+    """List jobs, newest first; ended ones only with --all or --phase. An array has one row.
+
+    \b
+    Examples:
+      cotenant jobs --watch
+      cotenant jobs --all --tenant vision --label project=vision
+      cotenant jobs --phase queued --json
+      cotenant jobs --all --array ID
+    """
+    wanted = JobFilter(tenant=tenant, queue=queue, name=name, node_id=node, labels=split_labels(label or []))
+    flags = Flags.of(context)
+    if watch:
+        shown = _shown(phase or [], everything, since=time.time())
+        with suppress(KeyboardInterrupt):  # the way in which watching ends
+            reach(flags, lambda mesh: _watch(mesh, wanted, shown, wide, as_json))
+        return
+    wanted.phases.extend(_phases(phase or [], everything))
+    folded = not (expand or array or as_json)
+    limit_now = None if everything or array else limit  # those of an array are sorted only here
+    found, total = reach(flags, lambda mesh: _listed(mesh, wanted, limit_now, array, fold_arrays=folded))
+    if array:
+        found.sort(key=lambda job: job.spec.array_task.index)
+        found = found if everything else found[:limit]
+    now = time.time()
+    if as_json:
+        views.print_json([views.job_view(job, now) for job in found])
+        return
+    rows = [_row(_view(job, now), wide) for job in found]
+    print_table(WIDE if wide else COLUMNS, rows, nothing=_nothing(everything))
+    if total > len(found):
+        note(f"{total - len(found)} more; --limit or --all shows them")
+
+
+def _nothing(everything: bool) -> str:
+    return "no jobs" if everything else "no jobs; --all shows ended ones too"
+
+
+def split_labels(pairs: Sequence[str]) -> dict[str, str]:
+    """Take `KEY=VALUE` apart."""
+    wrong = [pair for pair in pairs if "=" not in pair]
+    if wrong:
+        raise usage(f"--label {wrong[0]} has no value", hint="write --label KEY=VALUE")
+    return dict(pair.split("=", 1) for pair in pairs)
+
+
+def _phases(chosen: Sequence[Phase], everything: bool) -> list[JobPhase.ValueType]:
+    """Take those that were asked for, else those of jobs that live, else all."""
+    if not chosen and everything:
+        return []
+    return [JobPhase.Value(f"JOB_PHASE_{phase.name}") for phase in chosen or Phase if chosen or phase not in ENDED]
+
+
+def _view(job: Job, now: float) -> dict[str, Any]:
+    """Tell of a job, or of a whole array as if it were one."""
+    view = views.job_view(job, now)
+    if not job.array_phases:
+        return view
+    return view | {
+        "id": job.spec.array_task.array_id,
+        "phase": str(leading(job)),
+        "times": job.spec.array_task.count,
+        "standing": array_standing(job),
+    }
+
+
+async def _listed(
+    mesh: Mesh, wanted: JobFilter, limit: int | None, array: str, *, fold_arrays: bool
+) -> tuple[list[Job], int]:
+    """Read pages until there are enough jobs; also tell how many there are in all."""
+    if array:
+        found_array = await find_thing(mesh, array)
+        if not is_array(found_array):
+            raise usage(f"{found_array.id} is no array", hint="`cotenant jobs` lists arrays in one row each")
+        wanted.array_id = found_array.id
+    found: list[Job] = []
+    token, total = "", 0
+    while limit is None or len(found) < limit:
+        size = PAGE_SIZE_MAX if limit is None else min(PAGE_SIZE_MAX, limit - len(found))
+        page = await mesh.jobs.ListJobs(
+            ListJobsRequest(filter=wanted, page_size=size, page_token=token, fold_arrays=fold_arrays)
+        )
+        found += page.jobs
+        total, token = page.total_size, page.next_page_token
+        if not token:
+            break
+    return found, total
+
+
+def _shown(chosen: Sequence[Phase], everything: bool, since: float) -> Callable[[Job], bool]:
+    """Choose jobs while watching. Their phases change, so the server cannot do it: the end of a job is to be seen."""
+
+    def shown(job: Job) -> bool:
+        if chosen:
+            return phase_of(job) in chosen
+        return everything or phase_of(job) not in ENDED or seconds(job.end_time) >= since
+
+    return shown
+
+
+async def _watch(mesh: Mesh, wanted: JobFilter, shown: Callable[[Job], bool], wide: bool, as_json: bool) -> None:
+    """Show jobs as they change: in place on a terminal, else a line for each change."""
+    columns = WIDE if wide else COLUMNS
+    if as_json:
+        async for job in changes(mesh, wanted):
+            if shown(job):
+                views.print_json_line(views.job_view(job, time.time()))
+        return
+
+    def rows(known: Iterable[Job]) -> list[list[str]]:
+        now = time.time()
+        newest = sorted(filter(shown, known), key=lambda job: (-seconds(job.create_time), job.id))
+        return [_row(views.job_view(job, now), wide) for job in newest]
+
+    await live_table(changes(mesh, wanted), columns, rows)
+
+
+def _row(view: dict[str, Any], wide: bool) -> list[str]:
+    first, rest = [view["id"], view["name"]], cells(view)
+    return (
+        [*first, view["kind"], view["tenant"], view["queue"], in_words(view["priority"]), *rest]
+        if wide
+        else [*first, *rest]
+    )
+
+
+def cells(view: dict[str, Any]) -> list[str]:
+    """Write a job's phase, size, times and place."""
+    ran = view["run_seconds"]
+    if "times" in view:
+        times, cores = view["times"], units.write_cores(view["cores"])
+        return [view["phase"], f"{times} × {view['gpus']:g}", f"{times} × {cores}", "-", "-", view["standing"]]
+    return [
+        view["phase"],
+        f"{view['gpus']:g}",
+        units.write_cores(view["cores"]),
+        units.short_seconds(view["wait_seconds"]),
+        units.short_seconds(ran) if ran else "-",
+        where(view),
+    ]
+
+
+def where(view: dict[str, Any]) -> str:
+    """Say where a job runs, or why it does not."""
+    if view["nodes"]:
+        mark = HELD_BACK if views.throttle_of(view) else ""
+        return mark + joined(view["nodes"], NODES_NAMED_MAX, "nodes")
+    if view["phase"] == Phase.QUEUED and view["reason"]:
+        return str(view["reason"]["code"])
+    return str(view["phase_reason"])

@@ -1,0 +1,1 @@
+"""Commands about the mesh: run it, secure it, look at it, back it up."""

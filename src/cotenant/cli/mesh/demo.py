@@ -1,0 +1,302 @@
+"""`cotenant demo`: the whole mesh, a real mixed workload, a summary and a report."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, cast
+
+import typer
+
+from cotenant.cli.outcome import CommandError
+from cotenant.cli.render import Column, console, print_table, styled
+from cotenant.cli.units import short_seconds
+from cotenant.core.model.refusal import Code
+
+if TYPE_CHECKING:  # grpc and the services load only when the mesh is started
+    from rich.text import Text
+
+    from cotenant.cli.mesh.demo_report import Bar, Line
+    from cotenant.cli.mesh.demo_workload import DemoJob
+    from cotenant.cli.mesh.embedded import EmbeddedMesh
+    from cotenant.v1.job_pb2 import Job
+    from cotenant.v1.job_service_pb2_grpc import JobServiceAsyncStub
+
+GPUS = 4
+SECONDS_DEFAULT, SECONDS_MIN = 20.0, 10.0
+REFRESH_SECONDS = 0.25
+PATIENCE = 3.0  # the workload may take so many times what it was made for, on a slow machine, before it is cut off
+REFUSED, NOT_YET = "refused", "…"
+COLUMNS = (
+    Column("JOB"),
+    Column("RESULT", styled=True),
+    Column("GPUS", right=True),
+    Column("CORES", right=True),
+    Column("WAITED", right=True),
+    Column("RAN", right=True),
+    Column("STEPS/S", right=True),
+    Column("WHERE, OR WHY NOT", elastic=True),
+)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command()(demo)
+
+
+def demo(
+    seconds: Annotated[
+        float, typer.Option(min=SECONDS_MIN, help="About how long the workload takes on two cores.")
+    ] = SECONDS_DEFAULT,
+    report: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Where to write the HTML report; ~/.cache/cotenant/demo.html.")
+    ] = None,
+) -> None:
+    """Run the whole mesh on this machine with a real mixed workload, and report on it.
+
+    The processes, their cores and cgroups are real. The GPUs are declared: nothing here needs one. At the end a
+    bundled public trace is replayed by the same scheduling core under a simulated clock.
+
+    \b
+    Examples:
+      cotenant demo
+      cotenant demo --seconds 40 --report demo.html
+    """
+    asyncio.run(_demo(seconds, report))
+
+
+@dataclass(slots=True)
+class Seen:
+    """What the demo has seen of its jobs."""
+
+    jobs: Sequence[DemoJob]
+    began: float = field(default_factory=time.time)
+    ids: dict[str, str] = field(default_factory=dict)  # by name
+    latest: dict[str, Job] = field(default_factory=dict)  # by id
+    refused: dict[str, str] = field(default_factory=dict)  # by name
+
+
+async def _demo(seconds: float, report: Path | None) -> None:
+    from cotenant import telemetry
+    from cotenant.cli.mesh.demo_workload import workload
+    from cotenant.cli.mesh.settings import Settings
+    from cotenant.cli.mesh.up import mesh_config, opened, start_agents
+
+    os.environ.setdefault("COTENANT_LOG", "error")  # that its node goes away at the end is no news
+    telemetry.setup("cli")
+    begun = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="cotenant-demo-") as directory:
+        settings = Settings(gpus=f"fake:{GPUS}", share_machine=True)
+        agents = start_agents(settings)
+        async with opened(mesh_config(settings, Path(directory), {}), agents) as mesh:
+            (node,) = await mesh.nodes_ready()
+            cores = len(node.inventory.cores)
+            machine = f"{node.id}: {cores} cores, {GPUS} declared GPUs (no GPU is needed or used)"
+            _say(f"The mesh is up after {time.monotonic() - begun:.1f} s on {machine}.")
+            for sentence in node.inventory.not_enforced:
+                _say(f"Not enforced here: {sentence}")
+            seen = Seen(workload(GPUS, cores, (seconds - 2) / 18))
+            _say(f"{len(seen.jobs)} jobs go in: training, a gang, CPU jobs, one too big, one with a typo.\n")
+            try:
+                await asyncio.wait_for(_run(mesh, seen), seconds * PATIENCE)
+            except TimeoutError:
+                raise CommandError(f"the workload did not end within {seconds * PATIENCE:.0f} s") from None
+            finally:
+                await _cancel_all(mesh, seen)
+    lines = [_line(seen, job) for job in seen.jobs]
+    print_table(COLUMNS, [_cells(line) for line in lines])
+    replay = _replay()
+    written = _write(report, lines, _bars(seen), replay, machine)
+    _say(f"\nThe report with a chart of who held which core: {written}")
+    _say("\nNext:  cotenant up --gpus fake:4            start the mesh")
+    _say("       cotenant submit --gpus 1 --wait -- python3 -c 'print(42)'")
+    _say("       cotenant --help                      everything else")
+
+
+def _say(text: str) -> None:
+    print(text, flush=True)
+
+
+def _stub(mesh: EmbeddedMesh) -> JobServiceAsyncStub:
+    from cotenant.v1.job_service_pb2_grpc import JobServiceStub
+
+    return cast("JobServiceAsyncStub", JobServiceStub(mesh.channel))
+
+
+async def _run(mesh: EmbeddedMesh, seen: Seen) -> None:
+    """Submit everything, and show it until the last job has ended."""
+    import grpc.aio
+
+    from cotenant.codec import specs
+    from cotenant.codec.errors import from_error
+    from cotenant.v1 import job_service_pb2 as pb
+
+    stub = _stub(mesh)
+    for job in seen.jobs:
+        try:
+            answer = await stub.CreateJob(pb.CreateJobRequest(spec=specs.spec_to_wire(job.spec)))
+            seen.ids[job.spec.name], seen.latest[answer.job.id] = answer.job.id, answer.job
+        except grpc.aio.AioRpcError as error:
+            problem = from_error(error)
+            seen.refused[job.spec.name] = f"{problem.reason}: {problem.message}"
+    watch = stub.WatchJobs(pb.WatchJobsRequest(until_ended=True))
+    showing = asyncio.create_task(_show(seen))
+    try:
+        async for change in watch:
+            if not change.synced:
+                seen.latest[change.job.id] = change.job
+    finally:
+        showing.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await showing
+
+
+async def _show(seen: Seen) -> None:
+    """Keep a live table on a terminal; elsewhere tell only what changes."""
+    if not sys.stdout.isatty():
+        told: dict[str, str] = {}
+        while True:
+            for job in seen.jobs:
+                line = _line(seen, job)
+                if told.get(line.job) != line.phase and line.where != NOT_YET:
+                    told[line.job] = line.phase
+                    _say(f"{time.time() - seen.began:5.1f} s  {line.job:<12} {line.phase:<10} {line.where}")
+            await asyncio.sleep(REFRESH_SECONDS)
+    from rich.live import Live
+
+    screen = console()
+    with Live(console=screen, refresh_per_second=1 / REFRESH_SECONDS, transient=True) as live:
+        while True:
+            live.update(_picture(seen, screen.width))
+            await asyncio.sleep(REFRESH_SECONDS)
+
+
+def _picture(seen: Seen, width: int) -> Text:
+    return styled(COLUMNS, [_cells(_line(seen, job)) for job in seen.jobs], width)
+
+
+async def _cancel_all(mesh: EmbeddedMesh, seen: Seen) -> None:
+    """Leave nothing running behind."""
+    import grpc.aio
+
+    from cotenant.v1 import job_service_pb2 as pb
+
+    stub = _stub(mesh)
+    with contextlib.suppress(grpc.aio.AioRpcError):
+        for job_id in seen.ids.values():
+            await stub.CancelJob(pb.CancelJobRequest(id=job_id))
+        async with asyncio.timeout(5):
+            async for _ in stub.WatchJobs(pb.WatchJobsRequest(until_ended=True)):
+                pass
+
+
+def _line(seen: Seen, job: DemoJob) -> Line:
+    from cotenant.cli import views
+    from cotenant.cli.mesh.demo_report import Line
+    from cotenant.codec import specs
+
+    name, now = job.spec.name, time.time()
+    gpus = f"{job.spec.gpu_milli / 1000:g}"
+    if name in seen.refused:
+        return Line(name, job.shows, REFUSED, gpus, "", "", "", "", seen.refused[name])
+    known = seen.latest.get(seen.ids.get(name, ""))
+    if known is None:
+        return Line(name, job.shows, "", gpus, "", "", "", "", "")
+    phase = specs.PHASES.from_wire(known.phase).value
+    nodes = ", ".join(part.node_id for part in known.attempt.allocations)
+    tasks = [task for part in known.attempt.allocations for task in part.tasks]
+    where = f"{nodes}, cores {','.join(str(cpu) for task in tasks for cpu in task.cpu_ids)}" if tasks else ""
+    refused = known.refusal
+    why = known.phase_reason or (NOT_YET if refused.code == Code.NOT_YET_CONSIDERED else refused.detail)
+    ran = views.run_seconds(known, now)
+    rate = known.progress.step / ran if known.progress.step and ran > 0 else 0.0
+    return Line(
+        job=name,
+        shows=job.shows,
+        phase=phase,
+        gpus=gpus,
+        cores=f"{views.held_cores(known.attempt)}" if tasks else "",
+        wait=short_seconds(views.wait_seconds(known, now)),
+        run=short_seconds(ran) if ran else "",
+        rate=f"{rate:.1f}" if rate else "",
+        where=why or where,
+    )
+
+
+def _cells(line: Line) -> list[str]:
+    return [line.job, line.phase, line.gpus, line.cores, line.wait, line.run, line.rate, line.where]
+
+
+def _bars(seen: Seen) -> list[Bar]:
+    from cotenant.cli.mesh.demo_report import Bar
+    from cotenant.codec.specs import seconds
+
+    bars = []
+    for job in seen.latest.values():
+        attempt = job.attempt
+        if not attempt.HasField("start_time"):
+            continue
+        begin, end = seconds(attempt.start_time) - seen.began, seconds(attempt.end_time) - seen.began
+        for task in (task for part in attempt.allocations for task in part.tasks):
+            lanes = [f"core {cpu}" for cpu in task.cpu_ids] + [f"GPU {share.uuid[-1]}" for share in task.gpus]
+            bars += [Bar(lane, job.spec.name, begin, end) for lane in lanes]
+    return bars
+
+
+def _replay() -> list[tuple[str, str, str, str]]:
+    from cotenant.simulator import simulate
+
+    _say("\nThe same core replays a public trace (ITP, 260 jobs) on two simulated servers of 8 GPUs:")
+    rows = []
+    arms: Sequence[tuple[str, str, dict[str, str]]] = (
+        ("fifo, strict", "fifo", {"mode": "strict"}),
+        ("fifo, backfill", "fifo", {"mode": "backfill"}),
+        ("las", "las", {}),
+    )
+    for title, name, options in arms:
+        result = simulate("sample", "2x8", queue=name, placement="consolidate", options={"queue": options}).as_json()
+        mean, median = (short_seconds(float(result[f"{what}_jct_seconds"])) for what in ("avg", "median"))
+        rows.append((title, mean, median, str(result["preemptions"])))
+    titles = (
+        Column("QUEUE POLICY"),
+        Column("AVERAGE JCT", right=True),
+        Column("MEDIAN JCT", right=True),
+        Column("PREEMPTIONS", right=True),
+    )
+    print_table(titles, rows)
+    return rows
+
+
+def _own_report() -> Path:
+    """Where the report goes unless told otherwise: to the folder of the user's own that other programs use so."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cotenant" / "demo.html"
+
+
+def _write(
+    report: Path | None,
+    lines: Sequence[Line],
+    bars: Sequence[Bar],
+    replay: Sequence[tuple[str, str, str, str]],
+    machine: str,
+) -> Path:
+    from cotenant.cli.mesh.demo_report import page
+    from cotenant.rpc.access import replace_file
+
+    path = report or _own_report()
+    try:
+        path.parent.mkdir(mode=0o777 if report else 0o700, parents=True, exist_ok=True)
+        text = page(lines, bars, replay, machine)
+        if report:
+            report.write_text(text)
+        else:
+            replace_file(path, text)
+    except OSError as error:
+        raise CommandError(f"cannot write the report to {path}: {error.strerror}") from None
+    return path.absolute()

@@ -1,0 +1,128 @@
+"""`cotenant health`: whether the services answer, and whether they can do their work; for people and for probes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Annotated
+
+import grpc
+import grpc.aio
+import typer
+from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
+from grpc_health.v1.health_pb2_grpc import HealthStub
+
+from cotenant.cli import options, views
+from cotenant.cli.connection import access_of
+from cotenant.cli.flags import Flags
+from cotenant.cli.outcome import CommandError, ExitCode, usage
+from cotenant.cli.render import Column, print_table
+from cotenant.rpc.access import NoAccess
+from cotenant.rpc.channel import connect, replicas_of, secure
+from cotenant.rpc.endpoints import Endpoints
+from cotenant.security.grpc_tls import BadTls
+
+SERVING = "serving"
+SECONDS = 3.0
+COLUMNS = (Column("SERVICE"), Column("ADDRESS"), Column("STATE"), Column("WHY", elastic=True))
+# By the name of each in the health protocol. A server that hosts several of them answers for each.
+SERVICE_NAMES = {
+    "queue": "cotenant.v1.JobService",
+    "placement": "cotenant.v1.PlacementService",
+    "predictor": "cotenant.v1.PredictorService",
+    "contention": "cotenant.v1.ContentionService",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """What one service said of itself."""
+
+    service: str
+    address: str
+    state: str = ""  # serving, not serving, not there, or away
+    why: str = ""
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("health")(health)
+
+
+def health(
+    context: typer.Context,
+    address: Annotated[str, typer.Argument(metavar="HOST:PORT", help="Only the server there.")] = "",
+    alive: Annotated[bool, typer.Option("--alive", help="Enough if it answers, though it cannot work now.")] = False,
+    as_json: options.AsJson = False,
+) -> None:
+    """Ask each service whether it can do its work, which it cannot while the store is away or nobody leads.
+
+    The exit code is 0 if all can, 1 if one cannot, and 3 if one does not answer; so it serves as a probe. Of several
+    replicas one is enough; which of them cannot is told beside it, and `cotenant replicas` tells who leads.
+
+    \b
+    Examples:
+      cotenant health
+      cotenant health 127.0.0.1:7070
+      cotenant health --alive 127.0.0.1:7070    # a probe of life: a restart would not bring the store back
+    """
+    found = asyncio.run(_ask(_asked(Flags.of(context), address)))
+    if as_json:
+        views.print_json([asdict(one) for one in found])
+    else:
+        print_table(COLUMNS, [(one.service, one.address, one.state, one.why) for one in found], nothing="no services")
+    if any(one.state == "away" for one in found):
+        raise typer.Exit(ExitCode.UNREACHABLE)
+    if not alive and any(one.state != SERVING for one in found):
+        raise typer.Exit(ExitCode.FAILED)
+
+
+def _asked(flags: Flags, address: str) -> list[Health]:
+    """Say whom to ask."""
+    try:
+        only = Endpoints.parse(address).queue if address else ""
+        access = access_of(replace(flags, endpoint=address or flags.endpoint))
+        secure(access.tls)
+    except (ValueError, BadTls) as error:
+        raise usage(str(error)) from None
+    except NoAccess as error:
+        raise CommandError(str(error), code=ExitCode.UNREACHABLE) from None
+    if only:
+        return [Health("", only)]
+    return [Health(service, where) for service, where in asdict(access.endpoints).items() if where]
+
+
+async def _ask(wanted: Sequence[Health]) -> list[Health]:
+    return await asyncio.gather(*(_answer_of(one) for one in wanted))
+
+
+async def _answer_of(wanted: Health) -> Health:
+    """Ask as every call would, and each replica by itself, to tell which of them nothing comes to."""
+    replicas = replicas_of(wanted.address)
+    if len(replicas) < 2:
+        return await _asked_at(wanted, wanted.address)
+    whole, *each = await asyncio.gather(
+        _asked_at(wanted, wanted.address),
+        *(_asked_at(Health(wanted.service, address), address, called) for address, called in replicas),
+    )
+    if whole.state != SERVING:
+        return whole
+    missing = [f"{one.address} is {one.state}" for one in each if one.state != SERVING]
+    return replace(whole, why=", ".join(missing))
+
+
+async def _asked_at(wanted: Health, address: str, called: str = "") -> Health:
+    request = HealthCheckRequest(service=SERVICE_NAMES.get(wanted.service, ""))
+    try:
+        async with connect(address, called=called) as channel:
+            answer = await HealthStub(channel).Check(request, timeout=SECONDS)
+    except ValueError as error:  # names that cannot be found
+        return replace(wanted, state="away", why=str(error))
+    except grpc.aio.AioRpcError as error:
+        if error.code() is grpc.StatusCode.NOT_FOUND:
+            return replace(wanted, state="not there", why="what answers at this address is another service")
+        return replace(wanted, state="away", why=(error.details() or error.code().name).partition("\n")[0])
+    if answer.status == HealthCheckResponse.SERVING:
+        return replace(wanted, state=SERVING)
+    return replace(wanted, state="not serving", why="it cannot work now: its store is away, or nobody leads")

@@ -1,0 +1,139 @@
+"""`cotenant policies`: which policies are installed, from which package, and which of them work."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated
+
+import grpc
+import grpc.aio
+import typer
+
+from cotenant import plugins
+from cotenant.cli import options, views
+from cotenant.cli.connection import Mesh, reach, told
+from cotenant.cli.flags import Flags
+from cotenant.cli.outcome import CommandError, ExitCode, note, usage
+from cotenant.cli.render import Column, print_table
+from cotenant.codec.errors import from_error
+from cotenant.core.spelling import did_you_mean
+from cotenant.rpc.policy_service import policy_of
+from cotenant.v1.policy_service_pb2 import ListPoliciesRequest, ListPoliciesResponse, Policy
+
+GROUP_PREFIX = "cotenant."
+COLUMNS = (
+    Column("GROUP"),
+    Column("NAME"),
+    Column("PACKAGE", elastic=True),
+    Column("VERSION", elastic=True),
+    Column("OK", styled=True),
+    Column("ACTIVE"),
+    Column("WHAT IT DOES, OR WHAT IS WRONG", elastic=True),
+)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("policies")(policies)
+
+
+def policies(
+    context: typer.Context,
+    group: Annotated[str, typer.Option(metavar="GROUP", help="Only this group, such as queue_policies.")] = "",
+    here: Annotated[
+        bool, typer.Option("--here", help="Those of this Python, which simulations use; ask no mesh.")
+    ] = False,
+    as_json: options.AsJson = False,
+) -> None:
+    """List installed policies, from which package they come, and which of them work.
+
+    A mesh that answers says what it has, and which of them are active; else those of this Python are listed.
+
+    \b
+    Examples:
+      cotenant policies
+      cotenant policies --here
+      cotenant policies --group queue_policies --json
+    """
+    full = group if not group or group.startswith(GROUP_PREFIX) else f"{GROUP_PREFIX}{group}"
+    found = _installed(full) if here else _known(Flags.of(context), full)
+    if as_json:
+        views.print_json([_view(policy) for policy in found])
+        return
+    print_table(COLUMNS, [_row(policy) for policy in found], nothing="no policies")
+
+
+def _installed(group: str) -> list[Policy]:
+    """Look at what is installed beside this command."""
+    if group and group not in plugins.GROUPS:
+        raise usage(
+            f"--group: {group!r} is not one of {', '.join(plugins.GROUPS)}{did_you_mean(group, plugins.GROUPS)}"
+        )
+    return [policy_of(plugin) for plugin in plugins.discover() if group in ("", plugin.group)]
+
+
+def _known(flags: Flags, group: str) -> list[Policy]:
+    """Ask the mesh; without one, look at what is installed here."""
+    try:
+        return reach(flags, lambda mesh: _collected(mesh, group))
+    except CommandError as error:
+        if error.code is not ExitCode.UNREACHABLE:
+            raise
+        found = _installed(group)
+        note(f"these are installed here; which are active only a mesh knows, and none answers: {error.message}")
+        return found
+
+
+async def _collected(mesh: Mesh, group: str) -> list[Policy]:
+    """Ask every service for its groups and join what they say; fail only where none answers."""
+    stubs = mesh.policies()
+    request = ListPoliciesRequest(group=group)
+    answers = await asyncio.gather(*(stub.ListPolicies(request) for stub in stubs.values()), return_exceptions=True)
+    joined: dict[tuple[str, str, str], Policy] = {}
+    failures: dict[str, grpc.aio.AioRpcError] = {}
+    for service, answer in zip(stubs, answers, strict=True):
+        if isinstance(answer, grpc.aio.AioRpcError):
+            failures[service] = answer
+        elif isinstance(answer, BaseException):
+            raise answer
+        else:
+            _join(joined, answer)
+    if len(failures) == len(stubs):
+        raise next(iter(failures.values()))
+    for service, failure in failures.items():
+        note(f"{service} does not tell of its policies: {told(from_error(failure)).message}")
+    return [joined[key] for key in sorted(joined)]
+
+
+def _join(joined: dict[tuple[str, str, str], Policy], answer: ListPoliciesResponse) -> None:
+    """Add what one service says; a policy is active where any service uses it."""
+    for policy in answer.policies:
+        known = joined.setdefault((policy.group, policy.name, policy.package), policy)
+        known.active = known.active or policy.active
+
+
+def _view(policy: Policy) -> views.View:
+    return {
+        "group": policy.group,
+        "name": policy.name,
+        "package": policy.package,
+        "version": policy.version,
+        "api_version": policy.api_version,
+        "healthy": policy.healthy,
+        "error": policy.error,
+        "active": policy.active,
+        "summary": policy.summary,
+        "options": dict(sorted(policy.options.items())),
+    }
+
+
+def _row(policy: Policy) -> list[str]:
+    return [
+        policy.group.removeprefix(GROUP_PREFIX),
+        policy.name,
+        policy.package,
+        policy.version,
+        "yes" if policy.healthy else "no",
+        "*" if policy.active else "",
+        policy.summary if policy.healthy else policy.error,
+    ]

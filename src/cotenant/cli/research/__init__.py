@@ -1,0 +1,1 @@
+"""Commands for research: simulate, compare, predict, reproduce."""

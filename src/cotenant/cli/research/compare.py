@@ -1,0 +1,176 @@
+"""`cotenant compare`: several arms on the same trace and cluster."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from cotenant.cli.outcome import ExitCode, note
+from cotenant.cli.render import Column, print_table
+from cotenant.cli.research.simulation_options import Bar, complete_arms, report_to, stop_on_interrupt, with_scenario
+from cotenant.cli.units import short_seconds
+
+if TYPE_CHECKING:  # numpy and the core load only when something is simulated
+    from cotenant.simulator.comparison.summary import Comparison, Spread
+    from cotenant.simulator.scenario import Scenario
+
+SEEDS_MAX = 1_000
+FIGURES = (
+    "avg_jct_seconds",
+    "median_jct_seconds",
+    "p99_jct_seconds",
+    "avg_queue_seconds",
+    "preemptions",
+    "gpu_utilisation",
+)
+RATIO = Column("×", right=True)
+COLUMNS = (
+    Column("ARM", elastic=True),
+    Column("AVERAGE JCT", right=True),
+    RATIO,
+    Column("MEDIAN", right=True),
+    RATIO,
+    Column("99 %", right=True),
+    RATIO,
+    Column("QUEUEING", right=True),
+    RATIO,
+    Column("PREEMPTIONS", right=True),
+    Column("GPU USE", right=True),
+)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the command line."""
+    app.command("compare")(with_scenario(compare))
+
+
+def compare(
+    scenario: Scenario,
+    arms: Annotated[
+        str,
+        typer.Option(
+            metavar="A,B,…",
+            help="Queue policies, each perhaps with options, as fifo:mode=backfill.",
+            autocompletion=complete_arms,
+        ),
+    ] = "",
+    arm: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="LABEL=CHOICES", help="One more arm: its queue policy, GROUP=NAME and GROUP.KEY=VALUE; repeatable."
+        ),
+    ] = None,
+    seeds: Annotated[
+        int, typer.Option(metavar="N", min=1, max=SEEDS_MAX, help="Seeds for arms that chance has a part in.")
+    ] = 1,
+    jobs: Annotated[
+        int, typer.Option(metavar="N", min=0, max=1024, help="Processes; 0: one for each core that may be used.")
+    ] = 0,
+    report: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write a report, one HTML file that needs nothing else.")
+    ] = None,
+    png: Annotated[Path | None, typer.Option(metavar="DIR", help="Write the report's plots as PNG files too.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object; `about` in it explains it.")] = False,
+) -> None:
+    """Run several arms on the same trace and cluster, and compare them with the first.
+
+    What an arm does not say is as the options say that all arms share.
+
+    \b
+    Examples:
+      cotenant compare --trace sample --cluster 2x8 --arms fifo,las,srsf
+      cotenant compare --trace sample --cluster 2x8 --arms fifo,fifo:mode=backfill --report report.html
+      cotenant compare --trace sample --cluster 2x8 --arms las --seeds 5 \\
+          --arm 'guess=srsf,predictor=noisy-oracle,predictor.spread=0.5' --arm 'spread out=las,placement=count'
+    """
+    from cotenant.simulator.comparison.arms import arms_of
+    from cotenant.simulator.comparison.summary import compare
+
+    names = [name for name in arms.split(",") if name.strip()]
+    wanted = arms_of(names, arm or (), scenario)
+    write = report_to(report, png)
+    with stop_on_interrupt() as stop, Bar("runs") as bar:
+        comparison = compare(
+            wanted,
+            seeds=seeds,
+            processes=jobs or len(os.sched_getaffinity(0)),
+            drawn=write is not None,
+            stopped=lambda: stop.asked,
+            progress=bar.show,
+        )
+    _tell(comparison, as_json=as_json)
+    if write and comparison.runs.complete:
+        write(comparison)
+    if not comparison.runs.complete:
+        raise typer.Exit(ExitCode.INTERRUPTED)
+
+
+def _tell(comparison: Comparison, *, as_json: bool) -> None:
+    for told in comparison.notes:
+        note(f"note: {told}")
+    if as_json:
+        print(json.dumps(comparison.as_json(), indent=2, ensure_ascii=False, allow_nan=False))
+        return
+    print_table(COLUMNS, [*_rows(comparison), *_bounds(comparison)])
+    print(f"×: relative to {comparison.baseline}")
+    if comparison.bound:
+        print("pooled srsf: shortest remaining service first, all known in advance, all GPUs in one server")
+        print("lower bound: no schedule of these jobs on so many GPUs has a smaller average")
+
+
+def _rows(comparison: Comparison) -> Iterator[list[str]]:
+    for arm in comparison.runs.arms:
+        figures = comparison.figures(arm.label)
+        ratios = comparison.ratios(arm.label) if arm.label != comparison.baseline else {}
+        yield [arm.label, *_cells(figures, ratios, lambda spread: (spread.mean, spread.mean))]
+        if any(len(figure.per_seed) > 1 for figure in figures.values()):
+            yield [
+                f"  over {len(comparison.runs.by_arm[arm.label])} seeds",
+                *_cells(figures, ratios, lambda spread: (min(spread.per_seed), max(spread.per_seed))),
+            ]
+
+
+def _cells(
+    figures: Mapping[str, Spread], ratios: Mapping[str, Spread], ends: Callable[[Spread], tuple[float, float]]
+) -> Iterator[str]:
+    for name in FIGURES:
+        figure, ratio = figures.get(name), ratios.get(name)
+        yield _range(*(_written(name, end) for end in ends(figure))) if figure else "-"
+        if name.endswith("_seconds"):
+            yield _range(*(_ratio(end) for end in ends(ratio))) if ratio else ""
+
+
+def _range(least: str, most: str) -> str:
+    return least if least == most else f"{least} to {most}"
+
+
+def _bounds(comparison: Comparison) -> Iterator[list[str]]:
+    """Say what is left to gain."""
+    if bound := comparison.bound:
+        base = bound.arms[comparison.baseline]
+        for label, seconds in (
+            ("(pooled srsf)", bound.pooled_srsf_avg_jct_seconds),
+            ("(lower bound)", bound.avg_jct_seconds_min),
+        ):
+            ratio = _ratio(seconds / base) if base else ""
+            yield [label, short_seconds(seconds), ratio, *[""] * (len(COLUMNS) - 3)]
+
+
+def _ratio(ratio: float) -> str:
+    """Write a ratio: two decimals, or two digits where it is small.
+
+    >>> [_ratio(ratio) for ratio in (1.234, 0.98, 0.00123)]
+    ['1.23', '0.98', '0.0012']
+    """
+    return f"{ratio:.2f}" if ratio >= 0.1 or not ratio else f"{ratio:.2g}"
+
+
+def _written(name: str, value: float) -> str:
+    if name.endswith("_seconds"):
+        return short_seconds(value)
+    return f"{value:.1%}" if name.endswith("_utilisation") else f"{value:,.0f}"

@@ -1,0 +1,140 @@
+"""Questions to the predictor about jobs that were not submitted, and what would make its answers better."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import product
+
+import grpc
+import grpc.aio
+
+from cotenant.cli.connection import Mesh
+from cotenant.cli.jobs.estimate_view import estimate_view, percent, remaining
+from cotenant.cli.jobs.job_file import Draft
+from cotenant.cli.render import Column
+from cotenant.cli.research.predicting.fitting import figure
+from cotenant.cli.views import View
+from cotenant.core.model.job import JobKind, JobSpec
+from cotenant.v1.predictor_service_pb2 import (
+    CandidateAllocation,
+    Estimate,
+    EstimateQuery,
+    EstimateRequest,
+    EstimateResponse,
+    PlanProfileRequest,
+    PlanProfileResponse,
+)
+
+USUAL_CORES = (1, 2, 4, 8, 16)  # judged where a job leaves its cores open
+CANDIDATES_MAX = 64
+CORES_MAX_USUAL = 16  # up to which useful cores are looked for, where no more are asked about
+
+COLUMNS = (
+    Column("CORES", right=True),
+    Column("NODES", right=True),
+    Column("STEPS/S", right=True),
+    Column("REMAINING", right=True),
+    Column("P95", right=True),
+    Column("P99", right=True),
+    Column("CONFIDENCE", right=True),
+)
+
+
+async def ask(mesh: Mesh, drafts: Sequence[Draft], cores: Sequence[int], nodes: Sequence[int]) -> list[View]:
+    """Ask about jobs, and, of those whose useful cores are not known, what to measure."""
+    specs = [draft.spec for draft in drafts]
+    queries = [query_of(draft, cores, nodes) for draft in drafts]
+    answer: EstimateResponse = await mesh.predictor.Estimate(EstimateRequest(queries=queries))
+    views = []
+    for spec, query, estimate in zip(specs, queries, answer.estimates, strict=True):
+        planned = None
+        if spec.gpu_milli and not estimate.cores_useful and spec.kind is JobKind.TRAINING:
+            most = max(CORES_MAX_USUAL, *(one.cores for one in query.candidates))
+            planned = await _planned(mesh, PlanProfileRequest(spec=query.spec, cores_max=most))
+        views.append(answer_view(spec, query, estimate, planned))
+    return views
+
+
+async def _planned(mesh: Mesh, request: PlanProfileRequest) -> PlanProfileResponse | None:
+    """Ask what to measure, which is told to callers of all tenants alone."""
+    try:
+        planned: PlanProfileResponse = await mesh.predictor.PlanProfile(request)
+    except grpc.aio.AioRpcError as error:
+        if error.code() is not grpc.StatusCode.PERMISSION_DENIED:
+            raise
+        return None
+    return planned
+
+
+def query_of(draft: Draft, cores: Sequence[int], nodes: Sequence[int]) -> EstimateQuery:
+    """Ask about a job as it stands, and under other core counts and nodes."""
+    spec = draft.spec
+    main = max(spec.roles, key=lambda role: role.request.gpu_milli)  # the first of equals
+    own = main.request.cores or 0
+    wanted = cores or (() if main.request.cores else USUAL_CORES)
+    asked = [(own, 1), *((one, on) for one, on in product(wanted or (own,), nodes or (1,)) if (one, on) != (own, 1))]
+    candidates = [
+        CandidateAllocation(cores=one, gpu_milli=main.request.gpu_milli, nodes=on, gpu_type=main.request.gpu_type)
+        for one, on in asked
+    ]
+    return EstimateQuery(spec=draft.to_wire(spec), candidates=candidates)
+
+
+def answer_view(spec: JobSpec, query: EstimateQuery, estimate: Estimate, planned: PlanProfileResponse | None) -> View:
+    """Tell what is said of a job, each candidate with what it stands for."""
+    view = estimate_view(estimate)
+    for one, allocation in zip(view["candidates"], query.candidates, strict=False):
+        one["cores"], one["nodes"] = allocation.cores or None, allocation.nodes
+    next_up = None
+    if planned is not None and planned.cores:
+        next_up = {"cores": list(planned.cores), "steps": planned.steps, "reason": planned.reason}
+    return {"name": spec.name, "model": spec.model or None, **view, "next": next_up, "hints": list(_hints(spec, view))}
+
+
+def _hints(spec: JobSpec, view: View) -> Iterator[str]:
+    """What would make a job predictable that is not."""
+    if spec.kind is JobKind.INFERENCE:
+        if not spec.qos.arrivals_per_second:
+            yield "tell qos.arrivals, the requests a second: without it no latency is known"
+        elif not any(one["latency"] for one in view["candidates"]):
+            yield "let it tell its batches (progress.batch), of two sizes; `latency` must be among the predictors"
+        return
+    if view["predictable"]:
+        return
+    if not (spec.steps_total or spec.loss_goal.given):
+        yield "tell its steps, or the goal of its loss: from its rate, what remains follows"
+    if not spec.model:
+        yield "give it a model: jobs of one model teach the predictor about each other"
+    if spec.expected_seconds is None:
+        yield "tell how long you expect it to run; that is believed until more is known"
+    yield "or run it once: jobs that have ended tell how long such jobs take"
+
+
+def further_card(view: View) -> Iterator[tuple[str, str]]:
+    """What would make the answer better."""
+    if view["next"]:
+        yield "measure next", f"{', '.join(map(str, view['next']['cores']))} cores: {view['next']['reason']}"
+    for hint in view["hints"]:
+        yield "hint", hint
+
+
+def candidate_table(view: View) -> tuple[Sequence[Column], Sequence[Sequence[str]]]:
+    """The candidates as a table; rows and columns of which nothing is known are left out."""
+    rows = [row for one in view["candidates"] if (row := _row(one))]
+    kept = [at for at in range(len(COLUMNS)) if any(row[at] for row in rows)]
+    return [COLUMNS[at] for at in kept], [[row[at] for at in kept] for row in rows]
+
+
+def _row(one: View) -> Sequence[str]:
+    latency = one["latency"]
+    if one["rate_per_second"] is None and latency is None:
+        return ()
+    tails = [latency and latency[name] for name in ("p95_seconds", "p99_seconds")]
+    return [
+        str(one["cores"] or "auto"),
+        str(one["nodes"]),
+        "" if one["rate_per_second"] is None else figure(one["rate_per_second"]),
+        remaining(one),
+        *("" if tail is None else f"{1000 * tail:.3g} ms" for tail in tails),
+        percent(latency["confidence"] if latency else one["confidence"]),
+    ]

@@ -1,0 +1,204 @@
+"""`cotenant reproduce`: what five papers report, measured again."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from cotenant.cli.outcome import CommandError, ExitCode, note, usage
+from cotenant.cli.render import Column, print_table
+from cotenant.cli.research.simulation_options import Bar, stop_on_interrupt
+
+if TYPE_CHECKING:  # numpy and the core load only when something is simulated
+    from collections.abc import Iterator
+
+    from cotenant.reproduction.model import Asked, Paper
+    from cotenant.reproduction.runner import Reproduced
+
+SEEDS = 5
+SEEDS_MAX = 100
+ALL = "all"
+CLAIM = (
+    Column("CLAIM", elastic=True),
+    Column("WORKLOAD"),
+    Column("OURS"),
+    Column("AGAINST"),
+    Column("PUBLISHED", right=True),
+    Column("HERE", right=True),
+    Column("SPREAD"),
+    Column("VERDICT", styled=True),
+    Column("PREDICTIONS"),
+)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the command line."""
+    app.command("reproduce")(reproduce)
+
+
+def _offer(incomplete: str) -> list[str]:
+    from cotenant.reproduction.papers import NAMES
+
+    return [name for name in (*NAMES, ALL) if name.startswith(incomplete)]
+
+
+def reproduce(
+    paper: Annotated[
+        str,
+        typer.Argument(
+            metavar="PAPER", help="coda, genie, aiturbo, philly, xiao, twins, or all.", autocompletion=_offer
+        ),
+    ],
+    quick: Annotated[
+        bool, typer.Option("--quick", help="A minute's version: smaller workloads, fewer settings.")
+    ] = False,
+    seeds: Annotated[int, typer.Option(metavar="N", min=1, max=SEEDS_MAX, help="How many seeds.")] = SEEDS,
+    seed: Annotated[int, typer.Option(metavar="N", min=0, help="The first of them.")] = 0,
+    data: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Public traces, as docs/reproduction.md names them; else bundled ones alone."),
+    ] = None,
+    jobs: Annotated[
+        int, typer.Option(metavar="N", min=0, max=1024, help="Processes; 0: one for each core that may be used.")
+    ] = 0,
+    keep: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Keep figures there as runs are done; take those that the same code kept."),
+    ] = None,
+    report: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write a report, one HTML file that needs nothing else.")
+    ] = None,
+    png: Annotated[Path | None, typer.Option(metavar="DIR", help="Write the report's plots as PNG files too.")] = None,
+    as_markdown: Annotated[bool, typer.Option("--markdown", help="Print the tables as Markdown.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object, or for all a list of them.")] = False,
+) -> None:
+    """Run a paper's comparison on public workloads, and set our figures beside the published ones.
+
+    Each claim gets a verdict: exceeded, reached (within 2 % or one standard deviation), missed, or open where it was
+    not measured. Ctrl-C tells what is done, and with --keep the next run goes on from there. docs/reproduction.md has
+    the method and every assumption.
+
+    \b
+    Examples:
+      cotenant reproduce coda --quick
+      cotenant reproduce philly --report philly.html --keep report/kept
+      cotenant reproduce twins      live, on two CPUs of this machine, beside the simulation
+      cotenant reproduce all --quick --json > figures.json
+    """
+    from cotenant.reproduction.model import Asked, Data
+    from cotenant.reproduction.papers import NAMES
+    from cotenant.reproduction.papers import paper as load
+
+    if paper not in (*NAMES, ALL):
+        raise usage(f"no paper is called {paper!r}", hint=f"there are {', '.join(NAMES)}, and all")
+    if report is not None and paper == ALL:
+        raise usage("a report is of one paper", hint="run it once for each: cotenant reproduce coda --report coda.html")
+    write = _writer(report, png)
+    found: list[Reproduced] = []
+    with _told(), stop_on_interrupt() as stop:
+        for name in NAMES if paper == ALL else (paper,):
+            asked = Asked(quick, tuple(range(seed, seed + seeds)), Data(data))
+            found.append(_run(load(name), asked, jobs, keep, lambda: stop.asked))
+            if not (as_json or as_markdown):
+                _tell(found[-1])
+            if stop.asked:
+                break
+    if as_json:
+        _print_json(found, many=paper == ALL)
+    elif as_markdown:
+        _print_markdown(found)
+    if write:
+        for one in found:
+            write(one)
+    if not all(one.complete for one in found):
+        raise typer.Exit(ExitCode.INTERRUPTED)
+
+
+def _run(paper: Paper, asked: Asked, jobs: int, keep: Path | None, stopped: Callable[[], bool]) -> Reproduced:
+    from cotenant.reproduction.runner import processes_for, reproduce
+
+    processes, why = processes_for(jobs or len(os.sched_getaffinity(0)))
+    if why:
+        note(f"note: {why}")
+    with Bar(f"{paper.name}: runs") as bar:
+        return reproduce(paper, asked, processes=processes, keep=keep, stopped=stopped, progress=bar.show)
+
+
+@contextmanager
+def _told() -> Iterator[None]:
+    """Put what a reproduction raises into the one error that a user is shown."""
+    from cotenant.reproduction.cache import BadDirectory
+    from cotenant.reproduction.model import BadData
+    from cotenant.reproduction.runner import CaseFailed
+    from cotenant.simulator.traces import BadTrace
+
+    try:
+        yield
+    except (BadData, BadDirectory, BadTrace) as error:
+        raise usage(str(error)) from error
+    except CaseFailed as error:
+        raise CommandError(str(error)) from error
+
+
+def _writer(report: Path | None, png: Path | None) -> Callable[[Reproduced], None] | None:
+    if report is None and png is None:
+        return None
+    from cotenant.simulator.report.writing import BadReport, writer_of
+
+    def plots_of(found: Reproduced) -> Sequence[object]:
+        from cotenant.reproduction.report_charts import draw
+        from cotenant.simulator.report.style import look
+
+        name = found.paper.name  # two papers may have a chart of the same name, and their files one directory
+        with look():
+            return [draw(replace(chart, name=f"{name}-{chart.name}")) for chart in found.findings.charts]
+
+    def page_of(found: Reproduced, drawn: Sequence[tuple[object, str]]) -> str:
+        from cotenant.reproduction.report import page
+
+        return page(found, drawn)
+
+    try:
+        return writer_of(plots_of, page_of, report, png)  # type: ignore[arg-type]  # plots, which load slowly
+    except BadReport as error:
+        raise usage(str(error)) from error
+
+
+def _tell(found: Reproduced) -> None:
+    from cotenant.reproduction.report import claim_rows, ran, table_rows
+
+    print(f"{found.paper.title}\n{found.paper.reference}\n")
+    print_table(CLAIM, list(claim_rows(found.findings.measured)), nothing="nothing was measured")
+    for one in found.findings.measured:
+        if one.why:
+            print(f"{one.claim.name}, {one.workload}: {one.why}")
+    for table in found.findings.tables:
+        print(f"\n{table.title}")
+        columns = [
+            Column(title.upper(), right=bool(form)) for title, form in zip(table.columns, table.formats, strict=True)
+        ]
+        print_table(columns, table_rows(table))
+        if table.note:
+            print(table.note)
+    print(f"\n{ran(found)}\n")
+
+
+def _print_json(found: Sequence[Reproduced], *, many: bool) -> None:
+    from cotenant.reproduction.report import as_json
+
+    objects = [as_json(one) for one in found]
+    print(json.dumps(objects if many else objects[0], indent=2, ensure_ascii=False, allow_nan=False))
+
+
+def _print_markdown(found: Sequence[Reproduced]) -> None:
+    from cotenant.reproduction.report import markdown, ran
+
+    for one in found:
+        print(f"## {one.paper.title}\n\n{one.paper.reference}. {ran(one)}\n\n{markdown(one)}")

@@ -1,0 +1,320 @@
+"""What commands that simulate share: their options, how they end early, and how their errors are told."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from cotenant.cli.outcome import CommandError, usage
+from cotenant.cli.shared_options import takes
+
+if TYPE_CHECKING:  # numpy and the core load only when something is simulated
+    from rich.progress import Progress
+
+    from cotenant.simulator.comparison.summary import Comparison
+    from cotenant.simulator.engine import Simulation
+    from cotenant.simulator.scenario import Scenario
+
+QUIET_SECONDS = 0.5  # what is over sooner shows no progress
+OWN_PREDICTORS = ("oracle", "noisy-oracle", "none", "recorded")
+
+
+def _named(group: str, *own: str) -> Callable[[str], list[str]]:
+    """Offer a shell the names of installed policies."""
+
+    def offers(incomplete: str) -> list[str]:
+        from importlib.metadata import entry_points
+
+        names = {point.name for point in entry_points(group=f"cotenant.{group}")} | set(own)
+        return sorted(name for name in names if name.startswith(incomplete))
+
+    return offers
+
+
+def complete_predictors(incomplete: str) -> list[str]:
+    """Offer a shell one more predictor at the end of a list of them; the simulator's own stand alone."""
+    before, comma, last = incomplete.rpartition(",")
+    return [f"{before}{comma}{name}" for name in _named("predictors", *(() if comma else OWN_PREDICTORS))(last)]
+
+
+def complete_arms(incomplete: str) -> list[str]:
+    """Offer a shell one more arm at the end of a list of them."""
+    before, comma, last = incomplete.rpartition(",")
+    return [f"{before}{comma}{name}" for name in _named("queue_policies")(last)]
+
+
+def _scenario(
+    trace: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Trace, plain or gzipped; `sample` is a bundled one of 260 jobs.")
+    ] = None,
+    cluster: Annotated[
+        str | None,
+        typer.Option(metavar="SIZE", help="NxG or NxGxC: nodes, GPUs and cores of each (3 a GPU); or a file."),
+    ] = None,
+    from_snapshot: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Go on from a `cotenant snapshot` instead, under its policies unless named."),
+    ] = None,
+    format_name: Annotated[
+        str | None,
+        typer.Option(
+            "--format",
+            metavar="NAME",
+            help="cotenant, gavel, itp, muri, openb, philly, snapshot, synergy or tiresias; left out, the file tells.",
+        ),
+    ] = None,
+    queue: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Queue policy: who runs first.",
+            autocompletion=_named("queue_policies"),
+            show_default="fifo",
+        ),
+    ] = None,
+    placement: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Placement policy: where.",
+            autocompletion=_named("placement_policies"),
+            show_default="consolidate",
+        ),
+    ] = None,
+    allocator: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="CPU allocator: on how many cores.",
+            autocompletion=_named("cpu_allocators"),
+            show_default="requested",
+        ),
+    ] = None,
+    predictor: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME[,NAME]",
+            help="Known in advance: oracle, noisy-oracle, none, predictors that learn, or what a snapshot recorded.",
+            autocompletion=complete_predictors,
+            show_default="oracle",
+        ),
+    ] = None,
+    contention: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Contention policy; only none yet.", show_default="none")
+    ] = None,
+    tenants: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Tenants in YAML: guarantees, limits and weights; others have none."),
+    ] = None,
+    option: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="GROUP.KEY=VALUE",
+            help="Of queue, placement, allocator, predictor or simulator; of one predictor among several,"
+            " predictor.NAME.KEY=VALUE; repeatable.",
+        ),
+    ] = None,
+    overlay: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=VALUE,…",
+            help="Adds what the trace does not tell: models, cores, cpu-jobs, tenants, deadlines, … and a seed,"
+            " such as models=synergy,cores=auto,seed=3; repeatable.",
+        ),
+    ] = None,
+    seed: Annotated[int, typer.Option(metavar="N", min=0, help="Seed of what chance the policies use.")] = 0,
+    skip_bad_rows: Annotated[
+        bool, typer.Option("--skip-bad-rows", help="Leave out rows that cannot be read, and list them.")
+    ] = False,
+    fair_share: Annotated[
+        bool | None,
+        typer.Option(
+            "--fair-share/--no-fair-share",
+            help="Whether tenants share the cluster fairly, by weight.",
+            show_default="as in the snapshot; else not",
+        ),
+    ] = None,
+) -> Scenario:
+    """Make a scenario of the options that all commands share which simulate: an option is added here, once."""
+    from cotenant.cli.mesh.tenant_file import load_tenants
+    from cotenant.simulator.overlays import parse_overlays
+    from cotenant.simulator.scenario import Scenario
+
+    parse_overlays(overlay or ())  # a typo is told before a long trace is read
+    if from_snapshot is None and not (trace and cluster):
+        raise usage("a --trace and a --cluster are needed, or --from-snapshot")
+    if from_snapshot is not None and (trace or cluster or format_name):
+        raise usage("--from-snapshot tells jobs and cluster; --trace, --cluster and --format do not go with it")
+    traced = Scenario(trace or "", cluster or "", format_name)
+    base = traced if from_snapshot is None else Scenario.of_snapshot(from_snapshot)
+    asked = {
+        "queue": queue,
+        "placement": placement,
+        "allocator": allocator,
+        "predictor": predictor,
+        "contention": contention,
+    }
+    options = parse_options(option or ())
+    if fair_share is not None:
+        options.setdefault("simulator", {}).setdefault("fair_share", "tenants" if fair_share else "off")
+    chosen = base.choosing({group: name for group, name in asked.items() if name}, options)
+    return replace(
+        chosen,
+        skip_bad_rows=skip_bad_rows,
+        tenants=chosen.tenants if tenants is None else load_tenants(tenants),
+        seed=seed,
+        overlay=",".join(overlay or ()),
+    )
+
+
+def parse_options(texts: Sequence[str]) -> dict[str, dict[str, str]]:
+    """Read options by group and name.
+
+    >>> parse_options(["queue.mode=backfill", "simulator.preemption_cost_seconds=30"])
+    {'queue': {'mode': 'backfill'}, 'simulator': {'preemption_cost_seconds': '30'}}
+
+    Raises:
+        BadOption: one is not written as group.key=value.
+    """
+    from cotenant.core.model.validation import Violation
+    from cotenant.core.policy.options import BadOption
+
+    options: dict[str, dict[str, str]] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        group, dot, key = name.strip().partition(".")
+        if not (equals and dot and group and key):
+            raise BadOption([Violation(text, "must be written group.key=value")], {"queue.mode": "strict"})
+        options.setdefault(group, {})[key] = value
+    return options
+
+
+@contextmanager
+def told_errors() -> Iterator[None]:
+    """Put what a simulation raises into the one error that a user is shown."""
+    try:
+        yield
+    except Exception as error:
+        from cotenant import simulator
+        from cotenant.core.policy.options import BadOption
+        from cotenant.plugins import UnknownPolicy
+        from cotenant.simulator.comparison.arms import BadArm
+        from cotenant.simulator.comparison.runner import ArmFailed
+        from cotenant.simulator.recording.event_file import BadRecording
+        from cotenant.simulator.report.writing import BadReport
+
+        bad = simulator.BadTrace | simulator.BadCluster | UnknownPolicy | BadOption | BadRecording | BadArm | BadReport
+        if isinstance(error, bad) or (isinstance(error, ArmFailed) and error.input_at_fault):
+            raise usage(str(error)) from error
+        if isinstance(error, simulator.PolicyFailed | ArmFailed):
+            raise CommandError(str(error)) from error
+        raise
+
+
+def report_to(report: Path | None, png: Path | None = None) -> Callable[[Comparison], None] | None:
+    """Make what writes a report, so that what it lacks is known before anything is simulated."""
+    if report is None and png is None:
+        return None
+    from cotenant.simulator.report.writing import writer
+
+    return writer(report, png)
+
+
+class Stop:
+    """Whether the user wants no more."""
+
+    asked = False
+
+
+@contextmanager
+def stop_on_interrupt() -> Iterator[Stop]:
+    """Let a first Ctrl-C end the simulation between two events; a second one ends the program."""
+    stop = Stop()
+
+    def ask(number: int, frame: FrameType | None) -> None:
+        if stop.asked:
+            raise KeyboardInterrupt
+        stop.asked = True
+
+    before = signal.signal(signal.SIGINT, ask)
+    try:
+        yield stop
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+class Bar:
+    """A bar on stderr, for what takes a while, where somebody watches."""
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self._bar: Progress | None = None
+
+    def __enter__(self) -> Bar:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._bar:
+            self._bar.stop()
+
+    def show(self, done: float, of: float | None) -> None:
+        """Show how far it is; `of` None: nobody knows how much there is."""
+        if not sys.stderr.isatty():
+            return
+        if self._bar is None:
+            from rich.console import Console
+            from rich.progress import Progress
+
+            self._bar = Progress(console=Console(stderr=True), transient=True)
+            self._bar.add_task(self._what, total=of)
+            self._bar.start()
+        told = self._what if of is not None else f"{self._what}: {done:,.0f}"
+        self._bar.update(self._bar.task_ids[0], completed=done, description=told)
+
+
+class Watcher:
+    """Watches a simulation: shows how far it is, and ends it where the user wants no more."""
+
+    def __init__(self, stop: Stop, bar: Bar) -> None:
+        self._stop, self._bar = stop, bar
+        self._calls = 0
+
+    def __call__(self, simulation: Simulation) -> bool:
+        """Show how far it is; False ends it."""
+        from cotenant.simulator.run import WATCH_SECONDS
+
+        self._calls += 1
+        if self._calls * WATCH_SECONDS >= QUIET_SECONDS:
+            self._bar.show(simulation.finished, len(simulation.trace))
+        return not self._stop.asked
+
+
+class RowWatcher:
+    """Watches a trace being read: shows how far it is, and ends it where the user wants no more."""
+
+    def __init__(self, stop: Stop, bar: Bar) -> None:
+        self._stop, self._bar = stop, bar
+        self._began = time.monotonic()
+
+    def __call__(self, rows: int) -> None:
+        """Show how many rows were read.
+
+        Raises:
+            KeyboardInterrupt: the user wants no more; there is nothing to show for it yet.
+        """
+        if self._stop.asked:
+            raise KeyboardInterrupt
+        if time.monotonic() - self._began >= QUIET_SECONDS:
+            self._bar.show(rows, None)
+
+
+with_scenario = takes(_scenario, told_errors, unimported=("Scenario",))

@@ -1,0 +1,233 @@
+"""`cotenant snapshot`: the cluster and its jobs as they are now, in a file to be simulated from."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from cotenant.cli import options
+from cotenant.cli.connection import Mesh, reach
+from cotenant.cli.flags import Flags
+from cotenant.cli.mesh.tenants import all_tenants
+from cotenant.cli.name_lookup import all_jobs, all_nodes
+from cotenant.cli.outcome import note, usage
+from cotenant.cli.render import print_card
+from cotenant.codec import specs
+from cotenant.core.model.lifecycle import Phase
+from cotenant.core.model.refusal import Code
+from cotenant.v1.job_pb2 import Job
+from cotenant.v1.job_service_pb2 import JobFilter
+from cotenant.v1.node_service_pb2 import NODE_STATE_READY, Node
+from cotenant.v1.policy_service_pb2 import ListPoliciesRequest
+from cotenant.v1.predictor_service_pb2 import Estimate, EstimateQuery, EstimateRequest
+from cotenant.v1.resources_pb2 import NodeAllocation
+from cotenant.v1.tenant_service_pb2 import ListQueuesRequest
+
+if TYPE_CHECKING:  # the simulator loads only when a snapshot is taken
+    from cotenant.core.model.tenancy import Tenant
+    from cotenant.simulator import snapshots
+
+ESTIMATES_MAX = 1000
+STDOUT = Path("-")
+PHASES = (Phase.QUEUED, Phase.STARTING, Phase.RUNNING, Phase.STOPPING)
+GROUPS = {
+    "cotenant.placement_policies": "placement",
+    "cotenant.cpu_allocators": "allocator",
+    "cotenant.predictors": "predictor",
+    "cotenant.contention_policies": "contention",
+}
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("snapshot")(snapshot)
+
+
+def snapshot(
+    context: typer.Context,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", metavar="FILE", help="Where to; - is stdout. Left out: named by the time."),
+    ] = None,
+    anonymous: Annotated[
+        bool, typer.Option("--anonymous", help="Give tenants, users, jobs, models and nodes numbers for names.")
+    ] = False,
+    as_json: options.AsJson = False,
+) -> None:
+    """Save the cluster as it is: its nodes, the jobs that wait and run, and the policies that decide.
+
+    No command, environment or label of a job is in it. `cotenant simulate --from-snapshot FILE` replays it.
+
+    \b
+    Examples:
+      cotenant snapshot
+      cotenant snapshot --anonymous -o - | gzip > support.json.gz
+      cotenant simulate --from-snapshot snapshot-20260102-030405.json --queue srsf
+    """
+    taken = reach(Flags.of(context), _take)
+    if anonymous:
+        from cotenant.cli.research.anonymous import without_names
+
+        taken = without_names(taken)
+    text = taken.dump()
+    if output == STDOUT:
+        print(text, end="")
+        return
+    moment = datetime.fromtimestamp(taken.taken_seconds, UTC)
+    path = output or Path(f"snapshot-{moment:%Y%m%d-%H%M%S}.json")
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise usage(f"cannot write {path}: {(error.strerror or str(error)).lower()}") from None
+    running = sum(job.running_since_seconds is not None for job in taken.jobs)
+    counts = {"nodes": len(taken.nodes), "running": running, "waiting": len(taken.jobs) - running}
+    if as_json:
+        print(json.dumps({"file": str(path), **counts}))
+        return
+    print_card([("file", str(path)), *((name, f"{count:,}") for name, count in counts.items())])
+    note(f"replay it: cotenant simulate --from-snapshot {path}")
+
+
+async def _take(mesh: Mesh) -> snapshots.Snapshot:
+    """Gather it all. Jobs come before nodes: a node that has joined meanwhile does no harm."""
+    from cotenant.codec.tenants import tenant_of
+    from cotenant.simulator import snapshots
+
+    now = time.time()
+    wanted = JobFilter(phases=[specs.PHASES.to_wire(phase) for phase in PHASES])
+    found = sorted([job async for job in all_jobs(mesh, wanted)], key=lambda job: job.create_time.ToNanoseconds())
+    jobs = [job for job in found if job.refusal.code != Code.DEPENDENCY]
+    if len(jobs) < len(found):
+        note(f"jobs that wait for others are left out: {len(found) - len(jobs):,}")
+    if held := sum(job.refusal.code == Code.ARRAY_LIMIT for job in jobs):
+        note(f"jobs that wait for the limit of their array, which a simulation does not know: {held:,}")
+    nodes = [node async for node in all_nodes(mesh)]
+    estimates = [estimate async for estimate in _estimates(mesh, jobs)]
+    tenants = [tenant_of(tenant) async for tenant in all_tenants(mesh)]
+    queues = await mesh.tenants.ListQueues(ListQueuesRequest())
+    in_use = {"queue": snapshots.InUse(queues.queues[0].policy, dict(queues.queues[0].options))}
+    for stub in mesh.policies().values():
+        listed = await stub.ListPolicies(ListPoliciesRequest())
+        for policy in listed.policies:
+            if policy.active and (group := GROUPS.get(policy.group)):
+                in_use.setdefault(group, snapshots.InUse(policy.name, dict(policy.options_given)))
+    known = {node.id: node for node in nodes}
+    parents = frozenset(tenant.parent for tenant in tenants)
+    return snapshots.Snapshot(
+        now,
+        tuple(_node(node) for node in nodes),
+        tuple(_job(job, estimate, known) for job, estimate in zip(jobs, estimates, strict=True)),
+        tuple(tenant for tenant in tenants if _matters(tenant, parents)),
+        in_use,
+        dict(queues.queues[0].rules),
+    )
+
+
+def _matters(tenant: Tenant, parents: frozenset[str]) -> bool:
+    """Whether a tenant makes a difference to any decision."""
+    return bool(tenant.has_quota or tenant.has_limit or tenant.weight != 1 or tenant.parent or tenant.id in parents)
+
+
+async def _estimates(mesh: Mesh, jobs: Sequence[Job]) -> AsyncIterator[Estimate]:
+    """Ask the predictor about all jobs, as the queue asks it."""
+    for first in range(0, len(jobs), ESTIMATES_MAX):
+        queries = [
+            EstimateQuery(
+                job_id=job.id,
+                spec=job.spec,
+                attained_gpu_seconds=job.attained_gpu_seconds,
+                progress=job.progress,
+                submitter=job.submitter,
+                submit_time=job.create_time,
+            )
+            for job in jobs[first : first + ESTIMATES_MAX]
+        ]
+        response = await mesh.predictor.Estimate(EstimateRequest(queries=queries))
+        for estimate in response.estimates:
+            yield estimate
+
+
+def _node(node: Node) -> snapshots.Node:
+    from cotenant.simulator import snapshots
+
+    inventory = specs.inventory_from_wire(node.inventory)
+    return snapshots.Node(
+        node.id,
+        len(inventory.gpus),
+        len(inventory.cores),
+        inventory.memory_bytes,
+        inventory.gpu_type,
+        inventory.shareable,
+        inventory.rack,
+        max(1, len({core.numa_node for core in inventory.cores})),
+        node.state == NODE_STATE_READY,
+    )
+
+
+def _job(job: Job, estimate: Estimate, nodes: Mapping[str, Node]) -> snapshots.Job:
+    from cotenant.simulator import snapshots
+
+    spec, attempt = specs.spec_from_wire(job.spec), job.attempt
+    runs = specs.PHASES.from_wire(job.phase).holds_resources and not attempt.pre_run  # whose gang still waits
+    since = attempt.start_time if attempt.HasField("start_time") else attempt.assign_time
+    ran = specs.seconds(job.run_time)
+    known = None
+    if estimate.predictable:
+        under_way = max(0.0, time.time() - specs.seconds(since)) if runs else 0.0
+        known = snapshots.Known(ran + under_way + specs.seconds(estimate.remaining), estimate.confidence)
+    return snapshots.Job(
+        id=job.id,
+        submitted_seconds=specs.seconds(job.create_time),
+        roles=tuple(
+            snapshots.Part(
+                role.name,
+                role.replicas,
+                role.request.gpu_milli,
+                role.request.cores,
+                role.request.memory_bytes,
+                role.request.gpu_type,
+            )
+            for role in spec.roles
+        ),
+        kind=spec.kind,
+        tenant=spec.tenant,
+        user=job.submitter,
+        name=spec.name,
+        model=spec.model,
+        priority=spec.priority,
+        preemptible=spec.preemptible,
+        deadline_seconds=spec.deadline_seconds,
+        locality=spec.locality,
+        expected_seconds=spec.expected_seconds,
+        attained_seconds=ran,
+        running_since_seconds=specs.seconds(since) if runs else None,
+        held=tuple(_held(attempt.allocations, nodes)) if runs else (),
+        cores=tuple(_cores(job, role.name) for role in spec.roles) if runs else (),
+        known=known,
+        refusal=f"{job.refusal.code}: {job.refusal.detail}" if job.refusal.code else "",
+    )
+
+
+def _held(allocations: Sequence[NodeAllocation], nodes: Mapping[str, Node]) -> Iterator[snapshots.Held]:
+    from cotenant.simulator import snapshots
+
+    for allocation in allocations:
+        held = specs.allocation_from_wire(allocation)
+        gpus = nodes[held.node_id].inventory.gpus if held.node_id in nodes else ()
+        numbers = {gpu.uuid: number for number, gpu in enumerate(gpus)}
+        parts = tuple((numbers[share.uuid], share.milli) for task in held.tasks for share in task.gpus)
+        shared = any(gpu.shareable for gpu in gpus)
+        yield snapshots.Held(
+            held.node_id, 0 if shared else len(parts), held.cores, held.memory_bytes, parts if shared else ()
+        )
+
+
+def _cores(job: Job, role: str) -> int:
+    tasks = [task for part in job.attempt.allocations for task in part.tasks if task.role == role]
+    return max((len(task.core_ids) for task in tasks), default=0)

@@ -1,0 +1,62 @@
+"""What comes before a job, and which of an array it is, between the wire and the core's words."""
+
+from __future__ import annotations
+
+from cotenant.core.model.dependencies import Condition, Dependency
+from cotenant.core.model.job import JobSpec
+from cotenant.core.model.job_array import ArraySpec, ArrayTask, IndexRange
+from cotenant.core.model.validation import Violation
+from cotenant.v1 import job_pb2
+
+_CONDITIONS = {
+    Condition.AFTER: job_pb2.DEPENDENCY_CONDITION_AFTER,
+    Condition.AFTER_OK: job_pb2.DEPENDENCY_CONDITION_AFTER_OK,
+}
+_WORDS = {number: word for word, number in _CONDITIONS.items()}
+
+
+def dependencies_from_wire(message: job_pb2.JobSpec) -> tuple[Dependency, ...]:
+    """Read what a job waits for; a condition that is not said is success."""
+    return tuple(Dependency(one.id, _WORDS.get(one.condition, Condition.AFTER_OK)) for one in message.dependencies)
+
+
+def violations(message: job_pb2.JobSpec) -> list[Violation]:
+    """Name conditions that nobody knows."""
+    return [
+        Violation(f"spec.dependencies[{place}].condition", f"{one.condition} is not known")
+        for place, one in enumerate(message.dependencies)
+        if one.condition and one.condition not in _WORDS
+    ]
+
+
+def array_from_wire(message: job_pb2.JobSpec) -> ArraySpec | None:
+    """Read which array is wanted."""
+    if not message.HasField("array"):
+        return None
+    ranges = tuple(IndexRange(part.first, part.last, part.step or 1) for part in message.array.ranges)
+    return ArraySpec(ranges, message.array.running_max)
+
+
+def task_from_wire(message: job_pb2.JobSpec) -> ArrayTask | None:
+    """Read which job of an array it is."""
+    if not message.HasField("array_task"):
+        return None
+    task = message.array_task
+    return ArrayTask(task.array_id, task.index, task.count, task.running_max)
+
+
+def write_sequence(spec: JobSpec, message: job_pb2.JobSpec) -> None:
+    """Write all of this into a spec's message."""
+    for dependency in spec.dependencies:
+        message.dependencies.add(id=dependency.job_id, condition=_CONDITIONS[dependency.condition])
+    if spec.array:
+        for part in spec.array.ranges:
+            message.array.ranges.add(first=part.first, last=part.last, step=part.step)
+        message.array.running_max = spec.array.running_max
+    if task := spec.array_task:
+        message.array_task.CopyFrom(task_to_wire(task))
+
+
+def task_to_wire(task: ArrayTask) -> job_pb2.ArrayTask:
+    """Write which job of an array it is."""
+    return job_pb2.ArrayTask(array_id=task.array_id, index=task.index, count=task.count, running_max=task.running_max)

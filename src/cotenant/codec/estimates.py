@@ -1,0 +1,76 @@
+"""What is known of a job, between the wire and the core's words."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from google.protobuf.duration_pb2 import Duration
+
+from cotenant.codec import objectives, specs
+from cotenant.core.model.estimate import CandidateEstimate, Estimate
+from cotenant.v1 import predictor_service_pb2
+
+
+def estimate_from_wire(message: predictor_service_pb2.Estimate) -> Estimate:
+    """Read what is known of a job."""
+    return Estimate(
+        predictable=message.predictable,
+        confidence=message.confidence,
+        remaining_seconds=_seconds_or_none(message, "remaining"),
+        remaining_p10_seconds=_seconds_or_none(message, "remaining_p10"),
+        remaining_p90_seconds=_seconds_or_none(message, "remaining_p90"),
+        cores_useful=message.cores_useful or None,
+        candidates=tuple(
+            CandidateEstimate(
+                one.rate_per_second or None,
+                _seconds_or_none(one, "remaining"),
+                one.confidence,
+                objectives.latency_from_wire(one.latency) if one.HasField("latency") else None,
+                objectives.candidate_from_wire(one.allocation) if one.HasField("allocation") else None,
+            )
+            for one in message.candidates
+        ),
+        source=message.source,
+        cores_useful_confidence=message.cores_useful_confidence,
+    )
+
+
+def estimate_to_wire(job_id: str, estimate: Estimate) -> predictor_service_pb2.Estimate:
+    """Write down what is known of a job."""
+    message = predictor_service_pb2.Estimate(
+        job_id=job_id,
+        predictable=estimate.predictable,
+        confidence=estimate.confidence,
+        cores_useful=estimate.cores_useful or 0,
+        cores_useful_confidence=estimate.cores_useful_confidence,
+        source=estimate.source,
+        remaining=_duration_or_none(estimate.remaining_seconds),
+        remaining_p10=_duration_or_none(estimate.remaining_p10_seconds),
+        remaining_p90=_duration_or_none(estimate.remaining_p90_seconds),
+    )
+    for one in estimate.candidates:
+        written = message.candidates.add(
+            rate_per_second=one.rate_per_second or 0.0,
+            remaining=_duration_or_none(one.remaining_seconds),
+            confidence=one.confidence,
+        )
+        if one.latency:
+            objectives.write_latency(one.latency, written.latency)
+        if one.allocation:
+            written.allocation.CopyFrom(objectives.candidate_to_wire(one.allocation))
+    return message
+
+
+def _seconds_or_none(message: Any, field: str) -> float | None:
+    return specs.seconds(getattr(message, field)) if message.HasField(field) else None
+
+
+def _duration_or_none(value: float | None) -> Duration | None:
+    return None if value is None else specs.duration(value)
+
+
+def about_cores(estimate: predictor_service_pb2.Estimate) -> tuple[object, ...]:
+    """What of an estimate cores may follow from, in rough figures: remaining times change all the time, and a little
+    noise is not worth a commit."""
+    rates = [float(f"{candidate.rate_per_second:.2g}") for candidate in estimate.candidates]
+    return estimate.predictable, estimate.cores_useful, round(estimate.cores_useful_confidence, 1), rates

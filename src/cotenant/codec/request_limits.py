@@ -1,0 +1,144 @@
+"""Holds requests to the limits of `cotenant.core.model.limits`, before and after they are decoded.
+
+Before: the bytes of a request, which bound what decoding it costs. Of calls that people make they are few; services and
+agents, who have authenticated by then, may send as much as the server's `message_bytes`.
+
+After: the items of each repeated field, and the characters of each text, in the request itself and in the messages that
+it holds once. What stands in items (a job's roles, a candidate's spec) is for validation, which knows what it means.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from types import MappingProxyType
+from typing import Any
+
+from google.protobuf.descriptor import Descriptor, FieldDescriptor
+from google.protobuf.message import Message
+
+from cotenant.codec import errors
+from cotenant.core.model import limits
+from cotenant.core.model.job_array import RANGES_MAX
+from cotenant.core.model.validation import Violation
+from cotenant.v1 import job_pb2
+
+DEPTH_MAX = 2  # of messages that a request holds once: a filter, a job and its spec
+UNLIMITED = 1 << 62  # held to a limit where it is validated
+
+# By message and field, or by field alone where it means the same in all messages.
+ITEMS: Mapping[str, int] = MappingProxyType(
+    {
+        "JobFilter.ids": limits.FILTER_IDS_MAX,
+        "JobFilter.phases": limits.FILTER_PHASES_MAX,
+        "JobFilter.labels": limits.FILTER_LABELS_MAX,
+        "FieldMask.paths": limits.MASK_PATHS_MAX,
+        "SimulateJobRequest.more": limits.SIMULATED_MAX,
+        **dict.fromkeys(
+            [f"JobSpec.{name}" for name in ("command", "environment", "labels", "roles", "dependencies")], UNLIMITED
+        ),
+        "PlanPlacementRequest.candidates": limits.PLAN_CANDIDATES_MAX,
+        "ForecastStartsRequest.candidates": limits.FORECAST_CANDIDATES_MAX,
+        "ForecastStartsRequest.runs": limits.FORECAST_RUNS_MAX,
+        "ForecastStartsRequest.stoppable": limits.FORECAST_RUNS_MAX,
+        "AdviseAttemptsRequest.advice": limits.ADVICE_MAX,
+        "ObserveRequest.observations": limits.OBSERVATIONS_MAX,
+        "EstimateRequest.queries": limits.QUERIES_MAX,
+    }
+)
+VALIDATED = frozenset({"JobSpec", "ProgressRule"})  # texts of these have limits of their own
+
+BYTES: Mapping[str, int] = MappingProxyType(
+    {
+        **dict.fromkeys(
+            ("JobService", "TenantService", "NodeService", "PolicyService", "ReplicaService"), limits.REQUEST_BYTES_MAX
+        ),
+        "JobService/CreateJob": limits.REQUEST_SPEC_BYTES_MAX,
+        "JobService/UpdateJob": limits.REQUEST_SPEC_BYTES_MAX,
+        "JobService/ListJobs": limits.REQUEST_SPECS_BYTES_MAX,
+        "JobService/WatchJobs": limits.REQUEST_SPECS_BYTES_MAX,
+        "JobService/SimulateJob": limits.REQUEST_SPECS_BYTES_MAX,
+    }
+)
+
+
+@cache
+def bytes_max(method: str) -> int:
+    """Return how many bytes a request of a method may have; 0: as many as the server takes.
+
+    >>> bytes_max("/cotenant.v1.JobService/GetJob"), bytes_max("/cotenant.v1.AgentService/Connect")
+    (65536, 0)
+    """
+    service, _, name = method[1:].rpartition("/")
+    service = service.rpartition(".")[2]
+    return BYTES.get(f"{service}/{name}", BYTES.get(service, 0))
+
+
+def check_bytes(method: str, size: int) -> None:
+    """Refuse a request that has too many bytes.
+
+    Raises:
+        Problem: INVALID_ARGUMENT.
+    """
+    most = bytes_max(method)
+    if most and size > most:
+        raise errors.invalid([Violation("request", f"has {size} bytes; {most} are taken at most")])
+
+
+def check(request: Any) -> None:
+    """Refuse a request with too many items in a repeated field, or too long a text.
+
+    Raises:
+        Problem: INVALID_ARGUMENT, naming each such field.
+    """
+    if isinstance(request, Message) and (found := list(_violations(request, "", 0))):
+        raise errors.invalid(found)
+
+
+def spec_violations(spec: job_pb2.JobSpec) -> list[Violation]:
+    """Return where a spec is larger than that of any job may be, so that nobody reads all of it."""
+    if (size := spec.ByteSize()) > limits.SPEC_BYTES_MAX:
+        return [Violation("spec", f"has {size} bytes; {limits.SPEC_BYTES_MAX} are taken at most")]
+    return [
+        Violation(f"spec.{field}", f"at most {most} are taken, not {count}")
+        for field, count, most in (
+            ("roles", len(spec.roles), limits.ROLES_MAX),
+            ("labels", len(spec.labels), limits.LABELS_MAX),
+            ("dependencies", len(spec.dependencies), limits.DEPENDENCIES_MAX),
+            ("environment", len(spec.environment), limits.ENVIRONMENT_MAX),
+            ("command", len(spec.command), limits.COMMAND_WORDS_MAX),
+            ("array.ranges", len(spec.array.ranges), RANGES_MAX),
+        )
+        if count > most
+    ]
+
+
+def _violations(message: Message, prefix: str, depth: int) -> Iterator[Violation]:
+    repeated, texts, inner = _plan(message.DESCRIPTOR)
+    for name, most in repeated:
+        if (count := len(getattr(message, name))) > most:
+            yield Violation(f"{prefix}{name}", f"has {count} items; {most} are taken at most")
+    for name in texts:
+        if (length := len(getattr(message, name))) > limits.TEXT_LENGTH_MAX:
+            yield Violation(f"{prefix}{name}", f"has {length} characters; {limits.TEXT_LENGTH_MAX} are taken at most")
+    if depth < DEPTH_MAX:
+        for name in inner:
+            if message.HasField(name):
+                yield from _violations(getattr(message, name), f"{prefix}{name}.", depth + 1)
+
+
+@cache
+def _plan(descriptor: Descriptor) -> tuple[Sequence[tuple[str, int]], Sequence[str], Sequence[str]]:
+    """Return a message's repeated fields with their limits, its texts, and the messages that it holds once."""
+    repeated: list[tuple[str, int]] = []
+    texts: list[str] = []
+    inner: list[str] = []
+    for field in descriptor.fields:
+        if field.is_repeated:
+            most = ITEMS.get(f"{descriptor.name}.{field.name}", limits.ITEMS_MAX)
+            repeated.append((field.name, most))
+        elif field.type == FieldDescriptor.TYPE_STRING and descriptor.name not in VALIDATED:
+            texts.append(field.name)
+        elif field.type == FieldDescriptor.TYPE_MESSAGE:
+            inner.append(field.name)
+    return tuple(repeated), tuple(texts), tuple(inner)

@@ -1,0 +1,46 @@
+"""Roles of a job between the wire and the core's words."""
+
+from __future__ import annotations
+
+from cotenant.core.model.job import OPEN_REPLICAS_MAX_DEFAULT, OpenReplicas, Request, Role
+from cotenant.v1 import job_pb2, resources_pb2
+
+LEAST_DEFAULT = OpenReplicas().least
+
+
+def role_from_wire(message: job_pb2.Role) -> Role:
+    """Read a role, with the defaults of what it leaves out."""
+    left_open = None
+    if message.HasField("open"):
+        left_open = OpenReplicas(message.open.min or LEAST_DEFAULT, message.open.max or OPEN_REPLICAS_MAX_DEFAULT)
+    return Role(
+        message.name or "worker",
+        message.replicas or (max(1, left_open.least) if left_open else 0),
+        _request_from_wire(message.resources),
+        tuple(message.command),
+        left_open,
+    )
+
+
+def role_to_wire(role: Role) -> job_pb2.Role:
+    """Write a role, defaults included."""
+    request = role.request
+    resources = resources_pb2.ResourceRequest(
+        gpu_milli=request.gpu_milli,
+        cores=request.cores,
+        memory_bytes=request.memory_bytes,
+        gpu_type=request.gpu_type,
+    )
+    left_open = job_pb2.OpenReplicas(min=role.open.least, max=role.open.most) if role.open else None
+    return job_pb2.Role(
+        name=role.name, replicas=role.replicas, resources=resources, command=role.command, open=left_open
+    )
+
+
+def _request_from_wire(message: resources_pb2.ResourceRequest) -> Request:
+    return Request(
+        message.gpu_milli,
+        message.cores if message.HasField("cores") else None,
+        message.memory_bytes,
+        message.gpu_type,
+    )

@@ -1,0 +1,83 @@
+"""What is free on the nodes that take work, summed up by kind of node, and not again while nothing changes."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from cotenant.core.capacity.ledger import Ledger, Sums
+from cotenant.core.model.job import WHOLE_GPU_MILLI
+from cotenant.core.model.refusal import Refusal
+
+KINDS_FEW = 4  # are summed up one by one
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """What there is on the nodes that take work, summed up by kind of node: GPUs in thousandths, cores and memory.
+
+    It holds for as long as the ledger's stamp is this one.
+    """
+
+    stamp: tuple[int, int, bytes]
+    counts: tuple[int, ...]
+    free: tuple[tuple[int, int, int], ...]
+    total: tuple[tuple[int, int, int], ...]
+    known: dict[tuple[bool, ...], tuple[Sums, Sums]] = field(default_factory=dict)
+    told: dict[Hashable, Refusal] = field(default_factory=dict)  # what gangs were told of it, by what they lack
+
+    def sums(self, kinds: tuple[bool, ...]) -> tuple[Sums, Sums]:
+        """Sum up what is free on nodes of some kinds, and what they have."""
+        if (known := self.known.get(kinds)) is None:
+            free, total = (
+                [one for one, there in zip(some, kinds, strict=True) if there] for some in (self.free, self.total)
+            )
+            known = self.known[kinds] = _added(free), _added(total)
+        return known
+
+
+def _added(some: Iterable[Sums]) -> Sums:
+    milli = cores = memory = 0
+    for one in some:
+        milli, cores, memory = milli + one[0], cores + one[1], memory + one[2]
+    return milli, cores, memory
+
+
+def tally_of(ledger: Ledger) -> Tally:
+    """Sum up by kind of node what is there and what is free, where that is not known."""
+    if known := known_tally(ledger):
+        return known
+    taking, count = ledger.open, ledger.kinds.shape[1]
+    if count <= KINDS_FEW:
+        free = np.array([ledger.sums(taking & (ledger.kind_of == kind)) for kind in range(count)], dtype=np.int64)
+    else:
+        free = np.zeros((count, 3), dtype=np.int64)
+        for number, column in enumerate((ledger.free_milli, ledger.free_cores, ledger.free_memory)):
+            np.add.at(free[:, number], ledger.kind_of[taking], column[taking])
+    counts = open_by_kind(ledger)
+    nodes = np.array(counts, dtype=np.int64)
+    total = (ledger.kinds * np.array([[WHOLE_GPU_MILLI], [1], [1]]) * nodes).T
+    left, have = (tuple((milli, cores, memory) for milli, cores, memory in sums.tolist()) for sums in (free, total))
+    tally = ledger.tally = Tally(_stamp(ledger), counts, left, have)
+    return tally
+
+
+def known_tally(ledger: Ledger) -> Tally | None:
+    """Give that sum if it is known, for nothing has changed since it was made."""
+    tally = ledger.tally
+    return tally if isinstance(tally, Tally) and tally.stamp == _stamp(ledger) else None
+
+
+def open_by_kind(ledger: Ledger) -> tuple[int, ...]:
+    """Count the nodes of each kind that take work."""
+    taking = ledger.open.tobytes()
+    if ledger.open_kinds is None or ledger.open_kinds[0] != taking:
+        counts = np.bincount(ledger.kind_of[ledger.open], minlength=ledger.kinds.shape[1])
+        ledger.open_kinds = taking, tuple(counts.tolist())
+    return ledger.open_kinds[1]
+
+
+def _stamp(ledger: Ledger) -> tuple[int, int, bytes]:
+    return ledger.mark, ledger.guise, ledger.open.tobytes()

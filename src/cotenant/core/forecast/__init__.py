@@ -1,0 +1,1 @@
+"""Start forecasts: the scheduling cycle, played forward. Pure."""

@@ -1,0 +1,1 @@
+"""The domain: jobs, nodes, gangs, resources, estimates, refusals and life cycles."""

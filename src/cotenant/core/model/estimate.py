@@ -1,0 +1,174 @@
+"""What predictors say, and what they are told."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from cotenant.core.model.job import Qos, Role
+from cotenant.core.model.loss_goal import NO_GOAL, LossGoal
+
+TRAINING = ""  # the phase of a job that does not tell its phase
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """An allocation to be judged, the same for each replica, or for each worker of a job with parameter servers."""
+
+    cores: int
+    gpu_milli: int = 0
+    nodes: int = 1
+    gpu_type: str = ""
+    workers: int = 0  # replicas beside parameter servers, or of a service; 0: as many as the job has
+    servers: int = 0  # parameter servers
+    server_cores: int = 0  # of each
+
+
+@dataclass(frozen=True, slots=True)
+class Latency:
+    """How long requests to a service wait for their answers, each of its replicas taking its share of them.
+
+    Figures are None where the replicas cannot keep up, so that waits grow without end.
+    """
+
+    replicas: int  # that the figures are for
+    mean_seconds_max: float | None = None  # an upper bound of the mean
+    p95_seconds: float | None = None
+    p99_seconds: float | None = None
+    promised_seconds: float | None = None  # at the percentile that the job promises; None where it promises none
+    replicas_needed: int | None = None  # the fewest that keep the promise; None: no number does, or nothing is promised
+    confidence: float = 0.0
+    per_request_seconds: float | None = None  # a batch of b requests takes b times this, and
+    fixed_seconds: float | None = None  # this besides; None where the predictor does not tell
+
+
+@dataclass(frozen=True, slots=True)
+class CandidateEstimate:
+    """Rate and remaining time under one candidate, and latency for a service; None where unknown.
+
+    `allocation` is what was judged, where that is told beside the judgement.
+    """
+
+    rate_per_second: float | None = None
+    remaining_seconds: float | None = None
+    confidence: float = 0.0
+    latency: Latency | None = None
+    allocation: Candidate | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """What is known of a job. An unpredictable job is a first-class answer: `predictable` False and no figures."""
+
+    predictable: bool = False
+    confidence: float = 0.0
+    remaining_seconds: float | None = None
+    remaining_p10_seconds: float | None = None
+    remaining_p90_seconds: float | None = None
+    cores_useful: int | None = None  # θ per replica: beyond it nothing is gained (Xiao [P])
+    candidates: tuple[CandidateEstimate, ...] = ()
+    source: str = ""
+    cores_useful_confidence: float = 0.0
+
+
+def as_of(estimate: Estimate, passed_seconds: float) -> Estimate:
+    """An estimate that was told a while ago, as of now.
+
+    >>> as_of(Estimate(predictable=True, remaining_seconds=60, remaining_p90_seconds=90), 70).remaining_p90_seconds
+    20
+    """
+
+    def left(seconds: float | None) -> float | None:
+        return None if seconds is None else max(0.0, seconds - max(0.0, passed_seconds))
+
+    return replace(
+        estimate,
+        remaining_seconds=left(estimate.remaining_seconds),
+        remaining_p10_seconds=left(estimate.remaining_p10_seconds),
+        remaining_p90_seconds=left(estimate.remaining_p90_seconds),
+    )
+
+
+NO_QOS = Qos()
+UNKNOWN = Estimate(source="nothing is known of this job")
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """What else is known of a job once it is submitted: nothing here depends on how it runs."""
+
+    submitter: str = ""
+    submitted_seconds: float | None = None  # unix time; in a simulation, the trace's clock
+    kind: str = ""  # training, inference or cpu; empty where it was not said
+    roles: tuple[Role, ...] = ()
+    steps_total: int = 0
+    labels: tuple[tuple[str, str], ...] = ()
+
+
+NOT_TOLD = Submission()
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """A job to be estimated."""
+
+    user: str
+    model: str
+    name: str
+    gpu_milli: int
+    replicas: int
+    cores: int | None = None
+    gpu_type: str = ""
+    attained_gpu_seconds: float = 0.0
+    run_seconds: float = 0.0
+    step: int = 0
+    steps_total: int = 0
+    expected_seconds: float | None = None
+    candidates: tuple[Candidate, ...] = ()
+    phase: str = TRAINING
+    job_id: str = ""  # empty for a job that was not submitted
+    loss_goal: LossGoal = NO_GOAL
+    qos: Qos = NO_QOS
+    submission: Submission = NOT_TOLD
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """A window of a job's rate, or, with `run_seconds`, its end.
+
+    `phase` tells windows of validation, say, from those of training, for their rates differ (Xiao [P]).
+    A loss that is no finite number is told as it is: a training that diverged is a fact about the job.
+    """
+
+    user: str
+    model: str
+    name: str
+    gpu_milli: int
+    replicas: int
+    allocation: Candidate
+    rate_per_second: float | None = None
+    window_seconds: float = 0.0
+    run_seconds: float | None = None
+    succeeded: bool = False
+    phase: str = TRAINING
+    job_id: str = ""
+    step: int | None = None
+    loss: float | None = None  # at that step
+    batch_size: int | None = None  # requests that were answered together
+    batch_seconds: float | None = None  # that this took
+    submission: Submission = NOT_TOLD
+    surprising: bool | None = None  # of an end: whether it was unpredictable, where somebody could tell
+    seen_seconds: float | None = None  # when the window or the job ended, on the clock of `submitted_seconds`
+    loss_goal: LossGoal = NO_GOAL  # as it will stand in questions about the job
+
+
+def rate_of(observation: Observation) -> float:
+    """Tell the rate that was seen, 0 where none was.
+
+    Raises:
+        ValueError: it, or the run time, cannot be.
+    """
+    for what, figure in (("rate", observation.rate_per_second), ("run time", observation.run_seconds)):
+        if figure is not None and not 0 <= figure < math.inf:
+            raise ValueError(f"a {what} must be positive and finite, not {figure:g}")
+    return observation.rate_per_second or 0.0

@@ -1,0 +1,359 @@
+"""Judges what is well on a node: from what was seen, to what follows, and back again.
+
+A *sign* is what one look shows: an event, such as an XID, or something that is so now, such as a lost GPU. A *finding*
+is what is kept of signs from look to look, and across restarts of the agent: since when, for how long, and for how long
+it has not been seen. Time that passes is counted in steps of a steady clock, so that a clock that jumps neither frees a
+GPU nor holds one for ever. Each finding has a way back, by its rule (`health_rules`) or by an operator's release.
+
+Where NVML does not answer, nothing is learned of the GPUs: their findings then neither begin nor calm down.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from cotenant.core.model.health_rules import RULES, Recovery, Rule, xid_rule
+from cotenant.core.model.node import HealthAction, HealthProblem, Inventory
+
+HOLDING = frozenset({HealthAction.HOLD, HealthAction.QUARANTINE})  # of a GPU: it gets no new work
+MIB = 1 << 20
+FACTS = ("hardware_slowdown", "thermal_slowdown", "remap_failed", "remap_pending", "retirement_pending")
+
+DISK_BYTES_MIN, DISK_BYTES_ENOUGH = 256 * MIB, 512 * MIB
+INODES_MIN, INODES_ENOUGH = 1_000, 2_000
+MEMORY_SHARE_MIN, MEMORY_SHARE_ENOUGH = 0.015, 0.03
+DESCRIPTORS_MIN, DESCRIPTORS_ENOUGH = 32, 64
+STALL_PERCENT_MAX, STALL_PERCENT_CALM = 40.0, 20.0
+LOAD_PER_CPU_MAX, LOAD_PER_CPU_CALM = 50.0, 25.0
+
+
+@dataclass(frozen=True, slots=True)
+class Era:
+    """Which boot of the machine and which load of the driver this is; empty where it is not known."""
+
+    boot: str = ""
+    driver: str = ""
+
+
+NO_ERA = Era()
+
+
+@dataclass(frozen=True, slots=True)
+class Sign:
+    """What a look shows. A finding keeps its first detail for as long as the `mark` stays the same."""
+
+    rule: str
+    detail: str
+    gpu_uuid: str = ""
+    mark: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What is kept of the signs of one rule on one GPU, or on the node where there is no UUID."""
+
+    rule: str
+    detail: str
+    gpu_uuid: str = ""
+    mark: str = ""
+    since: float = 0.0  # unix time
+    lasted_seconds: float = 0.0
+    calm_seconds: float = 0.0  # for so long it has not been seen
+    era: Era = NO_ERA
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """What there is one finding of."""
+        return self.gpu_uuid, self.rule
+
+    @property
+    def told(self) -> bool:
+        """Whether it has lasted long enough to have consequences."""
+        return self.lasted_seconds >= RULES[self.rule].after_seconds
+
+    def sign(self) -> str:
+        """It in the few words that rules of failures know."""
+        rule = RULES[self.rule]
+        if not self.gpu_uuid:
+            return f"{rule.name.replace('_', ' ')}: {self.detail}"
+        return f"{f'xid {self.mark}' if rule.check == 'xid' else rule.name.replace('_', ' ')} on {self.gpu_uuid}"
+
+    def problem(self) -> HealthProblem:
+        """What others are told of it."""
+        rule = RULES[self.rule]
+        return HealthProblem(rule.check, rule.action, self.detail, self.gpu_uuid, self.since, rule.remedy)
+
+
+@dataclass(frozen=True, slots=True)
+class GpuProcess:
+    """A process that computes on a GPU. An empty name: it is not there any more."""
+
+    pid: int
+    memory_bytes: int = 0
+    name: str = ""
+    user: str = ""
+    ours: bool = False
+
+    def __str__(self) -> str:
+        """The process in words."""
+        holds = f" with {self.memory_bytes / MIB:.0f} MiB" if self.memory_bytes else ""
+        who = f"{self.name} of {self.user or 'an unknown user'}" if self.name else "which is gone"
+        return f"pid {self.pid} ({who}){holds}"
+
+
+@dataclass(frozen=True, slots=True)
+class GpuReading:
+    """What NVML tells of a GPU now; None where it does not."""
+
+    uuid: str
+    error: str = ""  # NVML's word where it does not answer for this GPU
+    lost: bool = False
+    hardware_slowdown: bool = False
+    thermal_slowdown: bool = False
+    temperature_celsius: float | None = None
+    remap_failed: bool = False
+    remap_pending: bool = False
+    retirement_pending: bool = False
+    recovery: str = ""  # "reset", "reboot" or "drain", where the driver asks for it
+    processes: tuple[GpuProcess, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class NodeReading:
+    """What the kernel tells of the node; None where it does not."""
+
+    disk_free_bytes: int | None = None
+    inodes_free: int | None = None
+    disk_error: str = ""
+    memory_available_bytes: int | None = None
+    memory_bytes: int = 0
+    memory_stall_percent: float | None = None
+    load: float | None = None
+    cpus: int = 1
+    descriptors_free: int | None = None  # which the agent may still open
+    descriptors_max: int = 0
+    descriptors_error: str = ""  # why the agent can open no file, where that is for want of descriptors
+    processes_error: str = ""  # why the agent can start neither process nor thread
+    memory_error: str = ""  # why the agent can allocate no memory
+
+
+def xid_sign(gpu_uuid: str, number: int) -> Sign:
+    """What an XID event shows."""
+    rule = xid_rule(number)
+    return Sign(rule.name, f"XID {number}: {rule.meaning}", gpu_uuid, str(number))
+
+
+def gpu_signs(reading: GpuReading) -> list[Sign]:
+    """What a GPU's reading shows."""
+    if reading.lost:
+        return [_plain("gpu_lost", reading.uuid)]
+    if reading.error:
+        return [Sign("gpu_unreadable", f"NVML does not answer for it: {reading.error}", reading.uuid)]
+    heat = f", at {reading.temperature_celsius:.0f} °C" if reading.temperature_celsius is not None else ""
+    signs = [
+        _plain(name, reading.uuid, heat if name.endswith("slowdown") else "")
+        for name in FACTS
+        if getattr(reading, name)
+    ]
+    if reading.recovery:
+        signs.append(_plain(f"recovery_{reading.recovery}", reading.uuid))
+    return signs + busy_signs(reading)
+
+
+def busy_signs(reading: GpuReading) -> list[Sign]:
+    """Whether somebody holds a GPU whom we have not started."""
+    foreign = [process for process in reading.processes if not process.ours]
+    if not foreign:
+        return []
+    rule = "foreign_process_beside" if len(foreign) < len(reading.processes) else "foreign_process"
+    words = ", ".join(map(str, foreign[:3])) + (f" and {len(foreign) - 3} more" if len(foreign) > 3 else "")
+    mark = " ".join(str(process.pid) for process in foreign)
+    return [Sign(rule, f"held by {words}, not started by us", reading.uuid, mark)]
+
+
+def silent_signs(uuids: Iterable[str], why: str) -> list[Sign]:
+    """What it shows of each GPU that NVML does not answer."""
+    return [Sign("nvml_silent", f"NVML does not answer: {why}", uuid) for uuid in uuids]
+
+
+def _plain(name: str, gpu_uuid: str, more: str = "") -> Sign:
+    return Sign(name, RULES[name].meaning + more, gpu_uuid)
+
+
+def node_signs(reading: NodeReading, standing: Iterable[str] = ()) -> list[Sign]:
+    """What a node's reading shows. What stands already ends at a limit of its own, so that it does not flutter.
+
+    >>> [sign.rule for sign in node_signs(NodeReading(disk_free_bytes=300 * MIB))]
+    []
+    >>> [sign.rule for sign in node_signs(NodeReading(disk_free_bytes=300 * MIB), ["disk_low"])]
+    ['disk_low']
+    """
+    stands = frozenset(standing)
+    signs: list[Sign] = []
+
+    def limit(rule: str, begins: float, ends: float) -> float:
+        return ends if rule in stands else begins
+
+    disk, inodes = reading.disk_free_bytes, reading.inodes_free
+    if disk is not None and disk < limit("disk_low", DISK_BYTES_MIN, DISK_BYTES_ENOUGH):
+        told = f"only {disk / MIB:.0f} MiB are free on the disk of the agent's directory"
+        signs.append(Sign("disk_low", told))
+    elif inodes is not None and inodes < limit("disk_low", INODES_MIN, INODES_ENOUGH):
+        signs.append(Sign("disk_low", f"only {inodes} files can be made on the disk of the agent's directory"))
+    if reading.disk_error:
+        signs.append(Sign("disk_refuses", f"the agent's directory cannot be written: {reading.disk_error}"))
+    available, all_of_it = reading.memory_available_bytes, reading.memory_bytes
+    least = limit("memory_low", MEMORY_SHARE_MIN, MEMORY_SHARE_ENOUGH)
+    if available is not None and available < least * all_of_it:
+        told = f"only {available / MIB:.0f} of {all_of_it / MIB:.0f} MiB of memory are available"
+        signs.append(Sign("memory_low", told))
+    stall, most = reading.memory_stall_percent, limit("memory_stall", STALL_PERCENT_MAX, STALL_PERCENT_CALM)
+    if stall is not None and stall > most:
+        signs.append(Sign("memory_stall", f"all tasks wait for memory {stall:.0f} % of the time"))
+    load = limit("overload", LOAD_PER_CPU_MAX, LOAD_PER_CPU_CALM)
+    if reading.load is not None and reading.load > load * reading.cpus:
+        signs.append(Sign("overload", f"a load of {reading.load:.0f} on {reading.cpus} CPUs"))
+    return signs + _agent_signs(reading, limit("descriptors_low", DESCRIPTORS_MIN, DESCRIPTORS_ENOUGH))
+
+
+def _agent_signs(reading: NodeReading, descriptors_min: float) -> list[Sign]:
+    """What the agent itself lacks."""
+    signs = []
+    free, most = reading.descriptors_free, reading.descriptors_max
+    if reading.descriptors_error:
+        signs.append(Sign("descriptors_low", f"out of file descriptors: {reading.descriptors_error}"))
+    elif free is not None and free < descriptors_min:
+        signs.append(Sign("descriptors_low", f"out of file descriptors: the agent has {most - free} of {most} open"))
+    if reading.processes_error:
+        signs.append(Sign("processes_low", f"out of process ids: {reading.processes_error}"))
+    if reading.memory_error:
+        signs.append(Sign("memory_refused", f"out of memory: {reading.memory_error}"))
+    return signs
+
+
+def judge(
+    standing: Sequence[Finding], signs: Iterable[Sign], now: float, elapsed_seconds: float, era: Era,
+    *, blind: bool = False,
+) -> tuple[Finding, ...]:  # fmt: skip
+    """Take a look in: what stands after it, in a fixed order.
+
+    `now` is unix time, only to be shown; `elapsed_seconds` have passed on a steady clock since the last look. `blind`:
+    nothing was learned of the GPUs this time.
+    """
+    seen: dict[tuple[str, str], Sign] = {(sign.gpu_uuid, sign.rule): sign for sign in signs if sign.rule in RULES}
+    kept = {
+        finding.key: after
+        for finding in standing
+        if finding.rule in RULES
+        and (after := _after(finding, seen.get(finding.key), max(0.0, elapsed_seconds), era, blind=blind))
+    }
+    for key, sign in seen.items():
+        before = kept.get(key)
+        if before is None:
+            kept[key] = Finding(sign.rule, sign.detail, sign.gpu_uuid, sign.mark, now, era=era)
+        elif before.mark != sign.mark:
+            kept[key] = replace(before, detail=sign.detail, mark=sign.mark)
+        if RULES[sign.rule].event:  # it happened now, and again
+            kept[key] = replace(kept[key], since=now, era=era)
+    return tuple(kept[key] for key in sorted(kept))
+
+
+def _after(finding: Finding, sign: Sign | None, elapsed_seconds: float, era: Era, *, blind: bool) -> Finding | None:
+    """A finding after some time; None where it is over."""
+    rule = RULES[finding.rule]
+    if sign is None and _healed(rule, finding.era, era):
+        return None
+    lasted_seconds = finding.lasted_seconds + elapsed_seconds
+    if sign is not None:
+        return replace(finding, lasted_seconds=lasted_seconds, calm_seconds=0.0)
+    if blind and finding.gpu_uuid and finding.rule != "nvml_silent":
+        return finding
+    calm_seconds = finding.calm_seconds + elapsed_seconds
+    if rule.recovery is Recovery.CALM and (calm_seconds >= rule.calm_seconds or not finding.told):
+        return None
+    return replace(finding, lasted_seconds=lasted_seconds, calm_seconds=calm_seconds)
+
+
+def _healed(rule: Rule, then: Era, now: Era) -> bool:
+    """Whether a reboot or a new load of the driver has come since. A reboot ends whatever was only ever seen."""
+    rebooted = bool(then.boot and now.boot and then.boot != now.boot)
+    reloaded = bool(then.driver and now.driver and then.driver != now.driver)
+    return rule.recovery is not Recovery.RELEASE and (rebooted or (rule.recovery is Recovery.RESET and reloaded))
+
+
+def released(standing: Iterable[Finding], gpu_uuids: Iterable[str]) -> tuple[Finding, ...]:
+    """What stands once an operator has released GPUs: what is still so will be found again."""
+    free = frozenset(gpu_uuids)
+    return tuple(finding for finding in standing if not finding.gpu_uuid or finding.gpu_uuid not in free)
+
+
+def problems(standing: Iterable[Finding]) -> tuple[HealthProblem, ...]:
+    """What follows from what stands, the gravest of each GPU first."""
+    told = [finding.problem() for finding in standing if finding.told]
+    return tuple(sorted(told, key=lambda problem: (problem.gpu_uuid, -gravity(problem.action), problem.check)))
+
+
+def gravity(action: HealthAction) -> int:
+    """How grave an action is, from 0."""
+    return list(HealthAction).index(action)
+
+
+def ill_gpus(found: Iterable[HealthProblem]) -> dict[str, str]:
+    """Why each GPU that may get no new work may get none, by UUID."""
+    ill: dict[str, str] = {}
+    for problem in sorted(found, key=lambda problem: -gravity(problem.action)):
+        if problem.gpu_uuid and problem.action in HOLDING:
+            ill.setdefault(problem.gpu_uuid, problem.reason)
+    return ill
+
+
+def signs_for(standing: Iterable[Finding], gpu_uuids: Iterable[str], since: float) -> list[str]:
+    """What was seen of an attempt's GPUs since it began, in unix time, and of its node: for whoever asks why it ended.
+
+    What follows from nothing is left out: a program's own XIDs say less of it than its own words.
+
+    >>> seen = [Finding("xid_79", "XID 79: it has gone", "GPU-a", "79", since=5.0), Finding("gpu_lost", "", "GPU-b")]
+    >>> signs_for(seen, ["GPU-a"], 4.0), signs_for(seen, ["GPU-a"], 6.0)
+    (['xid 79 on GPU-a'], [])
+    """
+    mine = frozenset(gpu_uuids)
+    return [
+        finding.sign()
+        for finding in standing
+        if finding.told
+        and RULES[finding.rule].action is not HealthAction.IGNORE
+        and (not finding.gpu_uuid or (finding.gpu_uuid in mine and finding.since >= since))
+    ]
+
+
+def on_node(inventory: Inventory) -> HealthProblem | None:
+    """The gravest problem for which the node as a whole gets no new work; None where there is none."""
+    grave = [
+        problem
+        for problem in inventory.problems
+        if not problem.gpu_uuid and problem.action in (HealthAction.HOLD, HealthAction.DRAIN)
+    ]
+    return max(grave, key=lambda problem: (gravity(problem.action), problem.check), default=None)
+
+
+def to_stop(before: Inventory | None, now: Inventory) -> frozenset[str]:
+    """UUIDs of the GPUs whose attempts are to be started anew.
+
+    Those in quarantine, for as long as they are; and those of which something is told for the first time that only a
+    new start mends: what was begun after it was told may stay.
+    """
+    known = {_identity(problem) for problem in before.problems} if before else set()
+    return frozenset(
+        problem.gpu_uuid
+        for problem in now.problems
+        if problem.gpu_uuid
+        and (
+            problem.action is HealthAction.QUARANTINE
+            or (problem.action is HealthAction.RESTART and _identity(problem) not in known)
+        )
+    )
+
+
+def _identity(problem: HealthProblem) -> tuple[str, str, HealthAction, float | None]:
+    return problem.check, problem.gpu_uuid, problem.action, problem.since

@@ -1,0 +1,141 @@
+"""What a user wants to be run, in the domain's words."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from cotenant.core.model.dependencies import Dependency
+from cotenant.core.model.job_array import ArraySpec, ArrayTask
+from cotenant.core.model.loss_goal import NO_GOAL, LossGoal
+
+WHOLE_GPU_MILLI = 1000
+GRACE_SECONDS_DEFAULT = 30.0
+OPEN_REPLICAS_MAX_DEFAULT = 64  # of a service that leaves the number open and names no limit
+TENANT_DEFAULT = "default"
+QUEUE_DEFAULT = "default"
+
+
+class JobKind(StrEnum):
+    """What kind of work a job is."""
+
+    TRAINING = "training"
+    INFERENCE = "inference"
+    CPU = "cpu"
+
+
+class Locality(StrEnum):
+    """How close together a gang wants to be (Philly, section 3.1 [P])."""
+
+    SERVER = "server"
+    RACK = "rack"
+    ANYWHERE = "anywhere"
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What one replica asks for. `cores` None is `auto`: the CPU allocator decides."""
+
+    gpu_milli: int = 0
+    cores: int | None = None
+    memory_bytes: int = 0
+    gpu_type: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class OpenReplicas:
+    """That a service leaves the number of its replicas open (`auto`), and between which numbers."""
+
+    least: int = 1
+    most: int = OPEN_REPLICAS_MAX_DEFAULT
+
+
+@dataclass(frozen=True, slots=True)
+class Role:
+    """Some replicas of the same thing: workers, parameter servers.
+
+    Where their number is `open`, `replicas` are as many as were last decided, and before that the fewest.
+    """
+
+    name: str = "worker"
+    replicas: int = 1
+    request: Request = Request()
+    command: tuple[str, ...] = ()
+    open: OpenReplicas | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Qos:
+    """What a job promises its user; 0 means nothing is promised."""
+
+    rate_min_per_second: float = 0.0
+    latency_seconds: float = 0.0
+    latency_percentile: float = 0.0
+    arrivals_per_second: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, weakref_slot=True)
+class JobSpec:
+    """A job as its user described it; every default filled in."""
+
+    name: str = ""
+    kind: JobKind = JobKind.TRAINING
+    tenant: str = TENANT_DEFAULT
+    queue: str = QUEUE_DEFAULT
+    roles: tuple[Role, ...] = ()
+    command: tuple[str, ...] = ()
+    environment: tuple[tuple[str, str], ...] = ()
+    working_directory: str = ""
+    model: str = ""
+    steps_total: int = 0
+    deadline_seconds: float | None = None  # unix time
+    qos: Qos = Qos()
+    priority: int = 0
+    preemptible: bool = True
+    grace_seconds: float = GRACE_SECONDS_DEFAULT
+    warning_signal: str = "SIGTERM"
+    retries_max: int = 0
+    locality: Locality | None = None
+    progress_regex: str = ""
+    labels: tuple[tuple[str, str], ...] = ()
+    expected_seconds: float | None = None
+    loss_goal: LossGoal = NO_GOAL
+    profiled: bool = True  # whether its cores may be taken from it for a while, to measure how many it needs
+    dependencies: tuple[Dependency, ...] = ()
+    array: ArraySpec | None = None  # only where it is submitted
+    array_task: ArrayTask | None = None
+    best_effort: bool = False  # takes what CPU time is left: it may be held back by time, not only by cores
+    stop_after_disconnected_seconds: float | None = None  # None: it runs on without the control plane
+    pre_run_seconds: float | None = None  # rank 0 first runs alone on one GPU, for at most so long; None: it does not
+    pids_max: int = 0  # of each task; 0: the node's own limit
+
+    @property
+    def gpu_milli(self) -> int:
+        """GPUs over all replicas, in thousandths."""
+        return sum(role.replicas * role.request.gpu_milli for role in self.roles)
+
+    @property
+    def replicas(self) -> int:
+        """Processes over all roles."""
+        return sum(role.replicas for role in self.roles)
+
+    @property
+    def open(self) -> OpenReplicas | None:
+        """Between which numbers that of its replicas is left open; None where the user said how many."""
+        return self.roles[0].open if len(self.roles) == 1 else None
+
+    def with_replicas(self, count: int) -> JobSpec:
+        """The same job with so many replicas of its one role.
+
+        >>> JobSpec(roles=(Role(open=OpenReplicas(2, 8)),)).with_replicas(3).replicas
+        3
+        """
+        return replace(self, roles=(replace(self.roles[0], replicas=count),))
+
+    @property
+    def shape(self) -> Shape:
+        """What decides where the job fits: two jobs of one shape are refused for the same reasons."""
+        return tuple((role.name, role.replicas, role.request) for role in self.roles), self.locality
+
+
+Shape = tuple[tuple[tuple[str, int, Request], ...], Locality | None]

@@ -1,0 +1,367 @@
+"""Why a job waits: data, with the numbers and with what would change it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from types import MappingProxyType
+
+from cotenant.core.model.dependencies import Condition
+from cotenant.core.model.job import Locality
+from cotenant.core.model.node import HeldNode
+
+
+class Wait(StrEnum):
+    """The kinds of wait (Philly, section 3.1 [P]), by which simulations and metrics sum them up."""
+
+    FAIR_SHARE = "fair_share"
+    FRAGMENTATION = "fragmentation"
+    CAPACITY = "capacity"
+    DEPENDENCY = "dependency"
+
+
+class Code(StrEnum):
+    """Stable reason codes."""
+
+    CAPACITY = "CAPACITY"
+    FRAGMENTED = "FRAGMENTED"
+    NEVER_FITS = "NEVER_FITS"
+    BEHIND = "BEHIND"
+    OUTRANKED = "OUTRANKED"
+    MAKING_ROOM = "MAKING_ROOM"
+    QOS = "QOS"
+    QUOTA = "QUOTA"
+    NO_NODES = "NO_NODES"
+    SUSPENDED = "SUSPENDED"
+    BACK_OFF = "BACK_OFF"
+    NOT_YET_CONSIDERED = "NOT_YET_CONSIDERED"
+    GIVEN_UP = "GIVEN_UP"
+    DEPENDENCY = "DEPENDENCY"
+    ARRAY_LIMIT = "ARRAY_LIMIT"
+    RESERVED = "RESERVED"
+    POLICY_FAILED = "POLICY_FAILED"
+    NODES_HELD = "NODES_HELD"
+
+
+WAIT_OF: Mapping[Code, Wait] = MappingProxyType(
+    {
+        Code.CAPACITY: Wait.CAPACITY,
+        Code.FRAGMENTED: Wait.FRAGMENTATION,
+        Code.NEVER_FITS: Wait.CAPACITY,
+        Code.BEHIND: Wait.CAPACITY,
+        Code.OUTRANKED: Wait.CAPACITY,
+        Code.MAKING_ROOM: Wait.CAPACITY,
+        Code.QOS: Wait.FRAGMENTATION,  # what is free suffices, but not where it is
+        Code.QUOTA: Wait.FAIR_SHARE,
+        Code.NO_NODES: Wait.CAPACITY,
+        Code.SUSPENDED: Wait.DEPENDENCY,
+        Code.BACK_OFF: Wait.DEPENDENCY,
+        Code.NOT_YET_CONSIDERED: Wait.CAPACITY,
+        Code.GIVEN_UP: Wait.CAPACITY,
+        Code.DEPENDENCY: Wait.DEPENDENCY,
+        Code.ARRAY_LIMIT: Wait.DEPENDENCY,
+        Code.RESERVED: Wait.CAPACITY,
+        Code.POLICY_FAILED: Wait.CAPACITY,
+        Code.NODES_HELD: Wait.CAPACITY,
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """One reason why a job does not run now.
+
+    `locality` is the level at which a place was wanted, where what is free lies in fragments. `over_share` says that
+    its tenant has what it is due already. `holds_seconds`: the policy would answer otherwise after that, though nothing
+    else happens, and relax the level to `relaxes_to` where that is so. `held_seconds`: it would have answered otherwise
+    to a gang that had waited shorter, for a place that is not in fragments, by more than that; so the reason is that of
+    all gangs with these needs whose waits of this kind lie between.
+    """
+
+    code: Code
+    detail: str
+    remedy: str = ""
+    numbers: Mapping[str, float] = field(default_factory=dict)
+    locality: Locality | None = None
+    over_share: bool = False
+    holds_seconds: float = math.inf
+    held_seconds: float = math.inf
+    relaxes_to: Locality | None = None
+
+    @property
+    def told(self) -> str:
+        """The detail, with what time alone will change.
+
+        >>> Refusal(Code.FRAGMENTED, "best server has 6", holds_seconds=240, relaxes_to=Locality.RACK).told
+        'best server has 6; relaxes to rack in 4 min'
+        """
+        if self.relaxes_to is None or math.isinf(self.holds_seconds):
+            return self.detail
+        return f"{self.detail}; relaxes to {self.relaxes_to} in {span_in_words(self.holds_seconds)}"
+
+    def after(self, seconds: float) -> Refusal:
+        """The same reason of a gang that has waited that much longer, or shorter where the time is negative."""
+        if not seconds or (math.isinf(self.holds_seconds) and math.isinf(self.held_seconds)):
+            return self
+        held = max(0.0, self.held_seconds + seconds)
+        return replace(self, holds_seconds=max(0.0, self.holds_seconds - seconds), held_seconds=held)
+
+    @property
+    def wait(self) -> Wait:
+        """The kind of wait that this reason makes.
+
+        A job beyond its tenant's share waits for its fair share, whatever else there is; one that is held back from
+        outside the cluster waits for that, and one that can never run for capacity that nobody's share brings.
+        """
+        return wait_of(self.code, over_share=self.over_share)
+
+    def __str__(self) -> str:
+        """The reason in one sentence."""
+        return f"{self.code}: {self.told}"
+
+
+def wait_of(code: Code, *, over_share: bool) -> Wait:
+    """Name the kind of wait: over quota is fair share, else no placement is fragmentation (Philly, section 3.1 [P]).
+
+    >>> wait_of(Code.FRAGMENTED, over_share=False), wait_of(Code.FRAGMENTED, over_share=True)
+    (<Wait.FRAGMENTATION: 'fragmentation'>, <Wait.FAIR_SHARE: 'fair_share'>)
+    """
+    kind = WAIT_OF[code]
+    elsewhere = kind is Wait.DEPENDENCY or code is Code.NEVER_FITS
+    return Wait.FAIR_SHARE if over_share and not elsewhere else kind
+
+
+def plural(count: float, noun: str) -> str:
+    """Write a count with its noun: `1 GPU`, `0.5 GPUs`, `3 servers`.
+
+    >>> plural(1, "GPU"), plural(2.5, "GPU")
+    ('1 GPU', '2.5 GPUs')
+    """
+    return f"{count:g} {noun}" if count == 1 else f"{count:g} {noun}s"
+
+
+def gpus(milli: int) -> str:
+    """Write GPUs given in thousandths.
+
+    >>> gpus(8000), gpus(500)
+    ('8 GPUs', '0.5 GPUs')
+    """
+    return plural(milli / 1000, "GPU")
+
+
+def gib(count: int) -> str:
+    """Write bytes.
+
+    >>> gib(3 * 2**29)
+    '1.5 GiB'
+    """
+    return f"{count / 2**30:.3g} GiB"
+
+
+def span_in_words(seconds: float) -> str:
+    """Write a time to come in the largest unit that suits it, rounded up: it is not over before.
+
+    >>> span_in_words(41.2), span_in_words(240), span_in_words(9000)
+    ('42 s', '4 min', '3 h')
+    """
+    for unit, length, most in (("s", 1, 100), ("min", 60, 6000)):
+        if seconds <= most:
+            return f"{math.ceil(seconds / length - 1e-6)} {unit}"
+    return f"{math.ceil(seconds / 3600)} h"
+
+
+def about(seconds: float) -> str:
+    """Write a time to come that is only roughly known, rounded to the nearest.
+
+    >>> about(41.2), about(740), about(9000), about(200_000), about(900_000)
+    ('41 s', '12 min', '2.5 h', '56 h', '10 days')
+    """
+    return " ".join(_rough(seconds))
+
+
+def range_in_words(low: float, high: float | None) -> str:
+    """Write between which times something will be; None: nobody knows how late.
+
+    >>> range_in_words(480, 1800), range_in_words(50, 7200), range_in_words(480, None)
+    ('8–30 min', '50 s–2 h', '8 min or more')
+    """
+    first = _rough(low)
+    if high is None:
+        return f"{' '.join(first)} or more"
+    last = _rough(high)
+    return f"{first[0]}–{' '.join(last)}" if first[1] == last[1] else f"{' '.join(first)}–{' '.join(last)}"
+
+
+def _rough(seconds: float) -> tuple[str, str]:
+    for unit, length, most in (("s", 1, 100), ("min", 60, 6000), ("h", 3600, 3 * 86_400)):
+        if seconds < most:
+            count = seconds / length
+            return f"{round(count, 1) if unit == 'h' and count < 10 else round(count):g}", unit
+    return f"{round(seconds / 86_400):g}", "days"
+
+
+def behind(job_id: str, wanted: str) -> Refusal:
+    """A strict queue: the job at its head does not fit, and nobody may pass it."""
+    return Refusal(
+        Code.BEHIND,
+        f"waits behind {job_id}, which is at the head of a strict queue and {wanted}",
+        "the job at the head starts, or the queue is set to backfill",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Nearest:
+    """The job that stands right before another one in the order, and their scores: the lower runs first.
+
+    `wanted_milli` are the GPUs, in thousandths, that all who wait before that other one ask for.
+    """
+
+    job_id: str
+    score: float
+    own_score: float
+    wanted_milli: int
+
+
+def outranked(
+    rank: int,
+    ahead: int,
+    first: Sequence[str] = (),
+    left: tuple[int, int, int] | None = None,
+    nearest: Nearest | None = None,
+) -> Refusal:
+    """The policy gave what there is to jobs that go before it: `first` are the first of them.
+
+    `left` are the GPUs, in thousandths, cores and memory, in bytes, that they leave, where that is known.
+
+    >>> outranked(7, 6, ["a", "b"], (2000, 12, 2**30)).detail
+    'is number 7 in the order; those before it, first of all a and b, leave 2 GPUs, 12 cores and 1 GiB of memory'
+    """
+    who = f"those before it, first of all {' and '.join(first)}," if first else "those before it"
+    numbers: dict[str, float] = {"rank": rank, "ahead": ahead}
+    much = "leave too little of the cluster"
+    if left is not None:
+        much = f"leave {_amounts(left)}"
+        numbers |= {"left_gpu_milli": left[0], "left_cores": left[1], "left_memory_bytes": left[2]}
+    return Refusal(
+        Code.OUTRANKED,
+        f"is number {rank} in the order; {who} {much}{_nearness(ahead, nearest, numbers)}",
+        "jobs before it finish, or fall in the order",
+        numbers,
+    )
+
+
+def held_back_in_order(
+    rank: int, ahead: int, head: str, wanted: tuple[int, int, int], left: tuple[int, int, int], nearest: Nearest | None
+) -> Refusal:
+    """A strict order goes no further than a job that does not fit, the `head`, and this one stands behind that.
+
+    `wanted` and `left` are GPUs, in thousandths, cores and memory, in bytes: what the head needs and what there is.
+    """
+    numbers: dict[str, float] = {"rank": rank, "ahead": ahead}
+    numbers |= {"left_gpu_milli": left[0], "left_cores": left[1], "left_memory_bytes": left[2]}
+    names = ("head_gpu_milli", "head_cores", "head_memory_bytes")
+    numbers |= dict(zip(names, map(float, wanted), strict=True))
+    return Refusal(
+        Code.OUTRANKED,
+        f"is number {rank} in a strict order that goes no further than {head}, which needs {_amounts(wanted)}; those "
+        f"before that leave {_amounts(left)}{_nearness(ahead, nearest, numbers)}",
+        f"{head} finds room, is cancelled or falls in the order, or the queue is set to backfill",
+        numbers,
+    )
+
+
+def _amounts(of: tuple[int, int, int]) -> str:
+    return f"{gpus(of[0])}, {plural(of[1], 'core')} and {gib(of[2])} of memory"
+
+
+def _nearness(ahead: int, nearest: Nearest | None, numbers: dict[str, float]) -> str:
+    """Tell how much waits before a job, and how far the next of them is; adds the numbers."""
+    if nearest is None or not ahead:
+        return ""
+    numbers |= {"ahead_gpu_milli": nearest.wanted_milli, "score": nearest.own_score, "nearest_score": nearest.score}
+    who = "1 job that waits before it wants" if ahead == 1 else f"{ahead} jobs that wait before it want"
+    scores = f"has the score {nearest.score:.6g}, it {nearest.own_score:.6g}"
+    return f"; {who} {gpus(nearest.wanted_milli)}; the nearest, {nearest.job_id}, {scores}"
+
+
+def given_up(policy: str) -> Refusal:
+    """The policy will not run the job any more."""
+    return Refusal(
+        Code.GIVEN_UP,
+        f"was given up by the queue policy {policy}, which sees no use in running it any more",
+        "a later deadline, or options of the policy under which it gives nobody up",
+    )
+
+
+HELD_NAMED_MAX = 3
+
+
+def nodes_held(held: Sequence[HeldNode], wanted: str) -> Refusal:
+    """The nodes that could hold a job are held, and one job at a time is tried there.
+
+    >>> nodes_held([HeldNode("n1", "cannot launch: the disk is full", 8.0)], "1 GPU").detail
+    'needs 1 GPU, and 1 server that could hold it is held: n1 (cannot launch: the disk is full); next try in 8 s'
+    """
+    named = ", ".join(f"{one.node_id} ({one.reason})" for one in held[:HELD_NAMED_MAX])
+    more = f" and {len(held) - HELD_NAMED_MAX} more" if len(held) > HELD_NAMED_MAX else ""
+    wait = min((one.next_seconds for one in held if not one.canary), default=math.inf)
+    if math.isinf(wait):
+        when = f"{held[0].canary} is being tried there"
+    else:
+        when = f"next try in {span_in_words(wait)}" if wait > 0 else "the next job that fits is tried there"
+    which = "server that could hold it is held" if len(held) == 1 else "servers that could hold it are held"
+    numbers = {"held_nodes": float(len(held))}
+    if not math.isinf(wait):
+        numbers["next_canary_seconds"] = wait
+    return Refusal(
+        Code.NODES_HELD,
+        f"needs {wanted}, and {len(held)} {which}: {named}{more}; {when}",
+        "mend the nodes; the first job that is launched there ends the hold, or `cotenant uncordon` does at once",
+        numbers,
+    )
+
+
+def policy_failed(policy: str, error: Exception) -> Refusal:
+    """The placement policy has a bug: it failed, or offered what it may not."""
+    return Refusal(
+        Code.POLICY_FAILED,
+        f"the placement policy {policy} failed on it: {type(error).__name__}: {str(error)[:300]}",
+        "the policy is mended, or another one is chosen",
+    )
+
+
+AWAITED_NAMED_MAX = 5
+_WANTED: Mapping[Condition, str] = MappingProxyType({Condition.AFTER_OK: "succeed", Condition.AFTER: "end"})
+
+
+def awaits(others: Mapping[Condition, Sequence[str]]) -> Refusal:
+    """Jobs have to come first: `others` tells of each condition who they are, and how they stand.
+
+    >>> awaits({Condition.AFTER_OK: ["a (running)", "b (queued)"], Condition.AFTER: ["c (queued)"]}).detail
+    'waits for 2 jobs to succeed: a (running), b (queued); for 1 job to end: c (queued)'
+    """
+    parts = [
+        f"for {plural(len(others[condition]), 'job')} to {wanted}: {_named(others[condition])}"
+        for condition, wanted in _WANTED.items()
+        if others.get(condition)
+    ]
+    numbers = {f"left_{condition}": float(len(names)) for condition, names in others.items() if names}
+    remedy = "they do; or it is cancelled, and submitted without waiting for them"
+    return Refusal(Code.DEPENDENCY, f"waits {'; '.join(parts)}", remedy, numbers)
+
+
+def _named(names: Sequence[str]) -> str:
+    more = len(names) - AWAITED_NAMED_MAX
+    return ", ".join([*names[:AWAITED_NAMED_MAX], *([f"and {more} more"] if more > 0 else [])])
+
+
+def array_full(array_id: str, running_max: int, holding: int, waiting: int) -> Refusal:
+    """So many jobs of its array as may run at once do, or come before it."""
+    return Refusal(
+        Code.ARRAY_LIMIT,
+        f"array {array_id} runs at most {running_max} of its jobs at once: {holding} hold resources, {waiting} wait",
+        "others of the array end",
+        {"running_max": running_max, "holding": holding, "waiting": waiting},
+    )

@@ -1,0 +1,329 @@
+"""What a job may ask for: every rule, every bad field named at once."""
+
+from __future__ import annotations
+
+import math
+import re
+import signal
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from cotenant.core.model import job_array, patterns
+from cotenant.core.model.job import WHOLE_GPU_MILLI, JobKind, JobSpec, Request, Role
+from cotenant.core.model.limits import (
+    COMMAND_WORDS_MAX,
+    ENVIRONMENT_MAX,
+    LABELS_MAX,
+    NAME_LENGTH_MAX,
+    PATH_LENGTH_MAX,
+    TEXT_BYTES_MAX,
+)
+from cotenant.core.model.limits import DEPENDENCIES_MAX as DEPENDENCIES_MAX
+from cotenant.core.model.limits import REPLICAS_MAX as REPLICAS_MAX
+from cotenant.core.model.limits import ROLES_MAX as ROLES_MAX
+from cotenant.core.model.node import alternatives
+
+CORES_MAX = 4096
+GPU_MILLI_MAX = 64 * WHOLE_GPU_MILLI
+MEMORY_BYTES_MIN, MEMORY_BYTES_MAX = 4 * 2**20, 2**50
+DISCONNECTED_SECONDS_MIN = 10.0  # less would stop jobs for a restart of the control plane
+PRE_RUN_SECONDS_MAX = 86_400.0
+PIDS_MIN, PIDS_MAX = 16, 4_194_304  # the most that Linux has
+GRACE_SECONDS_MAX = 24 * 3600.0
+RETRIES_MAX = 1000
+PRIORITY_MAX = 1_000_000
+
+_ID = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_OWN_VARIABLES = ("COTENANT_", "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")
+_SIGNALS = frozenset(signal.Signals.__members__) - {"SIGKILL", "SIGSTOP"}
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """A field that cannot be taken as it is, and why."""
+
+    field: str
+    description: str
+
+
+def check_spec(spec: JobSpec, *, now: float | None = None) -> tuple[Violation, ...]:
+    """Name everything that is wrong with a spec; nothing where it is sound. Fields are named as on the wire.
+
+    >>> check_spec(JobSpec(roles=(Role(replicas=0),), command=("true",)))[0]
+    Violation(field='spec.roles[0].replicas', description='must be from 1 to 4096, not 0')
+    """
+    return tuple(
+        Violation(f"spec.{field}", description)
+        for rule in (_names, _roles, _contradictions, _numbers, _texts, _order)
+        for field, description in rule(spec)
+    ) + tuple(_deadline(spec, now))
+
+
+def check_amounts(spec: JobSpec) -> tuple[Violation, ...]:
+    """Name what nobody can count with, whatever else is wrong: less than none, or more than any job has.
+
+    >>> check_amounts(JobSpec(roles=(Role(request=Request(memory_bytes=-1)),)))[0].field
+    'spec.roles[0].resources.memory_bytes'
+    """
+    if not 1 <= len(spec.roles) <= ROLES_MAX:
+        return (Violation("spec.roles", f"must be from 1 to {ROLES_MAX}, not {len(spec.roles)}"),)
+    wrong = tuple(
+        Violation(f"spec.roles[{index}].{field}", f"must be from {least} to {most}, not {amount}")
+        for index, role in enumerate(spec.roles)
+        for field, least, amount, most in (
+            ("replicas", 1, role.replicas, REPLICAS_MAX),
+            ("open.min", 1, role.open.least if role.open else 1, REPLICAS_MAX),
+            ("open.max", 1, role.open.most if role.open else 1, REPLICAS_MAX),
+            ("resources.gpu_milli", 0, role.request.gpu_milli, GPU_MILLI_MAX),
+            ("resources.cores", 0, role.request.cores or 0, CORES_MAX),
+            ("resources.memory_bytes", 0, role.request.memory_bytes, MEMORY_BYTES_MAX),
+        )
+        if not least <= amount <= most
+    )
+    return wrong or tuple(Violation(f"spec.{field}", told) for field, told in _replicas(spec))
+
+
+Found = Iterator[tuple[str, str]]
+
+
+def _names(spec: JobSpec) -> Found:
+    if wrong := bad_name(spec.name):
+        yield "name", wrong
+    if wrong := bad_name(spec.model):
+        yield "model", wrong
+    for field, value in (("tenant", spec.tenant), ("queue", spec.queue)):
+        if not _ID.fullmatch(value):
+            yield field, f"must be lower-case letters, digits and dashes, at most 63, not {shown(value)}"
+    if len(spec.labels) > LABELS_MAX:
+        yield "labels", f"at most {LABELS_MAX} are taken, not {len(spec.labels)}"
+    for key, value in spec.labels[:LABELS_MAX]:
+        if not key or bad_name(key) or bad_name(value):
+            yield f"labels[{shown(key)}]", "key and value must be printable and short"
+
+
+def _roles(spec: JobSpec) -> Found:
+    if not spec.roles:
+        yield "roles", "at least one role is needed"
+    if len(spec.roles) > ROLES_MAX:
+        yield "roles", f"at most {ROLES_MAX} are taken, not {len(spec.roles)}"
+    seen: set[str] = set()
+    for index, role in enumerate(spec.roles[:ROLES_MAX]):
+        where = f"roles[{index}]"
+        if not _ID.fullmatch(role.name):
+            yield f"{where}.name", f"must be lower-case letters, digits and dashes, not {shown(role.name)}"
+        if role.name in seen:
+            yield f"{where}.name", f"{shown(role.name)} is the name of another role too"
+        seen.add(role.name)
+        if not 1 <= role.replicas <= REPLICAS_MAX:
+            yield f"{where}.replicas", f"must be from 1 to {REPLICAS_MAX}, not {role.replicas}"
+        yield from _open(spec, role, where)
+        if not (role.command or spec.command):
+            yield f"{where}.command", "nothing to run: neither the role nor the job has a command"
+        for field, wrong in _request(role.request):
+            yield f"{where}.resources.{field}", wrong
+    yield from _replicas(spec)
+
+
+def _replicas(spec: JobSpec) -> Found:
+    if sum(role.replicas for role in spec.roles) > REPLICAS_MAX:
+        yield "roles", f"all roles together may have {REPLICAS_MAX} replicas, not {spec.replicas}"
+
+
+def _open(spec: JobSpec, role: Role, where: str) -> Found:
+    """Say what is missing where the number of replicas is left open."""
+    if role.open is None:
+        return
+    least, most = role.open.least, role.open.most
+    if not 1 <= least <= REPLICAS_MAX:
+        yield f"{where}.open.min", f"must be from 1 to {REPLICAS_MAX}, not {least}"
+    if not max(1, least) <= most <= REPLICAS_MAX:
+        yield f"{where}.open.max", f"must be from {max(1, least)} to {REPLICAS_MAX}, not {most}"
+    elif not least <= role.replicas <= most and 1 <= role.replicas <= REPLICAS_MAX:
+        yield f"{where}.replicas", f"must be from {least} to {most} or absent, as it is left open, not {role.replicas}"
+    if spec.kind is not JobKind.INFERENCE:
+        yield f"{where}.open", f"only a service, of kind inference, can leave its replicas open, not one of {spec.kind}"
+    if len(spec.roles) > 1:
+        yield f"{where}.open", "a job of several roles has to say how many replicas each of them has"
+    for field, value, what in (
+        ("latency_seconds", spec.qos.latency_seconds, "a latency target"),
+        ("latency_percentile", spec.qos.latency_percentile, "the percentile at which its latency target holds"),
+        ("arrivals_per_second", spec.qos.arrivals_per_second, "the rate at which requests arrive"),
+    ):
+        if not value:
+            yield f"qos.{field}", f"a service that leaves its replicas open needs {what}"
+
+
+def _request(request: Request) -> Found:
+    milli = request.gpu_milli
+    if not 0 <= milli <= GPU_MILLI_MAX:
+        yield "gpu_milli", f"must be from 0 to {GPU_MILLI_MAX} (64 GPUs), not {milli}"
+    elif milli > WHOLE_GPU_MILLI and milli % WHOLE_GPU_MILLI:
+        yield "gpu_milli", f"above one GPU only whole GPUs can be had, not {milli / 1000:g}"
+    if request.cores is not None and not 1 <= request.cores <= CORES_MAX:
+        yield "cores", f"must be from 1 to {CORES_MAX}, or absent for auto, not {request.cores}"
+    if request.memory_bytes and not MEMORY_BYTES_MIN <= request.memory_bytes <= MEMORY_BYTES_MAX:
+        yield "memory_bytes", f"must be 0, or from 4 MiB to 1 PiB, not {request.memory_bytes}"
+    if wrong := bad_name(request.gpu_type):
+        yield "gpu_type", wrong
+    elif request.gpu_type and not all(alternatives(request.gpu_type)):
+        yield "gpu_type", f"needs a type on each side of a |, not {shown(request.gpu_type)}"
+    if request.gpu_type and not milli:
+        yield "gpu_type", "a GPU type is wanted but no GPU"
+
+
+def _contradictions(spec: JobSpec) -> Found:
+    if spec.kind is JobKind.CPU and spec.gpu_milli:
+        yield "kind", f"a cpu job asks for no GPUs, this one asks for {spec.gpu_milli / 1000:g}"
+    if spec.kind is not JobKind.CPU and not spec.gpu_milli:
+        yield "kind", f"a job of kind {spec.kind} asks for GPUs, this one for none; say cpu, or ask for some"
+    if spec.best_effort and spec.kind is not JobKind.CPU:
+        yield "best_effort", f"only a cpu job can take what CPU time is left, not one of kind {spec.kind}"
+    if spec.pre_run_seconds is not None and spec.gpu_milli <= WHOLE_GPU_MILLI:
+        yield "pre_run", "is for jobs of more than one GPU: it would run the whole job as it is"
+    if spec.qos.latency_seconds and not spec.qos.latency_percentile:
+        yield "qos.latency_percentile", "a latency target needs the percentile at which it holds"
+    if spec.qos.latency_percentile and not spec.qos.latency_seconds:
+        yield "qos.latency_seconds", "a percentile was given but no latency target"
+
+
+def _numbers(spec: JobSpec) -> Found:
+    if not 0 <= spec.grace_seconds <= GRACE_SECONDS_MAX:
+        yield "grace", f"must be from 0 to {GRACE_SECONDS_MAX:g} seconds, not {spec.grace_seconds:g}"
+    if not 0 <= spec.retries_max <= RETRIES_MAX:
+        yield "retries_max", f"must be from 0 to {RETRIES_MAX}, not {spec.retries_max}"
+    if spec.stop_after_disconnected_seconds is not None and not (
+        DISCONNECTED_SECONDS_MIN <= spec.stop_after_disconnected_seconds < math.inf
+    ):
+        least, given = DISCONNECTED_SECONDS_MIN, spec.stop_after_disconnected_seconds
+        yield "stop_after_disconnected", f"must be at least {least:g} seconds, not {given:g}"
+    if spec.pre_run_seconds is not None and not 1 <= spec.pre_run_seconds <= PRE_RUN_SECONDS_MAX:
+        yield "pre_run", f"must be from 1 to {PRE_RUN_SECONDS_MAX:g} seconds, not {spec.pre_run_seconds:g}"
+    if spec.pids_max and not PIDS_MIN <= spec.pids_max <= PIDS_MAX:
+        yield "pids_max", f"must be 0, or from {PIDS_MIN} to {PIDS_MAX}, not {spec.pids_max}"
+    if abs(spec.priority) > PRIORITY_MAX:
+        yield "priority", f"must be from -{PRIORITY_MAX} to {PRIORITY_MAX}, not {spec.priority}"
+    if spec.steps_total < 0:
+        yield "steps_total", f"must not be negative, not {spec.steps_total}"
+    if spec.expected_seconds is not None and not 0 < spec.expected_seconds < math.inf:
+        yield "expected_duration", f"must be positive, not {spec.expected_seconds:g} seconds"
+    yield from _goal(spec)
+    qos = spec.qos
+    for field, value in (
+        ("rate_min_per_second", qos.rate_min_per_second),
+        ("latency_seconds", qos.latency_seconds),
+        ("arrivals_per_second", qos.arrivals_per_second),
+    ):
+        if not 0 <= value < math.inf:
+            yield f"qos.{field}", f"must be 0 or positive, not {value:g}"
+    if not 0 <= qos.latency_percentile < 100:
+        yield "qos.latency_percentile", f"must be from 0 to below 100, not {qos.latency_percentile:g}"
+
+
+def _goal(spec: JobSpec) -> Found:
+    goal = spec.loss_goal
+    if goal.target is not None and not math.isfinite(goal.target):
+        yield "loss_goal.target", f"must be a finite number, not {goal.target:g}"
+    if goal.fall_steps < 0:
+        yield "loss_goal.fall_steps", f"must not be negative, not {goal.fall_steps}"
+    if not 0 <= goal.fall_min < math.inf:
+        yield "loss_goal.fall_min", f"must be 0 or positive, not {goal.fall_min:g}"
+    if bool(goal.fall_steps) != bool(goal.fall_min):
+        given, missing = ("fall_steps", "fall_min") if goal.fall_steps else ("fall_min", "fall_steps")
+        yield f"loss_goal.{missing}", f"is missing: {given} alone says nothing"
+
+
+def _order(spec: JobSpec) -> Found:
+    if len(spec.dependencies) > DEPENDENCIES_MAX:
+        yield "dependencies", f"at most {DEPENDENCIES_MAX} are taken, not {len(spec.dependencies)}"
+    for place, dependency in enumerate(spec.dependencies[:DEPENDENCIES_MAX]):
+        if not dependency.job_id or bad_name(dependency.job_id):
+            yield f"dependencies[{place}].id", f"must name a job or an array, not {shown(dependency.job_id)}"
+    if spec.array and (wrong := job_array.wrong_with(spec.array)):
+        yield "array", wrong
+
+
+def _texts(spec: JobSpec) -> Found:
+    for field, words in _commands(spec):
+        if len(words) > COMMAND_WORDS_MAX:
+            yield field, f"has {len(words)} words; {COMMAND_WORDS_MAX} are taken at most"
+    if len(spec.environment) > ENVIRONMENT_MAX:
+        yield "environment", f"has {len(spec.environment)} variables; {ENVIRONMENT_MAX} are taken at most"
+    size = _size(spec)
+    if size > TEXT_BYTES_MAX:
+        yield "command", f"command and environment have {size} bytes; {TEXT_BYTES_MAX} are taken at most"
+        return
+    if any("\0" in word for word in _words(spec)):
+        yield "command", "a NUL byte cannot be passed to a program"
+    for key, value in spec.environment[:ENVIRONMENT_MAX]:
+        if not _VARIABLE.fullmatch(key):
+            yield f"environment[{shown(key)}]", "a variable's name has letters, digits and underscores only"
+        if key.startswith(_OWN_VARIABLES):
+            yield f"environment[{shown(key)}]", "this variable is set by the node agent"
+        if "\0" in value:
+            yield f"environment[{shown(key)}]", "a NUL byte cannot be passed to a program"
+    if len(spec.working_directory) > PATH_LENGTH_MAX:
+        length = len(spec.working_directory)
+        yield "working_directory", f"has {length} characters; {PATH_LENGTH_MAX} are taken at most"
+    elif spec.working_directory and (not spec.working_directory.startswith("/") or "\0" in spec.working_directory):
+        yield "working_directory", f"must be an absolute path, not {shown(spec.working_directory)}"
+    if spec.warning_signal not in _SIGNALS:
+        yield (
+            "warning_signal",
+            f"must be a signal that can be caught, such as SIGUSR1, not {shown(spec.warning_signal)}",
+        )
+    yield from _regex(spec.progress_regex)
+
+
+def _regex(pattern: str) -> Found:
+    if pattern and (wrong := patterns.find_error(pattern)):
+        yield "progress.regex", wrong
+
+
+def _deadline(spec: JobSpec, now: float | None) -> Iterator[Violation]:
+    if spec.deadline_seconds is not None and now is not None and spec.deadline_seconds <= now:
+        yield Violation("spec.deadline", f"has passed {now - spec.deadline_seconds:.0f} s ago")
+
+
+def _words(spec: JobSpec) -> Iterator[str]:
+    yield from spec.command
+    for role in spec.roles:
+        yield from role.command
+
+
+def _commands(spec: JobSpec) -> Iterator[tuple[str, Sequence[str]]]:
+    yield "command", spec.command
+    for index, role in enumerate(spec.roles[:ROLES_MAX]):
+        yield f"roles[{index}].command", role.command
+
+
+def _size(spec: JobSpec) -> int:
+    words = sum(len(word.encode(errors="replace")) for word in _words(spec))
+    return words + sum(len(key) + len(value.encode(errors="replace")) for key, value in spec.environment)
+
+
+def bad_name(text: str) -> str:
+    """Say what is wrong with a name for people, or nothing. Names never become paths, and look as if they did not.
+
+    >>> bad_name("ResNet 50, run 7")
+    ''
+    """
+    if len(text) > NAME_LENGTH_MAX:
+        return f"at most {NAME_LENGTH_MAX} characters are taken, not {len(text)}"
+    if not text.isprintable() or "/" in text or "\\" in text or text in (".", ".."):
+        return f"must be printable and without slashes, not {shown(text)}"
+    return ""
+
+
+def shown(text: str) -> str:
+    """Quote a text for an error, short and harmless.
+
+    >>> shown("a" * 100)
+    "'aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa…'"
+    """
+    return ascii(text) if len(text) <= 40 else ascii(text[:40])[:-1] + "…'"
+
+
+def default_kind(roles: tuple[Role, ...]) -> JobKind:
+    """Take a job that does not say its kind as training where it asks for GPUs, else as cpu."""
+    return JobKind.TRAINING if any(role.request.gpu_milli for role in roles) else JobKind.CPU

@@ -1,0 +1,1 @@
+"""Where a gang may go: packing, topology, devices and constraints. Pure."""

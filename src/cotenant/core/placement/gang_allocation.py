@@ -1,0 +1,81 @@
+"""Taking what a policy offered, whole or not at all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from cotenant.core.capacity.ledger import Holding, Ledger, Offer
+from cotenant.core.model.gang import Gang
+from cotenant.core.model.job import WHOLE_GPU_MILLI
+
+
+class BrokenGang(Exception):
+    """A policy offered places for a part of a gang, or for more than all of it: a bug in the policy."""
+
+
+@dataclass(frozen=True, slots=True)
+class Victim:
+    """A running job that the order does not protect, and what it holds.
+
+    Only the first `ahead` gangs may have its room, for those after it in the order do not outrank it; None: all may.
+    Among jobs of one `standing` those are stopped whose `stop_cost_seconds` cost least, those of a lower one before;
+    None: the order alone decides.
+    """
+
+    job_id: str
+    holdings: tuple[Holding, ...]
+    ahead: int | None = None
+    tenant: str = ""
+    standing: int | None = None
+    stop_cost_seconds: float = 0.0
+
+
+def take(ledger: Ledger, gang: Gang, offer: Offer) -> tuple[Holding, ...]:
+    """Take what an offer names, whole or not at all.
+
+    Raises:
+        Overcommitted: the offer names what is not free.
+        BrokenGang: the offer has not a place for each replica, or more than one.
+    """
+    offered = [0] * len(gang.parts)
+    for share in offer:
+        offered[share.part] += share.replicas
+    if offered != [part.replicas for part in gang.parts]:
+        raise BrokenGang(f"{gang} was offered places for {offered} replicas: {offer}")
+    with ledger.attempt() as attempt:
+        for share in offer:
+            attempt.take(share.node, gang.parts[share.part].demand, share.replicas, share.gpus)
+        return attempt.commit()
+
+
+def gpu_milli_of(holdings: Iterable[Holding]) -> int:
+    """Sum up GPUs in thousandths."""
+    return sum(
+        sum(milli for _, milli in holding.shares) if holding.shares else holding.gpus * WHOLE_GPU_MILLI
+        for holding in holdings
+    )
+
+
+def cores_of(holdings: Iterable[Holding]) -> int:
+    """Sum up cores."""
+    return sum(holding.cores for holding in holdings)
+
+
+def release_all(ledger: Ledger, holdings: Iterable[Holding]) -> None:
+    """Give back all of what is named."""
+    for holding in holdings:
+        ledger.release(holding)
+
+
+def hold_all(ledger: Ledger, holdings: Sequence[Holding]) -> bool:
+    """Take all of what is named, or nothing where some of it is not free."""
+    held: list[Holding] = []
+    for holding in holdings:
+        if not ledger.can_hold(holding):
+            for done in held:
+                ledger.release(done)
+            return False
+        ledger.hold(holding)
+        held.append(holding)
+    return True

@@ -1,0 +1,359 @@
+"""What stands in a gang's way, by counting: the reasons that hold for every placement policy.
+
+A wrong reason is worse than none, so each is checked on what it speaks of: only nodes that could ever hold a replica
+count as free, what an empty cluster could not hold is never said to wait for other jobs, and a fragment is blamed on
+cores or memory where the gang would fit without them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cotenant.core.capacity.free_totals import known_tally
+from cotenant.core.capacity.ledger import UNLIMITED, Ledger
+from cotenant.core.model.gang import Demand, Gang, Part
+from cotenant.core.model.job import WHOLE_GPU_MILLI, JobSpec, Locality, Request
+from cotenant.core.model.node import NodeShape, is_of_type, type_in_words
+from cotenant.core.model.refusal import Code, Refusal, gib, gpus, nodes_held, plural
+from cotenant.core.placement.capacity_shortage import (
+    RESOURCES,
+    WELL_AGAIN,
+    could_hold,
+    ill_gpus,
+    ill_in_words,
+    shortage,
+    too_little,
+    waits_for_more,
+)
+from cotenant.core.placement.packing import room_for_all
+
+
+def no_place(gang: Gang, ledger: Ledger, *, within: Locality = Locality.ANYWHERE) -> Refusal:
+    """Say why a gang has no place now, where the policy wants all of it `within` one server, or one rack.
+
+    The reason is the first that holds: only held nodes could hold it; no node takes work; all of the cluster, empty,
+    could not hold it, or only with GPUs that are not well; those nodes that take work could not; too little is free in
+    sum; it lies in fragments.
+    """
+    if held := held_for(gang, ledger, within=within):
+        return held
+    if not bool(ledger.open.any()) and (
+        not len(ledger) or fits(gang, ledger, within=within, empty=True, everywhere=True)
+    ):
+        told = "no other node takes work" if gang.avoided else "no node takes work"
+        return Refusal(Code.NO_NODES, told + _ill_nodes_in_words(ledger), _UNCORDONED, _ill_numbers(ledger))
+    if not fits(gang, ledger, within=within, empty=True):
+        if fits(gang, ledger, within=within, empty=True, everywhere=True):
+            return _closed(gang, ledger, within=within)
+        if ill_gpus(gang.parts, ledger) and fits(gang, _when_well(ledger), within=within, empty=True):
+            return _ill(gang, ledger, within=within)
+        return _never(gang, ledger, within=within)
+    if found := shortage(gang, ledger):
+        return too_little(found, ledger)
+    return _fragmented(gang, ledger, within=within)
+
+
+def held_for(gang: Gang, ledger: Ledger, *, within: Locality) -> Refusal | None:
+    """Return the reason where nodes that take work could not hold a gang, even empty, and with held nodes could."""
+    able = [one for one in ledger.illness.held if one.node_id in ledger.numbers]
+    if not able or fits(gang, ledger, within=within, empty=True):
+        return None
+    before = ledger.open.copy()
+    ledger.open[[ledger.numbers[one.node_id] for one in able]] = True
+    try:
+        could = fits(gang, ledger, within=within, empty=True)
+    finally:
+        ledger.open[:] = before
+    return nodes_held(able, _gang_in_words(gang)) if could else None
+
+
+def plain_shortage(gang: Gang, ledger: Ledger, *, within: Locality) -> Refusal | None:
+    """Say why a gang has no place, where too little is free in sum and the sums are known.
+
+    No policy needs to look for places then; what is said is what `no_place` says.
+    """
+    simple = len(gang.parts) == 1 and within is not Locality.RACK
+    if simple and (refusal := waits_for_more(gang, ledger, alone=within is Locality.SERVER)):
+        return refusal
+    short = known_tally(ledger) is not None and shortage(gang, ledger) is not None
+    return no_place(gang, ledger, within=within) if short else None
+
+
+def fits(gang: Gang, ledger: Ledger, *, within: Locality, empty: bool = False, everywhere: bool = False) -> bool:
+    """Tell whether a gang fits, by counting: exact for one role, what must be so at least for several."""
+    if empty and not everywhere and len(gang.parts) == 1 and within is not Locality.RACK:
+        return could_hold(gang.parts[0], ledger, alone=within is Locality.SERVER)
+    if within is Locality.SERVER:
+        return bool(len(room_for_all(gang, ledger, empty=empty, everywhere=everywhere)))
+    racks = ledger.rack_numbers if within is Locality.RACK else np.zeros_like(ledger.rack_numbers)
+    roomy = np.ones(int(racks.max(initial=0)) + 1, dtype=np.bool_)
+    able = np.zeros(len(ledger), dtype=np.bool_)
+    for part in gang.parts:
+        room = np.minimum(ledger.room(part.demand, empty=empty, everywhere=everywhere), part.replicas)
+        roomy &= np.bincount(racks, room, len(roomy)) >= part.replicas
+        able |= room > 0
+    if len(gang.parts) == 1:
+        return bool(roomy.any())
+    return any(not _lacking(gang, ledger, able & (racks == rack), empty=empty) for rack in np.flatnonzero(roomy))
+
+
+def _lacking(gang: Gang, ledger: Ledger, able: NDArray[np.bool_], *, empty: bool = False) -> list[str]:
+    """Name what there is too little of in sum on some nodes."""
+    there = ledger.sums(able, empty=empty)
+    return [name for name, have in zip(RESOURCES, there, strict=True) if getattr(gang, name) > have]
+
+
+_UNCORDONED = "a node joins, or is uncordoned"
+_HOLDERS = {Locality.SERVER: "any one server", Locality.RACK: "any one rack"}
+
+
+def _closed(gang: Gang, ledger: Ledger, *, within: Locality) -> Refusal:
+    holder = _HOLDERS.get(within, "the servers")
+    closed = int((~ledger.open).sum()) - sum(node_id in ledger.numbers for node_id in gang.avoided)
+    told = f"; {plural(closed, 'server')} {'takes' if closed == 1 else 'take'} no work" if closed else ""
+    return Refusal(
+        Code.NO_NODES,
+        f"needs {_gang_in_words(gang)}, more than {holder} now taking work could hold even if empty{told}",
+        "a node that is large enough joins, or is uncordoned",
+        {"closed_nodes": float(closed)},
+    )
+
+
+def _when_well(ledger: Ledger) -> Ledger:
+    return Ledger(ledger.illness.shapes_when_well, ledger.racks)
+
+
+def _ill(gang: Gang, ledger: Ledger, *, within: Locality) -> Refusal:
+    holder, ill = _HOLDERS.get(within, "the servers"), ill_gpus(gang.parts, ledger)
+    return Refusal(
+        Code.NO_NODES,
+        f"needs {_gang_in_words(gang)}, more than {holder} could hold even if empty while {ill_in_words(ill)}",
+        f"{WELL_AGAIN}, or a node that is large enough joins",
+        {"unhealthy_gpus": float(ill)},
+    )
+
+
+def _ill_nodes_in_words(ledger: Ledger) -> str:
+    count = ledger.illness.nodes
+    return f"; {plural(count, 'server')} {'is' if count == 1 else 'are'} not well" if count else ""
+
+
+def _ill_numbers(ledger: Ledger) -> dict[str, float]:
+    return {"unhealthy_nodes": float(ledger.illness.nodes)} if ledger.illness.nodes else {}
+
+
+def _never(gang: Gang, ledger: Ledger, *, within: Locality) -> Refusal:
+    for part in gang.parts:
+        request = Request(part.demand.gpu_milli, gpu_type=part.demand.gpu_type)
+        if lacking := _no_such_gpus(request, ledger.shapes):
+            return Refusal(Code.NEVER_FITS, f"needs {_gang_in_words(gang)}, and {lacking[0]}", lacking[1])
+    holder = _HOLDERS.get(within, "the whole cluster")
+    return Refusal(
+        Code.NEVER_FITS,
+        f"needs {_gang_in_words(gang)}, more than {holder} could hold even if empty",
+        "ask for less per replica, spread the job over more replicas or servers, or add nodes",
+    )
+
+
+def _fragmented(gang: Gang, ledger: Ledger, *, within: Locality) -> Refusal:
+    part = _tightest(gang, ledger, within=within)
+    room = np.minimum(ledger.room(part.demand), part.replicas)
+    numbers = {"wanted_replicas": part.replicas, "room_replicas": int(room.sum())}
+    each = f"{plural(part.replicas, 'replica')} of {in_words(part.demand)}"
+    together = {1: "", 2: " beside its other role"}.get(len(gang.parts), " beside its other roles")
+    if within is Locality.ANYWHERE:
+        told = f"needs {each}{together}; what is free lies in fragments with room for {_or_more(room, part)}"
+        remedy = "running jobs finish, or smaller replicas are asked for"
+    else:
+        told = f"needs {each} {_ON_ONE[within]}{together}; {_best(room, part, within, ledger)}"
+        remedy = f"jobs {_ON_ONE[within]} finish, or the job is content with several {within}s"
+    if within is Locality.RACK:
+        by_rack = np.bincount(ledger.rack_numbers, room)
+        numbers |= {"best_rack_replicas": int(by_rack.max()), "racks_with_room": int((by_rack > 0).sum())}
+    numbers |= {"best_node_replicas": int(room.max(initial=0)), "nodes_with_room": int((room > 0).sum())}
+    culprits = list(_culprits(gang, ledger, within=within))
+    if culprits:
+        told += f"; {' or '.join(_NOUNS[name] for name in culprits)} stand in its way"
+    blamed = {f"fits_without_{name}": 1.0 for name in culprits}
+    counts = {name: float(value) for name, value in numbers.items()} | blamed
+    return Refusal(Code.FRAGMENTED, told, remedy, counts, within)
+
+
+_NOUNS = {"cores": "cores", "memory_bytes": "memory"}
+
+
+_ON_ONE = {Locality.SERVER: "on one server", Locality.RACK: "in one rack"}
+
+
+def _best(room: NDArray[np.int64], part: Part, within: Locality, ledger: Ledger) -> str:
+    """Tell what the best server or rack has room for, and all of them together."""
+    rooms = room if within is Locality.SERVER else np.bincount(ledger.rack_numbers, room).astype(np.int64)
+    able = int((rooms > 0).sum())
+    if able < 2:
+        return f"the best has room for {int(rooms.max(initial=0))}"
+    return f"the best has room for {int(rooms.max())}, {able} {within}s together for {_or_more(rooms, part)}"
+
+
+def _or_more(room: NDArray[np.int64], part: Part) -> str:
+    return f"{int(room.sum())}" if int(room.sum()) < part.replicas else f"{part.replicas} or more"
+
+
+def _tightest(gang: Gang, ledger: Ledger, *, within: Locality) -> Part:
+    """Choose the part to speak of: the first that does not fit alone, else the one that asks for the most."""
+    for part in gang.parts:
+        if not fits(Gang(gang.job_id, (part,)), ledger, within=within):
+            return part
+    return max(gang.parts, key=lambda part: (part.demand.gpu_milli, part.demand.cores, part.role))
+
+
+def _culprits(gang: Gang, ledger: Ledger, *, within: Locality) -> Iterator[str]:
+    """Name cores or memory where a gang that asks for more than that would fit without them."""
+    for name in _NOUNS:
+        parts = tuple(replace(part, demand=_without(part.demand, name)) for part in gang.parts)
+        asks_for_more = any(getattr(gang, other) for other in RESOURCES if other != name)
+        if getattr(gang, name) and asks_for_more and fits(Gang(gang.job_id, parts), ledger, within=within):
+            yield name
+
+
+def _without(demand: Demand, name: str) -> Demand:
+    return replace(demand, cores=0) if name == "cores" else replace(demand, memory_bytes=0)
+
+
+def never_fits(spec: JobSpec, shapes: Sequence[NodeShape], *, elastic: bool) -> Refusal | None:
+    """Say whether a job could never run on nodes of these shapes, even if all of them were empty.
+
+    `elastic`: any number of nodes of these shapes could join, so only what must be on one node can be too large.
+    """
+    shapes = [shape for shape in shapes if elastic or shape.count]
+    if not shapes:
+        return None
+    lacking = list(_roles_too_large(spec, shapes, elastic=elastic))
+    if not lacking and spec.locality is Locality.SERVER and not any(_holds_all(shape, spec) for shape in shapes):
+        lacking.append("the job wants to be on one server, and none could hold all of it")
+    if not lacking and not elastic:
+        lacking += _sums_too_large(spec, shapes)
+    if not lacking:
+        return None
+    largest = max(shapes, key=lambda shape: (shape.gpus, shape.cores, shape.memory_bytes))
+    return Refusal(
+        Code.NEVER_FITS,
+        f"{'; '.join(lacking)}; the largest node has {largest}",
+        "ask for less per replica, spread the job over more replicas, or add nodes",
+        {"largest_gpus": largest.gpus, "largest_cores": largest.cores, "largest_memory_bytes": largest.memory_bytes},
+    )
+
+
+def _no_such_gpus(request: Request, shapes: Sequence[NodeShape]) -> tuple[str, str] | None:
+    """Say that no node has GPUs of the wanted type, or that none with such ones shares them; and what would help."""
+    having = [shape for shape in shapes if shape.gpus and is_of_type(shape.gpu_type, request.gpu_type)]
+    if not request.gpu_milli or not any(shape.gpus for shape in shapes):
+        return None
+    kind = f" of type {type_in_words(request.gpu_type)}" if request.gpu_type else ""
+    if not having:
+        return f"no server has GPUs{kind}", "ask for another type, or add nodes that have it"
+    if request.gpu_milli % WHOLE_GPU_MILLI and not any(shape.shareable for shape in having):
+        return f"no server shares its GPUs{kind}", "ask for whole GPUs, or let nodes share theirs"
+    return None
+
+
+def _roles_too_large(spec: JobSpec, shapes: Sequence[NodeShape], *, elastic: bool) -> Iterator[str]:
+    for role in spec.roles:
+        room = [room_on(shape, role.request) for shape in shapes]
+        fitting = sum(each * shape.count for each, shape in zip(room, shapes, strict=True))
+        if not any(room):
+            lacking = _no_such_gpus(role.request, shapes)
+            why = f", and {lacking[0]}" if lacking else ""
+            yield f"a replica of role {role.name!r} needs {request_in_words(role.request)}{why}"
+        elif not elastic and role.replicas > fitting:
+            yield (
+                f"{role.replicas} replicas of role {role.name!r} need {request_in_words(role.request)} each; "
+                f"the whole cluster, empty, has room for {fitting}"
+            )
+
+
+def _sums_too_large(spec: JobSpec, shapes: Sequence[NodeShape]) -> Iterator[str]:
+    wanted = _least(spec)
+    total_gpus = sum(shape.gpus * shape.count for shape in shapes)
+    total_cores = sum(shape.cores * shape.count for shape in shapes)
+    total_memory = sum(shape.memory_bytes * shape.count for shape in shapes)
+    if wanted.gpu_milli > total_gpus * WHOLE_GPU_MILLI:
+        yield f"the job needs {gpus(wanted.gpu_milli)}; the whole cluster has {total_gpus}"
+    if wanted.cores > total_cores:
+        yield f"the job needs {plural(wanted.cores, 'core')} at least; the whole cluster has {total_cores}"
+    if wanted.memory_bytes > total_memory:
+        yield f"the job needs {gib(wanted.memory_bytes)} of memory; the whole cluster has {gib(total_memory)}"
+
+
+def _holds_all(shape: NodeShape, spec: JobSpec) -> bool:
+    wanted = _least(spec)
+    return (
+        all(room_on(shape, role.request) >= role.replicas for role in spec.roles)
+        and wanted.gpu_milli <= shape.gpus * WHOLE_GPU_MILLI
+        and wanted.cores <= shape.cores
+        and wanted.memory_bytes <= shape.memory_bytes
+    )
+
+
+def _least(spec: JobSpec) -> Demand:
+    """Sum up the least that a job could be given."""
+    return Demand(
+        gpu_milli=spec.gpu_milli,
+        cores=sum(role.replicas * _cores_least(role.request) for role in spec.roles),
+        memory_bytes=sum(role.replicas * role.request.memory_bytes for role in spec.roles),
+    )
+
+
+def _cores_least(request: Request) -> int:
+    """`auto` is one core at least; those who ask for none get none."""
+    return 1 if request.cores is None else request.cores
+
+
+def room_on(shape: NodeShape, request: Request) -> int:
+    """Count how many replicas of a request an empty node of this shape could take; `auto` counts as one core."""
+    limits = [int(UNLIMITED)]
+    if request.gpu_milli >= WHOLE_GPU_MILLI:
+        limits.append(shape.gpus // (request.gpu_milli // WHOLE_GPU_MILLI))
+    elif request.gpu_milli:
+        limits.append(shape.gpus * (WHOLE_GPU_MILLI // request.gpu_milli) if shape.shareable else 0)
+    if request.gpu_milli and request.gpu_type and not is_of_type(shape.gpu_type, request.gpu_type):
+        return 0
+    if cores := _cores_least(request):
+        limits.append(shape.cores // cores)
+    if request.memory_bytes:
+        limits.append(shape.memory_bytes // request.memory_bytes)
+    return min(limits)
+
+
+def shapes_of(ledger: Ledger) -> tuple[NodeShape, ...]:
+    """Group a ledger's nodes by shape, in the order in which shapes first appear."""
+    counts: dict[NodeShape, int] = {}
+    for shape in ledger.shapes:
+        key = replace(shape, count=1)
+        counts[key] = counts.get(key, 0) + 1
+    return tuple(replace(shape, count=count) for shape, count in counts.items())
+
+
+def in_words(demand: Demand) -> str:
+    """Write what one replica needs.
+
+    >>> in_words(Demand(gpu_milli=2000, cores=6))
+    '2 GPUs and 6 cores'
+    """
+    kind = f" ({type_in_words(demand.gpu_type)})" if demand.gpu_type else ""
+    words = [gpus(demand.gpu_milli) + kind] if demand.gpu_milli else []
+    words += [plural(demand.cores, "core")] if demand.cores else []
+    words += [f"{gib(demand.memory_bytes)} of memory"] if demand.memory_bytes else []
+    return " and ".join(words) or "nothing"
+
+
+def _gang_in_words(gang: Gang) -> str:
+    return " with ".join(f"{plural(part.replicas, 'replica')} of {in_words(part.demand)}" for part in gang.parts)
+
+
+def request_in_words(request: Request) -> str:
+    """Write what one replica asks for; `auto` cores are left out."""
+    return in_words(Demand(request.gpu_milli, request.cores or 0, request.memory_bytes, request.gpu_type))

@@ -1,0 +1,1 @@
+"""The policy API: protocols, options and what policies see of a cluster."""

@@ -1,0 +1,252 @@
+"""Several predictors as one: each is asked, and what one does not know is filled in from the others.
+
+How long a job will run on is told by the first, in the order of the list, that finds it predictable. θ, and the rate
+under each candidate, come from whoever is surest of them; a latency from the first that tells one. So the order decides
+who speaks of remaining time, and nothing else where confidences differ. Nothing is made up: a figure is one that a
+predictor told, or the steps that are left divided by a rate, and is never trusted more than what it is made from.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+from cotenant.core.model.estimate import UNKNOWN, CandidateEstimate, Estimate, Observation, Query
+from cotenant.core.policy.protocols import EstimatesMany, Predictor, Prepares
+from cotenant.core.prediction.estimate_validation import unsound
+
+CONFIDENCE_MIN = 0.5  # from which on a job is predictable (AITurbo, Zhao et al., HPDC 2021 [D])
+REMEMBERED_MAX = 5_000  # answers that were checked, or put together
+NOBODY = replace(UNKNOWN, source=f"nobody: {UNKNOWN.source}")
+
+Told = tuple[str, Estimate]  # a predictor's name and what it says
+Failed = Callable[[Predictor, str], None]  # is told which predictor failed, and how
+Judged = tuple[CandidateEstimate, ...]
+
+
+class Chain:
+    """Asks predictors in their order. One that fails is passed over, and whoever made the chain is told.
+
+    >>> from cotenant.policies.history import History
+    >>> Chain([History()]).estimate(Query("ann", "bert", "", gpu_milli=1000, replicas=1)).source
+    'history: no job like this one has succeeded yet'
+    """
+
+    def __init__(self, predictors: Sequence[Predictor], failed: Failed = lambda predictor, error: None) -> None:
+        names = [predictor.name for predictor in predictors]
+        if not names:
+            raise ValueError("at least one predictor is needed")
+        if twice := [name for name, count in Counter(names).items() if count > 1]:
+            raise ValueError(f"the predictor {twice[0]!r} is named twice")
+        self._predictors = tuple(predictors)
+        self._many = {one.name: one for one in predictors if isinstance(one, EstimatesMany)}  # slow to find out
+        self._failed = failed
+        self._combined: dict[tuple[int, ...], tuple[Query, Sequence[Told], Estimate]] = {}
+        self._checked: dict[tuple[int, int], Estimate] = {}  # known by their identity, and kept, too
+
+    @property
+    def predictors(self) -> Mapping[str, Predictor]:
+        """The predictors by name, in their order."""
+        return {predictor.name: predictor for predictor in self._predictors}
+
+    def estimate(self, query: Query) -> Estimate:
+        """Say what the predictors together know of a job."""
+        return self.estimate_many([query])[0]
+
+    def estimate_many(self, queries: Sequence[Query]) -> Sequence[Estimate]:
+        """Say for each job what `estimate` says; a predictor that takes many questions at once is asked only once."""
+        answers = [(predictor.name, self._ask_many(predictor, queries)) for predictor in self._predictors]
+        return [
+            self._combine([(name, said) for name, told in answers if (said := told[place]) is not None], query)
+            for place, query in enumerate(queries)
+        ]
+
+    def _combine(self, told: Sequence[Told], query: Query) -> Estimate:
+        """Put together what is told; where the predictors gave the very same answers as before, as before.
+
+        Answers are known by their identity, and kept, so that none of them can be another's.
+        """
+        key = tuple([id(estimate) for _, estimate in told])
+        before = self._combined.get(key)
+        if before and _alike(before[0], query):
+            return before[2]
+        estimate = combined(told, query)
+        if len(self._combined) >= REMEMBERED_MAX:
+            self._combined.clear()
+        self._combined[key] = query, told, estimate
+        return estimate
+
+    def observe(self, observation: Observation) -> None:
+        """Show all predictors what was seen."""
+        for predictor in self._predictors:
+            try:
+                predictor.observe(observation)
+            except Exception as error:  # whatever a stranger's predictor does
+                self._failed(predictor, f"observe: {type(error).__name__}: {error}")
+
+    def prepare(self, fits_max: int) -> bool:
+        """Let each predictor that can do so fit beforehand what the next questions need; True where more is left."""
+        left = False
+        for predictor in self._predictors:
+            if isinstance(predictor, Prepares):
+                try:
+                    left |= predictor.prepare(fits_max) > 0
+                except Exception as error:  # whatever a stranger's predictor does
+                    self._failed(predictor, f"prepare: {type(error).__name__}: {error}")
+        return left
+
+    def _ask_many(self, predictor: Predictor, queries: Sequence[Query]) -> Sequence[Estimate | None]:
+        """Ask about all at once where the predictor can; where that fails, or it cannot, one by one."""
+        many = self._many.get(predictor.name)
+        if many is None or not queries:
+            return [self._ask(predictor, query) for query in queries]
+        try:
+            estimates = many.estimate_many(queries)
+            return [self._sound(predictor, one, query) for one, query in zip(estimates, queries, strict=True)]
+        except Exception as error:  # whatever a stranger's predictor does
+            self._failed(predictor, f"estimate_many: {type(error).__name__}: {error}")
+        return [self._ask(predictor, query) for query in queries]
+
+    def _ask(self, predictor: Predictor, query: Query) -> Estimate | None:
+        try:
+            return self._sound(predictor, predictor.estimate(query), query)
+        except Exception as error:  # whatever a stranger's predictor does, an answer of another type among it
+            self._failed(predictor, f"estimate: {type(error).__name__}: {error}")
+            return None
+
+    def _sound(self, predictor: Predictor, estimate: Estimate, query: Query) -> Estimate | None:
+        key = id(estimate), len(query.candidates)
+        if key in self._checked and self._checked[key] is estimate:
+            return estimate
+        if wrong := unsound(estimate, len(query.candidates)):
+            self._failed(predictor, f"estimate: {wrong}")
+            return None
+        if len(self._checked) >= REMEMBERED_MAX:
+            self._checked.clear()
+        self._checked[key] = estimate
+        return estimate
+
+
+def _alike(query: Query, other: Query) -> bool:
+    """Whether the same answers mean the same for two questions."""
+    return (
+        query.steps_total - query.step == other.steps_total - other.step
+        and query.phase == other.phase
+        and query.cores == other.cores
+        and query.gpu_type == other.gpu_type
+        and query.candidates == other.candidates
+    )
+
+
+def combined(told: Sequence[Told], query: Query) -> Estimate:
+    """Put together what predictors say of one job, in their order; names all whose word is in it.
+
+    >>> asked = Query("ann", "bert", "", 1000, 1)
+    >>> curve = Estimate(cores_useful=6, cores_useful_confidence=0.9, source="θ is 6 cores")
+    >>> past = Estimate(True, 0.7, remaining_seconds=60.0, source="the median of 3 runs like it")
+    >>> both = combined([("xiao-piecewise", curve), ("history", past)], asked)
+    >>> both.remaining_seconds, both.cores_useful, both.source
+    (60.0, 6, 'history: the median of 3 runs like it; θ by xiao-piecewise')
+    """
+    if not told:
+        return NOBODY
+    judged, rates_by, latency_by = _judged(told, query)
+    name, speaks = next((one for one in told if one[1].predictable), told[0])
+    also: list[str] = []
+    if not speaks.predictable and (rest := _by_rate(judged, query)):
+        name, speaks = " and ".join(rates_by), rest
+    useful_by, useful = name, speaks
+    for other, estimate in told:
+        if estimate.cores_useful is not None and (
+            useful.cores_useful is None or estimate.cores_useful_confidence > useful.cores_useful_confidence
+        ):
+            useful_by, useful = other, estimate
+    if len(told) > 1:
+        speaking = name.split(" and ")
+        for what, others in (("θ", (useful_by,)), ("rates", rates_by), ("latency", latency_by)):
+            if strangers := [other for other in others if other not in speaking]:
+                also.append(f"; {what} by {' and '.join(strangers)}")
+    return Estimate(
+        speaks.predictable,
+        speaks.confidence,
+        speaks.remaining_seconds,
+        speaks.remaining_p10_seconds,
+        speaks.remaining_p90_seconds,
+        useful.cores_useful,
+        judged,
+        f"{name}: {speaks.source}{''.join(also)}",
+        useful.cores_useful_confidence,
+    )
+
+
+def _judged(told: Sequence[Told], query: Query) -> tuple[Judged, Sequence[str], Sequence[str]]:
+    """Judge each candidate by whoever is surest of its rate; names those, and those whose latency was taken."""
+    tellers = [(name, estimate.candidates) for name, estimate in told if estimate.candidates]
+    if not tellers:
+        return (), (), ()
+    names = [name for name, _ in tellers]
+    steps = 0 if query.phase else max(0, query.steps_total - query.step)
+    if len(tellers) == 1 and not any(
+        one.latency or (one.remaining_seconds is None and one.rate_per_second) for one in tellers[0][1]
+    ):
+        only = tellers[0][1]
+        return only, names if any(one.rate_per_second is not None for one in only) else (), ()
+    judged, rated, waited = [], set(), set()
+    for ones in zip(*[candidates for _, candidates in tellers], strict=True):
+        surest = latency = -1
+        confidence = -1.0
+        for place, one in enumerate(ones):
+            if one.rate_per_second is not None and one.confidence > confidence:
+                surest, confidence = place, one.confidence  # the first of those who are equally sure
+            if latency < 0 and one.latency is not None:
+                latency = place
+        best = ones[max(surest, 0)]
+        if surest >= 0:
+            rated.add(surest)
+            if best.remaining_seconds is None and best.rate_per_second:
+                best = _with_rest(best, ones, steps)
+        if latency >= 0:
+            waited.add(latency)
+            best = replace(best, latency=ones[latency].latency)
+        judged.append(best)
+    return tuple(judged), [names[one] for one in sorted(rated)], [names[one] for one in sorted(waited)]
+
+
+def _with_rest(one: CandidateEstimate, ones: Judged, steps: int) -> CandidateEstimate:
+    """Divide the steps that are left by a rate; where they are not known, those that another's time stands for."""
+    assert one.rate_per_second
+    if steps:
+        return replace(one, remaining_seconds=steps / one.rate_per_second)
+    others = [other for other in ones if other.rate_per_second and other.remaining_seconds is not None]
+    if not others:
+        return one
+    other = max(others, key=lambda other: other.confidence)
+    assert other.rate_per_second
+    assert other.remaining_seconds is not None
+    rest = other.remaining_seconds * other.rate_per_second / one.rate_per_second
+    return replace(one, remaining_seconds=rest, confidence=min(one.confidence, other.confidence))
+
+
+def _by_rate(judged: Judged, query: Query) -> Estimate | None:
+    """Divide the steps that are left by the rate on what the job asks for, where that rate is sure enough."""
+    steps = max(0, query.steps_total - query.step)
+    if not steps or query.phase:
+        return None
+    for candidate, one in zip(query.candidates, judged, strict=False):
+        asked = query.cores in (None, candidate.cores) and candidate.gpu_type == query.gpu_type
+        if asked and one.rate_per_second:
+            if one.confidence < CONFIDENCE_MIN:
+                return None
+            rate = one.rate_per_second
+            return Estimate(True, one.confidence, steps / rate, source=f"{steps} steps left at {rate:.3g} per second")
+    return None
+
+
+def named(estimate: Estimate, query: Query) -> Estimate:
+    """Tell beside each judgement which allocation it is of."""
+    judged = [
+        one if one.allocation is not None else replace(one, allocation=allocation)
+        for one, allocation in zip(estimate.candidates, query.candidates, strict=False)
+    ]
+    return replace(estimate, candidates=tuple(judged))

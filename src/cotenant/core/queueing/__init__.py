@@ -1,1 +1,0 @@
-"""Who runs next and who has to wait: the cycle, orders, victims, reservations and forecasts. Pure."""

@@ -1,0 +1,1 @@
+"""The scheduling cycle: order, admission, placement sessions, preemption, reservations. Pure."""

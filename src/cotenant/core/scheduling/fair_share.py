@@ -1,0 +1,217 @@
+"""Fair share among tenants: whose job goes next, whatever the queue policy orders inside each tenant.
+
+Theory of operation. The policy orders the jobs of each tenant. Among tenants the next job is that of the tenant whose
+dominant share, divided by its weight, is the smallest (progressive filling: Ghodsi et al., Dominant Resource Fairness,
+NSDI 2011, algorithm 1 [P]). The dominant share is the largest of the tenant's shares of the cluster's GPUs, cores and
+memory. Progressive filling is a merge: a job's key is the share that its tenant holds before the job is given what it
+asks for, counting what the tenant's running jobs hold and what its jobs earlier in the order ask for. Keys never fall
+along a tenant's own order, so sorting by key keeps that order and interleaves the tenants. Equal keys are decided by
+the policy's order, which ends with the job's sequence number.
+
+Tenants that belong to others share at each level, as in hierarchical DRF (Bhattacharya et al., SoCC 2013 [P]): the
+groups of a department are merged first, then the departments. The jobs that a department has itself are one more
+group of it, of weight 1.
+
+There are two uses of the order, with two sets of keys. Positions and forecasts look far ahead and count everything
+that a tenant asks for. What may start now counts at most what is free: a tenant at whose head stand gangs that find no
+place would else wait with its small jobs for shares that the gangs never take.
+
+An idle tenant has no jobs in the order and takes nothing from anybody; one active tenant has the policy's own order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+import numpy as np
+
+from cotenant.core.model.job_table import Capacity, Flags, Floats, Ints, Jobs
+from cotenant.core.model.refusal import Refusal
+from cotenant.core.model.tenancy import Tenancy
+
+ROUNDING = 1e-9  # a share this close to the fair one is fair
+RESOURCES = ("GPUs", "cores", "memory")
+_SMALL_MAX = np.iinfo(np.int16).max  # up to here numpy sorts integers by radix, in linear time
+
+
+class FairShare(StrEnum):
+    """Between whom the cluster is shared fairly."""
+
+    TENANTS = "tenants"  # between tenants, by weight
+    OFF = "off"  # the queue policy alone decides the order
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """The share of the cluster that a tenant holds, of the resource of which it holds the most, and its fair share."""
+
+    tenant_id: str
+    resource: str
+    held: float
+    fair: float
+
+    def refine(self, refusal: Refusal) -> Refusal:
+        """Return the refusal of a job that waits because its tenant holds its fair share already.
+
+        >>> from cotenant.core.model.refusal import Code
+        >>> told = Standing("vision", "GPUs", 0.75, 0.5).refine(Refusal(Code.CAPACITY, "needs 1 GPU, 0 of 8 free"))
+        >>> told.detail
+        'needs 1 GPU, 0 of 8 free; tenant vision holds 75% of the GPUs, its fair share is 50%'
+        """
+        words = (
+            f"tenant {self.tenant_id} holds {self.held:.0%} of the {self.resource}, its fair share is {self.fair:.0%}"
+        )
+        remedy = "jobs of tenants below their fair share start first, then its own; or its weight is raised"
+        return replace(
+            refusal,
+            detail=f"{refusal.detail}; {words}",
+            remedy=f"{refusal.remedy}; {remedy}" if refusal.remedy else remedy,
+            numbers={**refusal.numbers, "tenant_share": self.held, "tenant_fair_share": self.fair},
+            over_share=True,
+        )
+
+
+class Sharing:
+    """The tenants of one cycle: their place in the tree, their weights, and what their jobs hold."""
+
+    def __init__(self, jobs: Jobs, capacity: Capacity, tenancy: Tenancy) -> None:
+        self._jobs, self._tenancy = jobs, tenancy
+        self._levels, self._weights = tenancy.tree(int(jobs.tenant.max(initial=-1)) + 1)
+        columns = (jobs.gpu_milli, jobs.cores, jobs.memory_bytes)
+        totals = (capacity.gpu_milli, capacity.cores, capacity.memory_bytes)
+        kinds = [kind for kind, column in enumerate(columns) if column.any()]
+        known = [kind for kind in kinds if totals[kind] > 0]
+        self._kinds = known or kinds  # before anything is known of the cluster, shares are of all that is asked for
+        self._columns = [columns[kind] for kind in self._kinds]
+        self._totals = [totals[kind] if known else int(columns[kind].sum()) for kind in self._kinds]
+
+    @staticmethod
+    def between_several(jobs: Jobs) -> bool:
+        """Whether jobs of more than one tenant are there."""
+        return len(jobs) > 1 and bool((jobs.tenant != jobs.tenant[0]).any())
+
+    def interleave(self, ranked: Ints, held: Flags, *, blocks: Ints | None = None, at_once: bool = False) -> Ints:
+        """Return rows in fair order; `ranked` has them in the policy's.
+
+        `held` marks rows that hold resources already. `blocks` numbers, by row, groups whose order stays, such as jobs
+        within their tenants' guarantees before others. `at_once` counts at most what is free, for what may start now.
+        """
+        tenant = self._jobs.tenant[ranked]
+        if len(ranked) < 2 or not bool((tenant != tenant[0]).any()):
+            return ranked
+        asked = [column[ranked] for column in self._columns]
+        places = np.arange(len(ranked))
+        for nodes in reversed(self._levels):
+            key = self._keys(nodes, asked, tenant, places, held, at_once=at_once)
+            places = places[_sorted(key[places])]
+            if blocks is not None:
+                places = places[np.argsort(blocks[ranked][places], kind="stable")]
+        return ranked[places]
+
+    def _keys(
+        self, nodes: Ints, asked: Sequence[Ints], tenant: Ints, places: Ints, held: Flags, *, at_once: bool
+    ) -> Floats:
+        """Return by place the weighted share that each row's node holds before the row, at one level of the tree."""
+        node = nodes[tenant]
+        walk = places[_grouped(node[places])]
+        ordered = node[walk]
+        begins = np.flatnonzero(np.append(True, ordered[1:] != ordered[:-1]))
+        sizes = np.diff(np.append(begins, len(walk)))
+        share = np.zeros(len(walk))
+        for column, wanted, total in zip(self._columns, asked, self._totals, strict=True):
+            use = self._use(column, nodes, held)
+            free = max(0, total - int(column[held].sum()))
+            amounts = wanted[walk]
+            if at_once:
+                amounts = np.where(amounts > free, 0, amounts)
+            before = np.cumsum(amounts) - amounts
+            before -= np.repeat(before[begins], sizes)
+            if at_once:
+                before = np.minimum(before, free)
+            np.maximum(share, (before + np.repeat(use[ordered[begins]], sizes)) / total, out=share)
+        key = np.empty(len(walk))
+        key[walk] = share / np.repeat(self._weights[ordered[begins]], sizes)
+        return key
+
+    def _use(self, column: Ints, nodes: Ints, held: Flags) -> Ints:
+        """Sum up by node what rows hold."""
+        amounts = column[held].astype(np.float64)  # whole numbers far below 2**53
+        sums = np.bincount(nodes[self._jobs.tenant[held]], weights=amounts, minlength=len(self._weights))
+        return sums.astype(np.int64)
+
+    def held_back(self, ranked: Ints, fair: Ints, held: Flags) -> Flags:
+        """Mark rows that wait for the sake of fair shares.
+
+        Their tenant, or one that it belongs to, holds its fair share already, and a job goes before them that the
+        policy alone would have put behind them: one of another tenant, for a tenant's own order stays.
+        """
+        marked = np.zeros(len(self._jobs), dtype=np.bool_)
+        if fair is ranked or len(ranked) < 2:
+            return marked
+        place = np.empty(len(self._jobs), dtype=np.int64)
+        place[ranked] = np.arange(len(ranked))
+        own = place[fair]
+        later = np.maximum.accumulate(own) > own
+        marked[fair[later]] = True
+        return marked & self._over(held)[self._jobs.tenant]
+
+    def _over(self, held: Flags) -> Flags:
+        """Mark by tenant whether it, or one that it belongs to, holds at least its fair share."""
+        used, _, fair = self._stand(held)
+        over = np.zeros(len(self._levels[0]), dtype=np.bool_)
+        for nodes in self._levels:
+            over |= used[nodes] >= fair[nodes] * (1 - ROUNDING)
+        return over
+
+    def _stand(self, held: Flags) -> tuple[Floats, Ints, Floats]:
+        """Return by node the dominant share that is held, of which resource, and the fair share."""
+        used, kind = np.zeros(len(self._weights)), np.zeros(len(self._weights), dtype=np.int64)
+        for nodes in self._levels:
+            for number, (column, total) in enumerate(zip(self._columns, self._totals, strict=True)):
+                share = self._use(column, nodes, held) / total
+                kind[share > used] = number
+                used = np.maximum(used, share)
+        present = np.unique(self._jobs.tenant)
+        fair, above = np.zeros(len(self._weights)), np.zeros(len(self._weights), dtype=np.int64)
+        whole = np.ones(1)  # of what is shared at the level, by parent
+        for nodes in self._levels:
+            here, first = np.unique(nodes[present], return_index=True)
+            parents = above[present[first]] if nodes is not self._levels[0] else np.zeros(len(here), dtype=np.int64)
+            sums = np.bincount(parents, weights=self._weights[here], minlength=len(whole))
+            fair[here] = whole[parents] * self._weights[here] / sums[parents]
+            above = np.zeros(len(nodes), dtype=np.int64)
+            above[present] = nodes[present]
+            whole = fair.copy()
+        return used, kind, fair
+
+    def standings(self, held: Flags, ids: Sequence[str]) -> dict[str, Standing]:
+        """Return how each tenant stands that holds its fair share, by its id; `ids` are those of tenants by number.
+
+        Where a tenant belongs to others, the highest of them that holds its share is told of.
+        """
+        used, kind, fair = self._stand(held)
+        found: dict[str, Standing] = {}
+        for number in np.unique(self._jobs.tenant).tolist():
+            for nodes in self._levels:
+                node = int(nodes[number])
+                if used[node] >= fair[node] * (1 - ROUNDING):
+                    name = self._tenancy.tenants[node].id if node < len(self._tenancy.tenants) else ids[number]
+                    resource = RESOURCES[self._kinds[int(kind[node])]] if self._kinds else RESOURCES[0]
+                    found[ids[number]] = Standing(name, resource, float(used[node]), float(fair[node]))
+                    break
+        return found
+
+
+def _grouped(numbers: Ints) -> Ints:
+    """Sort by small whole numbers; equals stay as they are."""
+    few = int(numbers.max()) <= _SMALL_MAX
+    return np.argsort(numbers.astype(np.int16) if few else numbers, kind="stable")
+
+
+def _sorted(values: Floats) -> Ints:
+    """Sort; equals stay as they are."""
+    if bool((values[1:] >= values[:-1]).all()):
+        return np.arange(len(values))
+    return np.argsort(values, kind="stable")

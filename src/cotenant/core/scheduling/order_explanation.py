@@ -1,0 +1,116 @@
+"""Who comes before a job that the order leaves out, and what they leave of the cluster.
+
+Two go before it where the order is enforced: those that nobody may stop, wherever they stand, and those that stand
+before it and fit. Who stands behind it may run as well, for it needs less; that is not what the job waits for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from cotenant.core.model.job_table import Capacity, Flags, Floats, Ints, Jobs
+from cotenant.core.model.refusal import Nearest, Refusal, held_back_in_order, outranked
+
+FIRST_NAMED = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Outrankers:
+    """Those who should run, for jobs that wait by their place among them, from 0.
+
+    `first` are rows of the first of those that may be stopped, `staying` of those that may not, each with its place in
+    the whole order; `places` are the places there of those that wait. By place in the whole order there are the
+    `ranked` rows, the GPUs that those ask for who wait before (`wanted_milli`), and what those who should run before
+    leave (`left`), by resource: GPUs in thousandths, cores, memory in bytes, below 0 where those that nobody may stop
+    take more than there is; `scores` are the order's, by row. A strict order goes no further than its
+    `head`: its place, its row, what it needs and what is left for it.
+    """
+
+    first: tuple[tuple[int, int], ...]
+    staying: tuple[tuple[int, int], ...]
+    places: Ints
+    left: Ints
+    ranked: Ints
+    scores: Floats
+    wanted_milli: Ints
+    head: tuple[int, int, tuple[int, int, int], tuple[int, int, int]] | None = None
+
+    def before(self, place: int) -> list[int]:
+        """Name rows of the first that go before a job."""
+        return self._before(int(self.places[place]))
+
+    def _before(self, at: int) -> list[int]:
+        going = [*self.staying, *(one for one in self.first if one[0] < at)]
+        return [row for _, row in sorted(going)[:FIRST_NAMED]]
+
+    def refusal(self, place: int, ids: Sequence[str]) -> Refusal:
+        """Say why a job waits; `ids` by row."""
+        return self.refusal_at(int(self.places[place]), ids)
+
+    def refusal_at(self, at: int, ids: Sequence[str]) -> Refusal:
+        """Say why the job at a place in the whole order waits, one that is stopped now too; `ids` by row."""
+        ahead = int(np.searchsorted(self.places, at))
+        milli, cores, memory_bytes = np.maximum(self.left[:, at], 0).tolist()
+        nearest = None
+        if ahead:
+            before = int(self.ranked[self.places[ahead - 1]])
+            own, other = float(self.scores[self.ranked[at]]), float(self.scores[before])
+            nearest = Nearest(ids[before], other, own, int(self.wanted_milli[at]))
+        if self.head and self.head[0] < at:
+            _, row, needs, left = self.head
+            return held_back_in_order(ahead + 1, ahead, ids[row], needs, left, nearest)
+        first = [ids[row] for row in self._before(at)]
+        return outranked(ahead + 1, ahead, first, (milli, cores, memory_bytes), nearest)
+
+
+def outrankers(
+    jobs: Jobs,
+    ranked: Ints,
+    selected: Flags,
+    protected: Flags,
+    capacity: Capacity,
+    scores: Floats,
+    *,
+    strict: bool = False,
+    passed: Ints | None = None,
+) -> Outrankers:
+    """Walk the order once; `ranked` holds all rows, `selected` marks those that should run.
+
+    A `strict` order ends at the first that should not, but for those `passed` over for their tenants' limits.
+    """
+    chosen, stays = selected[ranked], protected[ranked]
+    needs = np.stack([jobs.gpu_milli, jobs.cores, jobs.memory_bytes])[:, ranked]
+    have = np.array([capacity.gpu_milli, capacity.cores, capacity.memory_bytes], dtype=np.int64)
+    taken = needs * (chosen & ~stays)
+    left = (have - (needs * stays).sum(axis=1))[:, None] - (np.cumsum(taken, axis=1) - taken)
+    waits = ~jobs.running[ranked]
+    places = np.flatnonzero(waits)
+    waiting_milli = needs[0] * waits
+
+    def of(marked: Flags) -> tuple[tuple[int, int], ...]:
+        found = np.flatnonzero(marked)[:FIRST_NAMED]
+        return tuple(zip(found.tolist(), ranked[found].tolist(), strict=True))
+
+    def three(column: Ints) -> tuple[int, int, int]:
+        milli, cores, memory_bytes = np.maximum(column, 0).tolist()
+        return milli, cores, memory_bytes
+
+    head = None
+    if strict:
+        out = ~chosen if passed is None else ~chosen & ~np.isin(ranked, passed)
+        if len(found := np.flatnonzero(out)):
+            at = int(found[0])
+            head = at, int(ranked[at]), three(needs[:, at]), three(left[:, at])
+    return Outrankers(
+        of(chosen & ~stays),
+        of(stays),
+        places,
+        left,
+        ranked.copy(),  # for it may be the table's own, and reasons are told after that has changed
+        scores.copy(),
+        np.cumsum(waiting_milli) - waiting_milli,
+        head,
+    )

@@ -1,0 +1,129 @@
+"""Sorting jobs and counting who fits: what every cycle does with every active job, so it has to be quick.
+
+Rows come in the order of their arrival, which the table knows, and most of what they are sorted by is small integers:
+a stable sort by score, where scores are not in order already, and one by those integers do what sorting by six keys
+would. Filling walks the order in strides: all that fit together are taken at once, up to the first that does not.
+"""
+
+from __future__ import annotations
+
+from operator import le, lt, sub
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cotenant.core.model.job_table import Capacity, Flags, Floats, Ints, Jobs
+from cotenant.core.policy.protocols import Order
+
+STRIDE = 1024  # rows looked at together; a full cluster ends the walk long before the last row
+ALL = slice(None)
+SMALL_MAX = np.iinfo(np.int16).max  # up to here numpy sorts integers by radix, in linear time
+
+
+def rank(jobs: Jobs, order: Order, *, running_first: bool, among: Flags | None = None) -> Ints:
+    """Sort rows by priority, level, (running first,) score, arrival and sequence: the order in which jobs run.
+
+    `among` leaves out rows for which it is False.
+    """
+    rows = jobs.by_arrival
+    if rows is None:
+        rows = np.lexsort((jobs.sequence, jobs.arrival_seconds))
+    if among is not None:
+        rows = rows[among[rows]]
+    rows = _sorted_by(order.score, rows)
+    coarse = _coarse(jobs, order, rows, running_first=running_first)
+    return rows if coarse is None else rows[np.argsort(coarse, kind="stable")]
+
+
+def _sorted_by(score: Floats, rows: Ints) -> Ints:
+    """Sort rows by score; equals stay as they are."""
+    values = score[rows]
+    if bool((values[1:] >= values[:-1]).all()):
+        return rows
+    quick = np.argsort(values)  # several times quicker than a stable sort, and the same where no two are equal
+    ordered = values[quick]
+    if bool((ordered[1:] == ordered[:-1]).any()):
+        quick = np.argsort(values, kind="stable")
+    return rows[quick]
+
+
+def _coarse(jobs: Jobs, order: Order, rows: Ints, *, running_first: bool) -> NDArray[np.signedinteger] | None:
+    """Make one small integer of priority, level and whether a job runs; None where it is the same for all."""
+    if not len(rows):
+        return None
+    coarse = _from_zero(order.level[rows])
+    if running_first:
+        coarse = 2 * coarse + ~jobs.running[rows]
+    priority = jobs.priority[rows]
+    if bool((priority != priority[0]).any()):
+        below = np.unique(-priority, return_inverse=True)[1]
+        coarse = _from_zero(coarse) + below * (int(coarse.max()) - int(coarse.min()) + 1)
+    most = int(coarse.max())
+    if most == int(coarse.min()):
+        return None
+    return coarse.astype(np.int16) if most <= SMALL_MAX else coarse
+
+
+def _from_zero(values: Ints) -> Ints:
+    """Take off the least; where levels lie far apart, number them instead."""
+    least, most = int(values.min()), int(values.max())
+    return values - least if most - least <= SMALL_MAX // 2 else np.unique(values, return_inverse=True)[1]
+
+
+def select(jobs: Jobs, ranked: Ints, taken: Flags, capacity: Capacity, *, strict: bool) -> Flags:
+    """Walk the order and take what fits into what is left; what is `taken` holds its part beforehand.
+
+    `strict` ends the walk at the first job that does not fit.
+    """
+    selected = taken.copy()
+    needs = [
+        (column, max(0, have - int(column[taken].sum())))
+        for column, have in (
+            (jobs.gpu_milli, capacity.gpu_milli),
+            (jobs.cores, capacity.cores),
+            (jobs.memory_bytes, capacity.memory_bytes),
+        )
+        if column.any()
+    ]
+    columns = [column for column, _ in needs]
+    left = np.array([have for _, have in needs], dtype=np.int64)
+    least = np.array([int(column.min()) for column in columns], dtype=np.int64)
+    rows = ranked[~taken[ranked]]
+    for begin in range(0, len(rows), STRIDE):
+        stride = rows[begin : begin + STRIDE]
+        fitting = _fitting(np.stack([column[stride] for column in columns]), left, strict=strict) if columns else ALL
+        selected[stride[fitting]] = True
+        if (strict and not selected[stride].all()) or (left < least).any():
+            break
+    return selected
+
+
+def _fitting(needs: Ints, left: Ints, *, strict: bool) -> Ints | slice:
+    """Say which columns of `needs` are taken, one after the other; takes them off what is left."""
+    sums = np.cumsum(needs, axis=1)
+    fitting = (sums <= left[:, None]).all(axis=0)
+    if bool(fitting.all()):
+        left -= sums[:, -1]
+        return ALL
+    count = int(fitting.argmin())  # so many fit together
+    if count:
+        left -= sums[:, count - 1]
+    first = np.arange(count)
+    return first if strict else np.concatenate([first, count + 1 + _squeezed_in(needs[:, count + 1 :], left)])
+
+
+def _squeezed_in(needs: Ints, left: Ints) -> Ints:
+    """Take whatever still fits, one by one: when something did not fit, little is left, and few find room in it."""
+    able = np.flatnonzero((needs <= left[:, None]).all(axis=0))
+    if not len(able):
+        return able
+    wanted = needs[:, able]
+    least, room, taken = wanted.min(axis=1).tolist(), left.tolist(), []
+    for number, amounts in zip(able.tolist(), wanted.T.tolist(), strict=True):
+        if all(map(le, amounts, room)):
+            taken.append(number)
+            room = list(map(sub, room, amounts))
+            if any(map(lt, room, least)):
+                break
+    left[:] = room
+    return np.array(taken, dtype=np.int64)

@@ -1,0 +1,108 @@
+"""Who has to go for a gang: those whose stop costs least, of those whom the order leaves to choose from.
+
+Theory of operation. Which running jobs may be stopped for a gang is for the order to say, and where it enforces itself
+it also says who goes first. Where it does not, as when a tenant takes lent room back, whole groups stand alike: jobs of
+one priority that all borrow, say. Of these the set is chosen that costs least, in this order: nobody of a higher
+standing than is needed at all; then the least service lost (run time since the last checkpoint and restart, times
+GPUs); then the fewest jobs.
+
+Whether a set suffices only the policy can tell, so sets are asked about. Of a few jobs all sets are looked at, the
+cheapest first, so that the first that suffices is the cheapest there is. Of many there are candidates: the last in the
+order, those that give most for their cost, and those on one node; each is thinned out, and the cheapest is taken. It
+never costs more than the last in the order would.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from itertools import combinations
+
+from cotenant.core.capacity.ledger import Holding, Ledger
+from cotenant.core.model.gang import Gang
+from cotenant.core.model.job import WHOLE_GPU_MILLI
+from cotenant.core.placement.gang_allocation import Victim, cores_of, gpu_milli_of
+
+EXACT_MAX = 8  # of so many jobs all sets are looked at
+THIN_MAX = 12  # jobs of a set of which it is asked whether they could stay
+NODES_MAX = 4  # nodes on which to make room alone
+CORE_WEIGHT = 0.001  # of a GPU, so that jobs without GPUs are not stopped for nothing [C]
+
+
+def _weight(holdings: Sequence[Holding]) -> float:
+    return gpu_milli_of(holdings) / WHOLE_GPU_MILLI + CORE_WEIGHT * cores_of(holdings)
+
+
+def lost_by(victim: Victim) -> float:
+    """The service that a stop loses, in GPU-seconds."""
+    return victim.stop_cost_seconds * _weight(victim.holdings)
+
+
+def cost_of(victims: Collection[Victim]) -> tuple[float, int]:
+    """What a set of one standing costs: GPU-seconds lost, then jobs."""
+    return round(sum(lost_by(victim) for victim in victims), 6), len(victims)
+
+
+Suffices = Callable[[Sequence[Victim]], bool]
+
+
+def cheapest(gang: Gang, pool: Sequence[Victim], last: Sequence[Victim], ledger: Ledger, ask: Suffices) -> list[Victim]:
+    """Choose the cheapest set of a pool that suffices for a gang. `last` is one that does: the last in the order.
+
+    `ask` tells whether a set suffices; more of them never suffice for less. The pool's order decides ties.
+    """
+    if len(pool) <= EXACT_MAX:
+        cheaper = (some for some in _by_cost(pool) if cost_of(some) <= cost_of(last))
+        return next((list(some) for some in cheaper if ask(some)), list(last))
+    sets = [_thinned(list(last), ask)]
+    for some in _candidates(gang, pool, ledger, ask):
+        if cost_of(some) < cost_of(sets[0]):
+            sets.append(_thinned(some, ask))
+    return min(sets, key=cost_of)
+
+
+def _by_cost(pool: Sequence[Victim]) -> list[tuple[Victim, ...]]:
+    """Give all sets, the cheapest first; of equals those that the pool names first."""
+    sets = [some for count in range(1, len(pool) + 1) for some in combinations(pool, count)]
+    return sorted(sets, key=cost_of)
+
+
+def _candidates(gang: Gang, pool: Sequence[Victim], ledger: Ledger, ask: Suffices) -> Iterator[list[Victim]]:
+    """Give sets that suffice."""
+    by_gain = sorted(pool, key=lambda victim: lost_by(victim) / max(_weight(victim.holdings), CORE_WEIGHT))
+    too_few, enough = 0, len(by_gain)
+    while enough - too_few > 1:
+        middle = (too_few + enough) // 2
+        too_few, enough = (too_few, middle) if ask(by_gain[:middle]) else (middle, enough)
+    yield by_gain[:enough]
+    for some in sorted(_on_one_node(gang, pool, ledger), key=cost_of)[:NODES_MAX]:
+        if ask(some):
+            yield some
+
+
+def _on_one_node(gang: Gang, pool: Sequence[Victim], ledger: Ledger) -> Iterator[list[Victim]]:
+    """Give for each node the cheapest that have to leave for all of a gang to fit there, by counting."""
+    by_node: dict[int, list[Victim]] = {}
+    for victim in pool:
+        for node in {holding.node for holding in victim.holdings}:
+            by_node.setdefault(node, []).append(victim)
+    free = ledger.free_milli
+    for node, victims in sorted(by_node.items()):
+        milli, cores = gang.gpu_milli - int(free[node]), gang.cores - int(ledger.free_cores[node])
+        some: list[Victim] = []
+        for victim in sorted(victims, key=lambda victim: lost_by(victim)):
+            if milli <= 0 and cores <= 0:
+                break
+            there = [holding for holding in victim.holdings if holding.node == node]
+            milli, cores = milli - gpu_milli_of(there), cores - cores_of(there)
+            some.append(victim)
+        if some and milli <= 0 and cores <= 0:
+            yield some
+
+
+def _thinned(victims: list[Victim], ask: Suffices) -> list[Victim]:
+    """Let those stay who are not needed, the dearest first."""
+    for victim in sorted(victims, key=lambda victim: -lost_by(victim))[:THIN_MAX]:
+        fewer = [one for one in victims if one is not victim]
+        if fewer and ask(fewer):
+            victims = fewer
+    return victims

@@ -1,0 +1,102 @@
+"""Tells what a process is: its release and its certificate, its part among the replicas, the store as it sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from importlib import metadata
+from typing import Any
+
+from cotenant.rpc.server import Server
+from cotenant.store.capacity import capacity_of
+from cotenant.store.guarded_store import GuardedStore
+from cotenant.store.identity_check import REMEDY, Trust
+from cotenant.store.member_status import HasMembers
+from cotenant.store.port import Store, StoreUnavailable
+from cotenant.store.recovery_commands import WayBack, way_back
+from cotenant.telemetry.recent_durations import Recent
+from cotenant.v1 import replica_service_pb2 as pb
+from cotenant.v1 import replica_service_pb2_grpc as pb_grpc
+from cotenant.v1.condition_pb2 import StoreLatency
+
+SERVICE = "cotenant.v1.ReplicaService"
+WITNESSES_MAX = 1000  # of each kind in an answer
+
+
+class ReplicaServicer(pb_grpc.ReplicaServiceServicer):
+    """Describes the process that is asked, never another one."""
+
+    def __init__(self, server: Server, store: Store | None, describe: Sequence[Callable[[], pb.Replica]]) -> None:
+        self._server, self._store, self._describe = server, store, describe
+        self._process = pb.Process(version=metadata.version("cotenant"))
+        self._process.start_time.GetCurrentTime()
+
+    async def ListReplicas(self, request: pb.ListReplicasRequest, context: Any) -> pb.ListReplicasResponse:
+        """Tell of this process, its services and the members of its store."""
+        answer = pb.ListReplicasResponse(process=self._process, replicas=[describe() for describe in self._describe])
+        answer.process.loop_lag.CopyFrom(self._server.loop_lag())
+        if isinstance(self._store, GuardedStore):
+            answer.process.store_latency.CopyFrom(latency_to_wire(self._store.latency))
+        if shown := self._server.certificate:
+            answer.process.certificate.CopyFrom(shown.to_wire())
+        for problem in self._server.problems():
+            answer.process.problems.add(reason=problem.reason, remedy=problem.remedy)
+        if isinstance(self._store, HasMembers):
+            for one in await self._store.standing():
+                answer.store_members.add(
+                    endpoint=one.endpoint,
+                    leads=one.leads,
+                    problem=one.problem,
+                    version=one.version,
+                    size_bytes=one.size_bytes,
+                )
+        if wire := await self._capacity():
+            answer.store_capacity.CopyFrom(wire)
+        if isinstance(self._store, GuardedStore) and (trust := self._store.trust).remembered:
+            answer.store_trust.CopyFrom(trust_to_wire(trust))
+        answer.process.wall_time.GetCurrentTime()  # last: the store may have taken long
+        return answer
+
+    async def _capacity(self) -> pb.StoreCapacity | None:
+        """Return how full the store is; None where it has no limit or does not answer, of which its members tell."""
+        try:
+            capacity = await capacity_of(self._store)
+        except StoreUnavailable:
+            return None
+        if capacity is None:
+            return None
+        helps = way_back(capacity) or WayBack("", "")
+        return pb.StoreCapacity(
+            size_bytes=capacity.size_bytes,
+            in_use_bytes=capacity.in_use_bytes,
+            limit_bytes=capacity.limit_bytes,
+            admits_below_bytes=capacity.admits_below_bytes,
+            problem=helps.problem,
+            remedy=helps.remedy,
+            commands=helps.commands,
+        )
+
+
+def latency_to_wire(recent: Recent) -> StoreLatency:
+    """Return how long a store took to answer, for the wire."""
+    latency = StoreLatency(calls=recent.count)
+    latency.median.FromMicroseconds(round(recent.median_seconds * 1e6))
+    latency.longest.FromMicroseconds(round(recent.longest_seconds * 1e6))
+    return latency
+
+
+def trust_to_wire(trust: Trust) -> pb.StoreTrust:
+    """Return what is known of a store, for the wire."""
+    assert trust.remembered
+    told = pb.StoreTrust(store_id=trust.remembered.id, generation=trust.remembered.generation, revision=trust.revision)
+    if verdict := trust.verdict:
+        told.reason, told.problem, told.remedy = verdict.wrong.value, verdict.text, REMEDY
+    for node, memory in sorted(trust.witnesses.marks.items())[:WITNESSES_MAX]:
+        told.witnesses.add(name=node, store_id=memory.id, generation=memory.generation, revision=memory.revision)
+    for node, store_id in sorted(trust.witnesses.strangers.items())[:WITNESSES_MAX]:
+        told.witnesses.add(name=node, store_id=store_id)
+    return told
+
+
+def serve_description(server: Server, *describe: Callable[[], pb.Replica], store: Store | None = None) -> None:
+    """Add the service to a server that has not started yet."""
+    server.add(pb_grpc.add_ReplicaServiceServicer_to_server, ReplicaServicer(server, store, describe), SERVICE)

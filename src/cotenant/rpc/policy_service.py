@@ -1,0 +1,86 @@
+"""Tells which policies are installed, one PolicyService for all services of a server."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+from cotenant import plugins
+from cotenant.codec.errors import Violation, invalid
+from cotenant.core.spelling import did_you_mean
+from cotenant.plugins import GROUPS, Plugin
+from cotenant.rpc.server import Server
+from cotenant.v1 import policy_service_pb2, policy_service_pb2_grpc
+
+SERVICE = "cotenant.v1.PolicyService"
+
+
+class PolicyServicer(policy_service_pb2_grpc.PolicyServiceServicer):
+    """Lists the policies of those groups that the services here use, and marks the active ones.
+
+    >>> policies = PolicyServicer()
+    >>> policies.use("cotenant.predictors", "history")
+    """
+
+    def __init__(self, discover: Callable[[], Sequence[Plugin]] = plugins.discover) -> None:
+        self._discover = discover
+        self._active: dict[str, dict[str, Mapping[str, str]]] = defaultdict(dict)  # options given, by name
+        self._found: Sequence[Plugin] | None = None
+        self._finding = asyncio.Lock()
+
+    def use(self, group: str, *names: str, options: Mapping[str, Mapping[str, str]] = MappingProxyType({})) -> None:
+        """Say that a service here uses a group and, in it, these policies, with options by name.
+
+        Adds to what was said before.
+        """
+        if group not in GROUPS:
+            raise ValueError(f"there is no group {group!r}; {', '.join(GROUPS)} are")
+        self._active[group].update({name: options.get(name, {}) for name in names})
+
+    async def ListPolicies(
+        self, request: policy_service_pb2.ListPoliciesRequest, context: Any
+    ) -> policy_service_pb2.ListPoliciesResponse:
+        """List all policies of this server's groups, the broken ones with what is wrong with them."""
+        if request.group and request.group not in GROUPS:
+            problem = f"{request.group!r} is not one of {', '.join(GROUPS)}{did_you_mean(request.group, GROUPS)}"
+            raise invalid([Violation("group", problem)])
+        shown = [
+            policy_of(plugin, self._active[plugin.group].get(plugin.name))
+            for plugin in await self._plugins()
+            if plugin.group in self._active and request.group in ("", plugin.group)
+        ]
+        return policy_service_pb2.ListPoliciesResponse(policies=shown)
+
+    async def _plugins(self) -> Sequence[Plugin]:
+        """Find all policies, once: it imports them, which can take seconds and runs beside the calls meanwhile."""
+        async with self._finding:
+            if self._found is None:
+                self._found = await asyncio.to_thread(self._discover)
+            return self._found
+
+
+def policy_of(plugin: Plugin, given: Mapping[str, str] | None = None) -> policy_service_pb2.Policy:
+    """Tell of a policy; one that options, or none, were given is active, unless it is broken."""
+    return policy_service_pb2.Policy(
+        group=plugin.group,
+        name=plugin.name,
+        package=plugin.package,
+        version=plugin.version,
+        api_version=plugin.api_version,
+        healthy=plugin.healthy,
+        error=plugin.error,
+        active=plugin.healthy and given is not None,
+        summary=plugin.summary,
+        options=dict(plugin.options),
+        options_given=given,
+    )
+
+
+def serve_policies(server: Server) -> PolicyServicer:
+    """Add a PolicyService to a server; each service on it then says what it uses."""
+    servicer = PolicyServicer()
+    server.add(policy_service_pb2_grpc.add_PolicyServiceServicer_to_server, servicer, SERVICE)
+    return servicer

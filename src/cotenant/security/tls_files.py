@@ -1,0 +1,207 @@
+"""TLS files, which may change while a process runs: what they are, how they are read, and what is wrong with them.
+
+Nothing here loads gRPC, so that a command can be told of files at no cost. Files are looked at once a second at most,
+and taken when all of them fit each other: whoever renews them need not do so at one stroke. What does not fit is told
+once.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from cotenant import telemetry
+from cotenant.security.validity import Validity
+
+log = telemetry.logger()
+
+LOOK_SECONDS = 1.0
+BEGIN = b"-----BEGIN CERTIFICATE-----"
+
+
+class BadTls(Exception):
+    """The files cannot be used; `reason` is one stable word, the message says what to do."""
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(f"{reason}: {message}")
+        self.reason = reason
+
+
+@dataclass(frozen=True, slots=True)
+class TlsFiles:
+    """Where the certificates are, in PEM.
+
+    `ca` are the authorities that this end believes, None those of the system; `cert` and `key` are what it shows, which
+    a client with a token may leave out. A server with `client_certificates` talks only to who shows a certificate of
+    these authorities. `of_others` says that the other end may believe other authorities than this one does.
+    """
+
+    ca: Path | None
+    cert: Path | None = None
+    key: Path | None = None
+    client_certificates: bool = True
+    of_others: bool = False
+
+    def paths(self) -> tuple[Path, ...]:
+        """All files."""
+        return tuple(path for path in (self.ca, self.cert, self.key) if path is not None)
+
+
+@dataclass(frozen=True, slots=True)
+class Material:
+    """What was read."""
+
+    ca: bytes | None
+    cert: bytes | None = None
+    key: bytes | None = None
+    validity: Validity | None = None  # of the certificate that is shown
+    subject: str = ""  # whose it is, such as "CN=agent/gpu1"
+
+
+def load(files: TlsFiles, now: Callable[[], datetime] = lambda: datetime.now(UTC)) -> Material:
+    """Read the files, and see that they can work.
+
+    Raises:
+        BadTls: TLS_FILE_UNREADABLE, CERTIFICATE_UNREADABLE, KEY_UNREADABLE, KEY_OF_ANOTHER, CERTIFICATE_EXPIRED,
+            CERTIFICATE_NOT_YET_VALID or CERTIFICATE_OF_ANOTHER_CA.
+    """
+    ca = _read(files.ca) if files.ca else None
+    authorities = _certificates(files.ca, ca) if files.ca and ca is not None else []
+    if files.cert is None or files.key is None:
+        if files.cert or files.key:
+            raise BadTls("TLS_FILE_MISSING", "a certificate and its key belong together: give both, or neither")
+        return Material(ca)
+    cert, key = _read(files.cert), _read(files.key)
+    chain = _certificates(files.cert, cert)
+    _check_key(files.key, key, chain[0])
+    _check_times(files.cert, chain[0], now())
+    if not files.of_others:
+        _check_issuer(files, chain, authorities)
+    validity = Validity(chain[0].not_valid_before_utc, chain[0].not_valid_after_utc)
+    return Material(ca, cert, key, validity, _subject(files.cert, chain[0]))
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise BadTls("TLS_FILE_UNREADABLE", f"cannot read {path}: {error.strerror}") from None
+
+
+def _certificates(path: Path, pem: bytes) -> list[Any]:
+    from cryptography import x509  # slow to import, and only who uses TLS needs it
+
+    try:
+        found = x509.load_pem_x509_certificates(pem)
+    except (ValueError, x509.InvalidVersion):
+        raise BadTls("CERTIFICATE_UNREADABLE", f"{path} holds no certificate in PEM") from None
+    if len(found) < (begun := pem.count(BEGIN)):
+        raise BadTls("CERTIFICATE_UNREADABLE", f"{path} begins {begun} certificates, of which {len(found)} are whole")
+    return found
+
+
+def _check_key(path: Path, pem: bytes, certificate: Any) -> None:
+    from cryptography.exceptions import UnsupportedAlgorithm
+    from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
+    try:
+        key = load_pem_private_key(pem, password=None)
+    except (ValueError, TypeError, UnsupportedAlgorithm):
+        raise BadTls("KEY_UNREADABLE", f"{path} holds no private key in PEM that can be read without a word") from None
+    try:
+        belongs = key.public_key() == certificate.public_key()
+    except (ValueError, UnsupportedAlgorithm):  # damaged within, so that it could still be parsed
+        raise BadTls("CERTIFICATE_UNREADABLE", f"the certificate to {path} has a public key that is none") from None
+    if not belongs:
+        raise BadTls("KEY_OF_ANOTHER", f"{path} is the key of another certificate")
+
+
+def _subject(path: Path, certificate: Any) -> str:
+    try:
+        return str(certificate.subject.rfc4514_string())
+    except ValueError:
+        raise BadTls("CERTIFICATE_UNREADABLE", f"{path} says of nobody that it is theirs") from None
+
+
+def _check_times(path: Path, certificate: Any, now: datetime) -> None:
+    begins, ends = certificate.not_valid_before_utc, certificate.not_valid_after_utc
+    if now > ends:
+        raise BadTls("CERTIFICATE_EXPIRED", f"{path} was valid until {ends:%Y-%m-%d %H:%M} UTC; issue it anew")
+    if now < begins:
+        skew = (begins - now).total_seconds()
+        raise BadTls(
+            "CERTIFICATE_NOT_YET_VALID",
+            f"{path} is valid from {begins:%Y-%m-%d %H:%M:%S} UTC, which by this machine's clock is in {skew:.0f} s; "
+            "is the clock right?",
+        )
+
+
+def _check_issuer(files: TlsFiles, chain: list[Any], authorities: list[Any]) -> None:
+    """See that a certificate, or one that came along with it, was issued by an authority that is believed."""
+    for certificate in chain:
+        for authority in authorities:
+            if certificate == authority or _issued(certificate, authority):
+                return
+    raise BadTls("CERTIFICATE_OF_ANOTHER_CA", f"{files.cert} was issued by none of the authorities in {files.ca}")
+
+
+def _issued(certificate: Any, authority: Any) -> bool:
+    from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+
+    try:
+        certificate.verify_directly_issued_by(authority)
+    except (ValueError, TypeError, InvalidSignature, UnsupportedAlgorithm):
+        return False
+    return True
+
+
+class Watched:
+    """The files as they are now. Ones that do not fit each other are passed over until they do."""
+
+    def __init__(self, files: TlsFiles, clock: Callable[[], float] = time.monotonic) -> None:
+        """Read the files; raises what `load` does."""
+        self.files, self._clock = files, clock
+        self._lock = threading.Lock()  # gRPC asks from threads of its own
+        self._stamp = self._stamped()
+        self._refused: tuple[object, ...] = ()  # files that were passed over, and why
+        self.material = load(files)
+        self.generation = 0
+        self._looked = clock()
+
+    def look(self) -> int:
+        """Look at the files, unless that was done just now; return how often they have changed."""
+        with self._lock:
+            if self._clock() - self._looked < LOOK_SECONDS:
+                return self.generation
+            self._looked = self._clock()
+            stamp = self._stamped()
+            if stamp == self._stamp:
+                return self.generation
+            try:
+                material = load(self.files)
+            except BadTls as error:
+                if self._refused != (refused := (stamp, error.reason)):
+                    log.warning("tls_files_passed_over", why=str(error))
+                self._refused = refused
+                return self.generation
+            self._stamp = stamp
+            if material != self.material:
+                self.material = material
+                self.generation += 1
+                log.info("tls_files_renewed", cert=str(self.files.cert))
+            return self.generation
+
+    def _stamped(self) -> tuple[object, ...]:
+        stamps: list[object] = []
+        for path in self.files.paths():
+            try:
+                found = path.stat()
+                stamps.append((found.st_mtime_ns, found.st_ino, found.st_size))
+            except OSError:
+                stamps.append(None)
+        return tuple(stamps)

@@ -1,0 +1,1 @@
+"""The clusters of simulations: from a shorthand or a file."""

@@ -1,0 +1,165 @@
+"""Runs the arms of a comparison, each with each seed, in so many processes.
+
+An arm in which nothing is left to chance is run once: whether anything drew at random is known after its first run.
+Each process reads the trace once. Results come in the arms' order, however long each took.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+import numpy as np
+
+from cotenant.core.model.job_table import Floats
+from cotenant.core.policy.options import BadOption
+from cotenant.plugins import UnknownPolicy
+from cotenant.simulator.clusters.cluster import BadCluster
+from cotenant.simulator.comparison.arms import ComparedArm
+from cotenant.simulator.comparison.time_series import Course, Sampler
+from cotenant.simulator.policy_set import PolicyFailed
+from cotenant.simulator.process_pool import Broken, Stopped, workers
+from cotenant.simulator.results import Result
+from cotenant.simulator.scenario import Scenario
+from cotenant.simulator.traces import BadTrace, Trace, load
+
+DRAWN_JOBS_MAX = 300  # with more, a chart of who ran where shows nothing
+
+Progress = Callable[[int, int], None]
+
+
+class ArmFailed(Exception):
+    """An arm could not be run; `input_at_fault` where the user can put it right."""
+
+    def __init__(self, label: str, why: str, *, input_at_fault: bool) -> None:
+        super().__init__(f"arm {label!r}: {why}")
+        self.input_at_fault = input_at_fault
+
+
+@dataclass(frozen=True, slots=True)
+class JobColumns:
+    """The jobs that finished, in the order of their submission."""
+
+    ids: tuple[str, ...]
+    jct_seconds: Floats
+    queue_seconds: Floats
+    gpus: Floats
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """One run of an arm, its result without outcomes; those, and the course, are kept of an arm's first run alone."""
+
+    result: Result
+    jobs: JobColumns | None = None
+    course: Course | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Runs:
+    """All runs that were finished, by arm and in the order of their seeds; `complete` False: somebody stopped it."""
+
+    arms: tuple[ComparedArm, ...]
+    by_arm: Mapping[str, tuple[Ran, ...]]
+    complete: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Failure:
+    why: str
+    input_at_fault: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Task:
+    """What a process is given: the number of the arm and what to run; the first run of an arm is kept in detail."""
+
+    arm: int
+    scenario: Scenario
+    first: bool
+    drawn: bool
+
+
+def run_arms(
+    arms: Sequence[ComparedArm],
+    *,
+    seeds: int,
+    processes: int,
+    drawn: bool = False,
+    stopped: Stopped = lambda: False,
+    progress: Progress = lambda done, of: None,
+) -> Runs:
+    """Run every arm with so many seeds, from its scenario's on. `drawn`: keep what plots need.
+
+    Raises:
+        ArmFailed: an arm cannot be run, or a policy failed. No other is waited for.
+    """
+    tasks = deque(_Task(number, arm.scenario, True, drawn) for number, arm in enumerate(arms))
+    ran: dict[tuple[int, int], Ran] = {}
+    with workers(_run, processes, stopped) as answers:
+        of = len(tasks)
+        for task, answer in answers(tasks):
+            if isinstance(answer, Broken):
+                raise ArmFailed(arms[task.arm].label, answer.why, input_at_fault=False)
+            if isinstance(answer, _Failure):
+                raise ArmFailed(arms[task.arm].label, answer.why, input_at_fault=answer.input_at_fault)
+            if answer is None:
+                continue  # it was stopped
+            ran[task.arm, task.scenario.seed] = answer
+            if task.first and answer.result.by_chance:
+                tasks += _more(task, seeds)
+                of += seeds - 1
+            progress(len(ran), of)
+    by_arm = {arm.label: tuple(ran[key] for key in sorted(ran) if key[0] == number) for number, arm in enumerate(arms)}
+    return Runs(tuple(arms), by_arm, complete=len(ran) == of)
+
+
+def _more(task: _Task, seeds: int) -> Iterator[_Task]:
+    """Give the tasks of an arm's other seeds."""
+    first = task.scenario.seed
+    for extra in range(1, seeds):
+        yield replace(task, scenario=replace(task.scenario, seed=first + extra), first=False, drawn=False)
+
+
+def _run(task: _Task, stopped: Stopped) -> Ran | _Failure | None:
+    """Run a task; None where it was stopped."""
+    scenario = task.scenario
+    try:
+        trace = trace_of(scenario)
+        sampler = Sampler(bars=len(trace) <= DRAWN_JOBS_MAX) if task.drawn else None
+        result = scenario.run(trace=trace, recorder=sampler, watch=lambda _: not stopped())
+    except PolicyFailed as error:
+        return _Failure(str(error), input_at_fault=False)
+    except (BadTrace, BadCluster, UnknownPolicy, BadOption) as error:
+        return _Failure(str(error), input_at_fault=True)
+    if not result.complete:
+        return None
+    return ran_of(result, sampler, columns=task.first)
+
+
+def ran_of(result: Result, sampler: Sampler | None, *, columns: bool = True) -> Ran:
+    """Keep of a run what a comparison needs."""
+    course = sampler.course() if sampler else None
+    return Ran(replace(result, outcomes=()), _columns(result) if columns else None, course)
+
+
+def trace_of(scenario: Scenario) -> Trace:
+    """Read a scenario's trace; the same one only once."""
+    return _trace(scenario.trace, scenario.format, scenario.skip_bad_rows)
+
+
+@lru_cache(maxsize=1)
+def _trace(source: str, format_name: str | None, skip_bad_rows: bool) -> Trace:
+    return load(source, format_name, skip_bad_rows=skip_bad_rows)
+
+
+def _columns(result: Result) -> JobColumns:
+    done = [one for one in result.outcomes if one.finished_seconds is not None]
+    return JobColumns(
+        tuple(one.id for one in done),
+        np.array([one.jct_seconds for one in done], dtype=np.float64),
+        np.array([one.queue_seconds for one in done], dtype=np.float64),
+        np.array([one.gpu_milli / 1000 for one in done], dtype=np.float64),
+    )

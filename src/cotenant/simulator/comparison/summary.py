@@ -1,0 +1,244 @@
+"""What a comparison says: each arm's figures over its seeds, ratios to the first arm's, and what is left to gain."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+from cotenant.simulator.clusters.cluster import parse_cluster
+from cotenant.simulator.comparison.arms import ComparedArm
+from cotenant.simulator.comparison.bounds import Work, avg_jct_seconds_min, gpus_only, pooled
+from cotenant.simulator.comparison.runner import Progress, Ran, Runs, run_arms, trace_of
+from cotenant.simulator.overlays import parse_overlays
+from cotenant.simulator.physics.settings import Settings
+from cotenant.simulator.process_pool import Stopped
+from cotenant.simulator.recording.event_file import versions
+from cotenant.simulator.results import ABOUT
+from cotenant.simulator.run import settings_of, simulate
+from cotenant.simulator.scenario import Scenario
+from cotenant.simulator.workload import workload
+
+NO_FIGURES = ("wall_seconds", "seed", "simulated_seconds")
+COMPARED = "avg_jct_seconds"
+
+ABOUT_COMPARISONS: Mapping[str, str] = MappingProxyType(
+    {
+        "figures": "of each arm over its seeds: mean, sd (of the sample), min, max, and per_seed in their order",
+        "ratios": "each figure / the first arm's, seed by seed where both depend on the seed, else by its mean",
+        "seeds": "an arm in which nothing is drawn at random is run once, with the first seed",
+        "lower_bound": "avg_jct_seconds_min: no schedule of these jobs on so many GPUs has a smaller average JCT; "
+        "pooled_srsf_avg_jct_seconds: what shortest remaining service first attains with perfect knowledge where all "
+        "GPUs are one server, a reference and not a bound; arms: each one's average over the same jobs",
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """A figure over the seeds."""
+
+    per_seed: tuple[float, ...]
+
+    @property
+    def mean(self) -> float:
+        """The mean."""
+        return math.fsum(self.per_seed) / len(self.per_seed)
+
+    @property
+    def sd(self) -> float:
+        """The standard deviation of the sample; 0 where there is one."""
+        mean, count = self.mean, len(self.per_seed)
+        return math.sqrt(math.fsum((each - mean) ** 2 for each in self.per_seed) / (count - 1)) if count > 1 else 0.0
+
+    def over(self, base: Spread) -> Spread | None:
+        """Divide by another, seed by seed where both have the same number of them, else by its mean; None: by 0."""
+        count = max(len(self.per_seed), len(base.per_seed))
+        mine = self.per_seed if len(self.per_seed) == count else self.per_seed[:1] * count
+        theirs = base.per_seed if len(base.per_seed) == count else (base.mean,) * count
+        return None if 0 in theirs else Spread(tuple(one / other for one, other in zip(mine, theirs, strict=True)))
+
+    def as_json(self) -> dict[str, Any]:
+        """Give it as plain values."""
+        return {
+            "mean": self.mean,
+            "sd": self.sd,
+            "min": min(self.per_seed),
+            "max": max(self.per_seed),
+            "per_seed": list(self.per_seed),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """What no schedule can undercut, and how shortest remaining service first does on one server of all GPUs.
+
+    Both are average JCTs of those `jobs` that finished in every arm; so are the arms' here.
+    """
+
+    avg_jct_seconds_min: float
+    pooled_srsf_avg_jct_seconds: float
+    jobs: int
+    arms: Mapping[str, float]
+
+    def as_json(self) -> dict[str, Any]:
+        """Give it as plain values."""
+        return {
+            "avg_jct_seconds_min": self.avg_jct_seconds_min,
+            "pooled_srsf_avg_jct_seconds": self.pooled_srsf_avg_jct_seconds,
+            "jobs": self.jobs,
+            "arms": dict(self.arms),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """All that came of a comparison. `baseline` is the first arm's label; arms without a finished run have none."""
+
+    runs: Runs
+    seeds: tuple[int, ...]
+    bound: Bound | None
+    notes: tuple[str, ...]
+    wall_seconds: float
+
+    @property
+    def baseline(self) -> str:
+        """The label of the arm that the others are compared with."""
+        return self.runs.arms[0].label
+
+    def figures(self, label: str) -> dict[str, Spread]:
+        """Give an arm's figures by name; only those that every run of it has."""
+        every = [dict(_numbers("", ran.result.as_json())) for ran in self.runs.by_arm[label]]
+        names = [name for name in every[0] if all(name in one for one in every)] if every else []
+        return {name: Spread(tuple(one[name] for one in every)) for name in names}
+
+    def ratios(self, label: str) -> dict[str, Spread]:
+        """Give an arm's figures relative to the first arm's, where that is not 0."""
+        base = self.figures(self.baseline)
+        pairs = {name: mine.over(base[name]) for name, mine in self.figures(label).items() if name in base}
+        return {name: ratio for name, ratio in pairs.items() if ratio}
+
+    def as_json(self) -> dict[str, Any]:
+        """Give all of it as plain values; only `wall_seconds` differ from run to run."""
+        first = self.runs.arms[0].scenario
+        return {
+            "complete": self.runs.complete,
+            "trace": first.trace,
+            "cluster": first.cluster,
+            "baseline": self.baseline,
+            "seeds": list(self.seeds),
+            "arms": {arm.label: self._arm(arm) for arm in self.runs.arms},
+            "lower_bound": self.bound.as_json() if self.bound else None,
+            "notes": list(self.notes),
+            "versions": versions(),
+            "wall_seconds": self.wall_seconds,
+            "about": {**ABOUT, **ABOUT_COMPARISONS},
+        }
+
+    def _arm(self, arm: ComparedArm) -> dict[str, Any]:
+        ran = self.runs.by_arm[arm.label]
+        return {
+            "scenario": arm.scenario.as_json(),
+            "by_chance": any(one.result.by_chance for one in ran),
+            "seeds": [one.result.seed for one in ran],
+            "figures": {name: figure.as_json() for name, figure in self.figures(arm.label).items()},
+            "ratios": {name: ratio.as_json() for name, ratio in self.ratios(arm.label).items()},
+            "unschedulable": ran[0].result.as_json()["unschedulable"] if ran else [],
+            "wall_seconds": math.fsum(one.result.wall_seconds for one in ran),
+        }
+
+
+def compare(
+    arms: Sequence[ComparedArm],
+    *,
+    seeds: int = 1,
+    processes: int = 1,
+    drawn: bool = False,
+    stopped: Stopped = lambda: False,
+    progress: Progress = lambda done, of: None,
+) -> Comparison:
+    """Run arms on one trace and one cluster, each with so many seeds, and compare them with the first.
+
+    `drawn`: keep what plots need. `stopped` is asked now and then; what was finished by then is compared.
+
+    Raises:
+        ArmFailed: an arm cannot be run, or a policy failed.
+    """
+    began = time.perf_counter()
+    runs = run_arms(arms, seeds=seeds, processes=processes, drawn=drawn, stopped=stopped, progress=progress)
+    bound, why_not = _bound(runs) if runs.complete else (None, "")
+    first = arms[0].scenario.seed
+    notes = (*_notes(runs), *([f"there is no lower bound: {why_not}"] if why_not else []))
+    return Comparison(runs, tuple(range(first, first + seeds)), bound, notes, time.perf_counter() - began)
+
+
+def alone(scenario: Scenario, ran: Ran) -> Comparison:
+    """Make of one run a comparison with nothing, so that it can be reported in the same way."""
+    arm = ComparedArm(scenario.queue, scenario)
+    runs = Runs((arm,), {arm.label: (ran,)}, complete=ran.result.complete)
+    bound, why_not = _bound(runs) if runs.complete else (None, "")
+    notes = (*_notes(runs), *([f"there is no lower bound: {why_not}"] if why_not else []))
+    return Comparison(runs, (scenario.seed,), bound, notes, ran.result.wall_seconds)
+
+
+def _numbers(prefix: str, plain: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+    """Give all numbers by name, those inside as `waits.capacity`."""
+    for name, value in plain.items():
+        if name in NO_FIGURES:
+            continue
+        if isinstance(value, Mapping):
+            if name not in ("options", "policies", "about", "skipped_rows"):
+                yield from _numbers(f"{prefix}{name}.", value)
+        elif isinstance(value, int | float) and not isinstance(value, bool):
+            yield f"{prefix}{name}", value
+
+
+def _notes(runs: Runs) -> Iterator[str]:
+    """Say once what the arms' results have to say, and where arms cannot be compared as they stand."""
+    results = {label: ran[0].result for label, ran in runs.by_arm.items() if ran}
+    yield from dict.fromkeys(note for result in results.values() for note in result.notes)
+    finished = {label: result.finished for label, result in results.items()}
+    if len(set(finished.values())) > 1:
+        told = ", ".join(f"{label} {count}" for label, count in finished.items())
+        yield f"the arms did not finish the same jobs ({told}), so their averages are not over the same jobs"
+    if not runs.complete:
+        done = sum(len(ran) for ran in runs.by_arm.values())
+        yield f"incomplete: it was stopped after {done} runs"
+
+
+def _bound(runs: Runs) -> tuple[Bound | None, str]:
+    """Find the lower bound over the jobs that finished in every arm; or say why there is none."""
+    scenario = runs.arms[0].scenario
+    if any(_changes_work(settings_of(arm.scenario.options)) for arm in runs.arms):
+        return None, "speed models or failures make jobs' work another than the trace's"
+    firsts: dict[str, Ran] = {label: ran[0] for label, ran in runs.by_arm.items()}
+    finished = [set(ran.jobs.ids) for ran in firsts.values() if ran.jobs]
+    common = set.intersection(*finished)
+    cluster = parse_cluster(scenario.cluster)
+    overlays = parse_overlays([scenario.overlay] if scenario.overlay else [])
+    whole = workload(trace_of(scenario), cluster, overlays, auto_cores=False)
+    if whole.present:
+        return None, "the jobs of a snapshot had run for a while already"
+    trace = gpus_only(whole, frozenset(job.id for job in whole.jobs if job.id not in common))
+    if not trace.jobs:
+        return None, "no job finished in every arm"
+    works = (Work(job.submitted_seconds, job.work_seconds, job.spec().gpu_milli / 1000) for job in trace.jobs)
+    least = avg_jct_seconds_min(works, cluster.gpus)
+    srsf = simulate(trace, pooled(cluster), queue="srsf", placement="count").avg_jct_seconds
+    assert least is not None
+    assert srsf is not None
+    return Bound(least, srsf, len(trace.jobs), {label: _avg(ran, common) for label, ran in firsts.items()}), ""
+
+
+def _changes_work(settings: Settings) -> bool:
+    return bool(settings.speeds) or settings.failures != "none"
+
+
+def _avg(ran: Ran, ids: set[str]) -> float:
+    assert ran.jobs
+    return math.fsum(
+        seconds for job_id, seconds in zip(ran.jobs.ids, ran.jobs.jct_seconds.tolist(), strict=True) if job_id in ids
+    ) / len(ids)

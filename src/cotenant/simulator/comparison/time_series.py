@@ -1,0 +1,118 @@
+"""How a simulation went over time, in a number of points that does not grow with it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from cotenant.core.model.job_table import Floats
+from cotenant.simulator.recording.events import Event, Kind
+
+POINTS_MAX = 1_000
+BARS_MAX = 4_000
+STOPS = frozenset({Kind.PREEMPTED, Kind.MIGRATED, Kind.RECLAIMED, Kind.FINISHED, Kind.ATTEMPT_FAILED})
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """A run's time on one node; `place` numbers the GPUs that it has there among the node's, as drawn."""
+
+    job_id: str
+    node: int
+    begin_seconds: float
+    end_seconds: float
+    gpu_milli: int
+    cores: int
+
+
+@dataclass(frozen=True, slots=True)
+class Course:
+    """Means over spans of equal length, from 0: held GPUs and cores, and jobs that wait."""
+
+    span_seconds: float
+    gpus: Floats
+    cores: Floats
+    waiting: Floats
+    bars: tuple[Bar, ...] = ()
+
+
+@dataclass(slots=True)
+class Sampler:
+    """A recorder that keeps sums over spans of time; where there would be too many it joins each two.
+
+    >>> sampler = Sampler(bars=False)
+    >>> sampler.record(Event(0.0, Kind.SUBMITTED, "a"))
+    >>> sampler.record(Event(3.0, Kind.STARTED, "a", gpu_milli=2000, cores=0))
+    >>> sampler.record(Event(4.0, Kind.FINISHED, "a"))
+    >>> sampler.course().gpus.tolist(), sampler.course().waiting.tolist()
+    ([0.0, 0.0, 0.0, 2.0], [1.0, 1.0, 1.0, 0.0])
+    """
+
+    bars: bool = True
+    _now: float = 0.0
+    _span_seconds: float = 1.0
+    _level: Floats = field(default_factory=lambda: np.zeros(3))
+    _sums: Floats = field(default_factory=lambda: np.zeros((POINTS_MAX, 3)))
+    _running: dict[str, Event] = field(default_factory=dict)
+    _bars: list[Bar] = field(default_factory=list)
+
+    def record(self, event: Event) -> None:
+        """Take an event."""
+        if event.at_seconds > self._now:
+            self._pass(event.at_seconds)
+        if event.kind is Kind.SUBMITTED:
+            self._level[2] += 1
+        elif event.kind is Kind.STARTED:
+            self._level += _held(event, 1)
+            self._level[2] -= 1
+            self._running[event.job_id] = event
+        elif event.kind is Kind.RESIZED and (start := self._running.get(event.job_id)):
+            self._level[1] += (event.cores or 0) - (start.cores or 0)
+            self._running[event.job_id] = replace(start, cores=event.cores)
+        elif event.kind in STOPS:
+            self._stop(event)
+        elif event.kind is Kind.GIVEN_UP:
+            self._level[2] -= 1
+
+    def _stop(self, event: Event) -> None:
+        start = self._running.pop(event.job_id, None)
+        if start is None:
+            return
+        self._level += _held(start, -1)
+        self._level[2] += event.kind is not Kind.FINISHED
+        self._draw(start, event.at_seconds)
+
+    def _draw(self, start: Event, until: float) -> None:
+        if self.bars and len(self._bars) < BARS_MAX:
+            self._bars += [
+                Bar(start.job_id, place.node, start.at_seconds, until, place.gpu_milli, place.cores)
+                for place in start.nodes
+            ]
+
+    def _pass(self, until: float) -> None:
+        while until > POINTS_MAX * self._span_seconds:
+            self._sums = np.concatenate([self._sums[0::2] + self._sums[1::2], np.zeros((POINTS_MAX // 2, 3))])
+            self._span_seconds *= 2
+        first, last = self._now / self._span_seconds, until / self._span_seconds
+        begin, end = int(first), min(int(last), POINTS_MAX - 1)
+        if begin == end:
+            self._sums[begin] += self._level * (until - self._now)
+        else:
+            self._sums[begin] += self._level * (begin + 1 - first) * self._span_seconds
+            self._sums[begin + 1 : end] += self._level * self._span_seconds
+            self._sums[end] += self._level * (last - end) * self._span_seconds
+        self._now = until
+
+    def course(self) -> Course:
+        """Sum up what was seen so far."""
+        whole = int(np.ceil(self._now / self._span_seconds))
+        spans = np.full(whole, self._span_seconds)
+        if whole:
+            spans[-1] = self._now - (whole - 1) * self._span_seconds
+        means = self._sums[:whole] / spans[:, None]
+        return Course(self._span_seconds, means[:, 0], means[:, 1], means[:, 2], tuple(self._bars))
+
+
+def _held(event: Event, sign: int) -> Floats:
+    return np.array([sign * (event.gpu_milli or 0) / 1000, sign * (event.cores or 0), 0.0])

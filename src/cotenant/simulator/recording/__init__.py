@@ -1,0 +1,1 @@
+"""Recordings of simulations: events, files, replay."""

@@ -1,0 +1,68 @@
+"""What a line of a recording may say: a file that was changed, or was never one, is told in a sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+
+from cotenant.simulator.recording.events import Event, Kind, Place
+
+INTEGER_BITS = 63
+NUMBER_MAX = 1e300
+KINDS = frozenset(kind.value for kind in Kind)
+NEEDED = {Kind.STARTED.value: ("job_id", "run"), Kind.PLANNED.value: ("waiting",), Kind.WAITING.value: ("code",)}
+ALWAYS = ("at_seconds", "kind")
+
+
+def wrong_with(event: Mapping[str, object]) -> str:
+    """Say what an event cannot say, or that it lacks; "" where it is one. Fields that are unknown are passed over.
+
+    >>> wrong_with({"at_seconds": 0.5, "kind": "node_down", "node": 3})
+    ''
+    >>> wrong_with({"at_seconds": 0.5, "kind": "node_down", "node": "three"})
+    'its node is wrong'
+    """
+    needed = (*ALWAYS, *NEEDED.get(str(event.get("kind")), ()), *(("run",) if "nodes" in event else ()))
+    for name in needed:
+        if name not in event:
+            return f"it has no {name}"
+    for name, value in event.items():
+        if name in FIELDS and not FIELDS[name](value):
+            return f"its {name} is wrong"
+    return ""
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
+
+
+def _is_integer(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value.bit_length() <= INTEGER_BITS
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, float | int) and not isinstance(value, bool) and -NUMBER_MAX <= value <= NUMBER_MAX
+
+
+def _is_place(value: object) -> bool:
+    return isinstance(value, dict) and all(name in value and right(value[name]) for name, right in PLACE.items())
+
+
+def _of_each(right: Callable[[object], bool]) -> Callable[[object], bool]:
+    return lambda value: isinstance(value, list | tuple) and all(map(right, value))
+
+
+RIGHT: Mapping[str, Callable[[object], bool]] = {
+    "str": _is_text,
+    "Kind": lambda value: isinstance(value, str) and value in KINDS,
+    "float": _is_number,
+    "int": _is_integer,
+    "bool": lambda value: isinstance(value, bool),
+    "tuple[str, ...]": _of_each(_is_text),
+    "tuple[Place, ...]": _of_each(_is_place),
+    "Mapping[str, float]": lambda value: (
+        isinstance(value, dict) and all(_is_text(key) and _is_number(told) for key, told in value.items())
+    ),
+}
+PLACE = {each.name: RIGHT[str(each.type)] for each in fields(Place)}
+FIELDS = {each.name: RIGHT[str(each.type).removesuffix(" | None")] for each in fields(Event)}
